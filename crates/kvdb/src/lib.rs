@@ -81,6 +81,7 @@ pub use db::checkpoint::CheckpointStats;
 pub use db::handle::Dictionary;
 pub use db::ingest::{Ingest, IngestStats};
 pub use db::promise::PromisedSpace;
+pub use db::publisher::{Publisher, PushStats};
 pub use db::receive::{ReceiveOptions, ReceiveStats};
 pub use db::recovery::Recovery;
 pub use db::repair::RepairReport;
@@ -101,7 +102,7 @@ pub use read::bounds::prefix_end;
 pub use read::cursor::{Cursor, Tuple};
 pub use read::iter::{Iter, Keys};
 pub use read::view::{StoredValue, View};
-pub use remote::{Head, LocalCopy, PushProgress, PushStats, RemoteStore, RemoteZones, StateName};
+pub use remote::{Head, LocalCopy, PushProgress, RemoteStore, RemoteZones, StateName};
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
 pub use snapshots::{

@@ -1,125 +1,20 @@
 //! Stores in object storage: what is published is what was there, it is published once, and a local
 //! file that refers to it reads what it needs, waits when it must, and never returns wrong bytes.
 
+mod bucket;
 mod model;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bucket::*;
 use bytes::Bytes;
 use env::{Machine, Random, Simulated};
 use kvdb::{Error, Kvdb, LocalCopy, OpenOptions, RemoteStore, RemoteZones};
 use model::*;
-use objects::{Condition, CountObjects, FaultyObjects, Key, MemoryObjects, Objects, Part, Rates};
+use objects::{Condition, Key, MemoryObjects, Objects, Part, Rates};
 use zones::{Device, MemoryDevice, Purpose};
-
-/// A bucket, with faults to be switched on, and counted requests.
-struct Bucket {
-    memory: Arc<MemoryObjects>,
-    faults: Arc<FaultyObjects>,
-    counts: Arc<CountObjects>,
-}
-
-impl Bucket {
-    fn new() -> Bucket {
-        let memory = Arc::new(MemoryObjects::new());
-        let faults = Arc::new(FaultyObjects::new(memory.clone(), 7, Rates::default()));
-        let counts = Arc::new(CountObjects::new(faults.clone()));
-        Bucket { memory, faults, counts }
-    }
-
-    fn store(&self, name: &str) -> RemoteStore {
-        RemoteStore::new(self.counts.clone(), name).unwrap()
-    }
-
-    fn gets(&self) -> u64 {
-        self.counts.counts().get.requests
-    }
-
-    fn puts(&self) -> u64 {
-        self.counts.counts().put.requests
-    }
-
-    fn keys(&self, prefix: &str) -> Vec<Key> {
-        let (mut keys, mut after) = (Vec::new(), String::new());
-        loop {
-            let page = self.memory.list(prefix, &after).unwrap();
-            keys.extend(page.entries.into_iter().map(|entry| entry.key));
-            match keys.last() {
-                Some(last) if page.more => after = last.to_string(),
-                _ => return keys,
-            }
-        }
-    }
-
-    fn zones(&self) -> RemoteZones {
-        RemoteZones::new(self.counts.clone())
-    }
-}
-
-fn source(seed: u64) -> (Kvdb, Random) {
-    let db = create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(seed)), small());
-    (db.unwrap(), Random::new(seed))
-}
-
-fn change(db: &Kvdb, random: &mut Random, times: u64) {
-    let dicts = dictionaries(db).unwrap();
-    for _ in 0..times {
-        let changes = changes(random, &dicts);
-        db.commit(batch(&changes), kvdb::Durability::Buffered).unwrap();
-    }
-}
-
-fn push(db: &Kvdb, to: &RemoteStore) -> kvdb::PushStats {
-    db.push(to, &mut |_| Ok(())).unwrap()
-}
-
-/// A local file of the newest state.
-fn copied(from: &RemoteStore, seed: u64) -> Arc<MemoryDevice> {
-    let device = Arc::new(MemoryDevice::new());
-    from.copy_to(device.clone(), Arc::new(Simulated::new(seed))).unwrap();
-    device
-}
-
-fn open_with(
-    device: Arc<dyn Device>,
-    zones: RemoteZones,
-    options: OpenOptions,
-) -> kvdb::Result<Kvdb> {
-    let options = OpenOptions { remote: Some(zones), ..options };
-    // Another world each time: what is random must not come again.
-    static OPENED: AtomicU64 = AtomicU64::new(1000);
-    let seed = OPENED.fetch_add(1, Ordering::Relaxed);
-    Ok(Kvdb::open(device, Arc::new(Simulated::new(seed)), options)?.0)
-}
-
-fn reader(device: &Arc<MemoryDevice>, bucket: &Bucket) -> Kvdb {
-    let options = OpenOptions { read_only: true, ..small() };
-    open_with(device.clone(), bucket.zones(), options).unwrap()
-}
-
-/// The contents of the branches and snapshots of a store, by their names.
-fn all(db: &Kvdb) -> BTreeMap<String, Model> {
-    let of = |view: kvdb::View, dictionaries: Vec<kvdb::DictionaryInfo>| -> Model {
-        let tuples = |id| view.scan(id, b"", b"", usize::MAX).unwrap().into_iter();
-        let tuples = |id| tuples(id).map(|(k, v)| (k.to_vec(), v.to_vec())).collect();
-        dictionaries.into_iter().map(|d| (d.id, tuples(d.id))).collect()
-    };
-    let mut all = BTreeMap::from([("main".to_string(), contents(db).unwrap())]);
-    for branch in db.branches() {
-        let name = format!("branch {}", branch.name);
-        all.insert(name, of(db.view(), db.dictionaries_in(&branch.name)));
-    }
-    for snapshot in db.snapshots() {
-        let view = db.open_snapshot(&snapshot.name).unwrap();
-        let dictionaries = view.dictionaries();
-        all.insert(format!("snapshot {}", snapshot.name), of(view, dictionaries));
-    }
-    all
-}
 
 #[test]
 fn what_is_published_is_what_was_there() {

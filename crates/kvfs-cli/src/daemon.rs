@@ -25,6 +25,7 @@ use crate::handover::{self, Next, Resumed, State};
 use crate::keeper::{Held, Keeper};
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
+use crate::publishing::Publishing;
 use crate::service::{Event, Mounting, Opened, Service, Waited, hinders};
 use crate::store::{self, InHand};
 use crate::upgrade::Request;
@@ -73,6 +74,9 @@ fn serve_logged(
                 let store = store::open_waiting(store, access, options.budget())?;
                 Ok(InHand { store, in_use: InUse::default(), kept: None })
             })?;
+            if let Some(publication) = &options.publish {
+                Publishing::check(&opened.store.db, publication)?;
+            }
             let service = Service::begin(&opened, options, Mounting::On(dir))?;
             (opened, service, None)
         }
@@ -232,6 +236,8 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
     let committed = committed.map_err(|e| {
         Failure::new(Exit::Failed, format!("the last changes could not be written: {e}"))
     });
+    // After the last commit.
+    service.publishing.into_iter().for_each(Publishing::finish);
     let closed = store.close();
     served.and(committed).and(closed)
 }

@@ -57,6 +57,7 @@ mod paths;
 mod pax;
 mod place;
 mod proposed;
+mod publishing;
 mod push;
 mod question;
 mod restore;

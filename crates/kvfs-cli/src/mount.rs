@@ -27,6 +27,7 @@ use crate::mount_config::Config;
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
+use crate::push;
 use crate::sizes;
 use crate::text;
 use crate::upgrade;
@@ -120,6 +121,11 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     options.log = args.log.or(options.log);
     options.metrics = args.metrics.or(options.metrics);
     options.network.check()?;
+    if let Some(publish) = &options.publish {
+        // Whoever goes on with the mount works in another directory.
+        let word = mount_options::escaped(format!("publish={}", publish.to).as_bytes());
+        args.options.push(word);
+    }
     if args.fits {
         return handover::fits(&options.policy, options.keeper).map_err(tell);
     }
@@ -140,6 +146,9 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         let front = arguments("--foreground", &store, &dir, &args.options, &options);
         let begin = Begin::Resume(&store, Box::new(Resumed::from_descriptor(left)?));
         return daemon::serve(begin, &options, &front, &mut |_| Ok(()));
+    }
+    if let Some(publish) = &options.publish {
+        may_publish(&publish.to, output)?;
     }
     let store = match &address {
         Some(address) => {
@@ -197,6 +206,19 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         output.note(warning);
     }
     announce(output, &record)
+}
+
+/// Fails where a store cannot be published to the address. That the place is not to be reached now
+/// is no reason: files come first, and it is tried again.
+fn may_publish(to: &Address, output: &Output) -> Outcome {
+    let store = to.store(true)?;
+    match store.head() {
+        Err(kvdb::Error::Objects(e)) if e.may_be_retried() => {
+            output.note(format!("nothing can be published now, which is tried again: {e}"));
+            Ok(())
+        }
+        _ => push::check(to, &store, output),
+    }
 }
 
 fn announce(output: &Output, record: &Record) -> Outcome {

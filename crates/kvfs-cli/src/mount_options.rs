@@ -7,12 +7,15 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvfs_fuse::{AccessTimes, MountOptions, Policy, TransportChoice};
 
+use crate::address::Address;
 use crate::failures;
 use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
+use crate::publishing::{self, Publication};
 use crate::scrubbing::Interval;
 use crate::sizes;
 use crate::store::Budget;
@@ -39,6 +42,8 @@ pub struct Options {
     pub network: Network,
     /// How often everything is read again; `None`: never by itself.
     pub scrub: Option<Interval>,
+    /// Where the store is published by itself.
+    pub publish: Option<Publication>,
     /// A keeper begins the daemon anew when it is killed.
     pub keeper: bool,
 }
@@ -105,6 +110,11 @@ Options for -o, separated by commas:
   scrub=DAYS, scrub_rate=MIB  read everything again each so many days, at so many MiB a second
                               (default: 30, 16 where one of them is given; else never by
                               itself): see kvfs scrub
+  publish=ADDRESS, publish_every=SECONDS
+                              publish the store to dir:FOLDER/NAME or s3://BUCKET/NAME by itself,
+                              so many seconds after something was committed (default: 10), and
+                              when it is unmounted: a machine that is lost costs that much. See
+                              kvfs push
   keeper                      begin the daemon anew when it is killed or crashes: programs wait for
                               a moment and see nothing else, and nothing is lost that a call has
                               done. Each change takes longer, since it is committed before its
@@ -122,6 +132,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
         ..Options::default()
     };
     let mut allowed_permissions_off = false;
+    let mut publish_every = None;
     for word in lists.iter().flat_map(|list| split(list.clone())) {
         let bad = |why: String| {
             Failure::new(Exit::Usage, format!("mount option '{}': {why}", word.to_string_lossy()))
@@ -243,6 +254,21 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 options.scrub.get_or_insert_default().bytes_per_second = rate << 20;
             }
             ("noscrub", None) => options.scrub = None,
+            ("publish", Some(value)) => {
+                let to = Address::required(value.as_ref()).map_err(|e| bad(e.message))?;
+                if to.snapshot.is_some() {
+                    return Err(bad("a store is published, and not a snapshot".into()));
+                }
+                options.publish = Some(Publication { to, every: publishing::EVERY });
+            }
+            ("publish_every", Some(value)) => {
+                let seconds = value
+                    .to_str()
+                    .and_then(|v| v.parse::<f64>().ok())
+                    .filter(|s| (0.1..=86400.0).contains(s));
+                let wrong = || bad("write a number of seconds, 0.1 to 86400".into());
+                publish_every = Some(Duration::from_secs_f64(seconds.ok_or_else(wrong)?));
+            }
             ("keeper", None) => options.keeper = true,
             ("nokeeper", None) => options.keeper = false,
             ("transport", Some(value)) => {
@@ -265,6 +291,18 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             (_, None) if takes_a_value(&name) => return Err(bad("needs a value".into())),
             _ => return Err(bad("unknown".into()).hint("`kvfs mount --help` lists the options")),
         }
+    }
+    match (&mut options.publish, publish_every) {
+        (Some(_), _) if options.mount.read_only => {
+            let refused = "what is mounted read-only has nothing to publish";
+            return Err(Failure::new(Exit::Usage, refused).hint("leave out publish"));
+        }
+        (Some(publish), Some(every)) => publish.every = every,
+        (None, Some(_)) => {
+            let refused = "publish_every is for mounts with publish=ADDRESS";
+            return Err(Failure::new(Exit::Usage, refused).hint("leave it out, or say where to"));
+        }
+        (_, None) => {}
     }
     if options.policy.transport == TransportChoice::Uring && options.policy.write_back {
         return Err(failures::of_mount(kvfs_fuse::Error::RingsGather));
@@ -369,6 +407,8 @@ fn takes_a_value(name: &str) -> bool {
         "tls_cert",
         "tls_key",
         "zone_size",
+        "publish",
+        "publish_every",
     ]
     .contains(&name)
 }
@@ -461,6 +501,27 @@ mod tests {
             ["scrub", "scrub=0", "scrub=-1", "scrub=x", "scrub_rate=0", "scrub_rate=", "scrub=nan"]
         {
             assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn where_a_store_is_published_is_a_place_and_not_a_snapshot_of_it() {
+        let publish =
+            read("publish_every=2.5,publish=dir:/srv/stores/work").expect("valid").publish;
+        let publish = publish.expect("asked for");
+        assert_eq!(publish.to.to_string(), "dir:/srv/stores/work");
+        assert_eq!(publish.every, Duration::from_millis(2500));
+        assert_eq!(read("rw").expect("valid").publish, None);
+        for wrong in [
+            "publish",
+            "publish=/srv/stores/work",
+            "publish=dir:/srv/stores/work@monday",
+            "publish=dir:/srv/stores/work,ro",
+            "publish=dir:/srv/stores/work,publish_every=0",
+            "publish=dir:/srv/stores/work,publish_every=inf",
+            "publish_every=10",
+        ] {
+            assert_eq!(read(wrong).expect_err(wrong).exit, Exit::Usage, "{wrong}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! `kvfs push`: publishes a store to object storage.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use indicatif::ProgressBar;
 use kvdb::{Kvdb, PushStats, RemoteStore};
@@ -12,6 +13,7 @@ use crate::failures;
 use crate::kv::Connection;
 use crate::live::{count, object};
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::publishing::Shared;
 use crate::sizes::human_size;
 use crate::sockets;
 use crate::store::{self, Access};
@@ -62,7 +64,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 
 /// Refuses a server that does not keep the conditions on which heads depend, before the first store
 /// is published there.
-fn check(to: &Address, store: &RemoteStore, output: &Output) -> Outcome {
+pub fn check(to: &Address, store: &RemoteStore, output: &Output) -> Outcome {
     let cannot = |e: kvdb::Error| failures::of_database(format!("cannot use {to}"), e);
     if !to.is_in_bucket() || store.head().map_err(cannot)?.is_some() {
         return Ok(());
@@ -125,10 +127,15 @@ fn value(stats: PushStats) -> Value {
     })
 }
 
-/// Publishes a store that is served to the address, for `KVFS.PUSH`.
-pub fn of_served(db: &Kvdb, address: &str) -> Outcome<String> {
-    let to = Address::required(Path::new(address))?.store(true)?;
-    let stats = publish(db, &to, &ProgressBar::hidden())
-        .map_err(|e| failures::of_database("cannot publish", e))?;
-    Ok(value(stats).to_string())
+/// Publishes a store that is served to the address, for `KVFS.PUSH`. `by_itself`: who does so
+/// without being asked; to its address nobody else publishes, who would take the right from it.
+pub fn of_served(db: &Kvdb, address: &str, by_itself: Option<Arc<Shared>>) -> Outcome<String> {
+    let to = Address::required(Path::new(address))?;
+    let stats = match by_itself.filter(|own| own.is_to(&to)) {
+        Some(own) => own.publish(),
+        None => publish(db, &to.store(true)?, &ProgressBar::hidden()),
+    };
+    stats
+        .map(|stats| value(stats).to_string())
+        .map_err(|e| failures::of_database("cannot publish", e))
 }

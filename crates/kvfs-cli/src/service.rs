@@ -25,6 +25,7 @@ use crate::mount_options::Options;
 use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
 use crate::place;
+use crate::publishing::Publishing;
 use crate::push;
 use crate::scripts;
 use crate::scrubbing::Scrubbing;
@@ -83,6 +84,8 @@ pub struct Service {
     adapter: Arc<FuseAdapter>,
     pub mounted: Mounted,
     source: OsString,
+    /// Publishes the store by itself, where that is asked for.
+    pub publishing: Option<Publishing>,
     /// Who begins this process anew when it is killed.
     pub keeper: Option<Keeper>,
 }
@@ -145,12 +148,21 @@ impl Service {
         if let Mounting::Kept(_, held) = mounting {
             mounted.handover().map_or(Ok(()), |mount| held.note_mount(&mount))?;
         }
-        Ok(Service { server, metrics, figures, adapter, mounted, source, keeper: None })
+        Ok(Service {
+            server,
+            metrics,
+            figures,
+            adapter,
+            mounted,
+            source,
+            publishing: None,
+            keeper: None,
+        })
     }
 
     /// Leaves a record of a mount that answers, and starts what goes with it.
     pub fn attend(
-        &self,
+        &mut self,
         opened: &Opened,
         options: &Options,
         log: Option<PathBuf>,
@@ -188,7 +200,15 @@ impl Service {
             tracing::warn!("views that have ended may be seen for a while: {e}");
         }
         let (requests, uses_rings) = (mounted.counters(), mounted.uses_rings());
-        let _ = self.figures.set(MountFigures { requests, notifier: notifier.clone(), uses_rings });
+        let publish = options.publish.clone();
+        let publishing = publish.map(|what| Publishing::start(&store.db, what)).transpose()?;
+        let _ = self.figures.set(MountFigures {
+            requests,
+            notifier: notifier.clone(),
+            uses_rings,
+            publishing: publishing.as_ref().map(Publishing::shared),
+        });
+        self.publishing = publishing;
         tracing::info!(store = %store.path.display(), mount_point = %at.display(), io_uring = uses_rings, "mounted");
         let writable = store.access == Access::ReadWrite;
         let scrubbing = options
@@ -208,7 +228,7 @@ impl Service {
         scrubbing: Option<Scrubbing>,
         (say, events): (&Sender<Event>, &Receiver<Event>),
     ) -> Waited<'a> {
-        let Service { server, metrics, mounted, keeper, .. } = self;
+        let Service { server, metrics, mounted, keeper, publishing, .. } = self;
         let (stopper, before) = (mounted.stopper(), mounted.handover());
         let mut scrubbing = Some(scrubbing);
         let mut stopped_for = None;
@@ -259,7 +279,7 @@ impl Service {
                 };
                 // In this order: none of them is begun anew by one that is still there, and all get
                 // the answers that they wait for.
-                drop((metrics.take(), scrubbing.take()));
+                drop((metrics.take(), scrubbing.take(), publishing.take()));
                 if let Some(server) = server.take() {
                     server.stop();
                 }
@@ -333,13 +353,15 @@ fn start_server(
     }
     let (checked, fs_of_push) = (fs.clone(), fs.clone());
     let (db, fs) = (store.db.clone(), fs.clone());
+    let asked = figures.clone();
     let info: kvdb_server::InfoSource =
-        Arc::new(move || statistics::of_store(&db, Some(&fs), figures.get()));
+        Arc::new(move || statistics::of_store(&db, Some(&fs), asked.get()));
     let check: kvdb_server::Check = Arc::new(move || check::of_files(&checked));
-    let (pushed, from) = (store.db.clone(), fs_of_push.clone());
+    let (pushed, from, mount) = (store.db.clone(), fs_of_push.clone(), figures.clone());
     let publish: kvdb_server::Publish = Arc::new(move |address| {
         from.sync_all().map_err(|e| e.to_string())?;
-        push::of_served(&pushed, address).map_err(|failure| failure.message)
+        let by_itself = mount.get().and_then(MountFigures::publishing);
+        push::of_served(&pushed, address, by_itself).map_err(|failure| failure.message)
     });
     let own = store.db.clone();
     let describe: kvdb_server::Describe =

@@ -213,6 +213,24 @@ fn show(all: &Map<String, Value>) -> String {
             ),
         );
     }
+    if all["publishing"].is_object() {
+        let publishing = &all["publishing"];
+        let published = match publishing["generation"].as_u64() {
+            Some(generation) => {
+                let ago = count(&publishing["seconds_ago"]);
+                format!("generation {generation}, {ago} s ago")
+            }
+            None => "nothing by this mount yet".into(),
+        };
+        let rest = match (&publishing["overtaken"], publishing["failing"].as_str()) {
+            (Value::Bool(true), _) => "; ANOTHER MACHINE OR MOUNT PUBLISHES IT NOW".into(),
+            (_, Some(why)) => format!("; IT FAILS: {why}"),
+            _ if publishing["due"] == true => "; later changes are not there yet".into(),
+            _ => "; all of it".into(),
+        };
+        let to = publishing["to"].as_str().unwrap_or_default();
+        line("published", format!("{}: {published}{rest}", text::show(to.as_bytes())));
+    }
     if all["memory"].is_object() {
         let m = &all["memory"];
         line(

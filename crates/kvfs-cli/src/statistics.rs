@@ -1,6 +1,6 @@
 //! What is known about an open store and its mount, as one JSON object.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvdb::Kvdb;
@@ -9,12 +9,22 @@ use kvfs_fuse::{Counters, KernelNotifier};
 
 use crate::check;
 use crate::figures;
+use crate::publishing::Shared;
 
 /// Where the figures of a mount come from.
 pub struct MountFigures {
     pub requests: Arc<Counters>,
     pub notifier: Arc<KernelNotifier>,
     pub uses_rings: bool,
+    /// Of a store that is published by itself.
+    pub publishing: Option<Weak<Shared>>,
+}
+
+impl MountFigures {
+    /// Who publishes the store by itself.
+    pub fn publishing(&self) -> Option<Arc<Shared>> {
+        self.publishing.as_ref().and_then(Weak::upgrade)
+    }
 }
 
 /// What a store has lost, as `kvfs check` lists it.
@@ -38,7 +48,10 @@ pub fn of_store(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> Str
     }
     let losses = fs.map_or_else(|| kvfs::losses(db), Fs::losses).unwrap_or_default();
     all["lost"] = lost(losses);
-    if let Some(MountFigures { requests, notifier, uses_rings }) = mount {
+    if let Some(publishing) = mount.and_then(MountFigures::publishing) {
+        all["publishing"] = publishing.figures();
+    }
+    if let Some(MountFigures { requests, notifier, uses_rings, .. }) = mount {
         let round_trip = notifier.round_trip().map(|mean| mean.as_nanos() as f64 / 1000.0);
         let transport = if *uses_rings { "io_uring" } else { "/dev/fuse" };
         all["transport"] = serde_json::json!({"name": transport, "round_trip_micros": round_trip});

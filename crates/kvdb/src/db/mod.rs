@@ -8,6 +8,7 @@ pub(crate) mod files;
 pub(crate) mod handle;
 pub(crate) mod ingest;
 pub(crate) mod promise;
+pub(crate) mod publisher;
 pub(crate) mod receive;
 pub(crate) mod recovery;
 mod remote;

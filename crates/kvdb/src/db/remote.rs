@@ -9,8 +9,9 @@ use zones::remote::RemoteStats;
 
 use crate::db::Kvdb;
 use crate::db::files::Partial;
+use crate::db::publisher::PushStats;
 use crate::error::Result;
-use crate::remote::{Claim, LocalCopy, PushProgress, PushStats, RemoteStore};
+use crate::remote::{LocalCopy, PushProgress, RemoteStore};
 
 impl Kvdb {
     /// Publishes the store as of a moment during the call: everything committed before it, branches
@@ -49,12 +50,7 @@ impl Kvdb {
         to: &RemoteStore,
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,
     ) -> Result<PushStats> {
-        let database = &self.db.0;
-        let zones = &database.zones;
-        let claim = Claim::begin(&*database.env, to, zones.superblock().uuid)?;
-        let checkpoint = database.checkpoint_state()?;
-        let memory = database.options.memory / 4;
-        claim.push(zones, &checkpoint.state, &checkpoint.uses, memory, progress)
+        self.publisher(to).publish(progress)
     }
 
     /// Returns the requests to object storage since the store was opened; `None`: all its zones are

@@ -48,6 +48,21 @@ pub struct StateName {
 }
 
 impl Head {
+    /// Returns whether the name belongs to no store: that of a head which has no state, and names
+    /// no store.
+    pub(super) fn is_free(&self) -> bool {
+        self.state.is_none() && self.store == [0; 16]
+    }
+
+    /// Fails unless `store` may publish under the name.
+    pub(crate) fn check_store(&self, store: [u8; 16], to: &RemoteStore) -> Result<()> {
+        if self.store == store || self.is_free() {
+            return Ok(());
+        }
+        let what = format!("{} is another store: publish under another name", to.place());
+        Err(Error::Invalid(what))
+    }
+
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         body.extend_from_slice(&VERSION.to_le_bytes());

@@ -13,12 +13,12 @@
 //!
 //! - `head` is that object, and who may replace it.
 //! - `state` is a published state, as an object.
-//! - `push` publishes the state of an open store.
+//! - `claim` is the right to publish, and what is done with it.
 //! - `copy` makes a local file that refers to a published state.
 
+mod claim;
 mod copy;
 mod head;
-mod push;
 mod state;
 
 use std::sync::Arc;
@@ -27,10 +27,10 @@ use std::time::Duration;
 use objects::{Key, Objects};
 use zones::{Device, Zones};
 
+pub use claim::PushProgress;
+pub(crate) use claim::{Claim, ToPublish};
 pub use copy::LocalCopy;
 pub use head::{Head, StateName};
-pub(crate) use push::Claim;
-pub use push::{PushProgress, PushStats};
 
 use crate::error::{Error, Result};
 

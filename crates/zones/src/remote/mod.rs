@@ -3,7 +3,8 @@
 //! what refers to it is valid wherever the zone table is.
 //!
 //! - `table` says where the bytes of each zone lie.
-//! - `publish` writes zones to objects.
+//! - `publish` writes zones to objects, but for those that are `known` to lie there; of what was
+//!   read before, `writes` tells whether it was written since.
 //! - `fetch` reads parts of them into the local file, which `parts` keeps the record of.
 //! - `device` is the file as the store sees it, which fetches what it lacks.
 //! - `record` is what the file itself says of all this.
@@ -14,14 +15,17 @@
 mod counters;
 mod device;
 mod fetch;
+mod known;
 mod parts;
 mod publish;
 mod record;
 mod table;
+mod writes;
 
 pub use counters::RemoteStats;
 pub use fetch::RemoteOptions;
-pub use publish::{Fingerprint, Known, Progress, Publication, Published, Watch};
+pub use known::{Fingerprint, Known, Marks};
+pub use publish::{Progress, Publication, Published, Watch};
 pub use record::Home;
 pub use table::{MAX_OBJECT, MAX_PIECES, MAX_ZONES, Piece, ZoneObject, ZoneTable};
 
@@ -30,3 +34,4 @@ pub(crate) use fetch::Remote;
 pub(crate) use parts::Parts;
 pub(crate) use publish::{Source, publish};
 pub(crate) use record::take_parts;
+pub(crate) use writes::Writes;

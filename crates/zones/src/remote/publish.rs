@@ -11,6 +11,7 @@ use env::thread;
 use objects::{Created, Objects, Patience, create};
 use sha2::{Digest, Sha256};
 
+use super::known::{Fingerprint, Known, Marks};
 use super::table::{MAX_PIECES, Piece, ZoneObject, ZoneTable};
 use crate::{Error, Result, ZONE_SIZE, ZoneId, ZoneUse};
 
@@ -20,19 +21,6 @@ const OWN_OBJECT: usize = 1 << 20;
 const PACK: usize = 3 << 20;
 /// The most objects that are written at the same time.
 const AT_ONCE: usize = 8;
-
-/// The first 16 bytes of the SHA-256 of a piece: by it a publication tells that a zone still has
-/// the bytes that lie in object storage.
-pub type Fingerprint = [u8; 16];
-
-/// The pieces of zones that lie in object storage already.
-#[derive(Clone, Debug, Default)]
-pub struct Known {
-    /// Where.
-    pub table: ZoneTable,
-    /// The fingerprint of each of its pieces.
-    pub fingerprints: Vec<Fingerprint>,
-}
 
 /// How far a publication is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +40,8 @@ pub struct Progress {
 pub struct Published {
     /// Where, and what: the zones that were asked for, and no others.
     pub known: Known,
+    /// What the next publication need not read.
+    pub marks: Marks,
     /// The work that it took.
     pub progress: Progress,
 }
@@ -86,6 +76,8 @@ pub(crate) struct Source<'a> {
     pub read: &'a dyn Fn(ZoneId, &mut [u8]) -> Result<()>,
     /// The zones that came from object storage, and have no other bytes than lie there.
     pub table: Option<&'a ZoneTable>,
+    /// The count of the writes of a zone, see [`super::Writes`].
+    pub writes: &'a dyn Fn(ZoneId) -> Option<u64>,
 }
 
 /// How zones are published.
@@ -94,6 +86,8 @@ pub struct Publication<'a> {
     pub objects: &'a Arc<dyn Objects>,
     /// The pieces that lie there already.
     pub known: &'a Known,
+    /// Zones that have the bytes of `known` still, if they were not written since.
+    pub marks: &'a Marks,
     /// The name of the first new object; the others are numbered from there.
     pub first: ZoneObject,
     /// Bytes that zones on their way may take, or two zones if that is more.
@@ -101,7 +95,9 @@ pub struct Publication<'a> {
 }
 
 /// Hears how far a publication is, after each zone, and can ask for all pieces that lie there so
-/// far, so that a publication that was cut off need not begin anew. An error of it ends that.
+/// far, so that a publication that was cut off need not begin anew: those that were known of the
+/// zones that it has not come to are among them, for it will refer to them. An error of it ends
+/// that.
 pub type Watch<'a> = dyn FnMut(Progress, &dyn Fn() -> Result<Known>) -> Result<()> + 'a;
 
 /// Publishes zones, see [`crate::Zones::publish`].
@@ -111,7 +107,8 @@ pub(crate) fn publish(
     how: &Publication<'_>,
     progress: &mut Watch<'_>,
 ) -> Result<Published> {
-    let Publication { objects, known, first, memory } = *how;
+    let Publication { objects, known, marks, first, memory } = *how;
+    let mut seen = Marks::default();
     let mut writer = Writer {
         objects,
         at_once: (memory / ZONE_SIZE as usize).clamp(1, AT_ONCE),
@@ -122,16 +119,26 @@ pub(crate) fn publish(
         progress: Progress { zones_total: uses.len() as u64, ..Progress::default() },
     };
     for (zone, _) in uses.iter() {
-        publish_zone(&source, zone, known, &mut writer)?;
+        // Before the zone is read.
+        let writes = (source.writes)(zone);
+        seen.0.extend(writes.map(|count| (zone, count)));
+        let is_as_known = writes.is_some() && marks.0.get(&zone) == writes.as_ref();
+        if is_as_known && !known.table.pieces_of(zone).is_empty() {
+            known
+                .pieces_of(zone)
+                .for_each(|(piece, print)| writer.keep(&known.table, piece, print));
+        } else {
+            publish_zone(&source, zone, known, &mut writer)?;
+        }
         writer.progress.zones += 1;
         let (now, placed) = (writer.progress, &writer.placed);
-        progress(now, &|| known_of(placed))?;
+        progress(now, &|| known_of(placed)?.over(known))?;
     }
     writer.write_whole()?;
     writer.write_pack()?;
     let known = known_of(&writer.placed)?;
     progress(writer.progress, &|| Ok(known.clone()))?;
-    Ok(Published { known, progress: writer.progress })
+    Ok(Published { known, marks: seen, progress: writer.progress })
 }
 
 fn publish_zone(
@@ -152,24 +159,19 @@ fn publish_zone(
     // One that is all zeros has a piece as well: what is in no table counts as free in copies.
     bytes.truncate(end.next_multiple_of(512).max(512));
 
-    let pieces = known.table.pieces_of(zone);
-    let first = known.table.pieces().partition_point(|piece| piece.zone < zone);
-    let prints = known.fingerprints.get(first..first + pieces.len()).unwrap_or_default();
     let mut covered = 0;
-    let is_same = pieces.len() == prints.len()
-        && pieces.iter().zip(prints).all(|(piece, print)| {
-            let here = bytes.get(piece.offset as usize..piece.end() as usize);
-            let follows = piece.offset as usize == covered;
-            covered = piece.end() as usize;
-            follows && here.is_some_and(|here| fingerprint(here) == *print)
-        });
+    let is_same = known.pieces_of(zone).all(|(piece, print)| {
+        let here = bytes.get(piece.offset as usize..piece.end() as usize);
+        let follows = piece.offset as usize == covered;
+        covered = piece.end() as usize;
+        follows && here.is_some_and(|here| fingerprint(here) == print)
+    });
     let is_longer = covered < bytes.len();
-    if !is_same || pieces.len() + usize::from(is_longer) > MAX_PIECES {
+    let pieces = known.table.pieces_of(zone).len();
+    if !is_same || pieces + usize::from(is_longer) > MAX_PIECES {
         return writer.add(zone, 0, bytes);
     }
-    for (piece, print) in pieces.iter().zip(prints) {
-        writer.keep(&known.table, piece, *print);
-    }
+    known.pieces_of(zone).for_each(|(piece, print)| writer.keep(&known.table, piece, print));
     if is_longer { writer.add(zone, covered, bytes.split_off(covered)) } else { Ok(()) }
 }
 
@@ -178,8 +180,7 @@ fn known_of(placed: &[Placed]) -> Result<Known> {
     placed.sort_by_key(|p| (p.zone, p.offset));
     let mut known = Known::default();
     for p in placed {
-        known.table.add(p.zone, p.offset, p.len, p.object, p.at)?;
-        known.fingerprints.push(p.fingerprint);
+        known.add((p.zone, p.offset, p.len), (p.object, p.at), p.fingerprint)?;
     }
     Ok(known)
 }

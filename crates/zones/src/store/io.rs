@@ -67,8 +67,10 @@ impl Zones {
     pub fn write(&self, purpose: Purpose, addr: u64, bytes: &[u8]) -> Result<()> {
         self.healthy()?;
         self.check_range(addr, bytes.len() as u64)?;
-        self.device.write_at(purpose, addr, bytes).map_err(|e| {
-            Error::io(format!("writing {} bytes of {purpose} at {addr}", bytes.len()), e)
+        self.counted(addr, bytes.len() as u64, || {
+            self.device.write_at(purpose, addr, bytes).map_err(|e| {
+                Error::io(format!("writing {} bytes of {purpose} at {addr}", bytes.len()), e)
+            })
         })
     }
 
@@ -83,9 +85,19 @@ impl Zones {
         self.healthy()?;
         let len = bytes.len();
         self.check_range(addr, len as u64)?;
-        self.device
-            .write_behind(purpose, addr, bytes)
-            .map_err(|e| Error::io(format!("writing {len} bytes of {purpose} at {addr}"), e))
+        self.counted(addr, len as u64, || {
+            self.device
+                .write_behind(purpose, addr, bytes)
+                .map_err(|e| Error::io(format!("writing {len} bytes of {purpose} at {addr}"), e))
+        })
+    }
+
+    /// Writes by `write`, which is counted for publications.
+    fn counted(&self, addr: u64, len: u64, write: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.writes.count(addr, len);
+        let written = write();
+        self.writes.count(addr, len);
+        written
     }
 
     /// Makes everything written before the call durable. Concurrent callers share one sync. A

@@ -15,7 +15,7 @@ use env::sync::Mutex;
 
 use crate::allocator::Allocator;
 use crate::device::copy_range;
-use crate::remote::Remote;
+use crate::remote::{Remote, Writes};
 use crate::superblock::{
     self, COPIES, FORMAT_VERSION, MAX_ROOT, Profile, REMOTE_VERSION, Superblock,
 };
@@ -63,6 +63,8 @@ pub struct Zones {
     poison: Mutex<Option<Error>>,
     /// The zones that lie in object storage, and their pin: they are never freed.
     remote: Option<(Arc<Remote>, ZonePin)>,
+    /// Which zones were written, of a store that is published.
+    writes: Writes,
 }
 
 impl Zones {
@@ -209,6 +211,7 @@ impl Zones {
             poisoned: AtomicBool::new(false),
             poison: Mutex::new(None),
             remote: None,
+            writes: Writes::default(),
         })
     }
 

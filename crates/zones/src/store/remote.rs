@@ -130,7 +130,8 @@ impl Zones {
 
     /// Writes the zones of `uses` to object storage, but for what is known to lie there. The caller
     /// keeps the zones pinned, and nothing that it publishes may refer to bytes that are written
-    /// during the call.
+    /// during the call. Writes are counted from the first call on, so that the next one need not read
+    /// what was not written since.
     pub fn publish(
         &self,
         uses: &ZoneUse,
@@ -140,7 +141,9 @@ impl Zones {
         let read = |zone: ZoneId, bytes: &mut [u8]| self.read(Purpose::Pages, zone.start(), bytes);
         // Zones that came from another place are copied, since they are not there.
         let there = self.remote().filter(|remote| remote.is_from(how.objects));
-        publish(Source { read: &read, table: there.map(Remote::table) }, uses, how, progress)
+        self.writes.watch();
+        let (table, writes) = (there.map(Remote::table), |zone| self.writes.of(zone));
+        publish(Source { read: &read, table, writes: &writes }, uses, how, progress)
     }
 }
 

@@ -1,0 +1,224 @@
+//! The right to publish a store, until another one claims it. What is published is written in this
+//! order: what the zones have that is not there yet, then the state, then the head that names it.
+//! Whoever is cut off leaves the state before as it was, and what was written is not written again.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use env::Env;
+use objects::Tag;
+use zones::remote::{Known, Marks, Progress, Publication, Published, ZoneObject};
+use zones::{ZoneUse, Zones};
+
+use super::head::{Head, StateName};
+use super::state::PublishedState;
+use super::{Error, RemoteStore, Result};
+use crate::manifest::{Edit, ManifestState};
+
+/// A publication notes what it has written after so long and so many bytes: what a later one does
+/// not write again if this one is cut off.
+const NOTE_AFTER: Duration = Duration::from_secs(10);
+const NOTE_BYTES: u64 = 64 << 20;
+
+/// How far a publication is.
+pub type PushProgress = Progress;
+
+/// The right to publish, until another one claims it. After an error it is not known what is there,
+/// and it is dropped.
+pub(crate) struct Claim {
+    env: Arc<dyn Env>,
+    to: RemoteStore,
+    head: Head,
+    tag: Tag,
+    begun: Duration,
+    /// Numbers the next note, state and object with zones of this epoch.
+    notes: u32,
+    states: u32,
+    objects: u32,
+}
+
+/// What is published.
+pub(crate) struct ToPublish<'a> {
+    pub zones: &'a Zones,
+    pub state: &'a ManifestState,
+    /// Its zones, which the caller keeps as they are.
+    pub uses: &'a ZoneUse,
+    /// Zones on their way take so much memory, bytes.
+    pub memory: usize,
+}
+
+impl Claim {
+    /// Raises the epoch of the head, or makes the first one.
+    pub(crate) fn begin(env: Arc<dyn Env>, to: RemoteStore, store: [u8; 16]) -> Result<Claim> {
+        let (before, mut head) = match to.tagged_head()? {
+            Some((head, tag)) => (Some(tag), head),
+            None => {
+                let origin = random(&*env);
+                let (generation, epoch, published) = (0, 0, 0);
+                let (state, pending, nonce) = (None, None, [0; 16]);
+                let head =
+                    Head { generation, epoch, store, origin, state, pending, published, nonce };
+                (None, head)
+            }
+        };
+        if head.is_free() {
+            head.store = store;
+        }
+        head.check_store(store, &to)?;
+        head.epoch = head
+            .epoch
+            .checked_add(1)
+            .ok_or_else(|| Error::Corrupt(format!("{} has no more epochs", to.place())))?;
+        head.nonce = random(&*env);
+        let tag = to.replace_head(before.as_ref(), &head)?;
+        let begun = env.monotonic();
+        Ok(Claim { env, to, head, tag, begun, notes: 0, states: 0, objects: 0 })
+    }
+
+    /// The newest head, if nobody else has claimed it.
+    pub(crate) fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// How long ago it was made.
+    pub(crate) fn age(&self) -> Duration {
+        self.env.monotonic().saturating_sub(self.begun)
+    }
+
+    /// Returns the pieces that lie there already, as the newest state and a publication that has
+    /// not ended say. `newest`: those of the newest state, where they are known here.
+    pub(crate) fn known<'k>(&self, newest: Option<&'k Known>) -> Result<Cow<'k, Known>> {
+        let read = |name: &Option<StateName>| match name.as_ref().map(|n| self.to.get_state(n)) {
+            None => Ok(Known::default()),
+            Some(Ok(state)) => Ok(state.known),
+            // Then it is written again.
+            Some(Err(Error::Corrupt(why))) => {
+                tracing::warn!("what lies there is not known: {why}");
+                Ok(Known::default())
+            }
+            Some(Err(e)) => Err(e),
+        };
+        let newest = match newest {
+            Some(newest) => Cow::Borrowed(newest),
+            None => Cow::Owned(read(&self.head.state)?),
+        };
+        match &self.head.pending {
+            None => Ok(newest),
+            pending => Ok(Cow::Owned(read(pending)?.over(&newest)?)),
+        }
+    }
+
+    /// Publishes a state. Only what is not `known` to be there is written; `marks` are as of that.
+    /// `progress` is called now and then; an error of it ends the call.
+    pub(crate) fn publish(
+        &mut self,
+        what: &ToPublish<'_>,
+        (known, marks): (&Known, &Marks),
+        progress: &mut dyn FnMut(PushProgress) -> Result<()>,
+    ) -> Result<Published> {
+        let Head { origin, epoch, .. } = self.head;
+        let first = ZoneObject { origin, epoch, number: self.objects };
+        let mut noted = (self.env.monotonic(), 0);
+        let mut failure = None;
+        let objects = self.to.objects().clone();
+        let memory = what.memory;
+        let how = Publication { objects: &objects, known, marks, first, memory };
+        let mut step = |now: Progress, so_far: &dyn Fn() -> zones::Result<Known>| {
+            progress(now)?;
+            let (at, bytes) = noted;
+            let time = self.env.monotonic();
+            if time >= at + NOTE_AFTER && now.bytes >= bytes + NOTE_BYTES {
+                self.note(so_far()?)?;
+                noted = (time, now.bytes);
+            }
+            Ok(())
+        };
+        let published = what.zones.publish(what.uses, &how, &mut |now, so_far| {
+            step(now, so_far).map_err(|e: Error| {
+                let ended = zones::Error::Invalid(e.to_string());
+                failure = Some(e);
+                ended
+            })
+        });
+        let mut published = match failure {
+            Some(e) => return Err(e),
+            None => published?,
+        };
+        self.objects = u32::try_from(published.progress.objects)
+            .ok()
+            .and_then(|written| self.objects.checked_add(written))
+            .ok_or_else(|| Error::Invalid("an epoch has no more names for objects".into()))?;
+        let superblock = what.zones.superblock();
+        let state = PublishedState {
+            capacity: superblock.capacity,
+            reserve_zones: superblock.reserve_zones,
+            profile: superblock.profile,
+            edits: Edit::encode_record(&what.state.checkpoint()).into(),
+            known: published.known,
+        };
+        self.make_newest(&state)?;
+        published.known = state.known;
+        Ok(published)
+    }
+
+    fn replace(&mut self, head: Head) -> Result<()> {
+        let head = Head { nonce: random(&*self.env), ..head };
+        self.tag = self.to.replace_head(Some(&self.tag), &head)?;
+        self.head = head;
+        Ok(())
+    }
+
+    /// Notes what was written so far.
+    fn note(&mut self, known: Known) -> Result<()> {
+        let note = PublishedState {
+            capacity: None,
+            reserve_zones: 0,
+            profile: zones::Profile::Unknown,
+            edits: Bytes::new(),
+            known,
+        };
+        let name = self.name('p', self.notes)?;
+        self.notes += 1;
+        let name = self.to.put_state(name, &note)?;
+        let before = self.head.pending.clone();
+        self.replace(Head { pending: Some(name), ..self.head.clone() })?;
+        self.drop_note(before);
+        Ok(())
+    }
+
+    fn make_newest(&mut self, state: &PublishedState) -> Result<()> {
+        let name = self.to.put_state(self.name('c', self.states)?, state)?;
+        self.states += 1;
+        let generation = self.head.generation.checked_add(1).ok_or_else(|| {
+            Error::Corrupt(format!("{} has no more generations", self.to.place()))
+        })?;
+        let published = self.env.exact_wall().as_nanos() as u64;
+        let before = self.head.pending.clone();
+        let (state, pending) = (Some(name), None);
+        self.replace(Head { generation, published, state, pending, ..self.head.clone() })?;
+        self.drop_note(before);
+        Ok(())
+    }
+
+    /// No head names it any more; if it stays, it is in nobody's way.
+    fn drop_note(&self, note: Option<StateName>) {
+        if let Some(note) = note
+            && let Err(e) = self.to.objects().delete(&note.key)
+        {
+            tracing::debug!("a note of a publication stays: {e}");
+        }
+    }
+
+    fn name(&self, kind: char, number: u32) -> Result<objects::Key> {
+        self.to.key(kind, format_args!("{}-{number}", self.head.epoch))
+    }
+}
+
+fn random(env: &dyn Env) -> [u8; 16] {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&env.random().to_le_bytes());
+    id[8..].copy_from_slice(&env.random().to_le_bytes());
+    id
+}

@@ -1,0 +1,228 @@
+//! A store that is published again and again: each time all of it is there, and what was not
+//! written since is neither read nor written.
+
+mod bucket;
+mod model;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bucket::*;
+use env::Random;
+use kvdb::{Error, Kvdb, Publisher, PushStats};
+use model::*;
+use objects::Rates;
+use zones::{MemoryDevice, ZONE_SIZE};
+
+fn publish(publisher: &mut Publisher) -> PushStats {
+    publisher.publish(&mut |_| Ok(())).unwrap()
+}
+
+fn compact_all(db: &Kvdb) {
+    dictionaries(db).unwrap().iter().for_each(|&dict| db.compact(dict).unwrap());
+}
+
+/// Fails unless the newest state there is what the store has.
+fn assert_is_there(db: &Kvdb, bucket: &Bucket, name: &str, seed: u64) {
+    let device = copied(&bucket.store(name), seed);
+    assert_eq!(all(&reader(&device, bucket)), all(db), "seed {seed}");
+}
+
+#[test]
+fn each_publication_has_what_was_there_whatever_was_done_between_them() {
+    let seeds = std::env::var("KVFS_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
+    for seed in 0..seeds {
+        let bucket = Bucket::new();
+        let (db, mut random) = source(seed);
+        let mut publisher = db.publisher(&bucket.store("fruit"));
+        let mut failed = 0;
+        for round in 0..25 {
+            let times = 1 + random.below(40);
+            change(&db, &mut random, times);
+            match random.below(6) {
+                0 => {
+                    let _ = db.drop_snapshot("kept");
+                    db.snapshot("kept").unwrap();
+                }
+                // Zones are freed, and written again.
+                1 => compact_all(&db),
+                2 => db.defragment(kvdb::DefragOptions::default()).map(drop).unwrap(),
+                3 => {
+                    let conflict = Rates { lost_request: 9, lost_answer: 20, ..Rates::default() };
+                    bucket.faults.set_rates(conflict);
+                    failed += u32::from(publisher.publish(&mut |_| Ok(())).is_err());
+                    bucket.faults.set_rates(Rates::default());
+                }
+                4 => {
+                    // It has written some of its zones by then.
+                    let after = random.below(6);
+                    let mut looked = 0;
+                    let cut = publisher.publish(&mut |_| {
+                        looked += 1;
+                        if looked > after { Err(Error::Invalid("cut".into())) } else { Ok(()) }
+                    });
+                    failed += u32::from(cut.is_err());
+                }
+                _ => {}
+            }
+            let stats = publish(&mut publisher);
+            assert!(stats.zones > 0, "seed {seed}, round {round}");
+            assert_is_there(&db, &bucket, "fruit", seed * 100 + round);
+        }
+        println!("seed {seed}: {failed} publications failed between");
+    }
+}
+
+#[test]
+fn zones_that_were_not_written_are_not_read_again() {
+    let bucket = Bucket::new();
+    let (db, mut random) = source(1);
+    let words = db.open_dictionary("words").unwrap();
+    for i in 0..100 {
+        words.insert(format!("{i:08}"), bytes(&mut random, 1 << 20)).unwrap();
+    }
+    let mut publisher = db.publisher(&bucket.store("words"));
+    let first = publish(&mut publisher);
+    let read = |db: &Kvdb| db.stats().io.total().read_bytes;
+    let before = read(&db);
+    for i in 0..20 {
+        words.insert(format!("{i:08}"), format!("little {i}")).unwrap();
+        let (puts, gets) = (bucket.puts(), bucket.gets());
+        publish(&mut publisher);
+        assert!(bucket.puts() - puts <= 3, "a pack, the state and the head");
+        assert_eq!(bucket.gets() - gets, 0, "the claim is kept");
+    }
+    let each = (read(&db) - before) / 20;
+    assert!(first.zones > 12, "{first:?}");
+    assert!(each <= 4 * ZONE_SIZE, "{each} bytes were read for each publication");
+    assert_is_there(&db, &bucket, "words", 1);
+
+    // What another process has done meanwhile is not known here.
+    drop(publisher);
+    let before = read(&db);
+    publish(&mut db.publisher(&bucket.store("words")));
+    assert!(read(&db) - before > 8 * ZONE_SIZE);
+}
+
+#[test]
+fn publications_during_writes_miss_nothing_of_what_was_written_before() {
+    let bucket = Bucket::new();
+    let (db, mut random) = source(2);
+    let mut publisher = db.publisher(&bucket.store("fruit"));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (db, done) = (db.clone(), &done);
+            scope.spawn(move || {
+                let words = db.open_dictionary("words").unwrap();
+                let mut random = Random::new(thread);
+                let mut count = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let key = format!("{thread}/{:03}", random.below(100));
+                    let len = random.below(20_000) as usize;
+                    words.insert(key, bytes(&mut random, len)).unwrap();
+                    count += 1;
+                    words.insert(format!("{thread}/count"), format!("{count}")).unwrap();
+                }
+            });
+        }
+        let words = db.open_dictionary("words").unwrap();
+        for round in 0..15 {
+            let key = format!("round/{round}");
+            words.insert(key.clone(), bytes(&mut random, 30_000)).unwrap();
+            publish(&mut publisher);
+            let device = copied(&bucket.store("fruit"), 100 + round);
+            let copy = reader(&device, &bucket);
+            let there = copy.open_dictionary("words").unwrap();
+            assert_eq!(there.get(&key).unwrap(), words.get(&key).unwrap());
+            // Every byte of it is checked as it is read.
+            assert!(all(&copy).values().map(|model| model.len()).sum::<usize>() > 0);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    publish(&mut publisher);
+    assert_is_there(&db, &bucket, "fruit", 1);
+}
+
+#[test]
+fn a_publication_is_due_after_a_change_and_not_after_what_the_store_does_by_itself() {
+    let bucket = Bucket::new();
+    let (db, mut random) = source(3);
+    let mut publisher = db.publisher(&bucket.store("fruit"));
+    assert!(publisher.is_due(), "nothing is there");
+    let mut rests = |what: &str, db: &Kvdb| {
+        assert!(publisher.is_due(), "after {what}");
+        publish(&mut publisher);
+        assert!(!publisher.is_due(), "after the publication of {what}");
+        compact_all(db);
+        db.sync().unwrap();
+        let requests = (bucket.gets(), bucket.puts());
+        assert!(!publisher.is_due(), "after merges that follow {what}");
+        assert_eq!((bucket.gets(), bucket.puts()), requests);
+    };
+    change(&db, &mut random, 50);
+    rests("commits", &db);
+    db.snapshot("monday").unwrap();
+    rests("a snapshot", &db);
+    db.clone_snapshot("monday", "branch").unwrap();
+    rests("a clone", &db);
+    db.limit_branch("branch", Some(1 << 30)).unwrap();
+    rests("a limit", &db);
+    db.open_dictionary("empty").unwrap();
+    rests("a dictionary", &db);
+    db.drop_branch("branch").unwrap();
+    rests("the end of a clone", &db);
+    db.drop_snapshot("monday").unwrap();
+    rests("the end of a snapshot", &db);
+    assert_is_there(&db, &bucket, "fruit", 1);
+}
+
+#[test]
+fn who_was_overtaken_says_so_and_takes_the_right_back_when_told_to() {
+    let bucket = Bucket::new();
+    let (db, mut random) = source(4);
+    change(&db, &mut random, 50);
+    let mut publisher = db.publisher(&bucket.store("fruit"));
+    publish(&mut publisher);
+    change(&db, &mut random, 50);
+    let other = publish(&mut db.publisher(&bucket.store("fruit")));
+    assert_eq!(other.generation, 2);
+    change(&db, &mut random, 50);
+    let overtaken = publisher.publish(&mut |_| Ok(())).unwrap_err();
+    assert!(matches!(overtaken, Error::Overtaken(_)), "{overtaken}");
+    assert!(publisher.is_due());
+    assert_eq!(publish(&mut publisher).generation, 3);
+    assert_is_there(&db, &bucket, "fruit", 1);
+}
+
+#[test]
+fn a_long_publication_keeps_what_it_will_refer_to_reachable_from_its_head() {
+    let bucket = Bucket::new();
+    let env = Arc::new(env::Simulated::new(5));
+    let db = create(Arc::new(MemoryDevice::new()), env.clone(), small()).unwrap();
+    let words = db.open_dictionary("words").unwrap();
+    let mut random = Random::new(5);
+    for i in 0..250 {
+        words.insert(format!("{i:08}"), bytes(&mut random, 1 << 20)).unwrap();
+    }
+    // Each is cut off later than the one before, and goes on from there.
+    let reachable = || {
+        let head = bucket.store("words").head().unwrap().unwrap();
+        head.pending.map_or(0, |pending| pending.len)
+    };
+    let mut before = 0;
+    for far in [80u64, 140, 30] {
+        let cut = db.push(&bucket.store("words"), &mut |now| {
+            env.advance(std::time::Duration::from_secs(5));
+            let cut = now.bytes >= far << 20;
+            if cut { Err(Error::Invalid("cut".into())) } else { Ok(()) }
+        });
+        assert!(cut.is_err());
+        // The note has a piece for each zone, so it grows with what it names.
+        assert!(reachable() >= before, "{} < {before}", reachable());
+        before = reachable();
+    }
+    let whole = publish(&mut db.publisher(&bucket.store("words")));
+    assert!(whole.bytes < 130 << 20, "{whole:?}");
+    assert_is_there(&db, &bucket, "words", 5);
+}

@@ -1,0 +1,235 @@
+//! A mount that publishes its store by itself: what was committed is there soon after, nothing is
+//! asked of the place when nothing changes, and another machine that publishes the store is not
+//! fought with.
+
+mod mounted;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use mounted::Mount;
+use serde_json::Value;
+
+fn kvfs(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(words).stdin(Stdio::null());
+    command
+}
+
+/// Exit code, standard output and standard error.
+fn ends(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (status.code(), text(&stdout), text(&stderr))
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> String {
+    let (code, out, err) = ends(command);
+    assert_eq!(code, Some(0), "{command:?}: {out}{err}");
+    out
+}
+
+/// A directory with a folder that machines share, stores and mounts.
+struct World {
+    directory: tempfile::TempDir,
+    mounts: Vec<PathBuf>,
+}
+
+impl World {
+    /// `None`: nothing can be mounted here.
+    fn new() -> Option<World> {
+        Mount::new()?;
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        Some(World { directory, mounts: vec![] })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn address(&self) -> String {
+        format!("dir:{}/work", self.path("share").display())
+    }
+
+    fn mount(&mut self, store: &Path, name: &str, options: &str) -> PathBuf {
+        let root = self.path(name);
+        fs::create_dir_all(&root).expect("mkdir");
+        let mut mount = kvfs(&["mount"]);
+        mount.arg(store).arg(&root).arg("--cache").arg(self.path("cache"));
+        if !options.is_empty() {
+            mount.args(["-o", options]);
+        }
+        succeeds(&mut mount);
+        self.mounts.push(root.clone());
+        root
+    }
+
+    /// What is there of a file now.
+    fn published(&mut self, file: &str) -> Option<String> {
+        let address = PathBuf::from(self.address());
+        let root = self.mount(&address, "there", "");
+        let text = fs::read_to_string(root.join(file)).ok();
+        umount(&root);
+        text
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for root in &self.mounts {
+            let _ = kvfs(&["umount", "--force"]).arg(root).output();
+        }
+    }
+}
+
+fn umount(root: &Path) {
+    succeeds(kvfs(&["umount"]).arg(root));
+}
+
+fn publishing(root: &Path) -> Value {
+    let stat = succeeds(kvfs(&["stat", "--json"]).arg(root));
+    let stat: Value = serde_json::from_str(&stat).expect("JSON");
+    stat["publishing"].clone()
+}
+
+/// Waits until a mount says so of what it publishes.
+#[track_caller]
+fn awaited(root: &Path, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    let begun = Instant::now();
+    loop {
+        let now = publishing(root);
+        if holds(&now) {
+            return now;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {now}");
+        std::thread::yield_now();
+    }
+}
+
+fn all_is_there(now: &Value) -> bool {
+    now["due"] == false && now["generation"].is_u64()
+}
+
+#[test]
+fn what_was_committed_is_published_by_itself_and_at_the_end() {
+    let Some(mut world) = World::new() else { return };
+    let (store, address) = (world.path("my.kvfs"), world.address());
+    succeeds(kvfs(&["create"]).arg(&store));
+    let options = format!("publish={address},publish_every=0.1");
+    let root = world.mount(&store, "mine", &options);
+    let file = root.join("file");
+    for round in 0..5 {
+        fs::write(&file, format!("round {round}")).expect("write");
+        fs::File::open(&file).and_then(|f| f.sync_all()).expect("fsync");
+        awaited(&root, "it is published", all_is_there);
+        assert_eq!(world.published("file"), Some(format!("round {round}")));
+    }
+    let told = succeeds(kvfs(&["stat"]).arg(&root));
+    assert!(told.contains("all of it") && told.contains("generation"), "{told}");
+
+    // At rest nothing is written there.
+    let before = awaited(&root, "it rests", all_is_there);
+    let heads = || fs::metadata(world.path("share/m/work/head")).expect("a head").modified().ok();
+    let head = heads();
+    let looked = Instant::now();
+    while looked.elapsed() < Duration::from_millis(700) {
+        assert_eq!(publishing(&root)["publications"], before["publications"]);
+    }
+    assert_eq!(heads(), head);
+
+    // By hand it goes the same way, and nobody is overtaken.
+    fs::write(&file, "by hand").expect("write");
+    succeeds(kvfs(&["push"]).arg(&root).arg(&address));
+    let now = awaited(&root, "it goes on", all_is_there);
+    assert_eq!(now["overtaken"], false, "{now}");
+    assert_eq!(world.published("file").as_deref(), Some("by hand"));
+
+    // The last changes go with the unmount, synced or not.
+    fs::write(&file, "the last word").expect("write");
+    umount(&root);
+    assert_eq!(world.published("file").as_deref(), Some("the last word"));
+}
+
+#[test]
+fn who_is_overtaken_stops_and_says_so_until_it_is_told_to_go_on() {
+    let Some(mut world) = World::new() else { return };
+    let (store, address) = (world.path("my.kvfs"), world.address());
+    succeeds(kvfs(&["create"]).arg(&store));
+    let options = format!("publish={address},publish_every=0.1");
+    let root = world.mount(&store, "mine", &options);
+    awaited(&root, "it is published", all_is_there);
+    umount(&root);
+    // The same store on another machine.
+    let twin = world.path("twin.kvfs");
+    fs::copy(&store, &twin).expect("copy");
+    let root = world.mount(&store, "mine", &options);
+    awaited(&root, "it is published", all_is_there);
+    let other = world.mount(&twin, "other", &options);
+    awaited(&other, "it is published, too", all_is_there);
+
+    fs::write(root.join("file"), "mine").expect("write");
+    awaited(&root, "it is overtaken", |now| now["overtaken"] == true);
+    let told = succeeds(kvfs(&["stat"]).arg(&root));
+    assert!(told.contains("ANOTHER MACHINE"), "{told}");
+    fs::write(other.join("file"), "the other's").expect("write");
+    fs::File::open(other.join("file")).and_then(|f| f.sync_all()).expect("fsync");
+    awaited(&other, "it goes on", all_is_there);
+    assert_eq!(world.published("file").as_deref(), Some("the other's"));
+    assert_eq!(publishing(&other)["overtaken"], false);
+
+    // Told to, it takes the right back, and the other one stops.
+    succeeds(kvfs(&["push"]).arg(&root).arg(&address));
+    assert_eq!(world.published("file").as_deref(), Some("mine"));
+    fs::write(other.join("file"), "again").expect("write");
+    awaited(&other, "it is overtaken", |now| now["overtaken"] == true);
+    assert_eq!(publishing(&root)["overtaken"], false);
+}
+
+#[test]
+fn a_place_that_is_not_to_be_reached_stops_no_file_and_is_tried_again() {
+    let Some(mut world) = World::new() else { return };
+    let (store, address) = (world.path("my.kvfs"), world.address());
+    succeeds(kvfs(&["create"]).arg(&store));
+    let options = format!("publish={address},publish_every=0.1");
+    let root = world.mount(&store, "mine", &options);
+    awaited(&root, "it is published", all_is_there);
+    // The heads are not to be had for a while.
+    let (share, away) = (world.path("share/m"), world.path("share/away"));
+    fs::rename(&share, &away).expect("rename");
+    fs::write(&share, "not a directory").expect("write");
+    fs::write(root.join("file"), "meanwhile").expect("write");
+    fs::File::open(root.join("file")).and_then(|f| f.sync_all()).expect("fsync");
+    let now = awaited(&root, "it fails", |now| now["failing"].is_string());
+    assert_eq!((now["due"].as_bool(), now["overtaken"].as_bool()), (Some(true), Some(false)));
+    let told = succeeds(kvfs(&["stat"]).arg(&root));
+    assert!(told.contains("IT FAILS"), "{told}");
+    fs::remove_file(&share).expect("unlink");
+    fs::rename(&away, &share).expect("rename");
+    let now = awaited(&root, "it goes on", all_is_there);
+    assert_eq!(now["failing"], Value::Null, "{now}");
+    assert_eq!(world.published("file").as_deref(), Some("meanwhile"));
+}
+
+#[test]
+fn what_cannot_be_published_is_said_before_anything_is_mounted() {
+    let Some(world) = World::new() else { return };
+    let (store, root) = (world.path("my.kvfs"), world.path("mine"));
+    succeeds(kvfs(&["create"]).arg(&store));
+    fs::create_dir(&root).expect("mkdir");
+    let fails = |options: &str, says: &str| {
+        let (code, out, err) = ends(kvfs(&["mount", "-o", options]).arg(&store).arg(&root));
+        assert!(code != Some(0) && err.contains(says), "{options}: {out}{err}");
+        assert_eq!(fs::read_dir(&root).expect("a directory").count(), 0, "nothing is mounted");
+    };
+    fails("publish=work", "no address");
+    fails("publish=dir:/srv/x/wo rk", "no name of a store");
+    fails(&format!("ro,publish={}", world.address()), "read-only");
+    // A name belongs to one store.
+    let other = world.path("other.kvfs");
+    succeeds(kvfs(&["create"]).arg(&other));
+    succeeds(kvfs(&["push"]).arg(&other).arg(world.address()));
+    fails(&format!("publish={}", world.address()), "another store");
+}
