@@ -4,7 +4,6 @@
 mod bucket;
 mod model;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bucket::*;
@@ -12,7 +11,7 @@ use env::Random;
 use kvdb::{Error, Kvdb, Publisher, PushStats};
 use model::*;
 use objects::Rates;
-use zones::{MemoryDevice, ZONE_SIZE};
+use zones::ZONE_SIZE;
 
 fn publish(publisher: &mut Publisher) -> PushStats {
     publisher.publish(&mut |_| Ok(())).unwrap()
@@ -193,36 +192,4 @@ fn who_was_overtaken_says_so_and_takes_the_right_back_when_told_to() {
     assert!(publisher.is_due());
     assert_eq!(publish(&mut publisher).generation, 3);
     assert_is_there(&db, &bucket, "fruit", 1);
-}
-
-#[test]
-fn a_long_publication_keeps_what_it_will_refer_to_reachable_from_its_head() {
-    let bucket = Bucket::new();
-    let env = Arc::new(env::Simulated::new(5));
-    let db = create(Arc::new(MemoryDevice::new()), env.clone(), small()).unwrap();
-    let words = db.open_dictionary("words").unwrap();
-    let mut random = Random::new(5);
-    for i in 0..250 {
-        words.insert(format!("{i:08}"), bytes(&mut random, 1 << 20)).unwrap();
-    }
-    // Each is cut off later than the one before, and goes on from there.
-    let reachable = || {
-        let head = bucket.store("words").head().unwrap().unwrap();
-        head.pending.map_or(0, |pending| pending.len)
-    };
-    let mut before = 0;
-    for far in [80u64, 140, 30] {
-        let cut = db.push(&bucket.store("words"), &mut |now| {
-            env.advance(std::time::Duration::from_secs(5));
-            let cut = now.bytes >= far << 20;
-            if cut { Err(Error::Invalid("cut".into())) } else { Ok(()) }
-        });
-        assert!(cut.is_err());
-        // The note has a piece for each zone, so it grows with what it names.
-        assert!(reachable() >= before, "{} < {before}", reachable());
-        before = reachable();
-    }
-    let whole = publish(&mut db.publisher(&bucket.store("words")));
-    assert!(whole.bytes < 130 << 20, "{whole:?}");
-    assert_is_there(&db, &bucket, "words", 5);
 }

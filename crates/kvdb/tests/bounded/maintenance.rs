@@ -54,7 +54,7 @@ pub const STEPS: &[Step] = &[
         in_common,
     ),
     (&["Kvdb::checkpoint", "Kvdb::checkpoint_to"], checkpoint),
-    (&["Kvdb::push", "Kvdb::remote_stats"], push),
+    (&["Kvdb::push", "Kvdb::publisher", "Kvdb::remote_stats"], push),
     (
         &[
             "Kvdb::send",
@@ -194,6 +194,13 @@ fn push(w: &mut World) -> Result<()> {
     let objects = DirectoryObjects::create(&place).map_err(failed)?;
     let store = RemoteStore::new(Arc::new(objects), "store")?;
     w.db.push(&store, &mut |_| Ok(()))?;
+    let mut publisher = w.db.publisher(&store);
+    publisher.check()?;
+    for _ in 0..2 {
+        publisher.publish(&mut |_| Ok(()))?;
+        assert!(!publisher.is_due());
+    }
+    drop(publisher);
     assert!(w.db.remote_stats().is_none());
     Ok(std::fs::remove_dir_all(&place)?)
 }

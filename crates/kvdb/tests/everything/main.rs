@@ -34,7 +34,7 @@ use steps::{Steps, random_of, random_of_life};
 use world::{Dead, World};
 
 /// Whose operations are wanted.
-const TYPES: [&str; 14] = [
+const TYPES: [&str; 15] = [
     "Kvdb",
     "Dictionary",
     "View",
@@ -49,6 +49,7 @@ const TYPES: [&str; 14] = [
     "StoredTuple",
     "StoredValue",
     "Received",
+    "Publisher",
 ];
 
 /// The least that a store is made with (`kvfs create --size`).
@@ -154,6 +155,7 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
         }
         let image = w.device.crash(seed ^ life);
         w.views.clear();
+        w.publisher = None;
         let before = std::mem::take(&mut w.open);
         let report = kvdb::check(Arc::new(image.clone()), &mut |_, _| {});
         assert!(report.is_clean(), "{}: {:?}", w.what(), report.faults);

@@ -256,11 +256,28 @@ pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
 /// Publishes the store; what is there is what was committed, with all that earlier publications
 /// have written, in this life and before.
 pub fn push(w: &mut World) -> Result<(), Dead> {
-    w.call("Kvdb::push");
-    if w.unless_full(w.db.push(&w.bucket, &mut |_| Ok(())))?.is_none() {
+    let published = if w.random.one_in(2) {
+        w.call("Kvdb::push");
+        // Whoever has published before is overtaken.
+        w.publisher = None;
+        w.db.push(&w.bucket, &mut |_| Ok(()))
+    } else {
+        ["Kvdb::publisher", "Publisher::publish"].iter().for_each(|name| w.call(name));
+        let mut publisher = w.publisher.take().unwrap_or_else(|| w.db.publisher(&w.bucket));
+        let published = publisher.publish(&mut |_| Ok(()));
+        w.publisher = Some(publisher);
+        published
+    };
+    if w.unless_full(published)?.is_none() {
         return Ok(());
     }
     w.history.certain();
+    if let Some(publisher) = &w.publisher {
+        let (due, checked) = (publisher.is_due(), publisher.check());
+        assert!(!due, "{}: nothing was committed since", w.what());
+        checked.expect("it is this store");
+        ["Publisher::is_due", "Publisher::check"].iter().for_each(|name| w.call(name));
+    }
     assert!(w.db.remote_stats().is_none(), "its zones are here");
     let copy = Arc::new(MemoryDevice::new());
     w.bucket.copy_to(copy.clone(), w.env.clone()).expect("memory does not fail");

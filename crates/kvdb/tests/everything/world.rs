@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use env::{Random, Simulated};
 use kvdb::{
-    Batch, CommitPosition, DictionaryId, Durability, Error, Kvdb, RemoteStore, Update, View,
+    Batch, CommitPosition, DictionaryId, Durability, Error, Kvdb, Publisher, RemoteStore, Update,
+    View,
 };
 use objects::MemoryObjects;
 use zones::CrashDevice;
@@ -39,6 +40,8 @@ pub struct World {
     pub views: Vec<(View, ManifestState)>,
     /// Where the store is published.
     pub bucket: RemoteStore,
+    /// Who publishes it again and again in this life.
+    pub publisher: Option<Publisher>,
     /// For names that are new.
     pub names: u64,
     /// The store is small, and may be full: what adds to it may be refused for want of space, what
@@ -75,6 +78,7 @@ impl World {
             followed: None,
             views: Vec::new(),
             bucket: RemoteStore::new(Arc::new(MemoryObjects::new()), "store").expect("a name"),
+            publisher: None,
             names: 0,
             limited: false,
             full: 0,

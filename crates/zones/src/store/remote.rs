@@ -130,8 +130,8 @@ impl Zones {
 
     /// Writes the zones of `uses` to object storage, but for what is known to lie there. The caller
     /// keeps the zones pinned, and nothing that it publishes may refer to bytes that are written
-    /// during the call. Writes are counted from the first call on, so that the next one need not read
-    /// what was not written since.
+    /// during the call. Writes are counted from the first call on, so that the next one need not
+    /// read what was not written since.
     pub fn publish(
         &self,
         uses: &ZoneUse,

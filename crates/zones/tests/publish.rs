@@ -1,0 +1,104 @@
+//! Zones are published again and again: what was not written since is not read, and a note of one
+//! that is cut off has all that the rest of it will refer to.
+
+use std::sync::Arc;
+
+use objects::{MemoryObjects, Objects};
+use zones::remote::{Known, Marks, Publication, Published, ZoneObject};
+use zones::{FormatOptions, MemoryDevice, Priority, Purpose, ZONE_SIZE, ZoneId, ZonePin, Zones};
+
+struct World {
+    zones: Arc<Zones>,
+    objects: Arc<dyn Objects>,
+    number: u32,
+}
+
+impl World {
+    fn new() -> World {
+        let device = Arc::new(MemoryDevice::new());
+        let zones = Zones::format(device, FormatOptions::default()).unwrap();
+        World { zones, objects: Arc::new(MemoryObjects::new()), number: 0 }
+    }
+
+    /// Zones full of this byte.
+    fn filled(&self, count: u32, byte: u8) -> ZonePin {
+        let mut writer = self.zones.extent_writer(Purpose::Pages, Priority::User);
+        for _ in 0..count {
+            let fill = |_, bytes: &mut [u8]| bytes.fill(byte);
+            writer.place(512, ZONE_SIZE as usize, fill).unwrap();
+        }
+        writer.finish().unwrap()
+    }
+
+    fn publish(
+        &mut self,
+        pin: &ZonePin,
+        before: (&Known, &Marks),
+        seen: &mut Vec<Known>,
+    ) -> Published {
+        let first = ZoneObject { origin: [1; 16], epoch: 1, number: self.number };
+        let (known, marks) = before;
+        let how = Publication { objects: &self.objects, known, marks, first, memory: 1 << 20 };
+        let watch = &mut |_, so_far: &dyn Fn() -> zones::Result<Known>| {
+            seen.push(so_far()?);
+            Ok(())
+        };
+        let published = self.zones.publish(pin.uses(), &how, watch).unwrap();
+        self.number += published.progress.objects as u32;
+        published
+    }
+
+    fn read_bytes(&self) -> u64 {
+        self.zones.io().total().read_bytes
+    }
+}
+
+#[test]
+fn a_note_has_what_was_known_of_the_zones_that_are_still_to_come() {
+    let mut world = World::new();
+    let pin = world.filled(5, 1);
+    let nothing = (Known::default(), Marks::default());
+    let first = world.publish(&pin, (&nothing.0, &nothing.1), &mut vec![]);
+    let zones: Vec<ZoneId> = first.known.table.zones().collect();
+    assert_eq!(zones.len(), 5);
+    // With marks and without.
+    for marks in [&first.marks, &nothing.1] {
+        let mut seen = vec![];
+        world.publish(&pin, (&first.known, marks), &mut seen);
+        assert_eq!(seen.len(), 6);
+        for known in seen {
+            assert_eq!(known.table, first.known.table);
+            assert_eq!(known.fingerprints, first.known.fingerprints);
+        }
+    }
+}
+
+#[test]
+fn a_zone_is_read_again_if_it_was_written_and_not_else() {
+    let mut world = World::new();
+    let pin = world.filled(5, 1);
+    let nothing = (Known::default(), Marks::default());
+    let first = world.publish(&pin, (&nothing.0, &nothing.1), &mut vec![]);
+    let before = world.read_bytes();
+    let same = world.publish(&pin, (&first.known, &first.marks), &mut vec![]);
+    assert_eq!((world.read_bytes(), same.progress.objects), (before, 0));
+    assert_eq!(same.known.table, first.known.table);
+
+    // One byte of one zone: the zone is read, and becomes another object.
+    let (zone, _) = pin.uses().iter().nth(2).unwrap();
+    world.zones.write(Purpose::Pages, zone.end() - 1, &[2]).unwrap();
+    let changed = world.publish(&pin, (&same.known, &same.marks), &mut vec![]);
+    assert_eq!(world.read_bytes() - before, ZONE_SIZE);
+    assert_eq!(changed.progress.objects, 1);
+    for (other, _) in pin.uses().iter() {
+        let lies_in = |known: &Known| -> Vec<ZoneObject> {
+            let pieces = known.table.pieces_of(other).iter();
+            pieces.map(|piece| known.table.object(piece)).collect()
+        };
+        let is_same = lies_in(&changed.known) == lies_in(&same.known);
+        assert_eq!(is_same, other != zone, "{other}");
+    }
+    // What is marked and not known is read: marks alone say nothing of what lies there.
+    let again = world.publish(&pin, (&nothing.0, &changed.marks), &mut vec![]);
+    assert_eq!(again.progress.objects, 5);
+}
