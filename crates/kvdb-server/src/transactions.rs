@@ -245,6 +245,11 @@ pub trait Transactions: Send + Sync {
         let _ = changes;
         Ok(Paths::default())
     }
+    /// Everything that programs have written to files before this call is committed when it
+    /// returns, what the kernel holds back included; on disk it need not be.
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
     /// Everything that was acknowledged is on disk when this returns, files included.
     fn sync(&self) -> Result<()>;
     /// Copies a tree of files by reference, by paths from the root.

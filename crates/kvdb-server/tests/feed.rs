@@ -283,3 +283,17 @@ fn a_wait_for_changes_is_not_slow_and_messages_come_meanwhile() {
     assert!(nothing.ends_with(" []]"), "{nothing}");
     assert_eq!(other.run("SLOWLOG LEN"), "(integer) 0");
 }
+
+#[test]
+fn a_settled_position_is_that_of_now_and_waits_in_no_script() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    let start = now(&mut c);
+    assert_eq!(c.run("SET k v"), "OK");
+    let settled = c.run("CHANGES SETTLED").replace('"', "");
+    assert_eq!(since(&mut c, &start, ""), (vec!["0 key k string".into()], settled.clone()));
+    assert_eq!(settled, now(&mut c));
+    assert_eq!((c.run("MULTI"), c.run("CHANGES SETTLED")), ("OK".into(), "QUEUED".into()));
+    let refused = c.run("EXEC");
+    assert!(refused.contains("CHANGES SETTLED waits"), "{refused}");
+}

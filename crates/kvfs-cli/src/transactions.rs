@@ -144,6 +144,10 @@ impl Transactions for OverFiles {
         Ok(listed(self.0.difference(id, listing(collapsed)).map_err(of_store)?))
     }
 
+    fn settle(&self) -> Result<()> {
+        self.0.settle().map_err(of_store)
+    }
+
     fn sync(&self) -> Result<()> {
         self.0.sync_all().map_err(of_store)
     }

@@ -5,6 +5,7 @@
 //! renamed since, is passed over: a later commit tells of that.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
 
 use kvdb::{CommittedKey, DictionaryId};
 
@@ -12,7 +13,7 @@ use crate::attr::{FileKind, Ino};
 use crate::difference::{Named, Room, Side, joined};
 use crate::error::{Error, Result};
 use crate::layout::{self, ImapKey};
-use crate::views::{ViewId, Views};
+use crate::views::{ViewId, Views, Wait};
 
 /// What has become of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +47,25 @@ pub struct ChangedPaths {
 }
 
 impl Views {
+    /// Commits everything that programs have written to the main files before this call: what the
+    /// kernel holds back (dirty pages of mappings, gathered writes) and what waits in memory. It
+    /// does not wait for the device. So what is committed by then has every change that a program
+    /// has made before it asked.
+    ///
+    /// An error where something cannot be committed now, such as a file that a transaction has
+    /// locked: what is committed does not have every change then.
+    pub fn settle(&self) -> Result<()> {
+        let fs = self.fs(&ViewId::Mainline)?;
+        if fs.core.options.read_only {
+            return Ok(());
+        }
+        self.write_back(Wait::ForAll)?;
+        kvdb::without_lock_waits(|| {
+            let _call = fs.enter()?;
+            fs.commit_older_than(Duration::MAX)
+        })
+    }
+
     /// The dictionaries by whose keys the files of a view are followed.
     pub fn followed(&self, view: &ViewId) -> Result<Vec<DictionaryId>> {
         let layout = self.fs(view)?.core.layout;

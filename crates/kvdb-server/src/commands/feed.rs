@@ -19,7 +19,8 @@ use crate::request::{Arguments, integer};
 use crate::review::TypedState;
 use crate::session::Session;
 
-pub const USAGE: &str = "[NOW] | SINCE position [COUNT count] [BLOCK milliseconds] [FILES]";
+pub const USAGE: &str =
+    "[NOW] | SETTLED | SINCE position [COUNT count] [BLOCK milliseconds] [FILES]";
 
 /// Changes that one reply has at most, about; more come with the next one.
 const MOST: usize = 65_536;
@@ -32,10 +33,27 @@ pub fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     match args.at(1) {
         _ if args.len() == 1 => {}
         c if args.len() == 2 && is(c, "now") => {}
+        c if args.len() == 2 && is(c, "settled") => return settled(s, out),
         c if args.len() > 2 && is(c, "since") => return since(s, newest, args, out),
         _ => return Err(Failure::SYNTAX),
     }
     out.bulk(shown(newest).as_bytes());
+    Ok(())
+}
+
+/// `CHANGES SETTLED`: the position after everything that programs have written to files before this
+/// command, which is committed for it.
+fn settled(s: &mut Session, out: &mut Output) -> Outcome {
+    // Who waits for the kernel's pages must not hold what a writer of them waits for.
+    if out.is_kept() {
+        return Err(Failure::request(
+            "CHANGES SETTLED waits, and cannot stand in MULTI or a script",
+        ));
+    }
+    out.will_wait();
+    s.shared.transactions.settle()?;
+    let files = s.shared.transactions.followed();
+    out.bulk(shown(s.db().follow_commits_with(s.shared.limits.feed, &files)).as_bytes());
     Ok(())
 }
 
