@@ -28,6 +28,7 @@ mod figures;
 mod files;
 mod find;
 mod fork;
+mod fsmonitor;
 mod handover;
 mod history;
 mod http;
@@ -154,6 +155,7 @@ enum Command {
     Export(export::Args),
     Push(push::Args),
     Fork(fork::Args),
+    Fsmonitor(fsmonitor::Args),
     Bench(bench::Args),
     Doctor(doctor::Args),
     Completions(manual::CompletionsArgs),
@@ -234,6 +236,7 @@ fn main() -> ExitCode {
         Command::Export(args) => export::run(args, &output),
         Command::Push(args) => push::run(args, &output),
         Command::Fork(args) => fork::run(args, &output),
+        Command::Fsmonitor(args) => fsmonitor::run(args, &output),
         Command::Bench(args) => bench::run(args, &output),
         Command::Doctor(args) => doctor::run(args, &output),
         Command::Completions(args) => manual::completions(args, Cli::command(), &output),

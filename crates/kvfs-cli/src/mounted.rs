@@ -174,6 +174,11 @@ impl Mounted {
         self.bound && self.view == View::Transaction(id)
     }
 
+    /// Returns whether the mount shows the view of the path, and nothing else of the store.
+    pub fn shows_alone(&self) -> bool {
+        self.bound && self.shown == self.view
+    }
+
     /// The clone that a transaction is of, or the store.
     pub fn view_beneath(&mut self, id: u64) -> Outcome<View> {
         let info = fields(self.txn(&["STATUS", &id.to_string()])?)?;

@@ -55,6 +55,17 @@ pub fn mount_of(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(best)
 }
 
+/// Returns whether the file system with this device number is read-only itself, and not only where
+/// it is mounted.
+pub fn is_read_only(device: &str) -> io::Result<bool> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let mut lines = table.split(|&b| b == b'\n');
+    Ok(lines.any(|line| {
+        parse_line(line).is_some_and(|mount| mount.device == device)
+            && options_of(line).split(|&b| b == b',').any(|option| option == b"ro")
+    }))
+}
+
 /// True where a FUSE mount's daemon is gone ("Transport endpoint is not connected"). Attributes may
 /// still be cached for hours, so this asks for what the kernel never caches. Where the daemon is
 /// stopped, or hangs, so does this call.
@@ -65,6 +76,11 @@ pub fn is_dead(path: &Path) -> bool {
     )
 }
 
+/// What the file system was mounted with, as the last field has it; empty where there is none.
+fn options_of(line: &[u8]) -> &[u8] {
+    line.split(|&b| b == b' ').skip_while(|f| *f != b"-").nth(3).unwrap_or_default()
+}
+
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&b| b == b' ');
     let device = fields.nth(2)?;
@@ -73,8 +89,8 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
     let fs_type = fields.next()?;
     let source = fields.next()?;
-    let options = fields.next().unwrap_or_default();
-    let user = options.split(|&b| b == b',').find_map(|option| option.strip_prefix(b"user_id="));
+    let user =
+        options_of(line).split(|&b| b == b',').find_map(|option| option.strip_prefix(b"user_id="));
     Some(MountEntry {
         device: String::from_utf8_lossy(device).into_owned(),
         root: PathBuf::from(unescape(root)),
@@ -122,6 +138,14 @@ mod tests {
         assert_eq!(m.source, OsStr::new("/x\\y"));
         assert_eq!(m.user, Some(17));
         assert!(m.is_fuse());
+    }
+
+    #[test]
+    fn the_options_are_those_of_the_file_system() {
+        let line = b"36 35 98:0 / /mnt ro,noatime - fuse.kvfs /x rw,user_id=17";
+        assert_eq!(options_of(line), b"rw,user_id=17");
+        assert_eq!(options_of(b"36 35 98:0 / /mnt ro"), b"");
+        assert!(!is_read_only("none:0").expect("mountinfo"));
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("rebase", "target", Store),
     ("changes", "mount", Store),
     ("history", "target", Store),
+    ("fsmonitor install", "repository", Store),
+    ("fsmonitor uninstall", "repository", Store),
     ("show", "target", Store),
     ("send", "target", Store),
     ("send", "output", Writes),

@@ -1,0 +1,335 @@
+//! The hook: what may have changed in the work tree of this directory since a token.
+//!
+//! A path too many costs git a look at a file; one too few is a change that it does not see. So
+//! wherever anything is not sure, the answer is that everything may have changed.
+//!
+//! git takes a path that is in its index for that file, and another one for a directory with all
+//! that the index has below it; and it lists the directory anew in which the path lies, for files
+//! that it does not track. What it knows of a directory that was made or moved there, and of those
+//! below it, it would keep, so something in each of them is named. Paths that it would not have in
+//! an index it passes over (`names`), so another one is named in the same directory.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use kvdb_server::Reply;
+use kvfs_fuse::mounts;
+use serde_json::{Map, Value, json};
+
+use super::names::{self, ANY};
+use super::token::{self, NONE, Token};
+use crate::mounted::Mounted;
+use crate::output::{Exit, Failure, Outcome, Output, taken};
+use crate::place::{self, Place, View};
+use crate::text;
+use crate::waiting;
+
+/// Changes that are asked for at once.
+const COUNT: &str = "65536";
+/// Directories below those that were made that are named; more of them cost more than to look at
+/// everything.
+const MOST_DIRECTORIES: usize = 100_000;
+
+/// What git is told.
+struct Answer {
+    token: String,
+    /// From the root of the work tree; or why it is everything.
+    paths: Result<BTreeSet<Vec<u8>>, String>,
+}
+
+/// The work tree that this process was started in the root of.
+struct WorkTree {
+    root: PathBuf,
+    place: Place,
+}
+
+fn unsure(why: impl Into<String>) -> Failure {
+    Failure::new(Exit::Failed, why)
+}
+
+fn odd() -> Failure {
+    unsure("the store's daemon gave an unexpected list of changes")
+}
+
+fn text_of(reply: &Reply) -> Outcome<String> {
+    match reply {
+        Reply::Bulk(bytes) => String::from_utf8(bytes.to_vec()).map_err(|_| odd()),
+        _ => Err(odd()),
+    }
+}
+
+impl WorkTree {
+    fn here() -> Outcome<WorkTree> {
+        let cannot = |e: io::Error| Failure::io("cannot find the work tree", &e);
+        let root = std::env::current_dir().map_err(cannot)?;
+        let place = place::of(&root).map_err(cannot)?;
+        let place = place
+            .filter(|place| place.mount.fs_type == "fuse.kvfs")
+            .ok_or_else(|| unsure(format!("{} does not lie in a mounted store", root.display())))?;
+        // Something else may be mounted where the path leads now.
+        let stat = rustix::fs::stat(".").map_err(|e| cannot(e.into()))?;
+        let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        if place.mount.device != format!("{major}:{minor}") {
+            return Err(unsure(format!("something is mounted over {}", root.display())));
+        }
+        let all = mounts::mounts().map_err(cannot)?;
+        let within = all.iter().find(|m| m.mount_point != root && m.mount_point.starts_with(&root));
+        match within {
+            // Of what changes there the store knows nothing.
+            Some(other) => Err(unsure(format!(
+                "{} is mounted within the work tree",
+                other.mount_point.display()
+            ))),
+            None => Ok(WorkTree { root, place }),
+        }
+    }
+
+    fn token(&self, position: &str) -> Token {
+        let path = self.place.rest.as_os_str().as_bytes();
+        Token::new(position, &self.place.view.to_string(), path)
+    }
+
+    fn is_read_only(&self) -> bool {
+        mounts::is_read_only(&self.place.mount.device).unwrap_or(false)
+    }
+
+    /// The position up to which the answer reaches, with all that was written before.
+    fn position(&self, mounted: &mut Mounted) -> Outcome<String> {
+        match &self.place.view {
+            // What programs have written is in no commit yet.
+            View::Mainline => text_of(&mounted.call(&[b"CHANGES", b"SETTLED"])?),
+            // A snapshot that is mounted by itself cannot be dropped and another one made of its
+            // name, for then the whole store is read-only.
+            View::Snapshot(_) if self.is_read_only() && mounted.shows_alone() => {
+                text_of(&mounted.call(&[b"CHANGES", b"NOW"])?)
+            }
+            // What is written in them is in no list, and a token of them would come into the
+            // store with the index when they are committed or merged.
+            view => Err(unsure(format!("the work tree lies in {view}, which has no list"))),
+        }
+    }
+
+    fn answer(&self, before: &[u8]) -> Outcome<Answer> {
+        let mut mounted = Mounted::find_view(&self.root)?;
+        if let Some(id) = mounted.entered() {
+            return Err(unsure(format!("this program runs in transaction {id}")));
+        }
+        let now = self.token(&self.position(&mut mounted)?);
+        let everything = |why: String| Answer { token: now.text(), paths: Err(why) };
+        let Some(before) = Token::parse(before) else {
+            return Ok(everything("there is no earlier answer".into()));
+        };
+        if before.tree != now.tree {
+            return Ok(everything("the earlier answer was for another work tree".into()));
+        }
+        if before.list() != now.list() {
+            return Ok(everything("the list of changes does not reach back so far".into()));
+        }
+        if self.place.view != View::Mainline {
+            return Ok(Answer { token: now.text(), paths: Ok(BTreeSet::new()) });
+        }
+        let found = changes(&mut mounted, &before.position, &now.position)
+            .and_then(|(position, rows)| Ok((self.token(&position), self.paths(&rows)?)));
+        Ok(match found {
+            Ok((token, paths)) => Answer { token: token.text(), paths: Ok(paths) },
+            Err(failure) => everything(failure.message),
+        })
+    }
+
+    /// What the changes are to git.
+    fn paths(&self, rows: &[Row]) -> Outcome<BTreeSet<Vec<u8>>> {
+        let here = self.place.rest.as_os_str().as_bytes();
+        let (mut paths, mut directories) = (BTreeSet::new(), BTreeSet::new());
+        for Row { path, what } in rows {
+            match below(path, here) {
+                Some(inside) => {
+                    // What git keeps for itself is not in the work tree.
+                    if inside == b".git" || inside.starts_with(b".git/") {
+                        continue;
+                    }
+                    paths.insert(told(inside)?);
+                    if what == "made" && is_directory(&self.root.join(OsStr::from_bytes(inside)))? {
+                        directories.insert(inside.to_vec());
+                    }
+                }
+                // The work tree itself, or a directory that it lies in.
+                None if path == here || below(here, path).is_some() => {
+                    if what != "changed" {
+                        return Err(unsure("the work tree was made or moved"));
+                    }
+                }
+                None => {}
+            }
+        }
+        self.add_directories(directories, &mut paths)?;
+        Ok(paths)
+    }
+
+    /// Names these directories and all below them, each as one whose entries have changed.
+    fn add_directories(
+        &self,
+        made: BTreeSet<Vec<u8>>,
+        paths: &mut BTreeSet<Vec<u8>>,
+    ) -> Outcome<()> {
+        let (mut todo, mut seen): (Vec<_>, HashSet<Vec<u8>>) =
+            (made.into_iter().collect(), HashSet::new());
+        while let Some(directory) = todo.pop() {
+            // It lists no repository within.
+            if names::last(&directory) == b".git" || !seen.insert(directory.clone()) {
+                continue;
+            }
+            if seen.len() > MOST_DIRECTORIES {
+                return Err(unsure("very many directories were made or moved"));
+            }
+            let cannot = |e: io::Error| Failure::io("cannot list a directory that was made", &e);
+            let entries = match fs::read_dir(self.root.join(OsStr::from_bytes(&directory))) {
+                // Who has removed it meanwhile is told of with the next answer.
+                Err(e) if is_gone(&e) => continue,
+                entries => entries.map_err(cannot)?,
+            };
+            for entry in entries {
+                let entry = entry.map_err(cannot)?;
+                let is_directory = match entry.file_type() {
+                    Ok(kind) => kind.is_dir(),
+                    Err(e) if is_gone(&e) => false,
+                    Err(e) => return Err(cannot(e)),
+                };
+                if is_directory {
+                    todo.push([&directory[..], b"/", entry.file_name().as_bytes()].concat());
+                }
+            }
+            paths.insert(told(&[&directory[..], b"/", ANY].concat())?);
+        }
+        Ok(())
+    }
+}
+
+/// The path by which git is told of a path.
+fn told(path: &[u8]) -> Outcome<Vec<u8>> {
+    names::told(path).ok_or_else(|| {
+        unsure("something has changed in a directory of a name that git does not take")
+    })
+}
+
+/// A path from the root of the view, and what has become of it.
+struct Row {
+    path: Vec<u8>,
+    what: String,
+}
+
+/// The changes of the files from one position up to another at least, and how far they are.
+fn changes(mounted: &mut Mounted, from: &str, to: &str) -> Outcome<(String, Vec<Row>)> {
+    let goal = token::number(to).ok_or_else(odd)?;
+    let (mut position, mut rows) = (from.to_string(), Vec::new());
+    loop {
+        let since = [&b"CHANGES"[..], b"SINCE", position.as_bytes()];
+        let words = [&since[..], &[b"COUNT", COUNT.as_bytes(), b"FILES"]].concat();
+        let Reply::Array(reply) = mounted.call(&words)? else { return Err(odd()) };
+        let [next, Reply::Array(list)] = &reply[..] else { return Err(odd()) };
+        for row in list {
+            let Reply::Array(fields) = row else { return Err(odd()) };
+            let [_, _, kind, path, what] = &fields[..] else { return Err(odd()) };
+            match (text_of(kind)?.as_str(), path) {
+                ("file", Reply::Bulk(path)) => {
+                    rows.push(Row { path: path.to_vec(), what: text_of(what)? });
+                }
+                ("key" | "range", _) => {}
+                _ => return Err(unsure("a commit has changed too many files for a list")),
+            }
+        }
+        let next = text_of(next)?;
+        let stands = next == position;
+        position = next;
+        if token::number(&position).ok_or_else(odd)? >= goal {
+            return Ok((position, rows));
+        }
+        if stands {
+            return Err(odd());
+        }
+    }
+}
+
+/// The way from a directory to a path in it. `None`: it is not in it.
+fn below<'a>(path: &'a [u8], directory: &[u8]) -> Option<&'a [u8]> {
+    if directory.is_empty() {
+        return (!path.is_empty()).then_some(path);
+    }
+    path.strip_prefix(directory)?.strip_prefix(b"/").filter(|rest| !rest.is_empty())
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+fn is_directory(path: &Path) -> Outcome<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok(found.is_dir()),
+        Err(e) if is_gone(&e) => Ok(false),
+        Err(e) => Err(Failure::io("cannot look at what has changed", &e)),
+    }
+}
+
+/// Answers git. There is always an answer: that all may have changed is one.
+pub fn run(before: &OsString, output: &Output) -> Outcome {
+    // What stands on standard error would be shown by every command of git.
+    waiting::be_silent();
+    let answer = WorkTree::here().and_then(|tree| tree.answer(before.as_bytes()));
+    let answer =
+        answer.unwrap_or_else(|failure| Answer { token: NONE.into(), paths: Err(failure.message) });
+    if output.is_json() {
+        return output.print("", described(&answer));
+    }
+    let mut bytes = [answer.token.as_bytes(), b"\0"].concat();
+    match &answer.paths {
+        Ok(paths) => paths.iter().for_each(|path| {
+            bytes.extend_from_slice(path);
+            bytes.push(0);
+        }),
+        Err(_) => bytes.extend_from_slice(b"/\0"),
+    }
+    let mut out = io::stdout().lock();
+    taken(out.write_all(&bytes).and_then(|()| out.flush())).map(drop)
+}
+
+fn described(answer: &Answer) -> Value {
+    let path = |path: &Vec<u8>| {
+        let mut object = Map::new();
+        text::put(&mut object, "path", path);
+        Value::Object(object)
+    };
+    let paths: Option<Vec<Value>> =
+        answer.paths.as_ref().ok().map(|paths| paths.iter().map(path).collect());
+    json!({
+        "token": answer.token,
+        "everything": answer.paths.is_err(),
+        "why": answer.paths.as_ref().err(),
+        "paths": paths,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::below;
+
+    #[test]
+    fn what_lies_in_a_directory_is_told_by_whole_names() {
+        let cases: [(&str, &str, Option<&str>); 8] = [
+            ("a/b", "a", Some("b")),
+            ("a/b/c", "a", Some("b/c")),
+            ("a", "a", None),
+            ("ab", "a", None),
+            ("a-b/c", "a", None),
+            ("b", "a", None),
+            ("a/b", "", Some("a/b")),
+            ("", "", None),
+        ];
+        for (path, directory, want) in cases {
+            let found = below(path.as_bytes(), directory.as_bytes());
+            assert_eq!(found, want.map(str::as_bytes), "{path} in {directory}");
+        }
+    }
+}

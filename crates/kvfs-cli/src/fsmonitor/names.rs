@@ -1,0 +1,66 @@
+//! Names that git has in no index, since some file system would take them for `.git`. Files may have
+//! them all the same, and git lists them as untracked; but it passes over them in an answer of the
+//! hook.
+
+/// A name that git takes, for something in a directory. That it may be one of a file there does no
+/// harm: git looks at that one, too.
+pub const ANY: &[u8] = b"0";
+
+/// The last name of a path.
+pub fn last(path: &[u8]) -> &[u8] {
+    path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
+}
+
+/// Whether git may refuse the name. (HFS+ does not see some characters that are not ASCII; NTFS has
+/// short names, streams, and no full stops and blanks at an end; and a backslash may begin a name.)
+fn may_be_refused(name: &[u8]) -> bool {
+    name.split(|&byte| byte == b'\\').any(|piece| {
+        let seen: Vec<u8> =
+            piece.iter().filter(|byte| byte.is_ascii()).map(u8::to_ascii_lowercase).collect();
+        let goes_on = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        let is_git =
+            seen.strip_prefix(b".git").is_some_and(|rest| !rest.first().is_some_and(goes_on));
+        is_git || seen.starts_with(b"git~")
+    })
+}
+
+/// A path that git takes, by which it learns that this one has changed. `None`: there is none,
+/// since it lies in a directory of which git cannot be told.
+pub fn told(path: &[u8]) -> Option<Vec<u8>> {
+    let names: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
+    let Some(at) = names.iter().position(|name| may_be_refused(name)) else {
+        return Some(path.to_vec());
+    };
+    // What is in a repository within is no matter, but that there is one.
+    let is_told = at + 1 == names.len() || names[at] == b".git";
+    is_told.then(|| [&names[..at], &[ANY]].concat().join(&b'/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_git_does_not_take_is_told_by_another_name() {
+        let same: [&[u8]; 6] =
+            [b"a/b", b".gitignore", b"a/.github/b", b".gitmodules", b"a.git", b"\xff/legit~1"];
+        for path in same {
+            assert_eq!(told(path).as_deref(), Some(path), "{}", path.escape_ascii());
+        }
+        let others: [(&[u8], &[u8]); 8] = [
+            (b"a/.git", b"a/0"),
+            (b"a/.git/refs/x", b"a/0"),
+            (b"a/GIT~1", b"a/0"),
+            (b".Git ", b"0"),
+            (b".git::$INDEX", b"0"),
+            (b"a/x\\.git", b"a/0"),
+            (b".g\xe2\x80\x8cit", b"0"),
+            (b".git...", b"0"),
+        ];
+        for (path, want) in others {
+            assert_eq!(told(path).as_deref(), Some(want), "{}", path.escape_ascii());
+        }
+        assert_eq!(told(b"a/git~1/b"), None);
+        assert_eq!((last(b"a/b"), last(b"b")), (&b"b"[..], &b"b"[..]));
+    }
+}
