@@ -80,7 +80,7 @@ struct Contents {
 pub(crate) fn page(body: &[u8], prefix: &str) -> Result<RawPage, &'static str> {
     // The library does not look at the name of the outermost element, and a page for browsers must
     // not be taken for an empty list: what is not listed may be deleted.
-    if !is_list(body) {
+    if !is_document(body, "ListBucketResult") {
         return Err("the answer is no list");
     }
     let read: ListBucketResult =
@@ -101,8 +101,8 @@ pub(crate) fn page(body: &[u8], prefix: &str) -> Result<RawPage, &'static str> {
     Ok(RawPage { entries, token: token.filter(|_| read.is_truncated) })
 }
 
-/// Returns `true` if the outermost element is that of a list.
-fn is_list(body: &[u8]) -> bool {
+/// Returns `true` if the outermost element has this name.
+pub(crate) fn is_document(body: &[u8], name: &str) -> bool {
     let text = body.trim_ascii_start();
     let text = match text.strip_prefix(b"<?xml") {
         Some(rest) => {
@@ -110,7 +110,8 @@ fn is_list(body: &[u8]) -> bool {
         }
         None => text,
     };
-    text.trim_ascii_start().starts_with(b"<ListBucketResult")
+    let rest = text.trim_ascii_start().strip_prefix(b"<");
+    rest.is_some_and(|rest| rest.starts_with(name.as_bytes()))
 }
 
 #[cfg(test)]

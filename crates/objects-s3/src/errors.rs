@@ -17,6 +17,8 @@ pub(crate) enum Asked {
     Delete(Key),
     /// A list of a prefix.
     List(String),
+    /// A setting of the bucket.
+    Configuration(String),
 }
 
 /// The condition that was sent with a put.
@@ -32,7 +34,7 @@ impl Asked {
     fn name(&self) -> String {
         match self {
             Asked::Get(key) | Asked::Put { key, .. } | Asked::Delete(key) => key.to_string(),
-            Asked::List(prefix) => prefix.clone(),
+            Asked::List(name) | Asked::Configuration(name) => name.clone(),
         }
     }
 
@@ -42,6 +44,7 @@ impl Asked {
             Asked::Put { key, .. } => format!("putting {key} in {place}"),
             Asked::Delete(key) => format!("deleting {key} in {place}"),
             Asked::List(prefix) => format!("listing {prefix:?} in {place}"),
+            Asked::Configuration(what) => format!("asking for the {what} of {place}"),
         }
     }
 

@@ -71,6 +71,7 @@
 #![warn(missing_docs)]
 
 mod answer;
+mod bucket;
 mod client;
 mod config;
 mod credentials;
@@ -83,6 +84,7 @@ mod request;
 mod runtime;
 mod s3;
 
+pub use bucket::{Effect, Reached, Rule, Said};
 pub use config::{S3Config, Timeouts};
 pub use environment::Environment;
 pub use probe::{Probe, Races, probe};

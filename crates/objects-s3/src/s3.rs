@@ -69,8 +69,18 @@ impl S3Objects {
         S3Objects { entries: Some(entries.max(1)), ..self }
     }
 
+    /// Where it is.
+    pub(crate) fn bucket(&self) -> &Place {
+        &self.place
+    }
+
+    /// Where credentials come from.
+    pub(crate) fn source(&self) -> &str {
+        &self.sender.credentials.source
+    }
+
     /// Sends one request, once, and returns its answer if there is one.
-    fn send(&self, asked: &Asked, ask: Ask) -> Result<Answer> {
+    pub(crate) fn send(&self, asked: &Asked, ask: Ask) -> Result<Answer> {
         let sender = self.sender.clone();
         match self.engine.run(async move { sender.send(ask).await }) {
             Some(Ok(answer)) => Ok(answer),
