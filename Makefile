@@ -172,8 +172,8 @@ readme: build
 remote:
 	$(CARGO) build --workspace --tests --quiet
 	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test servers -- --ignored
-	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test remote -- \
-		--ignored --skip keeps_no
+	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test remote \
+		--test doctor_address -- --ignored --skip keeps_no
 	KVFS_S3_SERVER=s3s-fs scripts/remote_servers.sh \
 		$(CARGO) test --quiet --workspace --test remote -- --ignored keeps_no \
 		|| [ $$? = 77 ]

@@ -1,21 +1,39 @@
 //! `kvfs doctor`: whether this machine has what the store needs and can use, and how to mend what
 //! it has not. Everything is read from files below one root, so that a test can make a machine up.
+//! A place in object storage is asked itself (`object_storage`).
+
+mod object_storage;
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use kvdb::RemoteStore;
 use serde_json::{Value, json};
 
+use crate::address::Address;
 use crate::output::{Exit, Failure, Outcome, Output};
 
-/// Look whether this machine has what KVFS needs: what is wrong, and how to mend it.
+/// Look whether this machine has what KVFS needs, or a place in object storage what stores need:
+/// what is wrong, and how to mend it.
 #[derive(clap::Args)]
 #[command(after_help = "\
+With an ADDRESS the place of a store is looked at: whose credentials are used, if it is reached, \
+how long a request takes, its clock, whether it keeps the conditions by which a store has one \
+writer at a time (40 races of eight writers), ranges and lists, rules of the bucket that would \
+delete or move objects, and the store of that name. What is put for that is deleted again.
+
+  kvfs doctor
+  kvfs doctor s3://bucket/work
+  kvfs doctor dir:/srv/stores/work --json
+
 Every line has a verdict: `ok`; `note`, something that could be had and is not needed; \
 `warning`, something works worse than it could, or only for root; `error`, a store cannot be \
 mounted or used. Exit code 1 when there is an error, with --strict also for a warning.")]
 pub struct Args {
+    /// A store in object storage, or where one is to be: dir:FOLDER/NAME or s3://BUCKET/NAME.
+    #[arg(conflicts_with_all = ["unprivileged", "root"])]
+    address: Option<PathBuf>,
     /// Judge as for a user without the rights of root.
     #[arg(long)]
     unprivileged: bool,
@@ -344,7 +362,8 @@ impl Machine<'_> {
     }
 }
 
-pub fn run(args: Args, output: &Output) -> Outcome {
+/// What is found of the machine.
+fn of_machine(args: &Args) -> Outcome<Vec<Finding>> {
     if !args.root.is_dir() {
         return Err(Failure::new(
             Exit::NotFound,
@@ -352,7 +371,26 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         ));
     }
     let user = args.unprivileged || !rustix::process::geteuid().is_root();
-    let all = Machine { root: &args.root, user }.all();
+    Ok(Machine { root: &args.root, user }.all())
+}
+
+/// What is found of a place in object storage.
+fn of_address(word: &Path) -> Outcome<Vec<Finding>> {
+    let address = Address::required(word)?;
+    if let Some(snapshot) = &address.snapshot {
+        let what =
+            format!("{address} names the snapshot {snapshot}, and a place has no more of it");
+        return Err(Failure::new(Exit::Usage, what).hint("leave out what begins with @"));
+    }
+    RemoteStore::check_name(&address.name).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
+    Ok(object_storage::findings(&address))
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let all = match &args.address {
+        Some(address) => of_address(address)?,
+        None => of_machine(&args)?,
+    };
     let mut text = String::new();
     for finding in &all {
         text.push_str(&format!(

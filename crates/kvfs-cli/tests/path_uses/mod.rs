@@ -85,6 +85,7 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("fork", "source", Store),
     ("fork", "file", Writes),
     ("bench", "dir", Writes),
+    ("doctor", "address", Store),
     ("doctor", "root", Store),
     ("man", "directory", Writes),
     ("dict info", "target", Store),
