@@ -102,7 +102,11 @@ pub use read::bounds::prefix_end;
 pub use read::cursor::{Cursor, Tuple};
 pub use read::iter::{Iter, Keys};
 pub use read::view::{StoredValue, View};
-pub use remote::{Head, LocalCopy, PushProgress, RemoteStore, RemoteZones, StateName};
+pub use remote::{
+    Amount, CollectOptions, CollectProgress, Collected, ForkId, ForkInfo, ForkOptions, Head,
+    LocalCopy, MissingObject, PushProgress, RemotePlace, RemoteStore, RemoteZones, StateName,
+    Survey,
+};
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
 pub use snapshots::{

@@ -122,7 +122,8 @@ pub fn chunk(data: &[u8]) {
     assert!(found == again && (!done || whole.position() == pieces.position()));
 }
 
-/// Parses a head, a state, and the note of a local file about its home.
+/// Parses a head, a state, the registration of a fork, a list of dead objects, and the note of a
+/// local file about its home.
 /// Magic and checksum are made to fit.
 pub fn published(data: &[u8]) {
     remote::parse(data);

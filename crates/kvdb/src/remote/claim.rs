@@ -14,7 +14,7 @@ use zones::{ZoneUse, Zones};
 
 use super::head::{Head, StateName};
 use super::state::PublishedState;
-use super::{Error, RemoteStore, Result};
+use super::{Error, RemoteStore, Result, random_id};
 use crate::manifest::{Edit, ManifestState};
 
 /// A publication notes what it has written after so long and so many bytes: what a later one does
@@ -55,7 +55,7 @@ impl Claim {
         let (before, mut head) = match to.tagged_head()? {
             Some((head, tag)) => (Some(tag), head),
             None => {
-                let origin = random(&*env);
+                let origin = random_id(&*env);
                 let (generation, epoch, published) = (0, 0, 0);
                 let (state, pending, nonce) = (None, None, [0; 16]);
                 let head =
@@ -71,7 +71,7 @@ impl Claim {
             .epoch
             .checked_add(1)
             .ok_or_else(|| Error::Corrupt(format!("{} has no more epochs", to.place())))?;
-        head.nonce = random(&*env);
+        head.nonce = random_id(&*env);
         let tag = to.replace_head(before.as_ref(), &head)?;
         let begun = env.monotonic();
         Ok(Claim { env, to, head, tag, begun, notes: 0, states: 0, objects: 0 })
@@ -164,7 +164,7 @@ impl Claim {
     }
 
     fn replace(&mut self, head: Head) -> Result<()> {
-        let head = Head { nonce: random(&*self.env), ..head };
+        let head = Head { nonce: random_id(&*self.env), ..head };
         self.tag = self.to.replace_head(Some(&self.tag), &head)?;
         self.head = head;
         Ok(())
@@ -214,11 +214,4 @@ impl Claim {
     fn name(&self, kind: char, number: u32) -> Result<objects::Key> {
         self.to.key(kind, format_args!("{}-{number}", self.head.epoch))
     }
-}
-
-fn random(env: &dyn Env) -> [u8; 16] {
-    let mut id = [0; 16];
-    id[..8].copy_from_slice(&env.random().to_le_bytes());
-    id[8..].copy_from_slice(&env.random().to_le_bytes());
-    id
 }

@@ -9,7 +9,7 @@ use vt_tree::{BlockCache, Run};
 use zones::remote::{Home, ZoneTable};
 use zones::{Device, FormatOptions, Zones};
 
-use super::{Error, Head, RemoteStore, RemoteZones, Result};
+use super::{Error, ForkId, ForkOptions, Head, RemoteStore, RemoteZones, Result, random_id};
 use crate::health::Health;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::{Manifest, ManifestState};
@@ -27,25 +27,30 @@ pub struct LocalCopy {
     pub published: u64,
     /// The identity of the store that published it.
     pub store: [u8; 16],
+    /// The registration of a fork; `None` for a cache.
+    pub fork: Option<ForkId>,
 }
 
-/// Version of the note.
+/// Version of the note of a cache, and of that of a fork.
 const VERSION: u8 = 1;
+const VERSION_OF_FORKS: u8 = 2;
 
 impl LocalCopy {
     fn encode(&self) -> Vec<u8> {
-        let mut note = vec![VERSION];
+        let mut note = vec![if self.fork.is_some() { VERSION_OF_FORKS } else { VERSION }];
         put_bytes(&mut note, self.place.as_bytes());
         put_bytes(&mut note, self.name.as_bytes());
         put_varint(&mut note, self.generation);
         put_varint(&mut note, self.published);
         note.extend_from_slice(&self.store);
+        self.fork.iter().for_each(|fork| note.extend_from_slice(&fork.0));
         note
     }
 
     fn decode(note: &[u8]) -> Result<LocalCopy> {
         let mut r = Decoder::new(note, "what the local file says of its home");
-        if r.u8()? != VERSION {
+        let version = r.u8()?;
+        if ![VERSION, VERSION_OF_FORKS].contains(&version) {
             return Err(r.corrupt("it has an unknown version"));
         }
         let mut text = || -> Result<String> {
@@ -54,9 +59,11 @@ impl LocalCopy {
         };
         let (place, name) = (text()?, text()?);
         let (generation, published) = (r.varint()?, r.varint()?);
-        let store = r.take(16)?;
-        let store = std::array::from_fn(|i| store[i]);
-        Ok(LocalCopy { place, name, generation, published, store })
+        let mut id =
+            || -> Result<[u8; 16]> { r.take(16).map(|bytes| std::array::from_fn(|i| bytes[i])) };
+        let store = id()?;
+        let fork = if version == VERSION_OF_FORKS { Some(ForkId(id()?)) } else { None };
+        Ok(LocalCopy { place, name, generation, published, store, fork })
     }
 
     /// Reads the note of the file on `device`; `None` if it is a store that has all of its zones
@@ -111,21 +118,36 @@ impl RemoteStore {
         };
         match now.filter(is_newest) {
             Some(copy) => Ok(copy),
-            None => self.copy_of(head, device, env),
+            None => self.copy_of(head, None, device, env),
         }
     }
 
     /// Makes the local file of the newest state on `device`, whose contents are lost. It is a store
     /// when this returns without an error, which is opened with
-    /// [`OpenOptions::remote`](crate::OpenOptions::remote), to be read, or to be written as a store
-    /// of its own.
+    /// [`OpenOptions::remote`](crate::OpenOptions::remote), to be read for a while. Nothing there
+    /// knows of it, so what is replaced there is gone for it when a collector has deleted that; one
+    /// that is to stay is a fork, see [`RemoteStore::fork_to`].
     pub fn copy_to(&self, device: Arc<dyn Device>, env: Arc<dyn Env>) -> Result<LocalCopy> {
-        self.copy_of(self.head()?, device, env)
+        self.copy_of(self.head()?, None, device, env)
+    }
+
+    /// As [`RemoteStore::copy_to`], for a file that stays: a store of its own, which is written. It
+    /// is registered, so that what it refers to stays, too. It costs one put and three requests to
+    /// read, whatever there is in the store.
+    pub fn fork_to(
+        &self,
+        device: Arc<dyn Device>,
+        env: Arc<dyn Env>,
+        options: &ForkOptions,
+    ) -> Result<LocalCopy> {
+        let (head, fork) = self.registered_head(&*env, options)?;
+        self.copy_of(Some(head), Some(fork), device, env).inspect_err(|_| self.give_up_fork(fork))
     }
 
     fn copy_of(
         &self,
         head: Option<Head>,
+        fork: Option<ForkId>,
         device: Arc<dyn Device>,
         env: Arc<dyn Env>,
     ) -> Result<LocalCopy> {
@@ -137,7 +159,7 @@ impl RemoteStore {
         let state = self.get_state(&state)?;
         let manifest = state.manifest()?;
         let (place, name) = (self.objects().place(), self.name().to_owned());
-        let local = LocalCopy { place, name, generation, published, store };
+        let local = LocalCopy { place, name, generation, published, store, fork };
         let home = Home { note: local.encode(), table: state.known.table };
         let format = FormatOptions {
             // Of the host's space this takes what it reads and writes, wherever zones lie.
@@ -145,9 +167,7 @@ impl RemoteStore {
             reserve_zones: state.reserve_zones,
             profile: state.profile,
         };
-        let mut uuid = [0; 16];
-        uuid[..8].copy_from_slice(&env.random().to_le_bytes());
-        uuid[8..].copy_from_slice(&env.random().to_le_bytes());
+        let uuid = random_id(&*env);
         let remote = RemoteZones::new(self.objects().clone()).options();
         let objects = self.objects().clone();
         let zones = Zones::format_remote(device, &home, uuid, format, objects, remote)?;

@@ -2,16 +2,19 @@
 //! state, and has the epoch of who may replace it next.
 
 use bytes::Bytes;
+use env::Env;
 use objects::{Created, Key, ObjectsError, Part, Patience, Swapped, Tag, Verdict, create, swap};
 use zones::crc32c;
 
-use super::RemoteStore;
+use super::{RemoteStore, random_id};
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
 const MAGIC: [u8; 8] = *b"KVFSHEAD";
 /// Version of everything in object storage.
 pub(super) const VERSION: u32 = 1;
+/// The identity in a head of which the store was taken back.
+const NO_STORE: [u8; 16] = [0; 16];
 /// The most bytes of a head.
 const MOST: usize = 64 << 10;
 
@@ -22,7 +25,8 @@ pub struct Head {
     pub generation: u64,
     /// Raised by everyone who begins to write.
     pub epoch: u32,
-    /// The store whose states these are: the identity in its superblock.
+    /// The store whose states these are: the identity in its superblock. Zeros after
+    /// [`RemoteStore::unpublish`].
     pub store: [u8; 16],
     /// The first part of the names of all objects with zones that are written for this head.
     pub origin: [u8; 16],
@@ -51,7 +55,7 @@ impl Head {
     /// Returns whether the name belongs to no store: that of a head which has no state, and names
     /// no store.
     pub(super) fn is_free(&self) -> bool {
-        self.state.is_none() && self.store == [0; 16]
+        self.state.is_none() && self.store == NO_STORE
     }
 
     /// Fails unless `store` may publish under the name.
@@ -70,12 +74,8 @@ impl Head {
         put_varint(&mut body, u64::from(self.epoch));
         [self.store, self.origin, self.nonce].iter().for_each(|id| body.extend_from_slice(id));
         put_varint(&mut body, self.published);
-        for name in [&self.state, &self.pending] {
-            let key = name.as_ref().map_or("", |name| name.key.as_str());
-            put_bytes(&mut body, key.as_bytes());
-            put_varint(&mut body, name.as_ref().map_or(0, |name| name.len));
-            body.extend_from_slice(&name.as_ref().map_or(0, |name| name.checksum).to_le_bytes());
-        }
+        put_name(&mut body, self.state.as_ref());
+        put_name(&mut body, self.pending.as_ref());
         seal(MAGIC, &body)
     }
 
@@ -94,22 +94,31 @@ impl Head {
             || -> Result<[u8; 16]> { r.take(16).map(|bytes| std::array::from_fn(|i| bytes[i])) };
         let (store, origin, nonce) = (id()?, id()?, id()?);
         let published = r.varint()?;
-        let mut name = || -> Result<Option<StateName>> {
-            let key = r.bytes()?;
-            let (len, checksum) = (r.varint()?, r.u32()?);
-            if key.is_empty() {
-                return Ok(None);
-            }
-            let key = str::from_utf8(key).ok().and_then(|key| Key::new(key).ok());
-            let key = key.ok_or_else(|| Error::Corrupt("the head names no key".into()))?;
-            Ok(Some(StateName { key, len, checksum }))
-        };
-        let (state, pending) = (name()?, name()?);
+        let (state, pending) = (take_name(&mut r)?, take_name(&mut r)?);
         if !r.is_empty() {
             return Err(Error::Corrupt("the head is too long".into()));
         }
         Ok(Head { generation, epoch, store, origin, state, pending, published, nonce })
     }
+}
+
+/// Appends the name of a state, or that there is none.
+pub(super) fn put_name(body: &mut Vec<u8>, name: Option<&StateName>) {
+    put_bytes(body, name.map_or("", |name| name.key.as_str()).as_bytes());
+    put_varint(body, name.map_or(0, |name| name.len));
+    body.extend_from_slice(&name.map_or(0, |name| name.checksum).to_le_bytes());
+}
+
+/// Reads what [`put_name`] has appended.
+pub(super) fn take_name(r: &mut Decoder<'_>) -> Result<Option<StateName>> {
+    let key = r.bytes()?;
+    let (len, checksum) = (r.varint()?, r.u32()?);
+    if key.is_empty() {
+        return Ok(None);
+    }
+    let key = str::from_utf8(key).ok().and_then(|key| Key::new(key).ok());
+    let key = key.ok_or_else(|| r.corrupt("the name of a state is no key"))?;
+    Ok(Some(StateName { key, len, checksum }))
 }
 
 /// The error for what a newer program has written.
@@ -173,6 +182,23 @@ impl RemoteStore {
     /// The head; `None`: there is no store of that name.
     pub fn head(&self) -> Result<Option<Head>> {
         Ok(self.tagged_head()?.map(|(head, _)| head))
+    }
+
+    /// Takes the newest state out of the head, so that there is no store of that name any more; the
+    /// epoch is raised, so that a publication that is under way ends. Objects stay until a
+    /// [collector](crate::RemotePlace::collect) finds that nothing refers to them. Returns the head
+    /// as it was; [`Error::NoStore`] if there is no state, nor a publication that has not ended.
+    pub fn unpublish(&self, env: &dyn Env) -> Result<Head> {
+        let found = self.tagged_head()?;
+        let found = found.filter(|(head, _)| head.state.is_some() || head.store != NO_STORE);
+        let Some((before, tag)) = found else { return Err(Error::NoStore(self.place())) };
+        let epoch = before.epoch.checked_add(1);
+        let epoch =
+            epoch.ok_or_else(|| Error::Corrupt(format!("{} has no more epochs", self.place())))?;
+        let (state, pending, nonce) = (None, None, random_id(env));
+        let head = Head { epoch, store: NO_STORE, state, pending, nonce, ..before.clone() };
+        self.replace_head(Some(&tag), &head)?;
+        Ok(before)
     }
 
     /// Makes `head` the head: in place of the one with this tag, or where there is none. Fails if

@@ -6,6 +6,8 @@
 //! c/<name>/<epoch>-<number>            a state: what the manifest says, and the zone table
 //! p/<name>/<epoch>-<number>            how far a publication is that has not ended
 //! z/<hash>/<origin>/<epoch>-<number>   bytes of zones
+//! f/<name>/<id>                        a fork, and the state that it began as
+//! d/<number>                           objects that nothing refers to, and since when
 //! ```
 //!
 //! Only a head is ever replaced. Who replaces it first raises its epoch, and names all objects by
@@ -15,22 +17,37 @@
 //! - `state` is a published state, as an object.
 //! - `claim` is the right to publish, and what is done with it.
 //! - `copy` makes a local file that refers to a published state.
+//! - `registry` keeps the forks of a store, so that what they refer to stays.
+//! - `contents` is all that a place has: keys, lists, the time there.
+//! - `mark` finds what heads and forks refer to, and `collect` deletes the rest when it has been
+//!   `dead` for long enough; `survey` tells whether all is there that should be.
 
 mod claim;
+mod collect;
+mod contents;
 mod copy;
+mod dead;
 mod head;
+mod mark;
+mod registry;
 mod state;
+mod survey;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use env::Env;
 use objects::{Key, Objects};
 use zones::{Device, Zones};
 
 pub use claim::PushProgress;
 pub(crate) use claim::{Claim, ToPublish};
+pub use collect::{Amount, CollectOptions, CollectProgress, Collected};
+pub use contents::RemotePlace;
 pub use copy::LocalCopy;
 pub use head::{Head, StateName};
+pub use registry::{ForkId, ForkInfo, ForkOptions};
+pub use survey::{MissingObject, Survey};
 
 use crate::error::{Error, Result};
 
@@ -84,6 +101,16 @@ pub(crate) fn parse(data: &[u8]) {
     head::parse(data);
     state::parse(data);
     copy::parse(data);
+    registry::parse(data);
+    dead::parse(data);
+}
+
+/// Sixteen random bytes.
+fn random_id(env: &dyn Env) -> [u8; 16] {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&env.random().to_le_bytes());
+    id[8..].copy_from_slice(&env.random().to_le_bytes());
+    id
 }
 
 /// The longest name of a store, bytes.

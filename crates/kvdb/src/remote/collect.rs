@@ -1,0 +1,189 @@
+//! The collector: deletes objects that nothing has referred to for long enough.
+//!
+//! An object that is dead stays so (see `mark`): it has a lower epoch than the head that was read,
+//! so whoever may replace that head does not know it. It is deleted when a list has said so for the
+//! whole grace *and* heads and registry, read after that, say it still. Readers that have opened a
+//! state which was replaced since have the grace to read on.
+//!
+//! These hold:
+//!
+//! - The time is taken before heads are read. So an object is on a list for the whole grace before
+//!   the marks that condemn it, however long this takes afterwards.
+//! - What is deleted is listed, dead, and on a list of dead objects that was there at the
+//!   beginning. Such a list says when, and never what may be deleted.
+//! - A list with an object that is not dead is void: what dies later has all of the grace again.
+//! - A list is deleted when none of its objects is left; what is dead and on no list gets on a new
+//!   one before that. So each step may be the last one, or be done twice, or by two collectors.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use env::Env;
+use objects::{Key, Listed};
+
+use super::contents::{CONTENT, NOW, at_once, delete, each_listed};
+use super::dead::{self, DeadList};
+use super::mark::{Fate, Marks};
+use super::{RemotePlace, Result};
+
+/// How a place is collected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CollectOptions {
+    /// What was found to be dead so long ago is deleted, by the clock of the place. Readers of a
+    /// state that was replaced may go on for so long.
+    pub grace: Duration,
+    /// Nothing is deleted, and no list is written. (One small object is put and deleted, to learn
+    /// the time there.)
+    pub dry_run: bool,
+}
+
+impl Default for CollectOptions {
+    /// A day.
+    fn default() -> Self {
+        CollectOptions { grace: Duration::from_secs(24 * 3600), dry_run: false }
+    }
+}
+
+/// How far a collection is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CollectProgress {
+    /// Objects that were looked at.
+    pub objects: u64,
+    /// Objects that are to be deleted, and that were.
+    pub due: u64,
+    /// See `due`.
+    pub deleted: u64,
+}
+
+/// Objects, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// How many.
+    pub objects: u64,
+    /// Of all of them.
+    pub bytes: u64,
+}
+
+impl Amount {
+    pub(super) fn add(&mut self, entry: &Listed) {
+        self.objects += 1;
+        self.bytes += entry.len;
+    }
+}
+
+/// What a collection has found and done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Stores with a state.
+    pub stores: u64,
+    /// Forks that are registered and have not expired.
+    pub forks: u64,
+    /// Forks that have.
+    pub expired_forks: u64,
+    /// What stores and forks refer to.
+    pub kept: Amount,
+    /// What publications may have written that are under way.
+    pub current: Amount,
+    /// What nothing refers to, as was found now.
+    pub found: Amount,
+    /// What nothing refers to, and is not deleted yet, as was found before.
+    pub waiting: Amount,
+    /// What was deleted; with `dry_run` what would be.
+    pub deleted: Amount,
+    /// What is none of the objects that this program knows; it is left alone.
+    pub unknown: Amount,
+}
+
+impl RemotePlace {
+    /// Deletes what no store and no fork refers to, as [`CollectOptions`] say; what is found to be
+    /// dead now is deleted by a later call. Stores are published, read and forked meanwhile, and
+    /// another collection may run. `progress` is called now and then; an error of it ends the call.
+    ///
+    /// If a head, a registration or a state cannot be read, the error says which, and nothing was
+    /// deleted.
+    pub fn collect(
+        &self,
+        env: &dyn Env,
+        options: CollectOptions,
+        progress: &mut dyn FnMut(CollectProgress) -> Result<()>,
+    ) -> Result<Collected> {
+        let objects = &self.objects;
+        let (now, below) = self.clock(env)?;
+        let marks = Marks::read(objects, now)?;
+        let is_due = |since: Duration| since.saturating_add(options.grace) <= now;
+
+        let mut lists = Vec::new();
+        for entry in below.iter().filter(|entry| dead::number_of(&entry.key).is_some()) {
+            lists.extend(dead::read(objects, entry)?);
+        }
+        let is_void = |list: &DeadList| list.keys.iter().any(|key| marks.fate(key) != Fate::Dead);
+        let (void, valid): (Vec<_>, Vec<_>) = lists.into_iter().partition(is_void);
+        let mut since: HashMap<&Key, Duration> = HashMap::new();
+        for list in &valid {
+            for key in &list.keys {
+                let first = since.entry(key).or_insert(list.found);
+                *first = list.found.min(*first);
+            }
+        }
+
+        let mut told = Collected {
+            stores: marks.stores,
+            forks: marks.forks,
+            expired_forks: marks.expired.len() as u64,
+            ..Collected::default()
+        };
+        let mut far = CollectProgress::default();
+        let (mut found, mut due, mut left) = (Vec::new(), Vec::new(), HashSet::new());
+        for prefix in CONTENT {
+            each_listed(&**objects, prefix, &mut |entry| {
+                far.objects += 1;
+                if far.objects.is_multiple_of(1000) {
+                    progress(far)?;
+                }
+                let amount = match (marks.fate(&entry.key), since.get(&entry.key)) {
+                    (Fate::Needed(_), _) => &mut told.kept,
+                    (Fate::Current, _) => &mut told.current,
+                    (Fate::Unknown, _) => &mut told.unknown,
+                    (Fate::Dead, None) => {
+                        found.push(entry.key.clone());
+                        &mut told.found
+                    }
+                    (Fate::Dead, Some(since)) if is_due(*since) => {
+                        due.push(entry.key.clone());
+                        &mut told.deleted
+                    }
+                    (Fate::Dead, Some(_)) => {
+                        left.insert(entry.key.clone());
+                        &mut told.waiting
+                    }
+                };
+                amount.add(&entry);
+                Ok(())
+            })?;
+        }
+        if options.dry_run {
+            return Ok(told);
+        }
+
+        let numbers = below.iter().filter_map(|entry| dead::number_of(&entry.key));
+        let next = numbers.max().map_or(1, |last| last.saturating_add(1));
+        dead::write(objects, env, next, &found)?;
+        far.due = due.len() as u64;
+        for some in due.chunks(1000) {
+            progress(far)?;
+            at_once(some, |key| delete(&**objects, key))?;
+            far.deleted += some.len() as u64;
+        }
+        let done = valid.iter().filter(|list| !list.keys.iter().any(|key| left.contains(key)));
+        let old = |entry: &&Listed| entry.key.as_str().starts_with(NOW) && is_due(entry.modified);
+        let clocks = below.iter().filter(old).map(|entry| &entry.key);
+        let expired = marks.expired.iter().filter(|(_, since)| is_due(*since));
+        let rest: Vec<&Key> = (void.iter().chain(done).map(|list| &list.key))
+            .chain(clocks)
+            .chain(expired.map(|(key, _)| key))
+            .collect();
+        at_once(&rest, |key| delete(&**objects, key))?;
+        progress(far)?;
+        Ok(told)
+    }
+}

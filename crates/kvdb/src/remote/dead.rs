@@ -1,0 +1,172 @@
+//! Lists of objects that nothing refers to. The time at which a list was put, by the clock of the
+//! place, is when they were found; so a list is never replaced. A list of bytes that mean nothing
+//! is no list: its objects are found again, and their time begins anew.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use env::Env;
+use objects::{Created, Key, Listed, Objects, ObjectsError, Part, Patience, create};
+
+use super::head::{VERSION, newer, opened, seal};
+use super::random_id;
+use crate::error::{Error, Result};
+use crate::log::codec::{Decoder, put_bytes, put_varint};
+
+const MAGIC: [u8; 8] = *b"KVFSDEAD";
+/// The most keys of a list, and bytes of keys after which a list is full.
+const MOST_KEYS: usize = 1 << 16;
+const FULL: usize = 4 << 20;
+/// The most bytes of a list.
+const MOST: u64 = 8 << 20;
+
+/// A list that was read.
+#[derive(Debug)]
+pub(super) struct DeadList {
+    /// Its own key.
+    pub key: Key,
+    /// When its objects were found, by the clock of the place, since 1970.
+    pub found: Duration,
+    pub keys: Vec<Key>,
+}
+
+fn encode(nonce: [u8; 16], keys: &[Key]) -> Vec<u8> {
+    let mut body = VERSION.to_le_bytes().to_vec();
+    body.extend_from_slice(&nonce);
+    put_varint(&mut body, keys.len() as u64);
+    keys.iter().for_each(|key| put_bytes(&mut body, key.as_str().as_bytes()));
+    seal(MAGIC, &body)
+}
+
+fn decode(bytes: &[u8]) -> Result<([u8; 16], Vec<Key>)> {
+    const WHAT: &str = "a list of dead objects";
+    let mut r = Decoder::new(opened(MAGIC, WHAT, bytes)?, WHAT);
+    let version = r.u32()?;
+    if version != VERSION {
+        return Err(newer(version));
+    }
+    let nonce = r.take(16)?;
+    let nonce = std::array::from_fn(|i| nonce[i]);
+    let count = r.count(2)?;
+    if count > MOST_KEYS {
+        return Err(r.corrupt("it has more keys than a list has"));
+    }
+    let mut keys = Vec::with_capacity(count);
+    for _ in 0..count {
+        let key = str::from_utf8(r.bytes()?).ok().and_then(|key| Key::new(key).ok());
+        keys.push(key.ok_or_else(|| r.corrupt("it names no key"))?);
+    }
+    if !r.is_empty() {
+        return Err(r.corrupt("it is too long"));
+    }
+    Ok((nonce, keys))
+}
+
+/// See [`super::parse`].
+#[cfg(any(test, fuzzing))]
+pub(super) fn parse(data: &[u8]) {
+    let Ok((nonce, keys)) = decode(&seal(MAGIC, data)) else { return };
+    assert_eq!(decode(&encode(nonce, &keys)).ok(), Some((nonce, keys)));
+}
+
+/// The number of a list, by its key.
+pub(super) fn number_of(key: &Key) -> Option<u64> {
+    let text = key.as_str().strip_prefix("d/")?;
+    text.parse().ok().filter(|number: &u64| number.to_string() == text)
+}
+
+/// Reads a list; `None`: it is gone.
+pub(super) fn read(objects: &Arc<dyn Objects>, listed: &Listed) -> Result<Option<DeadList>> {
+    let (key, found) = (listed.key.clone(), listed.modified);
+    let part = Part::Range(0..MOST + 1);
+    match objects::get_patiently(&**objects, &key, part, Patience::default()) {
+        Ok(object) => match decode(&object.bytes) {
+            Ok((_, keys)) => Ok(Some(DeadList { key, found, keys })),
+            Err(Error::Corrupt(why)) => {
+                tracing::warn!("{key} in {} is no list, and goes: {why}", objects.place());
+                Ok(Some(DeadList { key, found, keys: Vec::new() }))
+            }
+            Err(e) => Err(e),
+        },
+        Err(ObjectsError::NotFound { .. }) => Ok(None),
+        // It is empty.
+        Err(ObjectsError::OutOfRange { .. }) => Ok(Some(DeadList { key, found, keys: Vec::new() })),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Writes lists of these objects, with numbers from `next` on. Other collectors may do the same.
+pub(super) fn write(
+    objects: &Arc<dyn Objects>,
+    env: &dyn Env,
+    mut next: u64,
+    keys: &[Key],
+) -> Result<()> {
+    let mut rest = keys;
+    while !rest.is_empty() {
+        let mut bytes = 0;
+        let fits = |key: &&Key| {
+            bytes += key.as_str().len();
+            bytes <= FULL
+        };
+        let count = rest.iter().take(MOST_KEYS).take_while(fits).count().max(1);
+        let (now, after) = rest.split_at(count);
+        let list = Bytes::from(encode(random_id(env), now));
+        loop {
+            let key = Key::new(format!("d/{next}")).map_err(|e| Error::Invalid(e.to_string()))?;
+            next = next.checked_add(1).ok_or_else(|| {
+                Error::Corrupt(format!("the lists in {} have no more numbers", objects.place()))
+            })?;
+            match create(&**objects, &key, list.clone(), Patience::default())? {
+                Created::Done(_) => break,
+                Created::Taken(_) => {}
+            }
+        }
+        rest = after;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_comes_back_and_damage_is_an_error() {
+        let keys = ["c/a/1-0", "z/0f/x"].map(|key| Key::new(key).expect("a key"));
+        let bytes = encode([7; 16], &keys);
+        assert_eq!(decode(&bytes).expect("a list"), ([7; 16], keys.to_vec()));
+        for bit in 0..bytes.len() * 8 {
+            let mut bad = bytes.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(matches!(decode(&bad), Err(Error::Corrupt(_))), "bit {bit}");
+        }
+        for cut in 12..bytes.len() {
+            assert!(decode(&seal(MAGIC, &bytes[12..cut])).is_err(), "{cut}");
+        }
+        let mut many = VERSION.to_le_bytes().to_vec();
+        many.extend_from_slice(&[0; 16]);
+        put_varint(&mut many, u64::MAX);
+        assert!(decode(&seal(MAGIC, &many)).is_err());
+    }
+
+    #[test]
+    fn many_objects_are_in_several_lists() {
+        let objects: Arc<dyn Objects> = Arc::new(objects::MemoryObjects::new());
+        let env = env::Simulated::new(1);
+        let key = |n: usize| Key::new(format!("c/a/{n}-0")).expect("a key");
+        let keys: Vec<Key> = (0..MOST_KEYS + 5).map(key).collect();
+        write(&objects, &env, 1, &keys[..1]).expect("a list");
+        // Another collector had the same number in mind.
+        write(&objects, &env, 1, &keys).expect("two lists");
+        let page = objects.list("d/", "").expect("a page");
+        let mut read: Vec<usize> = page
+            .entries
+            .iter()
+            .map(|entry| read(&objects, entry).expect("a list").expect("it is there").keys.len())
+            .collect();
+        read.sort_unstable();
+        assert_eq!(read, [1, 5, MOST_KEYS]);
+    }
+}

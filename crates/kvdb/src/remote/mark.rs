@@ -1,0 +1,227 @@
+//! Marks what heads and forks refer to, in all stores of a place, since they share objects.
+//!
+//! These hold:
+//!
+//! - Of each store the head is read first, then what it names; after all heads the registry is
+//!   listed. A fork is registered while a head names its base (see `registry`): so a base that is
+//!   not found by way of the head is found by way of the registration.
+//! - What a head names that was read here refers to all that a publication may keep which follows
+//!   it, or is under way. Whatever else such a publication refers to has the epoch of this head, or
+//!   a higher one.
+//! - Whatever cannot be read might refer to anything. So it is an error, and nothing is deleted.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::sync::Mutex;
+use objects::{Key, Objects};
+use zones::remote::ZoneObject;
+
+use super::contents::{self, Content, at_once, content_of, each_listed};
+use super::head::StateName;
+use super::registry::Registration;
+use super::{ForkId, Head, RemoteStore};
+use crate::error::{Error, Result};
+
+/// A head is read anew so many times, if what it names is gone because it was replaced.
+const ATTEMPTS: u32 = 16;
+
+/// Who refers to an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Referrer {
+    store: String,
+    generation: u64,
+    fork: Option<ForkId>,
+}
+
+impl fmt::Display for Referrer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Referrer { store, generation, fork } = self;
+        match fork {
+            Some(fork) => write!(f, "fork {fork} of {store}, of generation {generation}"),
+            None => write!(f, "{store}, generation {generation}"),
+        }
+    }
+}
+
+/// What is needed of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Need {
+    /// It has so many bytes at least.
+    pub len: u64,
+    /// Who refers to it, as a place in [`Marks::referrers`].
+    pub by: usize,
+}
+
+/// What is known of an object by its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It is referred to.
+    Needed(Need),
+    /// Nothing refers to it that was read; a publication that is under way may have written it.
+    Current,
+    /// Nothing refers to it, and nothing ever will.
+    Dead,
+    /// The key is none that this program knows.
+    Unknown,
+}
+
+/// All that is referred to in a place.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    /// The epoch of each head, by its name and by its origin.
+    names: HashMap<String, u32>,
+    origins: HashMap<[u8; 16], u32>,
+    pub states: HashMap<Key, Need>,
+    pub zones: HashMap<ZoneObject, Need>,
+    pub referrers: Vec<Referrer>,
+    /// Stores that have a state.
+    pub stores: u64,
+    /// Forks that are registered and have not expired.
+    pub forks: u64,
+    /// Registrations that have, and when.
+    pub expired: Vec<(Key, Duration)>,
+}
+
+impl Marks {
+    /// Reads all heads and registrations. What has expired by `now` counts as none.
+    pub fn read(objects: &Arc<dyn Objects>, now: Duration) -> Result<Marks> {
+        let mut names = Vec::new();
+        each_listed(&**objects, "m/", &mut |entry| {
+            let name = contents::head_of(&entry.key);
+            names.push(name.ok_or_else(|| unknown(objects, &entry.key, "a head"))?.to_owned());
+            Ok(())
+        })?;
+        let mut marks = Marks::default();
+        for name in names {
+            marks.store(&RemoteStore::new(objects.clone(), &name)?)?;
+        }
+
+        let mut listed = Vec::new();
+        each_listed(&**objects, "f/", &mut |entry| {
+            let fork = contents::fork_of(&entry.key);
+            let (name, id) = fork.ok_or_else(|| unknown(objects, &entry.key, "a fork"))?;
+            let store = RemoteStore::new(objects.clone(), name)?;
+            listed.push((store, id, entry.key.clone(), entry.modified));
+            Ok(())
+        })?;
+        let read = Mutex::new(Vec::new());
+        at_once(&listed, |(store, id, key, made)| {
+            if let Some(fork) = store.registration(*id)? {
+                read.lock().push((store, *id, key, *made, fork));
+            }
+            Ok(())
+        })?;
+        for (store, id, key, made, fork) in read.into_inner() {
+            match fork.expires(made).filter(|expires| *expires <= now) {
+                Some(expired) => marks.expired.push((key.clone(), expired)),
+                None => marks.fork(store, id, fork)?,
+            }
+        }
+        Ok(marks)
+    }
+
+    /// Marks what the head of a store names.
+    fn store(&mut self, store: &RemoteStore) -> Result<()> {
+        let mut failed: Option<(Head, Error)> = None;
+        for _ in 0..ATTEMPTS {
+            let head = store.head()?.ok_or_else(|| {
+                Error::Corrupt(format!("the head of {} is listed, and missing", store.place()))
+            })?;
+            let generation = head.generation;
+            if let Some((last, e)) = failed.take()
+                && (&last.state, &last.pending) == (&head.state, &head.pending)
+            {
+                return Err(e);
+            }
+            let names: Vec<&StateName> =
+                [&head.state, &head.pending].into_iter().flatten().collect();
+            let by = Referrer { store: store.name().to_owned(), generation, fork: None };
+            // What was marked for a head that was replaced meanwhile is too much at most.
+            match names.into_iter().try_for_each(|name| self.state(store, name, &by)) {
+                Ok(()) => {
+                    self.stores += u64::from(head.state.is_some());
+                    self.names.insert(store.name().to_owned(), head.epoch);
+                    // Two heads do not have one origin. If they do, more is left alone.
+                    let epoch = self.origins.entry(head.origin).or_insert(head.epoch);
+                    *epoch = head.epoch.min(*epoch);
+                    return Ok(());
+                }
+                Err(e @ Error::Corrupt(_)) => failed = Some((head, e)),
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Error::Limit(format!("{} changes all the time: try again", store.place())))
+    }
+
+    /// Marks the base of a fork.
+    fn fork(&mut self, store: &RemoteStore, id: ForkId, fork: Registration) -> Result<()> {
+        let store_name = store.name().to_owned();
+        let by = Referrer { store: store_name, generation: fork.generation, fork: Some(id) };
+        match self.state(store, &fork.base, &by) {
+            Ok(()) => self.forks += 1,
+            // It was dropped since, and another collector has deleted what it began as.
+            Err(Error::Corrupt(_)) if store.registration(id)?.is_none() => {}
+            Err(Error::Corrupt(why)) => {
+                return Err(Error::Corrupt(format!(
+                    "{why}, and fork {id} of {} began as that: drop that fork if nobody has it",
+                    store.place()
+                )));
+            }
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Marks a state, and the zones in it.
+    fn state(&mut self, store: &RemoteStore, name: &StateName, by: &Referrer) -> Result<()> {
+        if self.states.contains_key(&name.key) {
+            // Whoever names it names the same bytes, or one of them names none that are there.
+            return Ok(());
+        }
+        let state = store.get_state(name)?;
+        let by = match self.referrers.last() {
+            Some(last) if last == by => self.referrers.len() - 1,
+            _ => {
+                self.referrers.push(by.clone());
+                self.referrers.len() - 1
+            }
+        };
+        let table = &state.known.table;
+        for piece in table.pieces() {
+            let len = u64::from(piece.at) + u64::from(piece.len);
+            let need = self.zones.entry(table.object(piece)).or_insert(Need { len, by });
+            need.len = need.len.max(len);
+        }
+        self.states.insert(name.key.clone(), Need { len: name.len, by });
+        Ok(())
+    }
+
+    /// What is known of the object with this key.
+    pub fn fate(&self, key: &Key) -> Fate {
+        let (need, epoch, newest) = match content_of(key) {
+            None => return Fate::Unknown,
+            Some(Content::State { store, epoch }) => {
+                (self.states.get(key), epoch, self.names.get(store))
+            }
+            Some(Content::Zones(object)) => {
+                (self.zones.get(&object), object.epoch, self.origins.get(&object.origin))
+            }
+        };
+        match (need, newest) {
+            (Some(need), _) => Fate::Needed(*need),
+            (None, Some(newest)) if epoch >= *newest => Fate::Current,
+            (None, _) => Fate::Dead,
+        }
+    }
+}
+
+fn unknown(objects: &Arc<dyn Objects>, key: &Key, what: &str) -> Error {
+    Error::Invalid(format!(
+        "{key} in {} is not {what} as this program knows them, and may refer to anything: use a \
+         newer program, or remove it",
+        objects.place()
+    ))
+}

@@ -1,0 +1,272 @@
+//! The registry of forks: an object for each, which names the state that the fork began as. What
+//! that state refers to stays for as long as the fork is registered.
+//!
+//! A fork reads the head, registers, and reads the head again: if that names another state by then,
+//! it begins anew. So a state is the newest one when a fork of it is registered, and whoever finds
+//! it replaced in the head finds the registration, if the registry is read after the heads.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use env::Env;
+use objects::{Created, Key, ObjectsError, Part, Patience, create};
+
+use super::contents::{delete, each_listed, is_there};
+use super::head::{Head, StateName, VERSION, newer, opened, put_name, seal, take_name};
+use super::{RemoteStore, random_id};
+use crate::error::{Error, Result};
+use crate::log::codec::{Decoder, put_bytes, put_varint};
+
+const MAGIC: [u8; 8] = *b"KVFSFORK";
+/// The most bytes of a label.
+const LONGEST_LABEL: usize = 256;
+/// The most bytes of a registration: some more than a key and a label.
+const MOST: u64 = 4 << 10;
+/// A fork begins anew so many times, if the store is published faster than it registers.
+const ATTEMPTS: u32 = 16;
+
+/// Names a fork in the registry of the store that it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ForkId(pub [u8; 16]);
+
+/// 32 hexadecimal digits.
+impl fmt::Display for ForkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Takes what is shown, and nothing else.
+impl FromStr for ForkId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<ForkId> {
+        let number = u128::from_str_radix(text, 16).map(|n| ForkId(n.to_be_bytes()));
+        number.ok().filter(|id| id.to_string() == text).ok_or_else(|| {
+            Error::Invalid(format!("{text:?} is no number of a fork: it has 32 of 0-9 and a-f"))
+        })
+    }
+}
+
+/// How a fork is registered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ForkOptions {
+    /// The registration counts for so long, by the clock of the place; `None`: until it is dropped.
+    pub lifetime: Option<Duration>,
+    /// Says whose it is; at most 256 bytes.
+    pub label: String,
+}
+
+/// A fork, as its registration says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForkInfo {
+    /// Its number.
+    pub id: ForkId,
+    /// Says whose it is.
+    pub label: String,
+    /// The generation that it began as.
+    pub generation: u64,
+    /// When it was registered, by the clock of the place, since 1970.
+    pub made: Duration,
+    /// From when on it counts as none, by the same clock; `None`: never.
+    pub expires: Option<Duration>,
+}
+
+/// What the object says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Registration {
+    pub base: StateName,
+    pub generation: u64,
+    /// Not a point in time: what the clock of the fork's machine says does not matter.
+    pub lifetime: Option<Duration>,
+    pub label: String,
+}
+
+impl Registration {
+    fn encode(&self) -> Vec<u8> {
+        let mut body = VERSION.to_le_bytes().to_vec();
+        put_name(&mut body, Some(&self.base));
+        put_varint(&mut body, self.generation);
+        let nanos = self.lifetime.map_or(0, |time| time.as_nanos().clamp(1, u64::MAX.into()));
+        put_varint(&mut body, nanos as u64);
+        put_bytes(&mut body, self.label.as_bytes());
+        seal(MAGIC, &body)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Registration> {
+        const WHAT: &str = "the registration of a fork";
+        let mut r = Decoder::new(opened(MAGIC, WHAT, bytes)?, WHAT);
+        let version = r.u32()?;
+        if version != VERSION {
+            return Err(newer(version));
+        }
+        let base = take_name(&mut r)?.ok_or_else(|| r.corrupt("it names no state"))?;
+        let (generation, nanos) = (r.varint()?, r.varint()?);
+        let lifetime = Some(Duration::from_nanos(nanos)).filter(|time| !time.is_zero());
+        let label = str::from_utf8(r.bytes()?).ok().filter(|label| label.len() <= LONGEST_LABEL);
+        let label = label.ok_or_else(|| r.corrupt("its label is no text of 256 bytes"))?.to_owned();
+        if !r.is_empty() {
+            return Err(r.corrupt("it is too long"));
+        }
+        Ok(Registration { base, generation, lifetime, label })
+    }
+
+    /// From when on it counts as none, if it was put at `made`.
+    pub(super) fn expires(&self, made: Duration) -> Option<Duration> {
+        self.lifetime.map(|time| made.saturating_add(time))
+    }
+}
+
+/// See [`super::parse`].
+#[cfg(any(test, fuzzing))]
+pub(super) fn parse(data: &[u8]) {
+    let Ok(fork) = Registration::decode(&seal(MAGIC, data)) else { return };
+    assert_eq!(Registration::decode(&fork.encode()).ok(), Some(fork));
+}
+
+impl RemoteStore {
+    fn fork_key(&self, fork: ForkId) -> Result<Key> {
+        self.key('f', format_args!("{fork}"))
+    }
+
+    /// Registers a fork of the newest state, and returns the head that names that.
+    pub(super) fn registered_head(
+        &self,
+        env: &dyn Env,
+        options: &ForkOptions,
+    ) -> Result<(Head, ForkId)> {
+        if options.label.len() > LONGEST_LABEL {
+            let len = options.label.len();
+            return Err(Error::Invalid(format!(
+                "a label of {len} bytes: at most {LONGEST_LABEL} are kept with a fork"
+            )));
+        }
+        let no_store = || Error::NoStore(self.place());
+        let mut head = self.head()?.ok_or_else(no_store)?;
+        for _ in 0..ATTEMPTS {
+            let base = head.state.clone().ok_or_else(no_store)?;
+            let fork = self.register(ForkId(random_id(env)), &base, head.generation, options)?;
+            match self.head().and_then(|head| head.ok_or_else(no_store)) {
+                Ok(now) if now.state.as_ref() == Some(&base) => return Ok((now, fork)),
+                Ok(now) => head = now,
+                Err(e) => {
+                    self.give_up_fork(fork);
+                    return Err(e);
+                }
+            }
+            self.give_up_fork(fork);
+        }
+        Err(Error::Limit(format!(
+            "{} was published anew {ATTEMPTS} times while a fork of it was registered: try again",
+            self.place()
+        )))
+    }
+
+    fn register(
+        &self,
+        fork: ForkId,
+        base: &StateName,
+        generation: u64,
+        options: &ForkOptions,
+    ) -> Result<ForkId> {
+        let ForkOptions { lifetime, label } = options.clone();
+        let entry = Registration { base: base.clone(), generation, lifetime, label };
+        let (key, bytes) = (self.fork_key(fork)?, Bytes::from(entry.encode()));
+        match create(&**self.objects(), &key, bytes, Patience::default()) {
+            Ok(Created::Done(_)) => Ok(fork),
+            Ok(Created::Taken(_)) => Err(Error::Exists(format!("{key} in {}", self.place()))),
+            Err(e) => {
+                // It may be there all the same.
+                self.give_up_fork(fork);
+                Err(e.into())
+            }
+        }
+    }
+
+    /// Removes the registration of a fork that was not made. If that fails, it is listed and can be
+    /// dropped.
+    pub(crate) fn give_up_fork(&self, fork: ForkId) {
+        if let Err(e) = self.drop_fork(fork) {
+            tracing::warn!("the registration {fork} of a fork stays in {}: {e}", self.place());
+        }
+    }
+
+    /// Reads a registration; `None`: it was dropped.
+    pub(super) fn registration(&self, fork: ForkId) -> Result<Option<Registration>> {
+        let (key, part) = (self.fork_key(fork)?, Part::Range(0..MOST + 1));
+        match objects::get_patiently(&**self.objects(), &key, part, Patience::default()) {
+            Ok(object) => Registration::decode(&object.bytes).map(Some).map_err(|e| match e {
+                Error::Corrupt(why) => {
+                    Error::Corrupt(format!("{why}: {key} in {}", self.objects().place()))
+                }
+                other => other,
+            }),
+            Err(ObjectsError::NotFound { .. }) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// The forks of the store that are registered, also those that have expired since, in no
+    /// particular order.
+    pub fn forks(&self) -> Result<Vec<ForkInfo>> {
+        let prefix = format!("f/{}/", self.name());
+        let mut listed = Vec::new();
+        each_listed(&**self.objects(), &prefix, &mut |entry| {
+            let id = entry.key.as_str().strip_prefix(&prefix).and_then(|id| id.parse().ok());
+            listed.extend(id.map(|id| (id, entry.modified)));
+            Ok(())
+        })?;
+        let mut forks = Vec::new();
+        for (id, made) in listed {
+            let Some(entry) = self.registration(id)? else { continue };
+            let expires = entry.expires(made);
+            let Registration { generation, label, .. } = entry;
+            forks.push(ForkInfo { id, label, generation, made, expires });
+        }
+        Ok(forks)
+    }
+
+    /// Drops the registration of a fork: what it has not fetched may be deleted from now on.
+    /// Returns `false` if there is none.
+    pub fn drop_fork(&self, fork: ForkId) -> Result<bool> {
+        let key = self.fork_key(fork)?;
+        let was = is_there(&**self.objects(), &key)?;
+        delete(&**self.objects(), &key)?;
+        Ok(was)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_registration_comes_back_and_damage_is_an_error() {
+        let key = Key::new("c/a/3-0").expect("a key");
+        let base = StateName { key, len: 1000, checksum: 5 };
+        let lifetime = Some(Duration::from_secs(7));
+        let fork = Registration { base, generation: 9, lifetime, label: "host".into() };
+        let bytes = fork.encode();
+        assert_eq!(Registration::decode(&bytes).expect("a registration"), fork);
+        for bit in 0..bytes.len() * 8 {
+            let mut bad = bytes.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(matches!(Registration::decode(&bad), Err(Error::Corrupt(_))), "bit {bit}");
+        }
+        for cut in 0..bytes.len() {
+            parse(&bytes[..cut]);
+            parse(&bytes[12..][..cut.min(bytes.len() - 12)]);
+        }
+    }
+
+    #[test]
+    fn a_number_is_what_is_shown() {
+        let id = ForkId([0x0a; 16]);
+        assert_eq!(id.to_string().parse::<ForkId>().expect("a number"), id);
+        for bad in ["", "0a", &"0A".repeat(16), &"0a".repeat(17), &format!("+{}", "0".repeat(31))] {
+            assert!(bad.parse::<ForkId>().is_err(), "{bad}");
+        }
+    }
+}

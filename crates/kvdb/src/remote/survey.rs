@@ -1,0 +1,115 @@
+//! Tells whether all is there that stores and forks refer to, and what else is.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use env::Env;
+use env::sync::Mutex;
+use objects::{Key, ObjectsError, Part, Patience};
+
+use super::contents::{CONTENT, at_once, each_listed};
+use super::dead;
+use super::mark::{Fate, Marks, Need};
+use super::{Amount, Error, RemotePlace, Result};
+
+/// An object that is not there, or not all of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MissingObject {
+    /// Its key.
+    pub key: Key,
+    /// The bytes that it has to have at least.
+    pub len: u64,
+    /// Who refers to it, one of them: a store and a generation, or a fork.
+    pub needed_by: String,
+}
+
+impl fmt::Display for MissingObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MissingObject { key, len, needed_by } = self;
+        write!(f, "{key}, of which {needed_by} needs {len} bytes, is missing or too short")
+    }
+}
+
+/// All that a place has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Stores with a state.
+    pub stores: u64,
+    /// Forks that are registered and have not expired.
+    pub forks: u64,
+    /// What is referred to and not there, by key. Whoever refers to it cannot be read whole.
+    pub missing: Vec<MissingObject>,
+    /// What is referred to and there.
+    pub needed: Amount,
+    /// What publications may have written that are under way.
+    pub current: Amount,
+    /// What nothing refers to, as a collector has found: it will be deleted.
+    pub dead: Amount,
+    /// What nothing refers to, and no collector has found yet.
+    pub unreferenced: Amount,
+    /// What is none of the objects that this program knows.
+    pub unknown: Amount,
+}
+
+impl RemotePlace {
+    /// Lists the place, and compares that with what heads and forks refer to. Objects are not read,
+    /// only what refers to them: damage within them is found by whoever reads them. It needs the
+    /// right to write: an object is put and deleted, to learn the time there.
+    pub fn survey(&self, env: &dyn Env) -> Result<Survey> {
+        let objects = &self.objects;
+        let (now, below) = self.clock(env)?;
+        let marks = Marks::read(objects, now)?;
+        let mut on_lists = HashSet::new();
+        for entry in below.iter().filter(|entry| dead::number_of(&entry.key).is_some()) {
+            on_lists.extend(dead::read(objects, entry)?.into_iter().flat_map(|list| list.keys));
+        }
+
+        let mut survey = Survey { stores: marks.stores, forks: marks.forks, ..Survey::default() };
+        let mut whole = HashSet::new();
+        for prefix in CONTENT {
+            each_listed(&**objects, prefix, &mut |entry| {
+                let amount = match marks.fate(&entry.key) {
+                    Fate::Needed(need) if entry.len < need.len => return Ok(()),
+                    Fate::Needed(_) => {
+                        whole.insert(entry.key.clone());
+                        &mut survey.needed
+                    }
+                    Fate::Current => &mut survey.current,
+                    Fate::Dead if on_lists.contains(&entry.key) => &mut survey.dead,
+                    Fate::Dead => &mut survey.unreferenced,
+                    Fate::Unknown => &mut survey.unknown,
+                };
+                amount.add(&entry);
+                Ok(())
+            })?;
+        }
+
+        let mut unseen: Vec<(Key, Need)> = Vec::new();
+        let states = marks.states.iter().map(|(key, need)| Ok((key.clone(), *need)));
+        let zones = marks.zones.iter().map(|(object, need)| Ok((object.key()?, *need)));
+        for needed in states.chain(zones) {
+            let (key, need) = needed.map_err(|e: zones::Error| Error::from(e))?;
+            if !whole.contains(&key) {
+                unseen.push((key, need));
+            }
+        }
+        // A list may be late, so what it lacks is looked for.
+        let missing = Mutex::new(Vec::new());
+        at_once(&unseen, |(key, need)| {
+            let last = Part::Range(need.len.saturating_sub(1)..need.len.max(1));
+            match objects::get_patiently(&**objects, key, last, Patience::default()) {
+                Ok(_) => Ok(()),
+                Err(ObjectsError::NotFound { .. } | ObjectsError::OutOfRange { .. }) => {
+                    let by = marks.referrers.get(need.by).map(ToString::to_string);
+                    let (key, needed_by) = (key.clone(), by.unwrap_or_default());
+                    missing.lock().push(MissingObject { key, len: need.len, needed_by });
+                    Ok(())
+                }
+                Err(e) => Err(e.into()),
+            }
+        })?;
+        survey.missing = missing.into_inner();
+        survey.missing.sort();
+        Ok(survey)
+    }
+}
