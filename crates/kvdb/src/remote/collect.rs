@@ -113,7 +113,7 @@ impl RemotePlace {
         let is_due = |since: Duration| since.saturating_add(options.grace) <= now;
 
         let mut lists = Vec::new();
-        for entry in below.iter().filter(|entry| dead::number_of(&entry.key).is_some()) {
+        for entry in below.iter().filter(|entry| dead::is_list(&entry.key)) {
             lists.extend(dead::read(objects, entry)?);
         }
         let is_void = |list: &DeadList| list.keys.iter().any(|key| marks.fate(key) != Fate::Dead);
@@ -165,9 +165,7 @@ impl RemotePlace {
             return Ok(told);
         }
 
-        let numbers = below.iter().filter_map(|entry| dead::number_of(&entry.key));
-        let next = numbers.max().map_or(1, |last| last.saturating_add(1));
-        dead::write(objects, env, next, &found)?;
+        dead::write(objects, env, &found)?;
         far.due = due.len() as u64;
         for some in due.chunks(1000) {
             progress(far)?;

@@ -5,12 +5,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use env::Env;
 use objects::{Created, Key, Listed, Objects, ObjectsError, Part, Patience, create};
 
 use super::head::{VERSION, newer, opened, seal};
-use super::random_id;
+use super::{ForkId, random_id};
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
@@ -31,23 +30,20 @@ pub(super) struct DeadList {
     pub keys: Vec<Key>,
 }
 
-fn encode(nonce: [u8; 16], keys: &[Key]) -> Vec<u8> {
+fn encode(keys: &[Key]) -> Vec<u8> {
     let mut body = VERSION.to_le_bytes().to_vec();
-    body.extend_from_slice(&nonce);
     put_varint(&mut body, keys.len() as u64);
     keys.iter().for_each(|key| put_bytes(&mut body, key.as_str().as_bytes()));
     seal(MAGIC, &body)
 }
 
-fn decode(bytes: &[u8]) -> Result<([u8; 16], Vec<Key>)> {
+fn decode(bytes: &[u8]) -> Result<Vec<Key>> {
     const WHAT: &str = "a list of dead objects";
     let mut r = Decoder::new(opened(MAGIC, WHAT, bytes)?, WHAT);
     let version = r.u32()?;
     if version != VERSION {
         return Err(newer(version));
     }
-    let nonce = r.take(16)?;
-    let nonce = std::array::from_fn(|i| nonce[i]);
     let count = r.count(2)?;
     if count > MOST_KEYS {
         return Err(r.corrupt("it has more keys than a list has"));
@@ -60,20 +56,19 @@ fn decode(bytes: &[u8]) -> Result<([u8; 16], Vec<Key>)> {
     if !r.is_empty() {
         return Err(r.corrupt("it is too long"));
     }
-    Ok((nonce, keys))
+    Ok(keys)
 }
 
 /// See [`super::parse`].
 #[cfg(any(test, fuzzing))]
 pub(super) fn parse(data: &[u8]) {
-    let Ok((nonce, keys)) = decode(&seal(MAGIC, data)) else { return };
-    assert_eq!(decode(&encode(nonce, &keys)).ok(), Some((nonce, keys)));
+    let Ok(keys) = decode(&seal(MAGIC, data)) else { return };
+    assert_eq!(decode(&encode(&keys)).ok(), Some(keys));
 }
 
-/// The number of a list, by its key.
-pub(super) fn number_of(key: &Key) -> Option<u64> {
-    let text = key.as_str().strip_prefix("d/")?;
-    text.parse().ok().filter(|number: &u64| number.to_string() == text)
+/// Returns whether a key is that of a list.
+pub(super) fn is_list(key: &Key) -> bool {
+    key.as_str().strip_prefix("d/").is_some_and(|name| name.parse::<ForkId>().is_ok())
 }
 
 /// Reads a list; `None`: it is gone.
@@ -82,7 +77,7 @@ pub(super) fn read(objects: &Arc<dyn Objects>, listed: &Listed) -> Result<Option
     let part = Part::Range(0..MOST + 1);
     match objects::get_patiently(&**objects, &key, part, Patience::default()) {
         Ok(object) => match decode(&object.bytes) {
-            Ok((_, keys)) => Ok(Some(DeadList { key, found, keys })),
+            Ok(keys) => Ok(Some(DeadList { key, found, keys })),
             Err(Error::Corrupt(why)) => {
                 tracing::warn!("{key} in {} is no list, and goes: {why}", objects.place());
                 Ok(Some(DeadList { key, found, keys: Vec::new() }))
@@ -96,13 +91,8 @@ pub(super) fn read(objects: &Arc<dyn Objects>, listed: &Listed) -> Result<Option
     }
 }
 
-/// Writes lists of these objects, with numbers from `next` on. Other collectors may do the same.
-pub(super) fn write(
-    objects: &Arc<dyn Objects>,
-    env: &dyn Env,
-    mut next: u64,
-    keys: &[Key],
-) -> Result<()> {
+/// Writes lists of these objects. Each has a random name, which nobody else puts.
+pub(super) fn write(objects: &Arc<dyn Objects>, env: &dyn Env, keys: &[Key]) -> Result<()> {
     let mut rest = keys;
     while !rest.is_empty() {
         let mut bytes = 0;
@@ -112,16 +102,12 @@ pub(super) fn write(
         };
         let count = rest.iter().take(MOST_KEYS).take_while(fits).count().max(1);
         let (now, after) = rest.split_at(count);
-        let list = Bytes::from(encode(random_id(env), now));
-        loop {
-            let key = Key::new(format!("d/{next}")).map_err(|e| Error::Invalid(e.to_string()))?;
-            next = next.checked_add(1).ok_or_else(|| {
-                Error::Corrupt(format!("the lists in {} have no more numbers", objects.place()))
-            })?;
-            match create(&**objects, &key, list.clone(), Patience::default())? {
-                Created::Done(_) => break,
-                Created::Taken(_) => {}
-            }
+        let key = Key::new(format!("d/{}", ForkId(random_id(env))));
+        let key = key.map_err(|e| Error::Invalid(e.to_string()))?;
+        if let Created::Taken(_) =
+            create(&**objects, &key, encode(now).into(), Patience::default())?
+        {
+            return Err(Error::Exists(format!("{key} in {}", objects.place())));
         }
         rest = after;
     }
@@ -135,8 +121,8 @@ mod tests {
     #[test]
     fn a_list_comes_back_and_damage_is_an_error() {
         let keys = ["c/a/1-0", "z/0f/x"].map(|key| Key::new(key).expect("a key"));
-        let bytes = encode([7; 16], &keys);
-        assert_eq!(decode(&bytes).expect("a list"), ([7; 16], keys.to_vec()));
+        let bytes = encode(&keys);
+        assert_eq!(decode(&bytes).expect("a list"), keys);
         for bit in 0..bytes.len() * 8 {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
@@ -146,7 +132,6 @@ mod tests {
             assert!(decode(&seal(MAGIC, &bytes[12..cut])).is_err(), "{cut}");
         }
         let mut many = VERSION.to_le_bytes().to_vec();
-        many.extend_from_slice(&[0; 16]);
         put_varint(&mut many, u64::MAX);
         assert!(decode(&seal(MAGIC, &many)).is_err());
     }
@@ -157,9 +142,8 @@ mod tests {
         let env = env::Simulated::new(1);
         let key = |n: usize| Key::new(format!("c/a/{n}-0")).expect("a key");
         let keys: Vec<Key> = (0..MOST_KEYS + 5).map(key).collect();
-        write(&objects, &env, 1, &keys[..1]).expect("a list");
-        // Another collector had the same number in mind.
-        write(&objects, &env, 1, &keys).expect("two lists");
+        write(&objects, &env, &keys[..1]).expect("a list");
+        write(&objects, &env, &keys).expect("two lists");
         let page = objects.list("d/", "").expect("a page");
         let mut read: Vec<usize> = page
             .entries

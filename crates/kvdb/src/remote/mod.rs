@@ -7,7 +7,7 @@
 //! p/<name>/<epoch>-<number>            how far a publication is that has not ended
 //! z/<hash>/<origin>/<epoch>-<number>   bytes of zones
 //! f/<name>/<id>                        a fork, and the state that it began as
-//! d/<number>                           objects that nothing refers to, and since when
+//! d/<id>                               objects that nothing refers to, and since when
 //! ```
 //!
 //! Only a head is ever replaced. Who replaces it first raises its epoch, and names all objects by

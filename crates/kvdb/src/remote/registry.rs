@@ -27,7 +27,8 @@ const MOST: u64 = 4 << 10;
 /// A fork begins anew so many times, if the store is published faster than it registers.
 const ATTEMPTS: u32 = 16;
 
-/// Names a fork in the registry of the store that it came from.
+/// Names a fork in the registry of the store that it came from. Random, as the names of lists of
+/// dead objects are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ForkId(pub [u8; 16]);
 

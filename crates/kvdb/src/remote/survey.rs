@@ -60,7 +60,7 @@ impl RemotePlace {
         let (now, below) = self.clock(env)?;
         let marks = Marks::read(objects, now)?;
         let mut on_lists = HashSet::new();
-        for entry in below.iter().filter(|entry| dead::number_of(&entry.key).is_some()) {
+        for entry in below.iter().filter(|entry| dead::is_list(&entry.key)) {
             on_lists.extend(dead::read(objects, entry)?.into_iter().flat_map(|list| list.keys));
         }
 
