@@ -4,6 +4,7 @@
 mod bucket;
 mod model;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bucket::*;
@@ -11,7 +12,7 @@ use env::Random;
 use kvdb::{Error, Kvdb, Publisher, PushStats};
 use model::*;
 use objects::Rates;
-use zones::ZONE_SIZE;
+use zones::{MemoryDevice, ZONE_SIZE};
 
 fn publish(publisher: &mut Publisher) -> PushStats {
     publisher.publish(&mut |_| Ok(())).unwrap()
@@ -190,6 +191,75 @@ fn who_was_overtaken_says_so_and_takes_the_right_back_when_told_to() {
     let overtaken = publisher.publish(&mut |_| Ok(())).unwrap_err();
     assert!(matches!(overtaken, Error::Overtaken(_)), "{overtaken}");
     assert!(publisher.is_due());
+    let still = publisher.publish(&mut |_| Ok(())).unwrap_err();
+    assert!(matches!(still, Error::Overtaken(_)), "{still}");
+    publisher.take();
     assert_eq!(publish(&mut publisher).generation, 3);
     assert_is_there(&db, &bucket, "fruit", 1);
+}
+
+#[test]
+fn a_note_of_a_publication_that_was_overtaken_takes_nothing_back() {
+    let bucket = Bucket::new();
+    let env = Arc::new(env::Simulated::new(5));
+    let db = create(Arc::new(MemoryDevice::new()), env.clone(), small()).unwrap();
+    let words = db.open_dictionary("words").unwrap();
+    words.insert("a", "b").unwrap();
+    let mut publisher = db.publisher(&bucket.store("words"));
+    publish(&mut publisher);
+    let mut other = db.publisher(&bucket.store("words"));
+    assert!(other.publish(&mut |_| Err(Error::Invalid("cut".into()))).is_err());
+    let epoch = || bucket.store("words").head().unwrap().unwrap().epoch;
+    let claimed = epoch();
+    // So many bytes that it notes how far it is.
+    let mut random = Random::new(5);
+    for i in 0..100 {
+        words.insert(format!("{i:08}"), bytes(&mut random, 1 << 20)).unwrap();
+    }
+    let overtaken = publisher.publish(&mut |_| {
+        env.advance(std::time::Duration::from_secs(5));
+        Ok(())
+    });
+    assert!(matches!(overtaken, Err(Error::Overtaken(_))), "{overtaken:?}");
+    assert_eq!(epoch(), claimed);
+    assert_eq!(publish(&mut other).generation, 2);
+    assert_is_there(&db, &bucket, "words", 5);
+}
+
+#[test]
+fn what_a_copy_of_the_store_has_written_is_not_taken_for_what_lies_here() {
+    let bucket = Bucket::new();
+    let device = Arc::new(MemoryDevice::new());
+    let db = create(device.clone(), Arc::new(env::Simulated::new(6)), small()).unwrap();
+    let words = db.open_dictionary("words").unwrap();
+    let mut random = Random::new(6);
+    let mut fill = |db: &Kvdb| {
+        let words = db.open_dictionary("words").unwrap();
+        for i in 0..120 {
+            words.insert(format!("{i:08}"), bytes(&mut random, 1 << 20)).unwrap();
+        }
+        compact_all(db);
+        db.sync().unwrap();
+    };
+    fill(&db);
+    let copy = Arc::new(MemoryDevice::clone(&device));
+    let clock = Arc::new(env::Simulated::new(7));
+    let (twin, _) = Kvdb::open(copy, clock.clone(), small()).unwrap();
+
+    let mut publisher = db.publisher(&bucket.store("words"));
+    publish(&mut publisher);
+    // The twin writes all of its zones anew, at the same addresses, and is cut off after it has
+    // noted what it has written.
+    (0..3).for_each(|_| fill(&twin));
+    let cut = twin.push(&bucket.store("words"), &mut |now| {
+        clock.advance(std::time::Duration::from_secs(5));
+        if now.bytes > 110 << 20 { Err(Error::Invalid("cut".into())) } else { Ok(()) }
+    });
+    assert!(cut.is_err());
+    let head = bucket.store("words").head().unwrap().unwrap();
+    assert!(head.pending.is_some(), "it has noted what it has written");
+    publisher.take();
+    words.insert("a", "little").unwrap();
+    publish(&mut publisher);
+    assert_is_there(&db, &bucket, "words", 6);
 }

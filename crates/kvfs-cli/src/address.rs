@@ -66,6 +66,17 @@ impl Address {
         })
     }
 
+    /// Returns whether both are the same store, by whatever name of the folder.
+    pub fn is_same(&self, other: &Address) -> bool {
+        let folder = |address: &Address| {
+            let folder = address.place.strip_prefix(FOLDER)?;
+            std::fs::canonicalize(folder).ok()
+        };
+        let is_same_place =
+            self.place == other.place || folder(self).is_some_and(|own| Some(own) == folder(other));
+        is_same_place && (&self.name, &self.snapshot) == (&other.name, &other.snapshot)
+    }
+
     /// Returns whether it is in a bucket, whose server may not keep what heads depend on.
     pub fn is_in_bucket(&self) -> bool {
         self.place.starts_with(BUCKET)

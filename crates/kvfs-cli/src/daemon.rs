@@ -229,6 +229,7 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
         tracing::warn!(
             "it had been shut down by the GOINGDOWN ioctl: what was not synced by then is dropped"
         );
+        drop(service.publishing);
         let _ = store.close();
         return served;
     }

@@ -211,12 +211,18 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
 /// Fails where a store cannot be published to the address. That the place is not to be reached now
 /// is no reason: files come first, and it is tried again.
 fn may_publish(to: &Address, output: &Output) -> Outcome {
-    let store = to.store(true)?;
+    let later = |why: &dyn std::fmt::Display| {
+        output.note(format!("nothing can be published now, which is tried again: {why}"));
+        Ok(())
+    };
+    // No folder is made: what it should be in may not be mounted yet.
+    let store = match to.store(false) {
+        Err(failure) if failure.exit == Exit::Usage => return Err(failure),
+        Err(failure) => return later(&failure.message),
+        Ok(store) => store,
+    };
     match store.head() {
-        Err(kvdb::Error::Objects(e)) if e.may_be_retried() => {
-            output.note(format!("nothing can be published now, which is tried again: {e}"));
-            Ok(())
-        }
+        Err(kvdb::Error::Objects(e)) if e.may_be_retried() => later(&e),
         _ => push::check(to, &store, output),
     }
 }

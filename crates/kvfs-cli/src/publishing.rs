@@ -1,13 +1,13 @@
 //! A mount that publishes its store by itself, whenever something was committed. A machine that is
 //! lost costs what was not published by then.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdb::{Error, Kvdb, Publisher, PushStats};
+use kvfs::Views;
 use serde_json::{Value, json};
 
 use crate::address::Address;
@@ -16,6 +16,9 @@ use crate::output::{Failure, Outcome};
 
 /// How often it looks whether there is something to publish, where nothing else is asked for.
 pub const EVERY: Duration = Duration::from_secs(10);
+
+/// How long an unmount publishes what was committed last.
+const LAST: Duration = Duration::from_secs(60);
 
 /// What `-o publish=ADDRESS,publish_every=SECONDS` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,10 +38,12 @@ pub struct Publishing {
 /// What the thread shares with those who ask how it goes, or publish to the same address.
 pub struct Shared {
     what: Publication,
-    /// Held during a publication.
-    publisher: Mutex<Publisher>,
+    db: Kvdb,
+    /// Held during a publication. `None`: the place was not to be opened yet.
+    publisher: Mutex<Option<Publisher>>,
     status: Mutex<Status>,
-    ending: AtomicBool,
+    /// When a publication that is under way is cut off.
+    deadline: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -55,20 +60,27 @@ struct Status {
 }
 
 impl Publishing {
-    /// Publishes the store from here on. Fails where the address cannot be used.
-    pub fn start(db: &Kvdb, what: Publication) -> Outcome<Publishing> {
-        let publisher = db.publisher(&what.to.store(true)?);
+    /// Publishes the store from here on, unless the mount was shut down: what was not synced by
+    /// then is to go.
+    pub fn start(db: &Kvdb, views: &Views, what: Publication) -> Outcome<Publishing> {
         let shared = Arc::new(Shared {
             what,
-            publisher: Mutex::new(publisher),
+            db: db.clone(),
+            publisher: Mutex::default(),
             status: Mutex::default(),
-            ending: AtomicBool::new(false),
+            deadline: Mutex::default(),
         });
         let (end, ended) = mpsc::channel::<()>();
-        let own = shared.clone();
+        let (own, views) = (shared.clone(), views.clone());
         let thread = std::thread::Builder::new()
             .name("kvfs-publish".into())
-            .spawn(move || own.publish_until(&ended))
+            .spawn(move || {
+                while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(own.what.every) {
+                    if own.is_due() && !views.is_down() {
+                        let _ = own.publish();
+                    }
+                }
+            })
             .map_err(|e| Failure::io("cannot start to publish", &e))?;
         Ok(Publishing { shared, end: Some(end), thread: Some(thread) })
     }
@@ -76,7 +88,8 @@ impl Publishing {
     /// Fails where the store cannot be published. That the place is not to be reached now is no
     /// reason: files come first, and it is tried again.
     pub fn check(db: &Kvdb, what: &Publication) -> Outcome {
-        match db.publisher(&what.to.store(true)?).check() {
+        let Ok(store) = what.to.store(false) else { return Ok(()) };
+        match db.publisher(&store).check() {
             Err(Error::Objects(e)) if e.may_be_retried() => Ok(()),
             checked => checked
                 .map_err(|e| failures::of_database(format!("cannot publish to {}", what.to), e)),
@@ -88,12 +101,18 @@ impl Publishing {
         Arc::downgrade(&self.shared)
     }
 
-    /// Publishes a last time what was committed since, of a store that is about to be closed.
+    /// Publishes a last time what was committed since, of a store that is about to be closed. That
+    /// takes a minute at most, and nothing where the place was not to be reached before.
     pub fn finish(mut self) {
-        // A publication that is under way is not cut off.
+        let failed = lock(&self.shared.status).failing.is_some();
+        if failed {
+            return tracing::warn!("{} lacks the last changes", self.shared.what.to);
+        }
+        *lock(&self.shared.deadline) = Some(Instant::now() + LAST);
         drop(self.end.take());
         self.join();
-        if self.shared.is_due() {
+        let failed = lock(&self.shared.status).failing.is_some();
+        if !failed && self.shared.is_due() {
             let _ = self.shared.publish();
         }
     }
@@ -107,7 +126,7 @@ impl Publishing {
 
 impl Drop for Publishing {
     fn drop(&mut self) {
-        self.shared.ending.store(true, Ordering::Relaxed);
+        *lock(&self.shared.deadline) = Some(Instant::now());
         drop(self.end.take());
         self.join();
     }
@@ -118,33 +137,46 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    fn publish_until(&self, ended: &Receiver<()>) {
-        while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(self.what.every) {
-            if self.is_due() {
-                let _ = self.publish();
-            }
-        }
-    }
-
     fn is_due(&self) -> bool {
         // One lock at a time: a publication holds the publisher's for long.
         let overtaken = lock(&self.status).overtaken;
-        !overtaken && lock(&self.publisher).is_due()
+        !overtaken && lock(&self.publisher).as_ref().is_none_or(Publisher::is_due)
     }
 
     /// Whether it publishes to this address.
     pub fn is_to(&self, address: &Address) -> bool {
-        self.what.to == *address
+        self.what.to.is_same(address)
     }
 
-    /// Publishes now. What was overtaken publishes by itself again from here on.
-    pub fn publish(&self) -> kvdb::Result<PushStats> {
+    /// Publishes now because a user says so, who takes the right to from whoever has it: what was
+    /// overtaken publishes by itself again from here on.
+    pub fn publish_by_hand(&self) -> kvdb::Result<PushStats> {
+        lock(&self.publisher).iter_mut().for_each(Publisher::take);
+        self.publish()
+    }
+
+    fn try_to_publish(&self) -> kvdb::Result<PushStats> {
+        let mut publisher = lock(&self.publisher);
+        let publisher = match &mut *publisher {
+            Some(publisher) => publisher,
+            // A folder is not made: what it should be in may not be mounted.
+            nothing => {
+                let store = self.what.to.store(false);
+                let store = store.map_err(|failure| Error::Invalid(failure.message))?;
+                nothing.insert(self.db.publisher(&store))
+            }
+        };
+        publisher.publish(&mut |_| match *lock(&self.deadline) {
+            Some(deadline) if Instant::now() >= deadline => {
+                Err(Error::Invalid("the mount has ended".into()))
+            }
+            _ => Ok(()),
+        })
+    }
+
+    fn publish(&self) -> kvdb::Result<PushStats> {
         let to = &self.what.to;
-        let outcome =
-            lock(&self.publisher).publish(&mut |_| match self.ending.load(Ordering::Relaxed) {
-                true => Err(Error::Invalid("the mount has ended".into())),
-                false => Ok(()),
-            });
+        let outcome = self.try_to_publish();
         let mut status = lock(&self.status);
         match &outcome {
             Ok(stats) => {
@@ -158,7 +190,7 @@ impl Shared {
                 status.bytes += stats.bytes;
             }
             Err(e) => {
-                status.overtaken = matches!(e, Error::Overtaken(_));
+                status.overtaken |= matches!(e, Error::Overtaken(_));
                 if status.overtaken {
                     tracing::error!(
                         "{to} is published by another machine or mount, and no more by this one; \
@@ -177,7 +209,7 @@ impl Shared {
     pub fn figures(&self) -> Value {
         // One that is published at the moment is not waited for: what it has is not there yet.
         let is_due = match self.publisher.try_lock() {
-            Ok(publisher) => publisher.is_due(),
+            Ok(publisher) => publisher.as_ref().is_none_or(Publisher::is_due),
             Err(_) => true,
         };
         let status = lock(&self.status);

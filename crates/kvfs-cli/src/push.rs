@@ -132,7 +132,7 @@ fn value(stats: PushStats) -> Value {
 pub fn of_served(db: &Kvdb, address: &str, by_itself: Option<Arc<Shared>>) -> Outcome<String> {
     let to = Address::required(Path::new(address))?;
     let stats = match by_itself.filter(|own| own.is_to(&to)) {
-        Some(own) => own.publish(),
+        Some(own) => own.publish_by_hand(),
         None => publish(db, &to.store(true)?, &ProgressBar::hidden()),
     };
     stats

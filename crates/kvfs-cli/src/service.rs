@@ -201,7 +201,8 @@ impl Service {
         }
         let (requests, uses_rings) = (mounted.counters(), mounted.uses_rings());
         let publish = options.publish.clone();
-        let publishing = publish.map(|what| Publishing::start(&store.db, what)).transpose()?;
+        let publishing =
+            publish.map(|what| Publishing::start(&store.db, &opened.views, what)).transpose()?;
         let _ = self.figures.set(MountFigures {
             requests,
             notifier: notifier.clone(),

@@ -43,6 +43,7 @@ impl World {
     fn new() -> Option<World> {
         Mount::new()?;
         let directory = tempfile::tempdir().expect("a temporary directory");
+        fs::create_dir(directory.path().join("share")).expect("mkdir");
         Some(World { directory, mounts: vec![] })
     }
 
@@ -140,9 +141,11 @@ fn what_was_committed_is_published_by_itself_and_at_the_end() {
     }
     assert_eq!(heads(), head);
 
-    // By hand it goes the same way, and nobody is overtaken.
+    // By hand it goes the same way, by any name of the folder, and nobody is overtaken.
     fs::write(&file, "by hand").expect("write");
-    succeeds(kvfs(&["push"]).arg(&root).arg(&address));
+    std::os::unix::fs::symlink(world.path("share"), world.path("alias")).expect("symlink");
+    let alias = format!("dir:{}/work", world.path("alias").display());
+    succeeds(kvfs(&["push"]).arg(&root).arg(&alias));
     let now = awaited(&root, "it goes on", all_is_there);
     assert_eq!(now["overtaken"], false, "{now}");
     assert_eq!(world.published("file").as_deref(), Some("by hand"));
@@ -194,7 +197,12 @@ fn a_place_that_is_not_to_be_reached_stops_no_file_and_is_tried_again() {
     let (store, address) = (world.path("my.kvfs"), world.address());
     succeeds(kvfs(&["create"]).arg(&store));
     let options = format!("publish={address},publish_every=0.1");
+    // Nor is a folder made where what it should be in is not mounted yet.
+    fs::remove_dir(world.path("share")).expect("rmdir");
     let root = world.mount(&store, "mine", &options);
+    let now = awaited(&root, "it fails", |now| now["failing"].is_string());
+    assert!(now["generation"].is_null() && !world.path("share").exists(), "{now}");
+    fs::create_dir(world.path("share")).expect("mkdir");
     awaited(&root, "it is published", all_is_there);
     // The heads are not to be had for a while.
     let (share, away) = (world.path("share/m"), world.path("share/away"));

@@ -17,7 +17,13 @@ impl RemoteStore {
         let partial = Partial::begin(path.as_ref())?;
         let device = Arc::new(FileDevice::create(&partial.name)?);
         let copy = self.fork_to(device, Arc::new(Machine::default()), options)?;
-        partial.finish().inspect_err(|_| copy.fork.iter().for_each(|id| self.give_up_fork(*id)))?;
+        if let Err(e) = partial.finish() {
+            // It may have its name already: then it is a fork, which is registered.
+            if !path.as_ref().exists() {
+                copy.fork.iter().for_each(|id| self.give_up_fork(*id));
+            }
+            return Err(e);
+        }
         Ok(copy)
     }
 }

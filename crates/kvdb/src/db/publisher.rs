@@ -12,7 +12,7 @@ use crate::db::Kvdb;
 use crate::db::checkpoint::Checkpoint;
 use crate::db::database::Database;
 use crate::error::Result;
-use crate::remote::{Claim, PushProgress, RemoteStore, StateName, ToPublish};
+use crate::remote::{Claim, PushProgress, RemoteStore, Right, StateName, ToPublish};
 
 /// A claim is made anew after so long: what was written in vain under its epoch can be deleted
 /// then, since nobody refers to it any more.
@@ -39,6 +39,7 @@ pub struct Publisher {
     to: RemoteStore,
     /// Kept over publications, so that the next one need not ask for it.
     claim: Option<Claim>,
+    right: Right,
     last: Option<Last>,
 }
 
@@ -54,15 +55,17 @@ struct Last {
 impl Kvdb {
     /// Returns a publisher of the store to a place in object storage. Nothing is done yet.
     pub fn publisher(&self, to: &RemoteStore) -> Publisher {
-        Publisher { db: self.clone(), to: to.clone(), claim: None, last: None }
+        let (db, to) = (self.clone(), to.clone());
+        Publisher { db, to, claim: None, right: Right::default(), last: None }
     }
 }
 
 impl Publisher {
     /// Publishes the store, see [`Kvdb::push`]. The first call reads every zone in use, the others
-    /// those that were written since. After an error the next call goes on, but that after
-    /// [`Error::Overtaken`](crate::Error::Overtaken) it takes the right to publish away from
-    /// whoever has it now.
+    /// those that were written since. After an error the next call goes on. The first call takes
+    /// the right to publish from whoever has it; when another one has taken it, this one and all
+    /// that follow fail with [`Error::Overtaken`](crate::Error::Overtaken), see
+    /// [`Publisher::take`].
     pub fn publish(
         &mut self,
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,
@@ -71,13 +74,19 @@ impl Publisher {
         let zones = &database.zones;
         // After an error it is gone: what it had written is found there.
         let mut claim = match self.claim.take() {
-            Some(claim) if claim.age() < LONGEST_CLAIM => claim,
-            _ => Claim::begin(database.env.clone(), self.to.clone(), zones.superblock().uuid)?,
+            Some(claim) if claim.age().is_some_and(|age| age < LONGEST_CLAIM) => claim,
+            _ => {
+                let (env, to) = (database.env.clone(), self.to.clone());
+                Claim::begin(env, to, zones.superblock().uuid, &mut self.right)?
+            }
         };
         // Of changes that come during the call it is not told whether they are published.
         let changes = database.change_stamp();
         let Checkpoint { state, uses, stats: _, held } = database.checkpoint_state()?;
-        let last = self.last.as_ref().filter(|last| last.name == claim.head().state);
+        // What is pending may be what a copy of this store has written.
+        let is_own =
+            |last: &&Last| last.name == claim.head().state && claim.head().pending.is_none();
+        let last = self.last.as_ref().filter(is_own);
         let nothing = Marks::default();
         let marks = last.map_or(&nothing, |last| &last.marks);
         let known = claim.known(last.map(|last| &last.known))?;
@@ -92,6 +101,11 @@ impl Publisher {
         self.last = Some(Last { name: claim.head().state.clone(), known, marks, changes });
         self.claim = Some(claim);
         Ok(PushStats { generation, zones, objects, bytes, live_bytes })
+    }
+
+    /// Lets the next publication take the right to publish from whoever has it by then.
+    pub fn take(&mut self) {
+        (self.claim, self.right) = (None, Right::default());
     }
 
     /// Fails if the name there belongs to another store, by one request.

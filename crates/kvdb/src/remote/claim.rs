@@ -31,12 +31,27 @@ pub(crate) struct Claim {
     env: Arc<dyn Env>,
     to: RemoteStore,
     head: Head,
-    tag: Tag,
+    /// `None`: somebody else has claimed the store.
+    tag: Option<Tag>,
     begun: Duration,
     /// Numbers the next note, state and object with zones of this epoch.
     notes: u32,
     states: u32,
     objects: u32,
+}
+
+/// What tells whose turn it is to claim a store again: the epoch of the last claim, and the random
+/// number of an attempt of which it is not known whether it was one. Empty: anyone's.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Right {
+    epoch: Option<u32>,
+    attempt: Option<[u8; 16]>,
+}
+
+impl Right {
+    fn holds(&self, head: &Head) -> bool {
+        self.epoch.is_none_or(|epoch| epoch == head.epoch) || self.attempt == Some(head.nonce)
+    }
 }
 
 /// What is published.
@@ -50,8 +65,14 @@ pub(crate) struct ToPublish<'a> {
 }
 
 impl Claim {
-    /// Raises the epoch of the head, or makes the first one.
-    pub(crate) fn begin(env: Arc<dyn Env>, to: RemoteStore, store: [u8; 16]) -> Result<Claim> {
+    /// Raises the epoch of the head, or makes the first one. Who had a claim before fails if
+    /// another one has made one since.
+    pub(crate) fn begin(
+        env: Arc<dyn Env>,
+        to: RemoteStore,
+        store: [u8; 16],
+        right: &mut Right,
+    ) -> Result<Claim> {
         let (before, mut head) = match to.tagged_head()? {
             Some((head, tag)) => (Some(tag), head),
             None => {
@@ -67,12 +88,17 @@ impl Claim {
             head.store = store;
         }
         head.check_store(store, &to)?;
+        if !right.holds(&head) {
+            return Err(Error::Overtaken(to.place()));
+        }
         head.epoch = head
             .epoch
             .checked_add(1)
             .ok_or_else(|| Error::Corrupt(format!("{} has no more epochs", to.place())))?;
         head.nonce = random_id(&*env);
-        let tag = to.replace_head(before.as_ref(), &head)?;
+        right.attempt = Some(head.nonce);
+        let tag = Some(to.replace_head(before.as_ref(), &head)?);
+        *right = Right { epoch: Some(head.epoch), attempt: None };
         let begun = env.monotonic();
         Ok(Claim { env, to, head, tag, begun, notes: 0, states: 0, objects: 0 })
     }
@@ -82,9 +108,10 @@ impl Claim {
         &self.head
     }
 
-    /// How long ago it was made.
-    pub(crate) fn age(&self) -> Duration {
-        self.env.monotonic().saturating_sub(self.begun)
+    /// How long ago it was made; `None`: somebody else has claimed the store since.
+    pub(crate) fn age(&self) -> Option<Duration> {
+        let age = self.env.monotonic().saturating_sub(self.begun);
+        self.tag.is_some().then_some(age)
     }
 
     /// Returns the pieces that lie there already, as the newest state and a publication that has
@@ -165,9 +192,13 @@ impl Claim {
 
     fn replace(&mut self, head: Head) -> Result<()> {
         let head = Head { nonce: random_id(&*self.env), ..head };
-        self.tag = self.to.replace_head(Some(&self.tag), &head)?;
+        self.tag = Some(self.to.replace_head(Some(self.tag()?), &head)?);
         self.head = head;
         Ok(())
+    }
+
+    fn tag(&self) -> Result<&Tag> {
+        self.tag.as_ref().ok_or_else(|| Error::Overtaken(self.to.place()))
     }
 
     /// Notes what was written so far.
@@ -196,8 +227,10 @@ impl Claim {
         })?;
         let published = self.env.exact_wall().as_nanos() as u64;
         let before = self.head.pending.clone();
-        let (state, pending) = (Some(name), None);
-        self.replace(Head { generation, published, state, pending, ..self.head.clone() })?;
+        let (state, pending, nonce) = (Some(name), None, random_id(&*self.env));
+        let head = Head { generation, published, state, pending, nonce, ..self.head.clone() };
+        self.tag = self.to.publish_head(self.tag()?, &head)?;
+        self.head = head;
         self.drop_note(before);
         Ok(())
     }

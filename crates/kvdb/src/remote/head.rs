@@ -1,6 +1,8 @@
 //! The head of a store in object storage: the one object that is replaced. It names the newest
 //! state, and has the epoch of who may replace it next.
 
+use std::cell::Cell;
+
 use bytes::Bytes;
 use env::Env;
 use objects::{Created, Key, ObjectsError, Part, Patience, Swapped, Tag, Verdict, create, swap};
@@ -204,28 +206,41 @@ impl RemoteStore {
     /// Makes `head` the head: in place of the one with this tag, or where there is none. Fails if
     /// another writer was faster.
     pub(super) fn replace_head(&self, before: Option<&Tag>, head: &Head) -> Result<Tag> {
+        let replaced = self.swap_head(before, head, false)?;
+        replaced.ok_or_else(|| Error::Overtaken(self.place()))
+    }
+
+    /// As [`RemoteStore::replace_head`], of a head with a state that has never been in one. Returns
+    /// `None` if the state is the newest one, but somebody has replaced the head since.
+    pub(super) fn publish_head(&self, before: &Tag, head: &Head) -> Result<Option<Tag>> {
+        self.swap_head(Some(before), head, true)
+    }
+
+    fn swap_head(&self, before: Option<&Tag>, head: &Head, publishes: bool) -> Result<Option<Tag>> {
         let (key, bytes) = (self.head_key()?, Bytes::from(head.encode()));
         let objects = &**self.objects();
         let overtaken = || Error::Overtaken(self.place());
         match before {
             None => match create(objects, &key, bytes, Patience::default())? {
-                Created::Done(tag) => Ok(tag),
+                Created::Done(tag) => Ok(Some(tag)),
                 Created::Taken(_) => Err(overtaken()),
             },
             Some(tag) => {
-                // A state that this attempt publishes has the epoch in its name: a head that has it
-                // comes after this attempt, if it is not that.
-                let own = format!("c/{}/{}-", self.name(), head.epoch);
-                let publishes =
-                    head.state.as_ref().is_some_and(|s| s.key.as_str().starts_with(&own));
+                // Others keep the state that they find. So a head with a state that is new comes
+                // after this attempt, if it is not that.
+                let is_later = Cell::new(false);
                 let judge = |bytes: &[u8]| match Head::decode(bytes) {
                     Ok(found) if found.nonce == head.nonce => Verdict::Mine,
-                    Ok(found) if publishes && found.state == head.state => Verdict::Mine,
+                    Ok(found) if publishes && found.state == head.state => {
+                        is_later.set(true);
+                        Verdict::Mine
+                    }
                     Err(Error::Corrupt(_)) => Verdict::Damaged,
                     Ok(_) | Err(_) => Verdict::Other,
                 };
                 match swap(objects, &key, tag, bytes, Patience::default(), judge)? {
-                    Swapped::Done(tag) => Ok(tag),
+                    Swapped::Done(_) if is_later.get() => Ok(None),
+                    Swapped::Done(tag) => Ok(Some(tag)),
                     Swapped::Overtaken(_) => Err(overtaken()),
                 }
             }

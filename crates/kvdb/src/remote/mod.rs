@@ -41,7 +41,7 @@ use objects::{Key, Objects};
 use zones::{Device, Zones};
 
 pub use claim::PushProgress;
-pub(crate) use claim::{Claim, ToPublish};
+pub(crate) use claim::{Claim, Right, ToPublish};
 pub use collect::{Amount, CollectOptions, CollectProgress, Collected};
 pub use contents::RemotePlace;
 pub use copy::LocalCopy;

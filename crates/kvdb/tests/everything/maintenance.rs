@@ -264,6 +264,10 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
     } else {
         ["Kvdb::publisher", "Publisher::publish"].iter().for_each(|name| w.call(name));
         let mut publisher = w.publisher.take().unwrap_or_else(|| w.db.publisher(&w.bucket));
+        if w.random.one_in(4) {
+            w.call("Publisher::take");
+            publisher.take();
+        }
         let published = publisher.publish(&mut |_| Ok(()));
         w.publisher = Some(publisher);
         published
