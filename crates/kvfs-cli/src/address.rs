@@ -6,9 +6,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kvdb::{RemoteStore, RemoteZones};
+use kvdb::{RemotePlace, RemoteStore, RemoteZones};
 use objects::{DirectoryObjects, Objects, ObjectsError};
 
+use crate::failures;
 use crate::output::{Exit, Failure, Outcome};
 
 /// The beginnings of addresses of a folder and of a bucket.
@@ -17,6 +18,10 @@ const BUCKET: &str = "s3://";
 
 /// Said with a word that should be an address.
 pub const FORMS: &str = "write dir:FOLDER/NAME or s3://BUCKET/NAME, as dir:/srv/stores/work";
+
+/// Said with a word that should be a place.
+const FORMS_OF_PLACES: &str =
+    "write dir:FOLDER, s3://BUCKET, s3://BUCKET/PREFIX, or the address of a store";
 
 /// Where a store in object storage is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +96,21 @@ impl Address {
     }
 }
 
+impl Address {
+    /// Returns whether a store is there, or was.
+    fn is_there(&self) -> Outcome<bool> {
+        if self.snapshot.is_some() || RemoteStore::check_name(&self.name).is_err() {
+            return Ok(false);
+        }
+        if let Some(folder) = self.place.strip_prefix(FOLDER) {
+            return Ok(Path::new(folder).join("m").join(&self.name).join("head").is_file());
+        }
+        let head = self.store(false)?.head();
+        let cannot = |e| failures::of_database(format!("cannot use {self}"), e);
+        Ok(head.map_err(cannot)?.is_some())
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.place, self.name)?;
@@ -131,6 +151,40 @@ fn in_bucket(address: &str) -> Result<Arc<dyn Objects>, ObjectsError> {
 /// The zones of a local file that was made from this place.
 pub fn zones_in(place: &str) -> Outcome<RemoteZones> {
     open(place, false).map(RemoteZones::new)
+}
+
+/// The place that a word names, as it is shown, with all stores in it: by itself, or by the address
+/// of one of them.
+pub fn place(word: &Path) -> Outcome<(String, RemotePlace)> {
+    let text = word.to_str().unwrap_or_default();
+    let whole = if let Some(folder) = text.strip_prefix(FOLDER).filter(|f| !f.is_empty()) {
+        let folder = std::path::absolute(folder)
+            .map_err(|e| Failure::io(format!("cannot use {folder}"), &e))?;
+        format!("{FOLDER}{}", folder.display())
+    } else if text.starts_with(BUCKET) {
+        text.trim_end_matches('/').to_owned()
+    } else {
+        let what = format!("{} is no place in object storage", word.display());
+        return Err(Failure::new(Exit::Usage, what).hint(FORMS_OF_PLACES));
+    };
+    // A place of its own may have a name that a store could have.
+    let by_name = match Address::parse(word) {
+        Ok(Some(address)) if address.is_there()? => Some(address.place),
+        _ => None,
+    };
+    let place = by_name.unwrap_or(whole);
+    let none = || {
+        let what = format!("there is no store in {place}");
+        Failure::new(Exit::NotFound, what).hint(FORMS_OF_PLACES)
+    };
+    // A folder of something else is left alone: to open one makes locks in it.
+    if place.strip_prefix(FOLDER).is_some_and(|folder| !Path::new(folder).join("m").is_dir()) {
+        return Err(none());
+    }
+    let found = RemotePlace::new(open(&place, false)?);
+    let names = found.names();
+    let cannot = |e| failures::of_database(format!("cannot use {place}"), e);
+    if names.map_err(cannot)?.is_empty() { Err(none()) } else { Ok((place, found)) }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! repairs it if asked to. A mounted store is read by its daemon.
 
 mod mounted;
+mod published;
 mod repair;
 
 pub use mounted::of_files;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use zones::{Device, FileDevice};
 
+use crate::address::Address;
 use crate::kv::Connection;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::scrub;
@@ -34,9 +36,13 @@ check and kvfs stat show it, and the exit code of check is 5, until nothing of i
 or --accept-losses is given. Entries that lead nowhere go, what has lost its name goes to lost+found, link counts and sizes are set right. \
 What is sound stays as it is. The repaired store takes the place of the old one at once: when \
 anything stops it before, the old one is there. A store of which superblock, manifest or journal \
-cannot be read at all is not repaired: see kvfs salvage.")]
+cannot be read at all is not repaired: see kvfs salvage.
+
+With an address (dir:FOLDER/NAME, s3://BUCKET/NAME) it compares what all stores and forks in that \
+place refer to with what lies there, and reads no data. What is missing is damage; what is in \
+nobody's use is for kvfs gc.")]
 pub struct Args {
-    /// The store's file, or a directory where it is mounted.
+    /// The store's file, a directory where it is mounted, or an address in object storage.
     store: PathBuf,
     /// Take out what cannot be read, and make the rest usable again. Asks before it changes
     /// anything.
@@ -52,6 +58,14 @@ pub struct Args {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
+    if let Some(address) = Address::parse(&args.store)? {
+        if args.repair {
+            let what = format!("{address} lies in object storage, and is not repaired there");
+            return Err(Failure::new(Exit::Usage, what)
+                .hint("make a fork of it, and repair that: kvfs fork ADDRESS FILE"));
+        }
+        return published::run(&args.store, output);
+    }
     if let Some(found) = mounted::examine(&args.store, args.repair, output)? {
         return found.tell(&args.store, output);
     }

@@ -2,13 +2,16 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use kvdb::ForkOptions;
 use serde_json::json;
 
 use crate::address::Address;
 use crate::destination::{self, Making};
 use crate::failures;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::span::parse_span;
 use crate::store::{self, Access};
 use crate::text::{show, with_paths};
 
@@ -19,8 +22,9 @@ use crate::text::{show, with_paths};
   kvfs mount mine.kvfs /mnt/mine && kvfs run /mnt/mine -- make
   kvfs push mine.kvfs dir:/srv/stores/mine
 
-It costs two requests, however large the store is: what is read is fetched then, and what is \
-written is in FILE alone. FILE refers to what lies there for as long as it is used. To have \
+It costs four small requests, however large the store is: what is read is fetched then, and what \
+is written is in FILE alone. FILE refers to what lies there for as long as it is used. So it is \
+registered there (kvfs forks), and what it refers to stays until it expires or is dropped. To have \
 everything here: kvfs export, or cp of what is read.")]
 pub struct Args {
     /// Which store: dir:FOLDER/NAME or s3://BUCKET/NAME; with @SNAPSHOT behind it for its files and
@@ -28,8 +32,21 @@ pub struct Args {
     source: PathBuf,
     /// The file to make.
     file: PathBuf,
+    /// FILE is done with after this time, as 7d or 12h. Then what it has not fetched may be
+    /// deleted.
+    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    expires: Option<Duration>,
+    /// Whose it is, for kvfs forks: at most 256 bytes. The name of this machine if it is left out.
+    #[arg(long, value_name = "TEXT")]
+    label: Option<String>,
     #[command(flatten)]
     making: Making,
+}
+
+/// The name of this machine, as far as it is known.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().chars().take(64).collect()
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
@@ -41,7 +58,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         return Err(cannot(kvdb::Error::NoStore(source.to_string())));
     }
     destination::make_room(&args.file, args.making)?;
-    let copy = from.copy_to_path(&args.file).map_err(cannot)?;
+    let label = args.label.clone().unwrap_or_else(host_name);
+    let options = ForkOptions { lifetime: args.expires, label };
+    let copy = from.fork_to_path(&args.file, &options).map_err(cannot)?;
     let made = || -> Outcome {
         args.making.apply(&args.file)?;
         let Some(snapshot) = &source.snapshot else { return Ok(()) };
@@ -55,6 +74,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if let Err(failure) = made() {
         // Half a fork is in the way of the next try.
         let _ = std::fs::remove_file(&args.file);
+        if let Some(fork) = copy.fork {
+            if let Err(e) = from.drop_fork(fork) {
+                output.note(format!("fork {fork} stays registered in {source}: {e}"));
+            }
+        }
         return Err(failure);
     }
     let (name, file) = (source.to_string(), args.file.as_os_str().as_bytes());
@@ -66,6 +90,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     );
     let value = json!({
         "source": source.to_string(), "generation": copy.generation, "published": copy.published,
+        "fork": copy.fork.map(|fork| fork.to_string()),
     });
     output.print(text, with_paths(value, &[("file", Some(&args.file))]))
 }

@@ -28,7 +28,9 @@ mod figures;
 mod files;
 mod find;
 mod fork;
+mod forks;
 mod fsmonitor;
+mod gc;
 mod handover;
 mod history;
 mod http;
@@ -77,6 +79,7 @@ mod sizes;
 mod snapshot;
 mod sockets;
 mod sources;
+mod span;
 mod stat;
 mod statistics;
 mod store;
@@ -89,6 +92,7 @@ mod tree;
 mod txn;
 mod umount;
 mod undo;
+mod unpublish;
 mod upgrade;
 mod usage;
 mod waiting;
@@ -156,6 +160,9 @@ enum Command {
     Push(push::Args),
     Fork(fork::Args),
     Fsmonitor(fsmonitor::Args),
+    Forks(forks::Args),
+    Gc(gc::Args),
+    Unpublish(unpublish::Args),
     Bench(bench::Args),
     Doctor(doctor::Args),
     Completions(manual::CompletionsArgs),
@@ -237,6 +244,9 @@ fn main() -> ExitCode {
         Command::Push(args) => push::run(args, &output),
         Command::Fork(args) => fork::run(args, &output),
         Command::Fsmonitor(args) => fsmonitor::run(args, &output),
+        Command::Forks(args) => forks::run(args, &output),
+        Command::Gc(args) => gc::run(args, &output),
+        Command::Unpublish(args) => unpublish::run(args, &output),
         Command::Bench(args) => bench::run(args, &output),
         Command::Doctor(args) => doctor::run(args, &output),
         Command::Completions(args) => manual::completions(args, Cli::command(), &output),

@@ -153,7 +153,7 @@ fn walks(
         ("bench", calls(&["bench FILE"])),
         ("cat", calls(&["cat ROOT NONE", "cat MISSING x"])),
         ("changes", calls(&["changes ROOT", "changes MISSING"])),
-        ("check", calls(&["check ROOT", "check MISSING"])),
+        ("check", calls(&["check ROOT", "check MISSING", "check PLACE", "check NOWHERE"])),
         ("clone create", calls(&["clone create ROOT NAME NAME"])),
         ("clone drop", calls(&["clone drop ROOT NONE", "clone drop ROOT nothing"])),
         ("clone list", calls(&["clone list ROOT"])),
@@ -222,7 +222,10 @@ fn walks(
         ("mcp", None), // Its answers are JSON for a program; what it shows of changes is walked in `mcp`.
         ("mount", calls(&["mount STORE MISSING", "mount MISSING ROOT"])),
         ("push", calls(&["push ROOT TEXT", "push MISSING PLACE", "push ROOT PLACE"])),
-        ("fork", calls(&["fork TEXT OUT", "fork PLACE OUT", "fork NOWHERE OUT"])),
+        ("fork", calls(&["fork TEXT OUT", "fork PLACE OUT --label TEXT", "fork NOWHERE OUT"])),
+        ("forks", calls(&["forks TEXT", "forks PLACE", "forks PLACE --drop TEXT"])),
+        ("gc", calls(&["gc TEXT", "gc PLACE", "gc NOWHERE", "--json gc PLACE --dry-run"])),
+        ("unpublish", calls(&["unpublish NOWHERE --yes", "unpublish PLACE --yes"])),
         ("receive", calls(&["receive ROOT TEXT", "receive MISSING"])),
         (
             "restore",

@@ -245,6 +245,64 @@ fn what_cannot_be_is_said_with_what_to_do() {
     succeeds(kvfs(&["check"]).arg(folder.path().join("f")));
 }
 
+#[test]
+fn what_nobody_refers_to_is_deleted_and_forks_keep_what_they_began_as() {
+    let (folder, address) = folder();
+    let [file, fork] = ["a.kvfs", "fork.kvfs"].map(|name| folder.path().join(name));
+    let share = folder.path().join("share");
+    let place = format!("dir:{}", share.display());
+    let json = |words: &[&str]| -> serde_json::Value {
+        let said = succeeds(kvfs(words).arg("--json"));
+        serde_json::from_str(&said).expect("JSON")
+    };
+    fails(&mut kvfs(&["gc", &address]), 3, "there is no store");
+    succeeds(kvfs(&["create"]).arg(&file));
+    let put = |value: &str| succeeds(kvfs(&["kv", "put"]).arg(&file).args(["key", value]));
+    put("first");
+    succeeds(kvfs(&["push"]).arg(&file).arg(&address));
+    succeeds(kvfs(&["fork", &address, "--label", "of a test"]).arg(&fork));
+    put("second");
+    succeeds(kvfs(&["push"]).arg(&file).arg(&address));
+
+    // The place by itself, or by a store in it.
+    fails(&mut kvfs(&["gc", &place, "--grace", "59m"]), 2, "--force");
+    let short = ["--grace", "0s", "--force"];
+    let gc = |word: &str| json(&[&["gc", word][..], &short].concat());
+    let found = gc(&place);
+    assert_eq!((&found["stores"], &found["forks"]), (&1.into(), &1.into()), "{found}");
+    let again = gc(&address);
+    let objects = |of: &serde_json::Value, what: &str| of[what]["objects"].as_u64();
+    assert_eq!(objects(&again, "deleted"), objects(&found, "found"));
+    let said = succeeds(&mut kvfs(&["check", &address]));
+    assert!(said.contains("all objects are there"), "{said}");
+    let value = succeeds(kvfs(&["kv", "get"]).arg(&fork).arg("key"));
+    assert_eq!(value.trim_end(), "first", "the fork began as that");
+
+    let listed = json(&["forks", &address]);
+    assert_eq!(listed[0]["label"], "of a test");
+    let id = listed[0]["id"].as_str().expect("a number");
+    fails(&mut kvfs(&["forks", &address, "--drop", "xyz"]), 3, "has no fork xyz");
+    let said = succeeds(&mut kvfs(&["forks", &address, "--drop", &id[..8]]));
+    assert!(said.contains("loses what it has not fetched"), "{said}");
+    assert_eq!(json(&["forks", &address]), serde_json::json!([]));
+
+    fails(&mut kvfs(&["unpublish", &address]), 2, "--yes");
+    succeeds(&mut kvfs(&["unpublish", &address, "--yes"]));
+    fails(kvfs(&["fork", &address]).arg(folder.path().join("f")), 3, "there is no store");
+    fails(&mut kvfs(&["unpublish", &address, "--yes"]), 3, "there is no store");
+    gc(&place);
+    assert!(objects(&gc(&place), "deleted") > Some(0));
+    assert_eq!((files_of(&share.join("z")), files_of(&share.join("c"))), (0, 0));
+
+    // What is missing is damage, and says who needs it.
+    let other = address.replace("/work", "/other");
+    succeeds(kvfs(&["push"]).arg(&file).arg(&other));
+    fs::rename(share.join("z"), folder.path().join("z")).expect("rename");
+    let (code, out, err) = ends(&mut kvfs(&["check", &other]));
+    assert_eq!(code, Some(5), "{out}{err}");
+    assert!(out.contains("other, generation 1"), "{out}");
+}
+
 /// The bucket that `scripts/remote_servers.sh` has made.
 fn bucket() -> String {
     let name = std::env::var("KVFS_S3_BUCKET").expect("scripts/remote_servers.sh runs this");

@@ -390,7 +390,8 @@ impl Remote {
                 ),
                 Err(e @ (ObjectsError::NotFound { .. } | ObjectsError::OutOfRange { .. })) => {
                     return Err(damage(format!(
-                        "zones are missing in {}: {e}",
+                        "zones are missing in {}: {e}; if they were deleted there because the state \
+                         was replaced long ago, mount or fork the newest one",
                         self.objects.place()
                     )));
                 }

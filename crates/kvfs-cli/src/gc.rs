@@ -1,0 +1,110 @@
+//! `kvfs gc`: deletes what no store and no fork in a place refers to.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use env::Machine;
+use kvdb::{Amount, CollectOptions};
+use serde_json::{Value, json};
+
+use crate::address;
+use crate::failures;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::sizes::human_size;
+use crate::span::{human_span, parse_span};
+use crate::text::show;
+
+/// A shorter grace needs `--force`.
+const LEAST_GRACE: Duration = Duration::from_secs(3600);
+
+/// Delete what no store and no fork in a shared folder or a bucket refers to any more.
+#[derive(clap::Args)]
+#[command(after_help = "\
+  kvfs gc dir:/srv/stores              all stores in the folder, which share what they have in common
+  kvfs gc s3://bucket/work --dry-run   what would be deleted in the place where that store is
+
+Run it now and then, by a timer say, from any machine: stores are published, read and forked \
+meanwhile. What was replaced is found by one run, and deleted by one that begins when the grace is \
+over; until then readers that mounted before read on. The clock of the server counts, and no \
+other. Forks keep what they began as until they expire or are dropped (kvfs forks), and a store \
+until it is taken back (kvfs unpublish). If anything cannot be read that says what is in use, \
+nothing is deleted. It costs a request for each 1,000 objects, and one for each that is deleted.")]
+pub struct Args {
+    /// Where: dir:FOLDER, s3://BUCKET, s3://BUCKET/PREFIX, or the address of a store there.
+    place: PathBuf,
+    /// What nothing has referred to for so long is deleted.
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_span)]
+    grace: Duration,
+    /// Allow a grace of less than an hour: those who mounted a store before it was published anew
+    /// lose what they have not read yet.
+    #[arg(long)]
+    force: bool,
+    /// Delete nothing, and show what would be.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+fn amount(of: Amount) -> Value {
+    json!({"objects": of.objects, "bytes": of.bytes})
+}
+
+fn told(of: Amount) -> String {
+    format!("{} in {} objects", human_size(of.bytes), of.objects)
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    if args.grace < LEAST_GRACE && !args.force {
+        let what = format!(
+            "a grace of {} is too short: whoever mounted a store before it was published anew \
+             would lose what is not read yet",
+            human_span(args.grace)
+        );
+        return Err(Failure::new(Exit::Usage, what).hint("if nobody has: --force"));
+    }
+    let (name, place) = address::place(&args.place)?;
+    let options = CollectOptions { grace: args.grace, dry_run: args.dry_run };
+    let bar = output.progress("collecting", None, false);
+    let done = place.collect(&Machine::default(), options, &mut |now| {
+        match now.due {
+            0 => bar.set_position(now.objects),
+            due => {
+                bar.set_length(due);
+                bar.set_position(now.deleted);
+            }
+        }
+        Ok(())
+    });
+    bar.finish_and_clear();
+    let done = done.map_err(|e| failures::of_database(format!("cannot collect in {name}"), e))?;
+    let mut text = format!(
+        "{}: {} stores and {} forks refer to {}\n",
+        show(name.as_bytes()),
+        done.stores,
+        done.forks,
+        told(done.kept)
+    );
+    if done.current.objects > 0 {
+        text += &format!("of publications that may be under way: {}\n", told(done.current));
+    }
+    let verb = if args.dry_run { "would be deleted" } else { "deleted" };
+    text += &format!("{verb}: {}\n", told(done.deleted));
+    let (found, grace) = (done.found, human_span(args.grace));
+    text += &format!("found now, to be deleted after {grace}: {}\n", told(found));
+    if done.waiting.objects > 0 {
+        text += &format!("found before, not {grace} ago yet: {}\n", told(done.waiting));
+    }
+    if done.expired_forks > 0 {
+        text += &format!("forks that have expired: {}\n", done.expired_forks);
+    }
+    if done.unknown.objects > 0 {
+        text += &format!("left alone, not of this program: {}\n", told(done.unknown));
+    }
+    let value = json!({
+        "place": name, "dry_run": args.dry_run, "grace_seconds": args.grace.as_secs(),
+        "stores": done.stores, "forks": done.forks, "expired_forks": done.expired_forks,
+        "kept": amount(done.kept), "current": amount(done.current), "found": amount(done.found),
+        "waiting": amount(done.waiting), "deleted": amount(done.deleted),
+        "unknown": amount(done.unknown),
+    });
+    output.print(text, value)
+}

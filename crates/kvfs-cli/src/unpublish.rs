@@ -1,0 +1,65 @@
+//! `kvfs unpublish`: takes a store in object storage back.
+
+use std::path::PathBuf;
+
+use env::Machine;
+use serde_json::json;
+
+use crate::address::Address;
+use crate::failures;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::terminal::Terminal;
+use crate::text::show;
+
+/// Take a store in object storage back: nobody can mount or fork it any more.
+#[derive(clap::Args)]
+#[command(after_help = "\
+  kvfs unpublish dir:/srv/stores/work
+
+The store that was published is untouched where it is kept; what lies in the place is deleted by \
+kvfs gc when the grace is over, except what forks began as, and what stores of other names share \
+with it. Without a copy elsewhere the data are lost then. Those who have mounted it read on until \
+then. A publication that is under way ends with an error.")]
+pub struct Args {
+    /// Which store: dir:FOLDER/NAME or s3://BUCKET/NAME.
+    store: PathBuf,
+    /// Do not ask.
+    #[arg(long)]
+    yes: bool,
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let address = Address::required(&args.store)?;
+    if address.snapshot.is_some() {
+        let what = format!("{address} is a snapshot, and a store is taken back whole");
+        return Err(Failure::new(Exit::Usage, what).hint("leave out what begins with @"));
+    }
+    let store = address.store(false)?;
+    let cannot = |e| failures::of_database(format!("cannot take back {address}"), e);
+    let head = store.head().map_err(cannot)?;
+    let head = head.ok_or_else(|| cannot(kvdb::Error::NoStore(address.to_string())))?;
+    let forks = store.forks().map_err(cannot)?.len();
+    if !args.yes {
+        let mut terminal = Terminal::open("decide beforehand: --yes")
+            .map_err(|failure| Failure { exit: Exit::Usage, ..failure })?;
+        let shown = show(address.to_string().as_bytes());
+        terminal.say(&format!(
+            "{shown} is at generation {}, and has {forks} forks.",
+            head.generation
+        ))?;
+        let question = "Take it back, so that kvfs gc deletes it? [y/N] ";
+        if terminal.ask(question)?.as_deref() != Some("y") {
+            return Err(Failure::new(Exit::Failed, format!("{address} was not changed")));
+        }
+    }
+    let before = store.unpublish(&Machine::default()).map_err(cannot)?;
+    let text = format!(
+        "took back {}, which was at generation {}; kvfs gc deletes what nothing refers to",
+        show(address.to_string().as_bytes()),
+        before.generation
+    );
+    let value = json!({
+        "store": address.to_string(), "generation": before.generation, "forks": forks,
+    });
+    output.print(text, value)
+}
