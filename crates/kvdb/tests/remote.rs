@@ -11,7 +11,7 @@ use std::time::Duration;
 use bucket::*;
 use bytes::Bytes;
 use env::{Machine, Random, Simulated};
-use kvdb::{Error, Kvdb, LocalCopy, OpenOptions, RemoteStore, RemoteZones};
+use kvdb::{Error, ForkOptions, Kvdb, LocalCopy, OpenOptions, RemoteStore, RemoteZones};
 use model::*;
 use objects::{Condition, Key, MemoryObjects, Objects, Part, Rates};
 use zones::{Device, MemoryDevice, Purpose};
@@ -209,7 +209,7 @@ fn a_copy_is_a_store_of_its_own_that_shares_what_was_there() {
     let base = push(&db, &bucket.store("fruit"));
     let was = all(&db);
 
-    let device = copied(&bucket.store("fruit"), 12);
+    let device = forked(&bucket.store("fruit"), 12);
     let fork = open_with(device.clone(), bucket.zones(), small()).unwrap();
     let mut others = Random::new(13);
     change(&fork, &mut others, 200);
@@ -226,7 +226,7 @@ fn a_copy_is_a_store_of_its_own_that_shares_what_was_there() {
     assert!(refused.to_string().contains("another store"), "{refused}");
     let pushed = push(&fork, &bucket.store("attempt"));
     assert!(pushed.zones > 0);
-    let of_attempt = copied(&bucket.store("attempt"), 14);
+    let of_attempt = forked(&bucket.store("attempt"), 14);
     assert_eq!(all(&reader(&of_attempt, &bucket)), changed);
     // A fork of the fork.
     let grandchild = open_with(of_attempt, bucket.zones(), small()).unwrap();
@@ -248,7 +248,7 @@ fn what_was_read_is_here_after_a_close_and_fetched_again_after_a_crash() {
     push(&db, &bucket.store("fruit"));
     let was = all(&db);
 
-    let device = copied(&bucket.store("fruit"), 22);
+    let device = forked(&bucket.store("fruit"), 22);
     assert_eq!(all(&reader(&device, &bucket)), was);
     let gets = bucket.gets();
     assert_eq!(all(&reader(&device, &bucket)), was);
@@ -491,7 +491,7 @@ fn a_fork_does_not_move_what_it_took_over() {
         words.insert(format!("{i:08}"), bytes(&mut random, 8_000)).unwrap();
     }
     push(&db, &bucket.store("words"));
-    let device = copied(&bucket.store("words"), 102);
+    let device = forked(&bucket.store("words"), 102);
     let fork = open_with(device, bucket.zones(), small()).unwrap();
     let words = fork.open_dictionary("words").unwrap();
     for i in (0..6_000).filter(|i| i % 8 != 0) {
@@ -518,7 +518,7 @@ fn a_fork_that_is_published_elsewhere_is_whole_there() {
     change(&db, &mut random, 200);
     let (here, there) = (place("here"), place("there"));
     push(&db, &RemoteStore::new(here.clone(), "fruit").unwrap());
-    let device = copied(&RemoteStore::new(here.clone(), "fruit").unwrap(), 112);
+    let device = forked(&RemoteStore::new(here.clone(), "fruit").unwrap(), 112);
     let fork = open_with(device, RemoteZones::new(here.clone()), small()).unwrap();
     change(&fork, &mut random, 20);
     push(&fork, &RemoteStore::new(there.clone(), "fruit").unwrap());
@@ -609,5 +609,44 @@ impl Device for Small {
     }
     fn lengthen(&self, new_len: u64) -> io::Result<()> {
         self.memory.lengthen(new_len)
+    }
+}
+
+#[test]
+fn a_copy_that_nobody_keeps_is_published_whole_and_a_fork_shares_while_it_is_registered() {
+    let bucket = Bucket::new();
+    let (db, mut random) = source(130);
+    change(&db, &mut random, 300);
+    let base = push(&db, &bucket.store("fruit"));
+    let was = all(&db);
+
+    // A cache of a mount: what it came from may be deleted at any time.
+    let cache = open_with(copied(&bucket.store("fruit"), 131), bucket.zones(), small()).unwrap();
+    let whole = push(&cache, &bucket.store("of-cache"));
+    assert!(whole.bytes >= base.live_bytes, "{whole:?} of {base:?}");
+
+    let fork_device = forked(&bucket.store("fruit"), 132);
+    let id = LocalCopy::of(&*fork_device).unwrap().unwrap().fork.unwrap();
+    let fork = open_with(fork_device, bucket.zones(), small()).unwrap();
+    let shared = push(&fork, &bucket.store("of-fork"));
+    assert_eq!(shared.bytes, 0, "{shared:?}");
+    assert!(bucket.store("fruit").drop_fork(id).unwrap());
+    let whole = push(&fork, &bucket.store("of-fork"));
+    assert!(whole.bytes >= base.live_bytes, "{whole:?} of {base:?}");
+
+    // One that counts for an hour, by the clock of the place.
+    let device = Arc::new(MemoryDevice::new());
+    let lifetime = Some(Duration::from_secs(3600));
+    let options = ForkOptions { lifetime, ..ForkOptions::default() };
+    let env = Arc::new(Simulated::new(133));
+    bucket.store("fruit").fork_to(device.clone(), env, &options).unwrap();
+    let fork = open_with(device, bucket.zones(), small()).unwrap();
+    assert_eq!(push(&fork, &bucket.store("of-hour")).bytes, 0);
+
+    // Nothing of the store it came from is needed where it was not shared.
+    bucket.store("fruit").unpublish(&Simulated::new(134)).unwrap();
+    for name in ["of-cache", "of-fork"] {
+        let device = copied(&bucket.store(name), 135);
+        assert_eq!(all(&reader(&device, &bucket)), was, "{name}");
     }
 }

@@ -38,7 +38,8 @@ impl World {
     ) -> Published {
         let first = ZoneObject { origin: [1; 16], epoch: 1, number: self.number };
         let (known, marks) = before;
-        let how = Publication { objects: &self.objects, known, marks, first, memory: 1 << 20 };
+        let (objects, memory) = (&self.objects, 1 << 20);
+        let how = Publication { objects, known, marks, shares: true, first, memory };
         let watch = &mut |_, so_far: &dyn Fn() -> zones::Result<Known>| {
             seen.push(so_far()?);
             Ok(())

@@ -11,8 +11,8 @@ use zones::remote::{Known, Marks, Progress};
 use crate::db::Kvdb;
 use crate::db::checkpoint::Checkpoint;
 use crate::db::database::Database;
-use crate::error::Result;
-use crate::remote::{Claim, PushProgress, RemoteStore, Right, StateName, ToPublish};
+use crate::error::{Error, Result};
+use crate::remote::{Claim, LocalCopy, PushProgress, RemoteStore, Right, StateName, ToPublish};
 
 /// A claim is made anew after so long: what was written in vain under its epoch can be deleted
 /// then, since nobody refers to it any more.
@@ -91,9 +91,15 @@ impl Publisher {
         let marks = last.map_or(&nothing, |last| &last.marks);
         let known = claim.known(last.map(|last| &last.known))?;
         let memory = database.options.memory / 4;
-        let what = ToPublish { zones, state: &state, uses: &uses, memory };
+        let shares = self.is_registered()?;
+        let what = ToPublish { zones, state: &state, uses: &uses, shares, memory };
         let published = claim.publish(&what, (&known, marks), progress)?;
         drop(held);
+        if shares && !self.is_registered()? {
+            let what = "the fork was dropped while it was published, and what it shares may be \
+                        gone: publish again";
+            return Err(Error::Invalid(what.into()));
+        }
         let Progress { objects, bytes, zones_total: zones, .. } = published.progress;
         let live_bytes = uses.iter().map(|(_, bytes)| bytes.min(ZONE_SIZE)).sum();
         let generation = claim.head().generation;
@@ -101,6 +107,17 @@ impl Publisher {
         self.last = Some(Last { name: claim.head().state.clone(), known, marks, changes });
         self.claim = Some(claim);
         Ok(PushStats { generation, zones, objects, bytes, live_bytes })
+    }
+
+    /// Returns whether the store is a fork that is registered in the place. Then zones that came from
+    /// there stay as long as it is, and else nobody keeps them: it is a cache, or a fork that was
+    /// dropped.
+    fn is_registered(&self) -> Result<bool> {
+        let Some(note) = self.db.db.0.zones.home_note()? else { return Ok(false) };
+        let copy = LocalCopy::decode(&note)?;
+        let Some(fork) = copy.fork else { return Ok(false) };
+        let base = RemoteStore::new(self.to.objects().clone(), &copy.name)?;
+        base.is_registered(&*self.db.db.0.env, fork)
     }
 
     /// Lets the next publication take the right to publish from whoever has it by then.

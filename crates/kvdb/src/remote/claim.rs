@@ -60,6 +60,8 @@ pub(crate) struct ToPublish<'a> {
     pub state: &'a ManifestState,
     /// Its zones, which the caller keeps as they are.
     pub uses: &'a ZoneUse,
+    /// Zones that came from there are referred to, and not written again.
+    pub shares: bool,
     /// Zones on their way take so much memory, bytes.
     pub memory: usize,
 }
@@ -150,8 +152,8 @@ impl Claim {
         let mut noted = (self.env.monotonic(), 0);
         let mut failure = None;
         let objects = self.to.objects().clone();
-        let memory = what.memory;
-        let how = Publication { objects: &objects, known, marks, first, memory };
+        let ToPublish { shares, memory, .. } = *what;
+        let how = Publication { objects: &objects, known, marks, shares, first, memory };
         let mut step = |now: Progress, so_far: &dyn Fn() -> zones::Result<Known>| {
             progress(now)?;
             let (at, bytes) = noted;

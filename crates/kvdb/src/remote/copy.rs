@@ -47,7 +47,7 @@ impl LocalCopy {
         note
     }
 
-    fn decode(note: &[u8]) -> Result<LocalCopy> {
+    pub(crate) fn decode(note: &[u8]) -> Result<LocalCopy> {
         let mut r = Decoder::new(note, "what the local file says of its home");
         let version = r.u8()?;
         if ![VERSION, VERSION_OF_FORKS].contains(&version) {

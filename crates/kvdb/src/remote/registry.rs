@@ -15,7 +15,7 @@ use objects::{Created, Key, ObjectsError, Part, Patience, create};
 
 use super::contents::{delete, each_listed, is_there};
 use super::head::{Head, StateName, VERSION, newer, opened, put_name, seal, take_name};
-use super::{RemoteStore, random_id};
+use super::{RemotePlace, RemoteStore, random_id};
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
@@ -207,6 +207,22 @@ impl RemoteStore {
             Err(ObjectsError::NotFound { .. }) => Ok(None),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Returns whether a fork is registered, and has not expired: then nothing that it began as was
+    /// deleted, nor is it before the grace that begins when it expires or is dropped.
+    pub(crate) fn is_registered(&self, env: &dyn Env, fork: ForkId) -> Result<bool> {
+        let Some(entry) = self.registration(fork)? else { return Ok(false) };
+        if entry.lifetime.is_none() {
+            return Ok(true);
+        }
+        let (now, _) = RemotePlace::new(self.objects().clone()).clock(env)?;
+        let (key, mut expires) = (self.fork_key(fork)?, None);
+        each_listed(&**self.objects(), key.as_str(), &mut |listed| {
+            expires = expires.max(entry.expires(listed.modified));
+            Ok(())
+        })?;
+        Ok(expires.is_some_and(|expires| now < expires))
     }
 
     /// The forks of the store that are registered, also those that have expired since, in no

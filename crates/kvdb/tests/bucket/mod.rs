@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use env::{Random, Simulated};
-use kvdb::{Kvdb, OpenOptions, RemoteStore, RemoteZones};
+use kvdb::{ForkOptions, Kvdb, OpenOptions, RemoteStore, RemoteZones};
 use objects::{CountObjects, FaultyObjects, Key, MemoryObjects, Objects, Rates};
 use zones::{Device, MemoryDevice};
 
@@ -78,6 +78,13 @@ pub fn push(db: &Kvdb, to: &RemoteStore) -> kvdb::PushStats {
 pub fn copied(from: &RemoteStore, seed: u64) -> Arc<MemoryDevice> {
     let device = Arc::new(MemoryDevice::new());
     from.copy_to(device.clone(), Arc::new(Simulated::new(seed))).unwrap();
+    device
+}
+
+/// A fork of the newest state.
+pub fn forked(from: &RemoteStore, seed: u64) -> Arc<MemoryDevice> {
+    let device = Arc::new(MemoryDevice::new());
+    from.fork_to(device.clone(), Arc::new(Simulated::new(seed)), &ForkOptions::default()).unwrap();
     device
 }
 

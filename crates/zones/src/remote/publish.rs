@@ -88,6 +88,8 @@ pub struct Publication<'a> {
     pub known: &'a Known,
     /// Zones that have the bytes of `known` still, if they were not written since.
     pub marks: &'a Marks,
+    /// Zones that came from there are referred to, since they stay there for this store.
+    pub shares: bool,
     /// The name of the first new object; the others are numbered from there.
     pub first: ZoneObject,
     /// Bytes that zones on their way may take, or two zones if that is more.
@@ -107,7 +109,7 @@ pub(crate) fn publish(
     how: &Publication<'_>,
     progress: &mut Watch<'_>,
 ) -> Result<Published> {
-    let Publication { objects, known, marks, first, memory } = *how;
+    let Publication { objects, known, marks, first, memory, .. } = *how;
     let mut seen = Marks::default();
     let mut writer = Writer {
         objects,

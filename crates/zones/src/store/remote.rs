@@ -118,6 +118,11 @@ impl Zones {
         self.remote().map(Remote::table)
     }
 
+    /// What the local file of such a store says of its home, for those who made it.
+    pub fn home_note(&self) -> Result<Option<Vec<u8>>> {
+        self.remote().map(|_| Home::read(&self.device).map(|home| home.note)).transpose()
+    }
+
     /// Returns whether a zone lies in object storage. Then it is never free here.
     pub fn is_remote_zone(&self, zone: ZoneId) -> bool {
         self.remote().is_some_and(|remote| remote.parts.is_remote(zone))
@@ -140,7 +145,8 @@ impl Zones {
     ) -> Result<Published> {
         let read = |zone: ZoneId, bytes: &mut [u8]| self.read(Purpose::Pages, zone.start(), bytes);
         // Zones that came from another place are copied, since they are not there.
-        let there = self.remote().filter(|remote| remote.is_from(how.objects));
+        let is_there = |remote: &&Remote| how.shares && remote.is_from(how.objects);
+        let there = self.remote().filter(is_there);
         self.writes.watch();
         let (table, writes) = (there.map(Remote::table), |zone| self.writes.of(zone));
         publish(Source { read: &read, table, writes: &writes }, uses, how, progress)
