@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
 use env::{Env, Random, Simulated};
 use kvdb::{
     CollectOptions, Collected, Error, ForkOptions, Kvdb, LocalCopy, OpenOptions, RemotePlace,
@@ -386,7 +385,6 @@ fn a_survey_names_what_is_missing_and_who_needs_it() {
     );
     lab.objects.delete(&keys[0]).expect("deleted");
     assert_eq!(lab.place().survey(&*fresh()).expect("a survey").missing, survey.missing);
-    let bytes = Bytes::from(whole);
-    lab.objects.put(&keys[0], bytes, Condition::Absent).expect("put");
+    lab.objects.put(&keys[0], whole, Condition::Absent).expect("put");
     lab.is_whole();
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::address::Address;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::text::show_message;
 
 /// Look whether this machine has what KVFS needs, or a place in object storage what stores need:
 /// what is wrong, and how to mend it.
@@ -397,10 +398,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             "{:8} {:16} {}\n",
             finding.verdict.name(),
             finding.what,
-            finding.found
+            // A name in it cannot begin a line.
+            show_message(&finding.found)
         ));
         if let Some(mend) = &finding.mend {
-            text.push_str(&format!("{:25} → {mend}\n", ""));
+            text.push_str(&format!("{:25} → {}\n", "", show_message(mend)));
         }
     }
     let json: Vec<Value> = all

@@ -74,10 +74,10 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if let Err(failure) = made() {
         // Half a fork is in the way of the next try.
         let _ = std::fs::remove_file(&args.file);
-        if let Some(fork) = copy.fork {
-            if let Err(e) = from.drop_fork(fork) {
-                output.note(format!("fork {fork} stays registered in {source}: {e}"));
-            }
+        if let Some(fork) = copy.fork
+            && let Err(e) = from.drop_fork(fork)
+        {
+            output.note(format!("fork {fork} stays registered in {source}: {e}"));
         }
         return Err(failure);
     }

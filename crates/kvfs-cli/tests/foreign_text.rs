@@ -184,7 +184,7 @@ fn walks(
                 "diff ROOT NAME --fields --times --no-renames",
             ]),
         ),
-        ("doctor", calls(&["doctor"])),
+        ("doctor", calls(&["doctor", "doctor TEXT", "doctor PLACE", "doctor NOWHERE"])),
         ("du", calls(&["du ROOT", "du FILE", "du NONE"])),
         (
             "explore",
@@ -196,6 +196,9 @@ fn walks(
         ),
         ("export", calls(&["export NONE OUT", "export ROOT MISSING/x"])),
         ("find", calls(&["--json find ROOT", "find NONE"])), // In text a pipe gets names as they are.
+        ("fsmonitor install", calls(&["fsmonitor install ROOT", "fsmonitor install MISSING"])),
+        ("fsmonitor uninstall", calls(&["fsmonitor uninstall ROOT", "fsmonitor uninstall VIEW"])),
+        ("fsmonitor 2", calls(&["--json fsmonitor 2 TEXT"])), // Text is bytes for git.
         ("history", calls(&["history ROOT", "history ROOT --changes"])),
         ("show", calls(&["show ROOT", "show ROOT --stat", "show ROOT --patch"])),
         ("list", calls(&["list"])),

@@ -1,6 +1,6 @@
-//! Names that git has in no index, since some file system would take them for `.git`. Files may have
-//! them all the same, and git lists them as untracked; but it passes over them in an answer of the
-//! hook.
+//! Names that git has in no index, since some file system would take them for `.git`. Files may
+//! have them all the same, and git lists them as untracked; but it passes over them in an answer of
+//! the hook.
 
 /// A name that git takes, for something in a directory. That it may be one of a file there does no
 /// harm: git looks at that one, too.
