@@ -157,10 +157,8 @@ impl WorkTree {
                     }
                 }
                 // The work tree itself, or a directory that it lies in.
-                None if path == here || below(here, path).is_some() => {
-                    if what != "changed" {
-                        return Err(unsure("the work tree was made or moved"));
-                    }
+                None if what != "changed" && (path == here || below(here, path).is_some()) => {
+                    return Err(unsure("the work tree was made or moved"));
                 }
                 None => {}
             }
