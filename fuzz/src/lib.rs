@@ -48,6 +48,8 @@ mod paths;
 mod pax;
 #[path = "../../crates/kvfs-cli/src/place.rs"]
 mod place;
+#[path = "../../crates/kvfs-cli/src/publishing.rs"]
+mod publishing;
 #[path = "../../crates/kvfs-cli/src/scrubbing.rs"]
 mod scrubbing;
 #[path = "../../crates/kvfs-cli/src/sizes.rs"]

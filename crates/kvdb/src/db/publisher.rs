@@ -109,9 +109,9 @@ impl Publisher {
         Ok(PushStats { generation, zones, objects, bytes, live_bytes })
     }
 
-    /// Returns whether the store is a fork that is registered in the place. Then zones that came from
-    /// there stay as long as it is, and else nobody keeps them: it is a cache, or a fork that was
-    /// dropped.
+    /// Returns whether the store is a fork that is registered in the place. Then zones that came
+    /// from there stay as long as it is, and else nobody keeps them: it is a cache, or a fork that
+    /// was dropped.
     fn is_registered(&self) -> Result<bool> {
         let Some(note) = self.db.db.0.zones.home_note()? else { return Ok(false) };
         let copy = LocalCopy::decode(&note)?;

@@ -28,7 +28,7 @@ pub const STEPS: &[Step] = &[
     (&["Views::merge"], merge),
     (&["Views::rebase"], rebase),
     (&["Views::receive", "Views::rollback", "Views::sync_all", "Fs::sync_all"], receive),
-    (&["Views::go_down"], go_down),
+    (&["Views::settle", "Views::go_down"], go_down),
 ];
 
 fn begin(w: &World, durable: bool) -> Result<TransactionId> {
@@ -197,5 +197,6 @@ fn receive(w: &mut World) -> Result<()> {
 
 fn go_down(w: &mut World) -> Result<()> {
     fill(w.fs(), w.large, 6)?;
+    w.views.settle()?;
     w.views.go_down(GoingDown::Synced)
 }

@@ -160,6 +160,13 @@ pub fn sync(w: &mut World, site: &Site) -> Result<(), Dead> {
             w.history.certain();
         }
         (1, _) => sync_views(w)?,
+        (5, _) => {
+            w.call(&["Views::settle"]);
+            if let Err(e) = w.views.settle() {
+                return w.judge(&mainline(), e, "settle", &[]);
+            }
+            w.settle("");
+        }
         (2, Site::Branch(_)) => {
             w.call(&["Fs::verify"]);
             match w.fs(site)?.verify() {
