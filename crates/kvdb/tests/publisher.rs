@@ -104,6 +104,15 @@ fn zones_that_were_not_written_are_not_read_again() {
     assert!(read(&db) - before > 8 * ZONE_SIZE);
 }
 
+/// Ends the writers, also where an assertion fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn publications_during_writes_miss_nothing_of_what_was_written_before() {
     let bucket = Bucket::new();
@@ -126,6 +135,7 @@ fn publications_during_writes_miss_nothing_of_what_was_written_before() {
                 }
             });
         }
+        let _ends = Ends(&done);
         let words = db.open_dictionary("words").unwrap();
         for round in 0..15 {
             let key = format!("round/{round}");
@@ -138,7 +148,6 @@ fn publications_during_writes_miss_nothing_of_what_was_written_before() {
             // Every byte of it is checked as it is read.
             assert!(all(&copy).values().map(|model| model.len()).sum::<usize>() > 0);
         }
-        done.store(true, Ordering::Relaxed);
     });
     publish(&mut publisher);
     assert_is_there(&db, &bucket, "fruit", 1);
@@ -228,6 +237,13 @@ fn a_note_of_a_publication_that_was_overtaken_takes_nothing_back() {
 
 #[test]
 fn what_a_copy_of_the_store_has_written_is_not_taken_for_what_lies_here() {
+    // So often it writes all anew that zones have other bytes at the same addresses.
+    for rounds in 1..4 {
+        a_copy_is_cut_off_after(rounds);
+    }
+}
+
+fn a_copy_is_cut_off_after(rounds: u64) {
     let bucket = Bucket::new();
     let device = Arc::new(MemoryDevice::new());
     let db = create(device.clone(), Arc::new(env::Simulated::new(6)), small()).unwrap();
@@ -238,7 +254,7 @@ fn what_a_copy_of_the_store_has_written_is_not_taken_for_what_lies_here() {
         for i in 0..120 {
             words.insert(format!("{i:08}"), bytes(&mut random, 1 << 20)).unwrap();
         }
-        compact_all(db);
+        db.compact(words.id()).unwrap();
         db.sync().unwrap();
     };
     fill(&db);
@@ -248,9 +264,8 @@ fn what_a_copy_of_the_store_has_written_is_not_taken_for_what_lies_here() {
 
     let mut publisher = db.publisher(&bucket.store("words"));
     publish(&mut publisher);
-    // The twin writes all of its zones anew, at the same addresses, and is cut off after it has
-    // noted what it has written.
-    (0..3).for_each(|_| fill(&twin));
+    // The twin is cut off after it has noted what it has written.
+    (0..rounds).for_each(|_| fill(&twin));
     let cut = twin.push(&bucket.store("words"), &mut |now| {
         clock.advance(std::time::Duration::from_secs(5));
         if now.bytes > 110 << 20 { Err(Error::Invalid("cut".into())) } else { Ok(()) }
@@ -261,5 +276,5 @@ fn what_a_copy_of_the_store_has_written_is_not_taken_for_what_lies_here() {
     publisher.take();
     words.insert("a", "little").unwrap();
     publish(&mut publisher);
-    assert_is_there(&db, &bucket, "words", 6);
+    assert_is_there(&db, &bucket, "words", rounds);
 }
