@@ -355,7 +355,7 @@ fn publications_that_are_killed_leave_one_state_or_the_other() {
         put("round", &now);
         let mut child = kvfs(&["push"]).arg(&file).arg(&address).spawn().expect("it runs");
         // At another moment each time, from the first request to after the last.
-        std::thread::sleep(std::time::Duration::from_millis(15 * round));
+        std::thread::sleep(std::time::Duration::from_millis(4 * round));
         let _ = child.kill();
         cut += usize::from(!child.wait().expect("it ends").success());
         let _ = fs::remove_file(&fork);
