@@ -363,7 +363,7 @@ impl Machine<'_> {
     }
 }
 
-/// What is found of the machine.
+/// The findings about the machine.
 fn of_machine(args: &Args) -> Outcome<Vec<Finding>> {
     if !args.root.is_dir() {
         return Err(Failure::new(
@@ -375,7 +375,7 @@ fn of_machine(args: &Args) -> Outcome<Vec<Finding>> {
     Ok(Machine { root: &args.root, user }.all())
 }
 
-/// What is found of a place in object storage.
+/// The findings about a place in object storage.
 fn of_address(word: &Path) -> Outcome<Vec<Finding>> {
     let address = Address::required(word)?;
     if let Some(snapshot) = &address.snapshot {

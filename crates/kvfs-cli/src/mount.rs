@@ -122,7 +122,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     options.metrics = args.metrics.or(options.metrics);
     options.network.check()?;
     if let Some(publish) = &options.publish {
-        // Whoever goes on with the mount works in another directory.
+        // A process that goes on with the mount works in another directory.
         let word = mount_options::escaped(format!("publish={}", publish.to).as_bytes());
         args.options.push(word);
     }

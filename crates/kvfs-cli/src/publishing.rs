@@ -2,10 +2,11 @@
 //! lost costs what was not published by then.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use env::sync::Mutex;
 use kvdb::{Error, Kvdb, Publisher, PushStats};
 use kvfs::Views;
 use serde_json::{Value, json};
@@ -17,10 +18,10 @@ use crate::output::{Failure, Outcome};
 /// How often it looks whether there is something to publish, where nothing else is asked for.
 pub const EVERY: Duration = Duration::from_secs(10);
 
-/// How long an unmount publishes what was committed last.
+/// An unmount publishes the last commits for so long at most.
 const LAST: Duration = Duration::from_secs(60);
 
-/// What `-o publish=ADDRESS,publish_every=SECONDS` says.
+/// The options `-o publish=ADDRESS,publish_every=SECONDS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publication {
     pub to: Address,
@@ -35,7 +36,7 @@ pub struct Publishing {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread shares with those who ask how it goes, or publish to the same address.
+/// The state that the thread shares with `kvfs stat` and `kvfs push`.
 pub struct Shared {
     what: Publication,
     db: Kvdb,
@@ -60,8 +61,8 @@ struct Status {
 }
 
 impl Publishing {
-    /// Publishes the store from here on, unless the mount was shut down: what was not synced by
-    /// then is to go.
+    /// Publishes the store from here on. After GOINGDOWN nothing is published, since unsynced
+    /// changes are to be dropped.
     pub fn start(db: &Kvdb, views: &Views, what: Publication) -> Outcome<Publishing> {
         let shared = Arc::new(Shared {
             what,
@@ -85,8 +86,8 @@ impl Publishing {
         Ok(Publishing { shared, end: Some(end), thread: Some(thread) })
     }
 
-    /// Fails where the store cannot be published. That the place is not to be reached now is no
-    /// reason: files come first, and it is tried again.
+    /// Fails if the store cannot be published there. A place that cannot be reached now is no
+    /// error: files come first, and publication is tried again.
     pub fn check(db: &Kvdb, what: &Publication) -> Outcome {
         let Ok(store) = what.to.store(false) else { return Ok(()) };
         match db.publisher(&store).check() {
@@ -96,22 +97,22 @@ impl Publishing {
         }
     }
 
-    /// What those have who do not keep the store open.
+    /// Returns the shared state, for holders that must not keep the store open.
     pub fn shared(&self) -> Weak<Shared> {
         Arc::downgrade(&self.shared)
     }
 
-    /// Publishes a last time what was committed since, of a store that is about to be closed. That
-    /// takes a minute at most, and nothing where the place was not to be reached before.
+    /// Publishes the last commits of a store that is about to be closed. This takes a minute at
+    /// most, and is left out if the last publication has failed.
     pub fn finish(mut self) {
-        let failed = lock(&self.shared.status).failing.is_some();
+        let failed = self.shared.status.lock().failing.is_some();
         if failed {
             return tracing::warn!("{} lacks the last changes", self.shared.what.to);
         }
-        *lock(&self.shared.deadline) = Some(Instant::now() + LAST);
+        *self.shared.deadline.lock() = Some(Instant::now() + LAST);
         drop(self.end.take());
         self.join();
-        let failed = lock(&self.shared.status).failing.is_some();
+        let failed = self.shared.status.lock().failing.is_some();
         if !failed && self.shared.is_due() {
             let _ = self.shared.publish();
         }
@@ -126,37 +127,33 @@ impl Publishing {
 
 impl Drop for Publishing {
     fn drop(&mut self) {
-        *lock(&self.shared.deadline) = Some(Instant::now());
+        *self.shared.deadline.lock() = Some(Instant::now());
         drop(self.end.take());
         self.join();
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     fn is_due(&self) -> bool {
         // One lock at a time: a publication holds the publisher's for long.
-        let overtaken = lock(&self.status).overtaken;
-        !overtaken && lock(&self.publisher).as_ref().is_none_or(Publisher::is_due)
+        let overtaken = self.status.lock().overtaken;
+        !overtaken && self.publisher.lock().as_ref().is_none_or(Publisher::is_due)
     }
 
-    /// Whether it publishes to this address.
+    /// Returns whether it publishes to this address.
     pub fn is_to(&self, address: &Address) -> bool {
         self.what.to.is_same(address)
     }
 
-    /// Publishes now because a user says so, who takes the right to from whoever has it: what was
-    /// overtaken publishes by itself again from here on.
+    /// Publishes now, as a user has asked for. This takes the right to publish from any other
+    /// publisher, so a mount that was overtaken publishes by itself again afterwards.
     pub fn publish_by_hand(&self) -> kvdb::Result<PushStats> {
-        lock(&self.publisher).iter_mut().for_each(Publisher::take);
+        self.publisher.lock().iter_mut().for_each(Publisher::take);
         self.publish()
     }
 
     fn try_to_publish(&self) -> kvdb::Result<PushStats> {
-        let mut publisher = lock(&self.publisher);
+        let mut publisher = self.publisher.lock();
         let publisher = match &mut *publisher {
             Some(publisher) => publisher,
             // A folder is not made: what it should be in may not be mounted.
@@ -166,7 +163,7 @@ impl Shared {
                 nothing.insert(self.db.publisher(&store))
             }
         };
-        publisher.publish(&mut |_| match *lock(&self.deadline) {
+        publisher.publish(&mut |_| match *self.deadline.lock() {
             Some(deadline) if Instant::now() >= deadline => {
                 Err(Error::Invalid("the mount has ended".into()))
             }
@@ -177,7 +174,7 @@ impl Shared {
     fn publish(&self) -> kvdb::Result<PushStats> {
         let to = &self.what.to;
         let outcome = self.try_to_publish();
-        let mut status = lock(&self.status);
+        let mut status = self.status.lock();
         match &outcome {
             Ok(stats) => {
                 if status.failing.take().is_some() {
@@ -209,10 +206,10 @@ impl Shared {
     pub fn figures(&self) -> Value {
         // One that is published at the moment is not waited for: what it has is not there yet.
         let is_due = match self.publisher.try_lock() {
-            Ok(publisher) => publisher.as_ref().is_none_or(Publisher::is_due),
-            Err(_) => true,
+            Some(publisher) => publisher.as_ref().is_none_or(Publisher::is_due),
+            None => true,
         };
-        let status = lock(&self.status);
+        let status = self.status.lock();
         let last = status.last.as_ref();
         json!({
             "to": self.what.to.to_string(), "every_seconds": self.what.every.as_secs_f64(),

@@ -127,8 +127,8 @@ fn value(stats: PushStats) -> Value {
     })
 }
 
-/// Publishes a store that is served to the address, for `KVFS.PUSH`. `by_itself`: who does so
-/// without being asked; to its address nobody else publishes, who would take the right from it.
+/// Publishes a store that is served to the address, for `KVFS.PUSH`. `by_itself` is the publisher
+/// of the mount; a second one for its address would overtake it.
 pub fn of_served(db: &Kvdb, address: &str, by_itself: Option<Arc<Shared>>) -> Outcome<String> {
     let to = Address::required(Path::new(address))?;
     let stats = match by_itself.filter(|own| own.is_to(&to)) {

@@ -1,34 +1,16 @@
 //! A clone is a store of its own: programs run in transactions of it, whose commits are undone,
 //! listed and reviewed there, and nothing of it reaches the store.
 
+mod command;
 mod mounted;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
+use command::{ends, kvfs, succeeds};
 use mounted::Mount;
-
-fn kvfs(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
-    command.args(words).stdin(Stdio::null()).env_remove("KVFS_TXN").env_remove("KVFS_SOCKET");
-    command
-}
-
-/// Exit code, standard output and standard error.
-fn ends(command: &mut Command) -> (Option<i32>, String, String) {
-    let Output { status, stdout, stderr } = command.output().expect("it runs");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (status.code(), text(&stdout), text(&stderr))
-}
-
-#[track_caller]
-fn succeeds(command: &mut Command) -> String {
-    let (code, out, err) = ends(command);
-    assert_eq!(code, Some(0), "{command:?}: {out}{err}");
-    out
-}
 
 /// `kvfs run OPTIONS TARGET -- sh -c SCRIPT`, in which `kvfs` is the program under test.
 fn run(target: &Path, options: &[&str], script: &str) -> Command {

@@ -2,35 +2,17 @@
 //! asked of the place when nothing changes, and another machine that publishes the store is not
 //! fought with.
 
+mod command;
 mod mounted;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+
 use std::time::{Duration, Instant};
 
+use command::{ends, kvfs, succeeds};
 use mounted::Mount;
 use serde_json::Value;
-
-fn kvfs(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
-    command.args(words).stdin(Stdio::null());
-    command
-}
-
-/// Exit code, standard output and standard error.
-fn ends(command: &mut Command) -> (Option<i32>, String, String) {
-    let Output { status, stdout, stderr } = command.output().expect("it runs");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (status.code(), text(&stdout), text(&stderr))
-}
-
-#[track_caller]
-fn succeeds(command: &mut Command) -> String {
-    let (code, out, err) = ends(command);
-    assert_eq!(code, Some(0), "{command:?}: {out}{err}");
-    out
-}
 
 /// A directory with a folder that machines share, stores and mounts.
 struct World {

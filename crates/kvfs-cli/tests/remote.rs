@@ -1,36 +1,23 @@
 //! A store in a shared folder: published from a file or a mount, mounted elsewhere as it was,
 //! forked into a store of one's own; and what is said of all that cannot be.
 
+mod command;
 mod mounted;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
+use command::{ends, succeeds};
 use mounted::Mount;
 
 fn kvfs(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
-    command.args(words).stdin(Stdio::null());
+    let mut command = command::kvfs(words);
     // Of the server that scripts/remote_servers.sh has started.
     if let Ok(endpoint) = std::env::var("KVFS_S3_ENDPOINT") {
         command.env("AWS_ENDPOINT_URL", endpoint);
     }
     command
-}
-
-/// Exit code, standard output and standard error.
-fn ends(command: &mut Command) -> (Option<i32>, String, String) {
-    let Output { status, stdout, stderr } = command.output().expect("it runs");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (status.code(), text(&stdout), text(&stderr))
-}
-
-#[track_caller]
-fn succeeds(command: &mut Command) -> String {
-    let (code, out, err) = ends(command);
-    assert_eq!(code, Some(0), "{command:?}: {out}{err}");
-    out
 }
 
 #[track_caller]

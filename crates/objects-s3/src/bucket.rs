@@ -1,4 +1,4 @@
-//! What can be known of a bucket before a store lies in it: how it is reached, which time its
+//! Asks a bucket about itself before a store lies in it: how it is reached, which time its
 //! server has, and the rules by which the server itself deletes or moves objects.
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub struct Reached {
     pub credentials: String,
 }
 
-/// What a server says of one of its settings.
+/// The answer of a server about one of its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said<T> {
     /// The setting.
@@ -49,7 +49,7 @@ pub struct Rule {
     pub effect: Effect,
 }
 
-/// What a rule does to objects when they are so old.
+/// The action of a rule on objects of a certain age.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// They are deleted.

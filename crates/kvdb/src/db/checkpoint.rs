@@ -19,6 +19,7 @@ use crate::health::Health;
 use crate::manifest::{Edit, JournalStart, Manifest, ManifestState, make_branches};
 use crate::read::version::Version;
 use crate::read::version_set::encode_run;
+use crate::remote::random_id;
 
 /// What a checkpoint consists of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -162,9 +163,7 @@ impl Database {
         let Checkpoint { state, uses, stats, held } = self.checkpoint_state()?;
 
         // Under a name of its own, so that one is not taken for the other.
-        let mut uuid = [0; 16];
-        uuid[..8].copy_from_slice(&self.env.random().to_le_bytes());
-        uuid[8..].copy_from_slice(&self.env.random().to_le_bytes());
+        let uuid = random_id(&*self.env);
         let zones = self.zones.copy_to(device, &uses, uuid)?;
         drop(held);
         let kept = zones.pin(&uses)?;

@@ -14,8 +14,8 @@ use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::remote::{Claim, LocalCopy, PushProgress, RemoteStore, Right, StateName, ToPublish};
 
-/// A claim is made anew after so long: what was written in vain under its epoch can be deleted
-/// then, since nobody refers to it any more.
+/// A claim is made anew after so long. Objects of its epoch that no state refers to are dead from
+/// then on, and a collector can delete them.
 const LONGEST_CLAIM: Duration = Duration::from_secs(3600);
 
 /// The work that a publication took.
@@ -43,7 +43,7 @@ pub struct Publisher {
     last: Option<Last>,
 }
 
-/// What was published last.
+/// The last publication.
 struct Last {
     name: Option<StateName>,
     known: Known,
@@ -63,8 +63,8 @@ impl Kvdb {
 impl Publisher {
     /// Publishes the store, see [`Kvdb::push`]. The first call reads every zone in use, the others
     /// those that were written since. After an error the next call goes on. The first call takes
-    /// the right to publish from whoever has it; when another one has taken it, this one and all
-    /// that follow fail with [`Error::Overtaken`](crate::Error::Overtaken), see
+    /// the right to publish from any other publisher; after another one has taken it, all calls
+    /// fail with [`Error::Overtaken`](crate::Error::Overtaken), see
     /// [`Publisher::take`].
     pub fn publish(
         &mut self,
@@ -83,7 +83,7 @@ impl Publisher {
         // Of changes that come during the call it is not told whether they are published.
         let changes = database.change_stamp();
         let Checkpoint { state, uses, stats: _, held } = database.checkpoint_state()?;
-        // What is pending may be what a copy of this store has written.
+        // A pending note may be that of a copy of this store.
         let is_own =
             |last: &&Last| last.name == claim.head().state && claim.head().pending.is_none();
         let last = self.last.as_ref().filter(is_own);
@@ -110,8 +110,8 @@ impl Publisher {
     }
 
     /// Returns whether the store is a fork that is registered in the place. Then zones that came
-    /// from there stay as long as it is, and else nobody keeps them: it is a cache, or a fork that
-    /// was dropped.
+    /// from there stay as long as it is. Of a cache, or of a fork that was dropped, a collector may
+    /// delete them.
     fn is_registered(&self) -> Result<bool> {
         let Some(note) = self.db.db.0.zones.home_note()? else { return Ok(false) };
         let copy = LocalCopy::decode(&note)?;
@@ -120,7 +120,7 @@ impl Publisher {
         base.is_registered(&*self.db.db.0.env, fork)
     }
 
-    /// Lets the next publication take the right to publish from whoever has it by then.
+    /// Lets the next publication take the right to publish from any other publisher.
     pub fn take(&mut self) {
         (self.claim, self.right) = (None, Right::default());
     }
@@ -132,7 +132,7 @@ impl Publisher {
     }
 
     /// Returns whether something was committed since the last publication by this publisher. It
-    /// asks nobody else.
+    /// makes no request.
     pub fn is_due(&self) -> bool {
         self.last.as_ref().is_none_or(|last| last.changes != self.db.db.0.change_stamp())
     }

@@ -1,6 +1,7 @@
 //! The right to publish a store, until another one claims it. What is published is written in this
 //! order: what the zones have that is not there yet, then the state, then the head that names it.
-//! Whoever is cut off leaves the state before as it was, and what was written is not written again.
+//! A publication that is cut off leaves the state before as it was, and the next one does not write
+//! its objects again.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ pub(crate) struct Claim {
     env: Arc<dyn Env>,
     to: RemoteStore,
     head: Head,
-    /// `None`: somebody else has claimed the store.
+    /// `None`: another publisher has claimed the store.
     tag: Option<Tag>,
     begun: Duration,
     /// Numbers the next note, state and object with zones of this epoch.
@@ -40,8 +41,8 @@ pub(crate) struct Claim {
     objects: u32,
 }
 
-/// What tells whose turn it is to claim a store again: the epoch of the last claim, and the random
-/// number of an attempt of which it is not known whether it was one. Empty: anyone's.
+/// The right to claim a store again: the epoch of the last claim, and the nonce of an attempt whose
+/// outcome is unknown. Empty: it may be claimed from any other publisher.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Right {
     epoch: Option<u32>,
@@ -54,7 +55,7 @@ impl Right {
     }
 }
 
-/// What is published.
+/// The state and the zones to publish.
 pub(crate) struct ToPublish<'a> {
     pub zones: &'a Zones,
     pub state: &'a ManifestState,
@@ -105,12 +106,12 @@ impl Claim {
         Ok(Claim { env, to, head, tag, begun, notes: 0, states: 0, objects: 0 })
     }
 
-    /// The newest head, if nobody else has claimed it.
+    /// The newest head, unless another publisher has claimed the store.
     pub(crate) fn head(&self) -> &Head {
         &self.head
     }
 
-    /// How long ago it was made; `None`: somebody else has claimed the store since.
+    /// How long ago it was made; `None`: another publisher has claimed the store since.
     pub(crate) fn age(&self) -> Option<Duration> {
         let age = self.env.monotonic().saturating_sub(self.begun);
         self.tag.is_some().then_some(age)

@@ -1,9 +1,9 @@
 //! The collector: deletes objects that nothing has referred to for long enough.
 //!
 //! An object that is dead stays so (see `mark`): it has a lower epoch than the head that was read,
-//! so whoever may replace that head does not know it. It is deleted when a list has said so for the
-//! whole grace *and* heads and registry, read after that, say it still. Readers that have opened a
-//! state which was replaced since have the grace to read on.
+//! so a publisher that may replace that head does not know it. It is deleted when a list has said
+//! so for the whole grace *and* heads and registry, read after that, say it still. Readers that
+//! have opened a state which was replaced since have the grace to read on.
 //!
 //! These hold:
 //!
@@ -29,8 +29,8 @@ use super::{RemotePlace, Result};
 /// How a place is collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectOptions {
-    /// What was found to be dead so long ago is deleted, by the clock of the place. Readers of a
-    /// state that was replaced may go on for so long.
+    /// Objects that were found to be dead so long ago are deleted, by the clock of the place.
+    /// Readers of a state that was replaced may go on for so long.
     pub grace: Duration,
     /// Nothing is deleted, and no list is written. (One small object is put and deleted, to learn
     /// the time there.)
@@ -71,7 +71,7 @@ impl Amount {
     }
 }
 
-/// What a collection has found and done.
+/// The outcome of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
     /// Stores with a state.
@@ -80,17 +80,17 @@ pub struct Collected {
     pub forks: u64,
     /// Forks that have.
     pub expired_forks: u64,
-    /// What stores and forks refer to.
+    /// Objects that stores and forks refer to.
     pub kept: Amount,
-    /// What publications may have written that are under way.
+    /// Objects that running publications may have written.
     pub current: Amount,
-    /// What nothing refers to, as was found now.
+    /// Dead objects that this collection has found.
     pub found: Amount,
-    /// What nothing refers to, and is not deleted yet, as was found before.
+    /// Dead objects that an earlier collection has found, and whose grace is not over.
     pub waiting: Amount,
-    /// What was deleted; with `dry_run` what would be.
+    /// Objects that were deleted; with `dry_run`, those that would be.
     pub deleted: Amount,
-    /// What is none of the objects that this program knows; it is left alone.
+    /// Objects that this program does not know; they are left alone.
     pub unknown: Amount,
 }
 

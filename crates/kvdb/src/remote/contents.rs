@@ -1,4 +1,4 @@
-//! What a place with stores has: its keys and what they say, lists of them, the time there.
+//! The contents of a place with stores: its keys and what they name, lists of them, its clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -76,7 +76,7 @@ impl RemotePlace {
 /// The beginning of the keys of objects that are put to learn the time.
 pub(super) const NOW: &str = "d/now-";
 
-/// What an object is that stores or forks refer to.
+/// An object that stores or forks refer to, by its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content<'a> {
     /// A state, or the beginning of one.
@@ -174,7 +174,7 @@ pub(super) fn each_listed(
             return Ok(());
         }
         if after == before {
-            // What is not listed may be taken for what is not there.
+            // An object that is not listed may be taken for one that is not there.
             let (key, why) = (prefix.to_owned(), "a list of it repeats itself".into());
             return Err(ObjectsError::Unsure { key, why }.into());
         }

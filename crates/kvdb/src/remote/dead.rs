@@ -91,7 +91,7 @@ pub(super) fn read(objects: &Arc<dyn Objects>, listed: &Listed) -> Result<Option
     }
 }
 
-/// Writes lists of these objects. Each has a random name, which nobody else puts.
+/// Writes lists of these objects. Each has a random name, which no other writer puts.
 pub(super) fn write(objects: &Arc<dyn Objects>, env: &dyn Env, keys: &[Key]) -> Result<()> {
     let mut rest = keys;
     while !rest.is_empty() {

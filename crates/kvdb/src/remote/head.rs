@@ -211,7 +211,7 @@ impl RemoteStore {
     }
 
     /// As [`RemoteStore::replace_head`], of a head with a state that has never been in one. Returns
-    /// `None` if the state is the newest one, but somebody has replaced the head since.
+    /// `None` if the state is the newest one, but another publisher has replaced the head since.
     pub(super) fn publish_head(&self, before: &Tag, head: &Head) -> Result<Option<Tag>> {
         self.swap_head(Some(before), head, true)
     }

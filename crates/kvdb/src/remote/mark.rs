@@ -46,7 +46,7 @@ impl fmt::Display for Referrer {
     }
 }
 
-/// What is needed of an object.
+/// The bytes of an object that are needed, and who needs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Need {
     /// It has so many bytes at least.
@@ -55,7 +55,7 @@ pub(super) struct Need {
     pub by: usize,
 }
 
-/// What is known of an object by its key.
+/// The fate of an object, by its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It is referred to.
@@ -139,7 +139,7 @@ impl Marks {
             let names: Vec<&StateName> =
                 [&head.state, &head.pending].into_iter().flatten().collect();
             let by = Referrer { store: store.name().to_owned(), generation, fork: None };
-            // What was marked for a head that was replaced meanwhile is too much at most.
+            // Marks for a head that was replaced in between are too many at most.
             match names.into_iter().try_for_each(|name| self.state(store, name, &by)) {
                 Ok(()) => {
                     self.stores += u64::from(head.state.is_some());
@@ -178,7 +178,7 @@ impl Marks {
     /// Marks a state, and the zones in it.
     fn state(&mut self, store: &RemoteStore, name: &StateName, by: &Referrer) -> Result<()> {
         if self.states.contains_key(&name.key) {
-            // Whoever names it names the same bytes, or one of them names none that are there.
+            // All who name it name the same bytes, or one of them names none that are there.
             return Ok(());
         }
         let state = store.get_state(name)?;
@@ -199,7 +199,7 @@ impl Marks {
         Ok(())
     }
 
-    /// What is known of the object with this key.
+    /// Returns the fate of the object with this key.
     pub fn fate(&self, key: &Key) -> Fate {
         let (need, epoch, newest) = match content_of(key) {
             None => return Fate::Unknown,

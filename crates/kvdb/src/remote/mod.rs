@@ -106,7 +106,7 @@ pub(crate) fn parse(data: &[u8]) {
 }
 
 /// Sixteen random bytes.
-fn random_id(env: &dyn Env) -> [u8; 16] {
+pub(crate) fn random_id(env: &dyn Env) -> [u8; 16] {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&env.random().to_le_bytes());
     id[8..].copy_from_slice(&env.random().to_le_bytes());

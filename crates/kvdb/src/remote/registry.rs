@@ -75,7 +75,7 @@ pub struct ForkInfo {
     pub expires: Option<Duration>,
 }
 
-/// What the object says.
+/// The contents of the object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Registration {
     pub base: StateName,

@@ -37,17 +37,17 @@ pub struct Survey {
     pub stores: u64,
     /// Forks that are registered and have not expired.
     pub forks: u64,
-    /// What is referred to and not there, by key. Whoever refers to it cannot be read whole.
+    /// Objects that are referred to and missing, by key. Their stores cannot be read whole.
     pub missing: Vec<MissingObject>,
-    /// What is referred to and there.
+    /// Objects that are referred to and present.
     pub needed: Amount,
-    /// What publications may have written that are under way.
+    /// Objects that running publications may have written.
     pub current: Amount,
-    /// What nothing refers to, as a collector has found: it will be deleted.
+    /// Dead objects that a collector has found, and will delete.
     pub dead: Amount,
-    /// What nothing refers to, and no collector has found yet.
+    /// Dead objects that no collector has found yet.
     pub unreferenced: Amount,
-    /// What is none of the objects that this program knows.
+    /// Objects that this program does not know.
     pub unknown: Amount,
 }
 

@@ -283,7 +283,7 @@ fn no_store(address: &Address) -> Finding {
     bad("store", Verdict::Note, found, format!("kvfs push STORE {address} publishes one"))
 }
 
-/// What the head of the store says, and whether the state that it names is there.
+/// Reports the head of the store, and whether the state that it names is there.
 fn store(objects: Arc<dyn Objects>, address: &Address) -> Finding {
     let what = "store";
     let cannot = |e: kvdb::Error| {

@@ -34,7 +34,7 @@ const COUNT: &str = "65536";
 /// everything.
 const MOST_DIRECTORIES: usize = 100_000;
 
-/// What git is told.
+/// The answer to git.
 struct Answer {
     token: String,
     /// From the root of the work tree; or why it is everything.
@@ -100,7 +100,7 @@ impl WorkTree {
     /// The position up to which the answer reaches, with all that was written before.
     fn position(&self, mounted: &mut Mounted) -> Outcome<String> {
         match &self.place.view {
-            // What programs have written is in no commit yet.
+            // Writes of programs are in no commit yet.
             View::Mainline => text_of(&mounted.call(&[b"CHANGES", b"SETTLED"])?),
             // A snapshot that is mounted by itself cannot be dropped and another one made of its
             // name, for then the whole store is read-only.
@@ -140,14 +140,14 @@ impl WorkTree {
         })
     }
 
-    /// What the changes are to git.
+    /// Returns the changes as paths of the work tree.
     fn paths(&self, rows: &[Row]) -> Outcome<BTreeSet<Vec<u8>>> {
         let here = self.place.rest.as_os_str().as_bytes();
         let (mut paths, mut directories) = (BTreeSet::new(), BTreeSet::new());
         for Row { path, what } in rows {
             match below(path, here) {
                 Some(inside) => {
-                    // What git keeps for itself is not in the work tree.
+                    // The directory of git itself is not in the work tree.
                     if inside == b".git" || inside.starts_with(b".git/") {
                         continue;
                     }
@@ -273,7 +273,7 @@ fn is_directory(path: &Path) -> Outcome<bool> {
 
 /// Answers git. There is always an answer: that all may have changed is one.
 pub fn run(before: &OsString, output: &Output) -> Outcome {
-    // What stands on standard error would be shown by every command of git.
+    // Text on standard error would be shown by every command of git.
     waiting::be_silent();
     let answer = WorkTree::here().and_then(|tree| tree.answer(before.as_bytes()));
     let answer =

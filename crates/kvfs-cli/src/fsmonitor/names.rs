@@ -11,8 +11,9 @@ pub fn last(path: &[u8]) -> &[u8] {
     path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
 }
 
-/// Whether git may refuse the name. (HFS+ does not see some characters that are not ASCII; NTFS has
-/// short names, streams, and no full stops and blanks at an end; and a backslash may begin a name.)
+/// Returns whether git may refuse the name. (HFS+ does not see some characters that are not ASCII;
+/// NTFS has short names, streams, and no full stops and blanks at an end; and a backslash may begin
+/// a name.)
 fn may_be_refused(name: &[u8]) -> bool {
     name.split(|&byte| byte == b'\\').any(|piece| {
         let seen: Vec<u8> =

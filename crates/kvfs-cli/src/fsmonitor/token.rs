@@ -1,4 +1,4 @@
-//! What git keeps of an answer in its index, and sends with the next question.
+//! The token of an answer, which git keeps in its index and sends with the next question.
 //!
 //! An index is a file as any other: it is copied with its work tree, brought back by a restore,
 //! written in a transaction and committed, or carried to another store. So a token says which list

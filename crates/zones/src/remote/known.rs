@@ -1,4 +1,4 @@
-//! What lies in object storage already, as far as a publication need not write it again.
+//! The pieces of zones that lie in object storage already, and need not be written again.
 
 use std::collections::HashMap;
 

@@ -40,7 +40,7 @@ pub struct Progress {
 pub struct Published {
     /// Where, and what: the zones that were asked for, and no others.
     pub known: Known,
-    /// What the next publication need not read.
+    /// The zones that the next publication need not read.
     pub marks: Marks,
     /// The work that it took.
     pub progress: Progress,

@@ -118,7 +118,7 @@ impl Zones {
         self.remote().map(Remote::table)
     }
 
-    /// What the local file of such a store says of its home, for those who made it.
+    /// Returns the note that the maker of the local file has left in it.
     pub fn home_note(&self) -> Result<Option<Vec<u8>>> {
         self.remote().map(|_| Home::read(&self.device).map(|home| home.note)).transpose()
     }
