@@ -105,6 +105,30 @@ pub enum Error {
          if that is not meant to be the only one"
     )]
     Overtaken(String),
+    /// Another local file is open for writing the store at its address.
+    #[error(
+        "{store} is open for writing by {by}: close it there; if it is gone for good, take the store \
+         from it, without what it has not published"
+    )]
+    OpenElsewhere {
+        /// The store.
+        store: String,
+        /// Says who has it open.
+        by: String,
+    },
+    /// The store was written at its address, so that its own file lacks what is published.
+    #[error(
+        "{0} was written at its address since this file was published there, so the file lacks what \
+         is there: open the store at its address"
+    )]
+    WrittenElsewhere(String),
+    /// The local file has commits that were never published, and another one has been the writer
+    /// since.
+    #[error(
+        "{0} was taken over by another writer, and this file has changes that were never published: \
+         publish the file under another name, or remove it"
+    )]
+    Unpublished(String),
     /// Object storage failed.
     #[error("{0}")]
     Objects(#[from] objects::ObjectsError),

@@ -34,7 +34,7 @@ fn each_publication_has_what_was_there_whatever_was_done_between_them() {
     for seed in 0..seeds {
         let bucket = Bucket::new();
         let (db, mut random) = source(seed);
-        let mut publisher = db.publisher(&bucket.store("fruit"));
+        let mut publisher = db.publisher(&bucket.store("fruit")).unwrap();
         let mut failed = 0;
         for round in 0..25 {
             let times = 1 + random.below(40);
@@ -81,7 +81,7 @@ fn zones_that_were_not_written_are_not_read_again() {
     for i in 0..100 {
         words.insert(format!("{i:08}"), bytes(&mut random, 1 << 20)).unwrap();
     }
-    let mut publisher = db.publisher(&bucket.store("words"));
+    let mut publisher = db.publisher(&bucket.store("words")).unwrap();
     let first = publish(&mut publisher);
     let read = |db: &Kvdb| db.stats().io.total().read_bytes;
     let before = read(&db);
@@ -100,7 +100,7 @@ fn zones_that_were_not_written_are_not_read_again() {
     // What another process has done meanwhile is not known here.
     drop(publisher);
     let before = read(&db);
-    publish(&mut db.publisher(&bucket.store("words")));
+    publish(&mut db.publisher(&bucket.store("words")).unwrap());
     assert!(read(&db) - before > 8 * ZONE_SIZE);
 }
 
@@ -117,7 +117,7 @@ impl Drop for Ends<'_> {
 fn publications_during_writes_miss_nothing_of_what_was_written_before() {
     let bucket = Bucket::new();
     let (db, mut random) = source(2);
-    let mut publisher = db.publisher(&bucket.store("fruit"));
+    let mut publisher = db.publisher(&bucket.store("fruit")).unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for thread in 0..2u64 {
@@ -157,7 +157,7 @@ fn publications_during_writes_miss_nothing_of_what_was_written_before() {
 fn a_publication_is_due_after_a_change_and_not_after_what_the_store_does_by_itself() {
     let bucket = Bucket::new();
     let (db, mut random) = source(3);
-    let mut publisher = db.publisher(&bucket.store("fruit"));
+    let mut publisher = db.publisher(&bucket.store("fruit")).unwrap();
     assert!(publisher.is_due(), "nothing is there");
     let mut rests = |what: &str, db: &Kvdb| {
         assert!(publisher.is_due(), "after {what}");
@@ -191,10 +191,10 @@ fn who_was_overtaken_says_so_and_takes_the_right_back_when_told_to() {
     let bucket = Bucket::new();
     let (db, mut random) = source(4);
     change(&db, &mut random, 50);
-    let mut publisher = db.publisher(&bucket.store("fruit"));
+    let mut publisher = db.publisher(&bucket.store("fruit")).unwrap();
     publish(&mut publisher);
     change(&db, &mut random, 50);
-    let other = publish(&mut db.publisher(&bucket.store("fruit")));
+    let other = publish(&mut db.publisher(&bucket.store("fruit")).unwrap());
     assert_eq!(other.generation, 2);
     change(&db, &mut random, 50);
     let overtaken = publisher.publish(&mut |_| Ok(())).unwrap_err();
@@ -214,9 +214,9 @@ fn a_note_of_a_publication_that_was_overtaken_takes_nothing_back() {
     let db = create(Arc::new(MemoryDevice::new()), env.clone(), small()).unwrap();
     let words = db.open_dictionary("words").unwrap();
     words.insert("a", "b").unwrap();
-    let mut publisher = db.publisher(&bucket.store("words"));
+    let mut publisher = db.publisher(&bucket.store("words")).unwrap();
     publish(&mut publisher);
-    let mut other = db.publisher(&bucket.store("words"));
+    let mut other = db.publisher(&bucket.store("words")).unwrap();
     assert!(other.publish(&mut |_| Err(Error::Invalid("cut".into()))).is_err());
     let epoch = || bucket.store("words").head().unwrap().unwrap().epoch;
     let claimed = epoch();
@@ -262,7 +262,7 @@ fn a_copy_is_cut_off_after(rounds: u64) {
     let clock = Arc::new(env::Simulated::new(7));
     let (twin, _) = Kvdb::open(copy, clock.clone(), small()).unwrap();
 
-    let mut publisher = db.publisher(&bucket.store("words"));
+    let mut publisher = db.publisher(&bucket.store("words")).unwrap();
     publish(&mut publisher);
     // The twin is cut off after it has noted what it has written.
     (0..rounds).for_each(|_| fill(&twin));

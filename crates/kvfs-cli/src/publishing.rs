@@ -90,7 +90,7 @@ impl Publishing {
     /// error: files come first, and publication is tried again.
     pub fn check(db: &Kvdb, what: &Publication) -> Outcome {
         let Ok(store) = what.to.store(false) else { return Ok(()) };
-        match db.publisher(&store).check() {
+        match db.publisher(&store).and_then(|publisher| publisher.check()) {
             Err(Error::Objects(e)) if e.may_be_retried() => Ok(()),
             checked => checked
                 .map_err(|e| failures::of_database(format!("cannot publish to {}", what.to), e)),
@@ -160,7 +160,7 @@ impl Shared {
             nothing => {
                 let store = self.what.to.store(false);
                 let store = store.map_err(|failure| Error::Invalid(failure.message))?;
-                nothing.insert(self.db.publisher(&store))
+                nothing.insert(self.db.publisher(&store)?)
             }
         };
         publisher.publish(&mut |_| match *self.deadline.lock() {

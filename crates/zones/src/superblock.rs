@@ -196,12 +196,11 @@ pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Ve
     (copies, errors)
 }
 
-/// Takes both copies out, with the records of zones in object storage that lie after them,
-/// durably: the device holds no store then.
+/// Takes both copies out, with the records of zones in object storage that lie after them and
+/// before the second one, durably: the device holds no store then.
 pub(crate) fn wipe(device: &dyn Device) -> io::Result<()> {
-    for addr in COPIES {
-        device.write_at(Purpose::Superblock, addr, &[0; 2 * SIZE])?;
-    }
+    device.write_at(Purpose::Superblock, COPIES[0], &[0; 2 * SIZE])?;
+    device.write_at(Purpose::Superblock, COPIES[1] - SIZE as u64, &[0; 3 * SIZE])?;
     device.sync()
 }
 

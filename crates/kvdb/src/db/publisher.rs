@@ -12,7 +12,9 @@ use crate::db::Kvdb;
 use crate::db::checkpoint::Checkpoint;
 use crate::db::database::Database;
 use crate::error::{Error, Result};
-use crate::remote::{Claim, LocalCopy, PushProgress, RemoteStore, Right, StateName, ToPublish};
+use crate::remote::{
+    Claim, ClaimNote, Claimant, LocalCopy, PushProgress, RemoteStore, Right, StateName, ToPublish,
+};
 
 /// A claim is made anew after so long. Objects of its epoch that no state refers to are dead from
 /// then on, and a collector can delete them.
@@ -40,6 +42,10 @@ pub struct Publisher {
     /// Kept over publications, so that the next one need not ask for it.
     claim: Option<Claim>,
     right: Right,
+    /// The note of a file of zones in object storage.
+    copy: Option<LocalCopy>,
+    /// See [`Publisher::take_from_writer`].
+    takes: bool,
     last: Option<Last>,
 }
 
@@ -53,10 +59,24 @@ struct Last {
 }
 
 impl Kvdb {
-    /// Returns a publisher of the store to a place in object storage. Nothing is done yet.
-    pub fn publisher(&self, to: &RemoteStore) -> Publisher {
+    /// Returns a publisher of the store to a place in object storage. Nothing is done yet there.
+    pub fn publisher(&self, to: &RemoteStore) -> Result<Publisher> {
         let (db, to) = (self.clone(), to.clone());
-        Publisher { db, to, claim: None, right: Right::default(), last: None }
+        let zones = &db.db.0.zones;
+        let copy = zones.home_note()?.map(|note| LocalCopy::decode(&note)).transpose()?;
+        let mut publisher = Publisher {
+            db,
+            to,
+            claim: None,
+            right: Right::default(),
+            copy,
+            takes: false,
+            last: None,
+        };
+        if publisher.is_writer() {
+            publisher.right = publisher.db.db.0.claim_note()?.right;
+        }
+        Ok(publisher)
     }
 }
 
@@ -70,15 +90,12 @@ impl Publisher {
         &mut self,
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,
     ) -> Result<PushStats> {
-        let database = &*self.db.db.0;
+        let database = self.db.db.0.clone();
         let zones = &database.zones;
         // After an error it is gone: what it had written is found there.
         let mut claim = match self.claim.take() {
             Some(claim) if claim.age().is_some_and(|age| age < LONGEST_CLAIM) => claim,
-            _ => {
-                let (env, to) = (database.env.clone(), self.to.clone());
-                Claim::begin(env, to, zones.superblock().uuid, &mut self.right)?
-            }
+            _ => self.claim().inspect_err(|e| self.stop_after(e))?,
         };
         // Of changes that come during the call it is not told whether they are published.
         let changes = database.change_stamp();
@@ -93,7 +110,8 @@ impl Publisher {
         let memory = database.options.memory / 4;
         let shares = self.is_registered()?;
         let what = ToPublish { zones, state: &state, uses: &uses, shares, memory };
-        let published = claim.publish(&what, (&known, marks), progress)?;
+        let published =
+            claim.publish(&what, (&known, marks), progress).inspect_err(|e| self.stop_after(e))?;
         drop(held);
         if shares && !self.is_registered()? {
             let what = "the fork was dropped while it was published, and what it shares may be \
@@ -109,26 +127,106 @@ impl Publisher {
         Ok(PushStats { generation, zones, objects, bytes, live_bytes })
     }
 
+    /// Returns whether the store is written at its address by this file, and is published there.
+    pub fn is_writer(&self) -> bool {
+        self.copy.as_ref().is_some_and(|copy| copy.writer.is_some() && copy.is_of(&self.to))
+    }
+
+    fn claimant(&self) -> Claimant {
+        let database = &self.db.db.0;
+        let mut claimant = Claimant::itself(database.zones.superblock().uuid);
+        claimant.takes = self.takes;
+        if let Some(id) = self.copy.as_ref().and_then(|copy| copy.writer) {
+            claimant.owner.id = id;
+        }
+        claimant
+    }
+
+    fn claim(&mut self) -> Result<Claim> {
+        let database = self.db.db.0.clone();
+        let (env, to) = (database.env.clone(), self.to.clone());
+        let (is_writer, mut claimant) = (self.is_writer(), self.claimant());
+        if is_writer {
+            // Of the claim that was made when it was opened.
+            claimant.owner.open = true;
+            let head = self.to.head()?;
+            if let Some(head) = head.filter(|head| head.owner.id == claimant.owner.id) {
+                (claimant.owner.since, claimant.owner.label) = (head.owner.since, head.owner.label);
+            }
+        }
+        let mut keep = |right: &Right| match is_writer {
+            true => database.write_claim_note(&ClaimNote { right: right.clone(), settled: false }),
+            false => Ok(()),
+        };
+        Claim::begin(env, to, &claimant, &mut self.right, &mut keep)
+    }
+
+    /// Stops commits to a store that another file has taken over: they would never be published.
+    fn stop_after(&self, error: &Error) {
+        let is_taken = match error {
+            Error::Overtaken(_) | Error::OpenElsewhere { .. } | Error::WrittenElsewhere(_) => true,
+            _ => false,
+        };
+        if is_taken && self.is_writer() {
+            self.db.db.0.health.stop(|| {
+                format!(
+                    "{error}; this file has what was committed here: publish it under another \
+                     name, or remove it"
+                )
+            });
+        }
+    }
+
+    /// Closes the store for writing at its address: another file may begin with the newest state.
+    /// The caller has published the last commit, and makes no more. It does nothing for a store
+    /// that is not written at its address.
+    pub fn close(&mut self) -> Result<()> {
+        if !self.is_writer() {
+            return Ok(());
+        }
+        let mut claim = match self.claim.take() {
+            Some(claim) => claim,
+            None => self.claim()?,
+        };
+        // Before another file can begin with the state: by then it counts whether this one has more.
+        let note = ClaimNote { right: self.right.clone(), settled: !self.is_due() };
+        self.db.db.0.write_claim_note(&note)?;
+        claim.close()
+    }
+
     /// Returns whether the store is a fork that is registered in the place. Then zones that came
-    /// from there stay as long as it is. Of a cache, or of a fork that was dropped, a collector may
-    /// delete them.
+    /// from there stay as long as it is, as they do for the store itself. Of a cache, or of a fork
+    /// that was dropped, a collector may delete them.
     fn is_registered(&self) -> Result<bool> {
-        let Some(note) = self.db.db.0.zones.home_note()? else { return Ok(false) };
-        let copy = LocalCopy::decode(&note)?;
+        let Some(copy) = &self.copy else { return Ok(false) };
+        if self.is_writer() {
+            return Ok(true);
+        }
         let Some(fork) = copy.fork else { return Ok(false) };
         let base = RemoteStore::new(self.to.objects().clone(), &copy.name)?;
         base.is_registered(&*self.db.db.0.env, fork)
     }
 
-    /// Lets the next publication take the right to publish from any other publisher.
+    /// Lets the next publication take the right to publish from another publisher of the file, or
+    /// of a copy of it. A store that is written at its address is taken by
+    /// [`RemoteStore::writer_to`] alone, since its file would lack what others have published.
     pub fn take(&mut self) {
-        (self.claim, self.right) = (None, Right::default());
+        if !self.is_writer() {
+            (self.claim, self.right) = (None, Right::default());
+        }
     }
 
-    /// Fails if the name there belongs to another store, by one request.
+    /// As [`Publisher::take`], also from a file by which the store is written at its address: what
+    /// that has published is replaced.
+    pub fn take_from_writer(&mut self) {
+        self.take();
+        self.takes = true;
+    }
+
+    /// Fails if the name there belongs to another store, or may not be published by this file, by
+    /// one request.
     pub fn check(&self) -> Result<()> {
-        let own = self.db.db.0.zones.superblock().uuid;
-        self.to.head()?.map_or(Ok(()), |head| head.check_store(own, &self.to))
+        self.to.head()?.map_or(Ok(()), |head| self.claimant().check(&head, &self.to))
     }
 
     /// Returns whether something was committed since the last publication by this publisher. It
@@ -139,6 +237,16 @@ impl Publisher {
 }
 
 impl Database {
+    /// Reads the note of a file by which a store is written at its address.
+    pub(super) fn claim_note(&self) -> Result<ClaimNote> {
+        let note = self.zones.claim_note()?;
+        note.map_or_else(|| Ok(ClaimNote::default()), |note| ClaimNote::decode(&note))
+    }
+
+    pub(super) fn write_claim_note(&self, note: &ClaimNote) -> Result<()> {
+        Ok(self.zones.write_claim_note(&note.encode())?)
+    }
+
     /// Returns a number that is another one after each change that a publication has to show.
     fn change_stamp(&self) -> u64 {
         let mut all = DefaultHasher::new();

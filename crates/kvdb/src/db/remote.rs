@@ -50,7 +50,7 @@ impl Kvdb {
         to: &RemoteStore,
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,
     ) -> Result<PushStats> {
-        self.publisher(to).publish(progress)
+        self.publisher(to)?.publish(progress)
     }
 
     /// Returns the requests to object storage since the store was opened; `None`: all its zones are

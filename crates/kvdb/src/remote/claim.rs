@@ -15,7 +15,7 @@ use zones::{ZoneUse, Zones};
 
 use super::head::{Head, StateName};
 use super::state::PublishedState;
-use super::{Error, RemoteStore, Result, random_id};
+use super::{Claimant, Error, Owner, RemoteStore, Result, random_id};
 use crate::manifest::{Edit, ManifestState};
 
 /// A publication notes what it has written after so long and so many bytes: what a later one does
@@ -43,14 +43,14 @@ pub(crate) struct Claim {
 
 /// The right to claim a store again: the epoch of the last claim, and the nonce of an attempt whose
 /// outcome is unknown. Empty: it may be claimed from any other publisher.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Right {
-    epoch: Option<u32>,
-    attempt: Option<[u8; 16]>,
+    pub epoch: Option<u32>,
+    pub attempt: Option<[u8; 16]>,
 }
 
 impl Right {
-    fn holds(&self, head: &Head) -> bool {
+    pub fn holds(&self, head: &Head) -> bool {
         self.epoch.is_none_or(|epoch| epoch == head.epoch) || self.attempt == Some(head.nonce)
     }
 }
@@ -68,40 +68,38 @@ pub(crate) struct ToPublish<'a> {
 }
 
 impl Claim {
-    /// Raises the epoch of the head, or makes the first one. Who had a claim before fails if
-    /// another one has made one since.
+    /// Raises the epoch of the head, or makes the first one. A claimant that had a claim before
+    /// fails if another one has made one since. `keep` is told of each change of the right before it
+    /// counts, so that it is known after a crash.
     pub(crate) fn begin(
         env: Arc<dyn Env>,
         to: RemoteStore,
-        store: [u8; 16],
+        claimant: &Claimant,
         right: &mut Right,
+        keep: &mut dyn FnMut(&Right) -> Result<()>,
     ) -> Result<Claim> {
         let (before, mut head) = match to.tagged_head()? {
             Some((head, tag)) => (Some(tag), head),
-            None => {
-                let origin = random_id(&*env);
-                let (generation, epoch, published) = (0, 0, 0);
-                let (state, pending, nonce) = (None, None, [0; 16]);
-                let head =
-                    Head { generation, epoch, store, origin, state, pending, published, nonce };
-                (None, head)
-            }
+            None => (None, Head::first(random_id(&*env))),
         };
         if head.is_free() {
-            head.store = store;
+            (head.store, head.owner) = (claimant.store, claimant.owner.clone());
         }
-        head.check_store(store, &to)?;
         if !right.holds(&head) {
             return Err(Error::Overtaken(to.place()));
         }
+        claimant.check(&head, &to)?;
+        head.owner = claimant.owner.clone();
         head.epoch = head
             .epoch
             .checked_add(1)
             .ok_or_else(|| Error::Corrupt(format!("{} has no more epochs", to.place())))?;
         head.nonce = random_id(&*env);
         right.attempt = Some(head.nonce);
+        keep(right)?;
         let tag = Some(to.replace_head(before.as_ref(), &head)?);
         *right = Right { epoch: Some(head.epoch), attempt: None };
+        keep(right)?;
         let begun = env.monotonic();
         Ok(Claim { env, to, head, tag, begun, notes: 0, states: 0, objects: 0 })
     }
@@ -191,6 +189,12 @@ impl Claim {
         self.make_newest(&state)?;
         published.known = state.known;
         Ok(published)
+    }
+
+    /// Says in the head that the owner is closed: the next file may begin with the newest state.
+    pub(crate) fn close(&mut self) -> Result<()> {
+        let owner = Owner { open: false, ..self.head.owner.clone() };
+        self.replace(Head { owner, ..self.head.clone() })
     }
 
     fn replace(&mut self, head: Head) -> Result<()> {

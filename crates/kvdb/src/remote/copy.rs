@@ -27,30 +27,40 @@ pub struct LocalCopy {
     pub published: u64,
     /// The identity of the store that published it.
     pub store: [u8; 16],
-    /// The registration of a fork; `None` for a cache.
+    /// The registration of a fork.
     pub fork: Option<ForkId>,
+    /// The identity of the file by which the store goes on at its address. Without it and without
+    /// a registration the file is a cache.
+    pub writer: Option<[u8; 16]>,
 }
 
-/// Version of the note of a cache, and of that of a fork.
+/// Version of the note of a cache, of that of a fork, and of that of a writer.
 const VERSION: u8 = 1;
 const VERSION_OF_FORKS: u8 = 2;
+const VERSION_OF_WRITERS: u8 = 3;
 
 impl LocalCopy {
     fn encode(&self) -> Vec<u8> {
-        let mut note = vec![if self.fork.is_some() { VERSION_OF_FORKS } else { VERSION }];
+        let version = match (self.fork, self.writer) {
+            (None, None) => VERSION,
+            (Some(_), _) => VERSION_OF_FORKS,
+            (None, Some(_)) => VERSION_OF_WRITERS,
+        };
+        let mut note = vec![version];
         put_bytes(&mut note, self.place.as_bytes());
         put_bytes(&mut note, self.name.as_bytes());
         put_varint(&mut note, self.generation);
         put_varint(&mut note, self.published);
         note.extend_from_slice(&self.store);
-        self.fork.iter().for_each(|fork| note.extend_from_slice(&fork.0));
+        let id = self.fork.map(|fork| fork.0).or(self.writer);
+        id.iter().for_each(|id| note.extend_from_slice(id));
         note
     }
 
     pub(crate) fn decode(note: &[u8]) -> Result<LocalCopy> {
         let mut r = Decoder::new(note, "what the local file says of its home");
         let version = r.u8()?;
-        if ![VERSION, VERSION_OF_FORKS].contains(&version) {
+        if !(VERSION..=VERSION_OF_WRITERS).contains(&version) {
             return Err(r.corrupt("it has an unknown version"));
         }
         let mut text = || -> Result<String> {
@@ -62,8 +72,17 @@ impl LocalCopy {
         let mut id =
             || -> Result<[u8; 16]> { r.take(16).map(|bytes| std::array::from_fn(|i| bytes[i])) };
         let store = id()?;
-        let fork = if version == VERSION_OF_FORKS { Some(ForkId(id()?)) } else { None };
-        Ok(LocalCopy { place, name, generation, published, store, fork })
+        let (fork, writer) = match version {
+            VERSION_OF_FORKS => (Some(ForkId(id()?)), None),
+            VERSION_OF_WRITERS => (None, Some(id()?)),
+            _ => (None, None),
+        };
+        Ok(LocalCopy { place, name, generation, published, store, fork, writer })
+    }
+
+    /// Returns whether it was made from this store.
+    pub(crate) fn is_of(&self, store: &RemoteStore) -> bool {
+        self.name == store.name() && self.place == store.objects().place()
     }
 
     /// Reads the note of the file on `device`; `None` if it is a store that has all of its zones
@@ -74,6 +93,13 @@ impl LocalCopy {
         }
         LocalCopy::decode(&Home::read(device)?.note).map(Some)
     }
+}
+
+/// The kind of a local file: of a store of its own, but for that of the writer.
+pub(super) enum Kind {
+    Cache,
+    Fork(ForkId),
+    Writer([u8; 16]),
 }
 
 /// Fails unless all runs of the state lie in zones of the table, which are pinned: another one
@@ -114,11 +140,11 @@ impl RemoteStore {
             let newest = head
                 .as_ref()
                 .is_some_and(|head| (head.store, head.generation) == (copy.store, copy.generation));
-            newest && copy.name == self.name() && copy.place == self.objects().place()
+            newest && copy.writer.is_none() && copy.is_of(self)
         };
         match now.filter(is_newest) {
             Some(copy) => Ok(copy),
-            None => self.copy_of(head, None, device, env),
+            None => self.copy_of(head, Kind::Cache, device, env),
         }
     }
 
@@ -128,7 +154,7 @@ impl RemoteStore {
     /// knows of it, so what is replaced there is gone for it when a collector has deleted that; one
     /// that is to stay is a fork, see [`RemoteStore::fork_to`].
     pub fn copy_to(&self, device: Arc<dyn Device>, env: Arc<dyn Env>) -> Result<LocalCopy> {
-        self.copy_of(self.head()?, None, device, env)
+        self.copy_of(self.head()?, Kind::Cache, device, env)
     }
 
     /// As [`RemoteStore::copy_to`], for a file that stays: a store of its own, which is written. It
@@ -141,13 +167,14 @@ impl RemoteStore {
         options: &ForkOptions,
     ) -> Result<LocalCopy> {
         let (head, fork) = self.registered_head(&*env, options)?;
-        self.copy_of(Some(head), Some(fork), device, env).inspect_err(|_| self.give_up_fork(fork))
+        self.copy_of(Some(head), Kind::Fork(fork), device, env)
+            .inspect_err(|_| self.give_up_fork(fork))
     }
 
-    fn copy_of(
+    pub(super) fn copy_of(
         &self,
         head: Option<Head>,
-        fork: Option<ForkId>,
+        kind: Kind,
         device: Arc<dyn Device>,
         env: Arc<dyn Env>,
     ) -> Result<LocalCopy> {
@@ -159,7 +186,12 @@ impl RemoteStore {
         let state = self.get_state(&state)?;
         let manifest = state.manifest()?;
         let (place, name) = (self.objects().place(), self.name().to_owned());
-        let local = LocalCopy { place, name, generation, published, store, fork };
+        let (uuid, fork, writer) = match kind {
+            Kind::Cache => (random_id(&*env), None, None),
+            Kind::Fork(fork) => (random_id(&*env), Some(fork), None),
+            Kind::Writer(id) => (store, None, Some(id)),
+        };
+        let local = LocalCopy { place, name, generation, published, store, fork, writer };
         let home = Home { note: local.encode(), table: state.known.table };
         let format = FormatOptions {
             // Of the host's space this takes what it reads and writes, wherever zones lie.
@@ -167,7 +199,6 @@ impl RemoteStore {
             reserve_zones: state.reserve_zones,
             profile: state.profile,
         };
-        let uuid = random_id(&*env);
         let remote = RemoteZones::new(self.objects().clone()).options();
         let objects = self.objects().clone();
         let zones = Zones::format_remote(device, &home, uuid, format, objects, remote)?;

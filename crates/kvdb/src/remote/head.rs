@@ -8,13 +8,16 @@ use env::Env;
 use objects::{Created, Key, ObjectsError, Part, Patience, Swapped, Tag, Verdict, create, swap};
 use zones::crc32c;
 
+use super::owner::Owner;
 use super::{RemoteStore, random_id};
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
 const MAGIC: [u8; 8] = *b"KVFSHEAD";
-/// Version of everything in object storage.
+/// Version of everything in object storage but heads.
 pub(super) const VERSION: u32 = 1;
+/// Version of heads. Those of version 1 have no owner: the store's own file is it.
+const HEAD_VERSION: u32 = 2;
 /// The identity in a head of which the store was taken back.
 const NO_STORE: [u8; 16] = [0; 16];
 /// The most bytes of a head.
@@ -38,6 +41,8 @@ pub struct Head {
     pub pending: Option<StateName>,
     /// When the newest state was published, nanoseconds since 1970.
     pub published: u64,
+    /// The local file that the newest state came from.
+    pub owner: Owner,
     /// Drawn anew by each attempt to replace the head, so that no two are the same bytes.
     pub nonce: [u8; 16],
 }
@@ -54,6 +59,21 @@ pub struct StateName {
 }
 
 impl Head {
+    /// A head that belongs to no store yet.
+    pub(super) fn first(origin: [u8; 16]) -> Head {
+        Head {
+            generation: 0,
+            epoch: 0,
+            store: NO_STORE,
+            origin,
+            state: None,
+            pending: None,
+            published: 0,
+            owner: Owner::itself(NO_STORE),
+            nonce: [0; 16],
+        }
+    }
+
     /// Returns whether the name belongs to no store: that of a head which has no state, and names
     /// no store.
     pub(super) fn is_free(&self) -> bool {
@@ -71,13 +91,14 @@ impl Head {
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
-        body.extend_from_slice(&VERSION.to_le_bytes());
+        body.extend_from_slice(&HEAD_VERSION.to_le_bytes());
         put_varint(&mut body, self.generation);
         put_varint(&mut body, u64::from(self.epoch));
         [self.store, self.origin, self.nonce].iter().for_each(|id| body.extend_from_slice(id));
         put_varint(&mut body, self.published);
         put_name(&mut body, self.state.as_ref());
         put_name(&mut body, self.pending.as_ref());
+        self.owner.encode(&mut body);
         seal(MAGIC, &body)
     }
 
@@ -88,7 +109,7 @@ impl Head {
         }
         let mut r = Decoder::new(opened(MAGIC, "the head", bytes)?, "the head");
         let version = r.u32()?;
-        if version != VERSION {
+        if !(1..=HEAD_VERSION).contains(&version) {
             return Err(newer(version));
         }
         let (generation, epoch) = (r.varint()?, r.varint_u32()?);
@@ -97,10 +118,11 @@ impl Head {
         let (store, origin, nonce) = (id()?, id()?, id()?);
         let published = r.varint()?;
         let (state, pending) = (take_name(&mut r)?, take_name(&mut r)?);
+        let owner = if version == 1 { Owner::itself(store) } else { Owner::decode(&mut r)? };
         if !r.is_empty() {
             return Err(Error::Corrupt("the head is too long".into()));
         }
-        Ok(Head { generation, epoch, store, origin, state, pending, published, nonce })
+        Ok(Head { generation, epoch, store, origin, state, pending, published, owner, nonce })
     }
 }
 
@@ -126,8 +148,8 @@ pub(super) fn take_name(r: &mut Decoder<'_>) -> Result<Option<StateName>> {
 /// The error for what a newer program has written.
 pub(super) fn newer(version: u32) -> Error {
     Error::Invalid(format!(
-        "the store in object storage has version {version}, this program reads {VERSION}: use a \
-         newer one"
+        "the store in object storage has version {version}, which this program does not know: use \
+         a newer one"
     ))
 }
 
@@ -198,7 +220,8 @@ impl RemoteStore {
         let epoch =
             epoch.ok_or_else(|| Error::Corrupt(format!("{} has no more epochs", self.place())))?;
         let (state, pending, nonce) = (None, None, random_id(env));
-        let head = Head { epoch, store: NO_STORE, state, pending, nonce, ..before.clone() };
+        let owner = Owner::itself(NO_STORE);
+        let head = Head { epoch, store: NO_STORE, state, pending, owner, nonce, ..before.clone() };
         self.replace_head(Some(&tag), &head)?;
         Ok(before)
     }
@@ -262,6 +285,7 @@ mod tests {
             state: Some(StateName { key: key("c/a/3-0"), len: 1000, checksum: 5 }),
             pending: None,
             published: 1 << 60,
+            owner: Owner { id: [3; 16], open: true, since: 1 << 50, label: "host".into() },
             nonce: [9; 16],
         }
     }
@@ -296,8 +320,19 @@ mod tests {
     #[test]
     fn a_newer_head_is_named() {
         let mut body = sample().encode().split_off(12);
-        body[0] = 2;
+        body[0] = 3;
         let error = Head::decode(&seal(MAGIC, &body)).expect_err("newer").to_string();
-        assert!(error.contains("version 2"), "{error}");
+        assert!(error.contains("version 3"), "{error}");
+    }
+
+    #[test]
+    fn a_head_of_version_1_belongs_to_the_file_of_the_store() {
+        let head = Head { owner: Owner::itself([1; 16]), ..sample() };
+        let mut body = head.encode().split_off(12);
+        let mut owner = Vec::new();
+        head.owner.encode(&mut owner);
+        body.truncate(body.len() - owner.len());
+        body[0] = 1;
+        assert_eq!(Head::decode(&seal(MAGIC, &body)).expect("a head"), head);
     }
 }

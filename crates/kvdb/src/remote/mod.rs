@@ -13,10 +13,11 @@
 //! Only a head is ever replaced. Who replaces it first raises its epoch, and names all objects by
 //! that: what one writes that was overtaken has names that no head refers to.
 //!
-//! - `head` is that object, and who may replace it.
+//! - `head` is that object, and who may replace it; it has an `owner`.
 //! - `state` is a published state, as an object.
 //! - `claim` is the right to publish, and what is done with it.
-//! - `copy` makes a local file that refers to a published state.
+//! - `copy` makes a local file that refers to a published state, and `writer` one by which the store
+//!   itself goes on.
 //! - `registry` keeps the forks of a store, so that what they refer to stays.
 //! - `contents` is all that a place has: keys, lists, the time there.
 //! - `mark` finds what heads and forks refer to, and `collect` deletes the rest when it has been
@@ -29,9 +30,11 @@ mod copy;
 mod dead;
 mod head;
 mod mark;
+mod owner;
 mod registry;
 mod state;
 mod survey;
+mod writer;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,8 +49,12 @@ pub use collect::{Amount, CollectOptions, CollectProgress, Collected};
 pub use contents::RemotePlace;
 pub use copy::LocalCopy;
 pub use head::{Head, StateName};
+pub use owner::Owner;
+pub(crate) use owner::{ClaimNote, Claimant};
 pub use registry::{ForkId, ForkInfo, ForkOptions};
 pub use survey::{MissingObject, Survey};
+pub use writer::WriterOptions;
+pub(crate) use writer::unsettle;
 
 use crate::error::{Error, Result};
 
@@ -101,6 +108,7 @@ pub(crate) fn parse(data: &[u8]) {
     head::parse(data);
     state::parse(data);
     copy::parse(data);
+    owner::parse(data);
     registry::parse(data);
     dead::parse(data);
 }

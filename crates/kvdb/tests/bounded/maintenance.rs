@@ -194,7 +194,7 @@ fn push(w: &mut World) -> Result<()> {
     let objects = DirectoryObjects::create(&place).map_err(failed)?;
     let store = RemoteStore::new(Arc::new(objects), "store")?;
     w.db.push(&store, &mut |_| Ok(()))?;
-    let mut publisher = w.db.publisher(&store);
+    let mut publisher = w.db.publisher(&store).unwrap();
     publisher.check()?;
     for _ in 0..2 {
         publisher.publish(&mut |_| Ok(()))?;

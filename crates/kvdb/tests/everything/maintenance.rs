@@ -263,7 +263,8 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
         w.db.push(&w.bucket, &mut |_| Ok(()))
     } else {
         ["Kvdb::publisher", "Publisher::publish"].iter().for_each(|name| w.call(name));
-        let mut publisher = w.publisher.take().unwrap_or_else(|| w.db.publisher(&w.bucket));
+        let mut publisher =
+            w.publisher.take().unwrap_or_else(|| w.db.publisher(&w.bucket).unwrap());
         if w.random.one_in(4) {
             w.call("Publisher::take");
             publisher.take();

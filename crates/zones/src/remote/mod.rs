@@ -26,7 +26,7 @@ pub use counters::RemoteStats;
 pub use fetch::RemoteOptions;
 pub use known::{Fingerprint, Known, Marks};
 pub use publish::{Progress, Publication, Published, Watch};
-pub use record::Home;
+pub use record::{Home, read_claim, write_claim};
 pub use table::{MAX_OBJECT, MAX_PIECES, MAX_ZONES, Piece, ZoneObject, ZoneTable};
 
 pub(crate) use device::RemoteDevice;

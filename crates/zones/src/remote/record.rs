@@ -1,7 +1,8 @@
 //! The records in the local file of a store in object storage: who it is a copy of, the zone
-//! table, and which parts are here. It lies in zone 0, in what the superblock pair leaves free.
-//! Everything has a checksum. The list of parts is written when the store is closed and taken out
-//! when it is opened: after a crash nothing of the zones in object storage counts as here.
+//! table, the right to publish, and which parts are here. They lie in zone 0, in what the
+//! superblock pair leaves free. Everything has a checksum. The list of parts is written when the
+//! store is closed and taken out when it is opened: after a crash nothing of the zones in object
+//! storage counts as here.
 
 use std::io;
 
@@ -12,15 +13,18 @@ use crate::{Device, Error, Purpose, Result, SECTOR, ZONE_SIZE, crc32c, round_up}
 use super::parts::Parts;
 use super::table::ZoneTable;
 
-/// The addresses of the record of the home and of the list of parts: each after a copy of the
-/// superblock.
+/// The addresses of the record of the home and of the list of parts, each after a copy of the
+/// superblock; and that of the claim, a sector of its own, which is written whole or not at all.
 const HOME_AT: u64 = COPIES[0] + SECTOR;
 const PARTS_AT: u64 = COPIES[1] + SECTOR;
+const CLAIM_AT: u64 = COPIES[1] - SECTOR;
 /// The most bytes of each.
-const MOST_HOME: u64 = COPIES[1] - HOME_AT;
+const MOST_HOME: u64 = CLAIM_AT - HOME_AT;
+const MOST_CLAIM: u64 = SECTOR;
 const MOST_PARTS: u64 = ZONE_SIZE - PARTS_AT;
 
 const HOME_MAGIC: [u8; 8] = *b"KVFSHOME";
+const CLAIM_MAGIC: [u8; 8] = *b"KVFSCLAM";
 const PARTS_MAGIC: [u8; 8] = *b"KVFSPART";
 /// Magic, checksum of all after it, length of the body.
 const HEADER: usize = 16;
@@ -80,6 +84,25 @@ impl Home {
         })?;
         Home::decode(&body)
     }
+}
+
+/// Reads the note about the right to publish from a device that holds a store of version 8; `None`:
+/// there is none, or it is damaged.
+pub fn read_claim(device: &dyn Device) -> Result<Option<Vec<u8>>> {
+    read(device, CLAIM_AT, MOST_CLAIM, CLAIM_MAGIC)
+        .map_err(|e| Error::io("reading the record of the right to publish", e))
+}
+
+/// Writes the note about the right to publish, at most 4080 bytes, in place of the one before, and
+/// syncs. The device holds a store of version 8.
+pub fn write_claim(device: &dyn Device, note: &[u8]) -> Result<()> {
+    if (HEADER + note.len()) as u64 > MOST_CLAIM {
+        let what = format!("a note of {} bytes about the right to publish", note.len());
+        return Err(Error::Invalid(what));
+    }
+    write(device, CLAIM_AT, CLAIM_MAGIC, note)
+        .and_then(|()| device.sync())
+        .map_err(|e| Error::io("writing the record of the right to publish", e))
 }
 
 /// Writes which parts are here, if there is room for that, and syncs: everything that counts is on
@@ -161,6 +184,22 @@ mod tests {
             bad.flip_bit(HOME_AT + bit as u64 / 8, bit as u8 % 8);
             assert!(matches!(Home::read(&bad), Err(Error::Corrupt { .. })), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn the_claim_comes_back_alone_and_ends_with_the_store() {
+        let device = MemoryDevice::new();
+        device.grow(ZONE_SIZE).unwrap();
+        assert_eq!(read_claim(&device).unwrap(), None);
+        sample().write(&device).unwrap();
+        for note in [&b"first"[..], b"", &[7; SECTOR as usize - HEADER]] {
+            write_claim(&device, note).unwrap();
+            assert_eq!(read_claim(&device).unwrap().as_deref(), Some(note));
+        }
+        assert!(write_claim(&device, &[7; SECTOR as usize]).is_err());
+        assert_eq!(Home::read(&device).unwrap(), sample());
+        crate::superblock::wipe(&device).unwrap();
+        assert_eq!(read_claim(&device).unwrap(), None);
     }
 
     #[test]

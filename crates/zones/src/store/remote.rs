@@ -7,7 +7,7 @@ use objects::Objects;
 use super::{FormatOptions, Zones};
 use crate::remote::{
     Home, Parts, Publication, Published, Remote, RemoteDevice, RemoteOptions, RemoteStats, Source,
-    Watch, ZoneTable, publish, take_parts,
+    Watch, ZoneTable, publish, read_claim, take_parts, write_claim,
 };
 use crate::superblock::{self, REMOTE_VERSION, Superblock};
 use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZonePin, ZoneUse};
@@ -121,6 +121,21 @@ impl Zones {
     /// Returns the note that the maker of the local file has left in it.
     pub fn home_note(&self) -> Result<Option<Vec<u8>>> {
         self.remote().map(|_| Home::read(&self.device).map(|home| home.note)).transpose()
+    }
+
+    /// Returns the note about the right to publish that was written last, of a store with zones in
+    /// object storage; `None`: there is none.
+    pub fn claim_note(&self) -> Result<Option<Vec<u8>>> {
+        self.remote().map_or(Ok(None), |_| read_claim(&self.device))
+    }
+
+    /// Writes the note about the right to publish, durably, in place of the one before. It is in
+    /// this file alone, and part of no state that is published.
+    pub fn write_claim_note(&self, note: &[u8]) -> Result<()> {
+        match self.remote() {
+            Some(_) => write_claim(&self.device, note),
+            None => Err(Error::Invalid("a store that has all of its zones itself".into())),
+        }
     }
 
     /// Returns whether a zone lies in object storage. Then it is never free here.

@@ -34,7 +34,7 @@ use crate::manifest::{Manifest, ManifestState};
 use crate::options::{CreateOptions, OpenOptions, Shares};
 use crate::read::snapshot_set::Snapshots;
 use crate::read::version::{Generation, Version};
-use crate::remote::open_zones;
+use crate::remote::{open_zones, unsettle};
 
 /// What opening a store found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,6 +147,7 @@ pub(in crate::db) fn open(
     let (manifest, writer) = match options.read_only {
         true => (None, Writer::new(zones.clone(), journal.end)),
         false => {
+            unsettle(&zones)?;
             let loaded = &found.loaded;
             let (manifest, writer) =
                 resume::resume(&zones, &env, &health, loaded, found.segments, &journal, next_seq)?;

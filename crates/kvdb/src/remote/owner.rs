@@ -1,0 +1,175 @@
+//! The owner of a store in object storage: the local file that its newest state came from. A head
+//! names it, so that no file publishes what lacks the commits of another one.
+//!
+//! A store's own file owns what it publishes, and so does each file by which the store is written
+//! at its address. As long as one of those is open, no other file may publish. Once it is closed,
+//! the next one may begin with the newest state; files that lack that state may not go on.
+
+use crate::error::{Error, Result};
+use crate::log::codec::{Decoder, put_bytes, put_varint};
+
+use super::head::Head;
+use super::registry::LONGEST_LABEL;
+use super::{RemoteStore, Right};
+
+/// The file that a head belongs to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// Its identity: that of the store for the store's own file, drawn for each file by which the
+    /// store is written at its address.
+    pub id: [u8; 16],
+    /// It is open for writing.
+    pub open: bool,
+    /// When it was opened, nanoseconds since 1970 by the clock of its machine.
+    pub since: u64,
+    /// Says whose it is; at most 256 bytes.
+    pub label: String,
+}
+
+impl Owner {
+    /// The store's own file.
+    pub(super) fn itself(store: [u8; 16]) -> Owner {
+        Owner { id: store, ..Owner::default() }
+    }
+
+    pub(super) fn encode(&self, body: &mut Vec<u8>) {
+        body.extend_from_slice(&self.id);
+        body.push(u8::from(self.open));
+        put_varint(body, self.since);
+        put_bytes(body, self.label.as_bytes());
+    }
+
+    pub(super) fn decode(r: &mut Decoder<'_>) -> Result<Owner> {
+        let id = r.take(16)?;
+        let id = std::array::from_fn(|i| id[i]);
+        let open = match r.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(r.corrupt("its owner is neither open nor closed")),
+        };
+        let since = r.varint()?;
+        let label = str::from_utf8(r.bytes()?).ok().filter(|label| label.len() <= LONGEST_LABEL);
+        let label = label.ok_or_else(|| r.corrupt("the label of its owner is no text"))?.to_owned();
+        Ok(Owner { id, open, since, label })
+    }
+}
+
+/// A local file that is about to publish.
+#[derive(Clone, Debug)]
+pub(crate) struct Claimant {
+    /// The store.
+    pub store: [u8; 16],
+    /// The owner that the head gets.
+    pub owner: Owner,
+    /// The file takes up the newest state after the claim, so that it lacks nothing.
+    pub takes_up: bool,
+    /// The claim is made even if that costs what another file has published, or may publish yet.
+    pub takes: bool,
+}
+
+impl Claimant {
+    /// The store's own file.
+    pub fn itself(store: [u8; 16]) -> Claimant {
+        Claimant { store, owner: Owner::itself(store), takes_up: false, takes: false }
+    }
+
+    /// Fails unless the file may publish over `head`.
+    pub fn check(&self, head: &Head, to: &RemoteStore) -> Result<()> {
+        head.check_store(self.store, to)?;
+        let owner = &head.owner;
+        let is_own = owner.id == self.owner.id || head.is_free();
+        match owner.open {
+            _ if is_own || self.takes => Ok(()),
+            true => {
+                let by = match &*owner.label {
+                    "" => "another machine".to_owned(),
+                    label => label.to_owned(),
+                };
+                Err(Error::OpenElsewhere { store: to.place(), by })
+            }
+            false if self.takes_up => Ok(()),
+            false => Err(Error::WrittenElsewhere(to.place())),
+        }
+    }
+}
+
+/// The note of a local file about its right to publish, by which it is told after a crash, too,
+/// whether another file has published since.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ClaimNote {
+    pub right: Right,
+    /// All that was committed is published, and the store was closed.
+    pub settled: bool,
+}
+
+const VERSION: u8 = 1;
+const SETTLED: u8 = 1;
+const HAS_EPOCH: u8 = 2;
+const HAS_ATTEMPT: u8 = 4;
+
+impl ClaimNote {
+    pub fn encode(&self) -> Vec<u8> {
+        let Right { epoch, attempt } = &self.right;
+        let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+        let flags = flag(self.settled, SETTLED)
+            | flag(epoch.is_some(), HAS_EPOCH)
+            | flag(attempt.is_some(), HAS_ATTEMPT);
+        let mut note = vec![VERSION, flags];
+        epoch.iter().for_each(|epoch| put_varint(&mut note, u64::from(*epoch)));
+        attempt.iter().for_each(|attempt| note.extend_from_slice(attempt));
+        note
+    }
+
+    pub fn decode(note: &[u8]) -> Result<ClaimNote> {
+        let mut r = Decoder::new(note, "the note of the right to publish");
+        if r.u8()? != VERSION {
+            return Err(r.corrupt("it has an unknown version"));
+        }
+        let flags = r.u8()?;
+        if flags > (SETTLED | HAS_EPOCH | HAS_ATTEMPT) {
+            return Err(r.corrupt("it has unknown flags"));
+        }
+        let epoch = if flags & HAS_EPOCH != 0 { Some(r.varint_u32()?) } else { None };
+        let attempt = match flags & HAS_ATTEMPT {
+            0 => None,
+            _ => r.take(16).map(|id| Some(std::array::from_fn(|i| id[i])))?,
+        };
+        if !r.is_empty() {
+            return Err(r.corrupt("it is too long"));
+        }
+        Ok(ClaimNote { right: Right { epoch, attempt }, settled: flags & SETTLED != 0 })
+    }
+}
+
+/// See [`super::parse`].
+#[cfg(any(test, fuzzing))]
+pub(super) fn parse(data: &[u8]) {
+    if let Ok(note) = ClaimNote::decode(data) {
+        assert_eq!(ClaimNote::decode(&note.encode()).ok(), Some(note));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_of_the_right_comes_back_and_damage_is_an_error() {
+        let rights = [
+            Right::default(),
+            Right { epoch: Some(300), attempt: None },
+            Right { epoch: None, attempt: Some([7; 16]) },
+            Right { epoch: Some(0), attempt: Some([9; 16]) },
+        ];
+        for (right, settled) in rights.into_iter().flat_map(|r| [(r.clone(), false), (r, true)]) {
+            let note = ClaimNote { right, settled };
+            let bytes = note.encode();
+            assert_eq!(ClaimNote::decode(&bytes).expect("a note"), note);
+            for cut in 0..bytes.len() {
+                assert!(ClaimNote::decode(&bytes[..cut]).is_err(), "{cut}");
+            }
+            assert!(ClaimNote::decode(&[&bytes[..], &[0]].concat()).is_err());
+        }
+        assert!(ClaimNote::decode(&[2, 0]).is_err() && ClaimNote::decode(&[1, 8]).is_err());
+    }
+}

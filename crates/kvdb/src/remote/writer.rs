@@ -1,0 +1,106 @@
+//! Makes the local file by which a store in object storage is written at its address, on any
+//! machine: the store itself goes on, and not a fork of it. One such file is open at a time.
+//!
+//! The file is claimed before anything else: after that no other file can publish, so the newest
+//! state is the last one, and what is committed on top of it is published as the next one.
+
+use std::sync::Arc;
+
+use env::Env;
+use zones::remote::{read_claim, write_claim};
+use zones::{Device, Zones};
+
+use super::copy::Kind;
+use super::registry::LONGEST_LABEL;
+use super::{
+    Claim, ClaimNote, Claimant, Error, LocalCopy, Owner, RemoteStore, Result, Right, random_id,
+};
+
+/// How a store is opened for writing at its address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WriterOptions {
+    /// Says who has it open; at most 256 bytes.
+    pub label: String,
+    /// The store is taken from a file that has it open. What that has not published stays in that
+    /// file alone.
+    pub take: bool,
+}
+
+impl RemoteStore {
+    /// Makes the file on `device` the one by which the store is written. If it was that before, and
+    /// no other file was it since, it goes on with all that it has. If another one was it since,
+    /// and all that this one had was published, it becomes a file of the newest state. Anything
+    /// else on the device is lost.
+    ///
+    /// It fails with [`Error::OpenElsewhere`] if another file is open for writing, and with
+    /// [`Error::Unpublished`] if another one was it since, and this one has what was never
+    /// published.
+    ///
+    /// The store is opened with [`OpenOptions::remote`](crate::OpenOptions::remote), published by
+    /// [`Kvdb::publisher`](crate::Kvdb::publisher), and closed by
+    /// [`Publisher::close`](crate::Publisher::close).
+    pub fn writer_to(
+        &self,
+        device: Arc<dyn Device>,
+        env: Arc<dyn Env>,
+        options: &WriterOptions,
+    ) -> Result<LocalCopy> {
+        let WriterOptions { label, take } = options.clone();
+        if label.len() > LONGEST_LABEL {
+            let len = label.len();
+            return Err(Error::Invalid(format!("a label of {len} bytes: at most {LONGEST_LABEL}")));
+        }
+        let head = self.head()?.filter(|head| head.state.is_some());
+        let head = head.ok_or_else(|| Error::NoStore(self.place()))?;
+        let since = env.exact_wall().as_nanos() as u64;
+        let owner = |id| Owner { id, open: true, since, label: label.clone() };
+        let before = LocalCopy::of(&*device).ok().flatten().filter(|copy| copy.is_of(self));
+        if let Some(copy) = before
+            && let Some(id) = copy.writer
+            && copy.store == head.store
+        {
+            let note = read_claim(&*device)?.map(|note| ClaimNote::decode(&note)).transpose()?;
+            let mut note = note.unwrap_or_default();
+            if note.right != Right::default() && note.right.holds(&head) {
+                let claimant =
+                    Claimant { store: head.store, owner: owner(id), takes_up: false, takes: false };
+                let mut keep = |right: &Right| write_note(&*device, right);
+                Claim::begin(env, self.clone(), &claimant, &mut note.right, &mut keep)?;
+                return Ok(copy);
+            }
+            if !note.settled {
+                return Err(Error::Unpublished(self.place()));
+            }
+        }
+        let id = random_id(&*env);
+        let claimant =
+            Claimant { store: head.store, owner: owner(id), takes_up: true, takes: take };
+        let mut right = Right::default();
+        let mut claim =
+            Claim::begin(env.clone(), self.clone(), &claimant, &mut right, &mut |_| Ok(()))?;
+        let made = self
+            .copy_of(Some(claim.head().clone()), Kind::Writer(id), device.clone(), env)
+            .and_then(|copy| write_note(&*device, &right).map(|()| copy));
+        made.inspect_err(|_| {
+            // Nothing was written by it: the next file may be made.
+            if let Err(e) = claim.close() {
+                tracing::warn!("{} stays open for writing: {e}", self.place());
+            }
+        })
+    }
+}
+
+fn write_note(device: &dyn Device, right: &Right) -> Result<()> {
+    let note = ClaimNote { right: right.clone(), settled: false };
+    Ok(write_claim(device, &note.encode())?)
+}
+
+/// Notes that a file may get commits which are not published.
+pub(crate) fn unsettle(zones: &Zones) -> Result<()> {
+    let Some(note) = zones.claim_note()? else { return Ok(()) };
+    let note = ClaimNote::decode(&note)?;
+    match note.settled {
+        true => Ok(zones.write_claim_note(&ClaimNote { settled: false, ..note }.encode())?),
+        false => Ok(()),
+    }
+}
