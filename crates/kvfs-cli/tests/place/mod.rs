@@ -50,6 +50,19 @@ pub fn succeeds(command: &mut Command) -> String {
     text(&stdout)
 }
 
+/// Runs a command that unmounts. A child that another test is just starting holds our files, too,
+/// until it becomes its program: busy then is no fault.
+#[track_caller]
+pub fn unmounts(command: &mut Command) {
+    for _ in 0..100 {
+        let ended = command.output().expect("it runs");
+        if ended.status.success() || !text(&ended.stderr).contains("busy") {
+            return assert!(ended.status.success(), "{command:?}: {}", text(&ended.stderr));
+        }
+    }
+    succeeds(command);
+}
+
 /// Standard error of a command that must end with `code`.
 #[track_caller]
 pub fn fails(code: i32, command: &mut Command) -> String {
