@@ -2,17 +2,22 @@
 
 use std::path::PathBuf;
 
+use crate::address::Address;
 use crate::destination::{self, Making};
 use crate::device_profile::{self, Asked};
-use crate::output::{Outcome, Output};
+use crate::failures;
+use crate::local_copies;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::push;
 use crate::sizes;
-use crate::store;
-use crate::text;
+use crate::store::{self, Access};
+use crate::text::{self, show};
 
-/// Make an empty store in a new file or on a block device.
+/// Make an empty store in a new file, on a block device, or in object storage.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The file to make, or a block device.
+    /// The file to make, or a block device; or dir:FOLDER/NAME or s3://BUCKET/NAME for a store that
+    /// lies there: kvfs mount --write.
     store: PathBuf,
     /// The most the store may grow to: bytes, or with a unit (200M, 10G, 1T); at least 160M. A
     /// file's space is taken as it is needed.
@@ -33,6 +38,9 @@ pub struct Args {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
+    if let Some(address) = Address::parse(&args.store)? {
+        return at_address(&args, &address, output);
+    }
     destination::make_room(&args.store, args.making)?;
     let (size, profile) = store::create(&args.store, args.size, args.profile, args.zone_size)?;
     if args.store.is_file() {
@@ -51,4 +59,33 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             &[("store", Some(&args.store))],
         ),
     )
+}
+
+/// Makes an empty store in a local file, which goes once it is published.
+fn at_address(args: &Args, address: &Address, output: &Output) -> Outcome {
+    let shown = show(address.to_string().as_bytes());
+    let cannot = |e| failures::of_database(format!("cannot create {shown}"), e);
+    if address.snapshot.is_some() {
+        return Err(Failure::new(Exit::Usage, format!("{shown} would be a snapshot")));
+    }
+    let there = address.store(true)?;
+    if there.head().map_err(cannot)?.is_some_and(|head| head.state.is_some()) {
+        let what = format!("there is a store {shown} already");
+        return Err(Failure::new(Exit::Failed, what).hint("take it back: kvfs unpublish"));
+    }
+    push::check(address, &there, output)?;
+    let directory = local_copies::directory_of_writers(None)?;
+    let directory = tempfile::tempdir_in(&directory)
+        .map_err(|e| Failure::io(format!("cannot use {}", directory.display()), &e))?;
+    let file = directory.path().join("empty.kvfs");
+    let (size, profile) = store::create(&file, args.size, args.profile, args.zone_size)?;
+    let store = store::open(&file, Access::ReadWrite, None)?;
+    store.db.push(&there, &mut |_| Ok(())).map_err(cannot)?;
+    store.close()?;
+    let value = serde_json::json!({
+        "address": address.to_string(), "size": size,
+        "profile": device_profile::name(profile),
+        "zone_size": args.zone_size.unwrap_or(kvfs::ZONE_SIZE),
+    });
+    output.print(format!("created {shown}: mount it with kvfs mount --write"), value)
 }

@@ -24,9 +24,17 @@ pub fn of_database(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure
         }
         kvdb::Error::Objects(ObjectsError::Io { source, .. }) => Exit::of(source),
         kvdb::Error::Io(e) => Exit::of(e),
+        kvdb::Error::OpenElsewhere { .. } => Exit::Busy,
         _ => Exit::Failed,
     };
-    Failure::new(exit, format!("{doing}: {error}"))
+    let hint = match &error {
+        kvdb::Error::OpenElsewhere { .. } => "if it is gone for good: kvfs mount --write --take",
+        kvdb::Error::WrittenElsewhere(_) => {
+            "kvfs mount --write mounts it by its address; kvfs push --take replaces what is there"
+        }
+        _ => return Failure::new(exit, format!("{doing}: {error}")),
+    };
+    Failure::new(exit, format!("{doing}: {error}")).hint(hint)
 }
 
 /// A store's file that could not be opened or made. A store in use is most often one that is

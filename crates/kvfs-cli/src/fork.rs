@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::address::Address;
 use crate::destination::{self, Making};
 use crate::failures;
+use crate::local_copies::host_name;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::span::parse_span;
 use crate::store::{self, Access};
@@ -41,12 +42,6 @@ pub struct Args {
     label: Option<String>,
     #[command(flatten)]
     making: Making,
-}
-
-/// The name of this machine, as far as it is known.
-fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().chars().take(64).collect()
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {

@@ -38,7 +38,7 @@ use crate::upgrade;
 pub struct Args {
     /// The store: a file or a block device made by `kvfs create`, or one in object storage,
     /// dir:FOLDER/NAME or s3://BUCKET/NAME, which is mounted read-only as it was published last, or
-    /// with @SNAPSHOT behind it as it was then.
+    /// with @SNAPSHOT behind it as it was then; or to be written, with --write.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// The directory to mount it on.
@@ -63,8 +63,17 @@ pub struct Args {
     /// (64M, 2G); default 320M.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
     memory: Option<u64>,
+    /// Write a store in object storage: all that is committed is published there as well, some
+    /// seconds later. One machine has it open to be written at a time. Until it is published, what
+    /// was written is in a local file, from which the next mount here goes on.
+    #[arg(long, short = 'w')]
+    write: bool,
+    /// As --write, also if another machine has the store open. Changes of that machine that were not
+    /// published stay in its local file, and it takes no more.
+    #[arg(long)]
+    take: bool,
     /// Of a store in object storage: keep what is fetched in this directory (default:
-    /// ~/.cache/kvfs).
+    /// ~/.cache/kvfs, or with --write, when it is more than a cache, ~/.local/share/kvfs).
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
     /// Of a store in object storage: what is fetched may take so much of the disk (default: what
@@ -110,17 +119,26 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     let store = args.store.ok_or_else(|| missing("store"))?;
     let dir = args.dir.ok_or_else(|| missing("directory"))?;
     let address = Address::parse(&store)?;
-    if let Some(address) = &address {
-        args.options.push("ro".into());
-        let snapshot = address.snapshot.iter().map(|name| format!("snapshot={name}").into());
-        args.options.extend(snapshot);
+    let is_started = args.serving || args.kept.is_some() || args.resume.is_some() || args.fits;
+    args.options.extend(args.write.then(|| "write".into()));
+    args.options.extend(args.take.then(|| "take".into()));
+    let asked = mount_options::parse(&args.options)?;
+    match &address {
+        Some(address) => args.options.extend(words_for(address, &asked)?),
+        // A process that serves has the local file.
+        None if asked.writing.is_some() && !is_started => {
+            let refused =
+                format!("{} is a local store, which is written as it is", store.display());
+            return Err(Failure::new(Exit::Usage, refused).hint("leave out --write and --take"));
+        }
+        None => {}
     }
     let mut options = mount_options::parse(&args.options)?;
     options.memory = args.memory.or(options.memory);
     options.cache_size = args.cache_size.or(options.cache_size);
     options.log = args.log.or(options.log);
     options.metrics = args.metrics.or(options.metrics);
-    options.network.check()?;
+    options.check()?;
     if let Some(publish) = &options.publish {
         // A process that goes on with the mount works in another directory.
         let word = mount_options::escaped(format!("publish={}", publish.to).as_bytes());
@@ -147,17 +165,26 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         let begin = Begin::Resume(&store, Box::new(Resumed::from_descriptor(left)?));
         return daemon::serve(begin, &options, &front, &mut |_| Ok(()));
     }
-    if let Some(publish) = &options.publish {
+    if let Some(publish) = options.publish.iter().find(|_| options.writing.is_none()) {
         may_publish(&publish.to, output)?;
     }
-    let store = match &address {
-        Some(address) => {
+    let store = match (&address, options.writing) {
+        (Some(address), Some(writing)) => {
+            let (store, copy) =
+                local_copies::of_writer(address, args.cache.as_deref(), writing.take)?;
+            let name = text::show(address.to_string().as_bytes());
+            let file = store.display();
+            output
+                .note(format!("{name} from generation {}, written here: {file}", copy.generation));
+            store
+        }
+        (Some(address), None) => {
             let (store, copy) = local_copies::of(address, args.cache.as_deref())?;
             let name = text::show(address.to_string().as_bytes());
             output.note(format!("{name} as of generation {}, read-only", copy.generation));
             store
         }
-        None => existing(&store)?,
+        (None, _) => existing(&store)?,
     };
     let dir = mount_point(&dir, output)?;
     if store.starts_with(&dir) {
@@ -195,10 +222,10 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     }
     let serving =
         |store: &Path| start(&arguments("--serving", store, &dir, &args.options, &options));
-    let record = match (serving(&store), &address) {
+    let record = match (serving(&store), address.filter(|_| options.writing.is_none())) {
         // Another mount has taken the file that was chosen; the next one is free.
         (Err(failure), Some(address)) if failure.exit == Exit::Busy => {
-            serving(&local_copies::of(address, args.cache.as_deref())?.0)?
+            serving(&local_copies::of(&address, args.cache.as_deref())?.0)?
         }
         (started, _) => started?,
     };
@@ -206,6 +233,24 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         output.note(warning);
     }
     announce(output, &record)
+}
+
+/// The options that follow from the address of what is mounted.
+fn words_for(address: &Address, asked: &Options) -> Outcome<Vec<OsString>> {
+    let wrong = |what: String| Err(Failure::new(Exit::Usage, what));
+    let snapshot = address.snapshot.as_ref();
+    if asked.writing.is_none() {
+        let snapshot = snapshot.map(|name| format!("snapshot={name}").into());
+        return Ok(["ro".into()].into_iter().chain(snapshot).collect());
+    }
+    if let Some(snapshot) = snapshot {
+        return wrong(format!("{snapshot} is a snapshot, which stays as it is: leave it out"));
+    }
+    match &asked.publish {
+        None => Ok(vec![mount_options::escaped(format!("publish={address}").as_bytes())]),
+        Some(publish) if publish.to.is_same(address) => Ok(vec![]),
+        Some(_) => wrong(format!("{address} is published there, where it is written")),
+    }
 }
 
 /// Fails where a store cannot be published to the address. That the place is not to be reached now
@@ -517,7 +562,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
         ));
     };
     if fake {
-        return mount_options::parse(&options)?.network.check();
+        return mount_options::parse(&options)?.check();
     }
     // mount(8) itself says nothing when all is well.
     let quiet = Output::quiet();
@@ -530,6 +575,8 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             options,
             foreground: false,
             memory: None,
+            write: false,
+            take: false,
             cache: None,
             cache_size: None,
             log: None,

@@ -44,11 +44,31 @@ pub struct Options {
     pub scrub: Option<Interval>,
     /// Where the store is published by itself.
     pub publish: Option<Publication>,
+    /// It is said how often, but not where to.
+    publishes_nothing: bool,
+    /// A store in object storage is mounted to be written, and perhaps taken from another machine.
+    pub writing: Option<Writing>,
     /// A keeper begins the daemon anew when it is killed.
     pub keeper: bool,
 }
 
+/// How a store in object storage is written at its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writing {
+    /// Also if another machine has it open.
+    pub take: bool,
+}
+
 impl Options {
+    /// Fails if options that belong together are not.
+    pub fn check(&self) -> Outcome {
+        if self.publishes_nothing && self.writing.is_none() {
+            let refused = "publish_every is for mounts with publish=ADDRESS";
+            return Err(Failure::new(Exit::Usage, refused).hint("leave it out, or say where to"));
+        }
+        self.network.check()
+    }
+
     /// Returns the share of the machine that the store may take.
     pub fn budget(&self) -> Budget {
         Budget { memory: self.memory, cache: self.cache_size }
@@ -115,6 +135,11 @@ Options for -o, separated by commas:
                               so many seconds after something was committed (default: 10), and
                               when it is unmounted: a machine that is lost costs that much. See
                               kvfs push
+  write                       of a store in object storage: mount it to be written; what is written
+                              is published as with publish=ADDRESS. One machine has it so at a
+                              time
+  take                        as write, also if another machine has it open; what that has not
+                              published stays there, in its local file
   keeper                      begin the daemon anew when it is killed or crashes: programs wait for
                               a moment and see nothing else, and nothing is lost that a call has
                               done. Each change takes longer, since it is committed before its
@@ -146,6 +171,10 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
         let mount = &mut options.mount;
         match (name.as_str(), value) {
             ("ro", None) => mount.read_only = true,
+            ("write", None) => {
+                options.writing.get_or_insert(Writing { take: false });
+            }
+            ("take", None) => options.writing = Some(Writing { take: true }),
             ("rw", None) => mount.read_only = false,
             ("allow_other", None) => mount.allow_other = true,
             ("open_views", None) => options.open_views = true,
@@ -292,17 +321,18 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             _ => return Err(bad("unknown".into()).hint("`kvfs mount --help` lists the options")),
         }
     }
+    if options.writing.is_some() && options.mount.read_only {
+        let refused = "what is mounted read-only is not written";
+        return Err(Failure::new(Exit::Usage, refused).hint("leave out ro, or write and take"));
+    }
     match (&mut options.publish, publish_every) {
         (Some(_), _) if options.mount.read_only => {
             let refused = "what is mounted read-only has nothing to publish";
             return Err(Failure::new(Exit::Usage, refused).hint("leave out publish"));
         }
         (Some(publish), Some(every)) => publish.every = every,
-        (None, Some(_)) => {
-            let refused = "publish_every is for mounts with publish=ADDRESS";
-            return Err(Failure::new(Exit::Usage, refused).hint("leave it out, or say where to"));
-        }
-        (_, None) => {}
+        (None, every) => options.publishes_nothing = every.is_some(),
+        _ => {}
     }
     if options.policy.transport == TransportChoice::Uring && options.policy.write_back {
         return Err(failures::of_mount(kvfs_fuse::Error::RingsGather));
@@ -369,6 +399,8 @@ fn takes_no_value(name: &str) -> bool {
     [
         "ro",
         "rw",
+        "write",
+        "take",
         "allow_other",
         "default_permissions",
         "suid",
@@ -519,8 +551,21 @@ mod tests {
             "publish=dir:/srv/stores/work,ro",
             "publish=dir:/srv/stores/work,publish_every=0",
             "publish=dir:/srv/stores/work,publish_every=inf",
-            "publish_every=10",
         ] {
+            assert_eq!(read(wrong).expect_err(wrong).exit, Exit::Usage, "{wrong}");
+        }
+        // Options that belong together may come from a file, a line for each.
+        let alone = read("publish_every=10").expect("valid by itself");
+        assert_eq!(alone.check().expect_err("it says nowhere").exit, Exit::Usage);
+        assert!(read("publish_every=10,write").expect("valid").check().is_ok());
+    }
+
+    #[test]
+    fn a_store_is_written_at_its_address_when_asked_to() {
+        assert_eq!(read("rw").expect("valid").writing, None);
+        assert_eq!(read("write").expect("valid").writing, Some(Writing { take: false }));
+        assert_eq!(read("take,write").expect("valid").writing, Some(Writing { take: true }));
+        for wrong in ["write,ro", "write=1", "take=no"] {
             assert_eq!(read(wrong).expect_err(wrong).exit, Exit::Usage, "{wrong}");
         }
     }

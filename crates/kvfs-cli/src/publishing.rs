@@ -64,10 +64,12 @@ impl Publishing {
     /// Publishes the store from here on. After GOINGDOWN nothing is published, since unsynced
     /// changes are to be dropped.
     pub fn start(db: &Kvdb, views: &Views, what: Publication) -> Outcome<Publishing> {
+        // Where the place is not to be opened now, it is tried again with each publication.
+        let publisher = what.to.store(false).ok().and_then(|store| db.publisher(&store).ok());
         let shared = Arc::new(Shared {
             what,
             db: db.clone(),
-            publisher: Mutex::default(),
+            publisher: Mutex::new(publisher),
             status: Mutex::default(),
             deadline: Mutex::default(),
         });
@@ -112,9 +114,12 @@ impl Publishing {
         *self.shared.deadline.lock() = Some(Instant::now() + LAST);
         drop(self.end.take());
         self.join();
-        let failed = self.shared.status.lock().failing.is_some();
-        if !failed && self.shared.is_due() {
+        let failed = || self.shared.status.lock().failing.is_some();
+        if !failed() && self.shared.is_due() {
             let _ = self.shared.publish();
+        }
+        if !failed() {
+            self.shared.close();
         }
     }
 
@@ -171,6 +176,17 @@ impl Shared {
         })
     }
 
+    fn is_writer(&self) -> bool {
+        self.publisher.lock().as_ref().is_some_and(Publisher::is_writer)
+    }
+
+    /// Lets another machine write a store that is written at its address.
+    fn close(&self) {
+        if let Some(Err(e)) = self.publisher.lock().as_mut().map(Publisher::close) {
+            tracing::warn!("{} stays open for writing by this machine: {e}", self.what.to);
+        }
+    }
+
     fn publish(&self) -> kvdb::Result<PushStats> {
         let to = &self.what.to;
         let outcome = self.try_to_publish();
@@ -188,7 +204,9 @@ impl Shared {
             }
             Err(e) => {
                 status.overtaken |= matches!(e, Error::Overtaken(_));
-                if status.overtaken {
+                if status.overtaken && self.is_writer() {
+                    tracing::error!("{to} is written by another machine or mount now: {e}");
+                } else if status.overtaken {
                     tracing::error!(
                         "{to} is published by another machine or mount, and no more by this one; \
                          `kvfs push` takes that back: {e}"
@@ -205,9 +223,12 @@ impl Shared {
     /// How it goes, as JSON.
     pub fn figures(&self) -> Value {
         // One that is published at the moment is not waited for: what it has is not there yet.
-        let is_due = match self.publisher.try_lock() {
-            Some(publisher) => publisher.as_ref().is_none_or(Publisher::is_due),
-            None => true,
+        let (is_due, is_writer) = match self.publisher.try_lock() {
+            Some(publisher) => (
+                publisher.as_ref().is_none_or(Publisher::is_due),
+                publisher.as_ref().map(Publisher::is_writer),
+            ),
+            None => (true, None),
         };
         let status = self.status.lock();
         let last = status.last.as_ref();
@@ -215,7 +236,7 @@ impl Shared {
             "to": self.what.to.to_string(), "every_seconds": self.what.every.as_secs_f64(),
             "generation": last.map(|(stats, _)| stats.generation),
             "seconds_ago": last.map(|(_, at)| at.elapsed().as_secs()),
-            "due": is_due, "publications": status.publications, "objects": status.objects,
+            "written_at_address": is_writer, "due": is_due, "publications": status.publications, "objects": status.objects,
             "bytes": status.bytes, "failing": status.failing, "overtaken": status.overtaken,
         })
     }

@@ -37,6 +37,10 @@ pub struct Args {
     store: PathBuf,
     /// Where to: dir:FOLDER/NAME, whose folder is made, or s3://BUCKET/NAME.
     to: PathBuf,
+    /// Also if the store was written at its address since: what was published there is replaced. Of
+    /// a store that is not mounted.
+    #[arg(long)]
+    take: bool,
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
@@ -44,10 +48,14 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     // A wrong name, and a server that will not do, are said before anything else is done.
     let store = to.store(true)?;
     check(&to, &store, output)?;
-    let published = if args.store.is_dir() || sockets::served(&args.store)?.is_some() {
-        of_mounted(&args.store, &to, output)?
-    } else {
-        of_file(&args.store, &store, output)?
+    let is_mounted = args.store.is_dir() || sockets::served(&args.store)?.is_some();
+    let published = match is_mounted {
+        true if args.take => {
+            let refused = format!("{} is mounted", args.store.display());
+            return Err(Failure::new(Exit::Busy, refused).hint("unmount it first: kvfs umount"));
+        }
+        true => of_mounted(&args.store, &to, output)?,
+        false => of_file(&args.store, &store, args.take, output)?,
     };
     let of = |name: &str| count(&published[name]);
     let text = format!(
@@ -90,10 +98,10 @@ fn probed(_: &RemoteStore) -> Result<Option<String>, objects::ObjectsError> {
     Ok(None)
 }
 
-fn of_file(file: &Path, to: &RemoteStore, output: &Output) -> Outcome<Value> {
+fn of_file(file: &Path, to: &RemoteStore, take: bool, output: &Output) -> Outcome<Value> {
     let store = store::open_waiting(file, Access::ReadWrite, None)?;
     let bar = output.progress("publishing", Some(0), false);
-    let published = publish(&store.db, to, &bar);
+    let published = publish(&store.db, to, take, &bar);
     bar.finish_and_clear();
     store.close()?;
     published
@@ -101,8 +109,12 @@ fn of_file(file: &Path, to: &RemoteStore, output: &Output) -> Outcome<Value> {
         .map_err(|e| failures::of_database(format!("cannot publish {}", file.display()), e))
 }
 
-fn publish(db: &Kvdb, to: &RemoteStore, bar: &ProgressBar) -> kvdb::Result<PushStats> {
-    db.push(to, &mut |now| {
+fn publish(db: &Kvdb, to: &RemoteStore, take: bool, bar: &ProgressBar) -> kvdb::Result<PushStats> {
+    let mut publisher = db.publisher(to)?;
+    if take {
+        publisher.take_from_writer();
+    }
+    publisher.publish(&mut |now| {
         bar.set_length(now.zones_total);
         bar.set_position(now.zones);
         Ok(())
@@ -133,7 +145,7 @@ pub fn of_served(db: &Kvdb, address: &str, by_itself: Option<Arc<Shared>>) -> Ou
     let to = Address::required(Path::new(address))?;
     let stats = match by_itself.filter(|own| own.is_to(&to)) {
         Some(own) => own.publish_by_hand(),
-        None => publish(db, &to.store(true)?, &ProgressBar::hidden()),
+        None => publish(db, &to.store(true)?, false, &ProgressBar::hidden()),
     };
     stats
         .map(|stats| value(stats).to_string())

@@ -223,6 +223,9 @@ fn show(all: &Map<String, Value>) -> String {
             None => "nothing by this mount yet".into(),
         };
         let rest = match (&publishing["overtaken"], publishing["failing"].as_str()) {
+            (Value::Bool(true), _) if publishing["written_at_address"] == true => {
+                "; ANOTHER MACHINE WRITES IT NOW, AND THIS MOUNT TAKES NO MORE CHANGES".into()
+            }
             (Value::Bool(true), _) => "; ANOTHER MACHINE OR MOUNT PUBLISHES IT NOW".into(),
             (_, Some(why)) => format!("; IT FAILS: {why}"),
             _ if publishing["due"] == true => "; later changes are not there yet".into(),

@@ -169,10 +169,9 @@ impl Publisher {
         };
         if is_taken && self.is_writer() {
             self.db.db.0.health.stop(|| {
-                format!(
-                    "{error}; this file has what was committed here: publish it under another \
-                     name, or remove it"
-                )
+                "another file is the writer of the store by now, so this one takes no more \
+                 changes; it keeps all that it has, and can be published under another name"
+                    .into()
             });
         }
     }

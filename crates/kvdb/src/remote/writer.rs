@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use env::Env;
 use zones::remote::{read_claim, write_claim};
-use zones::{Device, Zones};
+use zones::{Device, ZONE_SIZE, Zones};
 
 use super::copy::Kind;
 use super::registry::LONGEST_LABEL;
@@ -29,12 +29,12 @@ pub struct WriterOptions {
 impl RemoteStore {
     /// Makes the file on `device` the one by which the store is written. If it was that before, and
     /// no other file was it since, it goes on with all that it has. If another one was it since,
-    /// and all that this one had was published, it becomes a file of the newest state. Anything
-    /// else on the device is lost.
+    /// and all that this one had was published, it becomes a file of the newest state; so do a cache
+    /// and a device that holds no store.
     ///
-    /// It fails with [`Error::OpenElsewhere`] if another file is open for writing, and with
+    /// It fails with [`Error::OpenElsewhere`] if another file is open for writing, with
     /// [`Error::Unpublished`] if another one was it since, and this one has what was never
-    /// published.
+    /// published, and with [`Error::Invalid`] if the device holds another store.
     ///
     /// The store is opened with [`OpenOptions::remote`](crate::OpenOptions::remote), published by
     /// [`Kvdb::publisher`](crate::Kvdb::publisher), and closed by
@@ -54,14 +54,11 @@ impl RemoteStore {
         let head = head.ok_or_else(|| Error::NoStore(self.place()))?;
         let since = env.exact_wall().as_nanos() as u64;
         let owner = |id| Owner { id, open: true, since, label: label.clone() };
-        let before = LocalCopy::of(&*device).ok().flatten().filter(|copy| copy.is_of(self));
-        if let Some(copy) = before
-            && let Some(id) = copy.writer
-            && copy.store == head.store
-        {
+        if let Some((copy, id)) = self.written_by(&*device)? {
             let note = read_claim(&*device)?.map(|note| ClaimNote::decode(&note)).transpose()?;
             let mut note = note.unwrap_or_default();
-            if note.right != Right::default() && note.right.holds(&head) {
+            let is_same = copy.is_of(self) && copy.store == head.store;
+            if is_same && note.right != Right::default() && note.right.holds(&head) {
                 let claimant =
                     Claimant { store: head.store, owner: owner(id), takes_up: false, takes: false };
                 let mut keep = |right: &Right| write_note(&*device, right);
@@ -69,7 +66,7 @@ impl RemoteStore {
                 return Ok(copy);
             }
             if !note.settled {
-                return Err(Error::Unpublished(self.place()));
+                return Err(Error::Unpublished(format!("{}/{}", copy.place, copy.name)));
             }
         }
         let id = random_id(&*env);
@@ -87,6 +84,25 @@ impl RemoteStore {
                 tracing::warn!("{} stays open for writing: {e}", self.place());
             }
         })
+    }
+}
+
+impl RemoteStore {
+    /// Returns the note of the file on `device` if a store is written by it, and its identity;
+    /// `None` if there is nothing that would be lost.
+    fn written_by(&self, device: &dyn Device) -> Result<Option<(LocalCopy, [u8; 16])>> {
+        let is_empty = device.len()? < ZONE_SIZE;
+        if is_empty || matches!(Zones::is_remote(device), Err(zones::Error::NotAStore)) {
+            return Ok(None);
+        }
+        match LocalCopy::of(device)? {
+            Some(copy) if copy.writer.is_some() => Ok(copy.writer.map(|id| (copy, id))),
+            Some(copy) if copy.fork.is_none() => Ok(None),
+            _ => Err(Error::Invalid(format!(
+                "the local file for {} holds another store: name another file",
+                self.place()
+            ))),
+        }
     }
 }
 
