@@ -148,7 +148,7 @@ fn a_fork_costs_one_put_and_keeps_what_it_began_as() {
     let counted = Arc::new(CountObjects::new(lab.objects.clone()));
     let device = Arc::new(MemoryDevice::new());
     let to = RemoteStore::new(counted.clone(), "fruit").expect("a name");
-    let options = ForkOptions { lifetime: None, label: "mine".into() };
+    let options = ForkOptions { lifetime: None, label: "mine".into(), snapshot: None };
     let copy = to.fork_to(device.clone(), fresh(), &options).expect("a fork");
     let counts = counted.counts();
     assert_eq!((counts.put.requests, counts.get.requests), (1, 3));

@@ -179,7 +179,7 @@ impl World {
     fn fork(&mut self) {
         let Some((of, model)) = self.certain() else { return };
         let lifetime = self.random.one_in(2).then(|| GRACE * (1 + self.random.below(4) as u32));
-        let options = ForkOptions { lifetime, label: "a fork".into() };
+        let options = ForkOptions { lifetime, label: "a fork".into(), snapshot: None };
         let device = Arc::new(MemoryDevice::new());
         let expires = lifetime.map_or(Duration::MAX, |time| self.clock.wall() + time);
         let Ok(copy) = of.fork_to(device.clone(), fresh(), &options) else { return };

@@ -54,7 +54,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
     destination::make_room(&args.file, args.making)?;
     let label = args.label.clone().unwrap_or_else(host_name);
-    let options = ForkOptions { lifetime: args.expires, label };
+    let options = ForkOptions { lifetime: args.expires, label, snapshot: source.snapshot.clone() };
     let copy = from.fork_to_path(&args.file, &options).map_err(cannot)?;
     let made = || -> Outcome {
         args.making.apply(&args.file)?;

@@ -30,7 +30,7 @@
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
 //!   `snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another process
 //!   that goes on with all of it. Branches that merge: `merging`, `three_way`, `views/merging`,
-//!   `views/common_states`.
+//!   `views/common_states`; forks: `views/merging_forks`.
 //! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `remove_tree`, `whole`.
 //! - Checking: `verify`, `repair`, `losses`, `salvage`, `scrub_note`, `describe_keys`.
 //!
@@ -113,7 +113,8 @@ pub use going_down::GoingDown;
 pub use kvdb::{Note, TransactionId};
 pub use losses::{Loss, losses};
 pub use merging::{
-    Choice, Deed, FinishRebase, MergeConflict, MergeOptions, Merged, Rebased, SettleKeys,
+    Choice, Deed, FinishRebase, MergeConflict, MergeForkOptions, MergeOptions, Merged, Rebased,
+    SettleKeys,
 };
 pub use remove_tree::RemoveStats;
 pub use repair::{Losses, Repaired, repair};

@@ -21,6 +21,19 @@ pub struct MergeOptions {
     pub transaction: TransactionOptions,
 }
 
+/// A fork, a store of its own, whose changes are brought into the store that it was made of.
+#[derive(Clone, Debug, Default)]
+pub struct MergeForkOptions {
+    /// How it is called: in messages, and in names of its versions where both are kept.
+    pub name: String,
+    /// See [`MergeOptions::choices`].
+    pub choices: Vec<(Vec<u8>, Choice)>,
+    /// No dictionary is made: the transaction is to be looked at and aborted.
+    pub dry_run: bool,
+    /// How the transaction is begun; its branch is the main one.
+    pub transaction: TransactionOptions,
+}
+
 /// Whose version is taken where both sides have changed the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {

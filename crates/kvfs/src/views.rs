@@ -68,6 +68,7 @@ use crate::ticker::Ticker;
 mod common_states;
 mod in_use;
 mod merging;
+mod merging_forks;
 mod notes;
 mod rebasing;
 mod retired;

@@ -136,7 +136,8 @@ impl Batch {
     }
     /// Gives `key` a value that is stored already, under another key perhaps, or in another
     /// dictionary of the same store. A large one is not copied: both keys refer to the same place,
-    /// and it is free when neither does any more.
+    /// and it is free when neither does any more. One of another store is read when the batch is
+    /// applied, and copied.
     ///
     /// ```
     /// # use kvdb::{Batch, Durability, Kvdb};

@@ -90,7 +90,7 @@ impl CommitPipeline {
                 }
                 BatchChange::PutStored(_, k, v) => {
                     check_put(k.len(), v.len())?;
-                    let value = v.value.clone();
+                    let value = v.for_store(&self.zones)?;
                     stored.push(v);
                     Op::Put(k, value)
                 }

@@ -218,6 +218,24 @@ impl Kvdb {
         self.db.0.snapshotter.drop_common_states(clone, but)
     }
 
+    /// Returns the identity of the store, which a copy of its file has, too, and a fork has not.
+    pub fn store_id(&self) -> [u8; 16] {
+        self.db.0.zones.superblock().uuid
+    }
+
+    /// Returns the identities of the stores that this one is a fork of
+    /// ([`RemoteStore::fork_to`](crate::RemoteStore::fork_to)): last the one that it was made of,
+    /// before that the one which that was made of, and so on; at most four. Empty: it is no fork.
+    pub fn fork_origins(&self) -> Vec<[u8; 16]> {
+        self.db.0.snapshotter.fork_origins()
+    }
+
+    /// Returns the state of the main branch that a fork has in common with a store that it comes
+    /// from. `None`: that is none of its [`Kvdb::fork_origins`].
+    pub fn fork_base(&self, store: &[u8; 16]) -> Option<View> {
+        self.db.0.snapshotter.fork_base(store)
+    }
+
     /// Drops a branch and its dictionaries, durably, as [`Kvdb::drop_dictionary`] does. Its
     /// snapshots stay; its open transactions are aborted, and its commits cannot be undone any
     /// more.

@@ -56,6 +56,11 @@ impl Reader {
         })
     }
 
+    /// Returns whether it reads in the view's store.
+    pub fn is_of(&self, view: &View) -> bool {
+        self.view.is_of_store(view)
+    }
+
     fn cache(&self) -> &Arc<BlockCache> {
         &self.view.cache
     }

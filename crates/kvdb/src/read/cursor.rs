@@ -99,6 +99,14 @@ impl Tuple {
         Ok((self.key, value))
     }
 
+    /// Returns whether the place of its value, if it has one, is a place of the view's store.
+    pub(crate) fn lies_in(&self, view: &View) -> bool {
+        match &self.value {
+            TupleValue::Small(_) => true,
+            TupleValue::Large(_, reader) | TupleValue::Updated(_, reader) => reader.is_of(view),
+        }
+    }
+
     /// The value, or where it lies. One that an update changes is read, since it lies nowhere as it
     /// is.
     pub(crate) fn raw_value(&self) -> Result<Value> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use vt_tree::{BlockCache, Input, Lookup, Seq, TreeCursor, TreeTuple, Update, Value};
+use zones::Zones;
 
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
@@ -30,13 +31,13 @@ pub struct View {
 }
 
 /// A value where it is stored, which stays there for as long as this is held: to be put under
-/// another key without a copy, see [`crate::Batch::put_stored`]. Good for the store that it came
-/// from.
+/// another key without a copy, see [`crate::Batch::put_stored`]. In another store than the one that
+/// it came from it is read there, and copied.
 #[derive(Clone)]
 pub struct StoredValue {
     pub(crate) value: Value,
     /// Keeps its place.
-    pub(crate) _view: Arc<View>,
+    pub(crate) view: Arc<View>,
 }
 
 impl std::fmt::Debug for StoredValue {
@@ -48,7 +49,17 @@ impl std::fmt::Debug for StoredValue {
 impl StoredValue {
     /// The value of a tuple that a cursor of `view` gave. One that an update changes is read.
     pub fn of(tuple: &Tuple, view: &Arc<View>) -> Result<StoredValue> {
-        Ok(StoredValue { value: tuple.raw_value()?, _view: view.clone() })
+        Ok(StoredValue { value: tuple.raw_value()?, view: view.clone() })
+    }
+
+    /// The value or the place of it, for the store whose zones these are. One of another store is
+    /// read.
+    pub(crate) fn for_store(&self, zones: &Arc<Zones>) -> Result<Value> {
+        let cache = &self.view.cache;
+        match Arc::ptr_eq(cache.zones(), zones) {
+            true => Ok(self.value.clone()),
+            false => Ok(Value::Inline(read(cache, self.value.clone())?)),
+        }
     }
 
     /// Length of the value in bytes.
@@ -137,6 +148,11 @@ impl View {
         }
     }
 
+    /// Returns whether both are of one store, so that what lies at one place in both is the same.
+    pub(crate) fn is_of_store(&self, other: &View) -> bool {
+        Arc::ptr_eq(self.cache.zones(), other.cache.zones())
+    }
+
     /// The value of a key, if it has one.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.find(dict, key)?.map(|v| read(&self.cache, v)).transpose()
@@ -164,7 +180,7 @@ impl View {
 
     /// The value of `key` where it is stored; a large one is not read.
     pub fn stored(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<StoredValue>> {
-        Ok(self.find(dict, key)?.map(|value| StoredValue { value, _view: Arc::new(self.clone()) }))
+        Ok(self.find(dict, key)?.map(|value| StoredValue { value, view: Arc::new(self.clone()) }))
     }
 
     /// Up to `limit` tuples of `[start, end)` in order, their values where they are stored.

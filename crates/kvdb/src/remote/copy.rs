@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use env::Env;
 use vt_tree::{BlockCache, Run};
@@ -13,6 +14,7 @@ use super::{Error, ForkId, ForkOptions, Head, RemoteStore, RemoteZones, Result, 
 use crate::health::Health;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::{Manifest, ManifestState};
+use crate::snapshots::{NewBase, keep_base};
 
 /// The note of a local file about the store that it refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,9 +98,10 @@ impl LocalCopy {
 }
 
 /// The kind of a local file: of a store of its own, but for that of the writer.
-pub(super) enum Kind {
+pub(super) enum Kind<'a> {
     Cache,
-    Fork(ForkId),
+    /// A fork, of this snapshot if one is named.
+    Fork(ForkId, Option<&'a str>),
     Writer([u8; 16]),
 }
 
@@ -167,14 +170,14 @@ impl RemoteStore {
         options: &ForkOptions,
     ) -> Result<LocalCopy> {
         let (head, fork) = self.registered_head(&*env, options)?;
-        self.copy_of(Some(head), Kind::Fork(fork), device, env)
-            .inspect_err(|_| self.give_up_fork(fork))
+        let kind = Kind::Fork(fork, options.snapshot.as_deref());
+        self.copy_of(Some(head), kind, device, env).inspect_err(|_| self.give_up_fork(fork))
     }
 
     pub(super) fn copy_of(
         &self,
         head: Option<Head>,
-        kind: Kind,
+        kind: Kind<'_>,
         device: Arc<dyn Device>,
         env: Arc<dyn Env>,
     ) -> Result<LocalCopy> {
@@ -184,11 +187,16 @@ impl RemoteStore {
         };
         let Head { generation, published, store, .. } = head;
         let state = self.get_state(&state)?;
-        let manifest = state.manifest()?;
+        let mut manifest = state.manifest()?;
+        if let Kind::Fork(_, snapshot) = kind {
+            let published = Duration::from_nanos(published);
+            let id = random_id(&*env);
+            keep_base(&mut manifest, &NewBase { store, published, id, snapshot })?;
+        }
         let (place, name) = (self.objects().place(), self.name().to_owned());
         let (uuid, fork, writer) = match kind {
             Kind::Cache => (random_id(&*env), None, None),
-            Kind::Fork(fork) => (random_id(&*env), Some(fork), None),
+            Kind::Fork(fork, _) => (random_id(&*env), Some(fork), None),
             Kind::Writer(id) => (store, None, Some(id)),
         };
         let local = LocalCopy { place, name, generation, published, store, fork, writer };

@@ -58,6 +58,10 @@ pub struct ForkOptions {
     pub lifetime: Option<Duration>,
     /// Says whose it is; at most 256 bytes.
     pub label: String,
+    /// The snapshot of the main branch that the fork is going back to before anything is written:
+    /// what is different from that is what the fork has changed. `None`: it goes on from the newest
+    /// state.
+    pub snapshot: Option<String>,
 }
 
 /// A fork, as its registration says.
@@ -172,7 +176,7 @@ impl RemoteStore {
         generation: u64,
         options: &ForkOptions,
     ) -> Result<ForkId> {
-        let ForkOptions { lifetime, label } = options.clone();
+        let ForkOptions { lifetime, label, .. } = options.clone();
         let entry = Registration { base: base.clone(), generation, lifetime, label };
         let (key, bytes) = (self.fork_key(fork)?, Bytes::from(entry.encode()));
         match create(&**self.objects(), &key, bytes, Patience::default()) {

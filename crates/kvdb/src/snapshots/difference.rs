@@ -8,7 +8,8 @@ use vt_tree::{Input, KeyChange, KeyRange};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::ahead::Reader;
-use crate::read::cursor::Tuple;
+use crate::read::bounds;
+use crate::read::cursor::{Cursor, Tuple};
 use crate::read::view::View;
 
 /// A key whose value is not the same on both sides. A large value is read when it is asked for.
@@ -25,19 +26,73 @@ pub struct Change {
 /// The changes of one dictionary from one view to another, in the order of the keys; see
 /// [`View::difference`]. It ends with the first error.
 pub struct Difference {
-    inner: vt_tree::Difference,
-    /// Reads the large values of the earlier side, and keeps what they refer to.
-    before: Arc<Reader>,
-    /// Reads those of the later side, and keeps what they refer to.
-    after: Arc<Reader>,
+    inner: Inner,
     failed: bool,
+}
+
+enum Inner {
+    /// Of two states of one store.
+    Near {
+        inner: vt_tree::Difference,
+        /// Reads the large values of the earlier side, and keeps what they refer to.
+        before: Arc<Reader>,
+        /// Reads those of the later side, and keeps what they refer to.
+        after: Arc<Reader>,
+    },
+    /// Of states of two stores.
+    Far(Box<[Tuples; 2]>),
+}
+
+/// The tuples of a state of another store, in order.
+struct Tuples {
+    /// `None`: there is no such dictionary.
+    cursor: Option<Cursor>,
+    /// The one that the cursor has passed, and that is not compared yet.
+    next: Option<Tuple>,
+}
+
+impl Tuples {
+    fn of(view: &View, dict: DictionaryId, range: &KeyRange) -> Result<Tuples> {
+        let (start, end) = bounds::for_cursor(range);
+        let cursor = || view.cursor(dict, start, end);
+        let mut cursor = view.knows(dict).then(cursor).transpose()?;
+        let next = cursor.as_mut().map_or(Ok(None), Cursor::next)?;
+        Ok(Tuples { cursor, next })
+    }
+
+    fn take(&mut self) -> Result<Option<Tuple>> {
+        let next = self.cursor.as_mut().map_or(Ok(None), Cursor::next)?;
+        Ok(std::mem::replace(&mut self.next, next))
+    }
+}
+
+/// The next key that has another value on each side: every tuple of both is looked at.
+fn next_of([before, after]: &mut [Tuples; 2]) -> Result<Option<Change>> {
+    loop {
+        let order = match (&before.next, &after.next) {
+            (None, None) => return Ok(None),
+            (Some(_), None) => std::cmp::Ordering::Less,
+            (None, Some(_)) => std::cmp::Ordering::Greater,
+            (Some(a), Some(b)) => a.key.cmp(&b.key),
+        };
+        let was = if order.is_le() { before.take()? } else { None };
+        let is = if order.is_ge() { after.take()? } else { None };
+        let same = match (&was, &is) {
+            (Some(a), Some(b)) => a.value_len() == b.value_len() && a.value()? == b.value()?,
+            _ => false,
+        };
+        if let Some(tuple) = was.as_ref().or(is.as_ref()).filter(|_| !same) {
+            return Ok(Some(Change { key: tuple.key.clone(), before: was, after: is }));
+        }
+    }
 }
 
 impl View {
     /// What has changed in a dictionary since this view: from `dict` here to `dict_after` there,
     /// which are the same number unless the views are of different branches. A dictionary that a
     /// view does not have is empty there. It takes the time that the changes take to read: what
-    /// both share, most often nearly all, is passed by.
+    /// both share, most often nearly all, is passed by. Views of two stores share nothing: there
+    /// every tuple is looked at, and every value that may be the same is read.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -84,14 +139,18 @@ impl View {
         dict_after: DictionaryId,
         range: &KeyRange,
     ) -> Result<Difference> {
-        let (before_side, after_side) = (self.side(dict), after.side(dict_after));
-        let inner = vt_tree::Difference::between(&self.cache, before_side, after_side, range)?;
-        Ok(Difference {
-            inner,
-            before: Reader::new(self, dict),
-            after: Reader::new(after, dict_after),
-            failed: false,
-        })
+        let inner = if self.is_of_store(after) {
+            let (before_side, after_side) = (self.side(dict), after.side(dict_after));
+            Inner::Near {
+                inner: vt_tree::Difference::between(&self.cache, before_side, after_side, range)?,
+                before: Reader::new(self, dict),
+                after: Reader::new(after, dict_after),
+            }
+        } else {
+            let sides = [Tuples::of(self, dict, range)?, Tuples::of(after, dict_after, range)?];
+            Inner::Far(Box::new(sides))
+        };
+        Ok(Difference { inner, failed: false })
     }
 
     /// Everything that a dictionary consists of here, newest first.
@@ -104,18 +163,28 @@ impl View {
 }
 
 impl Difference {
-    /// Blocks and index nodes that were opened so far to find the changes.
+    /// Blocks and index nodes that were opened so far to find the changes; of two stores, none are
+    /// counted.
     pub fn opened(&self) -> u64 {
-        self.inner.opened()
+        match &self.inner {
+            Inner::Near { inner, .. } => inner.opened(),
+            Inner::Far(_) => 0,
+        }
     }
 
-    fn change(&self, change: KeyChange) -> Change {
-        let KeyChange { key, before, after } = change;
-        let tuple = |value, reader| Tuple::of(key.clone(), value, None, reader);
-        Change {
-            before: before.map(|v| tuple(v, &self.before)),
-            after: after.map(|v| tuple(v, &self.after)),
-            key: key.clone(),
+    fn change(&mut self) -> Result<Option<Change>> {
+        match &mut self.inner {
+            Inner::Near { inner, before, after } => {
+                let Some(change) = inner.next()? else { return Ok(None) };
+                let KeyChange { key, before: was, after: is } = change;
+                let tuple = |value, reader| Tuple::of(key.clone(), value, None, reader);
+                Ok(Some(Change {
+                    before: was.map(|v| tuple(v, before)),
+                    after: is.map(|v| tuple(v, after)),
+                    key: key.clone(),
+                }))
+            }
+            Inner::Far(sides) => next_of(sides),
         }
     }
 }
@@ -127,8 +196,8 @@ impl Iterator for Difference {
         if self.failed {
             return None;
         }
-        let next = self.inner.next();
+        let next = self.change();
         self.failed = next.is_err();
-        next.map_err(Into::into).transpose().map(|change| change.map(|c| self.change(c)))
+        next.transpose()
     }
 }

@@ -97,7 +97,7 @@ impl<'a> StoredTuple<'a> {
             Arc::ptr_eq(&self.view.version.version, &view.version.version),
             "a value of another view"
         );
-        StoredValue { value: self.value.to_value(), _view: view.clone() }
+        StoredValue { value: self.value.to_value(), view: view.clone() }
     }
 
     /// The tuple for as long as it is wanted. A small value is copied, so that it does not keep the

@@ -1,6 +1,7 @@
 //! What one branch has changed since a state that it has in common with another, taken over by a
 //! transaction of that other one: each key that is there as it was in the common state becomes what
-//! the first branch has made of it. No large value is read for it.
+//! the first branch has made of it. No large value is read for it, unless the states are those of
+//! another store: then values are copied.
 
 use std::sync::Arc;
 
@@ -15,8 +16,9 @@ use crate::error::Result;
 use crate::read::cursor::Tuple;
 use crate::read::view::{StoredValue, View};
 
-/// Changes that are made at once.
+/// Changes that are made at once, and bytes of values of another store, which are copied.
 const STEP: usize = 1024;
+const STEP_BYTES: usize = 4 << 20;
 
 /// A key that both branches have changed since, and that no merge routine joins.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +48,8 @@ pub enum Settled {
 
 impl Transaction {
     /// Takes over what differs in a dictionary between the states `base` and `changed`, where it
-    /// may have another number in each of the two and in the transaction. What `into` has no more
+    /// may have another number in each of the two and in the transaction. Both may be states of
+    /// another store. What `into` has no more
     /// as it was in `base` is joined by the merge routine of `into`, or settled by `settle`. Gives
     /// the keys in conflict: if there are any, the transaction is of no use but to look at.
     ///
@@ -79,7 +82,8 @@ impl Transaction {
     ) -> Result<Vec<Bytes>> {
         let (now, source) = (self.view()?, Arc::new(changed.0.clone()));
         let routine = conflicts::routine(&self.shared.registry, into);
-        let (mut clashes, mut batch) = (Vec::new(), Batch::new());
+        let by_value = !changed.0.is_of_store(&now);
+        let (mut clashes, mut batch, mut copied) = (Vec::new(), Batch::new(), 0);
         for change in base.0.difference(base.1, changed.0, changed.1)? {
             let change = change?;
             let (key, was, is) = (change.key, change.before, change.after);
@@ -108,12 +112,16 @@ impl Transaction {
             }
             if taken {
                 match &is {
-                    Some(is) => batch.put_stored(into, key, StoredValue::of(is, &source)?),
+                    Some(is) => {
+                        copied += if by_value { is.value_len() } else { 0 };
+                        batch.put_stored(into, key, StoredValue::of(is, &source)?);
+                    }
                     None => batch.delete(into, key),
                 }
             }
-            if batch.len() >= STEP {
+            if batch.len() >= STEP || copied >= STEP_BYTES {
                 self.apply(std::mem::take(&mut batch))?;
+                copied = 0;
             }
         }
         self.apply(batch)?;

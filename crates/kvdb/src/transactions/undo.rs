@@ -237,7 +237,9 @@ pub(super) fn is_still(
 ) -> Result<bool> {
     Ok(match (now.stored(dict, key)?, then) {
         (None, None) => true,
-        (Some(now), Some(then)) if now.value == then.raw_value()? => true,
+        (Some(stored), Some(then)) if then.lies_in(now) && stored.value == then.raw_value()? => {
+            true
+        }
         (Some(stored), Some(then)) => {
             stored.len() == then.value_len() && now.get(dict, key)? == Some(then.value()?)
         }

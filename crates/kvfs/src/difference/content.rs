@@ -36,12 +36,8 @@ impl Pages {
         Ok(match node.attr.body {
             Body::Inline(_) => Pages::Inline(Some(node.content.clone())),
             Body::Paged(_) => {
-                let start = layout::page_key(node.ino, 0);
-                Pages::Stored(Box::new(side.state.cursor(
-                    side.layout.dmap,
-                    &start,
-                    &layout::pages_end(node.ino),
-                )?))
+                let (start, end) = side.pages_of(node.ino);
+                Pages::Stored(Box::new(side.state.cursor(side.layout.dmap, &start, &end)?))
             }
         })
     }
@@ -103,8 +99,7 @@ pub(super) fn xattrs(
         ) {
             (Some(_), Some(XattrValue::Inline(value))) => Ok(Some(Bytes::from(value))),
             (Some(node), Some(XattrValue::External(_))) => {
-                let stored =
-                    side.state.get(side.layout.imap, &layout::xattr_key(node.ino, &name))?;
+                let stored = side.stored_xattr(node.ino, &name)?;
                 let missing = || Error::Corrupt {
                     ino: node.ino,
                     what: "the value of an extended attribute is missing".into(),

@@ -20,6 +20,7 @@ mod collapse;
 mod content;
 mod links;
 mod moves;
+mod numbering;
 mod side;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -35,6 +36,7 @@ pub use collapse::Below;
 use collapse::Way;
 pub(crate) use content::{same as same_content, same_xattrs};
 use links::Linked;
+pub(crate) use numbering::Numbering;
 pub(crate) use side::{Named, Side, StoredNode, joined};
 
 /// A path at which the two states are not alike.

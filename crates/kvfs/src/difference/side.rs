@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use bytes::Bytes;
 use kvdb::View;
 
-use super::Room;
+use super::{Numbering, Room};
 use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::layout::{self, Attributes, Layout, Xattrs};
@@ -14,6 +14,8 @@ use crate::layout::{self, Attributes, Layout, Xattrs};
 pub(crate) struct Side {
     pub state: View,
     pub layout: Layout,
+    /// How its inode numbers are shown. All that is asked for and told here are shown numbers.
+    pub numbers: Numbering,
 }
 
 /// An inode.
@@ -59,22 +61,37 @@ pub(crate) fn joined(parent: &[u8], name: &[u8]) -> Vec<u8> {
 
 impl Side {
     pub fn new(state: View, layout: Layout) -> Side {
-        Side { state, layout }
+        Side { state, layout, numbers: Numbering::PLAIN }
     }
 
     pub fn node(&self, ino: Ino) -> Result<Option<StoredNode>> {
-        let Some(value) = self.state.get(self.layout.imap, &layout::node_key(ino))? else {
+        let Some(stored) = self.numbers.stored(ino) else { return Ok(None) };
+        let Some(value) = self.state.get(self.layout.imap, &layout::node_key(stored))? else {
             return Ok(None);
         };
-        let (attr, xattrs, content) = layout::decode_node(ino, &value)?;
+        let (mut attr, xattrs, content) = layout::decode_node(stored, &value)?;
+        // Of a file it is a hint, and may be the number of a directory that is gone.
+        attr.parent = self.numbers.shown(attr.parent).unwrap_or(0);
         Ok(Some(StoredNode { ino, attr, xattrs, content }))
     }
 
+    /// The inode that a name in a directory stands for, and its kind.
+    pub fn name(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
+        let Some(stored) = self.numbers.stored(parent) else { return Ok(None) };
+        match self.state.get(self.layout.nmap, &layout::name_key(stored, name))? {
+            Some(value) => self.decoded_name(stored, &value).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The same, of a stored tuple.
+    pub fn decoded_name(&self, stored_parent: Ino, value: &[u8]) -> Result<(Ino, FileKind)> {
+        let (ino, kind) = layout::decode_name(stored_parent, value)?;
+        Ok((self.numbers.shown(ino)?, kind))
+    }
+
     pub fn entry(&self, parent: Ino, name: &[u8]) -> Result<Option<StoredNode>> {
-        let Some(value) = self.state.get(self.layout.nmap, &layout::name_key(parent, name))? else {
-            return Ok(None);
-        };
-        let (ino, _) = layout::decode_name(parent, &value)?;
+        let Some((ino, _)) = self.name(parent, name)? else { return Ok(None) };
         let missing = || Error::Corrupt {
             ino: parent,
             what: format!(
@@ -83,6 +100,21 @@ impl Side {
             ),
         };
         self.node(ino)?.ok_or_else(missing).map(Some)
+    }
+
+    /// The keys of the pages of a file: from the first one up to the second.
+    pub fn pages_of(&self, ino: Ino) -> (Vec<u8>, Vec<u8>) {
+        match self.numbers.stored(ino) {
+            Some(ino) => (layout::page_key(ino, 0).to_vec(), layout::pages_end(ino).to_vec()),
+            // A range of nothing.
+            None => (vec![0], vec![0]),
+        }
+    }
+
+    /// A value of an extended attribute that does not lie in the node.
+    pub fn stored_xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Bytes>> {
+        let Some(ino) = self.numbers.stored(ino) else { return Ok(None) };
+        Ok(self.state.get(self.layout.imap, &layout::xattr_key(ino, name))?)
     }
 
     /// What lies at a path from the root; no symbolic link is followed. `None`: nothing.
@@ -97,17 +129,22 @@ impl Side {
         Ok(at)
     }
 
-    /// Shows the entries from `start` up to `end` to `visit`, until it breaks.
+    /// Shows the entries of a directory to `visit`, until it breaks; `None`: those of all.
     fn each(
         &self,
-        start: &[u8],
-        end: &[u8],
+        dir: Option<Ino>,
         mut visit: impl FnMut(Ino, &[u8], Ino, FileKind) -> ControlFlow<()>,
     ) -> Result<()> {
+        let (start, end) = match dir.map(|dir| self.numbers.stored(dir)) {
+            None => (Vec::new(), Vec::new()),
+            Some(Some(dir)) => (dir.to_be_bytes().to_vec(), layout::names_end(dir).to_vec()),
+            Some(None) => return Ok(()),
+        };
         let mut failed = None;
-        self.state.for_each(self.layout.nmap, start, end, |key, value| {
+        self.state.for_each(self.layout.nmap, &start, &end, |key, value| {
             let entry = layout::decode_name_key(key).and_then(|(parent, name)| {
-                layout::decode_name(parent, value).map(|(ino, kind)| (parent, name, ino, kind))
+                let (ino, kind) = self.decoded_name(parent, value)?;
+                Ok((self.numbers.shown(parent)?, name, ino, kind))
             });
             match entry {
                 Ok((parent, name, ino, kind)) => visit(parent, name, ino, kind),
@@ -122,7 +159,7 @@ impl Side {
 
     /// The names in a directory.
     pub fn each_name(&self, dir: Ino, mut visit: impl FnMut(&[u8])) -> Result<()> {
-        self.each(&dir.to_be_bytes(), &layout::names_end(dir), |_, name, _, _| {
+        self.each(Some(dir), |_, name, _, _| {
             visit(name);
             ControlFlow::Continue(())
         })
@@ -141,8 +178,8 @@ impl Side {
             }
         }
         let mut found = Vec::new();
-        let mut look = |start: &[u8], end: &[u8], looked_at: &BTreeSet<Ino>| -> Result<bool> {
-            self.each(start, end, |parent, name, ino, _| {
+        let mut look = |dir: Option<Ino>, looked_at: &BTreeSet<Ino>| -> Result<bool> {
+            self.each(dir, |parent, name, ino, _| {
                 if missing > 0 && inodes.contains(&ino) && !looked_at.contains(&parent) {
                     found.push((parent, name.to_vec(), ino));
                     missing -= 1;
@@ -154,13 +191,13 @@ impl Side {
         let none = BTreeSet::new();
         let mut all = inodes.is_empty();
         for &dir in hints.iter().filter(|&&dir| dir != 0) {
-            all = look(&dir.to_be_bytes(), &layout::names_end(dir), &none)?;
+            all = look(Some(dir), &none)?;
             if all {
                 break;
             }
         }
         if !all {
-            look(b"", b"", &hints)?;
+            look(None, &hints)?;
         }
         Ok(found)
     }
@@ -204,7 +241,7 @@ impl Side {
                 }
             }
             for (&parent, children) in &mut within {
-                self.each(&parent.to_be_bytes(), &layout::names_end(parent), |_, name, ino, _| {
+                self.each(Some(parent), |_, name, ino, _| {
                     if children.remove(&ino) {
                         steps.insert(ino, (parent, name.to_vec()));
                     }

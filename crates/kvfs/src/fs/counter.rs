@@ -5,6 +5,9 @@
 //! are below it: a branch that was received while nothing was mounted is not one of them, and is
 //! looked at once. In a store of an older version each branch has counted by itself, and everything
 //! is looked at: branches, snapshots, transactions.
+//!
+//! A fork goes on from the bound that the store had noted which it was made of, and notes that
+//! bound. So its own numbers are told from those that both have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::inode_allocator::{Counter, InodeAllocator, LARGEST_ZONE};
 use crate::layout::counter::{
     BOUND_KEY, NUMBERS, Reserved, VOID_KEY, branch_key, branch_range, decode_bound,
-    decode_branch_key, decode_mark, encode_number,
+    decode_branch_key, decode_mark, encode_number, fork_key,
 };
 use crate::layout::{self, Layout};
 use crate::reservation::INO_LIMIT;
@@ -39,6 +42,14 @@ pub(crate) fn noted_bound(view: &View, notes: DictionaryId) -> Result<Option<Ino
 /// What was reserved below this is void in all branches.
 fn noted_void(view: &View, notes: DictionaryId) -> Result<Ino> {
     Ok(view.get(notes, VOID_KEY)?.and_then(|value| decode_bound(&value)).unwrap_or(0))
+}
+
+/// The bound that a fork has noted: numbers at or above it were given by it, since it was made of
+/// that store. `None`: it has given none.
+pub(crate) fn forked_at(db: &Kvdb, store: &[u8; 16]) -> Result<Option<Ino>> {
+    let Some(notes) = notes_of(db) else { return Ok(None) };
+    let note = db.view().get(notes, &fork_key(store))?;
+    Ok(note.and_then(|value| decode_bound(&value)))
 }
 
 /// The counter of a store whose main branch has this file system. `is_current`: it was written by
@@ -79,12 +90,22 @@ pub(super) fn open_counter(
             own.max(branches_below(db, has_come)).max(kept_below(db, has_come))
         }
     };
+    // The store that a fork comes from goes on with the same numbers, reserved ones among them.
+    let mut forked = Vec::new();
+    for store in db.fork_origins() {
+        if view.get(notes, &fork_key(&store))?.is_none() {
+            forked.push(store);
+        }
+    }
     let counter = Counter::from(Some(notes), noted.map_or(next, |noted| noted.max(next)));
     counter.void_below(noted_void(&view, notes)?);
-    if noted.is_none_or(|noted| noted < next) || !batch.is_empty() {
+    if noted.is_none_or(|noted| noted < next) || !batch.is_empty() || !forked.is_empty() {
         counter.note_raised(|bound| {
             batch.put(notes, BOUND_KEY, encode_number(bound));
-            if !unknown.is_empty() {
+            for store in &forked {
+                batch.put(notes, fork_key(store), encode_number(bound));
+            }
+            if !unknown.is_empty() || !forked.is_empty() {
                 counter.void_below(bound);
                 batch.put(notes, VOID_KEY, encode_number(bound));
             }

@@ -4,6 +4,8 @@
 //! ```text
 //! numbers   'n'            bound below which all inode numbers lie that were given, in any branch
 //!           'v'            reserved numbers below this are void, in any branch
+//!           'f' store(16)  all numbers that this store has given since it was forked from that one
+//!                          are at or above this
 //!           'b' imap(4)    the branch whose imap has this number is counted: all its inode numbers
 //!                          are below the bound; the mark that it was given last, 0 if none
 //! ```
@@ -24,6 +26,7 @@ pub(crate) const NUMBERS: &str = "numbers";
 pub(crate) const BOUND_KEY: &[u8] = b"n";
 pub(crate) const VOID_KEY: &[u8] = b"v";
 const BRANCH: u8 = b'b';
+const FORK: u8 = b'f';
 
 /// A branch's own note of the numbers that its directories have reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +62,12 @@ pub(crate) fn branch_key(imap: DictionaryId) -> Vec<u8> {
     [&[BRANCH][..], &imap.0.to_be_bytes()].concat()
 }
 
-/// The range of all these keys.
+/// The key of the bound from when the store began as a fork of another one.
+pub(crate) fn fork_key(store: &[u8; 16]) -> Vec<u8> {
+    [&[FORK][..], store].concat()
+}
+
+/// The range of all keys of branches.
 pub(crate) fn branch_range() -> ([u8; 1], [u8; 1]) {
     ([BRANCH], [BRANCH + 1])
 }

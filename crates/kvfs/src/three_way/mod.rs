@@ -2,8 +2,10 @@
 //! has in common with another one, *into*, is made there, too.
 //!
 //! Only what differs between base and from is looked at, and what is at the same places in into;
-//! pages are compared by where they lie, and are taken by reference. All three know a file by its
-//! inode number. What both sides have made at one path has two numbers: where it is alike, from's
+//! pages are compared by where they lie, and are taken by reference. Base and from may be states of
+//! a fork, which is another store than into: then pages are compared by what is in them, and are
+//! copied. All three know a file by its inode number, which in a fork is shown as another one
+//! (`Numbering`). What both sides have made at one path has two numbers: where it is alike, from's
 //! stands for into's from there on (`counterparts`).
 //!
 //! - `names`: each entry that from has changed: into has it as base had it and takes the change; or
@@ -170,15 +172,16 @@ pub(crate) fn merge(
 impl Plan<'_> {
     fn collect(&mut self) -> Result<()> {
         let Sides { base, from, .. } = self.sides;
+        let shown = |ino: Ino| from.numbers.shown(ino);
         for change in base.state.difference(base.layout.imap, &from.state, from.layout.imap)? {
             if let ImapKey::Node(ino) | ImapKey::Xattr(ino, _) =
                 layout::decode_imap_key(&change?.key)?
             {
-                self.inodes.insert(ino);
+                self.inodes.insert(shown(ino)?);
             }
         }
         for change in base.state.difference(base.layout.dmap, &from.state, from.layout.dmap)? {
-            let (ino, _) = layout::decode_page_key(&change?.key)?;
+            let ino = shown(layout::decode_page_key(&change?.key)?.0)?;
             // Not without the node, but two changes within a tick of the clock leave it alike.
             if self.paged.insert(ino) {
                 self.inodes.insert(ino);
@@ -187,12 +190,12 @@ impl Plan<'_> {
         for change in base.state.difference(base.layout.nmap, &from.state, from.layout.nmap)? {
             let change = change?;
             let (dir, name) = layout::decode_name_key(&change.key)?;
-            let place: Place = (dir, name.into());
-            let entry = |tuple: Option<kvdb::Tuple>| match tuple {
-                Some(tuple) => layout::decode_name(dir, &tuple.value()?).map(Some),
+            let place: Place = (shown(dir)?, name.into());
+            let entry = |tuple: Option<kvdb::Tuple>, side: &Side| match tuple {
+                Some(tuple) => side.decoded_name(dir, &tuple.value()?).map(Some),
                 None => Ok(None),
             };
-            let (base, from) = (entry(change.before)?, entry(change.after)?);
+            let (base, from) = (entry(change.before, base)?, entry(change.after, from)?);
             if let Some((ino, _)) = from.filter(|from| base.is_none_or(|base| base.0 != from.0)) {
                 self.made_at.insert(ino, place.clone());
             }
@@ -203,11 +206,7 @@ impl Plan<'_> {
 
     /// Returns what into has at a place.
     fn entry_of(&self, place: &Place) -> Result<Entry> {
-        let Side { state, layout } = &self.sides.into;
-        match state.get(layout.nmap, &layout::name_key(place.0, &place.1))? {
-            Some(value) => layout::decode_name(place.0, &value).map(Some),
-            None => Ok(None),
-        }
+        self.sides.into.name(place.0, &place.1)
     }
 
     /// Returns what a place of into has after the changes so far.

@@ -190,6 +190,7 @@ impl Plan<'_> {
         let (from, into) = (&self.sides.from, changes.layout.imap);
         let start = layout::xattr_key(ino, b"\0");
         changes.delete_range(into, &start, &layout::node_range(ino).1);
+        let Some(source) = self.sides.from.numbers.stored(source) else { return Ok(()) };
         let (start, end) = (layout::xattr_key(source, b"\0"), layout::node_range(source).1);
         // Few: a node has room for their names alone.
         for (key, value) in from.state.scan_stored(from.layout.imap, &start, &end, usize::MAX)? {
@@ -208,7 +209,7 @@ impl Plan<'_> {
     ) -> Result<()> {
         let (from, into) = (&self.sides.from, &self.sides.into);
         let key = layout::promise_key(ino);
-        let note = match source {
+        let note = match source.and_then(|source| from.numbers.stored(source)) {
             Some(source) => from.state.get(from.layout.imap, &layout::promise_key(source))?,
             None => None,
         };
@@ -227,9 +228,8 @@ impl Plan<'_> {
         for (&ino, content) in &self.content {
             let Content::All(source) = content else { continue };
             changes.delete_range(into, &layout::page_key(ino, 0), &layout::pages_end(ino));
-            let mut start = layout::page_key(*source, 0).to_vec();
+            let (mut start, end) = from.pages_of(*source);
             loop {
-                let end = layout::pages_end(*source);
                 let some = from.state.scan_stored(from.layout.dmap, &start, &end, STEP)?;
                 let Some((last, _)) = some.last() else { break };
                 start = [&last[..], &[0]].concat();
@@ -243,16 +243,18 @@ impl Plan<'_> {
         let source = Arc::new(from.state.clone());
         for change in base.state.difference(base.layout.dmap, &from.state, from.layout.dmap)? {
             let change = change?;
-            let (ino, _) = layout::decode_page_key(&change.key)?;
+            let (stored, block) = layout::decode_page_key(&change.key)?;
+            let ino = from.numbers.shown(stored)?;
             if !matches!(self.content.get(&ino), Some(Content::Changes(_))) {
                 continue;
             }
+            let key = layout::page_key(ino, block).to_vec();
             match &change.after {
                 Some(page) => {
                     let page = StoredValue::of(page, &source)?;
-                    changes.batch.put_stored(into, change.key, page);
+                    changes.batch.put_stored(into, key, page);
                 }
-                None => changes.batch.delete(into, change.key),
+                None => changes.batch.delete(into, key),
             }
             changes.step()?;
         }

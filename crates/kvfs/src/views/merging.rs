@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvdb::{Batch, Clash, DictionaryId, DictionaryInfo, Settled, Transaction, TransactionOptions};
 
 use super::{Views, Wait, common_states};
-use crate::difference::Side;
+use crate::difference::{Numbering, Side};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::Layout;
@@ -20,6 +20,8 @@ const NAMED: usize = 10_000;
 pub(super) struct State<'a> {
     view: &'a kvdb::View,
     layout: Layout,
+    /// How its inode numbers are shown.
+    pub numbers: Numbering,
     /// The dictionaries of keys, by name.
     pub dictionaries: BTreeMap<String, DictionaryInfo>,
 }
@@ -45,16 +47,16 @@ impl<'a> State<'a> {
         let all = view.dictionaries_in(branch).into_iter();
         let keys = all.filter(|info| !info.options.reserved);
         let dictionaries = keys.map(|info| (info.name.clone(), info)).collect();
-        State { view, layout, dictionaries }
+        State { view, layout, numbers: Numbering::PLAIN, dictionaries }
     }
 
     /// A state that is kept: its view has its branch alone.
-    fn kept(view: &'a kvdb::View) -> Result<State<'a>> {
+    pub fn kept(view: &'a kvdb::View) -> Result<State<'a>> {
         Ok(State::new(view, "", Layout::of_state(view).ok_or(Error::NotFound)?))
     }
 
     fn side(&self) -> Side {
-        Side::new(self.view.clone(), self.layout)
+        Side { numbers: self.numbers.clone(), ..Side::new(self.view.clone(), self.layout) }
     }
 }
 
@@ -180,7 +182,12 @@ impl Views {
 
     /// Makes those dictionaries that `from` has and neither the branch `into` nor the state that
     /// both come from. They are empty until the transaction commits.
-    fn make_dictionaries(&self, from: &State<'_>, origin: &kvdb::View, into: &str) -> Result<()> {
+    pub(super) fn make_dictionaries(
+        &self,
+        from: &State<'_>,
+        origin: &kvdb::View,
+        into: &str,
+    ) -> Result<()> {
         let db = &self.shared.db;
         let before = State::kept(origin)?.dictionaries;
         for (name, info) in &from.dictionaries {

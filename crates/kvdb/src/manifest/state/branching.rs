@@ -9,6 +9,11 @@ use crate::ids::Label;
 use crate::manifest::Edit;
 
 impl ManifestState {
+    /// Keeps what a snapshot has under another label, too.
+    pub(crate) fn keep_as(&mut self, label: Label, of: &SnapshotState) -> Result<()> {
+        self.keep(SnapshotState { label, dictionaries: of.dictionaries.clone() })
+    }
+
     /// The edits of snapshots and branches.
     pub(super) fn apply_branching(&mut self, edit: Edit) -> Result<()> {
         match edit {

@@ -1,0 +1,69 @@
+//! How the inode numbers of a state are shown. Those that a fork has given since it began are
+//! numbers of other files in the store that it came from. In a merge they are shown as others, out
+//! of a block that the store has set aside for it. Below the bound of all numbers that were given
+//! when the fork began, a number means one file in both.
+
+use std::ops::Range;
+
+use crate::attr::Ino;
+use crate::error::{Error, Result};
+
+/// The numbers of one state, as they are stored and as they are shown.
+#[derive(Clone, Debug)]
+pub(crate) struct Numbering {
+    /// Numbers below it are shown as they are stored.
+    bound: Ino,
+    /// The others are shown as these, in the same order.
+    block: Range<Ino>,
+}
+
+impl Numbering {
+    /// All numbers are shown as they are.
+    pub const PLAIN: Numbering = Numbering { bound: Ino::MAX, block: 0..0 };
+
+    /// The numbers from `bound` on are shown as those of `block`, which begins at or after it.
+    pub fn shifted(bound: Ino, block: Range<Ino>) -> Numbering {
+        debug_assert!(block.start >= bound);
+        Numbering { bound, block }
+    }
+
+    /// How a stored number is shown. An error where it is none that the state has given.
+    pub fn shown(&self, stored: Ino) -> Result<Ino> {
+        if stored < self.bound {
+            return Ok(stored);
+        }
+        let shown = (stored - self.bound).checked_add(self.block.start);
+        shown.filter(|shown| self.block.contains(shown)).ok_or_else(|| Error::Corrupt {
+            ino: stored,
+            what: "the number is above all that were given".into(),
+        })
+    }
+
+    /// The number that is shown as this one. `None`: none is.
+    pub fn stored(&self, shown: Ino) -> Option<Ino> {
+        match shown {
+            shown if shown < self.bound => Some(shown),
+            shown if self.block.contains(&shown) => Some(shown - self.block.start + self.bound),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_is_shown_as_one_and_none_is_shown_as_two() {
+        let numbers = Numbering::shifted(100, 130..150);
+        assert_eq!((numbers.shown(99).unwrap(), numbers.stored(99)), (99, Some(99)));
+        assert_eq!((numbers.shown(100).unwrap(), numbers.stored(130)), (130, Some(100)));
+        assert_eq!((numbers.shown(119).unwrap(), numbers.stored(149)), (149, Some(119)));
+        assert!(numbers.shown(120).is_err() && numbers.shown(Ino::MAX).is_err());
+        for others in [100, 129, 150, Ino::MAX] {
+            assert_eq!(numbers.stored(others), None, "{others}");
+        }
+        assert_eq!(Numbering::PLAIN.shown(7).unwrap(), 7);
+        assert_eq!(Numbering::PLAIN.stored(1 << 47), Some(1 << 47));
+    }
+}

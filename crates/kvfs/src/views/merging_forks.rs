@@ -1,0 +1,90 @@
+//! Merging a fork: a store of its own that began as this one was, and has its own files and keys
+//! since. What both began as is kept in the fork (`kvdb::Kvdb::fork_base`), so that what it has
+//! changed is found there; into this store it is copied.
+
+use kvdb::{Kvdb, TransactionOptions, View};
+
+use super::Views;
+use super::merging::{Rules, State, Three};
+use crate::difference::Numbering;
+use crate::error::{Error, Result};
+use crate::fs::counter::{forked_at, shown_below};
+use crate::layout::{self, Layout, Super};
+use crate::merging::{Choices, MergeForkOptions, Merged, SettleKeys};
+
+/// The layout of a fork's files. An error where a newer version wrote them, or there are none.
+fn layout_of(fork: &Kvdb) -> Result<Layout> {
+    let none = || kvdb::Error::Invalid("the fork has no file system".into());
+    let layout = Layout::find(fork).ok_or_else(none)?;
+    let record = fork.get(layout.imap, &layout::SUPER_KEY)?.ok_or_else(none)?;
+    Super::decode(&record)?;
+    Ok(layout)
+}
+
+impl Views {
+    /// Begins a transaction that brings what a fork of this store has changed since it was made
+    /// into the main branch, when it commits: as [`Views::merge`] does of a clone, but what comes
+    /// is copied. The fork is only read. It may be the fork of a fork of this store, and so on.
+    ///
+    /// A fork can be merged again: what was taken over is alike on both sides then. What it has
+    /// changed since of files that it has made, or of keys, is a conflict, as if both sides had
+    /// made them.
+    ///
+    /// An error where `fork` is no fork of this store.
+    pub fn merge_fork(
+        &self,
+        fork: &Kvdb,
+        options: &MergeForkOptions,
+        settle: &SettleKeys<'_>,
+    ) -> Result<Merged> {
+        let db = &self.shared.db;
+        self.shared.mainline.writable()?;
+        let store = db.store_id();
+        let base = fork.fork_base(&store).ok_or_else(|| no_fork(db, fork, &options.name))?;
+        let state = fork.view();
+        let layout = layout_of(fork)?;
+        let mut from = State::new(&state, "", layout);
+        from.numbers = self.numbering(fork, &state, &layout)?;
+        if !options.dry_run {
+            self.make_dictionaries(&from, &base, "")?;
+        }
+        let begun = TransactionOptions { branch: String::new(), ..options.transaction.clone() };
+        let (transaction, parent) = self.begin_at_rest(begun)?;
+        let merged = || {
+            let view = transaction.view()?;
+            let into = State::new(&view, "", parent.fs.core.layout);
+            let three = Three { base: State::kept(&base)?, from, into };
+            let choices = Choices::new(&options.choices);
+            let rules = Rules { choices: &choices, settle, suffix: &options.name };
+            three.merge(&rules, &parent.fs, &transaction)
+        };
+        let conflicts = merged().inspect_err(|_| transaction.abort())?;
+        let id = transaction.id();
+        let entry = self.open_begun(transaction, parent)?;
+        self.tell(|watcher| watcher.appeared(&entry.view));
+        let (into, from) = (String::new(), options.name.clone());
+        Ok(Merged { transaction: id, into, from, conflicts })
+    }
+
+    /// Sets numbers aside for all that the fork has given since it began.
+    fn numbering(&self, fork: &Kvdb, state: &View, layout: &Layout) -> Result<Numbering> {
+        let fs = &self.shared.mainline;
+        let Some(bound) = forked_at(fork, &self.shared.db.store_id())? else {
+            return Ok(Numbering::PLAIN);
+        };
+        let given = shown_below(state, layout)?.saturating_sub(bound);
+        let _call = fs.enter()?;
+        // Nor does this store give a number that both have.
+        fs.count(bound, None)?;
+        Ok(Numbering::shifted(bound, fs.new_inos(given)?))
+    }
+}
+
+fn no_fork(db: &Kvdb, fork: &Kvdb, name: &str) -> Error {
+    let why = match () {
+        () if fork.store_id() == db.store_id() => "is the store itself, and no fork of it",
+        () if fork.fork_origins().is_empty() => "is no fork, or an older version has made it",
+        () => "is a fork of another store",
+    };
+    kvdb::Error::Invalid(format!("{name} cannot be merged into this store: it {why}")).into()
+}
