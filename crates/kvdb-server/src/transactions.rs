@@ -112,8 +112,11 @@ pub trait Walking: Send {
 /// A merge that a client asks for.
 #[derive(Clone, Debug, Default)]
 pub struct Merge {
-    /// The clone that is merged into the branch that it was made of.
+    /// The clone that is merged into the branch that it was made of; the name of a fork, if it is
+    /// one.
     pub clone: String,
+    /// Where the fork of this store is which is merged into it: an address, or the path of a file.
+    pub fork: Option<Vec<u8>>,
     /// The other way round.
     pub rebase: bool,
     /// It is looked at, and not committed.
@@ -142,7 +145,7 @@ pub struct Merging {
     pub id: TransactionId,
     /// The clone that it commits to; empty: the store itself.
     pub into: String,
-    /// The clone whose changes these are; empty: the store itself.
+    /// The clone, or the fork, whose changes these are; empty: the store itself.
     pub from: String,
     /// What both sides have changed.
     pub conflicts: Vec<Conflicting>,
@@ -195,8 +198,8 @@ pub trait Transactions: Send + Sync {
         commit: u64,
         options: TransactionOptions,
     ) -> Result<(TransactionId, Vec<(DictionaryId, Bytes)>)>;
-    /// Begins one that brings the changes of one branch into another when it commits. `settle` is
-    /// asked about keys that both have changed.
+    /// Begins one that brings the changes of one branch, or of a fork, into another branch when it
+    /// commits. `settle` is asked about keys that both have changed.
     fn merge(&self, merge: &Merge, settle: &SettleKey<'_>) -> Result<Merging> {
         let _ = (merge, settle);
         Err(kvdb::Error::Invalid("clones are merged with their files, and here are none".into()))

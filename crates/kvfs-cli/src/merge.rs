@@ -1,13 +1,18 @@
 //! `kvfs merge` and `kvfs rebase`: what a clone has changed, brought into the branch that it was
-//! made of, and the other way round.
+//! made of, and the other way round. `kvfs merge --into`: what a fork has changed, brought into the
+//! store that it was made of.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use kvdb_server::{Client, Reply};
+use kvdb_server::Client;
 use serde_json::{Value, json};
 
 use crate::changes::{Changes, Detail, Wanted};
+use crate::forked::{self, Forked};
+use crate::merge_requests::{Ask, Begun, Choices, Conflict, begin, listed, named};
 use crate::mounted::{Commit, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place;
@@ -16,7 +21,7 @@ use crate::question::{Answer, Question};
 use crate::terminal::Terminal;
 use crate::text::show;
 
-/// Bring what a clone has changed into the store, or the clone, that it was made of.
+/// Bring what a clone or a fork has changed into the store, or the clone, that it was made of.
 #[derive(clap::Args)]
 #[command(after_help = "\
 What the clone has changed since it was made, or was merged last, becomes one commit, however much \
@@ -34,12 +39,26 @@ is changed, the paths are listed, and the exit code is 75. Choose for them, and 
 
 A clone can be merged again: only what it has changed since then comes. `kvfs rebase` brings into \
 the clone what was changed beneath it, by the same rules. With --keep the merge is an open \
-transaction: see it, take parts out of it, and commit it with kvfs txn.")]
+transaction: see it, take parts out of it, and commit it with kvfs txn.
+
+A fork (kvfs fork), or the fork of a fork, is merged into the store that it comes from, with the \
+same options. What it has changed since it was made is copied:
+
+  kvfs merge dir:/srv/stores/mine --into /mnt      # where the fork is published (kvfs push)
+  kvfs merge mine.kvfs --into /mnt --dry-run       # its file, which is not mounted
+  kvfs merge mine.kvfs --into store.kvfs           # into a store that is not mounted
+
+It can be merged again. What was taken over is alike on both sides then; but what it has changed \
+since of its own new files is a conflict: choose --theirs.")]
 pub struct Args {
     /// The clone (/mnt/.kvfs/clone/NAME); or a mount, or the file of a store that is not mounted.
+    /// With --into: the fork, by its address or its file.
     target: PathBuf,
     /// The name of the clone, where TARGET is not the clone itself.
     clone: Option<String>,
+    /// TARGET is a fork: bring what it has changed into this store, a mount or a file.
+    #[arg(long, value_name = "STORE", conflicts_with_all = ["clone", "drop"])]
+    into: Option<PathBuf>,
     #[command(flatten)]
     choices: Choices,
     /// Say what would be changed, and do nothing.
@@ -89,64 +108,14 @@ struct Done {
 }
 
 impl Args {
+    /// The store that is merged into, or a path in it.
+    fn store(&self) -> &Path {
+        self.into.as_ref().unwrap_or(&self.target)
+    }
+
     fn wanted(&self) -> Wanted {
         Wanted { fields: false, all: self.all }
     }
-}
-
-/// The paths and keys for which there is a choice.
-#[derive(clap::Args, Clone, Default)]
-pub struct Choices {
-    /// Where both have changed the same: take the version of what is merged into, or rebased, at
-    /// this path and below, or of this key (dictionary:key) or dictionary. May be repeated; "." is
-    /// everything.
-    #[arg(long, value_name = "PATH")]
-    pub ours: Vec<String>,
-    /// Take the other version.
-    #[arg(long, value_name = "PATH")]
-    pub theirs: Vec<String>,
-    /// Keep both: one of them gets a name with ~ and the clone or transaction that it is of.
-    #[arg(long, value_name = "PATH")]
-    pub both: Vec<String>,
-}
-
-impl Choices {
-    /// As words of a command of the socket.
-    fn words(&self) -> impl Iterator<Item = &[u8]> {
-        let all = [(&b"OURS"[..], &self.ours), (b"THEIRS", &self.theirs), (b"BOTH", &self.both)];
-        all.into_iter().flat_map(|(choice, paths)| {
-            paths.iter().flat_map(move |path| {
-                let path = if path == "." { "" } else { path.trim_start_matches("./") };
-                [choice, path.as_bytes()]
-            })
-        })
-    }
-}
-
-/// A merge that is asked for.
-pub struct Ask<'a> {
-    pub clone: &'a str,
-    pub rebase: bool,
-    pub dry_run: bool,
-    /// It ends with the connection.
-    pub attached: bool,
-    pub choices: &'a Choices,
-}
-
-/// A merge as an open transaction. With conflicts it is to be aborted.
-pub struct Begun {
-    pub id: u64,
-    pub into: String,
-    pub from: String,
-    pub conflicts: Vec<Conflict>,
-}
-
-/// What both sides have changed, and how.
-pub struct Conflict {
-    pub path: Vec<u8>,
-    pub key: bool,
-    pub ours: String,
-    pub theirs: String,
 }
 
 enum Merged {
@@ -164,66 +133,46 @@ enum NotMerged {
     Kept(u64),
 }
 
-fn text(reply: &Reply) -> Outcome<String> {
-    match reply {
-        Reply::Bulk(text) => Ok(String::from_utf8_lossy(text).into_owned()),
-        _ => Err(odd()),
-    }
+/// Whose changes are merged.
+struct Source {
+    /// The clone, or the name of the fork.
+    name: String,
+    /// Where the fork is, if it is one.
+    fork: Option<OsString>,
+    /// It is a rebase.
+    rebase: bool,
 }
 
-fn conflict(reply: &Reply) -> Outcome<Conflict> {
-    let Reply::Array(parts) = reply else { return Err(odd()) };
-    let [Reply::Bulk(path), kind, ours, theirs] = &parts[..] else { return Err(odd()) };
-    let (key, ours, theirs) = (text(kind)? == "key", text(ours)?, text(theirs)?);
-    Ok(Conflict { path: path.to_vec(), key, ours, theirs })
-}
-
-/// Begins a merge, by a function that calls the store's daemon.
-pub fn begin(ask: &Ask<'_>, call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>) -> Outcome<Begun> {
-    let mut words = vec![&b"TXN"[..], b"MERGE", ask.clone.as_bytes()];
-    words.extend(ask.rebase.then_some(&b"REBASE"[..]));
-    words.extend(ask.dry_run.then_some(&b"DRY"[..]));
-    words.extend(ask.choices.words());
-    words.extend(ask.attached.then_some(&b"ATTACHED"[..]));
-    let Reply::Array(reply) = call(&words)? else { return Err(odd()) };
-    let [Reply::Integer(id), into, from, Reply::Array(conflicts)] = &reply[..] else {
-        return Err(odd());
-    };
-    let id = u64::try_from(*id).map_err(|_| odd())?;
-    let conflicts = conflicts.iter().map(conflict).collect::<Outcome<_>>()?;
-    Ok(Begun { id, into: text(into)?, from: text(from)?, conflicts })
-}
-
-/// A transaction that was rebased.
-pub enum Rebased {
-    /// The transaction that it has become.
-    Done(u64),
-    /// It is as it was.
-    Against(Vec<Conflict>),
-}
-
-/// Has a transaction begun anew with what it has changed.
-pub fn rebase_transaction(
-    id: u64,
-    choices: &Choices,
-    call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>,
-) -> Outcome<Rebased> {
-    let id = id.to_string();
-    let mut words = vec![&b"TXN"[..], b"REBASE", id.as_bytes()];
-    words.extend(choices.words());
-    let Reply::Array(reply) = call(&words)? else { return Err(odd()) };
-    match &reply[..] {
-        [Reply::Integer(id), _] => Ok(Rebased::Done(u64::try_from(*id).map_err(|_| odd())?)),
-        [_, Reply::Array(all)] => {
-            Ok(Rebased::Against(all.iter().map(conflict).collect::<Outcome<_>>()?))
+impl Source {
+    fn of(args: &Args, rebase: bool) -> Outcome<Source> {
+        let Some(into) = &args.into else {
+            return Ok(Source { name: clone_of(args)?, fork: None, rebase });
+        };
+        if rebase {
+            return Err(Failure::new(Exit::Usage, "a fork is merged, and not rebased"));
         }
-        _ => Err(odd()),
+        forked::check_target(into)?;
+        let Forked { name, place } = Forked::parse(&args.target)?;
+        Ok(Source { name, fork: Some(place), rebase })
+    }
+
+    fn ask<'a>(&'a self, choices: &'a Choices) -> Ask<'a> {
+        let fork = self.fork.as_deref().map(OsStrExt::as_bytes);
+        let Source { name: clone, rebase, .. } = self;
+        Ask { clone, fork, rebase: *rebase, dry_run: false, attached: true, choices }
+    }
+
+    /// In words.
+    fn named(&self, branch: &str) -> String {
+        match self.fork {
+            Some(_) if !branch.is_empty() => format!("fork {}", show(branch.as_bytes())),
+            _ => named(branch),
+        }
     }
 }
 
-fn merge(client: &mut Client, clone: &str, rebase: bool, args: &Args) -> Outcome<Merged> {
-    let ask =
-        Ask { clone, rebase, dry_run: args.dry_run, attached: !args.keep, choices: &args.choices };
+fn merge(client: &mut Client, source: &Source, args: &Args) -> Outcome<Merged> {
+    let ask = Ask { dry_run: args.dry_run, attached: !args.keep, ..source.ask(&args.choices) };
     let begun = begin(&ask, |words| call(client, words))?;
     let id = i64::try_from(begun.id).map_err(|_| odd())?;
     if !begun.conflicts.is_empty() {
@@ -241,25 +190,24 @@ fn merge(client: &mut Client, clone: &str, rebase: bool, args: &Args) -> Outcome
         () => proposed::commit(client, id, looked)?,
     };
     if args.drop {
-        call(client, &[b"CLONE", b"DROP", clone.as_bytes()])?;
+        call(client, &[b"CLONE", b"DROP", source.name.as_bytes()])?;
     }
     Ok(Merged::Done(Done { id, into, from, changes }))
 }
 
 /// Merges as much as a person at the terminal decides for, in a store that is mounted.
-fn merge_asking(clone: &str, rebase: bool, args: &Args) -> Outcome<Merged> {
-    let mut mounted = Mounted::find_branch(&args.target)?;
+fn merge_asking(source: &Source, args: &Args) -> Outcome<Merged> {
+    let mut mounted = Mounted::find_branch(args.store())?;
     let hint = "decide beforehand: --dry-run shows it, --ours, --theirs and --both choose";
     let mut terminal = Terminal::open(hint)?;
     let mut choices = args.choices.clone();
     let begun = loop {
-        let ask = Ask { clone, rebase, dry_run: false, attached: true, choices: &choices };
-        let begun = begin(&ask, |words| mounted.call(words))?;
+        let begun = begin(&source.ask(&choices), |words| mounted.call(words))?;
         if begun.conflicts.is_empty() {
             break begun;
         }
         mounted.txn(&["ABORT", &begun.id.to_string()])?;
-        if !choose(&mut terminal, &begun, &mut choices)? {
+        if !choose(&mut terminal, source, &begun, &mut choices)? {
             return Ok(Merged::Against(begun));
         }
     };
@@ -290,15 +238,20 @@ fn merge_asking(clone: &str, rebase: bool, args: &Args) -> Outcome<Merged> {
         }
     };
     if args.drop {
-        mounted.call(&[b"CLONE", b"DROP", clone.as_bytes()])?;
+        mounted.call(&[b"CLONE", b"DROP", source.name.as_bytes()])?;
     }
     let id = i64::try_from(id).map_err(|_| odd())?;
     Ok(Merged::Done(Done { id, into, from, changes }))
 }
 
 /// Asks about each conflict, and adds what was chosen. `false`: nothing was decided.
-fn choose(terminal: &mut Terminal, against: &Begun, choices: &mut Choices) -> Outcome<bool> {
-    let (ours, theirs) = (named(&against.into), named(&against.from));
+fn choose(
+    terminal: &mut Terminal,
+    source: &Source,
+    against: &Begun,
+    choices: &mut Choices,
+) -> Outcome<bool> {
+    let (ours, theirs) = (source.named(&against.into), source.named(&against.from));
     for conflict in &against.conflicts {
         // A path that is no text cannot be told to the daemon by a word of ours.
         let Ok(path) = String::from_utf8(conflict.path.clone()) else { return Ok(false) };
@@ -324,15 +277,6 @@ fn not_committed(id: impl std::fmt::Display) -> String {
     format!("not committed: see it with kvfs txn diff, and end it with kvfs txn commit {id}")
 }
 
-/// A branch in words.
-pub fn named(branch: &str) -> String {
-    if branch.is_empty() {
-        "the store".into()
-    } else {
-        format!("clone {}", show(branch.as_bytes()))
-    }
-}
-
 fn clone_of(args: &Args) -> Outcome<String> {
     let branch = place::branch_of(&args.target)?;
     match (&args.clone, branch.is_empty()) {
@@ -347,16 +291,16 @@ fn clone_of(args: &Args) -> Outcome<String> {
     }
 }
 
-fn print(done: Done, args: &Args, clone: &str, output: &Output) -> Outcome {
+fn print(done: Done, args: &Args, source: &Source, output: &Output) -> Outcome {
     let Done { id, into, from, changes } = done;
     let detail = Detail::of_undo(args.stat, args.no_pager);
     let end = match () {
         () if args.dry_run => "nothing was changed".to_owned(),
         () if args.keep => not_committed(id),
-        () if args.drop => format!("done, and clone {} is dropped", show(clone.as_bytes())),
+        () if args.drop => format!("done, and clone {} is dropped", show(source.name.as_bytes())),
         () => "done".to_owned(),
     };
-    let text = format!("{} into {}: {end}\n", named(&from), named(&into));
+    let text = format!("{} into {}: {end}\n", source.named(&from), source.named(&into));
     if !output.is_json() {
         // Who was asked has seen them.
         if !args.ask {
@@ -376,41 +320,21 @@ fn print(done: Done, args: &Args, clone: &str, output: &Output) -> Outcome {
     )
 }
 
-fn print_conflicts(against: &Begun, output: &Output) -> Outcome {
+fn print_conflicts(against: &Begun, source: &Source, output: &Output) -> Outcome {
     let Begun { into, from, conflicts, .. } = against;
     if output.is_json() {
         let all: Vec<Value> = conflicts.iter().map(Conflict::json).collect();
         return output.print("", json!({"into": into, "from": from, "conflicts": all}));
     }
-    output.print(listed(conflicts, &named(into), &named(from)), ())
-}
-
-/// One line for each conflict.
-pub fn listed(conflicts: &[Conflict], ours: &str, theirs: &str) -> String {
-    conflicts.iter().map(|conflict| format!("C  {}\n", conflict.line(ours, theirs))).collect()
-}
-
-impl Conflict {
-    /// In words, with the names of the two sides.
-    pub fn line(&self, our: &str, their: &str) -> String {
-        let Conflict { path, key, ours, theirs } = self;
-        let kind = if *key { "key " } else { "" };
-        format!("{kind}{}: {ours} in {our}, {theirs} in {their}", show(path))
-    }
-
-    pub fn json(&self) -> Value {
-        json!({
-            "path": show(&self.path), "key": self.key, "ours": self.ours, "theirs": self.theirs,
-        })
-    }
+    output.print(listed(conflicts, &source.named(into), &source.named(from)), ())
 }
 
 fn run_as(args: Args, rebase: bool, output: &Output) -> Outcome<bool> {
-    let clone = clone_of(&args)?;
+    let source = Source::of(&args, rebase)?;
     let verb = if rebase { "rebase" } else { "merge" };
     let merged = match args.ask {
-        true => proposed::again(|| merge_asking(&clone, rebase, &args))?,
-        false => proposed::with_store(&args.target, verb, |client, mounted| {
+        true => proposed::again(|| merge_asking(&source, &args))?,
+        false => proposed::with_store(args.store(), verb, |client, mounted| {
             if args.keep && !mounted {
                 return Err(Failure::new(
                     Exit::Usage,
@@ -418,7 +342,7 @@ fn run_as(args: Args, rebase: bool, output: &Output) -> Outcome<bool> {
                 )
                 .hint("mount the store, or leave out --keep"));
             }
-            proposed::again(|| merge(client, &clone, rebase, &args))
+            proposed::again(|| merge(client, &source, &args))
         })?,
     };
     match merged {
@@ -429,9 +353,9 @@ fn run_as(args: Args, rebase: bool, output: &Output) -> Outcome<bool> {
             let text = format!("{}\n", not_committed(id));
             output.print(text, json!({"merged": false, "transaction": id})).map(|()| true)
         }
-        Merged::Done(done) => print(done, &args, &clone, output).map(|()| true),
+        Merged::Done(done) => print(done, &args, &source, output).map(|()| true),
         Merged::Against(against) => {
-            print_conflicts(&against, output)?;
+            print_conflicts(&against, &source, output)?;
             output.note(
                 "both sides have changed these, and nothing was changed: choose with --ours, \
                  --theirs or --both PATH",

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use kvdb_server::Reply;
 
-use crate::merge::{Choices, Rebased, rebase_transaction};
+use crate::merge_requests::{Choices, Rebased, rebase_transaction};
 use crate::mounted::{self, Commit, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;

@@ -15,8 +15,8 @@ use kvdb_server::{
     Preferred, Rebased, Removed, SettleKey, Snapshots, Transactions, Walking, Whose,
 };
 use kvfs::{
-    Attr, Below, Caller, Choice, Earlier, FileKind, Listing, MergeConflict, MergeOptions, Untold,
-    ViewId, Views,
+    Attr, Below, Caller, Choice, Earlier, FileKind, Listing, MergeConflict, MergeForkOptions,
+    MergeOptions, Merged, Untold, ViewId, Views,
 };
 
 use crate::export::Stream;
@@ -24,7 +24,7 @@ use crate::import::caller;
 use crate::import_items::Item;
 use crate::importer::Importer;
 use crate::output::{Exit, Failure};
-use crate::{tree, walks};
+use crate::{forked, tree, walks};
 
 pub struct OverFiles(pub Views);
 
@@ -56,6 +56,33 @@ fn conflicting(one: MergeConflict) -> Conflicting {
     Conflicting { path: one.path, key: one.key, ours, theirs }
 }
 
+impl OverFiles {
+    /// Merges the fork at a place, which is open for as long as this takes.
+    fn merge_fork(&self, place: &[u8], merge: &Merge, settle: &SettleKey<'_>) -> Result<Merged> {
+        let failed = |Failure { message, hint, .. }: Failure| {
+            let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+            kvdb::Error::Invalid(format!("{message}{hint}"))
+        };
+        let fork = forked::open(place).map_err(failed)?;
+        let options = MergeForkOptions {
+            name: merge.clone.clone(),
+            choices: choices(&merge.choices),
+            dry_run: merge.dry_run,
+            transaction: merge.options.clone(),
+        };
+        let merged = self.0.merge_fork(&fork.db, &options, settle).map_err(of_store);
+        // What was fetched of it stays in its file.
+        let closed = fork.close().map_err(failed);
+        match (merged, closed) {
+            (Ok(merged), Err(e)) => {
+                self.0.abort(merged.transaction).map_err(of_store)?;
+                Err(e)
+            }
+            (merged, _) => merged,
+        }
+    }
+}
+
 impl Transactions for OverFiles {
     fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         self.0.begin(options).map_err(of_store)
@@ -82,14 +109,19 @@ impl Transactions for OverFiles {
     }
 
     fn merge(&self, merge: &Merge, settle: &SettleKey<'_>) -> Result<Merging> {
-        let options = MergeOptions {
-            clone: merge.clone.clone(),
-            rebase: merge.rebase,
-            choices: choices(&merge.choices),
-            dry_run: merge.dry_run,
-            transaction: merge.options.clone(),
+        let merged = match &merge.fork {
+            Some(place) => self.merge_fork(place, merge, settle)?,
+            None => {
+                let options = MergeOptions {
+                    clone: merge.clone.clone(),
+                    rebase: merge.rebase,
+                    choices: choices(&merge.choices),
+                    dry_run: merge.dry_run,
+                    transaction: merge.options.clone(),
+                };
+                self.0.merge(&options, settle).map_err(of_store)?
+            }
         };
-        let merged = self.0.merge(&options, settle).map_err(of_store)?;
         let conflicts = merged.conflicts.into_iter().map(conflicting).collect();
         let (id, into, from) = (merged.transaction, merged.into, merged.from);
         Ok(Merging { id, into, from, conflicts })

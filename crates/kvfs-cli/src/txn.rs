@@ -11,7 +11,8 @@ use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
 use crate::changes::{Changes, Choice, Detail, Wanted};
-use crate::merge::{self, Choices, Conflict, Rebased, rebase_transaction};
+use crate::merge;
+use crate::merge_requests::{self, Choices, Conflict, Rebased, rebase_transaction};
 use crate::mounted::{self, Commit, Mounted, fields};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
@@ -163,7 +164,11 @@ fn rebase(mut mounted: Mounted, id: u64, choices: &Choices, output: &Output) -> 
         }
         Rebased::Against(conflicts) => {
             let all: Vec<Value> = conflicts.iter().map(Conflict::json).collect();
-            let text = merge::listed(&conflicts, &format!("transaction {id}"), "what is there now");
+            let text = merge_requests::listed(
+                &conflicts,
+                &format!("transaction {id}"),
+                "what is there now",
+            );
             output.print(text, json!({"conflicts": all}))?;
             output.note(
                 "others have changed these, too, and the transaction is as it was: choose with \

@@ -1,5 +1,5 @@
 //! `TXN MERGE`: what a clone has changed, in a transaction of the branch that it was made of, or
-//! the other way round. `TXN REBASE`: what a transaction has changed, in one that begins now.
+//! the other way round; or what a fork has, in one of the store that it was made of. `TXN REBASE`: what a transaction has changed, in one that begins now.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,12 +19,14 @@ use crate::request::Arguments;
 use crate::session::Session;
 use crate::transactions::{Conflicting, Merge, Merging, Preferred, Rebased};
 
-/// `TXN MERGE clone [REBASE] [DRY] [OURS path] [THEIRS path] [BOTH path] ... [ATTACHED]`: begins a
+/// `TXN MERGE clone [REBASE | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] ... [ATTACHED]`: begins a
 /// transaction that merges the clone into the branch that it was made of when it commits. Its
 /// number, the clone that it commits to and the one whose changes these are (empty: the store
 /// itself), and the conflicts: of each its path or key, `path` or `key`, and what each side has
 /// done. With conflicts the transaction is of no use but to look at. `REBASE`: the other way round.
-/// `DRY`: it is not going to be committed.
+/// `DRY`: it is not going to be committed. `FORK`: not a clone but a fork of this store, at an
+/// address or in a file of this machine, which is called `clone`; a client of the network may not
+/// have files opened.
 pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let clone = snapshot::name(args.get(2).ok_or(Failure::SYNTAX)?)?.to_owned();
     let mut merge = Merge { clone, ..Merge::default() };
@@ -34,8 +36,20 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         match word {
             o if is(o, "rebase") => merge.rebase = true,
             o if is(o, "dry") => merge.dry_run = true,
+            o if is(o, "fork") => {
+                merge.fork = Some(words.next().ok_or(Failure::SYNTAX)?.to_vec());
+            }
             o if is(o, "attached") => attached = true,
             o => merge.choices.push(choice(o, words.next())?),
+        }
+    }
+    if merge.fork.is_some() {
+        out.will_wait();
+        if merge.rebase {
+            return Err(Failure::request("a fork is merged into the store, and not rebased"));
+        }
+        if s.needs_password {
+            return Err(Failure::request("a fork is merged over the store's Unix socket alone"));
         }
     }
     let verb = if merge.rebase { "rebase" } else { "merge" };
@@ -178,7 +192,11 @@ fn list(conflicts: &[Conflicting], out: &mut Output) {
 
 /// Begins a merge. Tuples of collections are settled, and named, by the key that they belong to.
 fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
-    let (parent, now) = (s.db().lineage(&merge.clone)?.parent, s.db().view());
+    let parent = match merge.fork {
+        Some(_) => String::new(),
+        None => s.db().lineage(&merge.clone)?.parent,
+    };
+    let now = s.db().view();
     // One of the two may have removed what says which key it is.
     let owner = |types: &str, tuple: &Bytes| {
         let types = [&merge.clone, &parent].map(|branch| s.db().dictionary_in(branch, types));

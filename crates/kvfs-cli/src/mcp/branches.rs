@@ -7,7 +7,7 @@ use kvdb_server::Reply;
 
 use super::arguments::{Arguments, Told, cut};
 use super::session::Session;
-use crate::merge::{self, Ask, Begun, Choices, Conflict, Rebased, named};
+use crate::merge_requests::{self, Ask, Begun, Choices, Conflict, Rebased, named};
 use crate::mounted::fields;
 use crate::output::{Exit, Failure, Outcome};
 use crate::proposed;
@@ -80,7 +80,7 @@ pub fn rebase(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
 /// Has an open transaction go on in another one.
 fn rebase_open(session: &mut Session, given: &Arguments<'_>, id: u64) -> Outcome<Told> {
     let choices = choices(given);
-    match merge::rebase_transaction(id, &choices, |words| session.mounted.call(words))? {
+    match merge_requests::rebase_transaction(id, &choices, |words| session.mounted.call(words))? {
         Rebased::Done(new) => {
             // Only what was begun in this session ends with it.
             if let Some(begun) = session.begun.iter_mut().find(|begun| **begun == id) {
@@ -115,9 +115,9 @@ fn against(session: &Session, conflicts: &[Conflict], ours: &str, theirs: &str) 
 fn begin_merge(session: &mut Session, given: &Arguments<'_>, rebase: bool) -> Outcome<Told> {
     let choices = choices(given);
     let clone = given.needed("branch")?;
-    let ask = Ask { clone, rebase, dry_run: false, attached: true, choices: &choices };
+    let ask = Ask { clone, fork: None, rebase, dry_run: false, attached: true, choices: &choices };
     let Begun { id, into, from, conflicts } =
-        merge::begin(&ask, |words| session.mounted.call(words))?;
+        merge_requests::begin(&ask, |words| session.mounted.call(words))?;
     if !conflicts.is_empty() {
         session.mounted.txn(&["ABORT", &id.to_string()])?;
         return Ok(against(session, &conflicts, &named(&into), &named(&from)));

@@ -1,0 +1,154 @@
+//! The merges and rebases that the store's daemon, or this process, is asked for: the words of the
+//! socket, and the conflicts that come back.
+
+use kvdb_server::Reply;
+use serde_json::{Value, json};
+
+use crate::output::Outcome;
+use crate::proposed::odd;
+use crate::text::show;
+
+/// The paths and keys for which there is a choice.
+#[derive(clap::Args, Clone, Default)]
+pub struct Choices {
+    /// Where both have changed the same: take the version of what is merged into, or rebased, at
+    /// this path and below, or of this key (dictionary:key) or dictionary. May be repeated; "." is
+    /// everything.
+    #[arg(long, value_name = "PATH")]
+    pub ours: Vec<String>,
+    /// Take the other version.
+    #[arg(long, value_name = "PATH")]
+    pub theirs: Vec<String>,
+    /// Keep both: one of them gets a name with ~ and the clone or transaction that it is of.
+    #[arg(long, value_name = "PATH")]
+    pub both: Vec<String>,
+}
+
+impl Choices {
+    /// As words of a command of the socket.
+    fn words(&self) -> impl Iterator<Item = &[u8]> {
+        let all = [(&b"OURS"[..], &self.ours), (b"THEIRS", &self.theirs), (b"BOTH", &self.both)];
+        all.into_iter().flat_map(|(choice, paths)| {
+            paths.iter().flat_map(move |path| {
+                let path = if path == "." { "" } else { path.trim_start_matches("./") };
+                [choice, path.as_bytes()]
+            })
+        })
+    }
+}
+
+/// A merge that is asked for.
+pub struct Ask<'a> {
+    /// The clone, or the name of the fork.
+    pub clone: &'a str,
+    /// Where the fork is, if it is one.
+    pub fork: Option<&'a [u8]>,
+    pub rebase: bool,
+    pub dry_run: bool,
+    /// It ends with the connection.
+    pub attached: bool,
+    pub choices: &'a Choices,
+}
+
+/// A merge as an open transaction. With conflicts it is to be aborted.
+pub struct Begun {
+    pub id: u64,
+    pub into: String,
+    pub from: String,
+    pub conflicts: Vec<Conflict>,
+}
+
+/// What both sides have changed, and how.
+pub struct Conflict {
+    pub path: Vec<u8>,
+    pub key: bool,
+    pub ours: String,
+    pub theirs: String,
+}
+
+fn text(reply: &Reply) -> Outcome<String> {
+    match reply {
+        Reply::Bulk(text) => Ok(String::from_utf8_lossy(text).into_owned()),
+        _ => Err(odd()),
+    }
+}
+
+fn conflict(reply: &Reply) -> Outcome<Conflict> {
+    let Reply::Array(parts) = reply else { return Err(odd()) };
+    let [Reply::Bulk(path), kind, ours, theirs] = &parts[..] else { return Err(odd()) };
+    let (key, ours, theirs) = (text(kind)? == "key", text(ours)?, text(theirs)?);
+    Ok(Conflict { path: path.to_vec(), key, ours, theirs })
+}
+
+/// Begins a merge, by a function that calls the store's daemon.
+pub fn begin(ask: &Ask<'_>, call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>) -> Outcome<Begun> {
+    let mut words = vec![&b"TXN"[..], b"MERGE", ask.clone.as_bytes()];
+    words.extend(ask.fork.into_iter().flat_map(|place| [&b"FORK"[..], place]));
+    words.extend(ask.rebase.then_some(&b"REBASE"[..]));
+    words.extend(ask.dry_run.then_some(&b"DRY"[..]));
+    words.extend(ask.choices.words());
+    words.extend(ask.attached.then_some(&b"ATTACHED"[..]));
+    let Reply::Array(reply) = call(&words)? else { return Err(odd()) };
+    let [Reply::Integer(id), into, from, Reply::Array(conflicts)] = &reply[..] else {
+        return Err(odd());
+    };
+    let id = u64::try_from(*id).map_err(|_| odd())?;
+    let conflicts = conflicts.iter().map(conflict).collect::<Outcome<_>>()?;
+    Ok(Begun { id, into: text(into)?, from: text(from)?, conflicts })
+}
+
+/// A transaction that was rebased.
+pub enum Rebased {
+    /// The transaction that it has become.
+    Done(u64),
+    /// It is as it was.
+    Against(Vec<Conflict>),
+}
+
+/// Has a transaction begun anew with what it has changed.
+pub fn rebase_transaction(
+    id: u64,
+    choices: &Choices,
+    call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>,
+) -> Outcome<Rebased> {
+    let id = id.to_string();
+    let mut words = vec![&b"TXN"[..], b"REBASE", id.as_bytes()];
+    words.extend(choices.words());
+    let Reply::Array(reply) = call(&words)? else { return Err(odd()) };
+    match &reply[..] {
+        [Reply::Integer(id), _] => Ok(Rebased::Done(u64::try_from(*id).map_err(|_| odd())?)),
+        [_, Reply::Array(all)] => {
+            Ok(Rebased::Against(all.iter().map(conflict).collect::<Outcome<_>>()?))
+        }
+        _ => Err(odd()),
+    }
+}
+
+/// A branch in words.
+pub fn named(branch: &str) -> String {
+    if branch.is_empty() {
+        "the store".into()
+    } else {
+        format!("clone {}", show(branch.as_bytes()))
+    }
+}
+
+/// One line for each conflict.
+pub fn listed(conflicts: &[Conflict], ours: &str, theirs: &str) -> String {
+    conflicts.iter().map(|conflict| format!("C  {}\n", conflict.line(ours, theirs))).collect()
+}
+
+impl Conflict {
+    /// In words, with the names of the two sides.
+    pub fn line(&self, our: &str, their: &str) -> String {
+        let Conflict { path, key, ours, theirs } = self;
+        let kind = if *key { "key " } else { "" };
+        format!("{kind}{}: {ours} in {our}, {theirs} in {their}", show(path))
+    }
+
+    pub fn json(&self) -> Value {
+        json!({
+            "path": show(&self.path), "key": self.key, "ours": self.ours, "theirs": self.theirs,
+        })
+    }
+}
