@@ -52,6 +52,9 @@ fn keys_are_served_over_tcp_to_those_who_know_the_password() {
     assert!(said.contains("-WRONGPASS"), "{said}");
     let said = say(&mut connect(&address), "AUTH 'open sesame'\r\nSET k 1\r\nINCR k\r\nQUIT\r\n");
     assert_eq!(said, "+OK\r\n+OK\r\n:2\r\n+OK\r\n");
+    // Nor may it have files of this machine opened.
+    let said = say(&mut connect(&address), "AUTH 'open sesame'\r\nTXN MERGE x FORK /x\r\nQUIT\r\n");
+    assert!(said.contains("Unix socket alone"), "{said}");
     // The store's own socket asks for none.
     assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(p.mnt()).arg("k").stdin(Stdio::null())), "2");
     succeeds(&mut p.umount());

@@ -399,3 +399,44 @@ fn whatever_is_chosen_the_trees_are_sound_and_it_can_be_undone() {
         }
     }
 }
+
+#[test]
+fn an_older_copy_of_the_store_is_refused() {
+    let bucket = Bucket::new();
+    let store = Store::new();
+    make(&store.w.fs, "f", b"f");
+    let older = store.copy();
+    let newer = store.copy();
+    // Numbers that the copies have not noted.
+    for n in 0..70_000 {
+        store
+            .w
+            .fs
+            .mknod(ROOT, format!("{n}").as_bytes(), FileKind::Fifo, 0o644, 0, USER)
+            .expect("made");
+    }
+    let number = make(&store.w.fs, "shared", b"of the store");
+    let fork = bucket.fork(&store, "store");
+    write(&fork.w.fs, "shared", 0, b"of the fork");
+    fork.w.fs.sync_all().expect("synced");
+    let refused = |into: &Store| {
+        let settle = |_: &str, _: &kvdb::Clash<'_>| Settled::Conflict;
+        let merged = into.views.merge_fork(&fork.w.db, &options(None), &settle);
+        merged.expect_err("refused").to_string()
+    };
+    assert!(refused(&older).contains("older copy"));
+    newer.w.second();
+    let mut made = 0;
+    while made <= number {
+        let name = format!("{made}x");
+        made = newer
+            .w
+            .fs
+            .mknod(ROOT, name.as_bytes(), FileKind::Fifo, 0o644, 0, USER)
+            .expect("made")
+            .ino;
+    }
+    assert!(newer.w.fs.getattr(number).is_ok(), "it has given the number, too");
+    assert!(refused(&newer).contains("another file"), "{}", refused(&newer));
+    assert_eq!(newer.w.db.transactions().len(), 0);
+}

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use kvdb::{
     Batch, BranchLimit, CheckpointStats, CreateOptions, DefragOptions, DictionaryOptions,
-    Durability, Kvdb, ReceiveOptions, RemoteStore, Result, ScrubOptions,
+    Durability, ForkOptions, Kvdb, OpenOptions, ReceiveOptions, RemoteStore, RemoteZones, Result,
+    ScrubOptions,
 };
-use objects::DirectoryObjects;
+use objects::{DirectoryObjects, Objects};
 use zones::FileDevice;
 
 use crate::{Step, World, large, options, small};
@@ -55,6 +56,7 @@ pub const STEPS: &[Step] = &[
     ),
     (&["Kvdb::checkpoint", "Kvdb::checkpoint_to"], checkpoint),
     (&["Kvdb::push", "Kvdb::publisher", "Kvdb::remote_stats"], push),
+    (&["Kvdb::store_id", "Kvdb::fork_origins", "Kvdb::fork_base"], fork),
     (
         &[
             "Kvdb::send",
@@ -203,6 +205,32 @@ fn push(w: &mut World) -> Result<()> {
     drop(publisher);
     assert!(w.db.remote_stats().is_none());
     Ok(std::fs::remove_dir_all(&place)?)
+}
+
+/// What a fork has changed is taken over by value.
+fn fork(w: &mut World) -> Result<()> {
+    let (place, path) = (w.directory.path().join("share"), w.directory.path().join("fork.kvfs"));
+    let failed = |e: objects::ObjectsError| std::io::Error::other(e.to_string());
+    let objects: Arc<dyn Objects> = Arc::new(DirectoryObjects::create(&place).map_err(failed)?);
+    let store = RemoteStore::new(objects.clone(), "store")?;
+    w.db.push(&store, &mut |_| Ok(()))?;
+    store.fork_to_path(&path, &ForkOptions::default())?;
+    let remote = Some(RemoteZones::new(objects));
+    let fork = Kvdb::open_path_with(&path, OpenOptions { remote, ..options() })?;
+    let id = w.db.store_id();
+    assert_eq!(fork.fork_origins(), [id]);
+    let there = fork.dictionary_in("", "large").expect("it is there");
+    fork.ingest(there, large(w.times, 37))?;
+    let (base, now) = (fork.fork_base(&id).expect("it is a fork"), fork.view());
+    let t = w.db.begin(kvdb::Isolation::Snapshot)?;
+    let taken = &mut |_: kvdb::Clash<'_>| kvdb::Settled::Taken;
+    assert!(t.carry((&base, there), (&now, there), w.large, taken)?.is_empty());
+    t.commit(Durability::Buffered)?;
+    drop((base, now));
+    fork.close()?;
+    std::fs::remove_file(&path)?;
+    std::fs::remove_dir_all(&place)?;
+    w.settled()
 }
 
 fn send(w: &mut World) -> Result<()> {

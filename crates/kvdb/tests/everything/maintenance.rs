@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdb::{
-    ADAPTIVE_SEPARATION, Batch, Compression, CreateOptions, DefragOptions, DictionaryOptions, Kvdb,
-    MergeRoutine, Merged, OpenOptions, RemoteZones, Scope, ScrubOptions,
+    ADAPTIVE_SEPARATION, Batch, Compression, CreateOptions, DefragOptions, DictionaryOptions,
+    ForkOptions, Kvdb, MergeRoutine, Merged, OpenOptions, RemoteZones, Scope, ScrubOptions,
 };
 use zones::MemoryDevice;
 
@@ -284,8 +284,12 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
         ["Publisher::is_due", "Publisher::check"].iter().for_each(|name| w.call(name));
     }
     assert!(w.db.remote_stats().is_none(), "its zones are here");
-    let copy = Arc::new(MemoryDevice::new());
-    w.bucket.copy_to(copy.clone(), w.env.clone()).expect("memory does not fail");
+    let (copy, is_fork) = (Arc::new(MemoryDevice::new()), w.publisher.is_some());
+    let made = match is_fork {
+        true => w.bucket.fork_to(copy.clone(), w.env.clone(), &ForkOptions::default()),
+        false => w.bucket.copy_to(copy.clone(), w.env.clone()),
+    };
+    made.expect("memory does not fail");
     let remote = Some(RemoteZones::new(w.bucket.objects().clone()));
     let options = OpenOptions { threads: false, remote, ..OpenOptions::default() };
     let (db, _) = Kvdb::open(copy, w.env.clone(), options)
@@ -297,6 +301,16 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
         w.what(),
         found.differs(w.history.newest())
     );
+    if is_fork {
+        ["Kvdb::store_id", "Kvdb::fork_origins", "Kvdb::fork_base"].iter().for_each(|n| w.call(n));
+        assert_eq!(db.fork_origins(), [w.db.store_id()], "{}", w.what());
+        let (base, now) = (db.fork_base(&w.db.store_id()).expect("it is a fork"), db.view());
+        for info in base.dictionaries() {
+            let is = now.dictionary(&info.name).expect("it began as that");
+            let changed = base.difference(info.id, &now, is).expect("memory does not fail").count();
+            assert_eq!(changed, 0, "{}: {}", w.what(), info.name);
+        }
+    }
     w.call("Kvdb::remote_stats");
     assert!(db.remote_stats().is_some());
     Ok(())

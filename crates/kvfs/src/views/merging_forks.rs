@@ -8,7 +8,7 @@ use super::Views;
 use super::merging::{Rules, State, Three};
 use crate::difference::Numbering;
 use crate::error::{Error, Result};
-use crate::fs::counter::{forked_at, shown_below};
+use crate::fs::counter::{forked_at, noted_bound, notes_of, shown_below};
 use crate::layout::{self, Layout, Super};
 use crate::merging::{Choices, MergeForkOptions, Merged, SettleKeys};
 
@@ -72,6 +72,15 @@ impl Views {
         let Some(bound) = forked_at(fork, &self.shared.db.store_id())? else {
             return Ok(Numbering::PLAIN);
         };
+        let known = match notes_of(&self.shared.db) {
+            Some(notes) => noted_bound(&self.shared.db.view(), notes)?,
+            None => None,
+        };
+        if known.is_none_or(|known| known < bound) {
+            let why = "the store has not given the numbers that the fork began with: it is an older \
+                       copy of the one that was published";
+            return Err(kvdb::Error::Invalid(why.into()).into());
+        }
         let given = shown_below(state, layout)?.saturating_sub(bound);
         let _call = fs.enter()?;
         // Nor does this store give a number that both have.

@@ -1,9 +1,18 @@
 //! Transactions, snapshots and clones of many files.
 
 use std::fs::File;
+use std::sync::Arc;
 
-use kvdb::{Durability, Isolation, ReceiveOptions, TransactionOptions};
-use kvfs::{Earlier, GoingDown, Listing, MergeOptions, ROOT, Result, TransactionId, ViewId};
+use env::Machine;
+use kvdb::{
+    Durability, ForkOptions, Isolation, Kvdb, OpenOptions, ReceiveOptions, RemoteStore,
+    RemoteZones, TransactionOptions,
+};
+use kvfs::{
+    Earlier, Fs, GoingDown, Listing, MergeForkOptions, MergeOptions, ROOT, Result, TransactionId,
+    ViewId,
+};
+use objects::{DirectoryObjects, Objects};
 
 use crate::{FILES, LARGE, Step, World, fill, plant};
 
@@ -26,6 +35,7 @@ pub const STEPS: &[Step] = &[
     (&["Views::clone_earlier", "Views::clone_several_earlier"], earlier),
     (&["Views::clone_snapshot", "Views::drop_clone"], clone),
     (&["Views::merge"], merge),
+    (&["Views::merge_fork"], merge_fork),
     (&["Views::rebase"], rebase),
     (&["Views::receive", "Views::rollback", "Views::sync_all", "Fs::sync_all"], receive),
     (&["Views::settle", "Views::go_down"], go_down),
@@ -177,6 +187,35 @@ fn merge(w: &mut World) -> Result<()> {
     }
     drop(fs);
     w.views.drop_clone("merged")?;
+    w.settle()
+}
+
+/// A fork with many files and a large one, all of which are copied.
+fn merge_fork(w: &mut World) -> Result<()> {
+    let (place, path) = (w.directory.path().join("share"), w.directory.path().join("fork.kvfs"));
+    let objects: Arc<dyn Objects> = Arc::new(DirectoryObjects::create(&place).expect("made"));
+    let store = RemoteStore::new(objects.clone(), "store")?;
+    w.fs().sync_all()?;
+    w.db.push(&store, &mut |_| Ok(()))?;
+    store.fork_to_path(&path, &ForkOptions::default())?;
+    let remote = Some(RemoteZones::new(objects));
+    let fork = Kvdb::open_path_with(&path, OpenOptions { remote, ..crate::options() })?;
+    let fs = Fs::open(fork.clone(), Arc::new(Machine::default()), crate::files())?;
+    plant(&fs, ROOT, "of the fork", 7)?;
+    let large = fs.resolve(b"/large")?.ino;
+    fill(&fs, large, 8)?;
+    fs.forget(large, 1);
+    fs.shutdown()?;
+    let options = MergeForkOptions { name: "fork".into(), ..MergeForkOptions::default() };
+    let merged = w.views.merge_fork(&fork, &options, &|_, _| kvdb::Settled::Conflict)?;
+    assert_eq!(merged.conflicts, []);
+    w.views.commit(merged.transaction, Durability::Synced)?;
+    drop(fs);
+    fork.close()?;
+    w.settle()?;
+    w.fs().remove_tree(ROOT, b"of the fork")?;
+    std::fs::remove_file(&path).expect("removed");
+    std::fs::remove_dir_all(&place).expect("removed");
     w.settle()
 }
 

@@ -3,8 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdb::{Durability, Kvdb, OpenOptions, ReceiveOptions, Received, TransactionOptions};
-use kvfs::{Choice, Fs, FsOptions, MergeOptions, ViewId, Views, difference_of_states};
+use kvdb::{
+    Durability, ForkOptions, Kvdb, OpenOptions, ReceiveOptions, Received, RemoteStore, RemoteZones,
+    TransactionOptions,
+};
+use kvfs::{
+    Caller, Choice, FileKind, Fs, FsOptions, MergeForkOptions, MergeOptions, ROOT, ViewId, Views,
+    difference_of_states,
+};
+use objects::MemoryObjects;
 use zones::MemoryDevice;
 
 use crate::found::{Exactly, Found, is, keys_of, look};
@@ -312,6 +319,53 @@ pub fn send(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
+/// A fork of the store, which is changed, and merged to be looked at.
+fn merge_fork(w: &mut World) -> Result<(), Dead> {
+    w.call(&["Views::merge_fork"]);
+    let (copy, objects) = (Arc::new(MemoryDevice::new()), Arc::new(MemoryObjects::new()));
+    let of = RemoteStore::new(objects.clone(), "store").expect("a name");
+    match w.db.push(&of, &mut |_| Ok(())) {
+        Ok(_) => w.history.certain(),
+        Err(e) => return w.judge(&mainline(), e.into(), "publish", &[]),
+    }
+    let forked = of.fork_to(copy.clone(), w.env.clone(), &ForkOptions::default());
+    forked.expect("memory does not fail");
+    let remote = Some(RemoteZones::new(objects));
+    let options = OpenOptions { threads: false, memory: 1 << 30, remote, ..Default::default() };
+    let (fork, _) = Kvdb::open(copy, w.env.clone(), options).expect("memory does not fail");
+    let fs = Fs::open(fork.clone(), w.env.clone(), FsOptions::default());
+    let fs = fs.expect("memory does not fail");
+    let name = format!("made in a fork {}", w.random.below(u64::MAX));
+    let made = fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, Caller::default());
+    let made = made.expect("memory does not fail").ino;
+    fs.write(made, 0, &[7; 20_000], Default::default()).expect("memory does not fail");
+    fs.shutdown().expect("memory does not fail");
+    let options = MergeForkOptions {
+        name: "fork".into(),
+        dry_run: true,
+        choices: vec![(Vec::new(), Choice::Theirs)],
+        transaction: TransactionOptions { lock_timeout: Duration::ZERO, ..Default::default() },
+    };
+    let unsettled = w.history.newest().branches[""].clone();
+    w.settle("");
+    let merged = match w.views.merge_fork(&fork, &options, &|_, _| kvdb::Settled::Conflict) {
+        Ok(merged) => merged,
+        Err(e) => {
+            w.judge(&mainline(), e, "merge of a fork", &[])?;
+            w.unsettle("", unsettled);
+            return Ok(());
+        }
+    };
+    assert_eq!(merged.conflicts, [], "{}", w.what());
+    let inside = w.ok(w.views.fs(&ViewId::Transaction(merged.transaction)))?;
+    let found = w.ok(inside.lookup(ROOT, name.as_bytes()))?;
+    assert_eq!(found.size, 20_000, "{}", w.what());
+    let report = w.ok(inside.verify())?;
+    assert!(report.findings.is_empty(), "{}: {:?}", w.what(), report.findings);
+    inside.forget(found.ino, 1);
+    w.ok(w.views.abort(merged.transaction))
+}
+
 /// A copy of the whole store, opened.
 pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
     w.note("checkpoint".into());
@@ -335,7 +389,7 @@ pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
     let found = observe(&db, &views).expect("memory does not fail");
     let matched = w.history.newest().matches(&found, &w.bases, Exactly::Stored, &w.inos);
     matched.map(drop).unwrap_or_else(|e| panic!("{}: a checkpoint: {e}", w.what()));
-    Ok(())
+    merge_fork(w)
 }
 
 /// All that there is, as all others see it.

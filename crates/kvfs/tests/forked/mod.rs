@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use env::{Env, Simulated};
-use kvdb::{Durability, ForkOptions, Kvdb, OpenOptions, RemoteStore, RemoteZones};
+use kvdb::{CreateOptions, Durability, ForkOptions, Kvdb, OpenOptions, RemoteStore, RemoteZones};
 use kvfs::{Choice, Fs, FsOptions, MergeConflict, MergeForkOptions, Merged, Views};
 use objects::{MemoryObjects, Objects};
 use zones::MemoryDevice;
@@ -16,6 +16,7 @@ use crate::world::World;
 pub struct Store {
     pub w: World,
     pub views: Views,
+    device: Arc<MemoryDevice>,
 }
 
 /// A clock and random numbers as no other store has them.
@@ -67,10 +68,7 @@ impl Bucket {
     }
 
     fn open(&self, device: Arc<MemoryDevice>, env: Arc<Simulated>) -> Store {
-        let db = self.database(device, false);
-        let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).expect("opened");
-        let views = Views::new(db.clone(), fs.clone());
-        Store { w: World { db, env, fs }, views }
+        Store::of(self.database(device.clone(), false), env, device)
     }
 }
 
@@ -83,8 +81,26 @@ pub fn options(choice: Option<Choice>) -> MergeForkOptions {
 
 impl Store {
     pub fn new() -> Store {
-        let (w, views) = World::with_views(FsOptions::default());
-        Store { w, views }
+        let device = Arc::new(MemoryDevice::new());
+        let open = OpenOptions { threads: false, memory: 64 << 20, ..Default::default() };
+        let create = CreateOptions { open, ..Default::default() };
+        let db = Kvdb::create(device.clone(), fresh(), create).expect("memory does not fail");
+        Store::of(db, Arc::new(Simulated::new(1)), device)
+    }
+
+    fn of(db: Kvdb, env: Arc<Simulated>, device: Arc<MemoryDevice>) -> Store {
+        let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).expect("opened");
+        let views = Views::new(db.clone(), fs.clone());
+        Store { w: World { db, env, fs }, views, device }
+    }
+
+    /// The store as a copy of its file would have it. It was made by `new`.
+    pub fn copy(&self) -> Store {
+        self.w.fs.sync_all().expect("synced");
+        let device = MemoryDevice::clone(&self.device);
+        let options = OpenOptions { threads: false, memory: 64 << 20, ..Default::default() };
+        let db = Kvdb::open(Arc::new(device), fresh(), options).expect("opened").0;
+        Store::of(db, self.w.env.clone(), self.device.clone())
     }
 
     pub fn begin(&self, fork: &Kvdb, options: &MergeForkOptions) -> Merged {
