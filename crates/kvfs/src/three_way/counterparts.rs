@@ -19,6 +19,7 @@ impl Plan<'_> {
                 break *known;
             }
             let there = self.sides.into.node(at)?;
+            there.iter().try_for_each(|there| self.check_number(there))?;
             if at == ROOT || there.is_some_and(|node| node.attr.kind == FileKind::Dir) {
                 self.dirs.insert(at, Some(at));
                 break Some(at);
@@ -55,6 +56,23 @@ impl Plan<'_> {
         Ok(above)
     }
 
+    /// An error where a number means another inode in into than in base. No store gives a number
+    /// twice, but a copy of its file may have gone on by itself.
+    pub(super) fn check_number(&self, into: &StoredNode) -> Result<()> {
+        let identity = |node: &StoredNode| (node.attr.kind, node.attr.btime);
+        match self.sides.base.node(into.ino)? {
+            Some(base) if identity(&base) != identity(into) => {
+                let why = format!(
+                    "inode {} is another file here than in what both began as: this may be an \
+                     older copy of the store",
+                    into.ino
+                );
+                Err(kvdb::Error::Invalid(why).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns whether into has made it: neither of the others has it.
     fn is_of_into(&self, ino: Ino) -> Result<bool> {
         Ok(self.sides.from.node(ino)?.is_none() && self.sides.base.node(ino)?.is_none())
@@ -81,6 +99,7 @@ impl Plan<'_> {
     /// Returns what a file of from is in into.
     pub(super) fn file_in_into(&mut self, ino: Ino) -> Result<Option<Ino>> {
         if let Some(node) = self.sides.into.node(ino)? {
+            self.check_number(&node)?;
             return Ok((node.attr.kind != FileKind::Dir).then_some(ino));
         }
         for (dir, name, _) in self.sides.from.names_of(&HashSet::from([ino]))? {

@@ -10,21 +10,6 @@ use crate::error::Result;
 use crate::layout::{self, Attributes, Body};
 use crate::merging::{Choice, Deed};
 
-/// An error where a number means another inode in into than in base. No store gives a number twice,
-/// but a copy of its file may have gone on by itself.
-fn is_that_inode(base: &StoredNode, into: &StoredNode) -> Result<()> {
-    let identity = |node: &StoredNode| (node.attr.kind, node.attr.btime);
-    if base.ino != into.ino || identity(base) == identity(into) {
-        return Ok(());
-    }
-    let why = format!(
-        "inode {} is another file here than in what both began as: this may be an older copy of \
-         the store",
-        base.ino
-    );
-    Err(kvdb::Error::Invalid(why).into())
-}
-
 impl Plan<'_> {
     pub(super) fn nodes(&mut self) -> Result<()> {
         for ino in std::mem::take(&mut self.inodes) {
@@ -83,7 +68,6 @@ impl Plan<'_> {
             return Ok(());
         };
         let Some(into) = sides.into.node(there)? else { return Ok(()) };
-        is_that_inode(&base, &into)?;
         if !changed {
             let times = |node: &StoredNode| (node.attr.mtime, node.attr.atime);
             if there == from.ino && times(&base) != times(&from) && times(&into) == times(&base) {
@@ -166,7 +150,7 @@ impl Plan<'_> {
         else {
             return Ok(());
         };
-        is_that_inode(&base, &into)?;
+        self.check_number(&into)?;
         let touched = !self.is_untouched(&base, &into)?
             && !alike((&sides.base, &base), (&sides.into, &into))?;
         let named = i64::from(into.attr.nlink) + self.names_added(base.ino) > 0;
@@ -243,7 +227,6 @@ impl Plan<'_> {
             self.new_dirs.insert(there);
             return Ok(());
         };
-        base.iter().try_for_each(|base| is_that_inode(base, &into))?;
         let changed = match &base {
             None => true,
             Some(base) => {
