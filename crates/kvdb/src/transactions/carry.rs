@@ -18,7 +18,7 @@ use crate::read::view::{StoredValue, View};
 
 /// Changes that are made at once, and bytes of values of another store, which are copied.
 const STEP: usize = 1024;
-const STEP_BYTES: usize = 4 << 20;
+const STEP_BYTES: usize = 1 << 20;
 
 /// A key that both branches have changed since, and that no merge routine joins.
 #[derive(Clone, Copy, Debug)]
