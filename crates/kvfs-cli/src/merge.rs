@@ -48,8 +48,8 @@ same options. What it has changed since it was made is copied:
   kvfs merge mine.kvfs --into /mnt --dry-run       # its file, which is not mounted
   kvfs merge mine.kvfs --into store.kvfs           # into a store that is not mounted
 
-It can be merged again. What was taken over is alike on both sides then; but what it has changed \
-since of its own new files is a conflict: choose --theirs.")]
+It can be merged again. What was taken over is alike on both sides then, and what was left out comes \
+again; but what it has changed since of its own new files is a conflict: choose --theirs.")]
 pub struct Args {
     /// The clone (/mnt/.kvfs/clone/NAME); or a mount, or the file of a store that is not mounted.
     /// With --into: the fork, by its address or its file.

@@ -33,7 +33,7 @@ pub struct Difference {
 enum Inner {
     /// Of two states of one store.
     Near {
-        inner: vt_tree::Difference,
+        inner: Box<vt_tree::Difference>,
         /// Reads the large values of the earlier side, and keeps what they refer to.
         before: Arc<Reader>,
         /// Reads those of the later side, and keeps what they refer to.
@@ -141,8 +141,9 @@ impl View {
     ) -> Result<Difference> {
         let inner = if self.is_of_store(after) {
             let (before_side, after_side) = (self.side(dict), after.side(dict_after));
+            let inner = vt_tree::Difference::between(&self.cache, before_side, after_side, range)?;
             Inner::Near {
-                inner: vt_tree::Difference::between(&self.cache, before_side, after_side, range)?,
+                inner: Box::new(inner),
                 before: Reader::new(self, dict),
                 after: Reader::new(after, dict_after),
             }
