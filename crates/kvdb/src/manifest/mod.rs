@@ -6,6 +6,7 @@
 //! instead: so what checkpoints write is bounded by what edits do, however much there is in them.
 
 mod edit;
+pub(crate) mod fork_bases;
 mod state;
 
 use std::sync::Arc;

@@ -13,8 +13,8 @@ use zones::{Device, FormatOptions, Zones};
 use super::{Error, ForkId, ForkOptions, Head, RemoteStore, RemoteZones, Result, random_id};
 use crate::health::Health;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
+use crate::manifest::fork_bases::{NewBase, keep_base};
 use crate::manifest::{Manifest, ManifestState};
-use crate::snapshots::{NewBase, keep_base};
 
 /// The note of a local file about the store that it refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]

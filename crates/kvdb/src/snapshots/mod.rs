@@ -37,7 +37,6 @@ pub use bases::Lineage;
 pub(crate) use bases::shown_origin;
 pub(crate) use create::EndOfGeneration;
 pub use difference::{Change, Difference};
-pub(crate) use fork_bases::{NewBase, keep_base};
 pub use limits::BranchLimit;
 use limits::Limits;
 pub use stream::{BuildsUpon, Received};

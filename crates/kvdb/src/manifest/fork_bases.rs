@@ -1,0 +1,98 @@
+//! States that a fork has in common with the stores that it comes from: what it began as, and, of
+//! the fork of a fork, what those before it began as. They are snapshots of the store's own, made
+//! with the fork's file, and are published with it. So whoever opens a fork has both what it began
+//! as and what it is now.
+
+use std::time::Duration;
+
+use super::{Edit, ManifestState};
+use crate::error::Result;
+use crate::ids::Label;
+
+/// The state that a fork began as; the identity of the store that it came from follows.
+const FORK: &str = ".fork-";
+
+/// Stores that a fork knows that it comes from, at most: each keeps a state.
+const MOST: usize = 4;
+
+/// The name of the snapshot that is the base of a fork of this store.
+pub(crate) fn name_of(store: &[u8; 16]) -> String {
+    let id: String = store.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{FORK}{id}")
+}
+
+fn store_of(name: &str) -> Option<[u8; 16]> {
+    let id = u128::from_str_radix(name.strip_prefix(FORK)?, 16).ok()?.to_be_bytes();
+    (name_of(&id) == name).then_some(id)
+}
+
+/// The stores that the bases in a state are of, the newest last.
+pub(crate) fn stores_in<'a>(labels: impl Iterator<Item = &'a Label>) -> Vec<[u8; 16]> {
+    let mut all: Vec<_> = labels
+        .filter_map(|label| Some((label.created, label.seq, store_of(&label.name)?)))
+        .collect();
+    all.sort_unstable();
+    all.into_iter().map(|(.., store)| store).collect()
+}
+
+/// The base of a fork that is about to be made.
+pub(crate) struct NewBase<'a> {
+    /// The identity of the store that it comes from.
+    pub store: [u8; 16],
+    /// When that published the state, since 1970.
+    pub published: Duration,
+    /// A number that no other snapshot has.
+    pub id: [u8; 16],
+    /// The snapshot that the fork is going back to before anything is written.
+    pub snapshot: Option<&'a str>,
+}
+
+/// Keeps what a fork begins as: the main branch of a published state, or a snapshot of it.
+pub(crate) fn keep_base(state: &mut ManifestState, new: &NewBase<'_>) -> Result<()> {
+    let name = name_of(&new.store);
+    let of_main = |name: &str| {
+        state.snapshots.get(name).filter(|snapshot| snapshot.label.branch.is_empty()).cloned()
+    };
+    let snapshot = new.snapshot.and_then(of_main);
+    let known = stores_in(state.snapshots.values().map(|snapshot| &snapshot.label));
+    let older: Vec<_> = known.iter().filter(|store| **store != new.store).collect();
+    let too_many = older.len().saturating_sub(MOST - 1);
+    for store in older.into_iter().take(too_many).chain(known.iter().filter(|s| **s == new.store)) {
+        state.apply(Edit::DropSnapshot(name_of(store)))?;
+    }
+    let seq = snapshot.as_ref().map_or(state.start.seq, |snapshot| snapshot.label.seq);
+    let label = Label { name, branch: String::new(), id: new.id, created: new.published, seq };
+    match snapshot {
+        Some(snapshot) => state.keep_as(label, &snapshot),
+        None => state.apply(Edit::Snapshot { label, below: state.next_dictionary }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base(store: u8) -> NewBase<'static> {
+        let published = Duration::from_secs(u64::from(store));
+        NewBase { store: [store; 16], published, id: [store; 16], snapshot: None }
+    }
+
+    #[test]
+    fn a_name_says_which_store_it_is() {
+        assert_eq!(store_of(&name_of(&[0xa7; 16])), Some([0xa7; 16]));
+        for other in [".fork-", ".fork-1", &format!(".fork-{}", "A7".repeat(16)), ".base-c/7"] {
+            assert_eq!(store_of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_fork_of_forks_keeps_the_last_few_bases() {
+        let mut state = ManifestState::new();
+        for store in 1..=6 {
+            keep_base(&mut state, &base(store)).expect("kept");
+        }
+        keep_base(&mut state, &base(6)).expect("kept once more");
+        let known = stores_in(state.snapshots.values().map(|snapshot| &snapshot.label));
+        assert_eq!(known, [[3; 16], [4; 16], [5; 16], [6; 16]]);
+    }
+}
