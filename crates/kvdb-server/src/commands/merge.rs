@@ -1,5 +1,6 @@
 //! `TXN MERGE`: what a clone has changed, in a transaction of the branch that it was made of, or
-//! the other way round; or what a fork has, in one of the store that it was made of. `TXN REBASE`: what a transaction has changed, in one that begins now.
+//! the other way round; or what a fork has, in one of the store that it was made of. `TXN REBASE`:
+//! what a transaction has changed, in one that begins now.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,14 +20,14 @@ use crate::request::Arguments;
 use crate::session::Session;
 use crate::transactions::{Conflicting, Merge, Merging, Preferred, Rebased};
 
-/// `TXN MERGE clone [REBASE | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] ... [ATTACHED]`: begins a
-/// transaction that merges the clone into the branch that it was made of when it commits. Its
-/// number, the clone that it commits to and the one whose changes these are (empty: the store
-/// itself), and the conflicts: of each its path or key, `path` or `key`, and what each side has
-/// done. With conflicts the transaction is of no use but to look at. `REBASE`: the other way round.
-/// `DRY`: it is not going to be committed. `FORK`: not a clone but a fork of this store, at an
-/// address or in a file of this machine, which is called `clone`; a client of the network may not
-/// have files opened.
+/// `TXN MERGE clone [REBASE | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] ...
+/// [ATTACHED]`: begins a transaction that merges the clone into the branch that it was made of when
+/// it commits. Its number, the clone that it commits to and the one whose changes these are (empty:
+/// the store itself), and the conflicts: of each its path or key, `path` or `key`, and what each
+/// side has done. With conflicts the transaction is of no use but to look at. `REBASE`: the other
+/// way round. `DRY`: it is not going to be committed. `FORK`: not a clone but a fork of this store,
+/// at an address or in a file of this machine, which is called `clone`; a client of the network may
+/// not have files opened.
 pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let clone = snapshot::name(args.get(2).ok_or(Failure::SYNTAX)?)?.to_owned();
     let mut merge = Merge { clone, ..Merge::default() };
