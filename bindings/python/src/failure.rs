@@ -140,7 +140,11 @@ fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
         Error::Corrupt(_) => ("corrupt", EIO),
         Error::Invalid(_) => ("invalid", 0),
         Error::Limit(_) => ("limit", 0),
-        Error::Conflict { .. } | Error::Overtaken(_) => ("conflict", 0),
+        Error::Conflict { .. }
+        | Error::Overtaken(_)
+        | Error::OpenElsewhere { .. }
+        | Error::WrittenElsewhere(_)
+        | Error::Unpublished(_) => ("conflict", 0),
         Error::Locked(_) => ("locked", 0),
         Error::NoTransaction(_) => ("ended", 0),
         // The call is not possible with a transaction in that state, which goes on.

@@ -38,8 +38,9 @@ impl Machine {
         let env = Arc::new(Simulated::new(world << 20));
         let copy = store.writer_to(self.device.clone(), env, &options)?;
         let db = open_with(self.device.clone(), bucket.zones(), small())?;
-        let publisher = db.publisher(&store)?;
+        let mut publisher = db.publisher(&store)?;
         assert!(publisher.is_writer());
+        publisher.stay_open(&self.label);
         self.open = Some((db, publisher));
         Ok(copy)
     }
@@ -248,6 +249,47 @@ fn the_file_that_was_published_first_does_not_take_back_what_came_after_it() {
     // What the other one has was published, so it may begin anew.
     here.open(&bucket);
     assert!(keys(here.db()).contains("commits go on"));
+}
+
+#[test]
+fn an_older_copy_of_the_file_does_not_take_back_what_was_published_since() {
+    let (bucket, _source) = published(12);
+    let mut here = Machine::new("here");
+    here.open(&bucket);
+    insert(here.db(), "first");
+    here.publish().unwrap();
+    // A machine is restored, or its disk was cloned while it ran.
+    let older = Arc::new(MemoryDevice::clone(&here.device));
+    insert(here.db(), "second");
+    here.publish().unwrap();
+    let mut restored = Machine { device: older, ..Machine::new("restored") };
+    for take in [false, true] {
+        let refused = restored.try_open(&bucket, take).unwrap_err();
+        assert!(matches!(refused, Error::Unpublished(_)), "{refused}");
+    }
+    let db = open_with(restored.device.clone(), bucket.zones(), small()).unwrap();
+    let refused = db.push(&bucket.store("fruit"), &mut |_| Ok(())).unwrap_err();
+    assert!(matches!(refused, Error::Overtaken(_)), "{refused}");
+    here.close().unwrap();
+    assert!(keys_there(&bucket).contains("second"));
+}
+
+#[test]
+fn a_mount_that_publishes_is_not_displaced_unless_that_is_asked_for() {
+    let (bucket, source) = published(13);
+    let mut publisher = source.publisher(&bucket.store("fruit")).unwrap();
+    publisher.stay_open("the first machine");
+    insert(&source, "first");
+    publisher.publish(&mut |_| Ok(())).unwrap();
+    let mut here = Machine::new("here");
+    let refused = here.try_open(&bucket, false).unwrap_err().to_string();
+    assert!(refused.contains("open for writing by the first machine"), "{refused}");
+    insert(&source, "second");
+    assert!(publisher.close().is_err(), "it has changes that are not published");
+    publisher.publish(&mut |_| Ok(())).unwrap();
+    publisher.close().unwrap();
+    here.open(&bucket);
+    assert!(keys(here.db()).contains("second"));
 }
 
 #[test]

@@ -68,6 +68,10 @@ fn at_address(args: &Args, address: &Address, output: &Output) -> Outcome {
     if address.snapshot.is_some() {
         return Err(Failure::new(Exit::Usage, format!("{shown} would be a snapshot")));
     }
+    if args.size.is_some() {
+        let refused = "a store in object storage has no size: it takes what is written";
+        return Err(Failure::new(Exit::Usage, refused).hint("leave out --size"));
+    }
     let there = address.store(true)?;
     if there.head().map_err(cannot)?.is_some_and(|head| head.state.is_some()) {
         let what = format!("there is a store {shown} already");
@@ -78,13 +82,12 @@ fn at_address(args: &Args, address: &Address, output: &Output) -> Outcome {
     let directory = tempfile::tempdir_in(&directory)
         .map_err(|e| Failure::io(format!("cannot use {}", directory.display()), &e))?;
     let file = directory.path().join("empty.kvfs");
-    let (size, profile) = store::create(&file, args.size, args.profile, args.zone_size)?;
+    let (_, profile) = store::create(&file, None, args.profile, args.zone_size)?;
     let store = store::open(&file, Access::ReadWrite, None)?;
     store.db.push(&there, &mut |_| Ok(())).map_err(cannot)?;
     store.close()?;
     let value = serde_json::json!({
-        "address": address.to_string(), "size": size,
-        "profile": device_profile::name(profile),
+        "address": address.to_string(), "profile": device_profile::name(profile),
         "zone_size": args.zone_size.unwrap_or(kvfs::ZONE_SIZE),
     });
     output.print(format!("created {shown}: mount it with kvfs mount --write"), value)

@@ -68,22 +68,21 @@ pub fn directory_of_writers(directory: Option<&Path>) -> Outcome<PathBuf> {
     made(&directory.map_or_else(default, Path::to_owned))
 }
 
-/// The local file by which a store is written at its address, claimed. `take`: also if another
-/// machine has the store open.
-pub fn of_writer(
-    address: &Address,
-    directory: Option<&Path>,
-    take: bool,
-) -> Outcome<(PathBuf, LocalCopy)> {
+/// The local file by which a store is written at its address.
+pub fn path_of_writer(address: &Address, directory: Option<&Path>) -> Outcome<PathBuf> {
+    Ok(directory_of_writers(directory)?.join(format!("{}.writer.kvfs", stem(address))))
+}
+
+/// Claims the store for that file. `take`: also if another machine has the store open.
+pub fn claim(address: &Address, path: &Path, take: bool) -> Outcome<LocalCopy> {
     let store = address.store(false)?;
-    let path = directory_of_writers(directory)?.join(format!("{}.writer.kvfs", stem(address)));
     let file =
-        own_file(&path).map_err(|e| Failure::io(format!("cannot use {}", path.display()), &e))?;
+        own_file(path).map_err(|e| Failure::io(format!("cannot use {}", path.display()), &e))?;
     let device =
-        FileDevice::of(file, &path, false).map_err(|e| failures::of_device(&path, "open", e))?;
+        FileDevice::of(file, path, false).map_err(|e| failures::of_device(path, "open", e))?;
     let options = WriterOptions { label: host_name(), take };
     let copy = store.writer_to(Arc::new(device), Arc::new(Machine::default()), &options);
-    let copy = copy.map_err(|e| {
+    copy.map_err(|e| {
         let hint = match &e {
             kvdb::Error::Unpublished(_) => {
                 let file = path.display();
@@ -93,8 +92,7 @@ pub fn of_writer(
         };
         let failure = failures::of_database(format!("cannot write {address}"), e);
         hint.into_iter().fold(failure, Failure::hint)
-    })?;
-    Ok((path, copy))
+    })
 }
 
 /// The local file of the newest state of a store, which no mount uses. The first that is free is

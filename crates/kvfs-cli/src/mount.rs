@@ -169,15 +169,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         may_publish(&publish.to, output)?;
     }
     let store = match (&address, options.writing) {
-        (Some(address), Some(writing)) => {
-            let (store, copy) =
-                local_copies::of_writer(address, args.cache.as_deref(), writing.take)?;
-            let name = text::show(address.to_string().as_bytes());
-            let file = store.display();
-            output
-                .note(format!("{name} from generation {}, written here: {file}", copy.generation));
-            store
-        }
+        (Some(address), Some(_)) => local_copies::path_of_writer(address, args.cache.as_deref())?,
         (Some(address), None) => {
             let (store, copy) = local_copies::of(address, args.cache.as_deref())?;
             let name = text::show(address.to_string().as_bytes());
@@ -205,6 +197,12 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     if let Some(log) = &options.log {
         // Here it can still be told.
         Judge::strict().judge_path(log)?;
+    }
+    // After all that may be wrong with the words: from here on no other machine may write it.
+    if let (Some(address), Some(writing)) = (&address, options.writing) {
+        let copy = local_copies::claim(address, &store, writing.take)?;
+        let (name, file) = (text::show(address.to_string().as_bytes()), store.display());
+        output.note(format!("{name} from generation {}, written in {file}", copy.generation));
     }
     if args.foreground {
         let warning = options.network.warning();

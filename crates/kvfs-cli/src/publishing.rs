@@ -7,12 +7,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use env::sync::Mutex;
-use kvdb::{Error, Kvdb, Publisher, PushStats};
+use kvdb::{Error, Kvdb, Publisher, PushStats, RemoteStore};
 use kvfs::Views;
 use serde_json::{Value, json};
 
 use crate::address::Address;
 use crate::failures;
+use crate::local_copies::host_name;
 use crate::output::{Failure, Outcome};
 
 /// How often it looks whether there is something to publish, where nothing else is asked for.
@@ -65,7 +66,7 @@ impl Publishing {
     /// changes are to be dropped.
     pub fn start(db: &Kvdb, views: &Views, what: Publication) -> Outcome<Publishing> {
         // Where the place is not to be opened now, it is tried again with each publication.
-        let publisher = what.to.store(false).ok().and_then(|store| db.publisher(&store).ok());
+        let publisher = what.to.store(false).ok().and_then(|store| publisher_to(db, &store).ok());
         let shared = Arc::new(Shared {
             what,
             db: db.clone(),
@@ -89,13 +90,22 @@ impl Publishing {
     }
 
     /// Fails if the store cannot be published there. A place that cannot be reached now is no
-    /// error: files come first, and publication is tried again.
+    /// error, nor is one where the store was written at its address: files come first, and
+    /// publication is tried again. But a file by which it was written takes no more changes when
+    /// another one does that.
     pub fn check(db: &Kvdb, what: &Publication) -> Outcome {
         let Ok(store) = what.to.store(false) else { return Ok(()) };
-        match db.publisher(&store).and_then(|publisher| publisher.check()) {
+        let cannot = |e| failures::of_database(format!("cannot publish to {}", what.to), e);
+        let publisher = db.publisher(&store).map_err(cannot)?;
+        match publisher.check() {
             Err(Error::Objects(e)) if e.may_be_retried() => Ok(()),
-            checked => checked
-                .map_err(|e| failures::of_database(format!("cannot publish to {}", what.to), e)),
+            Err(e @ (Error::OpenElsewhere { .. } | Error::WrittenElsewhere(_)))
+                if !publisher.is_writer() =>
+            {
+                tracing::error!("nothing is published to {}: {e}", what.to);
+                Ok(())
+            }
+            checked => checked.map_err(cannot),
         }
     }
 
@@ -108,14 +118,15 @@ impl Publishing {
     /// most, and is left out if the last publication has failed.
     pub fn finish(mut self) {
         let failed = self.shared.status.lock().failing.is_some();
-        if failed {
+        // The next machine is to write a store at its address, so that is worth another try.
+        if failed && !self.shared.is_writer() {
             return tracing::warn!("{} lacks the last changes", self.shared.what.to);
         }
         *self.shared.deadline.lock() = Some(Instant::now() + LAST);
         drop(self.end.take());
         self.join();
         let failed = || self.shared.status.lock().failing.is_some();
-        if !failed() && self.shared.is_due() {
+        if self.shared.is_due() {
             let _ = self.shared.publish();
         }
         if !failed() {
@@ -136,6 +147,13 @@ impl Drop for Publishing {
         drop(self.end.take());
         self.join();
     }
+}
+
+/// The publisher of a mount. The head says that the store is open as long as it is mounted.
+fn publisher_to(db: &Kvdb, store: &RemoteStore) -> kvdb::Result<Publisher> {
+    let mut publisher = db.publisher(store)?;
+    publisher.stay_open(&host_name());
+    Ok(publisher)
 }
 
 impl Shared {
@@ -165,7 +183,7 @@ impl Shared {
             nothing => {
                 let store = self.what.to.store(false);
                 let store = store.map_err(|failure| Error::Invalid(failure.message))?;
-                nothing.insert(self.db.publisher(&store)?)
+                nothing.insert(publisher_to(&self.db, &store)?)
             }
         };
         publisher.publish(&mut |_| match *self.deadline.lock() {
@@ -203,13 +221,16 @@ impl Shared {
                 status.bytes += stats.bytes;
             }
             Err(e) => {
-                status.overtaken |= matches!(e, Error::Overtaken(_));
+                status.overtaken |= matches!(
+                    e,
+                    Error::Overtaken(_) | Error::OpenElsewhere { .. } | Error::WrittenElsewhere(_)
+                );
                 if status.overtaken && self.is_writer() {
                     tracing::error!("{to} is written by another machine or mount now: {e}");
                 } else if status.overtaken {
                     tracing::error!(
-                        "{to} is published by another machine or mount, and no more by this one; \
-                         `kvfs push` takes that back: {e}"
+                        "{to} is published by another machine or mount, and no more by this one: \
+                         {e}"
                     );
                 } else if status.failing.is_none() {
                     tracing::warn!("{to} cannot be published, which is tried again: {e}");

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
-use kvdb::{Kvdb, PushStats, RemoteStore};
+use kvdb::{Kvdb, Publisher, PushStats, RemoteStore};
 use kvdb_server::Reply;
 use serde_json::{Value, json};
 
@@ -101,7 +101,10 @@ fn probed(_: &RemoteStore) -> Result<Option<String>, objects::ObjectsError> {
 fn of_file(file: &Path, to: &RemoteStore, take: bool, output: &Output) -> Outcome<Value> {
     let store = store::open_waiting(file, Access::ReadWrite, None)?;
     let bar = output.progress("publishing", Some(0), false);
-    let published = publish(&store.db, to, take, &bar);
+    let published = publish(&store.db, to, take, &bar).and_then(|(mut publisher, stats)| {
+        // Where the store is written at its address, it was open for this alone.
+        publisher.close().map(|()| stats)
+    });
     bar.finish_and_clear();
     store.close()?;
     published
@@ -109,16 +112,22 @@ fn of_file(file: &Path, to: &RemoteStore, take: bool, output: &Output) -> Outcom
         .map_err(|e| failures::of_database(format!("cannot publish {}", file.display()), e))
 }
 
-fn publish(db: &Kvdb, to: &RemoteStore, take: bool, bar: &ProgressBar) -> kvdb::Result<PushStats> {
+fn publish(
+    db: &Kvdb,
+    to: &RemoteStore,
+    take: bool,
+    bar: &ProgressBar,
+) -> kvdb::Result<(Publisher, PushStats)> {
     let mut publisher = db.publisher(to)?;
     if take {
         publisher.take_from_writer();
     }
-    publisher.publish(&mut |now| {
+    let published = publisher.publish(&mut |now| {
         bar.set_length(now.zones_total);
         bar.set_position(now.zones);
         Ok(())
-    })
+    })?;
+    Ok((publisher, published))
 }
 
 fn of_mounted(target: &Path, to: &Address, output: &Output) -> Outcome<Value> {
@@ -145,7 +154,9 @@ pub fn of_served(db: &Kvdb, address: &str, by_itself: Option<Arc<Shared>>) -> Ou
     let to = Address::required(Path::new(address))?;
     let stats = match by_itself.filter(|own| own.is_to(&to)) {
         Some(own) => own.publish_by_hand(),
-        None => publish(db, &to.store(true)?, false, &ProgressBar::hidden()),
+        None => {
+            publish(db, &to.store(true)?, false, &ProgressBar::hidden()).map(|(_, stats)| stats)
+        }
     };
     stats
         .map(|stats| value(stats).to_string())

@@ -148,6 +148,10 @@ fn a_store_is_made_there_and_written_on_one_machine_after_the_other() {
     assert!(told.contains(&world.address()), "{told}");
     assert_eq!(publishing(&here)["written_at_address"], true);
     umount(&here);
+    // By hand it is published from its file, which leaves it closed.
+    succeeds(kvfs(&["push"]).arg(world.local_file("here")).arg(world.address()));
+    let there = world.write("there");
+    umount(&there);
     // Who reads it sees the same.
     let (mut mount, reader) = world.mount("reader", &[]);
     succeeds(&mut mount);
@@ -253,8 +257,12 @@ fn what_makes_no_sense_is_refused_before_anything_is_claimed() {
     succeeds(kvfs(&["create"]).arg(&local));
     fails(2, kvfs(&["mount", "--write"]).arg(&local).arg(&root));
     fails(2, kvfs(&["create", &format!("{}@monday", world.address())]).env("HOME", &root));
+    let nowhere = world.path("nowhere");
+    let mut mount = kvfs(&["mount", "--write", &world.address()]);
+    fails(3, mount.arg(&nowhere).arg("--cache").arg(world.path("here")));
+    fails(2, kvfs(&["create", "--size", "1G"]).arg(format!("dir:{}", nowhere.display())));
     let none = format!("dir:{}/none", world.path("share").display());
-    let missing = kvfs(&["mount", "--write", &none]).arg(&root).arg("--cache").arg(&root).output();
-    assert_eq!(missing.expect("it runs").status.code(), Some(3));
+    let mut missing = kvfs(&["mount", "--write", &none]);
+    fails(3, missing.arg(&root).arg("--cache").arg(world.path("here")));
     assert_eq!(head(&world), before);
 }

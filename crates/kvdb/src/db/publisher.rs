@@ -13,7 +13,8 @@ use crate::db::checkpoint::Checkpoint;
 use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::remote::{
-    Claim, ClaimNote, Claimant, LocalCopy, PushProgress, RemoteStore, Right, StateName, ToPublish,
+    Claim, ClaimNote, Claimant, LocalCopy, Owner, PushProgress, RemoteStore, Right, StateName,
+    ToPublish,
 };
 
 /// A claim is made anew after so long. Objects of its epoch that no state refers to are dead from
@@ -46,6 +47,8 @@ pub struct Publisher {
     copy: Option<LocalCopy>,
     /// See [`Publisher::take_from_writer`].
     takes: bool,
+    /// See [`Publisher::stay_open`].
+    label: Option<String>,
     last: Option<Last>,
 }
 
@@ -71,6 +74,7 @@ impl Kvdb {
             right: Right::default(),
             copy,
             takes: false,
+            label: None,
             last: None,
         };
         if publisher.is_writer() {
@@ -110,8 +114,10 @@ impl Publisher {
         let memory = database.options.memory / 4;
         let shares = self.is_registered()?;
         let what = ToPublish { zones, state: &state, uses: &uses, shares, memory };
-        let published =
-            claim.publish(&what, (&known, marks), progress).inspect_err(|e| self.stop_after(e))?;
+        let mut keep = keeper(&self.db, self.is_writer());
+        let published = claim
+            .publish(&what, (&known, marks), (&mut self.right, &mut keep), progress)
+            .inspect_err(|e| self.stop_after(e))?;
         drop(held);
         if shares && !self.is_registered()? {
             let what = "the fork was dropped while it was published, and what it shares may be \
@@ -146,28 +152,23 @@ impl Publisher {
         let database = self.db.db.0.clone();
         let (env, to) = (database.env.clone(), self.to.clone());
         let (is_writer, mut claimant) = (self.is_writer(), self.claimant());
-        if is_writer {
-            // Of the claim that was made when it was opened.
-            claimant.owner.open = true;
-            let head = self.to.head()?;
-            if let Some(head) = head.filter(|head| head.owner.id == claimant.owner.id) {
-                (claimant.owner.since, claimant.owner.label) = (head.owner.since, head.owner.label);
-            }
+        if is_writer || self.label.is_some() {
+            let since = database.env.exact_wall().as_nanos() as u64;
+            let label = self.label.clone().unwrap_or_default();
+            claimant.owner = Owner { open: true, since, label, ..claimant.owner };
         }
-        let mut keep = |right: &Right| match is_writer {
-            true => database.write_claim_note(&ClaimNote { right: right.clone(), settled: false }),
-            false => Ok(()),
-        };
+        let mut keep = keeper(&self.db, is_writer);
         Claim::begin(env, to, &claimant, &mut self.right, &mut keep)
     }
 
     /// Stops commits to a store that another file has taken over: they would never be published.
     fn stop_after(&self, error: &Error) {
-        let is_taken = match error {
-            Error::Overtaken(_) | Error::OpenElsewhere { .. } | Error::WrittenElsewhere(_) => true,
-            _ => false,
+        let (Error::Overtaken(_) | Error::OpenElsewhere { .. } | Error::WrittenElsewhere(_)) =
+            error
+        else {
+            return;
         };
-        if is_taken && self.is_writer() {
+        if self.is_writer() {
             self.db.db.0.health.stop(|| {
                 "another file is the writer of the store by now, so this one takes no more \
                  changes; it keeps all that it has, and can be published under another name"
@@ -176,20 +177,34 @@ impl Publisher {
         }
     }
 
-    /// Closes the store for writing at its address: another file may begin with the newest state.
-    /// The caller has published the last commit, and makes no more. It does nothing for a store
-    /// that is not written at its address.
+    /// Has the head say that the store is open in this file, from the next claim until
+    /// [`Publisher::close`]: as long as it does, no file is made by which the store is written at
+    /// its address, unless it is taken. `label` says whose it is; 256 bytes of it count.
+    pub fn stay_open(&mut self, label: &str) {
+        let end = label.floor_char_boundary(256);
+        (self.claim, self.label) = (None, Some(label[..end].to_owned()));
+    }
+
+    /// Has the head say that the store is open no more: another file may begin with the newest
+    /// state. All that was committed has to be published, which is an
+    /// [`Error::Invalid`](crate::Error::Invalid) otherwise, and nothing may be committed any more.
+    /// It does nothing for a store that was not open there.
     pub fn close(&mut self) -> Result<()> {
-        if !self.is_writer() {
+        if !self.is_writer() && self.label.is_none() {
             return Ok(());
+        }
+        if self.is_due() {
+            return Err(Error::Invalid("it has changes that are not published".into()));
         }
         let mut claim = match self.claim.take() {
             Some(claim) => claim,
             None => self.claim()?,
         };
-        // Before another file can begin with the state: by then it counts whether this one has more.
-        let note = ClaimNote { right: self.right.clone(), settled: !self.is_due() };
-        self.db.db.0.write_claim_note(&note)?;
+        if self.is_writer() {
+            // Before another file can begin with the state: then it counts that this has no more.
+            let note = ClaimNote { right: self.right.clone(), settled: true };
+            self.db.db.0.write_claim_note(&note)?;
+        }
         claim.close()
     }
 
@@ -232,6 +247,15 @@ impl Publisher {
     /// makes no request.
     pub fn is_due(&self) -> bool {
         self.last.as_ref().is_none_or(|last| last.changes != self.db.db.0.change_stamp())
+    }
+}
+
+/// Notes the right of a file by which a store is written at its address, before each change of it.
+fn keeper(db: &Kvdb, is_writer: bool) -> impl FnMut(&Right) -> Result<()> + use<> {
+    let database = db.db.0.clone();
+    move |right| match is_writer {
+        true => database.write_claim_note(&ClaimNote { right: right.clone(), settled: false }),
+        false => Ok(()),
     }
 }
 

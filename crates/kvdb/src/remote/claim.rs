@@ -41,17 +41,22 @@ pub(crate) struct Claim {
     objects: u32,
 }
 
-/// The right to claim a store again: the epoch of the last claim, and the nonce of an attempt whose
-/// outcome is unknown. Empty: it may be claimed from any other publisher.
+/// The right to claim a store again: the epoch of the last claim, the nonce of an attempt whose
+/// outcome is unknown, and the newest state. Empty: it may be claimed from any other publisher.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Right {
     pub epoch: Option<u32>,
     pub attempt: Option<[u8; 16]>,
+    /// The states one of which is the newest as long as no copy of the file has published: the one
+    /// that was it at the claim, or was published last, and the one that is being published.
+    pub states: [Option<StateName>; 2],
 }
 
 impl Right {
     pub fn holds(&self, head: &Head) -> bool {
-        self.epoch.is_none_or(|epoch| epoch == head.epoch) || self.attempt == Some(head.nonce)
+        let is_claimed =
+            self.epoch.is_none_or(|epoch| epoch == head.epoch) || self.attempt == Some(head.nonce);
+        is_claimed && (self.epoch.is_none() || self.states.contains(&head.state))
     }
 }
 
@@ -98,7 +103,8 @@ impl Claim {
         right.attempt = Some(head.nonce);
         keep(right)?;
         let tag = Some(to.replace_head(before.as_ref(), &head)?);
-        *right = Right { epoch: Some(head.epoch), attempt: None };
+        *right =
+            Right { epoch: Some(head.epoch), attempt: None, states: [head.state.clone(), None] };
         keep(right)?;
         let begun = env.monotonic();
         Ok(Claim { env, to, head, tag, begun, notes: 0, states: 0, objects: 0 })
@@ -139,11 +145,13 @@ impl Claim {
     }
 
     /// Publishes a state. Only what is not `known` to be there is written; `marks` are as of that.
+    /// `keep` is told of the state before it can be the newest one.
     /// `progress` is called now and then; an error of it ends the call.
     pub(crate) fn publish(
         &mut self,
         what: &ToPublish<'_>,
         (known, marks): (&Known, &Marks),
+        (right, keep): (&mut Right, &mut dyn FnMut(&Right) -> Result<()>),
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,
     ) -> Result<Published> {
         let Head { origin, epoch, .. } = self.head;
@@ -186,14 +194,22 @@ impl Claim {
             edits: Edit::encode_record(&what.state.checkpoint()).into(),
             known: published.known,
         };
-        self.make_newest(&state)?;
+        let name = self.to.put_state(self.name('c', self.states)?, &state)?;
+        right.states = [self.head.state.clone(), Some(name.clone())];
+        keep(right)?;
+        self.make_newest(name)?;
         published.known = state.known;
         Ok(published)
     }
 
     /// Says in the head that the owner is closed: the next file may begin with the newest state.
     pub(crate) fn close(&mut self) -> Result<()> {
-        let owner = Owner { open: false, ..self.head.owner.clone() };
+        self.give_back(self.head.owner.clone())
+    }
+
+    /// Names another owner in the head, which is closed.
+    pub(super) fn give_back(&mut self, owner: Owner) -> Result<()> {
+        let owner = Owner { open: false, ..owner };
         self.replace(Head { owner, ..self.head.clone() })
     }
 
@@ -226,8 +242,7 @@ impl Claim {
         Ok(())
     }
 
-    fn make_newest(&mut self, state: &PublishedState) -> Result<()> {
-        let name = self.to.put_state(self.name('c', self.states)?, state)?;
+    fn make_newest(&mut self, name: StateName) -> Result<()> {
         self.states += 1;
         let generation = self.head.generation.checked_add(1).ok_or_else(|| {
             Error::Corrupt(format!("{} has no more generations", self.to.place()))

@@ -10,7 +10,9 @@ use vt_tree::{BlockCache, Run};
 use zones::remote::{Home, ZoneTable};
 use zones::{Device, FormatOptions, Zones};
 
-use super::{Error, ForkId, ForkOptions, Head, RemoteStore, RemoteZones, Result, random_id};
+use super::{
+    ClaimNote, Error, ForkId, ForkOptions, Head, RemoteStore, RemoteZones, Result, Right, random_id,
+};
 use crate::health::Health;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::fork_bases::{NewBase, keep_base};
@@ -102,7 +104,8 @@ pub(super) enum Kind<'a> {
     Cache,
     /// A fork, of this snapshot if one is named.
     Fork(ForkId, Option<&'a str>),
-    Writer([u8; 16]),
+    /// The file by which the store is written: its identity, and the right that it has.
+    Writer([u8; 16], &'a Right),
 }
 
 /// Fails unless all runs of the state lie in zones of the table, which are pinned: another one
@@ -197,7 +200,7 @@ impl RemoteStore {
         let (uuid, fork, writer) = match kind {
             Kind::Cache => (random_id(&*env), None, None),
             Kind::Fork(fork, _) => (random_id(&*env), Some(fork), None),
-            Kind::Writer(id) => (store, None, Some(id)),
+            Kind::Writer(id, _) => (store, None, Some(id)),
         };
         let local = LocalCopy { place, name, generation, published, store, fork, writer };
         let home = Home { note: local.encode(), table: state.known.table };
@@ -210,6 +213,11 @@ impl RemoteStore {
         let remote = RemoteZones::new(self.objects().clone()).options();
         let objects = self.objects().clone();
         let zones = Zones::format_remote(device, &home, uuid, format, objects, remote)?;
+        if let Kind::Writer(_, right) = kind {
+            // Before it is a store: without a note it would have no right.
+            let note = ClaimNote { right: right.clone(), settled: false };
+            zones.write_claim_note(&note.encode())?;
+        }
         check_places(&manifest, &home.table, &zones)?;
         zones.start();
         let mut manifest = Manifest::begin(zones, env, Arc::new(Health::default()), manifest, 0)?;

@@ -8,7 +8,7 @@
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
-use super::head::Head;
+use super::head::{Head, put_name, take_name};
 use super::registry::LONGEST_LABEL;
 use super::{RemoteStore, Right};
 
@@ -109,7 +109,7 @@ const HAS_ATTEMPT: u8 = 4;
 
 impl ClaimNote {
     pub fn encode(&self) -> Vec<u8> {
-        let Right { epoch, attempt } = &self.right;
+        let Right { epoch, attempt, states } = &self.right;
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
         let flags = flag(self.settled, SETTLED)
             | flag(epoch.is_some(), HAS_EPOCH)
@@ -117,6 +117,7 @@ impl ClaimNote {
         let mut note = vec![VERSION, flags];
         epoch.iter().for_each(|epoch| put_varint(&mut note, u64::from(*epoch)));
         attempt.iter().for_each(|attempt| note.extend_from_slice(attempt));
+        states.iter().for_each(|state| put_name(&mut note, state.as_ref()));
         note
     }
 
@@ -134,10 +135,11 @@ impl ClaimNote {
             0 => None,
             _ => r.take(16).map(|id| Some(std::array::from_fn(|i| id[i])))?,
         };
+        let states = [take_name(&mut r)?, take_name(&mut r)?];
         if !r.is_empty() {
             return Err(r.corrupt("it is too long"));
         }
-        Ok(ClaimNote { right: Right { epoch, attempt }, settled: flags & SETTLED != 0 })
+        Ok(ClaimNote { right: Right { epoch, attempt, states }, settled: flags & SETTLED != 0 })
     }
 }
 
@@ -151,15 +153,21 @@ pub(super) fn parse(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use objects::Key;
+
+    use super::super::StateName;
     use super::*;
 
     #[test]
     fn a_note_of_the_right_comes_back_and_damage_is_an_error() {
+        let key = Key::new("c/a/3-0").expect("a key");
+        let state = Some(StateName { key, len: 1000, checksum: 5 });
+        let states = [None, state.clone()];
         let rights = [
             Right::default(),
-            Right { epoch: Some(300), attempt: None },
-            Right { epoch: None, attempt: Some([7; 16]) },
-            Right { epoch: Some(0), attempt: Some([9; 16]) },
+            Right { epoch: Some(300), attempt: None, states: [state.clone(), state] },
+            Right { epoch: None, attempt: Some([7; 16]), ..Right::default() },
+            Right { epoch: Some(0), attempt: Some([9; 16]), states },
         ];
         for (right, settled) in rights.into_iter().flat_map(|r| [(r.clone(), false), (r, true)]) {
             let note = ClaimNote { right, settled };
@@ -170,6 +178,10 @@ mod tests {
             }
             assert!(ClaimNote::decode(&[&bytes[..], &[0]].concat()).is_err());
         }
-        assert!(ClaimNote::decode(&[2, 0]).is_err() && ClaimNote::decode(&[1, 8]).is_err());
+        for (at, value) in [(0, 2), (1, 8)] {
+            let mut odd = ClaimNote::default().encode();
+            odd[at] = value;
+            assert!(ClaimNote::decode(&odd).is_err());
+        }
     }
 }

@@ -75,12 +75,10 @@ impl RemoteStore {
         let mut right = Right::default();
         let mut claim =
             Claim::begin(env.clone(), self.clone(), &claimant, &mut right, &mut |_| Ok(()))?;
-        let made = self
-            .copy_of(Some(claim.head().clone()), Kind::Writer(id), device.clone(), env)
-            .and_then(|copy| write_note(&*device, &right).map(|()| copy));
+        let made = self.copy_of(Some(claim.head().clone()), Kind::Writer(id, &right), device, env);
         made.inspect_err(|_| {
-            // Nothing was written by it: the next file may be made.
-            if let Err(e) = claim.close() {
+            // Nothing was written by it: it is as if the one before had closed the store.
+            if let Err(e) = claim.give_back(head.owner) {
                 tracing::warn!("{} stays open for writing: {e}", self.place());
             }
         })

@@ -269,6 +269,14 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
             w.call("Publisher::take");
             publisher.take();
         }
+        if w.random.one_in(4) {
+            w.call("Publisher::take_from_writer");
+            publisher.take_from_writer();
+        }
+        if w.random.one_in(4) {
+            w.call("Publisher::stay_open");
+            publisher.stay_open("the only machine");
+        }
         let published = publisher.publish(&mut |_| Ok(()));
         w.publisher = Some(publisher);
         published
@@ -277,11 +285,17 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
         return Ok(());
     }
     w.history.certain();
-    if let Some(publisher) = &w.publisher {
+    if let Some(mut publisher) = w.publisher.take() {
         let (due, checked) = (publisher.is_due(), publisher.check());
         assert!(!due, "{}: nothing was committed since", w.what());
         checked.expect("it is this store");
-        ["Publisher::is_due", "Publisher::check"].iter().for_each(|name| w.call(name));
+        assert!(!publisher.is_writer(), "it is its own file");
+        publisher.close().expect("all is published");
+        assert!(!w.bucket.head().expect("memory").expect("a head").owner.open);
+        ["Publisher::is_due", "Publisher::check", "Publisher::is_writer", "Publisher::close"]
+            .iter()
+            .for_each(|name| w.call(name));
+        w.publisher = Some(publisher);
     }
     assert!(w.db.remote_stats().is_none(), "its zones are here");
     let (copy, is_fork) = (Arc::new(MemoryDevice::new()), w.publisher.is_some());

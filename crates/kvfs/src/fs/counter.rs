@@ -214,7 +214,7 @@ pub(crate) fn numbers_of(state: &View) -> Result<Ino> {
 }
 
 /// Fails where a branch that did not count here has numbers that would leave none to others.
-pub(super) fn check_possible(below: Ino) -> Result<Ino> {
+pub(crate) fn check_possible(below: Ino) -> Result<Ino> {
     if below < IMPOSSIBLE { Ok(below) } else { Err(never_given(below - 1)) }
 }
 

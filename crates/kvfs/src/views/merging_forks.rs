@@ -8,9 +8,13 @@ use super::Views;
 use super::merging::{Rules, State, Three};
 use crate::difference::Numbering;
 use crate::error::{Error, Result};
-use crate::fs::counter::{forked_at, noted_bound, notes_of, shown_below};
+use crate::fs::counter::{check_possible, forked_at, noted_bound, notes_of, shown_below};
 use crate::layout::{self, Layout, Super};
 use crate::merging::{Choices, MergeForkOptions, Merged, SettleKeys};
+
+/// The most numbers that are set aside for a fork: of a million large directories. What a stranger
+/// has written may not use up all numbers of the store.
+const MOST_GIVEN: u64 = 1 << 40;
 
 /// The layout of a fork's files. An error where a newer version wrote them, or there are none.
 fn layout_of(fork: &Kvdb) -> Result<Layout> {
@@ -81,7 +85,11 @@ impl Views {
                        copy of the one that was published";
             return Err(kvdb::Error::Invalid(why.into()).into());
         }
-        let given = shown_below(state, layout)?.saturating_sub(bound);
+        let given = check_possible(shown_below(state, layout)?)?.saturating_sub(bound);
+        if given > MOST_GIVEN {
+            let why = "the fork has inode numbers that no fork can have given";
+            return Err(kvdb::Error::Invalid(why.into()).into());
+        }
         let _call = fs.enter()?;
         // Nor does this store give a number that both have.
         fs.count(bound, None)?;

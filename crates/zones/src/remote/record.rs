@@ -80,7 +80,8 @@ impl Home {
         let body = read(device, HOME_AT, MOST_HOME, HOME_MAGIC)
             .map_err(|e| Error::io("reading the record of the home", e))?;
         let body = body.ok_or_else(|| {
-            Error::corrupt("the record of the home is damaged: make the local copy anew", HOME_AT)
+            let what = "the record of the home is damaged: a cache comes back when it is deleted";
+            Error::corrupt(what, HOME_AT)
         })?;
         Home::decode(&body)
     }
