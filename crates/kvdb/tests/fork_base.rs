@@ -1,5 +1,5 @@
-//! A fork has what it began as beside what it is now, and what it has changed can be taken over by
-//! the store that it comes from, value by value.
+//! A fork keeps the state that it began as, and the store that it comes from can take over its
+//! changes, value by value.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

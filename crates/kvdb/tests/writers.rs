@@ -69,7 +69,7 @@ impl Machine {
         closed
     }
 
-    /// What is on the device stays; what the process knew is gone.
+    /// The device keeps its bytes; all that the process knew is gone.
     fn crash(&mut self) {
         let device = Arc::new(MemoryDevice::clone(&self.device));
         self.open = None;
@@ -246,7 +246,7 @@ fn the_file_that_was_published_first_does_not_take_back_what_came_after_it() {
     publisher.publish(&mut |_| Ok(())).unwrap();
     assert!(keys_there(&bucket).contains("commits go on"));
     assert!(!keys_there(&bucket).contains("from here"));
-    // What the other one has was published, so it may begin anew.
+    // All that the other file has was published, so it may begin anew.
     here.open(&bucket);
     assert!(keys(here.db()).contains("commits go on"));
 }

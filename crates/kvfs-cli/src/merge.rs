@@ -133,7 +133,7 @@ enum NotMerged {
     Kept(u64),
 }
 
-/// Whose changes are merged.
+/// The clone or the fork whose changes are merged.
 struct Source {
     /// The clone, or the name of the fork.
     name: String,

@@ -58,7 +58,7 @@ pub struct Begun {
     pub conflicts: Vec<Conflict>,
 }
 
-/// What both sides have changed, and how.
+/// A conflict: a path or a key that both sides have changed, and how.
 pub struct Conflict {
     pub path: Vec<u8>,
     pub key: bool,

@@ -38,7 +38,7 @@ use crate::upgrade;
 pub struct Args {
     /// The store: a file or a block device made by `kvfs create`, or one in object storage,
     /// dir:FOLDER/NAME or s3://BUCKET/NAME, which is mounted read-only as it was published last, or
-    /// with @SNAPSHOT behind it as it was then; or to be written, with --write.
+    /// with @SNAPSHOT after it as it was then; or to be written, with --write.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// The directory to mount it on.

@@ -71,7 +71,7 @@ impl OverFiles {
             transaction: merge.options.clone(),
         };
         let merged = self.0.merge_fork(&fork.db, &options, settle).map_err(of_store);
-        // What was fetched of it stays in its file.
+        // Its file keeps the parts that were fetched.
         let closed = fork.close().map_err(failed);
         match (merged, closed) {
             (Ok(merged), Err(e)) => {

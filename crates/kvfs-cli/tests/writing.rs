@@ -152,7 +152,7 @@ fn a_store_is_made_there_and_written_on_one_machine_after_the_other() {
     succeeds(kvfs(&["push"]).arg(world.local_file("here")).arg(world.address()));
     let there = world.write("there");
     umount(&there);
-    // Who reads it sees the same.
+    // A reader sees the same.
     let (mut mount, reader) = world.mount("reader", &[]);
     succeeds(&mut mount);
     assert_eq!(fs::read_to_string(reader.join("from here")).expect("it is there"), "there");

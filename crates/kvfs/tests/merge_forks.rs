@@ -146,7 +146,7 @@ fn what_a_fork_has_changed_is_in_the_store_byte_for_byte() {
     assert_eq!(tree(main), before, "undone");
     store.undo();
     assert_eq!(tree(main), merged, "done again");
-    // What is made next is nothing that there is.
+    // Files that are made next get numbers that no other file has.
     for n in 0..300 {
         make(main, &format!("new/after{n}"), b"after");
     }

@@ -10,7 +10,7 @@ impl Snapshotter {
         stores_in(self.snapshots.list().iter().map(|snapshot| &snapshot.label))
     }
 
-    /// What it has in common with a store that it is a fork of.
+    /// The state that it has in common with a store that it is a fork of.
     pub(crate) fn fork_base(&self, store: &[u8; 16]) -> Option<View> {
         self.snapshots.get(&name_of(store)).map(|snapshot| self.open(&snapshot))
     }

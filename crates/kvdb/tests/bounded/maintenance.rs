@@ -207,7 +207,7 @@ fn push(w: &mut World) -> Result<()> {
     Ok(std::fs::remove_dir_all(&place)?)
 }
 
-/// What a fork has changed is taken over by value.
+/// Changes of a fork are taken over by value.
 fn fork(w: &mut World) -> Result<()> {
     let (place, path) = (w.directory.path().join("share"), w.directory.path().join("fork.kvfs"));
     let failed = |e: objects::ObjectsError| std::io::Error::other(e.to_string());

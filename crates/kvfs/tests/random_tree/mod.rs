@@ -17,7 +17,7 @@ pub fn seeds(usual: u64) -> Vec<u64> {
     }
 }
 
-/// What lies at a path: a directory or a file with content, and the mode.
+/// The target of a path: a directory or a file with content, and the mode.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Thing {
     pub content: Option<Vec<u8>>,
@@ -205,7 +205,7 @@ pub fn act_in(w: &World, fs: &Fs, within: &str, random: &mut Random, calls: Call
     }
 }
 
-/// What a three-way merge by path alone makes of it, and where both have changed the same.
+/// The result of a three-way merge by path alone, and the paths that both have changed.
 pub fn oracle(base: &Tree, main: &Tree, clone: &Tree) -> (Tree, BTreeSet<String>) {
     let (mut merged, mut conflicts) = (Tree::new(), BTreeSet::new());
     let paths: BTreeSet<&String> = base.keys().chain(main.keys()).chain(clone.keys()).collect();
