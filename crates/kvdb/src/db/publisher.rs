@@ -13,8 +13,8 @@ use crate::db::checkpoint::Checkpoint;
 use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::remote::{
-    Claim, ClaimNote, Claimant, LocalCopy, Owner, PushProgress, RemoteStore, Right, StateName,
-    ToPublish,
+    Claim, ClaimNote, Claimant, LONGEST_LABEL, LocalCopy, Owner, PushProgress, RemoteStore, Right,
+    StateName, ToPublish,
 };
 
 /// A claim is made anew after so long. Objects of its epoch that no state refers to are dead from
@@ -181,8 +181,11 @@ impl Publisher {
     /// [`Publisher::close`]: as long as it does, no file is made by which the store is written at
     /// its address, unless it is taken. `label` says whose it is; 256 bytes of it count.
     pub fn stay_open(&mut self, label: &str) {
-        let end = label.floor_char_boundary(256);
-        (self.claim, self.label) = (None, Some(label[..end].to_owned()));
+        let mut label = label.to_owned();
+        while label.len() > LONGEST_LABEL {
+            label.pop();
+        }
+        (self.claim, self.label) = (None, Some(label));
     }
 
     /// Has the head say that the store is open no more: another file may begin with the newest

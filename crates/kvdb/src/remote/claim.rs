@@ -52,6 +52,9 @@ pub(crate) struct Right {
     pub states: [Option<StateName>; 2],
 }
 
+/// Keeps a right, so that it is known after a crash.
+pub(crate) type KeepRight<'k> = dyn FnMut(&Right) -> Result<()> + 'k;
+
 impl Right {
     pub fn holds(&self, head: &Head) -> bool {
         let is_claimed =
@@ -81,7 +84,7 @@ impl Claim {
         to: RemoteStore,
         claimant: &Claimant,
         right: &mut Right,
-        keep: &mut dyn FnMut(&Right) -> Result<()>,
+        keep: &mut KeepRight<'_>,
     ) -> Result<Claim> {
         let (before, mut head) = match to.tagged_head()? {
             Some((head, tag)) => (Some(tag), head),
@@ -151,7 +154,7 @@ impl Claim {
         &mut self,
         what: &ToPublish<'_>,
         (known, marks): (&Known, &Marks),
-        (right, keep): (&mut Right, &mut dyn FnMut(&Right) -> Result<()>),
+        (right, keep): (&mut Right, &mut KeepRight<'_>),
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,
     ) -> Result<Published> {
         let Head { origin, epoch, .. } = self.head;

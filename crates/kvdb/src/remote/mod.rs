@@ -51,6 +51,7 @@ pub use copy::LocalCopy;
 pub use head::{Head, StateName};
 pub use owner::Owner;
 pub(crate) use owner::{ClaimNote, Claimant};
+pub(crate) use registry::LONGEST_LABEL;
 pub use registry::{ForkId, ForkInfo, ForkOptions};
 pub use survey::{MissingObject, Survey};
 pub use writer::WriterOptions;

@@ -21,7 +21,7 @@ use crate::log::codec::{Decoder, put_bytes, put_varint};
 
 const MAGIC: [u8; 8] = *b"KVFSFORK";
 /// The most bytes of a label.
-pub(super) const LONGEST_LABEL: usize = 256;
+pub(crate) const LONGEST_LABEL: usize = 256;
 /// The most bytes of a registration: some more than a key and a label.
 const MOST: u64 = 4 << 10;
 /// A fork begins anew so many times, if the store is published faster than it registers.
