@@ -16,6 +16,7 @@ use zones::FileDevice;
 use crate::address::Address;
 use crate::failures;
 use crate::output::{Exit, Failure, Outcome};
+use crate::publishing::host_name;
 
 /// Mounts of one store by one user at the same time, at most.
 const MOST: usize = 64;
@@ -54,12 +55,6 @@ fn own_file(path: &Path) -> io::Result<File> {
         true => Ok(file),
         false => Err(io::ErrorKind::PermissionDenied.into()),
     }
-}
-
-/// The name of this machine, as far as it is known.
-pub fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().chars().take(64).collect()
 }
 
 /// The directory for local files by which stores are written.

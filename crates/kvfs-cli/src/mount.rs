@@ -68,8 +68,8 @@ pub struct Args {
     /// was written is in a local file, from which the next mount here goes on.
     #[arg(long, short = 'w')]
     write: bool,
-    /// As --write, also if another machine has the store open. Changes of that machine that were not
-    /// published stay in its local file, and it takes no more.
+    /// As --write, also if another machine has the store open. Changes of that machine that were
+    /// not published stay in its local file, and it takes no more.
     #[arg(long)]
     take: bool,
     /// Of a store in object storage: keep what is fetched in this directory (default:

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 
 use crate::address::Address;
 use crate::failures;
-use crate::local_copies::host_name;
 use crate::output::{Failure, Outcome};
 
 /// How often it looks whether there is something to publish, where nothing else is asked for.
@@ -147,6 +146,12 @@ impl Drop for Publishing {
         drop(self.end.take());
         self.join();
     }
+}
+
+/// The name of this machine, as far as it is known.
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().chars().take(64).collect()
 }
 
 /// The publisher of a mount. The head says that the store is open as long as it is mounted.

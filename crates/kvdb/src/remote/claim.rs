@@ -77,8 +77,8 @@ pub(crate) struct ToPublish<'a> {
 
 impl Claim {
     /// Raises the epoch of the head, or makes the first one. A claimant that had a claim before
-    /// fails if another one has made one since. `keep` is told of each change of the right before it
-    /// counts, so that it is known after a crash.
+    /// fails if another one has made one since. `keep` is told of each change of the right before
+    /// it counts, so that it is known after a crash.
     pub(crate) fn begin(
         env: Arc<dyn Env>,
         to: RemoteStore,

@@ -16,8 +16,8 @@
 //! - `head` is that object, and who may replace it; it has an `owner`.
 //! - `state` is a published state, as an object.
 //! - `claim` is the right to publish, and what is done with it.
-//! - `copy` makes a local file that refers to a published state, and `writer` one by which the store
-//!   itself goes on.
+//! - `copy` makes a local file that refers to a published state, and `writer` one by which the
+//!   store itself goes on.
 //! - `registry` keeps the forks of a store, so that what they refer to stays.
 //! - `contents` is all that a place has: keys, lists, the time there.
 //! - `mark` finds what heads and forks refer to, and `collect` deletes the rest when it has been

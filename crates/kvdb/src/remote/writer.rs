@@ -29,8 +29,8 @@ pub struct WriterOptions {
 impl RemoteStore {
     /// Makes the file on `device` the one by which the store is written. If it was that before, and
     /// no other file was it since, it goes on with all that it has. If another one was it since,
-    /// and all that this one had was published, it becomes a file of the newest state; so do a cache
-    /// and a device that holds no store.
+    /// and all that this one had was published, it becomes a file of the newest state; so do a
+    /// cache and a device that holds no store.
     ///
     /// It fails with [`Error::OpenElsewhere`] if another file is open for writing, with
     /// [`Error::Unpublished`] if another one was it since, and this one has what was never
