@@ -513,6 +513,12 @@ fn who_ends_the_mount_ends_the_keeper() {
     // And a daemon that is told itself.
     let Some(kept) = Kept::new("nowriteback") else { return };
     kept.kill();
+    // Once it is recorded it listens to signals, and is not just ended by them.
+    until("the daemon is recorded", || {
+        let stat = kvfs(&["stat", "--json"]).arg(kept.place.mnt()).output().expect("kvfs runs");
+        let stat = serde_json::from_slice::<serde_json::Value>(&stat.stdout).unwrap_or_default();
+        stat["daemon"]["pid"].as_i64() == Some(kept.daemon().into())
+    });
     kill(kept.daemon(), Signal::TERM);
     until("it has ended", || !is_alive(kept.keeper));
     assert!(kept.place.entry().is_none());
