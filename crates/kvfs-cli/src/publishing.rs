@@ -213,6 +213,8 @@ impl Shared {
     fn publish(&self) -> kvdb::Result<PushStats> {
         let to = &self.what.to;
         let outcome = self.try_to_publish();
+        // One lock at a time, as above.
+        let is_writer = outcome.is_err() && self.is_writer();
         let mut status = self.status.lock();
         match &outcome {
             Ok(stats) => {
@@ -230,7 +232,7 @@ impl Shared {
                     e,
                     Error::Overtaken(_) | Error::OpenElsewhere { .. } | Error::WrittenElsewhere(_)
                 );
-                if status.overtaken && self.is_writer() {
+                if status.overtaken && is_writer {
                     tracing::error!("{to} is written by another machine or mount now: {e}");
                 } else if status.overtaken {
                     tracing::error!(
@@ -262,7 +264,8 @@ impl Shared {
             "to": self.what.to.to_string(), "every_seconds": self.what.every.as_secs_f64(),
             "generation": last.map(|(stats, _)| stats.generation),
             "seconds_ago": last.map(|(_, at)| at.elapsed().as_secs()),
-            "written_at_address": is_writer, "due": is_due, "publications": status.publications, "objects": status.objects,
+            "written_at_address": is_writer, "due": is_due,
+            "publications": status.publications, "objects": status.objects,
             "bytes": status.bytes, "failing": status.failing, "overtaken": status.overtaken,
         })
     }

@@ -4,6 +4,7 @@
 
 mod command;
 mod mounted;
+mod published;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use command::{ends, kvfs, succeeds};
 use mounted::Mount;
+use published::{awaited, publishing, umount};
 use serde_json::Value;
 
 /// Standard error of a command that must end with `code`.
@@ -76,30 +78,6 @@ impl Drop for World {
         for root in &self.mounts {
             let _ = kvfs(&["umount", "--force"]).arg(root).output();
         }
-    }
-}
-
-fn umount(root: &Path) {
-    succeeds(kvfs(&["umount"]).arg(root));
-}
-
-fn publishing(root: &Path) -> Value {
-    let stat = succeeds(kvfs(&["stat", "--json"]).arg(root));
-    let stat: Value = serde_json::from_str(&stat).expect("JSON");
-    stat["publishing"].clone()
-}
-
-/// Waits until a mount says so of what it publishes.
-#[track_caller]
-fn awaited(root: &Path, what: &str, holds: impl Fn(&Value) -> bool) {
-    let begun = Instant::now();
-    loop {
-        let now = publishing(root);
-        if holds(&now) {
-            return;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {now}");
-        std::thread::yield_now();
     }
 }
 
