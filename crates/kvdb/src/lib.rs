@@ -78,6 +78,7 @@ pub use commit::locking::without_lock_waits;
 pub use commit::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
 pub use db::check::{CheckReport, Fault, check, check_with};
 pub use db::checkpoint::CheckpointStats;
+pub use db::follower::{Follower, NewerState};
 pub use db::handle::Dictionary;
 pub use db::ingest::{Ingest, IngestStats};
 pub use db::promise::PromisedSpace;

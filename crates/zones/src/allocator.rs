@@ -164,6 +164,28 @@ impl Allocator {
         Ok(())
     }
 
+    /// Adds a pin to each zone of `uses`, whatever it was: another state of the store has it, which
+    /// was not written here.
+    pub fn follow(&self, uses: &ZoneUse) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        for (zone, bytes) in uses.iter() {
+            for new in state.zones.len() as u32..=zone.0 {
+                state.zones.push(Zone::default());
+                state.punched.insert(new);
+            }
+            for free in
+                [&mut state.written, &mut state.fresh, &mut state.unknown, &mut state.punched]
+            {
+                free.remove(&zone.0);
+            }
+            let known = &mut state.zones[zone.0 as usize];
+            known.pins += 1;
+            known.live = known.live.saturating_add(bytes);
+            known.written = true;
+        }
+    }
+
     /// Releases a pin of each zone of `uses`.
     pub fn unpin(&self, uses: &ZoneUse) {
         if uses.is_empty() {

@@ -155,6 +155,36 @@ impl Feed {
         self.keep(self.is_followed(version, dict).then(put).into_iter().collect(), to);
     }
 
+    /// The dictionaries that are followed, of a version; empty if nothing is kept.
+    pub(crate) fn followed(&self, version: &Version) -> Vec<DictionaryId> {
+        match self.is_on() {
+            true => {
+                let all = version.trees.keys().copied();
+                all.filter(|dict| self.is_followed(version, *dict)).collect()
+            }
+            false => Vec::new(),
+        }
+    }
+
+    /// Commits up to `to` that were made elsewhere, as one. `None`: there is no list.
+    pub(crate) fn note_published(
+        &self,
+        changes: Option<Vec<(DictionaryId, CommittedKey)>>,
+        to: Seq,
+        feed: impl FnOnce() -> u64,
+    ) {
+        if !self.is_on() {
+            return;
+        }
+        match changes {
+            Some(changes) => self.keep(changes, to),
+            None => {
+                self.kept.lock().lose(to, feed());
+                self.grown.notify_all();
+            }
+        }
+    }
+
     /// A commit of which there is no list: of these dictionaries, or of any.
     pub(crate) fn note_unlisted(
         &self,

@@ -51,7 +51,7 @@ use zones::Zones;
 
 use self::batch::{Batch, Durability};
 use self::early::ExpectedSyncs;
-use self::feed::{CommitPosition, Feed};
+use self::feed::{CommitPosition, CommittedKey, Feed};
 pub(crate) use self::memtables::{Written, write_memtables};
 use self::pipeline::Pipeline;
 use self::recent::RecentCommits;
@@ -214,6 +214,18 @@ impl CommitPipeline {
         let feed = self.env.random();
         let pipeline = self.pipeline.lock();
         self.feed.follow(bytes, reserved, pipeline.next_seq - 1, feed)
+    }
+
+    /// Goes on from a commit that was made elsewhere, in a store that is open for reading only.
+    /// `changes`: see [`Feed::note_published`].
+    pub(crate) fn follow_published(
+        &self,
+        to: Seq,
+        changes: Option<Vec<(DictionaryId, CommittedKey)>>,
+    ) {
+        let mut pipeline = self.pipeline.lock();
+        pipeline.next_seq = to + 1;
+        self.feed.note_published(changes, to, || self.env.random());
     }
 
     /// Commits a batch: validates it, places or copies its large values, makes its changes visible,

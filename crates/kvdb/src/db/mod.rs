@@ -5,6 +5,7 @@ pub(crate) mod check;
 pub(crate) mod checkpoint;
 mod database;
 pub(crate) mod files;
+pub(crate) mod follower;
 mod fork;
 pub(crate) mod handle;
 pub(crate) mod ingest;

@@ -151,8 +151,10 @@ impl Snapshots {
             let base = like.remove(branch).unwrap_or_else(now);
             let trees = self.trees_of(entry, base, before.as_deref(), version, &mut known, open)?;
             like.insert(branch, (trees.clone(), entry.dictionaries.clone()));
-            let version =
+            let table = version.table.clone();
+            let mut version =
                 Version::of_snapshot(trees, entry.dictionaries.clone(), self.nothing.clone());
+            version.table = table;
             match there {
                 Some(snapshot) => {
                     snapshot.version.store(Arc::new(version));

@@ -16,6 +16,7 @@ use vt_tree::{
     BlockCache, Input, Lookup, Memtable, MergeOptions, Placement, Pool, Probe, Run, Seq, Value,
 };
 use zones::ZonePin;
+use zones::remote::TableHold;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
@@ -358,6 +359,8 @@ pub(crate) struct Version {
     pub branches: PersistentMap<String, String>,
     /// Bytes that branches may take of their own, of those that have a limit.
     pub limits: PersistentMap<String, u64>,
+    /// Where its zones lie, of a store in object storage that follows what is published.
+    pub table: TableHold,
 }
 
 impl Version {
@@ -373,6 +376,7 @@ impl Version {
             installed: 0,
             branches: PersistentMap::default(),
             limits: PersistentMap::default(),
+            table: TableHold::default(),
         }
     }
 

@@ -18,6 +18,7 @@ use bytes::Bytes;
 use env::sync::atomic::{AtomicU64, Ordering};
 use env::sync::{ArcSwap, Guard};
 use vt_tree::{BlockCache, Run, Seq};
+use zones::remote::TableHold;
 
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -28,7 +29,7 @@ use crate::lock_order::{MappedMutexGuard, Mutex, Rank};
 use crate::manifest::{Edit, Manifest, ManifestState};
 use crate::read::read_snapshots::{PinnedVersion, ReadSnapshots};
 use crate::read::snapshot_set::{Snapshot, Snapshots};
-use crate::read::version::{Version, read};
+use crate::read::version::{OpenRun, Version, read};
 use crate::read::view::View;
 
 /// Why an edit may become durable: wherever it is there after a power cut, all commits before it
@@ -332,6 +333,37 @@ impl VersionSet {
         let mut manifest = self.manifest()?;
         manifest.replace(state)?;
         self.swap(|version| self.follow(version, manifest.state(), &change.runs).map(drop))
+    }
+
+    /// Opens a state that is not shown yet, as [`VersionSet::preview`] does, of which `seq` is the
+    /// newest commit. `table` keeps the places of its zones.
+    pub(crate) fn preview_published(
+        &self,
+        state: &ManifestState,
+        (seq, table): (Seq, TableHold),
+        open: &mut OpenRun<'_>,
+    ) -> Result<View> {
+        let mut view = self.view();
+        let mut version = Version::clone(&view.version);
+        version.follow(state, open)?;
+        version.table = table;
+        (view.at, view.version.version) = (seq, Arc::new(version));
+        Ok(view)
+    }
+
+    /// Makes a state visible that [`VersionSet::preview_published`] has opened, of a store that is
+    /// open for reading only. Returns the snapshots that it has no more.
+    pub(crate) fn show_published(
+        &self,
+        state: &ManifestState,
+        view: &View,
+        open: &mut OpenRun<'_>,
+    ) -> Result<Vec<Arc<Snapshot>>> {
+        let gone = self.snapshots.follow(state, &view.version, open)?;
+        let next = Version::clone(&view.version);
+        let make_visible = |_: &Version| self.visible.store(view.at, Ordering::Release);
+        self.change_by_commit(view.at, |version| *version = next, make_visible);
+        Ok(gone)
     }
 
     /// The store as of the newest commit: it has every commit up to the number that it pins, and

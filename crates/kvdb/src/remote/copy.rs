@@ -44,7 +44,7 @@ const VERSION_OF_FORKS: u8 = 2;
 const VERSION_OF_WRITERS: u8 = 3;
 
 impl LocalCopy {
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let version = match (self.fork, self.writer) {
             (None, None) => VERSION,
             (Some(_), _) => VERSION_OF_FORKS,
@@ -111,7 +111,7 @@ pub(super) enum Kind<'a> {
 /// Fails unless all runs of the state lie in zones of the table, which are pinned: another one
 /// would be free here, and taken for something else. Nor may a state go on in zones that are not
 /// its own.
-fn check_places(state: &ManifestState, table: &ZoneTable, zones: &Arc<Zones>) -> Result<()> {
+pub(crate) fn check_places(state: &ManifestState, table: &ZoneTable, zones: &Arc<Zones>) -> Result<()> {
     let corrupt = |why: &str| Err(Error::Corrupt(format!("a published state {why}")));
     if !state.segments.is_empty() || !state.streams.is_empty() {
         return corrupt("has a journal, or zones that it fills");

@@ -48,6 +48,7 @@ pub(crate) use claim::{Claim, Right, ToPublish};
 pub use collect::{Amount, CollectOptions, CollectProgress, Collected};
 pub use contents::RemotePlace;
 pub use copy::LocalCopy;
+pub(crate) use copy::check_places;
 pub use head::{Head, StateName};
 pub use owner::Owner;
 pub(crate) use owner::{ClaimNote, Claimant};
@@ -160,7 +161,7 @@ impl RemoteStore {
     }
 
     /// How it is called in messages.
-    fn place(&self) -> String {
+    pub(crate) fn place(&self) -> String {
         format!("{}/{}", self.objects.place(), self.name)
     }
 

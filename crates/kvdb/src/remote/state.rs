@@ -33,7 +33,7 @@ pub(crate) struct PublishedState {
 
 impl PublishedState {
     /// The state that the edits build.
-    pub(super) fn manifest(&self) -> Result<ManifestState> {
+    pub(crate) fn manifest(&self) -> Result<ManifestState> {
         let mut state = ManifestState::new();
         state.apply_all(Edit::decode_all(&self.edits)?)?;
         Ok(state)
@@ -109,7 +109,7 @@ impl RemoteStore {
     }
 
     /// Reads a state that the head names.
-    pub(super) fn get_state(&self, name: &StateName) -> Result<PublishedState> {
+    pub(crate) fn get_state(&self, name: &StateName) -> Result<PublishedState> {
         let damaged = |why: String| {
             Error::Corrupt(format!("the state {} of {} {why}", name.key, self.place()))
         };

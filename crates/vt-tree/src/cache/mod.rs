@@ -8,6 +8,7 @@
 //! first claim on the budget, so that a read costs the device one access, for the tuple itself.
 //! Tuple blocks have the rest, at least an eighth.
 
+mod again;
 mod announce;
 mod around;
 mod medium;
@@ -224,18 +225,15 @@ impl BlockCache {
         at: FramePointer,
         how: ReadMode,
     ) -> Result<Bytes> {
-        frame::open(
-            self.read_raw(Purpose::Index, at.addr, u64::from(at.len), how)?.0,
-            kind,
-            level,
-            at,
-        )
+        let (frame, _) = self.read_raw(Purpose::Index, at.addr, u64::from(at.len), how)?;
+        self.checked(Purpose::Index, at.addr, frame, |frame| frame::open(frame, kind, level, at))
     }
 
     /// Reads a tuple block from the device. `true`: the device had to be waited for.
     fn read_tuples(&self, at: FramePointer, how: ReadMode) -> Result<(Arc<Block>, bool)> {
         let (frame, waited) = self.read_raw(Purpose::Tuples, at.addr, u64::from(at.len), how)?;
-        let payload = frame::open(frame, FrameKind::Tuples, 0, at)?;
+        let open = |frame| frame::open(frame, FrameKind::Tuples, 0, at);
+        let payload = self.checked(Purpose::Tuples, at.addr, frame, open)?;
         Ok((Arc::new(Block::parse(payload, at.addr)?), waited))
     }
 

@@ -29,8 +29,7 @@ impl BlockCache {
             Value::Extent(e) => {
                 let (data, _) =
                     self.read_raw(Purpose::Pages, e.addr, u64::from(e.stored), ReadMode::Around)?;
-                check_extent(e, &data)?;
-                unpack_extent(e, data)
+                unpack_extent(e, self.checked_value(e, data)?)
             }
         }
     }
@@ -108,12 +107,17 @@ impl BlockCache {
                         // It would keep the gaps in memory for as long as it lives.
                         _ => Bytes::copy_from_slice(&data[value]),
                     };
-                    check_extent(e, &out[i])?;
+                    out[i] = self.checked_value(e, std::mem::take(&mut out[i]))?;
                 }
             }
             rest = &rest[taken..];
         }
         Ok(out)
+    }
+
+    /// A value as stored, which has the checksum of its reference.
+    fn checked_value(&self, e: &ExtentRef, data: Bytes) -> Result<Bytes> {
+        self.checked(Purpose::Pages, e.addr, data, |data| check_extent(e, &data).map(|()| data))
     }
 
     fn read_spans(&self, spans: &[(u64, u64, usize)]) -> Result<Vec<Bytes>> {

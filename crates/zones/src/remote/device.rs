@@ -140,7 +140,7 @@ impl Drop for RemoteDevice {
             }
         }
         drop(queue);
-        if let Err(e) = write_parts(&*self.cache, &self.remote.parts) {
+        if let Err(e) = write_parts(&*self.cache, &self.remote.layout().parts) {
             tracing::warn!("what is cached was not noted, and is fetched again: {e}");
         }
     }

@@ -4,15 +4,17 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use env::sync::{Condvar, Mutex, RwLock};
+use env::sync::{ArcSwap, Condvar, Mutex, RwLock};
 use env::thread;
 use objects::{Objects, ObjectsError, Part};
 
 use super::counters::{Counters, RemoteStats};
+use super::follow::Retired;
 use super::parts::{OF_INDEX, PART, PARTS, PartRange, Parts, USED};
 use super::table::ZoneTable;
 use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId};
@@ -44,11 +46,20 @@ impl Default for RemoteOptions {
     }
 }
 
+/// Where zones lie in object storage, and which of their parts are here.
+pub(crate) struct Layout {
+    pub table: Arc<ZoneTable>,
+    pub parts: Parts,
+}
+
 /// The zones of a store that lie in object storage, and what is here of them.
 pub(crate) struct Remote {
     objects: Arc<dyn Objects>,
-    table: ZoneTable,
-    pub(crate) parts: Parts,
+    /// Replaced when the store follows a newer state, while all locks of `steady` are held for
+    /// writing.
+    layout: ArcSwap<Layout>,
+    /// Layouts of states before, the newest last: see [`super::follow`].
+    pub(super) retired: Mutex<Vec<Retired>>,
     options: RemoteOptions,
     /// Held for reading from the look whether a part is here to the end of its use, and for writing
     /// while the zone is given up. Several zones share a lock.
@@ -104,8 +115,8 @@ impl Remote {
         let parts = Parts::new(table.zones());
         Remote {
             objects,
-            table,
-            parts,
+            layout: ArcSwap::from_pointee(Layout { table: Arc::new(table), parts }),
+            retired: Mutex::default(),
             options,
             steady: std::array::from_fn(|_| RwLock::new(())),
             under_way: Mutex::default(),
@@ -120,8 +131,21 @@ impl Remote {
         }
     }
 
-    pub(crate) fn table(&self) -> &ZoneTable {
-        &self.table
+    pub(crate) fn layout(&self) -> Arc<Layout> {
+        self.layout.load_full()
+    }
+
+    /// Replaces the layout by what `change` makes of it, while nothing is read, fetched into the
+    /// file or given up.
+    pub(super) fn replace_layout(
+        &self,
+        change: impl FnOnce(&Arc<Layout>) -> io::Result<Layout>,
+    ) -> io::Result<()> {
+        let _alone: Vec<_> = self.steady.iter().map(|lock| lock.write()).collect();
+        self.stays()?;
+        let next = change(&self.layout.load())?;
+        self.layout.store(Arc::new(next));
+        Ok(())
     }
 
     /// From now on nothing is fetched or given up.
@@ -142,7 +166,8 @@ impl Remote {
     }
 
     pub(crate) fn stats(&self) -> RemoteStats {
-        self.counters.stats(self.parts.valid() * PART, self.table.zones().count() as u64)
+        let layout = self.layout.load();
+        self.counters.stats(layout.parts.valid() * PART, layout.table.zones().count() as u64)
     }
 
     pub(super) fn lock_of(&self, zone: ZoneId) -> &RwLock<()> {
@@ -152,9 +177,10 @@ impl Remote {
     /// Returns whether all of these bytes are here. The answer holds as long as the locks of their
     /// zones are held.
     pub(super) fn has(&self, addr: u64, len: u64) -> bool {
+        let layout = self.layout.load();
         PartRange::of(addr, len).all(|range| {
-            self.parts.touch(range.zone, USED);
-            self.parts.has(range)
+            layout.parts.touch(range.zone, USED);
+            layout.parts.has(range)
         })
     }
 
@@ -167,21 +193,22 @@ impl Remote {
         ranges: &[(u64, u64)],
     ) -> io::Result<()> {
         loop {
+            let layout = self.layout();
             let wanted: Vec<PartRange> = ranges
                 .iter()
                 .flat_map(|&(addr, len)| PartRange::of(addr, len))
-                .filter(|&range| !self.parts.has(range))
+                .filter(|&range| !layout.parts.has(range))
                 .collect();
             if wanted.is_empty() {
                 return Ok(());
             }
-            let (claimed, others) = self.claim(purpose, &wanted);
+            let (claimed, others) = self.claim(&layout, purpose, &wanted);
             if claimed.ranges.is_empty() {
                 // Others fetch all of it.
                 self.wait_for(&others);
                 continue;
             }
-            self.fetch_claimed(cache, purpose, &claimed.ranges)?;
+            self.fetch_claimed(cache, &layout, purpose, &claimed.ranges)?;
             drop(claimed);
             self.make_room(cache, &wanted)?;
         }
@@ -190,10 +217,11 @@ impl Remote {
     /// Fetches these bytes unless they are here or under way. For reads that are to come: what
     /// fails is fetched again by the read, which says so.
     pub(super) fn fetch_ahead(&self, cache: &dyn Device, purpose: Purpose, addr: u64, len: u64) {
+        let layout = self.layout();
         let wanted: Vec<PartRange> =
-            PartRange::of(addr, len).filter(|&range| !self.parts.has(range)).collect();
-        let (claimed, _) = self.claim(purpose, &wanted);
-        if let Err(e) = self.fetch_claimed(cache, purpose, &claimed.ranges) {
+            PartRange::of(addr, len).filter(|&range| !layout.parts.has(range)).collect();
+        let (claimed, _) = self.claim(&layout, purpose, &wanted);
+        if let Err(e) = self.fetch_claimed(cache, &layout, purpose, &claimed.ranges) {
             tracing::debug!("reading ahead failed: {e}");
         }
         drop(claimed);
@@ -204,16 +232,21 @@ impl Remote {
 
     /// Claims the parts that are neither here nor under way, in ranges of one request each, and
     /// returns those under way, too.
-    fn claim(&self, purpose: Purpose, wanted: &[PartRange]) -> (Claimed<'_>, Vec<(ZoneId, u32)>) {
+    fn claim(
+        &self,
+        layout: &Layout,
+        purpose: Purpose,
+        wanted: &[PartRange],
+    ) -> (Claimed<'_>, Vec<(ZoneId, u32)>) {
         let mut all: Vec<PartRange> =
-            wanted.iter().map(|&range| self.widened(purpose, range)).collect();
+            wanted.iter().map(|&range| self.widened(layout, purpose, range)).collect();
         all.sort_unstable();
         let (mut ranges, mut others) = (Vec::<PartRange>::new(), Vec::new());
         let mut under_way = self.under_way.lock();
         for range in all {
             for part in range.first..range.end {
                 let one = PartRange { zone: range.zone, first: part, end: part + 1 };
-                if self.parts.has(one) {
+                if layout.parts.has(one) {
                     continue;
                 }
                 if !under_way.insert((range.zone, part)) {
@@ -236,7 +269,7 @@ impl Remote {
 
     /// The parts that are fetched for the sake of these: more of them for the index and for
     /// tuples, and as much again as before where reads go on from where the last ones ended.
-    fn widened(&self, purpose: Purpose, range: PartRange) -> PartRange {
+    fn widened(&self, layout: &Layout, purpose: Purpose, range: PartRange) -> PartRange {
         let start = range.zone.start() + u64::from(range.first) * PART;
         let len = u64::from(range.end - range.first) * PART;
         let mut onward = self.onward.lock();
@@ -246,7 +279,7 @@ impl Remote {
         if matches!(purpose, Purpose::Tuples | Purpose::Index) {
             first = first / OF_TUPLES * OF_TUPLES;
             end = end.next_multiple_of(OF_TUPLES);
-            self.parts.touch(range.zone, OF_INDEX);
+            layout.parts.touch(range.zone, OF_INDEX);
         }
         end = end.max(range.first + (grown.max(len) / PART) as u32).min(PARTS);
         let entry = (range.zone.start() + u64::from(end) * PART, grown.max(len));
@@ -270,17 +303,18 @@ impl Remote {
     fn fetch_claimed(
         &self,
         cache: &dyn Device,
+        layout: &Layout,
         purpose: Purpose,
         ranges: &[PartRange],
     ) -> io::Result<()> {
         match ranges {
             [] => Ok(()),
-            [one] => self.fetch_range(cache, purpose, *one),
+            [one] => self.fetch_range(cache, layout, purpose, *one),
             many => {
                 let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
                 let work = || {
                     while let Some(&range) = many.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        if let Err(e) = self.fetch_range(cache, purpose, range) {
+                        if let Err(e) = self.fetch_range(cache, layout, purpose, range) {
                             failure.lock().get_or_insert(e);
                             return;
                         }
@@ -302,24 +336,15 @@ impl Remote {
     fn fetch_range(
         &self,
         cache: &dyn Device,
+        layout: &Layout,
         purpose: Purpose,
         range: PartRange,
     ) -> io::Result<()> {
         let (first, end) = (range.first * PART as u32, range.end * PART as u32);
         let _request = self.requests.begin(u64::from(end - first));
-        let mut fetched = Vec::new();
-        for piece in self.table.pieces_of(range.zone) {
-            let (from, to) = (piece.offset.max(first), piece.end().min(end));
-            if from >= to {
-                continue;
-            }
-            let object = self.table.object(piece);
-            let at = u64::from(piece.at + (from - piece.offset));
-            let part = at..at + u64::from(to - from);
-            let bytes = self.get(purpose, object.key().map_err(io_error)?, part)?;
-            fetched.push((range.zone.start() + u64::from(from), bytes));
-        }
-        match self.keep(cache, purpose, range, &fetched) {
+        let fetched = self.read_objects(&layout.table, purpose, range.zone, first..end)?;
+        let kept = self.keep(cache, layout, purpose, range, &fetched);
+        match kept {
             Err(e)
                 if matches!(
                     e.kind(),
@@ -327,20 +352,44 @@ impl Remote {
                 ) =>
             {
                 // The disk is full, of what can be fetched again as well.
-                let half = self.parts.valid() * PART / 2;
+                let half = layout.parts.valid() * PART / 2;
                 self.most_cached.fetch_min(half, Ordering::Relaxed);
                 tracing::warn!("the disk is full: {half} bytes of what was fetched are kept");
                 self.make_room(cache, &[range])?;
-                self.keep(cache, purpose, range, &fetched)
+                self.keep(cache, layout, purpose, range, &fetched)
             }
             kept => kept,
         }
     }
 
-    /// Writes what was fetched into the file, and notes that it is there.
+    /// Reads what a zone has there between two offsets: addresses and bytes.
+    pub(super) fn read_objects(
+        &self,
+        table: &ZoneTable,
+        purpose: Purpose,
+        zone: ZoneId,
+        within: Range<u32>,
+    ) -> io::Result<Vec<(u64, bytes::Bytes)>> {
+        let mut fetched = Vec::new();
+        for piece in table.pieces_of(zone) {
+            let (from, to) = (piece.offset.max(within.start), piece.end().min(within.end));
+            if from >= to {
+                continue;
+            }
+            let at = u64::from(piece.at + (from - piece.offset));
+            let part = at..at + u64::from(to - from);
+            let key = table.object(piece).key().map_err(io_error)?;
+            fetched.push((zone.start() + u64::from(from), self.get(purpose, key, part)?));
+        }
+        Ok(fetched)
+    }
+
+    /// Writes what was fetched into the file, and notes that it is there, unless the zone has other
+    /// contents by now.
     fn keep(
         &self,
         cache: &dyn Device,
+        layout: &Layout,
         purpose: Purpose,
         range: PartRange,
         fetched: &[(u64, bytes::Bytes)],
@@ -348,10 +397,16 @@ impl Remote {
         // The zone must not be given up between the writes and the note.
         let _steady = self.lock_of(range.zone).read();
         self.stays()?;
+        let now = self.layout.load();
+        if !std::ptr::eq(&raw const **now, layout)
+            && now.table.same_until(range.zone, &layout.table) < range.end * PART as u32
+        {
+            return Ok(());
+        }
         for (addr, bytes) in fetched {
             cache.write_at(purpose, *addr, bytes)?;
         }
-        self.parts.arrived(range);
+        now.parts.arrived(range);
         Ok(())
     }
 
@@ -360,7 +415,7 @@ impl Remote {
         &self,
         purpose: Purpose,
         key: objects::Key,
-        range: std::ops::Range<u64>,
+        range: Range<u64>,
     ) -> io::Result<bytes::Bytes> {
         let len = range.end - range.start;
         let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
@@ -413,25 +468,31 @@ impl Remote {
     /// cached than may be; those with index or tuples go last, and those of `wanted` stay.
     fn make_room(&self, cache: &dyn Device, wanted: &[PartRange]) -> io::Result<()> {
         let most = self.most_cached.load(Ordering::Relaxed) / PART;
-        if self.parts.valid() <= most {
+        let layout = self.layout();
+        let parts = &layout.parts;
+        if parts.valid() <= most {
             return Ok(());
         }
         let Some(mut hand) = self.hand.try_lock() else { return Ok(()) };
-        let zones = self.parts.zones();
+        let zones = parts.zones();
         for round in 0..3 * zones.len() {
-            if self.parts.valid() <= most {
+            if parts.valid() <= most {
                 break;
             }
             let zone = zones[*hand % zones.len()];
             *hand = (*hand + 1) % zones.len();
-            let how = self.parts.pass(zone);
+            let how = parts.pass(zone);
             let spared = how & USED != 0 || how & OF_INDEX != 0 && round < 2 * zones.len();
-            if spared || !self.parts.has_any(zone) || wanted.iter().any(|r| r.zone == zone) {
+            if spared || !parts.has_any(zone) || wanted.iter().any(|r| r.zone == zone) {
                 continue;
             }
             let _alone = self.lock_of(zone).write();
             self.stays()?;
-            self.parts.forget(zone);
+            if !Arc::ptr_eq(&self.layout.load(), &layout) {
+                // The next fetch looks at the zones of the newer state.
+                break;
+            }
+            parts.forget(zone);
             cache.discard(zone.start(), ZONE_SIZE)?;
             self.counters.gave_up();
         }

@@ -7,6 +7,7 @@
 //!   read before, `writes` tells whether it was written since.
 //! - `fetch` reads parts of them into the local file, which `parts` keeps the record of.
 //! - `device` is the file as the store sees it, which fetches what it lacks.
+//! - `follow` has another state take the place of the one that is read.
 //! - `record` is what the file itself says of all this.
 //!
 //! Zones of the table are never freed, so that no zone is both: what the store writes, it writes to
@@ -15,6 +16,7 @@
 mod counters;
 mod device;
 mod fetch;
+mod follow;
 mod known;
 mod parts;
 mod publish;
@@ -24,6 +26,7 @@ mod writes;
 
 pub use counters::RemoteStats;
 pub use fetch::RemoteOptions;
+pub use follow::TableHold;
 pub use known::{Fingerprint, Known, Marks};
 pub use publish::{Progress, Publication, Published, Watch};
 pub use record::{Home, read_claim, write_claim};

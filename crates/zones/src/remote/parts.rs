@@ -142,15 +142,28 @@ impl Parts {
         used.map_or(0, |used| used.fetch_and(!USED, Ordering::Relaxed))
     }
 
-    /// Notes as here what `other` has of the zones that are the `same`.
-    pub(crate) fn take_over(&self, other: &Parts, same: impl Fn(&ZoneId) -> bool) {
-        for &zone in self.zones.iter().filter(|zone| same(zone)) {
-            for part in 0..PARTS {
-                let range = PartRange { zone, first: part, end: part + 1 };
-                if other.place(zone).is_some() && other.has(range) {
-                    self.arrived(range);
-                }
+    /// Notes that these parts are not here any more. The caller keeps readers and fetches of the
+    /// zone away.
+    pub(crate) fn forget_some(&self, range: PartRange) {
+        let Some(bits) = self.bits(range.zone) else { return };
+        for (bits, mask) in bits.iter().zip(mask(range.first, range.end)) {
+            let gone = (bits.fetch_and(!mask, Ordering::AcqRel) & mask).count_ones();
+            self.valid.fetch_sub(u64::from(gone), Ordering::Relaxed);
+        }
+    }
+
+    /// Notes as here what `other` has of each zone in the bytes up to where it is the `same`, and
+    /// how the zone was used.
+    pub(crate) fn take_over(&self, other: &Parts, same: impl Fn(ZoneId) -> u32) {
+        for (place, zone) in self.zones.iter().enumerate() {
+            let Some(there) = other.place(*zone).filter(|_| other.has_any(*zone)) else { continue };
+            let mask = mask(0, same(*zone) / PART as u32);
+            for ((own, bits), mask) in self.bits[place].iter().zip(&other.bits[there]).zip(mask) {
+                let bits = bits.load(Ordering::Acquire) & mask;
+                let came = bits & !own.fetch_or(bits, Ordering::AcqRel);
+                self.valid.fetch_add(u64::from(came.count_ones()), Ordering::Relaxed);
             }
+            self.used[place].fetch_or(other.used[there].load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 

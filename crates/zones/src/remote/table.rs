@@ -140,12 +140,16 @@ impl ZoneTable {
         &rest[..rest.partition_point(|piece| piece.zone == zone)]
     }
 
-    /// Returns whether a zone has the same bytes by another table: those of the same objects.
-    pub(crate) fn has_same(&self, zone: ZoneId, other: &ZoneTable) -> bool {
+    /// Returns how many of the first bytes of a zone lie in the same places as in `other`; all of
+    /// the zone where there is no difference.
+    pub(crate) fn same_until(&self, zone: ZoneId, other: &ZoneTable) -> u32 {
         let place = |table: &ZoneTable, p: &Piece| (p.offset, p.len, p.at, table.object(p));
         let (own, theirs) = (self.pieces_of(zone), other.pieces_of(zone));
-        own.len() == theirs.len()
-            && own.iter().zip(theirs).all(|(a, b)| place(self, a) == place(other, b))
+        let pairs = own.iter().zip(theirs);
+        let same = pairs.take_while(|(a, b)| place(self, a) == place(other, b)).count();
+        // What lies between pieces has no bytes.
+        let next = own.get(same).into_iter().chain(theirs.get(same)).map(|piece| piece.offset);
+        next.min().unwrap_or(ZONE_SIZE as u32)
     }
 
     /// The zones, in ascending order.

@@ -6,6 +6,7 @@ mod free_zones;
 mod io;
 mod remote;
 
+use self::remote::RemoteZones;
 use std::fmt;
 use std::io::Read;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use env::sync::Mutex;
 
 use crate::allocator::Allocator;
 use crate::device::copy_range;
-use crate::remote::{Remote, Writes};
+use crate::remote::Writes;
 use crate::superblock::{
     self, COPIES, FORMAT_VERSION, MAX_ROOT, Profile, REMOTE_VERSION, Superblock,
 };
@@ -61,8 +62,8 @@ pub struct Zones {
     poisoned: AtomicBool,
     /// The error of the first failed sync.
     poison: Mutex<Option<Error>>,
-    /// The zones that lie in object storage, and their pin: they are never freed.
-    remote: Option<(Arc<Remote>, ZonePin)>,
+    /// The zones that lie in object storage.
+    remote: Option<RemoteZones>,
     /// Which zones were written, of a store that is published.
     writes: Writes,
 }

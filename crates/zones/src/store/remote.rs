@@ -1,16 +1,34 @@
 //! Zones that lie in object storage: stores are opened with them, and written to it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use env::sync::Mutex;
 use objects::Objects;
 
 use super::{FormatOptions, Zones};
 use crate::remote::{
     Home, Parts, Publication, Published, Remote, RemoteDevice, RemoteOptions, RemoteStats, Source,
-    Watch, ZoneTable, publish, read_claim, take_parts, write_claim,
+    TableHold, Watch, ZoneTable, publish, read_claim, take_parts, write_claim,
 };
 use crate::superblock::{self, REMOTE_VERSION, Superblock};
 use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZonePin, ZoneUse};
+
+/// The zones of a store that lie in object storage.
+pub(super) struct RemoteZones {
+    remote: Arc<Remote>,
+    /// The local file, without what is missing there.
+    file: Arc<dyn Device>,
+    /// Zones of the table are never freed.
+    pin: Mutex<ZonePin>,
+}
+
+/// The zones of a table, without bytes.
+fn uses_of(table: &ZoneTable) -> ZoneUse {
+    let mut uses = ZoneUse::new();
+    table.zones().for_each(|zone| uses.add(zone, 0));
+    uses
+}
 
 impl Zones {
     /// Returns whether zones of the store on `device` lie in object storage.
@@ -31,11 +49,12 @@ impl Zones {
         }
         let home = Home::read(&*device)?;
         let remote = Remote::new(objects, home.table, options);
-        take_parts(&*device, &remote.parts)
+        let layout = remote.layout();
+        take_parts(&*device, &layout.parts)
             .map_err(|e| Error::io("reading which parts of zones are here", e))?;
         // After a crash nothing counts as here, and takes no space.
-        let nothing = |zone: &ZoneId| !remote.parts.has_any(*zone);
-        give_back(&*device, remote.table().zones().filter(nothing))?;
+        let nothing = |zone: &ZoneId| !layout.parts.has_any(*zone);
+        give_back(&*device, layout.table.zones().filter(nothing))?;
         Self::with_remote(device, superblock, copy, remote)
     }
 
@@ -67,14 +86,14 @@ impl Zones {
             root: Vec::new(),
         };
         let remote = Remote::new(objects, home.table.clone(), remote);
+        let layout = remote.layout();
         if let Some((table, parts)) = before {
-            let same = |zone: &ZoneId| remote.table().has_same(*zone, &table);
-            remote.parts.take_over(&parts, same);
+            layout.parts.take_over(&parts, |zone| layout.table.same_until(zone, &table));
         }
         // All else that lies in the file is of an older state, or of another store.
         let end = device.len().map_err(failed)?.div_ceil(ZONE_SIZE);
         let all = (1..u32::try_from(end).unwrap_or(u32::MAX)).map(ZoneId);
-        give_back(&*device, all.filter(|zone| !remote.parts.has_any(*zone)))?;
+        give_back(&*device, all.filter(|zone| !layout.parts.has_any(*zone)))?;
         Self::with_remote(device, superblock, 1, remote)
     }
 
@@ -98,24 +117,84 @@ impl Zones {
         copy: usize,
         remote: Remote,
     ) -> Result<Arc<Zones>> {
-        let mut uses = ZoneUse::new();
-        remote.table().zones().for_each(|zone| uses.add(zone, 0));
-        let remote = Arc::new(remote);
-        let device = Arc::new(RemoteDevice::new(device, remote.clone()));
-        let mut zones = Self::build(device, superblock, copy)?;
+        let (uses, remote) = (uses_of(&remote.layout().table), Arc::new(remote));
+        let fetching = Arc::new(RemoteDevice::new(device.clone(), remote.clone()));
+        let mut zones = Self::build(fetching, superblock, copy)?;
         zones.allocator.pin(&uses)?;
-        zones.remote = Some((remote, ZonePin::counted(&zones.allocator, uses)));
+        let pin = Mutex::new(ZonePin::counted(&zones.allocator, uses));
+        zones.remote = Some(RemoteZones { remote, file: device, pin });
         Ok(Arc::new(zones))
     }
 
     /// The zones that lie in object storage.
     pub(crate) fn remote(&self) -> Option<&Remote> {
-        self.remote.as_ref().map(|(remote, _)| &**remote)
+        self.remote.as_ref().map(|zones| &*zones.remote)
+    }
+
+    /// Keeps what readers of the current state need of its zone table, see [`Zones::follow`].
+    pub fn hold_table(&self) -> TableHold {
+        self.remote().map(Remote::hold).unwrap_or_default()
+    }
+
+    /// Has another published state of the store take the place of the current one, whose zones lie
+    /// as `table` says. Parts of zones stay as far as they are the same bytes. Readers that keep a
+    /// [`TableHold`] of the states before go on. The store must be open for reading only; its local
+    /// file holds no store from here on, until [`Zones::format_followed`].
+    pub fn follow(&self, table: &Arc<ZoneTable>) -> Result<()> {
+        let Some(zones) = &self.remote else {
+            return Err(Error::Invalid("a store that has all of its zones itself".into()));
+        };
+        let failed = |e| Error::io("following a store in object storage", e);
+        superblock::wipe(&*zones.file).map_err(failed)?;
+        let len = table.end().max(ZONE_SIZE);
+        if self.device_len.load(Ordering::Acquire) < len {
+            zones.file.lengthen(len).map_err(failed)?;
+            self.device_len.fetch_max(len, Ordering::AcqRel);
+        }
+        let uses = uses_of(table);
+        self.allocator.follow(&uses);
+        let pin = ZonePin::counted(&self.allocator, uses);
+        zones.remote.follow(&*zones.file, table.clone()).map_err(failed)?;
+        *zones.pin.lock() = pin;
+        Ok(())
+    }
+
+    /// Makes the local file a store again after [`Zones::follow`], with the root to come, as
+    /// [`Zones::format_remote`] does. What is cached stays.
+    pub fn format_followed(&self, note: &[u8]) -> Result<Arc<Zones>> {
+        let Some(zones) = &self.remote else {
+            return Err(Error::Invalid("a store that has all of its zones itself".into()));
+        };
+        let table = &zones.remote.layout().table;
+        Home { note: note.to_vec(), table: ZoneTable::clone(table) }.write(&*zones.file)?;
+        let superblock = Superblock { generation: 1, root: Vec::new(), ..self.superblock() };
+        let made = Self::new(zones.file.clone(), superblock, 1)?;
+        // Nothing is written but to other zones, for as long as that is open.
+        made.allocator.pin(&uses_of(table))?;
+        Ok(made)
+    }
+
+    /// Reads bytes in another way, which were read and are not those that were asked for: as the
+    /// states before had them that are still read, or from object storage once more. `attempt`
+    /// counts the ways from 0; `false`: there is no other one.
+    pub fn read_again(
+        &self,
+        purpose: Purpose,
+        addr: u64,
+        buf: &mut [u8],
+        attempt: usize,
+    ) -> Result<bool> {
+        let Some(remote) = self.remote() else { return Ok(false) };
+        self.check_range(addr, buf.len() as u64)?;
+        let len = buf.len();
+        remote
+            .read_again(&self.device, purpose, addr, buf, attempt)
+            .map_err(|e| Error::io(format!("reading {len} bytes of {purpose} at {addr}"), e))
     }
 
     /// Where the zones lie that are in object storage, of a store that has such.
-    pub fn remote_table(&self) -> Option<&ZoneTable> {
-        self.remote().map(Remote::table)
+    pub fn remote_table(&self) -> Option<Arc<ZoneTable>> {
+        self.remote().map(|remote| remote.layout().table.clone())
     }
 
     /// Returns the note that the maker of the local file has left in it.
@@ -140,7 +219,7 @@ impl Zones {
 
     /// Returns whether a zone lies in object storage. Then it is never free here.
     pub fn is_remote_zone(&self, zone: ZoneId) -> bool {
-        self.remote().is_some_and(|remote| remote.parts.is_remote(zone))
+        self.remote().is_some_and(|remote| remote.layout().parts.is_remote(zone))
     }
 
     /// Returns the requests to object storage, of a store with zones there.
@@ -163,7 +242,8 @@ impl Zones {
         let is_there = |remote: &&Remote| how.shares && remote.is_from(how.objects);
         let there = self.remote().filter(is_there);
         self.writes.watch();
-        let (table, writes) = (there.map(Remote::table), |zone| self.writes.of(zone));
+        let (layout, writes) = (there.map(Remote::layout), |zone| self.writes.of(zone));
+        let table = layout.as_ref().map(|layout| &*layout.table);
         publish(Source { read: &read, table, writes: &writes }, uses, how, progress)
     }
 }

@@ -47,24 +47,27 @@ impl Found {
         let mut version = Version::empty(generation.clone());
         let mut open = |id: RunId, root: &Bytes| runs.open(cache, id, root);
         version.follow(state, &mut open)?;
-        let all = version.trees.values().flat_map(|tree| tree.runs());
-        bounded(0, all.map(|numbered| &*numbered.run))?;
+        version.table = zones.hold_table();
+        check_sums(&version)?;
         let snapshots = Snapshots::new();
         snapshots.follow(state, &version, &mut open)?;
-        for version in snapshots.list().iter().map(|snapshot| snapshot.version()) {
-            let all = version.trees.values().flat_map(|tree| tree.runs());
-            bounded(0, all.map(|numbered| &*numbered.run))?;
-        }
+        snapshots.list().iter().try_for_each(|snapshot| check_sums(&snapshot.version()))?;
         recovery.runs = runs.known.len() as u64;
         recovery.torn_bytes = loaded.torn;
         Ok(Found { loaded, manifest_pin, segments, version, snapshots, recovery })
     }
 }
 
+/// Fails if the runs of a version say that they hold more than any store can.
+pub(crate) fn check_sums(version: &Version) -> Result<()> {
+    let all = version.trees.values().flat_map(|tree| tree.runs());
+    bounded(0, all.map(|numbered| &*numbered.run)).map(drop)
+}
+
 /// Runs by what the manifest says of them: those that several dictionaries and snapshots have are
 /// there once.
 #[derive(Default)]
-struct Runs {
+pub(crate) struct Runs {
     known: HashMap<Bytes, Arc<Run>>,
     /// The runs by where in the state their roots lie, which lives as long as this: what snapshots
     /// share lies there once.
@@ -72,7 +75,20 @@ struct Runs {
 }
 
 impl Runs {
-    fn open(&mut self, cache: &Arc<BlockCache>, id: RunId, root: &Bytes) -> Result<Arc<Run>> {
+    /// Those that a version has.
+    pub(crate) fn of(version: &Version) -> Runs {
+        let mut known = HashMap::new();
+        for tree in version.trees.values() {
+            for numbered in tree.runs() {
+                if let Some((_, root)) = tree.entry.runs.get(&numbered.id) {
+                    known.insert(root.clone(), numbered.run.clone());
+                }
+            }
+        }
+        Runs { known, by_place: HashMap::new() }
+    }
+
+    pub(crate) fn open(&mut self, cache: &Arc<BlockCache>, id: RunId, root: &Bytes) -> Result<Arc<Run>> {
         if let Some(run) = self.by_place.get(&root.as_ptr()) {
             return Ok(run.clone());
         }

@@ -24,7 +24,7 @@ use env::Env;
 use vt_tree::{BlockCache, ExtentRef};
 use zones::{Device, FormatOptions, Zones};
 
-pub(crate) use self::found::Found;
+pub(crate) use self::found::{Found, Runs, check_sums};
 pub(crate) use self::journal::{Journal, read_journal};
 use crate::db::database::{Database, DatabaseParts};
 use crate::error::Result;

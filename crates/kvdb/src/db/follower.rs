@@ -1,0 +1,206 @@
+//! Follows a published store: one that is open for reading only shows each newer state as it is
+//! published, as one commit. Views that are there go on with the state that they are of.
+//!
+//! What is new is fetched and opened before it is shown, in [`Follower::look`]; what has changed
+//! can be looked at meanwhile. To show it costs no request.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use env::sync::atomic::Ordering;
+
+use crate::commit::feed::CommittedKey;
+use crate::db::Kvdb;
+use crate::db::recovery::{Runs, check_sums};
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::health::Health;
+use crate::ids::RunId;
+use crate::manifest::{Manifest, ManifestState};
+use crate::read::view::View;
+use crate::remote::{LocalCopy, RemoteStore, check_places};
+
+/// The changed keys that are listed for readers of the feed, at most; after more of them they are
+/// told that there is no list.
+const MOST_LISTED: usize = 64 << 10;
+
+/// Follows what is published of a store, see [`Kvdb::follower`].
+pub struct Follower {
+    db: Kvdb,
+    of: RemoteStore,
+    copy: LocalCopy,
+}
+
+/// A newer state, which is not shown yet.
+pub struct NewerState {
+    db: Kvdb,
+    copy: LocalCopy,
+    state: ManifestState,
+    before: View,
+    after: View,
+    runs: Runs,
+    listed: Listed,
+}
+
+/// What readers of the feed are to be told.
+struct Listed {
+    /// The dictionaries that they followed when the list was made.
+    followed: Vec<DictionaryId>,
+    /// `None`: there is no list.
+    changes: Option<Vec<(DictionaryId, CommittedKey)>>,
+}
+
+impl Kvdb {
+    /// Returns a follower of `of`, which this store was made from by [`RemoteStore::refresh`] or
+    /// [`RemoteStore::copy_to`], and which is open for reading only. Anything else is an
+    /// [`Error::Invalid`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use kvdb::{Kvdb, OpenOptions, RemoteStore, RemoteZones};
+    /// # use objects::{MemoryObjects, Objects};
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("fruit.kvfs");
+    /// let bucket: Arc<dyn Objects> = Arc::new(MemoryObjects::new());
+    /// let fruit = RemoteStore::new(bucket.clone(), "fruit")?;
+    /// let db = Kvdb::in_memory();
+    /// let colours = db.open_dictionary("colour")?;
+    /// db.push(&fruit, &mut |_| Ok(()))?;
+    ///
+    /// fruit.copy_to_path(&path)?;
+    /// let remote = Some(RemoteZones::new(bucket));
+    /// let options = OpenOptions { remote, read_only: true, ..OpenOptions::default() };
+    /// let reader = Kvdb::open_path_with(&path, options)?;
+    /// let mut follower = reader.follower(&fruit)?;
+    /// assert!(!follower.follow()?);
+    /// colours.insert("apple", "red")?;
+    /// db.push(&fruit, &mut |_| Ok(()))?;
+    /// assert!(follower.follow()?);
+    /// assert_eq!(reader.open_dictionary("colour")?.get("apple")?.unwrap(), "red");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn follower(&self, of: &RemoteStore) -> Result<Follower> {
+        let (db, of) = (self.clone(), of.clone());
+        let note = db.db.0.zones.home_note()?.map(|note| LocalCopy::decode(&note)).transpose()?;
+        let is_cache = |copy: &LocalCopy| copy.fork.is_none() && copy.writer.is_none();
+        match note.filter(|copy| is_cache(copy) && copy.is_of(&of)) {
+            Some(copy) if db.db.0.options.read_only => Ok(Follower { db, of, copy }),
+            _ => Err(Error::Invalid(format!(
+                "only a cache of {} that is open for reading only follows it",
+                of.name()
+            ))),
+        }
+    }
+}
+
+impl Follower {
+    /// Shows the newest state, unless it is shown already: then it returns `false`.
+    pub fn follow(&mut self) -> Result<bool> {
+        let Some(mut newer) = self.look()? else { return Ok(false) };
+        newer.show()?;
+        self.keep(newer)?;
+        Ok(true)
+    }
+
+    /// Asks for the head, and opens the newest state if it is not the one that was followed last.
+    /// An [`Error::Invalid`] says that this store cannot show it: it must be opened anew.
+    pub fn look(&mut self) -> Result<Option<NewerState>> {
+        let no_store = || Error::NoStore(self.of.place());
+        let head = self.of.head()?.ok_or_else(no_store)?;
+        let name = head.state.as_ref().ok_or_else(no_store)?;
+        if (head.store, head.generation) == (self.copy.store, self.copy.generation) {
+            return Ok(None);
+        }
+        let other = |what: &str| {
+            Error::Invalid(format!("{} {what}: it has to be opened anew", self.of.place()))
+        };
+        if head.store != self.copy.store {
+            return Err(other("is another store by now"));
+        }
+        let published = self.of.get_state(name)?;
+        let state = published.manifest()?;
+        let db = &self.db.db.0;
+        let seq = state.start.seq;
+        if seq < db.versions.visible.load(Ordering::Acquire) {
+            return Err(other("was replaced by an older state"));
+        }
+        let table = Arc::new(published.known.table);
+        db.zones.follow(&table)?;
+        check_places(&state, &table, &db.zones)?;
+        let before = self.db.view();
+        let mut runs = Runs::of(&before.version);
+        let mut open = |id: RunId, root: &Bytes| runs.open(&db.cache, id, root);
+        let after =
+            db.versions.preview_published(&state, (seq, db.zones.hold_table()), &mut open)?;
+        check_sums(&after.version)?;
+        let copy = LocalCopy {
+            generation: head.generation,
+            published: head.published,
+            ..self.copy.clone()
+        };
+        let listed = self.listed(&before, &after)?;
+        let db = self.db.clone();
+        Ok(Some(NewerState { db, copy, state, before, after, runs, listed }))
+    }
+
+    /// Lists the changed keys that readers of the feed follow.
+    fn listed(&self, before: &View, after: &View) -> Result<Listed> {
+        let feed = &self.db.db.0.feed;
+        let followed = feed.followed(&after.version);
+        let gone = feed.followed(&before.version).iter().any(|dict| !followed.contains(dict));
+        let mut changes = (!gone).then(Vec::new);
+        for &dict in followed.iter().filter(|_| before.at != after.at) {
+            for change in before.difference(dict, after, dict)? {
+                let change = change?;
+                let key = match change.after {
+                    Some(_) => CommittedKey::Put(change.key),
+                    None => CommittedKey::Delete(change.key),
+                };
+                changes = changes.filter(|changes| changes.len() < MOST_LISTED);
+                let Some(changes) = &mut changes else { break };
+                changes.push((dict, key));
+            }
+        }
+        Ok(Listed { followed, changes })
+    }
+
+    /// Notes in the local file that it is of a state that is shown, so that the next opening has
+    /// what was fetched of it.
+    pub fn keep(&mut self, shown: NewerState) -> Result<()> {
+        let db = &self.db.db.0;
+        self.copy = shown.copy;
+        let zones = db.zones.format_followed(&self.copy.encode())?;
+        zones.start();
+        let (env, health) = (db.env.clone(), Arc::<Health>::default());
+        Manifest::begin(zones, env, health, shown.state, 0)?.vouch()
+    }
+
+    /// The state that was followed last, or that the store was opened with.
+    pub fn copy(&self) -> &LocalCopy {
+        &self.copy
+    }
+}
+
+impl NewerState {
+    /// The state that is shown until this one is.
+    pub fn before(&self) -> &View {
+        &self.before
+    }
+
+    /// The newer state.
+    pub fn after(&self) -> &View {
+        &self.after
+    }
+
+    /// Shows it, all at once. Nothing is asked for.
+    pub fn show(&mut self) -> Result<()> {
+        let db = &self.db.db.0;
+        let mut open = |id: RunId, root: &Bytes| self.runs.open(&db.cache, id, root);
+        let gone = db.versions.show_published(&self.state, &self.after, &mut open)?;
+        let is_listed = db.feed.followed(&self.after.version) == self.listed.followed;
+        let changes = self.listed.changes.take().filter(|_| is_listed);
+        db.commits.follow_published(self.after.at, changes);
+        drop(gone);
+        Ok(())
+    }
+}

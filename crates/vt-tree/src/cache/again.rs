@@ -1,0 +1,49 @@
+//! Reads again what was not what a reference says. In object storage the place may have other bytes
+//! by now, and an answer may have been damaged on its way.
+
+use bytes::Bytes;
+use zones::Purpose;
+
+use super::{BlockCache, room};
+use crate::{Error, Result};
+
+impl BlockCache {
+    /// Returns what `open` makes of bytes that were read at `addr`, or of what can be read there in
+    /// another way if it finds them corrupt.
+    pub(super) fn checked<T>(
+        &self,
+        purpose: Purpose,
+        addr: u64,
+        bytes: Bytes,
+        open: impl Fn(Bytes) -> Result<T>,
+    ) -> Result<T> {
+        let len = bytes.len() as u64;
+        match open(bytes) {
+            Err(e @ Error::Corrupt { .. }) => self.read_otherwise(purpose, addr, len, e, open),
+            opened => opened,
+        }
+    }
+
+    /// `first`: the error of the bytes that were read before.
+    #[cold]
+    fn read_otherwise<T>(
+        &self,
+        purpose: Purpose,
+        addr: u64,
+        len: u64,
+        first: Error,
+        open: impl Fn(Bytes) -> Result<T>,
+    ) -> Result<T> {
+        for attempt in 0.. {
+            let mut buf = room("what is read again", addr, len)?;
+            if !self.zones.read_again(purpose, addr, &mut buf, attempt)? {
+                break;
+            }
+            match open(Bytes::from(buf)) {
+                Err(Error::Corrupt { .. }) => {}
+                opened => return opened,
+            }
+        }
+        Err(first)
+    }
+}

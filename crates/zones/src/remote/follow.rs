@@ -1,0 +1,95 @@
+//! Another state takes the place of the one that is read. The local file has the zones of the newer
+//! state from then on; what the older one had at the same address is given up. Readers of the older
+//! state go on: each reference has a checksum, so they notice, and read from object storage, where
+//! the older bytes lie until a collector deletes them.
+
+use std::io;
+use std::sync::{Arc, Weak};
+
+use super::fetch::{Layout, Remote};
+use super::parts::{PartRange, Parts};
+use super::table::ZoneTable;
+use crate::{Device, Purpose};
+
+/// The zone table of a state that was replaced, for as long as it is read.
+pub(super) type Retired = Weak<ZoneTable>;
+
+/// Keeps what readers of a state need of its zone table.
+#[derive(Clone, Debug, Default)]
+pub struct TableHold {
+    _table: Option<Arc<ZoneTable>>,
+}
+
+impl Remote {
+    /// Keeps the table that is current now.
+    pub(crate) fn hold(&self) -> TableHold {
+        TableHold { _table: Some(self.layout().table.clone()) }
+    }
+
+    /// Has `table` take the place of the current one. Parts that are here stay, as far as they are
+    /// the same bytes; the space of all others is given back.
+    pub(crate) fn follow(&self, cache: &dyn Device, table: Arc<ZoneTable>) -> io::Result<()> {
+        self.replace_layout(|old| {
+            let mut retired = self.retired.lock();
+            retired.retain(|table| table.strong_count() > 0);
+            retired.push(Arc::downgrade(&old.table));
+            drop(retired);
+            let parts = Parts::new(table.zones());
+            parts.take_over(&old.parts, |zone| table.same_until(zone, &old.table));
+            for &zone in old.parts.zones() {
+                if old.parts.has_any(zone) && !parts.has_any(zone) {
+                    cache.discard(zone.start(), crate::ZONE_SIZE)?;
+                }
+            }
+            Ok(Layout { table, parts })
+        })
+    }
+
+    /// Reads bytes in another way than before, which have turned out not to be those that were
+    /// asked for: those of the states that were replaced, the newest first, and then from object
+    /// storage once more, since an answer may have been damaged on its way. `false`: there is no
+    /// other way.
+    pub(crate) fn read_again(
+        &self,
+        device: &dyn Device,
+        purpose: Purpose,
+        addr: u64,
+        buf: &mut [u8],
+        attempt: usize,
+    ) -> io::Result<bool> {
+        let layout = self.layout();
+        let ranges: Vec<PartRange> = PartRange::of(addr, buf.len() as u64).collect();
+        let end = addr + buf.len() as u64;
+        let differs = |table: &Arc<ZoneTable>| {
+            ranges.iter().any(|range| {
+                let same = u64::from(table.same_until(range.zone, &layout.table));
+                range.zone.start() + same < end
+            })
+        };
+        let retired: Vec<_> = self.retired.lock().iter().filter_map(Weak::upgrade).collect();
+        let older: Vec<_> = retired.iter().rev().filter(|table| differs(table)).collect();
+        if let Some(table) = older.get(attempt) {
+            buf.fill(0);
+            for range in ranges {
+                let start = range.zone.start();
+                let from = addr.max(start);
+                let within = (from - start) as u32..(end.min(range.zone.end()) - start) as u32;
+                for (at, bytes) in self.read_objects(table, purpose, range.zone, within)? {
+                    let at = (at - addr) as usize;
+                    buf[at..at + bytes.len()].copy_from_slice(&bytes);
+                }
+            }
+            return Ok(true);
+        }
+        if attempt > older.len() || !ranges.iter().any(|range| layout.parts.is_remote(range.zone)) {
+            return Ok(false);
+        }
+        for &range in &ranges {
+            let _alone = self.lock_of(range.zone).write();
+            self.layout().parts.forget_some(range);
+        }
+        tracing::debug!("{} bytes at {addr} are fetched once more", buf.len());
+        device.read_at(purpose, addr, buf)?;
+        Ok(true)
+    }
+}
