@@ -80,6 +80,7 @@ mod reflink;
 mod remove_tree;
 mod rename;
 mod repair;
+mod replaced_state;
 mod request;
 mod reservation;
 mod salvage;

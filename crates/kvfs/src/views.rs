@@ -66,6 +66,7 @@ use crate::merge;
 use crate::ticker::Ticker;
 
 mod common_states;
+mod following;
 mod in_use;
 mod merging;
 mod merging_forks;

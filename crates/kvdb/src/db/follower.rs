@@ -192,6 +192,18 @@ impl NewerState {
         &self.after
     }
 
+    /// Returns whether it has a dictionary of this number.
+    pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
+        self.after.knows(dict)
+    }
+
+    /// Returns whether a snapshot of this name is there now, and the newer state has the same one.
+    pub fn keeps_snapshot(&self, name: &str) -> bool {
+        let there = self.db.db.0.snapshots.get(name);
+        let newer = self.state.snapshots.get(name);
+        there.zip(newer).is_some_and(|(there, newer)| there.label == newer.label)
+    }
+
     /// Shows it, all at once. Nothing is asked for.
     pub fn show(&mut self) -> Result<()> {
         let db = &self.db.db.0;

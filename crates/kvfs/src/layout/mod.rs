@@ -73,7 +73,7 @@ const OLDEST_SUPER: u8 = 1;
 const NAME_VERSION: u8 = 1;
 
 /// The dictionaries.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub nmap: DictionaryId,
     pub imap: DictionaryId,
@@ -96,7 +96,8 @@ impl Layout {
         Some(Layout { nmap: find("nmap")?, imap: find("imap")?, dmap: find("dmap")? })
     }
 
-    /// The dictionaries of a snapshot, or `None` when one of them is missing.
+    /// The dictionaries of a snapshot, or of the main branch of a state, or `None` when one of them
+    /// is missing.
     pub fn of_state(state: &kvdb::View) -> Option<Layout> {
         Some(Layout {
             nmap: state.dictionary("nmap")?,

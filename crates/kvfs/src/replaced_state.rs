@@ -1,0 +1,203 @@
+//! Another state takes the place of the one that a view has, all at once: that of a snapshot by a
+//! rollback, or a newer one that was published elsewhere. What is in memory is brought up to it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdb::{Scope, View};
+
+use crate::apply_commit::{ChangeSet, ChangedName};
+use crate::attr::Ino;
+use crate::error::Result;
+use crate::fs::Fs;
+use crate::fs::superseded::ChangeTurn;
+use crate::inode::{Identity, Inode, InodeState};
+use crate::layout::{self, ImapKey, Layout};
+
+/// An inode that the kernel refers to, and what it is.
+pub(crate) type Known = (Ino, Identity);
+
+impl ChangeSet {
+    /// What has changed from one state of a view to another one of the same store.
+    pub(crate) fn between(before: &View, after: &View, layout: &Layout) -> Result<ChangeSet> {
+        let mut changes = ChangeSet::default();
+        for change in before.difference(layout.nmap, after, layout.nmap)? {
+            let change = change?;
+            let (parent, name) = layout::decode_name_key(&change.key)?;
+            changes.names.push((parent, name.into(), change.after.is_none()));
+        }
+        for change in before.difference(layout.imap, after, layout.imap)? {
+            let change = change?;
+            if let ImapKey::Node(ino) = layout::decode_imap_key(&change.key)? {
+                changes.inodes.push((ino, change.after.is_none()));
+            }
+        }
+        Ok(changes)
+    }
+}
+
+impl Fs {
+    /// What the kernel refers to of the inodes that change.
+    pub(crate) fn known_of(&self, changes: &ChangeSet) -> Result<Vec<Known>> {
+        let changed = changes.inodes.iter().map(|(ino, _)| *ino);
+        self.identities(changed.filter(|ino| self.core.inode_cache.references(*ino) > 0))
+    }
+
+    /// Brings what is in memory up to a state that has taken the place of another one. The view is
+    /// frozen, and nothing is dirty. `known`: [`Fs::known_of`], of the state before.
+    pub(crate) fn follow_changes(&self, changes: &ChangeSet, known: Vec<Known>) -> Result<()> {
+        let changed = changes.inodes.iter();
+        let cached = changed.filter_map(|(ino, _)| self.core.inode_cache.get(*ino)).collect();
+        self.bring_up(cached, known)?;
+        // Listings that stopped at a name that is gone must find where they were.
+        for (parent, name, _) in changes.names.iter().filter(|(.., removed)| *removed) {
+            if let Some(dir) = self.core.inode_cache.get(*parent) {
+                self.remember_removed(&dir, name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings these inodes in memory up to the store, and has the kernel's references follow.
+    fn bring_up(&self, cached: Vec<Arc<Inode>>, known: Vec<Known>) -> Result<()> {
+        // Nothing is locked by reading this. What a serializable transaction has in memory is
+        // locked, or noted as not locked.
+        let view = self.core.scope.view()?;
+        let node = |ino| -> Result<_> {
+            let value = view.get(self.core.layout.imap, &layout::node_key(ino))?;
+            value.map(|value| layout::decode_node(ino, &value)).transpose()
+        };
+        for inode in cached {
+            let mut state = inode.state.write();
+            let (read_unlocked, before) = (state.read_unlocked, Identity::of(&state.attr));
+            self.discard(inode.ino, &mut state);
+            match node(inode.ino) {
+                Ok(Some((attr, xattrs, _))) if Identity::of(&attr) == before => {
+                    *state = InodeState {
+                        queued: state.queued,
+                        read_unlocked,
+                        ..InodeState::new(attr, xattrs)
+                    };
+                }
+                // Made since then, or another one under its number; or it cannot be read now,
+                // and the next access returns the error.
+                _ => {
+                    drop(state);
+                    self.core.inode_cache.leave(&inode);
+                }
+            }
+        }
+        for (ino, before) in known {
+            match node(ino) {
+                Ok(Some((attr, ..))) if Identity::of(&attr) == before => {
+                    self.core.inode_cache.recover(ino)
+                }
+                // Nothing says that it is another one: a branch gives no number twice. What reads
+                // it returns the error, as long as there is one.
+                Err(_) => {}
+                // The root stays the root, whatever its identity.
+                _ if ino == crate::ROOT => {}
+                _ => self.core.inode_cache.strand(ino, before),
+            }
+        }
+        Ok(())
+    }
+
+    /// Has `change` make another state of the store this view's, all at once, and brings everything
+    /// in memory up to that. What is not committed is gone. What the kernel refers to and is no
+    /// more, or is another file under the same number, is stale from then on. Gives what the kernel
+    /// may know that is not so any more; `change` is called with what it may know before.
+    pub(crate) fn revert(
+        &self,
+        turn: &ChangeTurn<'_>,
+        change: impl FnOnce(&ChangeSet) -> Result<()>,
+    ) -> Result<ChangeSet> {
+        let frozen = self.core.freeze_lock.freeze();
+        if frozen.ended() {
+            return Err(crate::Error::Stale(crate::ROOT));
+        }
+        let mut names = Vec::new();
+        self.add_known_names(&mut names)?;
+        let known = self.identities(self.referenced())?;
+        // What is dirty here goes; but caches have read it. What cannot be committed now may come
+        // back from there, and is no worse for it.
+        let _ = kvdb::without_lock_waits(|| self.commit_older_than(Duration::MAX));
+        let before = self.state_before_change(None)?;
+        let referenced = self.referenced().into_iter().chain([crate::ROOT]);
+        let inodes = referenced.map(|ino| (ino, false)).collect();
+        let known_before = ChangeSet { names, inodes, ..ChangeSet::default() };
+        change(&known_before)?;
+        let mut names = known_before.names;
+        // It has happened: no error ends this before what is in memory has followed it.
+        turn.publish(before);
+        if matches!(self.core.scope, Scope::Mainline(_)) {
+            // What directories have reserved in the state that is back was used since.
+            self.core.inode_allocator.void_reservations();
+            self.core.inode_allocator.clear_mark();
+        }
+        self.bring_up(self.core.inode_cache.all(), known)?;
+        if let Err(e) = self.follow_promises() {
+            tracing::warn!(
+                "what is promised to files is not as the state that is back has it: {e}"
+            );
+        }
+        let mut after = Vec::new();
+        if let Err(e) = self.add_known_names(&mut after) {
+            // Those that cannot be read give an error to those who look for them, too.
+            tracing::warn!("not all names that are back can be told to caches: {e}");
+        }
+        let after: HashSet<ChangedName> = after.into_iter().collect();
+        // Listings that stopped at a name that is gone must find where they were.
+        for gone in names.iter().filter(|named| !after.contains(named)) {
+            if let Some(dir) = self.core.inode_cache.get(gone.0) {
+                self.remember_removed(&dir, &gone.1);
+            }
+        }
+        names.extend(after);
+        names.sort_unstable();
+        names.dedup();
+        let inodes =
+            self.referenced().into_iter().chain([crate::ROOT]).map(|ino| (ino, false)).collect();
+        Ok(ChangeSet { names, inodes, ..ChangeSet::default() })
+    }
+
+    /// What of these the kernel refers to is.
+    fn identities(&self, referenced: impl IntoIterator<Item = Ino>) -> Result<Vec<Known>> {
+        let view = self.core.scope.view()?;
+        let mut known = Vec::new();
+        for ino in referenced {
+            let identity =
+                match (self.core.inode_cache.stranded(ino), self.core.inode_cache.get(ino)) {
+                    (Some(identity), _) => identity,
+                    (None, Some(inode)) => Identity::of(&inode.state.read().attr),
+                    (None, None) => {
+                        let Some(node) = view.get(self.core.layout.imap, &layout::node_key(ino))?
+                        else {
+                            continue;
+                        };
+                        Identity::of(&layout::decode_node(ino, &node)?.0)
+                    }
+                };
+            known.push((ino, identity));
+        }
+        Ok(known)
+    }
+
+    /// Adds the names in all directories that the kernel refers to; after an error those that could
+    /// be read.
+    pub(crate) fn add_known_names(&self, names: &mut Vec<ChangedName>) -> Result<()> {
+        let view = self.core.scope.view()?;
+        for ino in self.referenced().into_iter().chain([crate::ROOT]) {
+            let mut cursor = view.cursor(
+                self.core.layout.nmap,
+                &layout::name_key(ino, b""),
+                &layout::names_end(ino),
+            )?;
+            while let Some(tuple) = cursor.next()? {
+                names.push((ino, layout::decode_name_key(&tuple.key)?.1.into(), false));
+            }
+        }
+        Ok(())
+    }
+}
