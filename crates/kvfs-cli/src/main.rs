@@ -27,6 +27,7 @@ mod failures;
 mod figures;
 mod files;
 mod find;
+mod following;
 mod fork;
 mod forked;
 mod forks;

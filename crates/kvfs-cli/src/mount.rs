@@ -37,8 +37,8 @@ use crate::upgrade;
 #[command(after_help = mount_options::HELP)]
 pub struct Args {
     /// The store: a file or a block device made by `kvfs create`, or one in object storage,
-    /// dir:FOLDER/NAME or s3://BUCKET/NAME, which is mounted read-only as it was published last, or
-    /// with @SNAPSHOT after it as it was then; or to be written, with --write.
+    /// dir:FOLDER/NAME or s3://BUCKET/NAME, which is mounted read-only and shows what is published
+    /// there, or with @SNAPSHOT after it as it was then; or to be written, with --write.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// The directory to mount it on.
@@ -238,8 +238,11 @@ fn words_for(address: &Address, asked: &Options) -> Outcome<Vec<OsString>> {
     let wrong = |what: String| Err(Failure::new(Exit::Usage, what));
     let snapshot = address.snapshot.as_ref();
     if asked.writing.is_none() {
-        let snapshot = snapshot.map(|name| format!("snapshot={name}").into());
-        return Ok(["ro".into()].into_iter().chain(snapshot).collect());
+        let word = match snapshot {
+            Some(name) => format!("snapshot={name}").into(),
+            None => mount_options::escaped(format!("follow={address}").as_bytes()),
+        };
+        return Ok(vec!["ro".into(), word]);
     }
     if let Some(snapshot) = snapshot {
         return wrong(format!("{snapshot} is a snapshot, which stays as it is: leave it out"));

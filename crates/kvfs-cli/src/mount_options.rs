@@ -3,7 +3,7 @@
 //! Words that are for others (mount(8), systemd, `/etc/fstab`) are skipped; any other unknown word
 //! is an error that names it, for an option that silently does nothing is worse than none.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -13,6 +13,7 @@ use kvfs_fuse::{AccessTimes, MountOptions, Policy, TransportChoice};
 
 use crate::address::Address;
 use crate::failures;
+use crate::following::{self, Following};
 use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
 use crate::publishing::{self, Publication};
@@ -46,6 +47,10 @@ pub struct Options {
     pub publish: Option<Publication>,
     /// It is said how often, but not where to.
     publishes_nothing: bool,
+    /// The store in object storage that is followed.
+    pub follow: Option<Following>,
+    /// How often it is asked for; zero: it is not followed.
+    pub follow_every: Option<Duration>,
     /// A store in object storage is mounted to be written, and perhaps taken from another machine.
     pub writing: Option<Writing>,
     /// A keeper begins the daemon anew when it is killed.
@@ -135,6 +140,9 @@ Options for -o, separated by commas:
                               so many seconds after something was committed (default: 10), and
                               when it is unmounted: a machine that is lost costs that much. See
                               kvfs push
+  follow_every=SECONDS        of a store in object storage that is mounted by its address, to be
+                              read: ask so often for what was published since (default: 10), and
+                              show it; 0: show the store as of the mount
   write                       of a store in object storage: mount it to be written; what is written
                               is published as with publish=ADDRESS. One machine has it so at a
                               time
@@ -290,13 +298,21 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 }
                 options.publish = Some(Publication { to, every: publishing::EVERY });
             }
+            ("follow", Some(value)) => {
+                let of = Address::required(value.as_ref()).map_err(|e| bad(e.message))?;
+                if of.snapshot.is_some() {
+                    return Err(bad("a store is followed, and not a snapshot".into()));
+                }
+                options.follow = Some(Following { of, every: following::EVERY });
+            }
             ("publish_every", Some(value)) => {
-                let seconds = value
-                    .to_str()
-                    .and_then(|v| v.parse::<f64>().ok())
-                    .filter(|s| (0.1..=86400.0).contains(s));
                 let wrong = || bad("write a number of seconds, 0.1 to 86400".into());
-                publish_every = Some(Duration::from_secs_f64(seconds.ok_or_else(wrong)?));
+                publish_every = Some(period(&value).ok_or_else(wrong)?);
+            }
+            ("follow_every", Some(value)) => {
+                let never = (value == "0").then_some(Duration::ZERO);
+                let wrong = || bad("write a number of seconds, 0.1 to 86400, or 0: never".into());
+                options.follow_every = Some(never.or_else(|| period(&value)).ok_or_else(wrong)?);
             }
             ("keeper", None) => options.keeper = true,
             ("nokeeper", None) => options.keeper = false,
@@ -332,6 +348,11 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
         }
         (Some(publish), Some(every)) => publish.every = every,
         (None, every) => options.publishes_nothing = every.is_some(),
+        _ => {}
+    }
+    match (&mut options.follow, options.follow_every) {
+        (follow, Some(Duration::ZERO)) => *follow = None,
+        (Some(follow), Some(every)) => follow.every = every,
         _ => {}
     }
     if options.policy.transport == TransportChoice::Uring && options.policy.write_back {
@@ -441,8 +462,16 @@ fn takes_a_value(name: &str) -> bool {
         "zone_size",
         "publish",
         "publish_every",
+        "follow",
+        "follow_every",
     ]
     .contains(&name)
+}
+
+/// A period in seconds.
+fn period(value: &OsStr) -> Option<Duration> {
+    let seconds = value.to_str()?.parse::<f64>().ok()?;
+    (0.1..=86400.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
 }
 
 /// A word as a list of options has it.

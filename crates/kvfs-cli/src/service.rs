@@ -25,6 +25,7 @@ use crate::mount_options::Options;
 use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
 use crate::place;
+use crate::following::FollowingThread;
 use crate::publishing::Publishing;
 use crate::push;
 use crate::scripts;
@@ -86,6 +87,8 @@ pub struct Service {
     source: OsString,
     /// Publishes the store by itself, where that is asked for.
     pub publishing: Option<Publishing>,
+    /// Follows the store in object storage that is mounted.
+    pub following: Option<FollowingThread>,
     /// Who begins this process anew when it is killed.
     pub keeper: Option<Keeper>,
 }
@@ -156,6 +159,7 @@ impl Service {
             mounted,
             source,
             publishing: None,
+            following: None,
             keeper: None,
         })
     }
@@ -203,13 +207,18 @@ impl Service {
         let publish = options.publish.clone();
         let publishing =
             publish.map(|what| Publishing::start(&store.db, &opened.views, what)).transpose()?;
+        let follow = options.follow.clone();
+        let following = follow
+            .map(|what| FollowingThread::start(&opened.views, &store.db, what))
+            .transpose()?;
         let _ = self.figures.set(MountFigures {
             requests,
             notifier: notifier.clone(),
             uses_rings,
             publishing: publishing.as_ref().map(Publishing::shared),
+            following: following.as_ref().map(FollowingThread::shared),
         });
-        self.publishing = publishing;
+        (self.publishing, self.following) = (publishing, following);
         tracing::info!(store = %store.path.display(), mount_point = %at.display(), io_uring = uses_rings, "mounted");
         let writable = store.access == Access::ReadWrite;
         let scrubbing = options
@@ -229,7 +238,7 @@ impl Service {
         scrubbing: Option<Scrubbing>,
         (say, events): (&Sender<Event>, &Receiver<Event>),
     ) -> Waited<'a> {
-        let Service { server, metrics, mounted, keeper, publishing, .. } = self;
+        let Service { server, metrics, mounted, keeper, publishing, following, .. } = self;
         let (stopper, before) = (mounted.stopper(), mounted.handover());
         let mut scrubbing = Some(scrubbing);
         let mut stopped_for = None;
@@ -280,7 +289,7 @@ impl Service {
                 };
                 // In this order: none of them is begun anew by one that is still there, and all get
                 // the answers that they wait for.
-                drop((metrics.take(), scrubbing.take(), publishing.take()));
+                drop((metrics.take(), scrubbing.take(), publishing.take(), following.take()));
                 if let Some(server) = server.take() {
                     server.stop();
                 }

@@ -234,6 +234,18 @@ fn show(all: &Map<String, Value>) -> String {
         let to = publishing["to"].as_str().unwrap_or_default();
         line("published", format!("{}: {published}{rest}", text::show(to.as_bytes())));
     }
+    if all["following"].is_object() {
+        let following = &all["following"];
+        let rest = match (following["ended"] == true, following["failing"].as_str()) {
+            (true, Some(why)) => format!("; IT IS NOT FOLLOWED ANY MORE: {why}"),
+            (_, Some(why)) => format!("; IT FAILS: {why}"),
+            _ => String::new(),
+        };
+        let of = text::show(following["of"].as_str().unwrap_or_default().as_bytes());
+        let (generation, ago) = (count(&following["generation"]), &following["asked_seconds_ago"]);
+        let ago = count(ago);
+        line("follows", format!("{of}: generation {generation}, the newest {ago} s ago{rest}"));
+    }
     if all["memory"].is_object() {
         let m = &all["memory"];
         line(

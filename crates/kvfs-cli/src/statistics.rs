@@ -9,6 +9,7 @@ use kvfs_fuse::{Counters, KernelNotifier};
 
 use crate::check;
 use crate::figures;
+use crate::following;
 use crate::publishing::Shared;
 
 /// Where the figures of a mount come from.
@@ -18,6 +19,8 @@ pub struct MountFigures {
     pub uses_rings: bool,
     /// Of a store that is published by itself.
     pub publishing: Option<Weak<Shared>>,
+    /// Of a store that follows what is published.
+    pub following: Option<Weak<following::Shared>>,
 }
 
 impl MountFigures {
@@ -50,6 +53,10 @@ pub fn of_store(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> Str
     all["lost"] = lost(losses);
     if let Some(publishing) = mount.and_then(MountFigures::publishing) {
         all["publishing"] = publishing.figures();
+    }
+    let following = mount.and_then(|mount| mount.following.as_ref()).and_then(Weak::upgrade);
+    if let Some(following) = following {
+        all["following"] = following.figures();
     }
     if let Some(MountFigures { requests, notifier, uses_rings, .. }) = mount {
         let round_trip = notifier.round_trip().map(|mean| mean.as_nanos() as f64 / 1000.0);

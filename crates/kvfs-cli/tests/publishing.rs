@@ -7,68 +7,13 @@ mod mounted;
 mod published;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use std::time::{Duration, Instant};
 
 use command::{ends, kvfs, succeeds};
-use mounted::Mount;
-use published::{awaited, publishing, umount};
+use published::{World, awaited, publishing, umount};
 use serde_json::Value;
-
-/// A directory with a folder that machines share, stores and mounts.
-struct World {
-    directory: tempfile::TempDir,
-    mounts: Vec<PathBuf>,
-}
-
-impl World {
-    /// `None`: nothing can be mounted here.
-    fn new() -> Option<World> {
-        Mount::new()?;
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        fs::create_dir(directory.path().join("share")).expect("mkdir");
-        Some(World { directory, mounts: vec![] })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn address(&self) -> String {
-        format!("dir:{}/work", self.path("share").display())
-    }
-
-    fn mount(&mut self, store: &Path, name: &str, options: &str) -> PathBuf {
-        let root = self.path(name);
-        fs::create_dir_all(&root).expect("mkdir");
-        let mut mount = kvfs(&["mount"]);
-        mount.arg(store).arg(&root).arg("--cache").arg(self.path("cache"));
-        if !options.is_empty() {
-            mount.args(["-o", options]);
-        }
-        succeeds(&mut mount);
-        self.mounts.push(root.clone());
-        root
-    }
-
-    /// What is there of a file now.
-    fn published(&mut self, file: &str) -> Option<String> {
-        let address = PathBuf::from(self.address());
-        let root = self.mount(&address, "there", "");
-        let text = fs::read_to_string(root.join(file)).ok();
-        umount(&root);
-        text
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        for root in &self.mounts {
-            let _ = kvfs(&["umount", "--force"]).arg(root).output();
-        }
-    }
-}
 
 fn all_is_there(now: &Value) -> bool {
     now["due"] == false && now["generation"].is_u64()

@@ -48,8 +48,8 @@ impl Bucket {
         self.database(device, true)
     }
 
-    fn publish(&self, store: &Store, name: &str) -> RemoteStore {
-        store.w.fs.sync_all().expect("synced");
+    pub fn publish(&self, store: &Store, name: &str) -> RemoteStore {
+        store.views.sync_all().expect("synced");
         let to = RemoteStore::new(self.0.clone(), name).expect("a name");
         store.w.db.push(&to, &mut |_| Ok(())).expect("published");
         to

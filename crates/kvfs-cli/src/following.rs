@@ -1,0 +1,154 @@
+//! A mount of a store in object storage that shows what is published there, as it is published.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use env::sync::Mutex;
+use kvdb::{Error, Follower, Kvdb, LocalCopy};
+use kvfs::Views;
+use serde_json::{Value, json};
+
+use crate::address::Address;
+use crate::failures;
+use crate::output::{Failure, Outcome};
+
+/// How often the place is asked, where nothing else is said.
+pub const EVERY: Duration = Duration::from_secs(10);
+
+/// The options `-o follow=ADDRESS,follow_every=SECONDS`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Following {
+    pub of: Address,
+    pub every: Duration,
+}
+
+/// The thread that asks. Dropped, it ends, after a request that is under way.
+pub struct FollowingThread {
+    shared: Arc<Shared>,
+    /// Never sent to: it ends when this is dropped.
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The state that the thread shares with `kvfs stat`.
+pub struct Shared {
+    what: Following,
+    status: Mutex<Status>,
+}
+
+struct Status {
+    /// `None`: the place was not to be opened yet.
+    shown: Option<LocalCopy>,
+    /// When the place said last that there is nothing newer, or the newest state was shown.
+    asked: Instant,
+    /// States that were shown since the mount.
+    followed: u64,
+    /// Why the last try failed.
+    failing: Option<String>,
+    /// It does not follow any more.
+    ended: bool,
+}
+
+impl FollowingThread {
+    /// Follows the store from here on.
+    pub fn start(views: &Views, db: &Kvdb, what: Following) -> Outcome<FollowingThread> {
+        // Where the place is not to be opened now, that is tried again.
+        let follower = what.of.store(false).ok().map(|store| db.follower(&store)).transpose();
+        let mut follower =
+            follower.map_err(|e| failures::of_database(format!("cannot follow {}", what.of), e))?;
+        let every = what.every;
+        let status = Status {
+            shown: follower.as_ref().map(|follower| follower.copy().clone()),
+            asked: Instant::now(),
+            followed: 0,
+            failing: None,
+            ended: false,
+        };
+        let shared = Arc::new(Shared { what, status: Mutex::new(status) });
+        let (end, ended) = mpsc::channel::<()>();
+        let (own, views, db) = (shared.clone(), views.clone(), db.clone());
+        let thread = std::thread::Builder::new()
+            .name("kvfs-follow".into())
+            .spawn(move || {
+                while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(every) {
+                    if views.is_down() || !own.follow(&views, &db, &mut follower) {
+                        break;
+                    }
+                }
+            })
+            .map_err(|e| Failure::io("cannot start to follow", &e))?;
+        Ok(FollowingThread { shared, end: Some(end), thread: Some(thread) })
+    }
+
+    /// Returns the shared state, for holders that must not keep the store open.
+    pub fn shared(&self) -> Weak<Shared> {
+        Arc::downgrade(&self.shared)
+    }
+}
+
+impl Drop for FollowingThread {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Shows the newest state; returns whether it may be tried again.
+    fn follow(&self, views: &Views, db: &Kvdb, follower: &mut Option<Follower>) -> bool {
+        let of = &self.what.of;
+        let followed = match (&mut *follower, of.store(false)) {
+            (Some(follower), _) => views.follow(follower),
+            (None, Ok(store)) => {
+                let opened = db.follower(&store).map_err(kvfs::Error::Store);
+                opened.and_then(|opened| views.follow(follower.insert(opened)))
+            }
+            (None, Err(failure)) => {
+                self.status.lock().failing = Some(failure.message);
+                return true;
+            }
+        };
+        let mut status = self.status.lock();
+        status.shown = follower.as_ref().map(|follower| follower.copy().clone());
+        match followed {
+            Ok(newer) => {
+                if status.failing.take().is_some() {
+                    tracing::warn!("{of} is followed again");
+                }
+                status.asked = Instant::now();
+                status.followed += u64::from(newer);
+            }
+            Err(e) => {
+                // What cannot be shown here is shown by the next mount.
+                let anew = matches!(
+                    e,
+                    kvfs::Error::Invalid(_) | kvfs::Error::Store(Error::Invalid(_))
+                );
+                if anew {
+                    status.ended = true;
+                    tracing::error!("{of} is shown as it was, and not followed any more: {e}");
+                } else if status.failing.is_none() {
+                    tracing::warn!("{of} cannot be followed, which is tried again: {e}");
+                }
+                status.failing = Some(e.to_string());
+            }
+        }
+        !status.ended
+    }
+
+    /// How it goes, as JSON.
+    pub fn figures(&self) -> Value {
+        let status = self.status.lock();
+        json!({
+            "of": self.what.of.to_string(), "every_seconds": self.what.every.as_secs_f64(),
+            "generation": status.shown.as_ref().map(|shown| shown.generation),
+            "published": status.shown.as_ref().map(|shown| shown.published as f64 / 1e9),
+            "asked_seconds_ago": status.asked.elapsed().as_secs(),
+            "followed": status.followed, "failing": status.failing, "ended": status.ended,
+        })
+    }
+}
