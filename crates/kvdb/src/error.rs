@@ -52,7 +52,7 @@ pub enum Error {
     ReadOnly(String),
     /// A commit has happened, and all see what it has changed; what failed came afterwards (its
     /// sync, say), so it may not be there when the store is opened again.
-    #[error("committed and seen by all, but perhaps not on disk: {0}")]
+    #[error("committed and seen by all, but perhaps not durable: {0}")]
     NotSynced(String),
     /// Bytes on the device are not what was written there. The text names the place.
     #[error("corrupt: {0}")]

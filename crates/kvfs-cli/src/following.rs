@@ -124,10 +124,8 @@ impl Shared {
             }
             Err(e) => {
                 // What cannot be shown here is shown by the next mount.
-                let anew = matches!(
-                    e,
-                    kvfs::Error::Invalid(_) | kvfs::Error::Store(Error::Invalid(_))
-                );
+                let anew =
+                    matches!(e, kvfs::Error::Invalid(_) | kvfs::Error::Store(Error::Invalid(_)));
                 if anew {
                     status.ended = true;
                     tracing::error!("{of} is shown as it was, and not followed any more: {e}");

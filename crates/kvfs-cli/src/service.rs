@@ -17,6 +17,7 @@ use kvfs_fuse::{
 use crate::check;
 use crate::daemons::{self, Record};
 use crate::failures;
+use crate::following::FollowingThread;
 use crate::handover::{self, State};
 use crate::http::Listening;
 use crate::keeper::{Held, Keeper};
@@ -25,7 +26,6 @@ use crate::mount_options::Options;
 use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
 use crate::place;
-use crate::following::FollowingThread;
 use crate::publishing::Publishing;
 use crate::push;
 use crate::scripts;

@@ -52,8 +52,9 @@ impl Pair {
 
 fn names(dir: &Path) -> Vec<String> {
     let all = fs::read_dir(dir).expect("a directory");
-    let mut names: Vec<_> =
-        all.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect();
+    let mut names: Vec<_> = all
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
+        .collect();
     names.sort();
     names
 }

@@ -92,7 +92,9 @@ fn what_is_in_memory_is_as_the_writer_has_it() {
         let writer = Store::new();
         (0..10).for_each(|_| change(&writer, &mut random));
         let db = bucket.read(&writer, "work");
-        let mut follower = db.follower(&RemoteStore::new(bucket.0.clone(), "work").expect("a name")).expect("it follows");
+        let mut follower = db
+            .follower(&RemoteStore::new(bucket.0.clone(), "work").expect("a name"))
+            .expect("it follows");
         let options = FsOptions { read_only: true, ..FsOptions::default() };
         let fs = Fs::open(db.clone(), writer.w.env.clone(), options).expect("opened");
         let views = Views::new(db.clone(), fs.clone());

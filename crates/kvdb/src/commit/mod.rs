@@ -33,6 +33,7 @@ mod room;
 pub(crate) mod sealing;
 mod short_values;
 mod standing;
+pub(crate) mod tap;
 #[cfg(test)]
 mod tests;
 pub(crate) mod updates;
@@ -56,6 +57,7 @@ pub(crate) use self::memtables::{Written, write_memtables};
 use self::pipeline::Pipeline;
 use self::recent::RecentCommits;
 use self::sealing::Sealed;
+use self::tap::{JournalTap, SyncElsewhere};
 pub use self::validate::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
 pub(crate) use self::validate::{SpaceClaim, Valid, check_put};
 use self::value_buffers::ValueBuffers;
@@ -165,6 +167,9 @@ pub(crate) struct CommitPipeline {
     sealed: lock_order::Mutex<VecDeque<Sealed>>,
     /// Set once all that it has had is in the journal.
     mirror: OnceLock<Arc<Mirror>>,
+    pub(crate) tap: JournalTap,
+    /// Where syncs wait for, after that of this machine.
+    elsewhere: Mutex<Option<Arc<dyn SyncElsewhere>>>,
 }
 
 /// The journal's record of a commit whose changes are in the manifest: a deletion in dictionary 0,
@@ -206,6 +211,8 @@ impl CommitPipeline {
             marked: AtomicU64::new(position),
             sealed: lock_order::Mutex::new(Rank::Sealed, VecDeque::new()),
             mirror: OnceLock::new(),
+            tap: JournalTap::default(),
+            elsewhere: Mutex::default(),
         }
     }
 
@@ -406,7 +413,8 @@ impl CommitPipeline {
         if self.options.journal {
             // The commit is visible. If its sync fails nothing says whether it is durable, so the
             // store stops. `NoSpace` is no exception: all space was reserved before.
-            return synced.map_err(|e| self.health.fail("syncing a commit", &e));
+            synced.map_err(|e| self.health.fail("syncing a commit", &e))?;
+            return self.sync_elsewhere();
         }
         synced
     }

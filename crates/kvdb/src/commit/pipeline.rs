@@ -241,6 +241,8 @@ impl CommitPipeline {
 
     pub(super) fn write_stream(&self, writer: &mut Writer, stream: &mut Vec<u8>) -> Result<()> {
         if stream.len() > crate::log::chunk::HEADER {
+            // Before it is cut into chunks. If the write fails, nothing is synced any more.
+            self.tap.add(&stream[crate::log::chunk::HEADER..]);
             let synced = self.durable.load(Ordering::Acquire);
             writer.settle =
                 self.options.zero_journal && self.synced_commits.load(Ordering::Relaxed);
@@ -270,7 +272,8 @@ impl CommitPipeline {
     /// Everything committed before this call is durable when it returns, for which a caller waits.
     pub(crate) fn sync(&self, engine: &impl CommitEnv) -> Result<()> {
         self.expected_syncs.awaited();
-        self.sync_at_interval(engine)
+        self.sync_at_interval(engine)?;
+        self.sync_elsewhere()
     }
 
     /// Does what [`CommitPipeline::sync`] does, for no caller that waits.

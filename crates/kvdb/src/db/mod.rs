@@ -14,6 +14,7 @@ pub(crate) mod publisher;
 pub(crate) mod receive;
 pub(crate) mod recovery;
 mod remote;
+pub(crate) mod remote_journal;
 pub(crate) mod repair;
 pub(crate) mod scope;
 mod scrub;
@@ -162,6 +163,11 @@ impl Kvdb {
         options: DictionaryOptions,
     ) -> Result<()> {
         self.db.0.catalog.set_options(dict, options)
+    }
+
+    /// The number of the newest commit that is visible.
+    pub(crate) fn published_seq(&self) -> u64 {
+        self.db.0.versions.visible.load(env::sync::atomic::Ordering::Acquire)
     }
 
     /// All dictionaries of the main branch, by number.

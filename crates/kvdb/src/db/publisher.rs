@@ -2,6 +2,7 @@
 //! before, and reads no more than the zones that were written since.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::Duration;
 
 use env::sync::atomic::Ordering;
@@ -11,6 +12,7 @@ use zones::remote::{Known, Marks, Progress};
 use crate::db::Kvdb;
 use crate::db::checkpoint::Checkpoint;
 use crate::db::database::Database;
+use crate::db::remote_journal::{Publish, RemoteJournal};
 use crate::error::{Error, Result};
 use crate::remote::{
     Claim, ClaimNote, Claimant, LONGEST_LABEL, LocalCopy, Owner, PushProgress, RemoteStore, Right,
@@ -50,6 +52,8 @@ pub struct Publisher {
     /// See [`Publisher::stay_open`].
     label: Option<String>,
     last: Option<Last>,
+    /// See [`Publisher::sync_remotely`].
+    journal: Option<Arc<RemoteJournal>>,
 }
 
 /// The last publication.
@@ -76,6 +80,7 @@ impl Kvdb {
             takes: false,
             label: None,
             last: None,
+            journal: None,
         };
         if publisher.is_writer() {
             publisher.right = publisher.db.db.0.claim_note()?.right;
@@ -103,6 +108,9 @@ impl Publisher {
         };
         // Of changes that come during the call it is not told whether they are published.
         let changes = database.change_stamp();
+        let journal = self.journal.clone();
+        let shape = journal.as_ref().map(|journal| journal.begin_publication(&database));
+        let shape = shape.transpose()?;
         let Checkpoint { state, uses, stats: _, held } = database.checkpoint_state()?;
         // A pending note may be that of a copy of this store.
         let is_own =
@@ -113,11 +121,16 @@ impl Publisher {
         let known = claim.known(last.map(|last| &last.known))?;
         let memory = database.options.memory / 4;
         let shares = self.is_registered()?;
-        let what = ToPublish { zones, state: &state, uses: &uses, shares, memory };
+        let seq = state.start.seq;
+        let place = journal.as_ref().map(|journal| journal.place_after(seq));
+        let what = ToPublish { zones, state: &state, uses: &uses, shares, memory, journal: place };
         let mut keep = keeper(&self.db, self.is_writer());
         let published = claim
             .publish(&what, (&known, marks), (&mut self.right, &mut keep), progress)
             .inspect_err(|e| self.stop_after(e))?;
+        if let (Some(journal), Some(shape)) = (&journal, shape) {
+            journal.published(seq, shape);
+        }
         drop(held);
         if shares && !self.is_registered()? {
             let what = "the fork was dropped while it was published, and what it shares may be \
@@ -168,6 +181,7 @@ impl Publisher {
         else {
             return;
         };
+        self.journal.iter().for_each(|journal| journal.is_displaced());
         if self.is_writer() {
             self.db.db.0.health.stop(|| {
                 "another file is the writer of the store by now, so this one takes no more \
@@ -175,6 +189,23 @@ impl Publisher {
                     .into()
             });
         }
+    }
+
+    /// Has syncs return when the commits are in object storage, too, until this is dropped: calls
+    /// of [`Kvdb::sync`], and commits with [`Durability::Synced`](crate::Durability::Synced). A
+    /// machine that is lost loses nothing of what they have told, and who takes the store with
+    /// [`RemoteStore::writer_to`] has it. `publish` is called by syncs, from any thread, and calls
+    /// [`Publisher::publish`]; it is not called by more than one at a time. Fails for a store
+    /// without a journal.
+    pub fn sync_remotely(&mut self, publish: Box<Publish>) -> Result<()> {
+        let database = &self.db.db.0;
+        if !database.options.journal {
+            return Err(Error::Invalid("a store without a journal syncs here alone".into()));
+        }
+        let journal = Arc::new(RemoteJournal::new(database, self.to.clone(), publish));
+        database.commits.set_elsewhere(Some(journal.clone()));
+        self.journal = Some(journal);
+        Ok(())
     }
 
     /// Has the head say that the store is open in this file, from the next claim until
@@ -253,6 +284,15 @@ impl Publisher {
     }
 }
 
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        if let Some(journal) = self.journal.take() {
+            self.db.db.0.commits.set_elsewhere(None);
+            journal.close();
+        }
+    }
+}
+
 /// Notes the right of a file by which a store is written at its address, before each change of it.
 fn keeper(db: &Kvdb, is_writer: bool) -> impl FnMut(&Right) -> Result<()> + use<> {
     let database = db.db.0.clone();
@@ -279,6 +319,22 @@ impl Database {
         self.versions.visible.load(Ordering::Acquire).hash(&mut all);
         let version = self.versions.load_full();
         version.trees.iter().for_each(|(id, _)| id.hash(&mut all));
+        version.branches.iter().for_each(|branch| branch.hash(&mut all));
+        version.limits.iter().for_each(|limit| limit.hash(&mut all));
+        for snapshot in self.snapshots.list() {
+            (&snapshot.label.name, snapshot.label.id).hash(&mut all);
+        }
+        all.finish()
+    }
+
+    /// Returns a number that is another one after each change that is no commit to a dictionary.
+    pub(super) fn shape_stamp(&self) -> u64 {
+        let mut all = DefaultHasher::new();
+        let version = self.versions.load_full();
+        for tree in version.trees.values() {
+            let info = tree.info();
+            (info.id, &info.name, &info.branch, format!("{:?}", info.options)).hash(&mut all);
+        }
         version.branches.iter().for_each(|branch| branch.hash(&mut all));
         version.limits.iter().for_each(|limit| limit.hash(&mut all));
         for snapshot in self.snapshots.list() {

@@ -15,7 +15,7 @@ use zones::{ZoneUse, Zones};
 
 use super::head::{Head, StateName};
 use super::state::PublishedState;
-use super::{Claimant, Error, Owner, RemoteStore, Result, random_id};
+use super::{Claimant, Error, JournalPlace, Owner, RemoteStore, Result, random_id};
 use crate::manifest::{Edit, ManifestState};
 
 /// A publication notes what it has written after so long and so many bytes: what a later one does
@@ -39,6 +39,9 @@ pub(crate) struct Claim {
     notes: u32,
     states: u32,
     objects: u32,
+    /// What the journal of the file before has after the newest state: from one place up to
+    /// another one.
+    tail: Option<(JournalPlace, JournalPlace)>,
 }
 
 /// The right to claim a store again: the epoch of the last claim, the nonce of an attempt whose
@@ -73,6 +76,8 @@ pub(crate) struct ToPublish<'a> {
     pub shares: bool,
     /// Zones on their way take so much memory, bytes.
     pub memory: usize,
+    /// Where the journal goes on after the state, if there is one.
+    pub journal: Option<JournalPlace>,
 }
 
 impl Claim {
@@ -97,7 +102,7 @@ impl Claim {
             return Err(Error::Overtaken(to.place()));
         }
         claimant.check(&head, &to)?;
-        head.owner = claimant.owner.clone();
+        let before_it = std::mem::replace(&mut head.owner, claimant.owner.clone());
         head.epoch = head
             .epoch
             .checked_add(1)
@@ -110,7 +115,29 @@ impl Claim {
             Right { epoch: Some(head.epoch), attempt: None, states: [head.state.clone(), None] };
         keep(right)?;
         let begun = env.monotonic();
-        Ok(Claim { env, to, head, tag, begun, notes: 0, states: 0, objects: 0 })
+        let (notes, states, objects, tail) = (0, 0, 0, None);
+        let mut claim = Claim { env, to, head, tag, begun, notes, states, objects, tail };
+        if before_it.id != claim.head.owner.id
+            && let Some(from) = claim.head.journal
+        {
+            // The epoch is raised: what is there by now is all that the file before can have told
+            // anybody to be there.
+            match claim.to.seal_journal(from, &*claim.env) {
+                Ok(end) => claim.tail = Some((from, end)),
+                Err(e) => {
+                    if let Err(e) = claim.give_back(before_it) {
+                        tracing::warn!("{} stays open for writing: {e}", claim.to.place());
+                    }
+                    return Err(e);
+                }
+            }
+        }
+        Ok(claim)
+    }
+
+    /// What the journal of the file before has after the newest state, if there is anything.
+    pub(super) fn tail(&self) -> Option<(JournalPlace, JournalPlace)> {
+        self.tail.filter(|(from, to)| from != to)
     }
 
     /// The newest head, unless another publisher has claimed the store.
@@ -200,13 +227,15 @@ impl Claim {
         let name = self.to.put_state(self.name('c', self.states)?, &state)?;
         right.states = [self.head.state.clone(), Some(name.clone())];
         keep(right)?;
-        self.make_newest(name)?;
+        self.make_newest(name, what.journal)?;
         published.known = state.known;
         Ok(published)
     }
 
     /// Says in the head that the owner is closed: the next file may begin with the newest state.
     pub(crate) fn close(&mut self) -> Result<()> {
+        // All of it is in the newest state, and nothing comes after it.
+        self.head.journal = None;
         self.give_back(self.head.owner.clone())
     }
 
@@ -245,7 +274,7 @@ impl Claim {
         Ok(())
     }
 
-    fn make_newest(&mut self, name: StateName) -> Result<()> {
+    fn make_newest(&mut self, name: StateName, journal: Option<JournalPlace>) -> Result<()> {
         self.states += 1;
         let generation = self.head.generation.checked_add(1).ok_or_else(|| {
             Error::Corrupt(format!("{} has no more generations", self.to.place()))
@@ -253,7 +282,8 @@ impl Claim {
         let published = self.env.exact_wall().as_nanos() as u64;
         let before = self.head.pending.clone();
         let (state, pending, nonce) = (Some(name), None, random_id(&*self.env));
-        let head = Head { generation, published, state, pending, nonce, ..self.head.clone() };
+        let head =
+            Head { generation, published, state, pending, journal, nonce, ..self.head.clone() };
         self.tag = self.to.publish_head(self.tag()?, &head)?;
         self.head = head;
         self.drop_note(before);

@@ -140,7 +140,7 @@ impl RemotePlace {
                 if far.objects.is_multiple_of(1000) {
                     progress(far)?;
                 }
-                let amount = match (marks.fate(&entry.key), since.get(&entry.key)) {
+                let amount = match (marks.fate_of(&entry), since.get(&entry.key)) {
                     (Fate::Needed(_), _) => &mut told.kept,
                     (Fate::Current, _) => &mut told.current,
                     (Fate::Unknown, _) => &mut told.unknown,

@@ -10,6 +10,7 @@ use env::{Env, thread};
 use objects::{Condition, Key, Listed, Objects, ObjectsError, Part, Patience};
 use zones::remote::ZoneObject;
 
+use super::journal::JournalPlace;
 use super::{ForkId, RemoteStore, random_id};
 use crate::error::{Error, Result};
 
@@ -83,10 +84,12 @@ pub(super) enum Content<'a> {
     State { store: &'a str, epoch: u32 },
     /// Bytes of zones.
     Zones(ZoneObject),
+    /// Commits since a state, or the seal after them.
+    Journal { store: &'a str, place: JournalPlace },
 }
 
 /// The beginnings of the keys of all content.
-pub(super) const CONTENT: [&str; 3] = ["c/", "p/", "z/"];
+pub(super) const CONTENT: [&str; 4] = ["c/", "p/", "z/", "j/"];
 
 /// The content that a key names; `None`: none that this program knows.
 pub(super) fn content_of(key: &Key) -> Option<Content<'_>> {
@@ -95,6 +98,15 @@ pub(super) fn content_of(key: &Key) -> Option<Content<'_>> {
         ("c" | "p", store, rest, None) => {
             RemoteStore::check_name(store).ok()?;
             Content::State { store, epoch: numbers(rest)?.0 }
+        }
+        ("j", store, rest, None) => {
+            RemoteStore::check_name(store).ok()?;
+            let (chain, number) = rest.split_once('-')?;
+            let place = JournalPlace {
+                chain: chain.parse::<ForkId>().ok()?.0,
+                number: number.parse().ok().filter(|n: &u64| n.to_string() == number)?,
+            };
+            Content::Journal { store, place }
         }
         ("z", _, origin, Some(rest)) => {
             let (epoch, number) = numbers(rest)?;

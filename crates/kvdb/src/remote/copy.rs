@@ -111,7 +111,11 @@ pub(super) enum Kind<'a> {
 /// Fails unless all runs of the state lie in zones of the table, which are pinned: another one
 /// would be free here, and taken for something else. Nor may a state go on in zones that are not
 /// its own.
-pub(crate) fn check_places(state: &ManifestState, table: &ZoneTable, zones: &Arc<Zones>) -> Result<()> {
+pub(crate) fn check_places(
+    state: &ManifestState,
+    table: &ZoneTable,
+    zones: &Arc<Zones>,
+) -> Result<()> {
     let corrupt = |why: &str| Err(Error::Corrupt(format!("a published state {why}")));
     if !state.segments.is_empty() || !state.streams.is_empty() {
         return corrupt("has a journal, or zones that it fills");
@@ -215,7 +219,8 @@ impl RemoteStore {
         let zones = Zones::format_remote(device, &home, uuid, format, objects, remote)?;
         if let Kind::Writer(_, right) = kind {
             // Before it is a store: without a note it would have no right.
-            let note = ClaimNote { right: right.clone(), settled: false };
+            let settled = *right == Right::default();
+            let note = ClaimNote { right: right.clone(), settled };
             zones.write_claim_note(&note.encode())?;
         }
         check_places(&manifest, &home.table, &zones)?;

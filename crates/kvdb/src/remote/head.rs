@@ -8,6 +8,7 @@ use env::Env;
 use objects::{Created, Key, ObjectsError, Part, Patience, Swapped, Tag, Verdict, create, swap};
 use zones::crc32c;
 
+use super::journal::JournalPlace;
 use super::owner::Owner;
 use super::{RemoteStore, random_id};
 use crate::error::{Error, Result};
@@ -16,8 +17,9 @@ use crate::log::codec::{Decoder, put_bytes, put_varint};
 const MAGIC: [u8; 8] = *b"KVFSHEAD";
 /// Version of everything in object storage but heads.
 pub(super) const VERSION: u32 = 1;
-/// Version of heads. Those of version 1 have no owner: the store's own file is it.
-const HEAD_VERSION: u32 = 2;
+/// Version of heads. Those of version 1 have no owner: the store's own file is it. Those of version
+/// 3 name a journal.
+const HEAD_VERSION: u32 = 3;
 /// The identity in a head of which the store was taken back.
 const NO_STORE: [u8; 16] = [0; 16];
 /// The most bytes of a head.
@@ -43,6 +45,8 @@ pub struct Head {
     pub published: u64,
     /// The local file that the newest state came from.
     pub owner: Owner,
+    /// Where the journal goes on after the newest state, of a store that has one there.
+    pub journal: Option<JournalPlace>,
     /// Drawn anew by each attempt to replace the head, so that no two are the same bytes.
     pub nonce: [u8; 16],
 }
@@ -70,6 +74,7 @@ impl Head {
             pending: None,
             published: 0,
             owner: Owner::itself(NO_STORE),
+            journal: None,
             nonce: [0; 16],
         }
     }
@@ -91,7 +96,9 @@ impl Head {
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
-        body.extend_from_slice(&HEAD_VERSION.to_le_bytes());
+        // Programs that know no journal could lose what it has.
+        let version = if self.journal.is_some() { HEAD_VERSION } else { 2 };
+        body.extend_from_slice(&version.to_le_bytes());
         put_varint(&mut body, self.generation);
         put_varint(&mut body, u64::from(self.epoch));
         [self.store, self.origin, self.nonce].iter().for_each(|id| body.extend_from_slice(id));
@@ -99,6 +106,7 @@ impl Head {
         put_name(&mut body, self.state.as_ref());
         put_name(&mut body, self.pending.as_ref());
         self.owner.encode(&mut body);
+        self.journal.iter().for_each(|journal| journal.encode(&mut body));
         seal(MAGIC, &body)
     }
 
@@ -119,10 +127,22 @@ impl Head {
         let published = r.varint()?;
         let (state, pending) = (take_name(&mut r)?, take_name(&mut r)?);
         let owner = if version == 1 { Owner::itself(store) } else { Owner::decode(&mut r)? };
+        let journal = (version > 2).then(|| JournalPlace::decode(&mut r)).transpose()?;
         if !r.is_empty() {
             return Err(Error::Corrupt("the head is too long".into()));
         }
-        Ok(Head { generation, epoch, store, origin, state, pending, published, owner, nonce })
+        Ok(Head {
+            generation,
+            epoch,
+            store,
+            origin,
+            state,
+            pending,
+            published,
+            owner,
+            journal,
+            nonce,
+        })
     }
 }
 
@@ -221,7 +241,9 @@ impl RemoteStore {
             epoch.ok_or_else(|| Error::Corrupt(format!("{} has no more epochs", self.place())))?;
         let (state, pending, nonce) = (None, None, random_id(env));
         let owner = Owner::itself(NO_STORE);
-        let head = Head { epoch, store: NO_STORE, state, pending, owner, nonce, ..before.clone() };
+        let store = NO_STORE;
+        let journal = None;
+        let head = Head { epoch, store, state, pending, owner, journal, nonce, ..before.clone() };
         self.replace_head(Some(&tag), &head)?;
         Ok(before)
     }

@@ -16,11 +16,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::sync::Mutex;
-use objects::{Key, Objects};
+use objects::{Key, Listed, Objects};
 use zones::remote::ZoneObject;
 
 use super::contents::{self, Content, at_once, content_of, each_listed};
 use super::head::StateName;
+use super::journal::{JournalPlace, is_seal};
 use super::registry::Registration;
 use super::{ForkId, Head, RemoteStore};
 use crate::error::{Error, Result};
@@ -74,6 +75,8 @@ pub(super) struct Marks {
     /// The epoch of each head, by its name and by its origin.
     names: HashMap<String, u32>,
     origins: HashMap<[u8; 16], u32>,
+    /// Where the journal of each store goes on, of those that have one.
+    journals: HashMap<String, JournalPlace>,
     pub states: HashMap<Key, Need>,
     pub zones: HashMap<ZoneObject, Need>,
     pub referrers: Vec<Referrer>,
@@ -144,6 +147,8 @@ impl Marks {
                 Ok(()) => {
                     self.stores += u64::from(head.state.is_some());
                     self.names.insert(store.name().to_owned(), head.epoch);
+                    let journal = head.journal.map(|place| (store.name().to_owned(), place));
+                    self.journals.extend(journal);
                     // Two heads do not have one origin. If they do, more is left alone.
                     let epoch = self.origins.entry(head.origin).or_insert(head.epoch);
                     *epoch = head.epoch.min(*epoch);
@@ -199,12 +204,28 @@ impl Marks {
         Ok(())
     }
 
+    /// Returns the fate of an object of a list.
+    pub fn fate_of(&self, listed: &Listed) -> Fate {
+        match content_of(&listed.key) {
+            // A file that was displaced, and slept, must not find its name free.
+            Some(Content::Journal { .. }) if is_seal(listed) => Fate::Current,
+            _ => self.fate(&listed.key),
+        }
+    }
+
     /// Returns the fate of the object with this key.
     pub fn fate(&self, key: &Key) -> Fate {
         let (need, epoch, newest) = match content_of(key) {
             None => return Fate::Unknown,
             Some(Content::State { store, epoch }) => {
                 (self.states.get(key), epoch, self.names.get(store))
+            }
+            Some(Content::Journal { store, place }) => {
+                let journal = self.journals.get(store).filter(|from| from.chain == place.chain);
+                return match journal {
+                    Some(from) if place.number >= from.number => Fate::Current,
+                    _ => Fate::Dead,
+                };
             }
             Some(Content::Zones(object)) => {
                 (self.zones.get(&object), object.epoch, self.origins.get(&object.origin))

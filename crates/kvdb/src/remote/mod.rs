@@ -8,6 +8,7 @@
 //! z/<hash>/<origin>/<epoch>-<number>   bytes of zones
 //! f/<name>/<id>                        a fork, and the state that it began as
 //! d/<id>                               objects that nothing refers to, and since when
+//! j/<name>/<chain>-<number>            commits since the newest state, of a store that syncs there
 //! ```
 //!
 //! Only a head is ever replaced. Who replaces it first raises its epoch, and names all objects by
@@ -18,6 +19,7 @@
 //! - `claim` is the right to publish, and what is done with it.
 //! - `copy` makes a local file that refers to a published state, and `writer` one by which the
 //!   store itself goes on.
+//! - `journal` has the commits since the newest state, where syncs wait until they are there.
 //! - `registry` keeps the forks of a store, so that what they refer to stays.
 //! - `contents` is all that a place has: keys, lists, the time there.
 //! - `mark` finds what heads and forks refer to, and `collect` deletes the rest when it has been
@@ -29,6 +31,7 @@ mod contents;
 mod copy;
 mod dead;
 mod head;
+mod journal;
 mod mark;
 mod owner;
 mod registry;
@@ -50,6 +53,8 @@ pub use contents::RemotePlace;
 pub use copy::LocalCopy;
 pub(crate) use copy::check_places;
 pub use head::{Head, StateName};
+pub(crate) use journal::JournalCommit;
+pub use journal::JournalPlace;
 pub use owner::Owner;
 pub(crate) use owner::{ClaimNote, Claimant};
 pub(crate) use registry::LONGEST_LABEL;
@@ -108,6 +113,7 @@ pub struct RemoteStore {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn parse(data: &[u8]) {
     head::parse(data);
+    journal::parse(data);
     state::parse(data);
     copy::parse(data);
     owner::parse(data);

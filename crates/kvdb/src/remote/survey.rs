@@ -68,7 +68,7 @@ impl RemotePlace {
         let mut whole = HashSet::new();
         for prefix in CONTENT {
             each_listed(&**objects, prefix, &mut |entry| {
-                let amount = match marks.fate(&entry.key) {
+                let amount = match marks.fate_of(&entry) {
                     Fate::Needed(need) if entry.len < need.len => return Ok(()),
                     Fate::Needed(_) => {
                         whole.insert(entry.key.clone());

@@ -13,8 +13,11 @@ use zones::{Device, ZONE_SIZE, Zones};
 use super::copy::Kind;
 use super::registry::LONGEST_LABEL;
 use super::{
-    Claim, ClaimNote, Claimant, Error, LocalCopy, Owner, RemoteStore, Result, Right, random_id,
+    Claim, ClaimNote, Claimant, Error, JournalPlace, LocalCopy, Owner, RemoteStore, RemoteZones,
+    Result, Right, random_id,
 };
+use crate::db::Kvdb;
+use crate::options::OpenOptions;
 
 /// How a store is opened for writing at its address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,7 +78,10 @@ impl RemoteStore {
         let mut right = Right::default();
         let mut claim =
             Claim::begin(env.clone(), self.clone(), &claimant, &mut right, &mut |_| Ok(()))?;
-        let made = self.copy_of(Some(claim.head().clone()), Kind::Writer(id, &right), device, env);
+        let made = match claim.tail() {
+            None => self.copy_of(Some(claim.head().clone()), Kind::Writer(id, &right), device, env),
+            Some(tail) => self.copy_with_journal(&claim, (id, &right), tail, device, env),
+        };
         made.inspect_err(|_| {
             // Nothing was written by it: it is as if the one before had closed the store.
             if let Err(e) = claim.give_back(head.owner) {
@@ -86,6 +92,33 @@ impl RemoteStore {
 }
 
 impl RemoteStore {
+    /// Makes the file of a writer, with the commits that the journal has after the newest state. It
+    /// has no right until all of it is there, so after a crash it is made anew.
+    fn copy_with_journal(
+        &self,
+        claim: &Claim,
+        (id, right): ([u8; 16], &Right),
+        (from, to): (JournalPlace, JournalPlace),
+        device: Arc<dyn Device>,
+        env: Arc<dyn Env>,
+    ) -> Result<LocalCopy> {
+        let kind = Kind::Writer(id, &Right::default());
+        let head = Some(claim.head().clone());
+        let copy = self.copy_of(head, kind, device.clone(), env.clone())?;
+        let options = OpenOptions {
+            remote: Some(RemoteZones::new(self.objects().clone())),
+            threads: false,
+            memory: 64 << 20,
+            ..OpenOptions::default()
+        };
+        let (db, _) = Kvdb::open(device.clone(), env, options)?;
+        self.replay_journal(&db, from, to)?;
+        db.close()?;
+        drop(db);
+        write_note(&*device, right)?;
+        Ok(copy)
+    }
+
     /// Returns the note of the file on `device` if a store is written by it, and its identity;
     /// `None` if there is nothing that would be lost.
     fn written_by(&self, device: &dyn Device) -> Result<Option<(LocalCopy, [u8; 16])>> {
@@ -114,6 +147,8 @@ pub(crate) fn unsettle(zones: &Zones) -> Result<()> {
     let Some(note) = zones.claim_note()? else { return Ok(()) };
     let note = ClaimNote::decode(&note)?;
     match note.settled {
+        // A file without a right has nothing that would be lost.
+        true if note.right == Right::default() => Ok(()),
         true => Ok(zones.write_claim_note(&ClaimNote { settled: false, ..note }.encode())?),
         false => Ok(()),
     }

@@ -6,9 +6,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use env::{Random, Simulated};
 use kvdb::{ForkOptions, Kvdb, OpenOptions, RemoteStore, RemoteZones};
-use objects::{CountObjects, FaultyObjects, Key, MemoryObjects, Objects, Rates};
+use objects::{
+    Condition, CountObjects, FaultyObjects, Key, MemoryObjects, Object, Objects, Page, Part, Rates,
+    Tag,
+};
 use zones::{Device, MemoryDevice};
 
 use crate::model::*;
@@ -123,4 +127,77 @@ pub fn all(db: &Kvdb) -> BTreeMap<String, Model> {
         all.insert(format!("snapshot {}", snapshot.name), of(view, dictionaries));
     }
     all
+}
+
+/// A place whose user stands still before one of its requests, until it is let go on.
+#[derive(Debug)]
+pub struct Gate {
+    objects: Arc<dyn Objects>,
+    /// How many requests may pass.
+    stop: AtomicU64,
+    state: std::sync::Mutex<(u64, bool)>,
+    changed: std::sync::Condvar,
+}
+
+impl Gate {
+    /// Stops before the request after so many.
+    pub fn new(objects: Arc<dyn Objects>, stop: u64) -> Gate {
+        let (state, changed) = (std::sync::Mutex::new((0, false)), std::sync::Condvar::new());
+        Gate { objects, stop: AtomicU64::new(stop), state, changed }
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.0 += 1;
+        self.changed.notify_all();
+        while state.0 > self.stop.load(Ordering::SeqCst) && !state.1 {
+            state = self.changed.wait(state).unwrap();
+        }
+    }
+
+    /// Stops before the next request.
+    pub fn stop_now(&self) {
+        let state = self.state.lock().unwrap();
+        self.stop.store(state.0, Ordering::SeqCst);
+    }
+
+    /// Waits until the user stands still.
+    pub fn wait(&self) {
+        let mut state = self.state.lock().unwrap();
+        while state.0 <= self.stop.load(Ordering::SeqCst) && !state.1 {
+            state = self.changed.wait(state).unwrap();
+        }
+    }
+
+    pub fn open(&self) {
+        self.state.lock().unwrap().1 = true;
+        self.changed.notify_all();
+    }
+
+    /// Returns whether the user ended before that request.
+    pub fn was_passed(&self) -> bool {
+        self.state.lock().unwrap().0 <= self.stop.load(Ordering::SeqCst)
+    }
+}
+
+impl Objects for Gate {
+    fn get(&self, key: &Key, part: Part) -> objects::Result<Object> {
+        self.pass();
+        self.objects.get(key, part)
+    }
+    fn put(&self, key: &Key, bytes: Bytes, condition: Condition) -> objects::Result<Tag> {
+        self.pass();
+        self.objects.put(key, bytes, condition)
+    }
+    fn delete(&self, key: &Key) -> objects::Result<()> {
+        self.pass();
+        self.objects.delete(key)
+    }
+    fn list(&self, prefix: &str, after: &str) -> objects::Result<Page> {
+        self.pass();
+        self.objects.list(prefix, after)
+    }
+    fn place(&self) -> String {
+        self.objects.place()
+    }
 }

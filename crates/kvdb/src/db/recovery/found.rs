@@ -88,7 +88,12 @@ impl Runs {
         Runs { known, by_place: HashMap::new() }
     }
 
-    pub(crate) fn open(&mut self, cache: &Arc<BlockCache>, id: RunId, root: &Bytes) -> Result<Arc<Run>> {
+    pub(crate) fn open(
+        &mut self,
+        cache: &Arc<BlockCache>,
+        id: RunId,
+        root: &Bytes,
+    ) -> Result<Arc<Run>> {
         if let Some(run) = self.by_place.get(&root.as_ptr()) {
             return Ok(run.clone());
         }

@@ -1,0 +1,337 @@
+//! Syncs that return when the commits are in object storage, too (durability *remote*). What was
+//! written to the local journal since the last sync goes there as one object, with the values that
+//! it refers to; callers that wait for it at the same time share it.
+//!
+//! Such an object has commits to dictionaries and nothing else. Where there was anything else
+//! (a dictionary, a snapshot or a branch that was made, the runs of a large transaction), and after
+//! the store was opened, the store is published instead, and the journal goes on after that.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use bytes::Bytes;
+use env::sync::atomic::Ordering;
+use env::sync::{Condvar, Mutex};
+use vt_tree::{Seq, Value};
+
+use crate::commit::tap::{SyncElsewhere, Tapped};
+use crate::db::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::journal::record::{self, Op, Ops, Record};
+use crate::log::stream::Records;
+use crate::remote::{JournalCommit, JournalPlace, RemoteStore, random_id};
+
+/// The bytes of values and keys that one object has, at most. What is more is published.
+const MOST: usize = 32 << 20;
+
+/// A sync fails when the place was not to be reached for so long; the first pause between attempts,
+/// and the longest.
+const TIMEOUT: Duration = Duration::from_secs(300);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Publishes the store, see [`Publisher::sync_remotely`](crate::Publisher::sync_remotely).
+pub type Publish = dyn Fn() -> Result<()> + Send + Sync;
+
+/// The journal of an open store in object storage.
+pub(crate) struct RemoteJournal {
+    db: Weak<Database>,
+    to: RemoteStore,
+    publish: Box<Publish>,
+    chain: [u8; 16],
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The thread that sends; the others wait.
+    sender: Option<ThreadId>,
+    /// The newest state that was published with a place of this chain.
+    base: Option<Base>,
+    /// All commits up to this one are there.
+    there: Seq,
+    /// The number of the next object.
+    number: u64,
+    /// Of the objects that commits after the base may lie in: the number and the last commit.
+    objects: VecDeque<(u64, Seq)>,
+    /// An object of which it is not known whether it is there, and its last commit.
+    in_doubt: Option<(JournalPlace, Bytes, Seq)>,
+    /// What came out of the tap and was not sent yet.
+    reading: Reading,
+    /// Another file has taken the store.
+    displaced: bool,
+    /// Nothing is sent any more.
+    closed: bool,
+}
+
+/// A published state.
+#[derive(Clone, Copy)]
+struct Base {
+    seq: Seq,
+    shape: u64,
+}
+
+/// Reads the stream of the tap.
+#[derive(Default)]
+struct Reading {
+    records: Records,
+    /// The number of the change that comes next.
+    next: Seq,
+    commits: Vec<JournalCommit>,
+    bytes: usize,
+    /// The newest commit of which there is more than is in `commits`.
+    unlisted: Seq,
+    lost: bool,
+}
+
+impl Reading {
+    /// Takes what came out of the tap.
+    fn add(&mut self, tapped: Tapped) -> Result<()> {
+        if let Some(begins) = tapped.begins {
+            // Something before it may be missing.
+            let unlisted = begins.saturating_sub(1);
+            *self = Reading { next: begins, unlisted, ..Reading::default() };
+        }
+        self.lost |= tapped.lost;
+        let Reading { records, next, commits, bytes, unlisted, .. } = self;
+        records.push(&tapped.bytes.into(), |_, bytes_of_one| {
+            let first = *next;
+            let changes = match record::decode(&bytes_of_one)? {
+                // A snapshot is known by the shape.
+                Record::Mark | Record::Snapshot { .. } => return Ok(true),
+                Record::Number(number) if number == *next => return Ok(true),
+                Record::Number(number) => {
+                    return Err(Error::Corrupt(format!(
+                        "the journal goes on with change {number} where {next} is next"
+                    )));
+                }
+                Record::Bind(_) => {
+                    (*next, *unlisted) = (first + 1, first);
+                    return Ok(true);
+                }
+                Record::Commit(changes) => changes,
+            };
+            *next += changes.len() as u64;
+            // The number of a commit that is an edit of the manifest.
+            if changes.iter().any(|(dict, _)| *dict == DictionaryId(0)) {
+                *unlisted = *next - 1;
+                return Ok(true);
+            }
+            let commit = JournalCommit { first, changes };
+            *bytes += commit.bytes();
+            commits.push(commit);
+            Ok(true)
+        })?;
+        Ok(())
+    }
+
+    /// Forgets what is in the state as of this commit.
+    fn forget(&mut self, upto: Seq) {
+        self.commits.retain(|commit| commit.last() > upto);
+        self.bytes = self.commits.iter().map(JournalCommit::bytes).sum();
+    }
+}
+
+impl RemoteJournal {
+    pub(super) fn new(db: &Arc<Database>, to: RemoteStore, publish: Box<Publish>) -> RemoteJournal {
+        let chain = random_id(&*db.env);
+        let (state, ended) = (Mutex::default(), Condvar::new());
+        RemoteJournal { db: Arc::downgrade(db), to, publish, chain, state, ended }
+    }
+
+    fn sync_there(&self) -> Result<()> {
+        let Some(db) = self.db.upgrade() else { return Ok(()) };
+        let (wanted, shape) = (db.versions.visible.load(Ordering::Acquire), db.shape_stamp());
+        let own = std::thread::current().id();
+        let mut state = self.state.lock();
+        loop {
+            // A publication for a sync waits for none.
+            if state.closed || state.sender == Some(own) {
+                return Ok(());
+            }
+            if state.displaced {
+                return Err(Error::WrittenElsewhere(self.to.place()));
+            }
+            let is_there = |base: &Base| state.there >= wanted && base.shape == shape;
+            if state.base.as_ref().is_some_and(is_there) {
+                return Ok(());
+            }
+            if state.sender.is_none() {
+                break;
+            }
+            self.ended.wait(&mut state);
+        }
+        state.sender = Some(own);
+        drop(state);
+        let sent = self.send_patiently(&db);
+        let mut state = self.state.lock();
+        state.sender = None;
+        state.displaced |= matches!(sent, Err(Error::WrittenElsewhere(_)));
+        drop(state);
+        self.ended.notify_all();
+        sent?;
+        self.check_there(wanted)
+    }
+
+    /// Sends as often as it takes until the timeout.
+    fn send_patiently(&self, db: &Database) -> Result<()> {
+        let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
+        loop {
+            match self.send(db) {
+                Err(Error::Objects(e)) if e.may_be_retried() && waited < TIMEOUT => {
+                    if waited.is_zero() {
+                        tracing::warn!("syncs wait for {}: {e}", self.to.place());
+                    }
+                    if self.state.lock().closed {
+                        return Err(Error::Objects(e));
+                    }
+                }
+                sent => return sent,
+            }
+            env::thread::sleep(pause);
+            waited += pause;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// What was committed before a send is there after it.
+    fn check_there(&self, wanted: Seq) -> Result<()> {
+        match self.state.lock().there >= wanted {
+            true => Ok(()),
+            false => Err(Error::Invalid("a commit did not reach object storage".into())),
+        }
+    }
+
+    /// Sends what the tap has, or publishes the store. One thread does that at a time, and the
+    /// local journal has been synced.
+    fn send(&self, db: &Database) -> Result<()> {
+        // Before the look at what was committed.
+        let shape = db.shape_stamp();
+        // Commits of others may be visible that no sync here was for.
+        db.commits.write_out()?;
+        let tapped = db.commits.tap.take();
+        let mut state = self.state.lock();
+        if let Some(tapped) = tapped {
+            state.reading.add(tapped)?;
+        }
+        let known = state.base.map_or(0, |base| base.seq);
+        state.reading.forget(known);
+        let base = state.base.filter(|base| {
+            let reading = &state.reading;
+            let is_whole = !reading.lost && reading.unlisted <= base.seq;
+            is_whole && base.shape == shape && reading.bytes <= MOST
+        });
+        if base.is_none() {
+            drop(state);
+            return (self.publish)();
+        }
+        if let Some((place, bytes, last)) = state.in_doubt.clone() {
+            drop(state);
+            self.put(place, bytes, last)?;
+            state = self.state.lock();
+        }
+        let commits = std::mem::take(&mut state.reading.commits);
+        state.reading.bytes = 0;
+        let Some(last) = commits.last().map(JournalCommit::last) else {
+            state.there = state.there.max(state.reading.next - 1);
+            return Ok(());
+        };
+        let place = JournalPlace { chain: self.chain, number: state.number };
+        drop(state);
+        let whole = commits.into_iter().map(|commit| with_values(db, commit));
+        let whole = whole.collect::<Result<Vec<_>>>().inspect_err(|_| {
+            // What was taken out of the tap is published instead.
+            self.state.lock().reading.lost = true;
+        })?;
+        let bytes = self.to.encode_journal(&place, &whole, &*db.env);
+        let mut state = self.state.lock();
+        state.number += 1;
+        // From here on it may be there.
+        state.objects.push_back((place.number, last));
+        state.in_doubt = Some((place, bytes.clone(), last));
+        drop(state);
+        self.put(place, bytes, last)
+    }
+
+    fn put(&self, place: JournalPlace, bytes: Bytes, last: Seq) -> Result<()> {
+        self.to.put_journal(&place, bytes)?;
+        let mut state = self.state.lock();
+        state.in_doubt = None;
+        state.there = state.there.max(last);
+        Ok(())
+    }
+
+    /// Before a state is published, and before it is known which: what is committed from here on
+    /// comes out of the tap.
+    pub(super) fn begin_publication(&self, db: &Database) -> Result<u64> {
+        let shape = db.shape_stamp();
+        let lost = {
+            let mut state = self.state.lock();
+            std::mem::take(&mut state.reading.lost)
+        };
+        if lost {
+            db.commits.tap.shut();
+        }
+        db.commits.open_tap()?;
+        Ok(shape)
+    }
+
+    /// Where the journal goes on after a state that has all commits up to `seq`.
+    pub(super) fn place_after(&self, seq: Seq) -> JournalPlace {
+        let state = self.state.lock();
+        let first = state.objects.iter().find(|(_, last)| *last > seq);
+        let number = first.map_or(state.number, |(number, _)| *number);
+        JournalPlace { chain: self.chain, number }
+    }
+
+    /// A state was published that has all commits up to `seq`, with a place of this chain. `shape`:
+    /// what [`RemoteJournal::begin_publication`] has returned.
+    pub(super) fn published(&self, seq: Seq, shape: u64) {
+        let mut state = self.state.lock();
+        state.base = Some(Base { seq, shape });
+        state.there = state.there.max(seq);
+        state.objects.retain(|(_, last)| *last > seq);
+    }
+
+    /// Another file has taken the store.
+    pub(super) fn is_displaced(&self) {
+        self.state.lock().displaced = true;
+        self.ended.notify_all();
+    }
+
+    /// From now on syncs are those of this machine.
+    pub(super) fn close(&self) {
+        self.state.lock().closed = true;
+        self.ended.notify_all();
+        if let Some(db) = self.db.upgrade() {
+            db.commits.tap.shut();
+        }
+    }
+}
+
+impl SyncElsewhere for RemoteJournal {
+    fn sync(&self) -> Result<()> {
+        self.sync_there()
+    }
+}
+
+/// The commit with the values that it refers to in it.
+fn with_values(db: &Database, commit: JournalCommit) -> Result<JournalCommit> {
+    let mut changes = Ops::with_capacity(commit.changes.len());
+    for (dict, op) in commit.changes {
+        let op = match op {
+            Op::Put(key, value @ Value::Extent(_)) => {
+                Op::Put(key, Value::Inline(db.cache.read_value(&value)?))
+            }
+            // A change that comes after it, of the same write, hides it.
+            Op::PutDiscarded(key, _) => Op::Delete(key),
+            op => op,
+        };
+        changes.push((dict, op));
+    }
+    Ok(JournalCommit { changes, ..commit })
+}
