@@ -235,6 +235,8 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
         let _ = store.close();
         return served;
     }
+    // No program waits for a sync any more; the last commits are published below.
+    service.publishing.iter().for_each(Publishing::sync_here);
     let committed = views.shutdown().and(views.mainline().shutdown());
     let committed = committed.map_err(|e| {
         Failure::new(Exit::Failed, format!("the last changes could not be written: {e}"))

@@ -68,7 +68,7 @@ impl Options {
     /// Fails if options that belong together are not.
     pub fn check(&self) -> Outcome {
         if self.publishes_nothing && self.writing.is_none() {
-            let refused = "publish_every is for mounts with publish=ADDRESS";
+            let refused = "publish_every and durability are for mounts with publish=ADDRESS";
             return Err(Failure::new(Exit::Usage, refused).hint("leave it out, or say where to"));
         }
         self.network.check()
@@ -140,6 +140,10 @@ Options for -o, separated by commas:
                               so many seconds after something was committed (default: 10), and
                               when it is unmounted: a machine that is lost costs that much. See
                               kvfs push
+  durability=local, remote    of a store that is published or written there: what a sync waits
+                              for. local (default): the disk of this machine. remote: also that
+                              the commits are in object storage, so that a machine which is lost
+                              loses nothing that was synced
   follow_every=SECONDS        of a store in object storage that is mounted by its address, to be
                               read: ask so often for what was published since (default: 10), and
                               show it; 0: show the store as of the mount
@@ -165,7 +169,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
         ..Options::default()
     };
     let mut allowed_permissions_off = false;
-    let mut publish_every = None;
+    let (mut publish_every, mut syncs_there) = (None, None);
     for word in lists.iter().flat_map(|list| split(list.clone())) {
         let bad = |why: String| {
             Failure::new(Exit::Usage, format!("mount option '{}': {why}", word.to_string_lossy()))
@@ -296,7 +300,8 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 if to.snapshot.is_some() {
                     return Err(bad("a store is published, and not a snapshot".into()));
                 }
-                options.publish = Some(Publication { to, every: publishing::EVERY });
+                let (every, syncs_there) = (publishing::EVERY, false);
+                options.publish = Some(Publication { to, every, syncs_there });
             }
             ("follow", Some(value)) => {
                 let of = Address::required(value.as_ref()).map_err(|e| bad(e.message))?;
@@ -308,6 +313,13 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             ("publish_every", Some(value)) => {
                 let wrong = || bad("write a number of seconds, 0.1 to 86400".into());
                 publish_every = Some(period(&value).ok_or_else(wrong)?);
+            }
+            ("durability", Some(value)) => {
+                syncs_there = Some(match value.to_str() {
+                    Some("local") => false,
+                    Some("remote") => true,
+                    _ => return Err(bad("write local or remote".into())),
+                });
             }
             ("follow_every", Some(value)) => {
                 let never = (value == "0").then_some(Duration::ZERO);
@@ -346,9 +358,11 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             let refused = "what is mounted read-only has nothing to publish";
             return Err(Failure::new(Exit::Usage, refused).hint("leave out publish"));
         }
-        (Some(publish), Some(every)) => publish.every = every,
-        (None, every) => options.publishes_nothing = every.is_some(),
-        _ => {}
+        (Some(publish), every) => {
+            publish.every = every.unwrap_or(publish.every);
+            publish.syncs_there = syncs_there.unwrap_or(false);
+        }
+        (None, every) => options.publishes_nothing = every.is_some() || syncs_there == Some(true),
     }
     match (&mut options.follow, options.follow_every) {
         (follow, Some(Duration::ZERO)) => *follow = None,
@@ -464,6 +478,7 @@ fn takes_a_value(name: &str) -> bool {
         "publish_every",
         "follow",
         "follow_every",
+        "durability",
     ]
     .contains(&name)
 }

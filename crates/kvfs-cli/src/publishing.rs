@@ -26,6 +26,8 @@ const LAST: Duration = Duration::from_secs(60);
 pub struct Publication {
     pub to: Address,
     pub every: Duration,
+    /// Syncs return when the commits are there, too.
+    pub syncs_there: bool,
 }
 
 /// The thread that does it. Dropped, it ends, and a publication of its own is cut off.
@@ -65,7 +67,10 @@ impl Publishing {
     /// changes are to be dropped.
     pub fn start(db: &Kvdb, views: &Views, what: Publication) -> Outcome<Publishing> {
         // Where the place is not to be opened now, it is tried again with each publication.
-        let publisher = what.to.store(false).ok().and_then(|store| publisher_to(db, &store).ok());
+        let publisher = match (what.to.store(false), what.syncs_there) {
+            (Err(failure), true) => return Err(failure),
+            (store, _) => store.ok().and_then(|store| publisher_to(db, &store).ok()),
+        };
         let shared = Arc::new(Shared {
             what,
             db: db.clone(),
@@ -73,6 +78,9 @@ impl Publishing {
             status: Mutex::default(),
             deadline: Mutex::default(),
         });
+        if shared.what.syncs_there {
+            shared.sync_there()?;
+        }
         let (end, ended) = mpsc::channel::<()>();
         let (own, views) = (shared.clone(), views.clone());
         let thread = std::thread::Builder::new()
@@ -111,6 +119,12 @@ impl Publishing {
     /// Returns the shared state, for holders that must not keep the store open.
     pub fn shared(&self) -> Weak<Shared> {
         Arc::downgrade(&self.shared)
+    }
+
+    /// From now on syncs return when commits are on this machine: of a store that is about to be
+    /// closed, and that nobody uses any more.
+    pub fn sync_here(&self) {
+        self.shared.publisher.lock().iter_mut().for_each(Publisher::sync_here);
     }
 
     /// Publishes the last commits of a store that is about to be closed. This takes a minute at
@@ -166,6 +180,20 @@ impl Shared {
         // One lock at a time: a publication holds the publisher's for long.
         let overtaken = self.status.lock().overtaken;
         !overtaken && self.publisher.lock().as_ref().is_none_or(Publisher::is_due)
+    }
+
+    /// Has syncs wait until the commits are there.
+    fn sync_there(self: &Arc<Self>) -> Outcome {
+        let cannot = |e| failures::of_database(format!("cannot sync to {}", self.what.to), e);
+        let own = Arc::downgrade(self);
+        let publish = move || match own.upgrade() {
+            Some(shared) => shared.publish().map(drop),
+            None => Err(Error::Invalid("the mount has ended".into())),
+        };
+        match &mut *self.publisher.lock() {
+            Some(publisher) => publisher.sync_remotely(Box::new(publish)).map_err(cannot),
+            None => Err(cannot(Error::NoStore(self.what.to.to_string()))),
+        }
     }
 
     /// Returns whether it publishes to this address.
@@ -265,6 +293,7 @@ impl Shared {
             "generation": last.map(|(stats, _)| stats.generation),
             "seconds_ago": last.map(|(_, at)| at.elapsed().as_secs()),
             "written_at_address": is_writer, "due": is_due,
+            "durability": if self.what.syncs_there { "remote" } else { "local" },
             "publications": status.publications, "objects": status.objects,
             "bytes": status.bytes, "failing": status.failing, "overtaken": status.overtaken,
         })

@@ -232,7 +232,12 @@ fn show(all: &Map<String, Value>) -> String {
             _ => "; all of it".into(),
         };
         let to = publishing["to"].as_str().unwrap_or_default();
-        line("published", format!("{}: {published}{rest}", text::show(to.as_bytes())));
+        let syncs = match publishing["durability"].as_str() {
+            Some("remote") => "; syncs wait for it",
+            _ => "",
+        };
+        let to = text::show(to.as_bytes());
+        line("published", format!("{to}: {published}{rest}{syncs}"));
     }
     if all["following"].is_object() {
         let following = &all["following"];

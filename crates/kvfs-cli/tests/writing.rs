@@ -244,3 +244,63 @@ fn what_makes_no_sense_is_refused_before_anything_is_claimed() {
     fails(3, missing.arg(&root).arg("--cache").arg(world.path("here")));
     assert_eq!(head(&world), before);
 }
+
+#[test]
+fn what_was_synced_remotely_is_there_when_the_machine_is_lost() {
+    let Some(mut world) = World::new() else { return };
+    world.create();
+    let options = "publish_every=3600,durability=remote";
+    let (mut mount, here) = world.mount("here", &["--write", "-o", options]);
+    succeeds(&mut mount);
+    write_synced(&here, "first", "1");
+    let large = vec![7; 3 << 20];
+    fs::write(here.join("large"), &large).expect("write");
+    write_synced(&here, "synced", "2");
+    succeeds(kvfs(&["kv", "put"]).arg(&here).args(["key", "value"]));
+    succeeds(
+        kvfs(&["run"]).arg(&here).args(["--", "sh", "-c", "echo run > run"]).current_dir(&here),
+    );
+    write_synced(&here, "last", "3");
+    let said = publishing(&here);
+    assert_eq!((&said["durability"], &said["failing"]), (&"remote".into(), &Value::Null), "{said}");
+    let told = succeeds(kvfs(&["stat"]).arg(&here));
+    assert!(told.contains("syncs wait for it"), "{told}");
+    lose(&here);
+    // The machine is gone, with its disk.
+    fs::remove_dir_all(world.path("here")).expect("rm");
+    let (mut mount, there) = world.mount("there", &["--take", "-o", options]);
+    succeeds(&mut mount);
+    for (name, text) in [("first", "1"), ("synced", "2"), ("last", "3"), ("run", "run\n")] {
+        assert_eq!(fs::read_to_string(there.join(name)).expect("it is there"), text, "{name}");
+    }
+    assert!(fs::read(there.join("large")).expect("it is there") == large);
+    let value = succeeds(kvfs(&["kv", "get"]).arg(&there).arg("key"));
+    assert_eq!(value.trim_end(), "value");
+    let checked = succeeds(kvfs(&["check"]).arg(&there));
+    assert!(!checked.contains("damage"), "{checked}");
+    // Whoever mounts it next needs no force, and finds no journal.
+    umount(&there);
+    let last = world.write("last");
+    assert_eq!(fs::read_to_string(last.join("last")).expect("it is there"), "3");
+}
+
+#[test]
+fn a_program_that_syncs_is_told_when_the_store_was_taken() {
+    let Some(mut world) = World::new() else { return };
+    world.create();
+    let options = "publish_every=3600,durability=remote";
+    let (mut mount, here) = world.mount("here", &["--write", "-o", options]);
+    succeeds(&mut mount);
+    write_synced(&here, "before", "1");
+    let (mut mount, there) = world.mount("there", &["--take", "-o", options]);
+    succeeds(&mut mount);
+    assert_eq!(fs::read_to_string(there.join("before")).expect("it is there"), "1");
+    let synced = fs::write(here.join("after"), "2")
+        .and_then(|()| fs::File::open(here.join("after")).and_then(|file| file.sync_all()));
+    assert!(synced.is_err(), "no other machine would have it");
+    for wrong in ["durability=remote", "durability=both"] {
+        let local = world.path("local.kvfs");
+        succeeds(kvfs(&["create", "--force"]).arg(&local));
+        fails(2, kvfs(&["mount", "-o", wrong]).arg(&local).arg(world.path("root")));
+    }
+}

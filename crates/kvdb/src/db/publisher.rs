@@ -208,6 +208,20 @@ impl Publisher {
         Ok(())
     }
 
+    /// Has syncs return when the commits are on this machine, as before
+    /// [`Publisher::sync_remotely`]; those that wait fail.
+    pub fn sync_here(&mut self) {
+        if let Some(journal) = &self.journal {
+            self.db.db.0.commits.set_elsewhere(None);
+            journal.close();
+        }
+    }
+
+    /// Returns whether syncs wait for object storage.
+    pub fn syncs_remotely(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.is_open())
+    }
+
     /// Has the head say that the store is open in this file, from the next claim until
     /// [`Publisher::close`]: as long as it does, no file is made by which the store is written at
     /// its address, unless it is taken. `label` says whose it is; 256 bytes of it count.
@@ -286,10 +300,7 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        if let Some(journal) = self.journal.take() {
-            self.db.db.0.commits.set_elsewhere(None);
-            journal.close();
-        }
+        self.sync_here();
     }
 }
 

@@ -150,8 +150,11 @@ impl RemoteJournal {
         let mut state = self.state.lock();
         loop {
             // A publication for a sync waits for none.
-            if state.closed || state.sender == Some(own) {
+            if state.sender == Some(own) {
                 return Ok(());
+            }
+            if state.closed {
+                return Err(Error::Invalid("the store is being closed".into()));
             }
             if state.displaced {
                 return Err(Error::WrittenElsewhere(self.to.place()));
@@ -303,7 +306,11 @@ impl RemoteJournal {
         self.ended.notify_all();
     }
 
-    /// From now on syncs are those of this machine.
+    pub(super) fn is_open(&self) -> bool {
+        !self.state.lock().closed
+    }
+
+    /// From now on nothing is sent. Syncs that wait fail.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
         self.ended.notify_all();
