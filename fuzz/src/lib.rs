@@ -24,6 +24,8 @@ mod failures;
 mod figures;
 #[path = "../../crates/kvfs-cli/src/http/message.rs"]
 mod http_message;
+#[path = "../../crates/kvfs-cli/src/following.rs"]
+mod following;
 #[path = "../../crates/kvfs-cli/src/identity.rs"]
 mod identity;
 #[path = "../../crates/kvfs-cli/src/import.rs"]

@@ -265,16 +265,22 @@ fn a_taken_store_has_what_arrives_before_the_seal_and_nothing_after_it() {
             gate.wait();
             // The taker stands still between two of its requests.
             let told = insert(old.db(), "meanwhile");
+            let crashed = Arc::new(MemoryDevice::clone(&device));
             gate.open();
             taker.join().unwrap().unwrap();
-            (device, told)
+            (device, crashed, told)
         });
-        let (device, told) = taken;
+        let (device, crashed, told) = taken;
         old.crash();
         let db = open_with(device, bucket.zones(), small()).unwrap();
         let there = keys(&db);
         assert!(there.contains("first"), "{stop}");
         assert!(told.is_err() || there.contains("meanwhile"), "{stop}: an answer was wrong");
+        // It had crashed there, and is begun again.
+        drop(db);
+        let mut again = Machine { device: crashed, open: None };
+        again.try_open(&bucket, true).unwrap();
+        assert_eq!(keys(again.db()), there, "{stop}");
         if gate.was_passed() {
             assert!(stop > 3, "the taker makes requests");
             return;
