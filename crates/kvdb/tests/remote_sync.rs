@@ -425,3 +425,51 @@ fn a_missing_or_damaged_object_of_the_journal_is_an_error_that_names_it() {
     let next = Machine::opened(&bucket, true);
     assert!(keys(next.db()).contains("k3"));
 }
+
+#[test]
+fn a_collector_keeps_the_commits_that_no_state_has() {
+    let (bucket, _) = published();
+    let mut lost = Machine::opened(&bucket, false);
+    (0..4).for_each(|n| insert(lost.db(), &format!("k{n}")).unwrap());
+    let collect = |wanted: usize| {
+        for _ in 0..3 {
+            let place = RemotePlace::new(bucket.counts.clone());
+            let options = CollectOptions { grace: std::time::Duration::ZERO, dry_run: false };
+            place.collect(&*fresh(), options, &mut |_| Ok(())).unwrap();
+        }
+        assert_eq!(bucket.keys("j/").len(), wanted);
+    };
+    // The first sync has published the store.
+    collect(3);
+    lost.crash();
+    let next = Machine::opened(&bucket, true);
+    let all: Vec<String> = (0..4).map(|n| format!("k{n}")).collect();
+    assert!(all.iter().all(|key| keys(next.db()).contains(key)));
+    collect(4);
+    next.publish().unwrap();
+    collect(1);
+}
+
+#[test]
+fn more_than_the_tap_holds_is_published() {
+    let (bucket, _) = published();
+    let machine = Machine::opened(&bucket, false);
+    let db = machine.db();
+    insert(db, "first").unwrap();
+    let words = db.dictionary("words").unwrap();
+    let generation = || bucket.store("fruit").head().unwrap().unwrap().generation;
+    let before = generation();
+    // Small values, which lie in the journal.
+    for n in 0..80 {
+        let mut batch = Batch::new();
+        (0..1000).for_each(|i| batch.put(words, format!("{n}-{i}"), vec![7; 500]));
+        db.commit(batch, Durability::Buffered).unwrap();
+    }
+    insert(db, "last").unwrap();
+    assert_eq!(generation(), before + 1, "it was published");
+    insert(db, "after").unwrap();
+    assert_eq!(generation(), before + 1, "and the journal goes on");
+    let expected = keys(db);
+    drop(machine);
+    assert!(keys(Machine::opened(&bucket, true).db()) == expected);
+}
