@@ -11,7 +11,10 @@ use std::time::Duration;
 use bucket::*;
 use bytes::Bytes;
 use env::{Machine, Random, Simulated};
-use kvdb::{Error, ForkOptions, Kvdb, LocalCopy, OpenOptions, RemoteStore, RemoteZones};
+use kvdb::{
+    Durability, Error, ForkOptions, Kvdb, LocalCopy, OpenOptions, RemoteStore, RemoteZones,
+    WriterOptions,
+};
 use model::*;
 use objects::{Condition, Key, MemoryObjects, Objects, Part, Rates};
 use zones::{Device, MemoryDevice, Purpose};
@@ -649,4 +652,33 @@ fn a_copy_that_nobody_keeps_is_published_whole_and_a_fork_shares_while_it_is_reg
         let device = copied(&bucket.store(name), 135);
         assert_eq!(all(&reader(&device, &bucket)), was, "{name}");
     }
+}
+
+#[test]
+fn a_writer_writes_to_none_of_the_zones_that_it_took_over() {
+    let bucket = Bucket::new();
+    let (source, mut random) = source(21);
+    let fill = |db: &Kvdb, random: &mut Random, keys: u64| {
+        let words = db.open_dictionary("words").unwrap();
+        for key in 0..keys {
+            let value = bytes(random, 100_000);
+            db.put(words.id(), &key.to_be_bytes(), &value, Durability::Buffered).unwrap();
+        }
+        db.compact(words.id()).unwrap();
+    };
+    fill(&source, &mut random, 400);
+    push(&source, &bucket.store("fruit"));
+    let device = Arc::new(MemoryDevice::new());
+    let options = WriterOptions::default();
+    let world = Arc::new(Simulated::new(22));
+    bucket.store("fruit").writer_to(device.clone(), world, &options).unwrap();
+    let writer = open_with(device.clone(), bucket.zones(), small()).unwrap();
+    // Nothing refers to what it took over.
+    writer.drop_dictionary(writer.dictionary("words").unwrap()).unwrap();
+    fill(&writer, &mut random, 400);
+    let expected = all(&writer);
+    writer.close().unwrap();
+    drop(writer);
+    let again = open_with(device, bucket.zones(), small()).unwrap();
+    assert!(all(&again) == expected);
 }
