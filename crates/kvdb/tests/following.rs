@@ -37,7 +37,7 @@ fn reader_with(device: &Arc<MemoryDevice>, bucket: &Bucket, cache_bytes: u64) ->
 fn change_states(db: &Kvdb, random: &mut Random) {
     let (snapshots, step) = (db.snapshots(), random.number());
     match random.below(6) {
-        0 => drop(db.snapshot(&format!("s{step}")).unwrap()),
+        0 => db.snapshot(&format!("s{step}")).unwrap(),
         1 => {
             if let Some(s) = snapshots.get(random.below(4) as usize) {
                 let name = s.name.clone();
@@ -46,7 +46,7 @@ fn change_states(db: &Kvdb, random: &mut Random) {
                 db.snapshot(&name).unwrap();
             }
         }
-        2 => snapshots.first().iter().for_each(|s| drop(db.drop_snapshot(&s.name))),
+        2 => snapshots.first().iter().for_each(|s| db.drop_snapshot(&s.name).unwrap()),
         3 => {
             if let Some(s) = snapshots.last() {
                 db.clone_snapshot(&s.name, &format!("b{step}")).unwrap();

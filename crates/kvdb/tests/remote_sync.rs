@@ -172,7 +172,8 @@ fn what_is_no_commit_to_a_dictionary_is_published() {
     let (bucket, _) = published();
     let mut machine = Machine::opened(&bucket, false);
     let mut random = Random::new(9);
-    let changes: [(&str, &dyn Fn(&Kvdb, &mut Random)); 9] = [
+    type Deed<'a> = &'a dyn Fn(&Kvdb, &mut Random);
+    let changes: [(&str, Deed<'_>); 9] = [
         ("a dictionary is made", &|db, _| {
             db.create_dictionary("new", DictionaryOptions::default()).unwrap();
         }),

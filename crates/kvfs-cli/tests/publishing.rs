@@ -7,8 +7,6 @@ mod mounted;
 mod published;
 
 use std::fs;
-use std::path::Path;
-
 use std::time::{Duration, Instant};
 
 use command::{ends, kvfs, succeeds};

@@ -308,6 +308,7 @@ mod tests {
             pending: None,
             published: 1 << 60,
             owner: Owner { id: [3; 16], open: true, since: 1 << 50, label: "host".into() },
+            journal: Some(JournalPlace { chain: [4; 16], number: 300 }),
             nonce: [9; 16],
         }
     }
@@ -342,14 +343,22 @@ mod tests {
     #[test]
     fn a_newer_head_is_named() {
         let mut body = sample().encode().split_off(12);
-        body[0] = 3;
+        body[0] = 4;
         let error = Head::decode(&seal(MAGIC, &body)).expect_err("newer").to_string();
-        assert!(error.contains("version 3"), "{error}");
+        assert!(error.contains("version 4"), "{error}");
+    }
+
+    #[test]
+    fn a_head_without_a_journal_is_one_that_older_programs_read() {
+        let head = Head { journal: None, ..sample() };
+        let bytes = head.encode();
+        assert_eq!(bytes[12], 2);
+        assert_eq!(Head::decode(&bytes).expect("a head"), head);
     }
 
     #[test]
     fn a_head_of_version_1_belongs_to_the_file_of_the_store() {
-        let head = Head { owner: Owner::itself([1; 16]), ..sample() };
+        let head = Head { owner: Owner::itself([1; 16]), journal: None, ..sample() };
         let mut body = head.encode().split_off(12);
         let mut owner = Vec::new();
         head.owner.encode(&mut owner);
