@@ -105,8 +105,8 @@ pub use read::iter::{Iter, Keys};
 pub use read::view::{StoredValue, View};
 pub use remote::{
     Amount, CollectOptions, CollectProgress, Collected, ForkId, ForkInfo, ForkOptions, Head,
-    LocalCopy, MissingObject, Owner, PushProgress, RemotePlace, RemoteStore, RemoteZones,
-    StateName, Survey, WriterOptions,
+    JournalPlace, LocalCopy, MissingObject, Owner, PullProgress, PushProgress, RemotePlace,
+    RemoteStore, RemoteZones, StateName, Survey, WriterOptions,
 };
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};

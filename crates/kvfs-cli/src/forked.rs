@@ -59,7 +59,7 @@ fn newest(word: &Path) -> Outcome<Option<Address>> {
 /// Opens the fork at a place of [`Forked`]. One that is published is brought up to date.
 pub fn open(place: &[u8]) -> Outcome<Store> {
     let path = PathBuf::from(OsString::from_vec(place.to_vec()));
-    let budget = Budget { memory: Some(MEMORY), cache: None };
+    let budget = Budget::from(Some(MEMORY));
     match newest(&path)? {
         Some(address) => {
             let (file, _) = local_copies::of(&address, None)?;

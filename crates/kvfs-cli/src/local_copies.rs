@@ -45,7 +45,7 @@ fn stem(address: &Address) -> String {
 }
 
 /// Opens a file of this user, which is made if it is not there.
-fn own_file(path: &Path) -> io::Result<File> {
+pub fn own_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     // Neither what a link leads to nor what is another user's is written onto.
@@ -90,17 +90,58 @@ pub fn claim(address: &Address, path: &Path, take: bool) -> Outcome<LocalCopy> {
     })
 }
 
+/// The local file that was made last for a store and that no mount uses, as it is; for one that is
+/// to be written, the one by which it is.
+pub fn as_it_is(address: &Address, directory: Option<&Path>, to_write: bool) -> Outcome<PathBuf> {
+    let none = || {
+        let what = format!("nothing of {address} is here, so it cannot be mounted without a place");
+        Failure::new(Exit::NotFound, what).hint("mount it once without --offline")
+    };
+    if to_write {
+        return Some(path_of_writer(address, directory)?)
+            .filter(|path| path.exists())
+            .ok_or_else(none);
+    }
+    let directory = directory_of_readers(directory)?;
+    let mut found = Vec::new();
+    for path in readers_of(address, &directory).filter(|path| path.exists()) {
+        match FileDevice::open(&path, true) {
+            Ok(device) => {
+                let copy = LocalCopy::of(&device).ok().flatten();
+                found.extend(copy.map(|copy| (copy.generation, path)));
+            }
+            Err(zones::Error::Busy(_)) => {}
+            Err(e) => return Err(failures::of_device(&path, "open", e)),
+        }
+    }
+    found
+        .into_iter()
+        .max_by_key(|(generation, _)| *generation)
+        .map(|(_, path)| path)
+        .ok_or_else(none)
+}
+
+fn directory_of_readers(directory: Option<&Path>) -> Outcome<PathBuf> {
+    let default = || directory_of_user("XDG_CACHE_HOME", ".cache", "/var/cache");
+    made(&directory.map_or_else(default, Path::to_owned))
+}
+
+/// The local files for mounts of a store, in the order in which they are taken.
+fn readers_of(address: &Address, directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let (stem, directory) = (stem(address), directory.to_owned());
+    (0..MOST).map(move |number| {
+        let number = if number == 0 { String::new() } else { format!(".{number}") };
+        directory.join(format!("{stem}{number}.kvfs"))
+    })
+}
+
 /// The local file of the newest state of a store, which no mount uses. The first that is free is
 /// brought up to date.
 pub fn of(address: &Address, directory: Option<&Path>) -> Outcome<(PathBuf, LocalCopy)> {
     let store = address.store(false)?;
-    let default = || directory_of_user("XDG_CACHE_HOME", ".cache", "/var/cache");
-    let directory = made(&directory.map_or_else(default, Path::to_owned))?;
+    let directory = directory_of_readers(directory)?;
     let cannot = |e: io::Error| Failure::io(format!("cannot use {}", directory.display()), &e);
-    let stem = stem(address);
-    for number in 0..MOST {
-        let number = if number == 0 { String::new() } else { format!(".{number}") };
-        let path = directory.join(format!("{stem}{number}.kvfs"));
+    for path in readers_of(address, &directory) {
         let file = match own_file(&path) {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => continue,
             opened => opened.map_err(cannot)?,

@@ -64,6 +64,7 @@ mod pax;
 mod place;
 mod proposed;
 mod publishing;
+mod pull;
 mod push;
 mod question;
 mod restore;
@@ -161,6 +162,7 @@ enum Command {
     Import(import::Args),
     Export(export::Args),
     Push(push::Args),
+    Pull(pull::Args),
     Fork(fork::Args),
     Fsmonitor(fsmonitor::Args),
     Forks(forks::Args),
@@ -244,6 +246,7 @@ fn main() -> ExitCode {
         Command::Defrag(args) => defrag::run(args, &output),
         Command::Import(args) => import::run(args, &output),
         Command::Export(args) => export::run(args, &output),
+        Command::Pull(args) => pull::run(args, &output),
         Command::Push(args) => push::run(args, &output),
         Command::Fork(args) => fork::run(args, &output),
         Command::Fsmonitor(args) => fsmonitor::run(args, &output),

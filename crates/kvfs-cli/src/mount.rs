@@ -29,6 +29,7 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
 use crate::push;
 use crate::sizes;
+use crate::store;
 use crate::text;
 use crate::upgrade;
 
@@ -72,6 +73,10 @@ pub struct Args {
     /// not published stay in its local file, and it takes no more.
     #[arg(long)]
     take: bool,
+    /// Of a store in object storage: ask for nothing there, and use what was fetched before. What
+    /// is written (--write) is published after the next mount without it.
+    #[arg(long)]
+    offline: bool,
     /// Of a store in object storage: keep what is fetched in this directory (default:
     /// ~/.cache/kvfs, or with --write, when it is more than a cache, ~/.local/share/kvfs).
     #[arg(long, value_name = "DIR")]
@@ -122,6 +127,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     let is_started = args.serving || args.kept.is_some() || args.resume.is_some() || args.fits;
     args.options.extend(args.write.then(|| "write".into()));
     args.options.extend(args.take.then(|| "take".into()));
+    args.options.extend(args.offline.then(|| "offline".into()));
     let asked = mount_options::parse(&args.options)?;
     match &address {
         Some(address) => args.options.extend(words_for(address, &asked)?),
@@ -169,6 +175,9 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         may_publish(&publish.to, output)?;
     }
     let store = match (&address, options.writing) {
+        (Some(address), writing) if options.offline => {
+            local_copies::as_it_is(address, args.cache.as_deref(), writing.is_some())?
+        }
         (Some(address), Some(_)) => local_copies::path_of_writer(address, args.cache.as_deref())?,
         (Some(address), None) => {
             let (store, copy) = local_copies::of(address, args.cache.as_deref())?;
@@ -178,6 +187,11 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         }
         (None, _) => existing(&store)?,
     };
+    if address.is_none() && !options.mount.read_only && store::is_copy(&store) {
+        let copy = store.display();
+        let what = format!("{copy} is a copy, in which changes would be lost with the next pull");
+        return Err(Failure::new(Exit::Usage, what).hint("mount it with -o ro, or see kvfs fork"));
+    }
     let dir = mount_point(&dir, output)?;
     if store.starts_with(&dir) {
         let hides = format!(
@@ -199,7 +213,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         Judge::strict().judge_path(log)?;
     }
     // After all that may be wrong with the words: from here on no other machine may write it.
-    if let (Some(address), Some(writing)) = (&address, options.writing) {
+    if let (Some(address), Some(writing), false) = (&address, options.writing, options.offline) {
         let copy = local_copies::claim(address, &store, writing.take)?;
         let (name, file) = (text::show(address.to_string().as_bytes()), store.display());
         output.note(format!("{name} from generation {}, written in {file}", copy.generation));
@@ -220,7 +234,8 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     }
     let serving =
         |store: &Path| start(&arguments("--serving", store, &dir, &args.options, &options));
-    let record = match (serving(&store), address.filter(|_| options.writing.is_none())) {
+    let is_reader = options.writing.is_none() && !options.offline;
+    let record = match (serving(&store), address.filter(|_| is_reader)) {
         // Another mount has taken the file that was chosen; the next one is free.
         (Err(failure), Some(address)) if failure.exit == Exit::Busy => {
             serving(&local_copies::of(&address, args.cache.as_deref())?.0)?
@@ -239,15 +254,18 @@ fn words_for(address: &Address, asked: &Options) -> Outcome<Vec<OsString>> {
     let snapshot = address.snapshot.as_ref();
     if asked.writing.is_none() {
         let word = match snapshot {
-            Some(name) => format!("snapshot={name}").into(),
-            None => mount_options::escaped(format!("follow={address}").as_bytes()),
+            Some(name) => Some(format!("snapshot={name}").into()),
+            None if asked.offline => None,
+            None => Some(mount_options::escaped(format!("follow={address}").as_bytes())),
         };
-        return Ok(vec!["ro".into(), word]);
+        return Ok(["ro".into()].into_iter().chain(word).collect());
     }
     if let Some(snapshot) = snapshot {
         return wrong(format!("{snapshot} is a snapshot, which stays as it is: leave it out"));
     }
     match &asked.publish {
+        None if asked.offline => Ok(vec![]),
+        Some(_) if asked.offline => wrong("nothing is published without the place".into()),
         None => Ok(vec![mount_options::escaped(format!("publish={address}").as_bytes())]),
         Some(publish) if publish.to.is_same(address) => Ok(vec![]),
         Some(_) => wrong(format!("{address} is published there, where it is written")),
@@ -578,6 +596,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             memory: None,
             write: false,
             take: false,
+            offline: false,
             cache: None,
             cache_size: None,
             log: None,

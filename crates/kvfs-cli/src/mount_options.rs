@@ -51,6 +51,8 @@ pub struct Options {
     pub follow: Option<Following>,
     /// How often it is asked for; zero: it is not followed.
     pub follow_every: Option<Duration>,
+    /// Object storage is not asked.
+    pub offline: bool,
     /// A store in object storage is mounted to be written, and perhaps taken from another machine.
     pub writing: Option<Writing>,
     /// A keeper begins the daemon anew when it is killed.
@@ -76,7 +78,7 @@ impl Options {
 
     /// Returns the share of the machine that the store may take.
     pub fn budget(&self) -> Budget {
-        Budget { memory: self.memory, cache: self.cache_size }
+        Budget { memory: self.memory, cache: self.cache_size, offline: self.offline }
     }
 }
 
@@ -152,6 +154,9 @@ Options for -o, separated by commas:
                               time
   take                        as write, also if another machine has it open; what that has not
                               published stays there, in its local file
+  offline                     of a store in object storage: ask for nothing there. What was not
+                              fetched cannot be read (EIO); what is written is published after
+                              the next mount without it
   keeper                      begin the daemon anew when it is killed or crashes: programs wait for
                               a moment and see nothing else, and nothing is lost that a call has
                               done. Each change takes longer, since it is committed before its
@@ -326,6 +331,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 let wrong = || bad("write a number of seconds, 0.1 to 86400, or 0: never".into());
                 options.follow_every = Some(never.or_else(|| period(&value)).ok_or_else(wrong)?);
             }
+            ("offline", None) => options.offline = true,
             ("keeper", None) => options.keeper = true,
             ("nokeeper", None) => options.keeper = false,
             ("transport", Some(value)) => {

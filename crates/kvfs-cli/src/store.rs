@@ -8,6 +8,7 @@ use env::Machine;
 use kvdb::{CreateOptions, Kvdb, LocalCopy, Mirror, OpenOptions, Profile, RemoteZones};
 use kvfs::{Atime, Fs, FsOptions, InUse, ViewNotes};
 use kvfs_fuse::Kept;
+use objects::Unreachable;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use zones::{Device, FileDevice};
 
@@ -138,11 +139,13 @@ pub struct Budget {
     pub memory: Option<u64>,
     /// On the disk, for what was fetched from object storage.
     pub cache: Option<u64>,
+    /// Object storage is not asked: what is not here cannot be read.
+    pub offline: bool,
 }
 
 impl From<Option<u64>> for Budget {
     fn from(memory: Option<u64>) -> Budget {
-        Budget { memory, cache: None }
+        Budget { memory, ..Budget::default() }
     }
 }
 
@@ -165,6 +168,13 @@ pub fn zones_of(device: &dyn Device) -> Outcome<Option<RemoteZones>> {
         Err(_) => None,
     };
     copy.map(|copy| address::zones_in(&copy.place)).transpose()
+}
+
+/// Returns whether the file is a copy of a store in object storage, which is brought up to date
+/// from there, and in which changes would be lost.
+pub fn is_copy(path: &Path) -> bool {
+    let copy = FileDevice::open(path, true).map(|device| LocalCopy::of(&device));
+    matches!(copy, Ok(Ok(Some(copy))) if copy.fork.is_none() && copy.writer.is_none())
 }
 
 /// Returns whether the file is that of a store in object storage, into which readers write what
@@ -211,7 +221,13 @@ fn open_on(
 ) -> Outcome<Store> {
     let shares = Shares::of(budget.memory.unwrap_or(MEMORY));
     let device = Arc::new(device);
-    let remote = zones_of(&*device)?;
+    let remote = match budget.offline {
+        true => LocalCopy::of(&*device).ok().flatten().map(|copy| {
+            let nowhere = Arc::new(Unreachable::new(&copy.place));
+            RemoteZones { timeout: Duration::ZERO, ..RemoteZones::new(nowhere) }
+        }),
+        false => zones_of(&*device)?,
+    };
     let cache_bytes = budget.cache.unwrap_or(u64::MAX);
     let remote = remote.map(|zones| RemoteZones { cache_bytes, ..zones });
     let options = OpenOptions {

@@ -131,14 +131,14 @@ fn writing(lab: &Lab, command: &str, argument: &str, onto: &Path) -> Vec<Command
                 all.push(send);
             }
         }
-        ("fork", "file") => {
+        ("fork" | "pull", "file") => {
             let (source, share) = (lab.at("published.kvfs"), lab.at("share"));
             let address = format!("dir:{}/published", share.display());
             if !share.exists() {
                 succeeds(kvfs(&["create"]).arg(&source));
                 succeeds(kvfs(&["push"]).arg(&source).arg(&address));
             }
-            let mut fork = kvfs(&["fork", &address]);
+            let mut fork = kvfs(&[command, &address]);
             fork.arg(onto);
             all.push(fork);
         }

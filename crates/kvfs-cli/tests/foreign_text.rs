@@ -225,6 +225,7 @@ fn walks(
         ("mcp", None), // Its answers are JSON for a program; what it shows of changes is walked in `mcp`.
         ("mount", calls(&["mount STORE MISSING", "mount MISSING ROOT"])),
         ("push", calls(&["push ROOT TEXT", "push MISSING PLACE", "push ROOT PLACE"])),
+        ("pull", calls(&["pull TEXT OUT", "pull PLACE OUT", "pull NOWHERE OUT"])),
         ("fork", calls(&["fork TEXT OUT", "fork PLACE OUT --label TEXT", "fork NOWHERE OUT"])),
         ("forks", calls(&["forks TEXT", "forks PLACE", "forks PLACE --drop TEXT"])),
         ("gc", calls(&["gc TEXT", "gc PLACE", "gc NOWHERE", "--json gc PLACE --dry-run"])),

@@ -6,7 +6,7 @@
 //! - [`DirectoryObjects`] keeps them in a folder that any number of processes share.
 //! - [`MemoryObjects`] keeps them in memory, and [`FaultyObjects`] makes any place behave as badly
 //!   as a network and a busy server do, reproducibly from a seed.
-//! - [`CountObjects`] counts requests and bytes.
+//! - [`CountObjects`] counts requests and bytes, and [`Unreachable`] answers none.
 //! - [`swap`] and [`create`] are the protocol by which all users replace and create an object that
 //!   others may replace or create too. They resolve answers that were lost.
 //!
@@ -37,6 +37,7 @@ mod memory;
 mod object;
 mod retry;
 mod swap;
+mod unreachable;
 
 pub use count::{CountObjects, Counts, KindCounts};
 pub use directory::DirectoryObjects;
@@ -47,6 +48,7 @@ pub use memory::MemoryObjects;
 pub use object::{Condition, Listed, Object, Page, Part, Tag};
 pub use retry::{Patience, get_patiently};
 pub use swap::{Created, Swapped, Verdict, create, swap};
+pub use unreachable::Unreachable;
 
 use bytes::Bytes;
 

@@ -9,9 +9,6 @@ use vt_tree::Seq;
 use crate::commit::CommitPipeline;
 use crate::error::Result;
 
-/// The bytes that wait in a tap at most. What comes after them is lost to it.
-const MOST: usize = 32 << 20;
-
 /// What came out of a tap.
 #[derive(Debug, Default)]
 pub(crate) struct Tapped {
@@ -22,6 +19,8 @@ pub(crate) struct Tapped {
     pub bytes: Vec<u8>,
     /// Something after these is missing: the tap has to be opened anew.
     pub lost: bool,
+    /// The bytes that wait at most. What comes after them is lost.
+    most: usize,
 }
 
 #[derive(Default)]
@@ -35,7 +34,7 @@ impl JournalTap {
     pub(super) fn add(&self, stream: &[u8]) {
         let mut open = self.open.lock();
         let Some(tapped) = &mut *open else { return };
-        match tapped.bytes.len() + stream.len() <= MOST {
+        match tapped.bytes.len() + stream.len() <= tapped.most {
             true if !tapped.lost => tapped.bytes.extend_from_slice(stream),
             _ => tapped.lost = true,
         }
@@ -45,7 +44,7 @@ impl JournalTap {
     pub(crate) fn take(&self) -> Option<Tapped> {
         let mut open = self.open.lock();
         let tapped = open.as_mut()?;
-        let next = Tapped { lost: tapped.lost, ..Tapped::default() };
+        let next = Tapped { lost: tapped.lost, most: tapped.most, ..Tapped::default() };
         Some(std::mem::replace(tapped, next))
     }
 
@@ -74,9 +73,9 @@ impl CommitPipeline {
         place.map_or(Ok(()), |place| place.sync())
     }
 
-    /// Opens the tap, unless it is open and lacks nothing. What was committed before is written
-    /// out, and does not come out of it.
-    pub(crate) fn open_tap(&self) -> Result<()> {
+    /// Opens the tap, in which so many bytes wait at most, unless it is open and lacks nothing. What
+    /// was committed before is written out, and does not come out of it.
+    pub(crate) fn open_tap(&self, most: usize) -> Result<()> {
         if self.tap.open.lock().as_ref().is_some_and(|tapped| !tapped.lost) {
             return Ok(());
         }
@@ -85,7 +84,7 @@ impl CommitPipeline {
         let mut pipeline = self.pipeline.lock();
         self.write_rest(&mut writer, &mut pipeline)?;
         let begins = Some(pipeline.next_seq);
-        *self.tap.open.lock() = Some(Tapped { begins, ..Tapped::default() });
+        *self.tap.open.lock() = Some(Tapped { begins, most, ..Tapped::default() });
         Ok(())
     }
 }

@@ -62,7 +62,8 @@ impl Kvdb {
 
     /// Opens the store in the file at `path`, and tells what recovery found.
     pub fn recover_path(path: impl AsRef<Path>, options: OpenOptions) -> Result<(Kvdb, Recovery)> {
-        let device = FileDevice::open(path, options.read_only)?;
+        // Parts of zones in object storage are kept in it, by readers, too.
+        let device = FileDevice::open(path, options.read_only && options.remote.is_none())?;
         Self::open(Arc::new(device), Arc::new(Machine::default()), options)
     }
 

@@ -129,7 +129,7 @@ impl Publisher {
             .publish(&what, (&known, marks), (&mut self.right, &mut keep), progress)
             .inspect_err(|e| self.stop_after(e))?;
         if let (Some(journal), Some(shape)) = (&journal, shape) {
-            journal.published(seq, shape);
+            journal.published(&database, seq, shape);
         }
         drop(held);
         if shares && !self.is_registered()? {

@@ -6,7 +6,7 @@
 //! (a dictionary, a snapshot or a branch that was made, the runs of a large transaction), and after
 //! the store was opened, the store is published instead, and the journal goes on after that.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -24,7 +24,10 @@ use crate::journal::record::{self, Op, Ops, Record};
 use crate::log::stream::Records;
 use crate::remote::{JournalCommit, JournalPlace, RemoteStore, random_id};
 
-/// The bytes of values and keys that one object has, at most. What is more is published.
+/// The bytes of values and keys that one object has, and those of the local journal that wait for
+/// it, at most: a share of the memory of the store, within bounds. What is more is published.
+const SHARE: usize = 8;
+const LEAST: usize = 4 << 20;
 const MOST: usize = 32 << 20;
 
 /// A sync fails when the place was not to be reached for so long; the first pause between attempts,
@@ -88,6 +91,30 @@ struct Reading {
     lost: bool,
 }
 
+/// What changes hide that came before them.
+#[derive(Default)]
+struct Hidden<'a> {
+    keys: HashSet<(DictionaryId, &'a [u8])>,
+    ranges: Vec<(DictionaryId, &'a [u8], &'a [u8])>,
+}
+
+impl<'a> Hidden<'a> {
+    fn add(&mut self, dict: DictionaryId, op: &'a Op) {
+        match op {
+            Op::Update(..) => {}
+            Op::DeleteRange(start, end) => self.ranges.push((dict, start, end)),
+            op => drop(self.keys.insert((dict, op.key()))),
+        }
+    }
+
+    fn hides(&self, dict: DictionaryId, key: &[u8]) -> bool {
+        let within = |(d, start, end): &(DictionaryId, &[u8], &[u8])| {
+            *d == dict && (*start..*end).contains(&key)
+        };
+        self.keys.contains(&(dict, key)) || self.ranges.iter().any(within)
+    }
+}
+
 impl Reading {
     /// Takes what came out of the tap.
     fn add(&mut self, tapped: Tapped) -> Result<()> {
@@ -127,6 +154,19 @@ impl Reading {
             Ok(true)
         })?;
         Ok(())
+    }
+
+    /// Takes the commits out that can be sent: up to the first with a value that was discarded,
+    /// where the change that hides it has not come yet.
+    fn take_whole(&mut self) -> Vec<JournalCommit> {
+        let mut count = self.commits.len();
+        while let Some(first) = first_unhidden(&self.commits[..count]) {
+            count = first;
+        }
+        let rest = self.commits.split_off(count);
+        let taken = std::mem::replace(&mut self.commits, rest);
+        self.bytes = self.commits.iter().map(JournalCommit::bytes).sum();
+        taken
     }
 
     /// Forgets what is in the state as of this commit.
@@ -226,7 +266,7 @@ impl RemoteJournal {
         let base = state.base.filter(|base| {
             let reading = &state.reading;
             let is_whole = !reading.lost && reading.unlisted <= base.seq;
-            is_whole && base.shape == shape && reading.bytes <= MOST
+            is_whole && base.shape == shape && reading.bytes <= most(db)
         });
         if base.is_none() {
             drop(state);
@@ -237,19 +277,25 @@ impl RemoteJournal {
             self.put(place, bytes, last)?;
             state = self.state.lock();
         }
-        let commits = std::mem::take(&mut state.reading.commits);
-        state.reading.bytes = 0;
+        let commits = state.reading.take_whole();
         let Some(last) = commits.last().map(JournalCommit::last) else {
-            state.there = state.there.max(state.reading.next - 1);
+            if state.reading.commits.is_empty() {
+                state.there = state.there.max(state.reading.next - 1);
+            }
             return Ok(());
         };
         let place = JournalPlace { chain: self.chain, number: state.number };
         drop(state);
         let whole = commits.into_iter().map(|commit| with_values(db, commit));
-        let whole = whole.collect::<Result<Vec<_>>>().inspect_err(|_| {
-            // What was taken out of the tap is published instead.
-            self.state.lock().reading.lost = true;
-        })?;
+        let whole = match whole.collect::<Result<Vec<_>>>() {
+            Ok(whole) => whole,
+            // The place of a value was used again, since a later commit has replaced it.
+            Err(e) => {
+                tracing::debug!("the store is published, since a value is gone: {e}");
+                self.state.lock().reading.lost = true;
+                return (self.publish)();
+            }
+        };
         let bytes = self.to.encode_journal(&place, &whole, &*db.env);
         let mut state = self.state.lock();
         state.number += 1;
@@ -279,7 +325,7 @@ impl RemoteJournal {
         if lost {
             db.commits.tap.shut();
         }
-        db.commits.open_tap()?;
+        db.commits.open_tap(most(db))?;
         Ok(shape)
     }
 
@@ -293,8 +339,16 @@ impl RemoteJournal {
 
     /// A state was published that has all commits up to `seq`, with a place of this chain. `shape`:
     /// what [`RemoteJournal::begin_publication`] has returned.
-    pub(super) fn published(&self, seq: Seq, shape: u64) {
+    pub(super) fn published(&self, db: &Database, seq: Seq, shape: u64) {
         let mut state = self.state.lock();
+        // What it has needs no memory, where no sync comes for long.
+        if let Some(tapped) = db.commits.tap.take()
+            && let Err(e) = state.reading.add(tapped)
+        {
+            tracing::error!("the journal is not read: {e}");
+            state.reading.lost = true;
+        }
+        state.reading.forget(seq);
         state.base = Some(Base { seq, shape });
         state.there = state.there.max(seq);
         state.objects.retain(|(_, last)| *last > seq);
@@ -326,6 +380,25 @@ impl SyncElsewhere for RemoteJournal {
     }
 }
 
+/// The first commit with a value that was discarded and that none of these hides.
+fn first_unhidden(commits: &[JournalCommit]) -> Option<usize> {
+    let (mut later, mut first) = (Hidden::default(), None);
+    for (i, commit) in commits.iter().enumerate().rev() {
+        for (dict, op) in commit.changes.iter().rev() {
+            if matches!(op, Op::PutDiscarded(..)) && !later.hides(*dict, op.key()) {
+                first = Some(i);
+            }
+            later.add(*dict, op);
+        }
+    }
+    first
+}
+
+/// See [`SHARE`].
+fn most(db: &Database) -> usize {
+    (db.options.memory / SHARE).clamp(LEAST, MOST)
+}
+
 /// The commit with the values that it refers to in it.
 fn with_values(db: &Database, commit: JournalCommit) -> Result<JournalCommit> {
     let mut changes = Ops::with_capacity(commit.changes.len());
@@ -341,4 +414,41 @@ fn with_values(db: &Database, commit: JournalCommit) -> Result<JournalCommit> {
         changes.push((dict, op));
     }
     Ok(JournalCommit { changes, ..commit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn commit(first: Seq, changes: &[(&str, Op)]) -> JournalCommit {
+        let changes = changes.iter().map(|(_, op)| (DictionaryId(3), op.clone())).collect();
+        JournalCommit { first, changes }
+    }
+
+    fn put(key: &'static str) -> (&'static str, Op) {
+        (key, Op::Put(key.into(), Value::Inline(Bytes::from_static(b"value"))))
+    }
+
+    fn discarded(key: &'static str) -> (&'static str, Op) {
+        (key, Op::PutDiscarded(key.into(), 7))
+    }
+
+    #[test]
+    fn a_value_that_was_discarded_is_sent_with_the_change_that_hides_it() {
+        let range = ("a", Op::DeleteRange("a".into(), "c".into()));
+        let cases = [
+            (vec![commit(1, &[put("a")]), commit(2, &[put("b")])], 2),
+            (vec![commit(1, &[put("a")]), commit(2, &[discarded("b")])], 1),
+            (vec![commit(1, &[discarded("b")]), commit(2, &[put("b")])], 2),
+            (vec![commit(1, &[discarded("b")]), commit(2, &[range])], 2),
+            // What would hide it is not sent itself.
+            (vec![commit(1, &[discarded("b")]), commit(2, &[put("b"), discarded("a")])], 0),
+            (vec![commit(1, &[put("b"), discarded("b")]), commit(3, &[put("a")])], 0),
+        ];
+        for (commits, sent) in cases {
+            let mut reading = Reading { commits: commits.clone(), ..Reading::default() };
+            assert_eq!(reading.take_whole(), commits[..sent], "{commits:?}");
+            assert_eq!(reading.commits, commits[sent..], "{commits:?}");
+        }
+    }
 }

@@ -102,6 +102,8 @@ impl Claim {
             return Err(Error::Overtaken(to.place()));
         }
         claimant.check(&head, &to)?;
+        // Then nothing can have come to the journal that this file does not have.
+        let goes_on = right.epoch.is_some();
         let before_it = std::mem::replace(&mut head.owner, claimant.owner.clone());
         head.epoch = head
             .epoch
@@ -117,9 +119,7 @@ impl Claim {
         let begun = env.monotonic();
         let (notes, states, objects, tail) = (0, 0, 0, None);
         let mut claim = Claim { env, to, head, tag, begun, notes, states, objects, tail };
-        if before_it.id != claim.head.owner.id
-            && let Some(from) = claim.head.journal
-        {
+        if let Some(from) = claim.head.journal.filter(|_| !goes_on) {
             // The epoch is raised: what is there by now is all that the file before can have told
             // anybody to be there.
             match claim.to.seal_journal(from, &*claim.env) {

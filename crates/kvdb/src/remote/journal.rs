@@ -211,9 +211,11 @@ impl RemoteStore {
         match get_patiently(&**self.objects(), &key, Part::Range(0..MOST + 1), Patience::default())
         {
             Ok(object) => decode(&object.bytes, place).map(Some).map_err(|e| match e {
-                Error::Corrupt(why) => {
-                    Error::Corrupt(format!("{key} of {}: {why}", self.objects().place()))
-                }
+                Error::Corrupt(why) => Error::Corrupt(format!(
+                    "{key} in {}: {why}; if it cannot be mended, the store goes on without it \
+                         and all commits after it when it is removed",
+                    self.objects().place()
+                )),
                 other => other,
             }),
             Err(ObjectsError::NotFound { .. }) => Ok(None),

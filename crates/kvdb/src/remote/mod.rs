@@ -20,6 +20,7 @@
 //! - `copy` makes a local file that refers to a published state, and `writer` one by which the
 //!   store itself goes on.
 //! - `journal` has the commits since the newest state, where syncs wait until they are there.
+//! - `pull` keeps a local file that has all of the newest state.
 //! - `registry` keeps the forks of a store, so that what they refer to stays.
 //! - `contents` is all that a place has: keys, lists, the time there.
 //! - `mark` finds what heads and forks refer to, and `collect` deletes the rest when it has been
@@ -34,6 +35,7 @@ mod head;
 mod journal;
 mod mark;
 mod owner;
+mod pull;
 mod registry;
 mod state;
 mod survey;
@@ -57,6 +59,7 @@ pub(crate) use journal::JournalCommit;
 pub use journal::JournalPlace;
 pub use owner::Owner;
 pub(crate) use owner::{ClaimNote, Claimant};
+pub use pull::PullProgress;
 pub(crate) use registry::LONGEST_LABEL;
 pub use registry::{ForkId, ForkInfo, ForkOptions};
 pub use survey::{MissingObject, Survey};

@@ -56,6 +56,7 @@ pub const STEPS: &[Step] = &[
     ),
     (&["Kvdb::checkpoint", "Kvdb::checkpoint_to"], checkpoint),
     (&["Kvdb::push", "Kvdb::publisher", "Kvdb::remote_stats"], push),
+    (&["Kvdb::follower"], follow),
     (&["Kvdb::store_id", "Kvdb::fork_origins", "Kvdb::fork_base"], fork),
     (
         &[
@@ -205,6 +206,27 @@ fn push(w: &mut World) -> Result<()> {
     drop(publisher);
     assert!(w.db.remote_stats().is_none());
     Ok(std::fs::remove_dir_all(&place)?)
+}
+
+/// A reader follows a publication with many changes.
+fn follow(w: &mut World) -> Result<()> {
+    let (place, path) = (w.directory.path().join("share"), w.directory.path().join("copy.kvfs"));
+    let failed = |e: objects::ObjectsError| std::io::Error::other(e.to_string());
+    let objects: Arc<dyn Objects> = Arc::new(DirectoryObjects::create(&place).map_err(failed)?);
+    let store = RemoteStore::new(objects.clone(), "store")?;
+    w.db.push(&store, &mut |_| Ok(()))?;
+    store.copy_to_path(&path)?;
+    let remote = Some(RemoteZones::new(objects));
+    let reader = Kvdb::open_path_with(&path, OpenOptions { remote, read_only: true, ..options() })?;
+    let mut follower = reader.follower(&store)?;
+    reader.follow_commits(1 << 16);
+    w.db.ingest(w.large, large(w.times, 41))?;
+    w.db.push(&store, &mut |_| Ok(()))?;
+    assert!(follower.follow()?);
+    drop((follower, reader));
+    std::fs::remove_file(&path)?;
+    std::fs::remove_dir_all(&place)?;
+    w.settled()
 }
 
 /// Changes of a fork are taken over by value.

@@ -290,6 +290,14 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
         assert!(!due, "{}: nothing was committed since", w.what());
         checked.expect("it is this store");
         assert!(!publisher.is_writer(), "it is its own file");
+        let publish = || Err(kvdb::Error::Invalid("nothing is committed meanwhile".into()));
+        publisher.sync_remotely(Box::new(publish)).unwrap();
+        assert!(publisher.syncs_remotely());
+        publisher.sync_here();
+        assert!(!publisher.syncs_remotely());
+        ["Publisher::sync_remotely", "Publisher::sync_here", "Publisher::syncs_remotely"]
+            .iter()
+            .for_each(|name| w.call(name));
         publisher.close().expect("all is published");
         assert!(!w.bucket.head().expect("memory").expect("a head").owner.open);
         ["Publisher::is_due", "Publisher::check", "Publisher::is_writer", "Publisher::close"]
@@ -327,7 +335,32 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
     }
     w.call("Kvdb::remote_stats");
     assert!(db.remote_stats().is_some());
+    follow(w);
     Ok(())
+}
+
+/// A reader shows what was published, in a store that stays open.
+fn follow(w: &mut World) {
+    w.call("Kvdb::follower");
+    if let Some((reader, follower)) = &mut w.reader {
+        let followed = follower.follow().unwrap_or_else(|e| panic!("{}: {e}", w.operation));
+        assert!(followed, "{}: there is a newer state", w.operation);
+        let found = observe(reader).expect("memory does not fail");
+        assert!(
+            found == *w.history.newest(),
+            "{}: a state that was followed: {}",
+            w.what(),
+            found.differs(w.history.newest())
+        );
+        return;
+    }
+    let copy = Arc::new(MemoryDevice::new());
+    w.bucket.copy_to(copy.clone(), w.env.clone()).expect("memory does not fail");
+    let remote = Some(RemoteZones::new(w.bucket.objects().clone()));
+    let options = OpenOptions { threads: false, remote, read_only: true, ..OpenOptions::default() };
+    let (reader, _) = Kvdb::open(copy, w.env.clone(), options).expect("memory does not fail");
+    let follower = reader.follower(&w.bucket).expect("it is a reader of this store");
+    w.reader = Some((reader, follower));
 }
 
 /// Makes a checkpoint in a file, and opens stores in files.

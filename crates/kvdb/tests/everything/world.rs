@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use env::{Random, Simulated};
 use kvdb::{
-    Batch, CommitPosition, DictionaryId, Durability, Error, Kvdb, Publisher, RemoteStore, Update,
-    View,
+    Batch, CommitPosition, DictionaryId, Durability, Error, Follower, Kvdb, Publisher, RemoteStore,
+    Update, View,
 };
 use objects::MemoryObjects;
 use zones::CrashDevice;
@@ -42,6 +42,8 @@ pub struct World {
     pub bucket: RemoteStore,
     /// Who publishes it again and again in this life.
     pub publisher: Option<Publisher>,
+    /// Another machine, which follows what is published, over all lives of this one.
+    pub reader: Option<(Kvdb, Follower)>,
     /// For names that are new.
     pub names: u64,
     /// The store is small, and may be full: what adds to it may be refused for want of space, what
@@ -79,6 +81,7 @@ impl World {
             views: Vec::new(),
             bucket: RemoteStore::new(Arc::new(MemoryObjects::new()), "store").expect("a name"),
             publisher: None,
+            reader: None,
             names: 0,
             limited: false,
             full: 0,

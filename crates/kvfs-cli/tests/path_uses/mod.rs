@@ -84,6 +84,8 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("export", "to", Writes),
     ("push", "store", Store),
     ("push", "to", Store),
+    ("pull", "source", Store),
+    ("pull", "file", Writes),
     ("fork", "source", Store),
     ("fork", "file", Writes),
     ("forks", "store", Store),

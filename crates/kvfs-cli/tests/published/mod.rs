@@ -53,7 +53,7 @@ fn awaited_of(root: &Path, of: &str, what: &str, holds: impl Fn(&Value) -> bool)
 /// A directory with a folder that machines share, stores and mounts.
 pub struct World {
     directory: tempfile::TempDir,
-    mounts: Vec<PathBuf>,
+    pub mounts: Vec<PathBuf>,
 }
 
 impl World {

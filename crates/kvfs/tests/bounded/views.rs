@@ -36,6 +36,7 @@ pub const STEPS: &[Step] = &[
     (&["Views::clone_snapshot", "Views::drop_clone"], clone),
     (&["Views::merge"], merge),
     (&["Views::merge_fork"], merge_fork),
+    (&["Views::follow"], follow),
     (&["Views::rebase"], rebase),
     (&["Views::receive", "Views::rollback", "Views::sync_all", "Fs::sync_all"], receive),
     (&["Views::settle", "Views::go_down"], go_down),
@@ -214,6 +215,35 @@ fn merge_fork(w: &mut World) -> Result<()> {
     fork.close()?;
     w.settle()?;
     w.fs().remove_tree(ROOT, b"of the fork")?;
+    std::fs::remove_file(&path).expect("removed");
+    std::fs::remove_dir_all(&place).expect("removed");
+    w.settle()
+}
+
+/// A reader follows a publication with many new files, and a large one that has changed.
+fn follow(w: &mut World) -> Result<()> {
+    let (place, path) = (w.directory.path().join("share"), w.directory.path().join("copy.kvfs"));
+    let objects: Arc<dyn Objects> = Arc::new(DirectoryObjects::create(&place).expect("made"));
+    let store = RemoteStore::new(objects.clone(), "store")?;
+    w.fs().sync_all()?;
+    w.db.push(&store, &mut |_| Ok(()))?;
+    store.pull_to_path(&path, &mut |_| Ok(()))?;
+    let remote = Some(RemoteZones::new(objects));
+    let options = OpenOptions { remote, read_only: true, ..crate::options() };
+    let reader = Kvdb::open_path_with(&path, options)?;
+    let options = kvfs::FsOptions { read_only: true, ..crate::files() };
+    let fs = Fs::open(reader.clone(), Arc::new(Machine::default()), options)?;
+    let views = kvfs::Views::new(reader.clone(), fs);
+    let mut follower = reader.follower(&store)?;
+    plant(w.fs(), ROOT, "followed", 8)?;
+    let large = w.fs().resolve(b"/large")?.ino;
+    fill(w.fs(), large, 9)?;
+    w.fs().forget(large, 1);
+    w.fs().sync_all()?;
+    w.db.push(&store, &mut |_| Ok(()))?;
+    assert!(views.follow(&mut follower)?);
+    drop((views, follower, reader));
+    w.fs().remove_tree(ROOT, b"followed")?;
     std::fs::remove_file(&path).expect("removed");
     std::fs::remove_dir_all(&place).expect("removed");
     w.settle()

@@ -17,7 +17,7 @@ use zones::MemoryDevice;
 use crate::found::{Exactly, Found, is, keys_of, look};
 use crate::state::{State, branch_in, observe};
 use crate::tree::Tree;
-use crate::world::{Dead, Site, World, mainline};
+use crate::world::{Dead, Reader, Site, World, mainline};
 
 pub fn any_snapshot(w: &mut World) -> Option<(String, String, Arc<Tree>)> {
     let all: Vec<_> = w
@@ -366,6 +366,41 @@ fn merge_fork(w: &mut World) -> Result<(), Dead> {
     w.ok(w.views.abort(merged.transaction))
 }
 
+/// A reader shows what was published, in files that stay open.
+fn follow(w: &mut World) -> Result<(), Dead> {
+    w.call(&["Views::follow"]);
+    let store = match &w.reader {
+        Some(reader) => reader.store.clone(),
+        None => RemoteStore::new(Arc::new(MemoryObjects::new()), "store").expect("a name"),
+    };
+    match w.db.push(&store, &mut |_| Ok(())) {
+        Ok(_) => w.history.certain(),
+        Err(e) => return w.judge(&mainline(), e.into(), "publish", &[]),
+    }
+    let Some(mut reader) = w.reader.take() else {
+        let copy = Arc::new(MemoryDevice::new());
+        store.copy_to(copy.clone(), w.env.clone()).expect("memory does not fail");
+        let remote = Some(RemoteZones::new(store.objects().clone()));
+        let options = OpenOptions { threads: false, read_only: true, remote, ..Default::default() };
+        let (db, _) = Kvdb::open(copy, w.env.clone(), options).expect("memory does not fail");
+        let follower = db.follower(&store).expect("it is a reader of this store");
+        let options = FsOptions { read_only: true, ..FsOptions::default() };
+        let fs = Fs::open(db.clone(), w.env.clone(), options).expect("memory does not fail");
+        let views = Views::new(db.clone(), fs);
+        w.reader = Some(Reader { store, db, views, follower });
+        return Ok(());
+    };
+    let followed = reader.views.follow(&mut reader.follower);
+    assert!(followed.expect("memory does not fail"), "{}: there is a newer state", w.what());
+    let found = observe(&reader.db, &reader.views).expect("memory does not fail");
+    // Of durable transactions a store that is open for reading only knows nothing.
+    let expected = State { durable: Default::default(), ..w.history.newest().clone() };
+    let matched = expected.matches(&found, &w.bases, Exactly::Stored, &w.inos);
+    matched.map(drop).unwrap_or_else(|e| panic!("{}: what was followed: {e}", w.what()));
+    w.reader = Some(reader);
+    Ok(())
+}
+
 /// A copy of the whole store, opened.
 pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
     w.note("checkpoint".into());
@@ -389,6 +424,7 @@ pub fn checkpoint(w: &mut World) -> Result<(), Dead> {
     let found = observe(&db, &views).expect("memory does not fail");
     let matched = w.history.newest().matches(&found, &w.bases, Exactly::Stored, &w.inos);
     matched.map(drop).unwrap_or_else(|e| panic!("{}: a checkpoint: {e}", w.what()));
+    follow(w)?;
     merge_fork(w)
 }
 

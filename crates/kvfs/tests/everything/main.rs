@@ -307,6 +307,7 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
         full: 0,
         called: BTreeSet::new(),
         kernel: Arc::default(),
+        reader: None,
         listing: None,
         log: Vec::new(),
     };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::{Env, Random, Simulated};
-use kvdb::{Durability, Isolation, Kvdb};
+use kvdb::{Durability, Follower, Isolation, Kvdb, RemoteStore};
 use kvfs::{Caller, Error, Fs, Ino, Timestamp, ViewId, Views};
 use zones::CrashDevice;
 
@@ -75,9 +75,19 @@ pub struct World {
     pub full: u64,
     pub called: BTreeSet<&'static str>,
     pub kernel: Arc<Kernel>,
+    /// Another machine, which follows what is published, over all lives of this one.
+    pub reader: Option<Reader>,
     pub listing: Option<Listing>,
     /// What was done, for who reads why it failed.
     pub log: Vec<String>,
+}
+
+/// A store that is published, and a reader of it.
+pub struct Reader {
+    pub store: RemoteStore,
+    pub db: Kvdb,
+    pub views: Views,
+    pub follower: Follower,
 }
 
 impl Drop for World {

@@ -186,7 +186,7 @@ impl Remote {
 
     /// Fetches what is missing of these ranges of bytes, and returns when all of it was here at
     /// some moment.
-    pub(super) fn fetch(
+    pub(crate) fn fetch(
         &self,
         cache: &dyn Device,
         purpose: Purpose,

@@ -36,5 +36,5 @@ pub(crate) use device::RemoteDevice;
 pub(crate) use fetch::Remote;
 pub(crate) use parts::Parts;
 pub(crate) use publish::{Source, publish};
-pub(crate) use record::take_parts;
+pub(crate) use record::{take_parts, write_parts};
 pub(crate) use writes::Writes;

@@ -8,11 +8,16 @@ use objects::Objects;
 
 use super::{FormatOptions, Zones};
 use crate::remote::{
-    Home, Parts, Publication, Published, Remote, RemoteDevice, RemoteOptions, RemoteStats, Source,
-    TableHold, Watch, ZoneTable, publish, read_claim, take_parts, write_claim,
+    Home, Parts, Piece, Publication, Published, Remote, RemoteDevice, RemoteOptions, RemoteStats,
+    Source, TableHold, Watch, ZoneTable, publish, read_claim, take_parts, write_claim, write_parts,
 };
 use crate::superblock::{self, REMOTE_VERSION, Superblock};
 use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZonePin, ZoneUse};
+
+/// Pieces of zones that are asked for together where all are fetched.
+const FETCHED_TOGETHER: usize = 32;
+/// What was fetched by then is noted after so many bytes, so that a kill costs no more.
+const NOTED_AFTER: u64 = 1 << 30;
 
 /// The zones of a store that lie in object storage.
 pub(super) struct RemoteZones {
@@ -172,6 +177,35 @@ impl Zones {
         // Nothing is written but to other zones, for as long as that is open.
         made.allocator.pin(&uses_of(table))?;
         Ok(made)
+    }
+
+    /// Fetches all that lies in object storage into the local file, as far as it is not there.
+    /// `progress` is told the bytes that are there, and those that there are; an error of it ends
+    /// the call.
+    pub fn fetch_all(&self, progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {
+        let Some(zones) = &self.remote else { return Ok(()) };
+        let layout = zones.remote.layout();
+        let pieces = layout.table.pieces();
+        let total = pieces.iter().map(|piece| u64::from(piece.len)).sum();
+        let mut done = 0;
+        for some in pieces.chunks(FETCHED_TOGETHER) {
+            progress(done, total)?;
+            let range = |piece: &Piece| {
+                (piece.zone.start() + u64::from(piece.offset), u64::from(piece.len))
+            };
+            let ranges: Vec<(u64, u64)> = some.iter().map(range).collect();
+            zones
+                .remote
+                .fetch(&*zones.file, Purpose::Pages, &ranges)
+                .map_err(|e| Error::io("fetching a store from object storage", e))?;
+            let before = done;
+            done += ranges.iter().map(|(_, len)| len).sum::<u64>();
+            if done / NOTED_AFTER > before / NOTED_AFTER {
+                write_parts(&*zones.file, &layout.parts)
+                    .map_err(|e| Error::io("noting what was fetched", e))?;
+            }
+        }
+        progress(done, total)
     }
 
     /// Reads bytes in another way, which were read and are not those that were asked for: as the
