@@ -90,6 +90,7 @@ pub use db::scope::Scope;
 pub use db::send::SendStats;
 pub use db::snapshots::STORE_BRANCH;
 pub use db::stats::{DictionaryStats, Stats};
+pub use db::writer::WriterOptions;
 pub use db::{Kvdb, Space};
 pub use dictionary::{
     ADAPTIVE, ADAPTIVE_SEPARATION, Compression, DictionaryId, DictionaryInfo, DictionaryOptions,
@@ -106,7 +107,7 @@ pub use read::view::{StoredValue, View};
 pub use remote::{
     Amount, CollectOptions, CollectProgress, Collected, ForkId, ForkInfo, ForkOptions, Head,
     JournalPlace, LocalCopy, MissingObject, Owner, PullProgress, PushProgress, RemotePlace,
-    RemoteStore, RemoteZones, StateName, Survey, WriterOptions,
+    RemoteStore, RemoteZones, StateName, Survey,
 };
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};

@@ -73,8 +73,8 @@ impl CommitPipeline {
         place.map_or(Ok(()), |place| place.sync())
     }
 
-    /// Opens the tap, in which so many bytes wait at most, unless it is open and lacks nothing. What
-    /// was committed before is written out, and does not come out of it.
+    /// Opens the tap, in which so many bytes wait at most, unless it is open and lacks nothing.
+    /// What was committed before is written out, and does not come out of it.
     pub(crate) fn open_tap(&self, most: usize) -> Result<()> {
         if self.tap.open.lock().as_ref().is_some_and(|tapped| !tapped.lost) {
             return Ok(());

@@ -23,6 +23,7 @@ pub(crate) mod snapshots;
 pub(crate) mod stats;
 mod threads;
 mod transactions;
+pub(crate) mod writer;
 
 use std::sync::Arc;
 use std::time::Duration;

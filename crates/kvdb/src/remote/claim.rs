@@ -136,7 +136,7 @@ impl Claim {
     }
 
     /// What the journal of the file before has after the newest state, if there is anything.
-    pub(super) fn tail(&self) -> Option<(JournalPlace, JournalPlace)> {
+    pub(crate) fn tail(&self) -> Option<(JournalPlace, JournalPlace)> {
         self.tail.filter(|(from, to)| from != to)
     }
 
@@ -240,7 +240,7 @@ impl Claim {
     }
 
     /// Names another owner in the head, which is closed.
-    pub(super) fn give_back(&mut self, owner: Owner) -> Result<()> {
+    pub(crate) fn give_back(&mut self, owner: Owner) -> Result<()> {
         let owner = Owner { open: false, ..owner };
         self.replace(Head { owner, ..self.head.clone() })
     }

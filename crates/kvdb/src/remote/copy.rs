@@ -100,7 +100,7 @@ impl LocalCopy {
 }
 
 /// The kind of a local file: of a store of its own, but for that of the writer.
-pub(super) enum Kind<'a> {
+pub(crate) enum Kind<'a> {
     Cache,
     /// A fork, of this snapshot if one is named.
     Fork(ForkId, Option<&'a str>),
@@ -181,7 +181,7 @@ impl RemoteStore {
         self.copy_of(Some(head), kind, device, env).inspect_err(|_| self.give_up_fork(fork))
     }
 
-    pub(super) fn copy_of(
+    pub(crate) fn copy_of(
         &self,
         head: Option<Head>,
         kind: Kind<'_>,

@@ -20,8 +20,6 @@ use vt_tree::{Seq, Value};
 
 use super::head::{opened, seal};
 use super::{RemoteStore, random_id};
-use crate::commit::batch::{Batch, BatchChange};
-use crate::db::Kvdb;
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Op, Ops, Record};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
@@ -57,7 +55,7 @@ impl JournalPlace {
         Ok(JournalPlace { chain: std::array::from_fn(|i| chain[i]), number: r.varint()? })
     }
 
-    fn next(self) -> Result<JournalPlace> {
+    pub(crate) fn next(self) -> Result<JournalPlace> {
         let number = self.number.checked_add(1);
         let number =
             number.ok_or_else(|| Error::Corrupt("a journal has no more numbers".into()))?;
@@ -87,7 +85,7 @@ impl JournalCommit {
 
 /// What an object of the journal has.
 #[derive(Debug, PartialEq)]
-enum Content {
+pub(crate) enum JournalContent {
     Commits(Vec<JournalCommit>),
     Seal,
 }
@@ -114,7 +112,7 @@ fn encode(place: &JournalPlace, commits: &[JournalCommit], nonce: [u8; 16]) -> B
     seal(MAGIC, &body).into()
 }
 
-fn decode(bytes: &Bytes, place: &JournalPlace) -> Result<Content> {
+fn decode(bytes: &Bytes, place: &JournalPlace) -> Result<JournalContent> {
     let mut r = Decoder::new(opened(MAGIC, WHAT, bytes)?, WHAT);
     if r.u8()? != VERSION {
         return Err(Error::Corrupt(format!("{WHAT} was written by a newer program: use that")));
@@ -126,7 +124,7 @@ fn decode(bytes: &Bytes, place: &JournalPlace) -> Result<Content> {
     }
     r.take(16)?;
     if kind == SEAL && r.is_empty() {
-        return Ok(Content::Seal);
+        return Ok(JournalContent::Seal);
     }
     if kind != COMMITS {
         return Err(r.corrupt("it is of an unknown kind"));
@@ -138,7 +136,7 @@ fn decode(bytes: &Bytes, place: &JournalPlace) -> Result<Content> {
         commits.push(JournalCommit { first, changes: changes_of(&bytes.slice_ref(r.bytes()?))? });
     }
     match r.is_empty() {
-        true => Ok(Content::Commits(commits)),
+        true => Ok(JournalContent::Commits(commits)),
         false => Err(r.corrupt("it is too long")),
     }
 }
@@ -167,9 +165,9 @@ fn changes_of(record: &Bytes) -> Result<Ops> {
 pub(super) fn parse(data: &[u8]) {
     let place = JournalPlace { chain: [0; 16], number: 0 };
     let bytes = seal(MAGIC, data).into();
-    if let Ok(Content::Commits(commits)) = decode(&bytes, &place) {
+    if let Ok(JournalContent::Commits(commits)) = decode(&bytes, &place) {
         let again = encode(&place, &commits, [0; 16]);
-        assert_eq!(decode(&again, &place).ok(), Some(Content::Commits(commits)));
+        assert_eq!(decode(&again, &place).ok(), Some(JournalContent::Commits(commits)));
     }
 }
 
@@ -194,9 +192,9 @@ impl RemoteStore {
         encode(place, commits, random_id(env))
     }
 
-    /// Creates the object of a place, and returns when it is there. [`Error::WrittenElsewhere`] says that
-    /// another file has taken the store. After any other error it may be there or not, and the same
-    /// bytes are to be tried again.
+    /// Creates the object of a place, and returns when it is there. [`Error::WrittenElsewhere`]
+    /// says that another file has taken the store. After any other error it may be there or not,
+    /// and the same bytes are to be tried again.
     pub(crate) fn put_journal(&self, place: &JournalPlace, bytes: Bytes) -> Result<()> {
         let key = self.journal_key(place)?;
         match create(&**self.objects(), &key, bytes.clone(), Patience::default())? {
@@ -206,10 +204,11 @@ impl RemoteStore {
         }
     }
 
-    fn get_journal(&self, place: &JournalPlace) -> Result<Option<Content>> {
+    /// Reads the object of a place; `None`: there is none.
+    pub(crate) fn get_journal(&self, place: &JournalPlace) -> Result<Option<JournalContent>> {
         let key = self.journal_key(place)?;
-        match get_patiently(&**self.objects(), &key, Part::Range(0..MOST + 1), Patience::default())
-        {
+        let whole = Part::Range(0..MOST + 1);
+        match get_patiently(&**self.objects(), &key, whole, Patience::default()) {
             Ok(object) => decode(&object.bytes, place).map(Some).map_err(|e| match e {
                 Error::Corrupt(why) => Error::Corrupt(format!(
                     "{key} in {}: {why}; if it cannot be mended, the store goes on without it \
@@ -229,8 +228,8 @@ impl RemoteStore {
         let mut place = place;
         loop {
             match self.get_journal(&place)? {
-                Some(Content::Seal) => return Ok(place),
-                Some(Content::Commits(_)) => place = place.next()?,
+                Some(JournalContent::Seal) => return Ok(place),
+                Some(JournalContent::Commits(_)) => place = place.next()?,
                 None => {
                     let bytes: Bytes = seal(MAGIC, &begin(&place, SEAL, random_id(env))).into();
                     debug_assert_eq!(bytes.len() as u64, SEAL_LEN);
@@ -244,51 +243,6 @@ impl RemoteStore {
             }
         }
     }
-
-    /// Commits again, in `db`, which has the newest state, what the journal has from one place up to
-    /// another one.
-    pub(super) fn replay_journal(
-        &self,
-        db: &Kvdb,
-        from: JournalPlace,
-        to: JournalPlace,
-    ) -> Result<()> {
-        let lacks = || {
-            Error::Corrupt(format!("the journal of {} lacks commits before others", self.place()))
-        };
-        let mut next = db.published_seq() + 1;
-        let mut place = from;
-        while place.number < to.number {
-            let Some(Content::Commits(commits)) = self.get_journal(&place)? else {
-                return Err(lacks());
-            };
-            for commit in commits {
-                if commit.last() < next {
-                    continue;
-                }
-                if commit.first != next {
-                    return Err(lacks());
-                }
-                next = commit.last() + 1;
-                let mut batch = Batch::new();
-                batch.changes = commit.changes.into_iter().filter_map(batched).collect();
-                db.commit(batch, crate::Durability::Buffered)?;
-            }
-            place = place.next()?;
-        }
-        Ok(())
-    }
-}
-
-/// A change of the journal, for a batch.
-fn batched((dict, op): (crate::DictionaryId, Op)) -> Option<BatchChange> {
-    Some(match op {
-        Op::Put(key, Value::Inline(value)) => BatchChange::Put(dict, key, value),
-        Op::Update(key, update) => BatchChange::Update(dict, key, update),
-        Op::Delete(key) => BatchChange::Delete(dict, key),
-        Op::DeleteRange(start, end) => BatchChange::DeleteRange(dict, start, end),
-        Op::Put(_, Value::Extent(_)) | Op::PutDeferred(..) | Op::PutDiscarded(..) => return None,
-    })
 }
 
 #[cfg(test)]
@@ -313,7 +267,7 @@ mod tests {
         let place = JournalPlace { chain: [5; 16], number: 7 };
         let commits = vec![commit(10, &["a", "b"]), commit(12, &["c"])];
         let bytes = encode(&place, &commits, [9; 16]);
-        assert_eq!(decode(&bytes, &place).expect("whole"), Content::Commits(commits));
+        assert_eq!(decode(&bytes, &place).expect("whole"), JournalContent::Commits(commits));
         for other in [JournalPlace { number: 8, ..place }, JournalPlace { chain: [6; 16], ..place }]
         {
             assert!(decode(&bytes, &other).is_err());

@@ -17,7 +17,7 @@
 //! - `head` is that object, and who may replace it; it has an `owner`.
 //! - `state` is a published state, as an object.
 //! - `claim` is the right to publish, and what is done with it.
-//! - `copy` makes a local file that refers to a published state, and `writer` one by which the
+//! - `copy` makes a local file that refers to a published state; `db::writer` one by which the
 //!   store itself goes on.
 //! - `journal` has the commits since the newest state, where syncs wait until they are there.
 //! - `pull` keeps a local file that has all of the newest state.
@@ -39,7 +39,6 @@ mod pull;
 mod registry;
 mod state;
 mod survey;
-mod writer;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,18 +52,16 @@ pub(crate) use claim::{Claim, Right, ToPublish};
 pub use collect::{Amount, CollectOptions, CollectProgress, Collected};
 pub use contents::RemotePlace;
 pub use copy::LocalCopy;
-pub(crate) use copy::check_places;
+pub(crate) use copy::{Kind, check_places};
 pub use head::{Head, StateName};
-pub(crate) use journal::JournalCommit;
 pub use journal::JournalPlace;
+pub(crate) use journal::{JournalCommit, JournalContent};
 pub use owner::Owner;
 pub(crate) use owner::{ClaimNote, Claimant};
 pub use pull::PullProgress;
 pub(crate) use registry::LONGEST_LABEL;
 pub use registry::{ForkId, ForkInfo, ForkOptions};
 pub use survey::{MissingObject, Survey};
-pub use writer::WriterOptions;
-pub(crate) use writer::unsettle;
 
 use crate::error::{Error, Result};
 

@@ -22,7 +22,8 @@ pub struct PullProgress {
 impl RemoteStore {
     /// Makes the file on `device` the local file of the newest state, as [`RemoteStore::refresh`]
     /// does, with everything in it. What it has already is not fetched again, also after a call
-    /// that was cut off, but for the last gigabyte. The device is empty, or holds a cache of this store; anything else is an [`Error::Invalid`], and stays.
+    /// that was cut off, but for the last gigabyte. The device is empty, or holds a cache of this
+    /// store; anything else is an [`Error::Invalid`], and stays.
     pub fn pull_to(
         &self,
         device: Arc<dyn Device>,

@@ -27,6 +27,7 @@ use zones::{Device, FormatOptions, Zones};
 pub(crate) use self::found::{Found, Runs, check_sums};
 pub(crate) use self::journal::{Journal, read_journal};
 use crate::db::database::{Database, DatabaseParts};
+use crate::db::writer::unsettle;
 use crate::error::Result;
 use crate::health::Health;
 use crate::journal::Writer;
@@ -34,7 +35,7 @@ use crate::manifest::{Manifest, ManifestState};
 use crate::options::{CreateOptions, OpenOptions, Shares};
 use crate::read::snapshot_set::Snapshots;
 use crate::read::version::{Generation, Version};
-use crate::remote::{open_zones, unsettle};
+use crate::remote::open_zones;
 
 /// What opening a store found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

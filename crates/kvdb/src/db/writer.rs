@@ -7,17 +7,20 @@
 use std::sync::Arc;
 
 use env::Env;
+use vt_tree::Value;
 use zones::remote::{read_claim, write_claim};
 use zones::{Device, ZONE_SIZE, Zones};
 
-use super::copy::Kind;
-use super::registry::LONGEST_LABEL;
-use super::{
-    Claim, ClaimNote, Claimant, Error, JournalPlace, LocalCopy, Owner, RemoteStore, RemoteZones,
-    Result, Right, random_id,
-};
+use crate::commit::batch::{Batch, BatchChange, Durability};
 use crate::db::Kvdb;
+use crate::dictionary::DictionaryId;
+use crate::error::{Error, Result};
+use crate::journal::record::Op;
 use crate::options::OpenOptions;
+use crate::remote::{
+    Claim, ClaimNote, Claimant, JournalContent, JournalPlace, Kind, LONGEST_LABEL, LocalCopy,
+    Owner, RemoteStore, RemoteZones, Right, random_id,
+};
 
 /// How a store is opened for writing at its address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -119,6 +122,35 @@ impl RemoteStore {
         Ok(copy)
     }
 
+    /// Commits again, in `db`, which has the newest state, what the journal has from one place up
+    /// to another one.
+    fn replay_journal(&self, db: &Kvdb, from: JournalPlace, to: JournalPlace) -> Result<()> {
+        let lacks = || {
+            Error::Corrupt(format!("the journal of {} lacks commits before others", self.place()))
+        };
+        let mut next = db.published_seq() + 1;
+        let mut place = from;
+        while place.number < to.number {
+            let Some(JournalContent::Commits(commits)) = self.get_journal(&place)? else {
+                return Err(lacks());
+            };
+            for commit in commits {
+                if commit.last() < next {
+                    continue;
+                }
+                if commit.first != next {
+                    return Err(lacks());
+                }
+                next = commit.last() + 1;
+                let mut batch = Batch::new();
+                batch.changes = commit.changes.into_iter().filter_map(batched).collect();
+                db.commit(batch, Durability::Buffered)?;
+            }
+            place = place.next()?;
+        }
+        Ok(())
+    }
+
     /// Returns the note of the file on `device` if a store is written by it, and its identity;
     /// `None` if there is nothing that would be lost.
     fn written_by(&self, device: &dyn Device) -> Result<Option<(LocalCopy, [u8; 16])>> {
@@ -135,6 +167,17 @@ impl RemoteStore {
             ))),
         }
     }
+}
+
+/// A change of the journal, for a batch.
+fn batched((dict, op): (DictionaryId, Op)) -> Option<BatchChange> {
+    Some(match op {
+        Op::Put(key, Value::Inline(value)) => BatchChange::Put(dict, key, value),
+        Op::Update(key, update) => BatchChange::Update(dict, key, update),
+        Op::Delete(key) => BatchChange::Delete(dict, key),
+        Op::DeleteRange(start, end) => BatchChange::DeleteRange(dict, start, end),
+        Op::Put(_, Value::Extent(_)) | Op::PutDeferred(..) | Op::PutDiscarded(..) => return None,
+    })
 }
 
 fn write_note(device: &dyn Device, right: &Right) -> Result<()> {
