@@ -476,3 +476,32 @@ fn more_than_the_tap_holds_is_published() {
     drop(machine);
     assert!(keys(Machine::opened(&bucket, true).db()) == expected);
 }
+
+#[test]
+fn dictionaries_that_others_make_meanwhile_are_there_for_their_commits() {
+    let (bucket, _) = published();
+    let machine = Machine::opened(&bucket, false);
+    insert(machine.db(), "first").unwrap();
+    // Each one is a publication of all of them.
+    const MADE: usize = 40;
+    std::thread::scope(|scope| {
+        let db = machine.db();
+        let others = scope.spawn(move || {
+            for n in 0..MADE {
+                let new = db.create_dictionary(&format!("n{n}"), DictionaryOptions::default());
+                db.put(new.unwrap(), b"key", b"value", Durability::Buffered).unwrap();
+            }
+        });
+        for n in 0.. {
+            insert(db, &format!("k{n}")).unwrap();
+            if others.is_finished() {
+                break;
+            }
+        }
+    });
+    insert(machine.db(), "last").unwrap();
+    let expected = keys(machine.db());
+    drop(machine);
+    let taken = Machine::opened(&bucket, true);
+    assert_eq!(keys(taken.db()), expected);
+}

@@ -116,7 +116,14 @@ impl<'a> Hidden<'a> {
 }
 
 impl Reading {
-    /// Takes what came out of the tap.
+    /// Takes what came out of the tap. What cannot be read is published instead.
+    fn add_if_any(&mut self, tapped: Option<Tapped>) {
+        if let Some(Err(e)) = tapped.map(|tapped| self.add(tapped)) {
+            tracing::error!("the journal is not read: {e}");
+            self.lost = true;
+        }
+    }
+
     fn add(&mut self, tapped: Tapped) -> Result<()> {
         if let Some(begins) = tapped.begins {
             // Something before it may be missing.
@@ -252,15 +259,13 @@ impl RemoteJournal {
     /// Sends what the tap has, or publishes the store. One thread does that at a time, and the
     /// local journal has been synced.
     fn send(&self, db: &Database) -> Result<()> {
-        // Before the look at what was committed.
-        let shape = db.shape_stamp();
         // Commits of others may be visible that no sync here was for.
         db.commits.write_out()?;
         let tapped = db.commits.tap.take();
+        // After the look at what was committed: a commit to a dictionary comes after that was made.
+        let shape = db.shape_stamp();
         let mut state = self.state.lock();
-        if let Some(tapped) = tapped {
-            state.reading.add(tapped)?;
-        }
+        state.reading.add_if_any(tapped);
         let known = state.base.map_or(0, |base| base.seq);
         state.reading.forget(known);
         let base = state.base.filter(|base| {
@@ -342,12 +347,7 @@ impl RemoteJournal {
     pub(super) fn published(&self, db: &Database, seq: Seq, shape: u64) {
         let mut state = self.state.lock();
         // What it has needs no memory, where no sync comes for long.
-        if let Some(tapped) = db.commits.tap.take()
-            && let Err(e) = state.reading.add(tapped)
-        {
-            tracing::error!("the journal is not read: {e}");
-            state.reading.lost = true;
-        }
+        state.reading.add_if_any(db.commits.tap.take());
         state.reading.forget(seq);
         state.base = Some(Base { seq, shape });
         state.there = state.there.max(seq);

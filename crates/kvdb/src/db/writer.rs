@@ -143,6 +143,8 @@ impl RemoteStore {
                 }
                 next = commit.last() + 1;
                 let mut batch = Batch::new();
+                // It was within all limits when it was committed.
+                batch.releases_space();
                 batch.changes = commit.changes.into_iter().filter_map(batched).collect();
                 db.commit(batch, Durability::Buffered)?;
             }
