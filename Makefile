@@ -4,7 +4,7 @@ CARGO ?= cargo
 KVFS   = target/release/kvfs
 
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
-	bounded many remote measurements mutants redis-fuzz soak crash-live crash-transactions \
+	bounded many remote bench-remote measurements mutants redis-fuzz soak crash-live crash-transactions \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
 	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis \
 	lint-bench lint-fuzz python lint-python install install-files deb boot packages clean
@@ -166,6 +166,11 @@ fuzz:
 ## make readme       the terminal sessions of README.md and docs/agents.md, run as they are printed
 readme: build
 	python3 scripts/readme.py $(KVFS)
+
+## make bench-remote  counts the requests to a store in object storage, and those that are waited for
+##                   one after the other through toxiproxy (FILES=100000)
+bench-remote: build
+	scripts/remote_servers.sh python3 scripts/bench_remote.py $(KVFS) $${FILES:-100000}
 
 ## make remote       stores in buckets of real servers of S3: versitygw, and one that keeps no
 ##                   conditions, which must be refused; what cannot be installed is said

@@ -1,25 +1,32 @@
 #!/usr/bin/env python3
 """Counts what a store in object storage is asked for: requests and bytes for a cold mount, `ls`,
-`find` and a read of everything, for forks, and for publications.
+`find`, `git status` and a read of everything, for forks, and for publications.
 
     scripts/bench_remote.py target/release/kvfs [FILES]
+    scripts/remote_servers.sh scripts/bench_remote.py target/release/kvfs [FILES]
 
-The place is a folder, so times are those of this machine; counts are those of any place. Writes a
-table in Markdown to standard output. Takes root, and about three times the tree in the temporary
-directory.
+Without a server the place is a folder, so times are those of this machine; counts are those of any
+place. With one (see remote_servers.sh) each cold command also runs through toxiproxy, which delays
+each answer by 30 ms, and once more by 130 ms: the difference tells how many requests were waited
+for one after the other. Writes a table in Markdown to standard output. Takes root, and about three
+times the tree in the temporary directory.
 """
 
 import json
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 KVFS = os.path.abspath(sys.argv[1])
 FILES = int(sys.argv[2]) if len(sys.argv) > 2 else 100_000
+DELAYS = [30, 130]
+TOXIPROXY = "github.com/Shopify/toxiproxy/v2/cmd/server@v2.5.0"
 
 
 def kvfs(*words):
@@ -29,8 +36,14 @@ def kvfs(*words):
     return json.loads(done.stdout) if done.stdout.strip() else None
 
 
+def git(tree, *words):
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "gc.auto=0"]
+    who += ["-c", "safe.directory=*"]
+    subprocess.run(["git", *who, "-C", tree, *words], stdout=subprocess.DEVNULL, check=True)
+
+
 def make_tree(root):
-    """Directories of some 13 files of 200 bytes to 9,000, three levels deep."""
+    """Directories of some 13 files of 200 bytes to 9,000, three levels deep, in git."""
     drawn = random.Random(3)
     for n in range(FILES):
         d = n // 13
@@ -39,6 +52,10 @@ def make_tree(root):
             os.makedirs(folder)
         with open(f"{folder}/file{n}.c", "wb") as file:
             file.write(drawn.randbytes(drawn.choice([200, 900, 3000, 9000])))
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message", "all")
+    git(root, "gc", "--quiet")
 
 
 def asked(mount):
@@ -47,56 +64,145 @@ def asked(mount):
     return sum(p["gets"] for p in purposes), sum(p["bytes"] for p in purposes)
 
 
-def row(what, requests, size, seconds):
-    print(f"| {what} | {requests} | {size / 2**20:.1f} | {seconds:.2f} |", flush=True)
-
-
 def timed(work):
     began = time.monotonic()
     result = work()
     return result, time.monotonic() - began
 
 
+class Proxy:
+    """A toxiproxy before the server, which delays answers."""
+
+    def __init__(self, folder, upstream):
+        tools = os.path.abspath(os.environ.get("KVFS_S3_TOOLS", "target/servers"))
+        os.makedirs(tools, exist_ok=True)
+        program = f"{tools}/server"
+        if not os.path.exists(program):
+            environ = {**os.environ, "GOBIN": tools}
+            subprocess.run(["go", "install", TOXIPROXY], env=environ, check=True)
+        self.port, self.api = free_port(), free_port()
+        with open(f"{folder}/toxiproxy.log", "wb") as log:
+            self.process = subprocess.Popen(
+                [program, "-host", "127.0.0.1", "-port", str(self.api)], stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.api)).close()
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        listen = f"127.0.0.1:{self.port}"
+        self.ask("/proxies", {"name": "s3", "listen": listen, "upstream": upstream})
+
+    def ask(self, path, body, method="POST"):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.api}{path}",
+            data=json.dumps(body).encode(),
+            method=method,
+            headers={"Content-Type": "application/json", "User-Agent": "kvfs-bench"},
+        )
+        urllib.request.urlopen(request).read()
+
+    def delay(self, before, now):
+        if before:
+            self.ask("/proxies/s3/toxics/slow", {}, "DELETE")
+        if now:
+            attributes = {"latency": now}
+            toxic = {"name": "slow", "type": "latency", "stream": "downstream"}
+            self.ask("/proxies/s3/toxics", {**toxic, "attributes": attributes})
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 def main():
     folder = tempfile.mkdtemp(prefix="kvfs-bench-remote-")
+    proxy, address = None, f"dir:{folder}/share/tree"
+    if endpoint := os.environ.get("KVFS_S3_ENDPOINT"):
+        proxy = Proxy(folder, endpoint.removeprefix("http://"))
+        address = f"s3://{os.environ['KVFS_S3_BUCKET']}/tree"
+        os.environ["AWS_ENDPOINT_URL_S3"] = f"http://127.0.0.1:{proxy.port}"
+        os.environ["AWS_ALLOW_HTTP"] = "true"
     try:
-        measure(folder)
+        measure(folder, address, proxy)
     finally:
+        if proxy:
+            proxy.stop()
         shutil.rmtree(folder)
 
 
-def measure(folder):
+def measure(folder, address, proxy):
     tree, store, mount = f"{folder}/tree", f"{folder}/a.kvfs", f"{folder}/mnt"
-    address = f"dir:{folder}/share/tree"
     make_tree(tree)
     os.mkdir(mount)
     kvfs("create", store)
     kvfs("import", tree, store)
-    print(f"| {FILES} files | requests | MiB | s here |\n|---|---|---|---|")
+    # The files are others than those that git has looked at.
+    kvfs("mount", store, mount)
+    git(mount, "status")
+    kvfs("umount", mount)
+    delays = DELAYS if proxy else []
+    titles = "".join(f" | s at {delay} ms" for delay in delays) + (" | rounds" if delays else "")
+    print(f"| {FILES} files | requests | MiB | s here{titles} |")
+    print(f"|---|{'---:|' * (titles.count('|') + 3)}")
+
+    def row(what, requests, size, seconds, slow=()):
+        cells = [f"{second:.2f}" for second in (seconds, *slow)]
+        if slow:
+            cells.append(f"{(slow[1] - slow[0]) * 1000 / (DELAYS[1] - DELAYS[0]):.1f}")
+        print(f"| {what} | {requests} | {size / 2**20:.1f} | {' | '.join(cells)} |", flush=True)
+
     for what in ["publish it all", "publish it again", "publish one key more"]:
         if what == "publish one key more":
             kvfs("kv", "put", store, "key", "value")
         done, seconds = timed(lambda: kvfs("push", store, address)["published"])
         # The objects with zones, the state, and the head twice.
         row(what, done["objects"] + 3, done["bytes"], seconds)
-    for what, command in [
-        ("cold mount", ["true"]),
-        ("and `ls`", ["ls", mount]),
-        ("and `find -size`", ["find", mount, "-size", "+1k"]),
-        ("and a read of everything", ["grep", "-rc", "nothing", mount]),
-    ]:
+
+    def cold(command):
         cache = f"{folder}/cache"
-        began = time.monotonic()
-        kvfs("mount", address, mount, "--cache", cache)
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-        seconds = time.monotonic() - began
+
+        def run():
+            kvfs("mount", address, mount, "--cache", cache)
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+
+        _, seconds = timed(run)
         requests, size = asked(mount)
-        # The head and the state are read before.
-        row(what, requests + 2, size, seconds)
         kvfs("umount", mount)
         shutil.rmtree(cache)
+        return requests, size, seconds
+
+    status = ["git", "-c", "safe.directory=*", "-C", mount, "status", "--porcelain"]
+    for what, command in [
+        ("cold mount", ["true"]),
+        ("and `ls -l`", ["ls", "-l", mount]),
+        ("and the first byte of a file", ["head", "-c1", f"{mount}/7/0/7/file95.c"]),
+        ("and `find -size`", ["find", mount, "-size", "+1k"]),
+        ("and `git status`", status),
+        ("and a read of everything", ["grep", "-rc", "nothing", mount]),
+    ]:
+        requests, size, seconds = cold(command)
+        slow, before = [], 0
+        for delay in delays:
+            proxy.delay(before, delay)
+            slow.append(cold(command)[2])
+            before = delay
+        if proxy:
+            proxy.delay(before, 0)
+        # The head and the state are read before.
+        row(what, requests + 2, size, seconds, slow)
     _, seconds = timed(lambda: kvfs("fork", address, f"{folder}/fork.kvfs"))
-    row("fork", 2, 0, seconds)
+    row("fork", 4, 0, seconds)
 
 
 main()

@@ -682,3 +682,36 @@ fn a_writer_writes_to_none_of_the_zones_that_it_took_over() {
     let again = open_with(device, bucket.zones(), small()).unwrap();
     assert!(all(&again) == expected);
 }
+
+#[test]
+fn what_was_fetched_is_noted_by_a_close_also_where_views_are_held() {
+    let bucket = Bucket::new();
+    let (db, mut random) = source(77);
+    change(&db, &mut random, 40);
+    let words = db.open_dictionary("words").unwrap();
+    for n in 0..20_000u32 {
+        words.insert(n.to_be_bytes().to_vec(), bytes(&mut random, 300)).unwrap();
+    }
+    push(&db, &bucket.store("fruit"));
+    let device = copied(&bucket.store("fruit"), 78);
+    let first = reader(&device, &bucket);
+    let dict = dictionaries(&db).unwrap()[0];
+    let scan = |view: &kvdb::View, dict| view.scan(dict, b"", b"", usize::MAX).unwrap();
+    let expected = scan(&first.view(), dict);
+    let (view, mut follower) = (first.view(), first.follower(&bucket.store("fruit")).unwrap());
+    first.close().unwrap();
+    // What is fetched from here on is not kept, since the list of what is here is written.
+    let after_close = device.allocated();
+    for info in db.dictionaries() {
+        assert!(scan(&view, info.id) == scan(&db.view(), info.id));
+    }
+    assert_eq!(device.allocated(), after_close);
+    change(&db, &mut random, 1);
+    push(&db, &bucket.store("fruit"));
+    assert!(follower.follow().is_err(), "it was closed");
+    let before = bucket.gets();
+    let second = reader(&device, &bucket);
+    assert!(scan(&second.view(), dict) == expected);
+    assert_eq!(bucket.gets(), before, "it was fetched before the close");
+    drop((view, follower));
+}

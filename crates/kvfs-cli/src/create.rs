@@ -8,6 +8,7 @@ use crate::device_profile::{self, Asked};
 use crate::failures;
 use crate::local_copies;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::publishing;
 use crate::push;
 use crate::sizes;
 use crate::store::{self, Access};
@@ -84,7 +85,9 @@ fn at_address(args: &Args, address: &Address, output: &Output) -> Outcome {
     let file = directory.path().join("empty.kvfs");
     let (_, profile) = store::create(&file, None, args.profile, args.zone_size)?;
     let store = store::open(&file, Access::ReadWrite, None)?;
-    store.db.push(&there, &mut |_| Ok(())).map_err(cannot)?;
+    publishing::publisher(&store.db, &there)
+        .and_then(|mut publisher| publisher.publish(&mut |_| Ok(())))
+        .map_err(cannot)?;
     store.close()?;
     let value = serde_json::json!({
         "address": address.to_string(), "profile": device_profile::name(profile),

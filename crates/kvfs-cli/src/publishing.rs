@@ -168,9 +168,16 @@ pub fn host_name() -> String {
     name.trim().chars().take(64).collect()
 }
 
+/// A publisher of a store with files.
+pub fn publisher(db: &Kvdb, store: &RemoteStore) -> kvdb::Result<Publisher> {
+    let mut publisher = db.publisher(store)?;
+    publisher.rehearse(Box::new(kvfs::rehearse));
+    Ok(publisher)
+}
+
 /// The publisher of a mount. The head says that the store is open as long as it is mounted.
 fn publisher_to(db: &Kvdb, store: &RemoteStore) -> kvdb::Result<Publisher> {
-    let mut publisher = db.publisher(store)?;
+    let mut publisher = publisher(db, store)?;
     publisher.stay_open(&host_name());
     Ok(publisher)
 }

@@ -13,7 +13,7 @@ use crate::failures;
 use crate::kv::Connection;
 use crate::live::{count, object};
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::publishing::Shared;
+use crate::publishing::{self, Shared};
 use crate::sizes::human_size;
 use crate::sockets;
 use crate::store::{self, Access};
@@ -118,7 +118,7 @@ fn publish(
     take: bool,
     bar: &ProgressBar,
 ) -> kvdb::Result<(Publisher, PushStats)> {
-    let mut publisher = db.publisher(to)?;
+    let mut publisher = publishing::publisher(db, to)?;
     if take {
         publisher.take_from_writer();
     }

@@ -117,6 +117,53 @@ fn a_mounted_store_is_published_and_seen_elsewhere_as_it_was() {
     assert_eq!(files_of(&folder.path().join("share/m")), 1, "one head");
 }
 
+/// The reads that had to wait for a request since the mount.
+fn waits(root: &Path) -> u64 {
+    let (_, out, _) = ends(kvfs(&["--json", "stat"]).arg(root));
+    let stat: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    stat["remote"]["waits"].as_u64().expect("a figure")
+}
+
+#[test]
+fn a_mount_lists_its_root_and_waits_for_no_request() {
+    let Some(mount) = Mount::new() else { return };
+    let (folder, address) = folder();
+    for dir in 0..40 {
+        fs::create_dir(mount.path(format!("dir{dir}"))).expect("mkdir");
+        for file in 0..40 {
+            let path = mount.path(format!("dir{dir}/file{file}"));
+            fs::write(path, noise(600 + 10 * file)).expect("write");
+        }
+    }
+    succeeds(kvfs(&["snapshot", "create"]).arg(mount.root()).arg("monday"));
+    fs::write(mount.path("late"), "of tuesday").expect("write");
+    let publish = || succeeds(kvfs(&["push"]).arg(mount.root()).arg(&address));
+    let list = |name: &str, source: &str| {
+        let cache = tempfile::tempdir().expect("a temporary directory");
+        let options = ["--cache", cache.path().to_str().expect("UTF-8")];
+        let there = There::mount(folder.path(), name, source, &options);
+        let entries = fs::read_dir(&there.root).expect("it is listed");
+        let sizes = entries.map(|entry| entry.and_then(|e| e.metadata()).expect("there").len());
+        let count = sizes.count();
+        (count, waits(&there.root), there, cache)
+    };
+    publish();
+    let (count, waited, there, _cache) = list("there", &address);
+    assert_eq!((count, waited), (41, 0));
+    assert_eq!(fs::read(there.root.join("dir7/file9")).expect("read").len(), 690);
+    assert!(waits(&there.root) > 0);
+    drop(there);
+    let (count, waited, ..) = list("monday", &format!("{address}@monday"));
+    assert_eq!((count, waited), (40, 0), "of the snapshot");
+    // Also where the newest state was published by the mount itself, and to a fork.
+    fs::write(mount.path("later"), "of wednesday").expect("write");
+    publish();
+    let fork = folder.path().join("fork.kvfs");
+    succeeds(kvfs(&["fork", &address]).arg(&fork));
+    let (count, waited, ..) = list("fork", fork.to_str().expect("UTF-8"));
+    assert_eq!((count, waited), (42, 0), "of the fork");
+}
+
 #[test]
 fn a_fork_is_a_store_of_its_own_and_is_published_under_its_own_name() {
     let Some(mount) = Mount::new() else { return };

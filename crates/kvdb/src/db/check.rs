@@ -88,7 +88,7 @@ fn examine(
     report: &mut CheckReport,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
-    let zones = open_zones(device, remote)?;
+    let zones = open_zones(device, remote, CACHE)?;
     for e in zones.check_superblocks() {
         report.fault("superblock", e);
     }

@@ -2,6 +2,7 @@
 //! part does is a method of that part; here is what takes several of them. For the order of their
 //! locks see `lock_order`.
 
+use env::sync::Mutex;
 use env::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use env::Env;
 use vt_tree::BlockCache;
 use zones::Zones;
 
+use super::prefetch::Prefetch;
 use super::threads::Threads;
 use crate::background::activity::Activity;
 use crate::background::{Admission, Background, BackgroundParts, Compactor, Defragmenter, Flusher};
@@ -56,6 +58,8 @@ pub(super) struct Database {
     pub(super) admission: Arc<Admission>,
     pub(super) threads: Threads,
     pub(super) scrubber: Arc<Scrubber>,
+    /// See [`crate::Kvdb::prefetch`].
+    pub(super) prefetch: Mutex<Option<Arc<Prefetch>>>,
 }
 
 /// What recovery found and made, out of which a database is built.
@@ -187,6 +191,7 @@ impl Database {
             defragmenter,
             admission,
             scrubber: Arc::new(scrubber),
+            prefetch: Mutex::default(),
         }
     }
 
@@ -198,6 +203,14 @@ impl Database {
     /// Ends background work and leaves everything durable. Later writes are refused; views stay
     /// readable.
     pub(super) fn close(&self) -> Result<()> {
+        let closed = self.close_store();
+        self.prefetch.lock().take().iter().for_each(|prefetch| prefetch.stop());
+        // Others may hold the store for a moment longer.
+        self.zones.close_remote();
+        closed
+    }
+
+    fn close_store(&self) -> Result<()> {
         self.transactions.close();
         self.feed.close();
         self.stop_threads();

@@ -125,7 +125,7 @@ impl Follower {
             return Err(other("was replaced by an older state"));
         }
         let table = Arc::new(published.known.table);
-        db.zones.follow(&table)?;
+        db.zones.follow(&table, published.first)?;
         check_places(&state, &table, &db.zones)?;
         let before = self.db.view();
         let mut runs = Runs::of(&before.version);

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use env::sync::atomic::Ordering;
 use zones::ZONE_SIZE;
-use zones::remote::{Known, Marks, Progress};
+use zones::remote::{FirstReads, Known, Marks, Progress};
 
 use crate::db::Kvdb;
 use crate::db::checkpoint::Checkpoint;
 use crate::db::database::Database;
+use crate::db::rehearsal::Rehearse;
 use crate::db::remote_journal::{Publish, RemoteJournal};
 use crate::error::{Error, Result};
 use crate::remote::{
@@ -54,6 +55,8 @@ pub struct Publisher {
     last: Option<Last>,
     /// See [`Publisher::sync_remotely`].
     journal: Option<Arc<RemoteJournal>>,
+    /// See [`Publisher::rehearse`].
+    rehearse: Option<Box<Rehearse>>,
 }
 
 /// The last publication.
@@ -81,6 +84,7 @@ impl Kvdb {
             label: None,
             last: None,
             journal: None,
+            rehearse: None,
         };
         if publisher.is_writer() {
             publisher.right = publisher.db.db.0.claim_note()?.right;
@@ -111,7 +115,9 @@ impl Publisher {
         let journal = self.journal.clone();
         let shape = journal.as_ref().map(|journal| journal.begin_publication(&database));
         let shape = shape.transpose()?;
-        let Checkpoint { state, uses, stats: _, held } = database.checkpoint_state()?;
+        let checkpoint = database.checkpoint_state()?;
+        let first = self.first_reads(&checkpoint);
+        let Checkpoint { state, uses, stats: _, held } = checkpoint;
         // A pending note may be that of a copy of this store.
         let is_own =
             |last: &&Last| last.name == claim.head().state && claim.head().pending.is_none();
@@ -123,7 +129,15 @@ impl Publisher {
         let shares = self.is_registered()?;
         let seq = state.start.seq;
         let place = journal.as_ref().map(|journal| journal.place_after(seq));
-        let what = ToPublish { zones, state: &state, uses: &uses, shares, memory, journal: place };
+        let what = ToPublish {
+            zones,
+            state: &state,
+            uses: &uses,
+            first: &first,
+            shares,
+            memory,
+            journal: place,
+        };
         let mut keep = keeper(&self.db, self.is_writer());
         let published = claim
             .publish(&what, (&known, marks), (&mut self.right, &mut keep), progress)
@@ -144,6 +158,22 @@ impl Publisher {
         self.last = Some(Last { name: claim.head().state.clone(), known, marks, changes });
         self.claim = Some(claim);
         Ok(PushStats { generation, zones, objects, bytes, live_bytes })
+    }
+
+    /// Has each publication try out what is read first of a store that is opened from it, and take
+    /// the bytes along (at most 512 KiB), so that those who open it need no further request for
+    /// them. `rehearse` is called with the state while it is published; what it changes is lost.
+    pub fn rehearse(&mut self, rehearse: Box<Rehearse>) {
+        self.rehearse = Some(rehearse);
+    }
+
+    /// Without them it takes more requests to open the store, and nothing else.
+    fn first_reads(&self, checkpoint: &Checkpoint) -> FirstReads {
+        let Some(rehearse) = &self.rehearse else { return FirstReads::default() };
+        self.db.db.0.rehearse(checkpoint, rehearse).unwrap_or_else(|e| {
+            tracing::debug!("the state is published without its first reads: {e}");
+            FirstReads::default()
+        })
     }
 
     /// Returns whether the store is written at its address by this file, and is published there.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use env::Env;
 use objects::Tag;
-use zones::remote::{Known, Marks, Progress, Publication, Published, ZoneObject};
+use zones::remote::{FirstReads, Known, Marks, Progress, Publication, Published, ZoneObject};
 use zones::{ZoneUse, Zones};
 
 use super::head::{Head, StateName};
@@ -72,6 +72,8 @@ pub(crate) struct ToPublish<'a> {
     pub state: &'a ManifestState,
     /// Its zones, which the caller keeps as they are.
     pub uses: &'a ZoneUse,
+    /// The bytes of these zones that a store reads first.
+    pub first: &'a FirstReads,
     /// Zones that came from there are referred to, and not written again.
     pub shares: bool,
     /// Zones on their way take so much memory, bytes.
@@ -223,6 +225,7 @@ impl Claim {
             profile: superblock.profile,
             edits: Edit::encode_record(&what.state.checkpoint()).into(),
             known: published.known,
+            first: what.first.clone(),
         };
         let name = self.to.put_state(self.name('c', self.states)?, &state)?;
         right.states = [self.head.state.clone(), Some(name.clone())];
@@ -264,6 +267,7 @@ impl Claim {
             profile: zones::Profile::Unknown,
             edits: Bytes::new(),
             known,
+            first: FirstReads::default(),
         };
         let name = self.name('p', self.notes)?;
         self.notes += 1;

@@ -207,7 +207,7 @@ impl RemoteStore {
             Kind::Writer(id, _) => (store, None, Some(id)),
         };
         let local = LocalCopy { place, name, generation, published, store, fork, writer };
-        let home = Home { note: local.encode(), table: state.known.table };
+        let home = Home { note: local.encode(), table: state.known.table, first: state.first };
         let format = FormatOptions {
             // Of the host's space this takes what it reads and writes, wherever zones lie.
             capacity: None,

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
 const MAGIC: [u8; 8] = *b"KVFSHEAD";
-/// Version of everything in object storage but heads.
+/// Version of everything in object storage but heads and states.
 pub(super) const VERSION: u32 = 1;
 /// Version of heads. Those of version 1 have no owner: the store's own file is it. Those of version
 /// 3 name a journal.

@@ -86,19 +86,25 @@ impl RemoteZones {
     }
 
     pub(crate) fn options(&self) -> zones::remote::RemoteOptions {
-        zones::remote::RemoteOptions { cache_bytes: self.cache_bytes, timeout: self.timeout }
+        let (cache_bytes, timeout) = (self.cache_bytes, self.timeout);
+        zones::remote::RemoteOptions { cache_bytes, timeout, ..Default::default() }
     }
 }
 
-/// Opens the zones of a store: those that lie in object storage, if it is one of these.
+/// Requests under way may take the memory of the store divided by this.
+const SHARE: usize = 4;
+
+/// Opens the zones of a store that may take so much memory: those that lie in object storage, if it
+/// is one of these.
 pub(crate) fn open_zones(
     device: Arc<dyn Device>,
     remote: Option<&RemoteZones>,
+    memory: usize,
 ) -> Result<Arc<Zones>> {
-    Ok(match remote {
-        Some(remote) => Zones::open_remote(device, remote.objects.clone(), remote.options())?,
-        None => Zones::open(device)?,
-    })
+    let Some(remote) = remote else { return Ok(Zones::open(device)?) };
+    let mut options = remote.options();
+    options.memory = options.memory.min((memory / SHARE) as u64);
+    Ok(Zones::open_remote(device, remote.objects.clone(), options)?)
 }
 
 /// A store in object storage: a place, and a name there. It may not be there yet.

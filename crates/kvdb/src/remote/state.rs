@@ -3,16 +3,19 @@
 
 use bytes::Bytes;
 use objects::{Created, ObjectsError, Part, Patience, create, get_patiently};
-use zones::remote::{Known, ZoneTable};
+use zones::remote::{FirstReads, Known, ZoneTable};
 use zones::{Profile, crc32c};
 
-use super::head::{StateName, VERSION, newer, opened, seal};
+use super::head::{StateName, newer, opened, seal};
 use super::{Key, RemoteStore};
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::{Edit, ManifestState};
 
 const MAGIC: [u8; 8] = *b"KVFSSTAT";
+/// Version of states, and of those with first reads.
+const VERSION: u32 = 1;
+const VERSION_WITH_FIRST: u32 = 2;
 /// The most zones of a reserve.
 const MOST_RESERVED: u32 = 1 << 12;
 /// The most bytes of such an object: of a store of some terabytes.
@@ -29,6 +32,8 @@ pub(crate) struct PublishedState {
     /// publication.
     pub edits: Bytes,
     pub known: Known,
+    /// The bytes of the zones that a store opened from it reads first.
+    pub first: FirstReads,
 }
 
 impl PublishedState {
@@ -41,11 +46,15 @@ impl PublishedState {
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
-        body.extend_from_slice(&VERSION.to_le_bytes());
+        let version = if self.first.is_empty() { VERSION } else { VERSION_WITH_FIRST };
+        body.extend_from_slice(&version.to_le_bytes());
         put_varint(&mut body, self.capacity.unwrap_or(0));
         put_varint(&mut body, u64::from(self.reserve_zones));
         body.push(self.profile as u8);
         put_bytes(&mut body, &self.edits);
+        if !self.first.is_empty() {
+            self.first.encode(&mut body);
+        }
         self.known.table.encode(&mut body);
         self.known.fingerprints.iter().for_each(|print| body.extend_from_slice(print));
         seal(MAGIC, &body)
@@ -56,7 +65,7 @@ impl PublishedState {
         const WHAT: &str = "a state in object storage";
         let mut r = Decoder::new(opened(MAGIC, WHAT, bytes)?, WHAT);
         let version = r.u32()?;
-        if version != VERSION {
+        if !(VERSION..=VERSION_WITH_FIRST).contains(&version) {
             return Err(newer(version));
         }
         let (capacity, reserve_zones) = (r.varint()?, r.varint_u32()?);
@@ -71,6 +80,10 @@ impl PublishedState {
         };
         let edits = bytes.slice_ref(r.bytes()?);
         let mut rest = r.rest();
+        let first = match version {
+            VERSION_WITH_FIRST => FirstReads::decode(&mut rest)?,
+            _ => FirstReads::default(),
+        };
         let table = ZoneTable::decode(&mut rest)?;
         let pieces = table.pieces().len();
         if rest.len() != 16 * pieces {
@@ -79,7 +92,7 @@ impl PublishedState {
         let prints = rest.chunks_exact(16).map(|print| std::array::from_fn(|i| print[i]));
         let known = Known { table, fingerprints: prints.collect() };
         let capacity = Some(capacity).filter(|&bytes| bytes > 0);
-        Ok(PublishedState { capacity, reserve_zones, profile, edits, known })
+        Ok(PublishedState { capacity, reserve_zones, profile, edits, known, first })
     }
 }
 
@@ -148,6 +161,7 @@ mod tests {
             profile: Profile::HardDisk,
             edits: Bytes::from_static(b"edits"),
             known,
+            first: FirstReads::decode(&mut &[1, 40, 2, 7, 8][..]).expect("of two bytes"),
         }
     }
 

@@ -33,7 +33,8 @@ const GIVEN: &[(&str, usize)] = &[
 ];
 /// Bytes that operations may take however much there is: a zone on its way to object storage, which
 /// an object is put from.
-const WHOLE: &[(&str, usize)] = &[("Kvdb::push", 8 << 20), ("Kvdb::fork_base", 8 << 20)];
+const WHOLE: &[(&str, usize)] =
+    &[("Kvdb::push", 8 << 20), ("Kvdb::follower", 10 << 20), ("Kvdb::fork_base", 8 << 20)];
 /// Tuples of a small value, and of a large one: of each kind a hundred times the memory.
 const SMALL: u64 = 300_000;
 const LARGE: u64 = 100;

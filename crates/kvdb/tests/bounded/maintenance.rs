@@ -56,7 +56,7 @@ pub const STEPS: &[Step] = &[
     ),
     (&["Kvdb::checkpoint", "Kvdb::checkpoint_to"], checkpoint),
     (&["Kvdb::push", "Kvdb::publisher", "Kvdb::remote_stats"], push),
-    (&["Kvdb::follower"], follow),
+    (&["Kvdb::follower", "Kvdb::prefetch"], follow),
     (&["Kvdb::store_id", "Kvdb::fork_origins", "Kvdb::fork_base"], fork),
     (
         &[
@@ -214,16 +214,27 @@ fn follow(w: &mut World) -> Result<()> {
     let failed = |e: objects::ObjectsError| std::io::Error::other(e.to_string());
     let objects: Arc<dyn Objects> = Arc::new(DirectoryObjects::create(&place).map_err(failed)?);
     let store = RemoteStore::new(objects.clone(), "store")?;
-    w.db.push(&store, &mut |_| Ok(()))?;
+    let mut publisher = w.db.publisher(&store)?;
+    // More than there is room for.
+    publisher.rehearse(Box::new(|db| {
+        let (view, all) = (db.view(), db.dictionaries());
+        let cursors = all.iter().map(|info| view.cursor(info.id, b"", b"").unwrap());
+        cursors.for_each(|mut cursor| while cursor.next().unwrap().is_some() {});
+    }));
+    publisher.publish(&mut |_| Ok(()))?;
     store.copy_to_path(&path)?;
     let remote = Some(RemoteZones::new(objects));
     let reader = Kvdb::open_path_with(&path, OpenOptions { remote, read_only: true, ..options() })?;
     let mut follower = reader.follower(&store)?;
     reader.follow_commits(1 << 16);
+    reader.prefetch(&[w.large]);
+    for (key, _) in w.db.view().scan(w.large, b"", b"", 2)? {
+        assert!(reader.get(w.large, &key)?.is_some());
+    }
     w.db.ingest(w.large, large(w.times, 41))?;
-    w.db.push(&store, &mut |_| Ok(()))?;
+    publisher.publish(&mut |_| Ok(()))?;
     assert!(follower.follow()?);
-    drop((follower, reader));
+    drop((follower, reader, publisher));
     std::fs::remove_file(&path)?;
     std::fs::remove_dir_all(&place)?;
     w.settled()

@@ -265,6 +265,10 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
         ["Kvdb::publisher", "Publisher::publish"].iter().for_each(|name| w.call(name));
         let mut publisher =
             w.publisher.take().unwrap_or_else(|| w.db.publisher(&w.bucket).unwrap());
+        if w.random.one_in(2) {
+            w.call("Publisher::rehearse");
+            publisher.rehearse(Box::new(|db| drop(observe(db).expect("memory does not fail"))));
+        }
         if w.random.one_in(4) {
             w.call("Publisher::take");
             publisher.take();
@@ -316,6 +320,8 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
     let options = OpenOptions { threads: false, remote, ..OpenOptions::default() };
     let (db, _) = Kvdb::open(copy, w.env.clone(), options)
         .unwrap_or_else(|e| panic!("{}: a published state: {e}", w.what()));
+    w.call("Kvdb::prefetch");
+    db.prefetch(&db.dictionaries().iter().map(|info| info.id).collect::<Vec<_>>());
     let found = observe(&db).expect("memory does not fail");
     assert!(
         found == *w.history.newest(),

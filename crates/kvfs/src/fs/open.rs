@@ -43,6 +43,7 @@ impl Fs {
             None if options.read_only => return Err(Error::ReadOnly),
             None => Layout::create(&db)?,
         };
+        db.prefetch(&[layout.nmap, layout.imap]);
         let fs = Fs::open_layout(db, None, layout, env, options, in_use)?;
         fs.start_ticker();
         Ok(fs)

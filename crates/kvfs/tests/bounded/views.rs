@@ -226,7 +226,9 @@ fn follow(w: &mut World) -> Result<()> {
     let objects: Arc<dyn Objects> = Arc::new(DirectoryObjects::create(&place).expect("made"));
     let store = RemoteStore::new(objects.clone(), "store")?;
     w.fs().sync_all()?;
-    w.db.push(&store, &mut |_| Ok(()))?;
+    let mut publisher = w.db.publisher(&store)?;
+    publisher.rehearse(Box::new(kvfs::rehearse));
+    publisher.publish(&mut |_| Ok(()))?;
     store.pull_to_path(&path, &mut |_| Ok(()))?;
     let remote = Some(RemoteZones::new(objects));
     let options = OpenOptions { remote, read_only: true, ..crate::options() };
@@ -240,9 +242,9 @@ fn follow(w: &mut World) -> Result<()> {
     fill(w.fs(), large, 9)?;
     w.fs().forget(large, 1);
     w.fs().sync_all()?;
-    w.db.push(&store, &mut |_| Ok(()))?;
+    publisher.publish(&mut |_| Ok(()))?;
     assert!(views.follow(&mut follower)?);
-    drop((views, follower, reader));
+    drop((views, follower, reader, publisher));
     w.fs().remove_tree(ROOT, b"followed")?;
     std::fs::remove_file(&path).expect("removed");
     std::fs::remove_dir_all(&place).expect("removed");

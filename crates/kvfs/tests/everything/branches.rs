@@ -373,7 +373,9 @@ fn follow(w: &mut World) -> Result<(), Dead> {
         Some(reader) => reader.store.clone(),
         None => RemoteStore::new(Arc::new(MemoryObjects::new()), "store").expect("a name"),
     };
-    match w.db.push(&store, &mut |_| Ok(())) {
+    let mut publisher = w.db.publisher(&store).expect("no request");
+    publisher.rehearse(Box::new(kvfs::rehearse));
+    match publisher.publish(&mut |_| Ok(())) {
         Ok(_) => w.history.certain(),
         Err(e) => return w.judge(&mainline(), e.into(), "publish", &[]),
     }

@@ -51,7 +51,9 @@ impl Bucket {
     pub fn publish(&self, store: &Store, name: &str) -> RemoteStore {
         store.views.sync_all().expect("synced");
         let to = RemoteStore::new(self.0.clone(), name).expect("a name");
-        store.w.db.push(&to, &mut |_| Ok(())).expect("published");
+        let mut publisher = store.w.db.publisher(&to).expect("no request");
+        publisher.rehearse(Box::new(kvfs::rehearse));
+        publisher.publish(&mut |_| Ok(())).expect("published");
         to
     }
 

@@ -2,6 +2,7 @@
 //! (the paper's SSTable). Runs may share blocks and whole subtrees; each pins every zone in which a
 //! byte of it lies.
 
+mod block_walk;
 mod cursor;
 mod path;
 mod zone_weights;
@@ -18,6 +19,7 @@ use crate::index::index_node::{ChildPointer, FilterPin, IndexNode};
 use crate::item::Lookup;
 use crate::{Error, Result};
 
+pub use block_walk::BlockWalk;
 pub use cursor::RunCursor;
 pub use zone_weights::ZoneWeight;
 

@@ -11,6 +11,8 @@ pub struct RemoteStats {
     pub gets: [u64; Purpose::ALL.len()],
     /// Bytes that they brought.
     pub got_bytes: [u64; Purpose::ALL.len()],
+    /// Reads that had to wait for a request.
+    pub waits: u64,
     /// Zones that were given up for others.
     pub given_up: u64,
     /// Bytes of zones in object storage that are in the local file, too.
@@ -25,6 +27,7 @@ pub struct RemoteStats {
 pub(crate) struct Counters {
     gets: [AtomicU64; Purpose::ALL.len()],
     got_bytes: [AtomicU64; Purpose::ALL.len()],
+    waits: AtomicU64,
     given_up: AtomicU64,
     waiting: AtomicBool,
 }
@@ -36,6 +39,10 @@ impl Counters {
 
     pub(super) fn got(&self, purpose: Purpose, bytes: u64) {
         self.got_bytes[purpose as usize].fetch_add(bytes, Relaxed);
+    }
+
+    pub(super) fn waited(&self) {
+        self.waits.fetch_add(1, Relaxed);
     }
 
     pub(super) fn gave_up(&self) {
@@ -60,6 +67,7 @@ impl Counters {
         RemoteStats {
             gets: self.gets.each_ref().map(|n| n.load(Relaxed)),
             got_bytes: self.got_bytes.each_ref().map(|n| n.load(Relaxed)),
+            waits: self.waits.load(Relaxed),
             given_up: self.given_up.load(Relaxed),
             cached_bytes,
             zones,

@@ -72,7 +72,34 @@ impl RemoteDevice {
                     return read();
                 }
             }
+            self.remote.waits(purpose);
             self.remote.fetch(&*self.cache, purpose, ranges)?;
+        }
+    }
+
+    /// Returns whether the zone lies in object storage, and nothing more of it comes here.
+    fn is_missing_for_good(&self, addr: u64) -> bool {
+        self.remote.is_closed() && self.remote.layout().parts.is_remote(ZoneId::of(addr))
+    }
+
+    /// Notes what is here, for the next time; reads of all else keep nothing of what they fetch
+    /// from here on. What is being fetched ahead is let go; where a request is not answered for
+    /// long, nothing is noted, so that nothing wrong is.
+    pub(crate) fn close(&self) {
+        if self.remote.close() {
+            return;
+        }
+        let mut queue = self.ahead.queue.lock();
+        queue.waiting.clear();
+        while queue.fetchers > 0 {
+            if self.ahead.ended.wait_for(&mut queue, PATIENCE).timed_out() {
+                tracing::warn!("a request is not answered; what is cached is fetched again");
+                return;
+            }
+        }
+        drop(queue);
+        if let Err(e) = write_parts(&*self.cache, &self.remote.layout().parts) {
+            tracing::warn!("what is cached was not noted, and is fetched again: {e}");
         }
     }
 
@@ -127,34 +154,38 @@ impl Ahead {
 }
 
 impl Drop for RemoteDevice {
-    /// Notes what is here, for the next time. What is being fetched ahead is let go; where a
-    /// request is not answered for long, nothing is noted, so that nothing wrong is.
     fn drop(&mut self) {
-        self.remote.close();
-        let mut queue = self.ahead.queue.lock();
-        queue.waiting.clear();
-        while queue.fetchers > 0 {
-            if self.ahead.ended.wait_for(&mut queue, PATIENCE).timed_out() {
-                tracing::warn!("a request is not answered; what is cached is fetched again");
-                return;
-            }
-        }
-        drop(queue);
-        if let Err(e) = write_parts(&*self.cache, &self.remote.layout().parts) {
-            tracing::warn!("what is cached was not noted, and is fetched again: {e}");
-        }
+        self.close();
     }
 }
 
 impl Device for RemoteDevice {
     fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if let Some(bytes) = self.remote.layout().first_read(offset, buf.len()) {
+            buf.copy_from_slice(bytes);
+            return Ok(());
+        }
         let range = [(offset, buf.len() as u64)];
-        self.with(purpose, &range, || self.cache.read_at(purpose, offset, buf))
+        match self.with(purpose, &range, || self.cache.read_at(purpose, offset, buf)) {
+            Err(_) if self.is_missing_for_good(offset) => {
+                self.remote.read_there(&self.remote.layout().table, purpose, offset, buf)
+            }
+            read => read,
+        }
     }
 
     fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
+        let layout = self.remote.layout();
+        if reads.iter().all(|r| layout.first_read(r.offset, r.buf.len()).is_some()) {
+            return reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf));
+        }
         let ranges: Vec<_> = reads.iter().map(|r| (r.offset, r.buf.len() as u64)).collect();
-        self.with(purpose, &ranges, || self.cache.read_many(purpose, reads))
+        match self.with(purpose, &ranges, || self.cache.read_many(purpose, reads)) {
+            Err(_) if self.remote.is_closed() => {
+                reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf))
+            }
+            read => read,
+        }
     }
 
     fn read_medium(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -165,6 +196,10 @@ impl Device for RemoteDevice {
     fn will_read(&self, purpose: Purpose, offset: u64, len: u64) {
         if self.remote.has(offset, len) {
             return self.cache.will_read(purpose, offset, len);
+        }
+        let is_first = |len| self.remote.layout().first_read(offset, len).is_some();
+        if usize::try_from(len).is_ok_and(is_first) {
+            return;
         }
         let end = offset.saturating_add(len);
         let mut at = offset;

@@ -14,6 +14,7 @@ use env::thread;
 use objects::{Objects, ObjectsError, Part};
 
 use super::counters::{Counters, RemoteStats};
+use super::first_reads::FirstReads;
 use super::follow::Retired;
 use super::parts::{OF_INDEX, PART, PARTS, PartRange, Parts, USED};
 use super::table::ZoneTable;
@@ -22,9 +23,8 @@ use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId};
 /// The parts that a read of the index or of tuples fetches at least: 256 KiB, aligned.
 const OF_TUPLES: u32 = 4;
 
-/// Requests under way at once, and bytes of them.
+/// Requests under way at once.
 const AT_ONCE: usize = 64;
-const BYTES_AT_ONCE: u64 = 64 << 20;
 
 /// The first pause after an attempt that failed, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -38,11 +38,14 @@ pub struct RemoteOptions {
     pub cache_bytes: u64,
     /// A read fails when the store was not to be reached for so long.
     pub timeout: Duration,
+    /// Bytes that requests under way may bring, or one request if that is more.
+    pub memory: u64,
 }
 
 impl Default for RemoteOptions {
     fn default() -> Self {
-        RemoteOptions { cache_bytes: u64::MAX, timeout: Duration::from_secs(300) }
+        let timeout = Duration::from_secs(300);
+        RemoteOptions { cache_bytes: u64::MAX, timeout, memory: 64 << 20 }
     }
 }
 
@@ -50,6 +53,24 @@ impl Default for RemoteOptions {
 pub(crate) struct Layout {
     pub table: Arc<ZoneTable>,
     pub parts: Parts,
+    /// Read in place of what lies there, unless they were found to be something else.
+    pub first: FirstReads,
+    pub distrusts_first: AtomicBool,
+}
+
+impl Layout {
+    /// Nothing is here but the first reads.
+    pub fn new(table: Arc<ZoneTable>, first: FirstReads) -> Layout {
+        let parts = Parts::new(table.zones());
+        Layout { table, parts, first, distrusts_first: AtomicBool::new(false) }
+    }
+
+    /// The bytes of a range that is among the first reads.
+    pub fn first_read(&self, addr: u64, len: usize) -> Option<&[u8]> {
+        let is_used =
+            !self.distrusts_first.load(Ordering::Relaxed) && self.parts.is_remote(ZoneId::of(addr));
+        is_used.then(|| self.first.find(addr, len)).flatten()
+    }
 }
 
 /// The zones of a store that lie in object storage, and what is here of them.
@@ -78,12 +99,19 @@ pub(crate) struct Remote {
     most_cached: AtomicU64,
     /// The list of parts is being written: the file stays as it is.
     closing: AtomicBool,
+    /// See [`crate::Zones::set_on_wait`].
+    on_wait: Mutex<Option<Arc<OnWait>>>,
     pub(super) counters: Counters,
 }
+
+/// Is called by reads of the index and of tuples that have to wait for a request.
+pub type OnWait = dyn Fn() + Send + Sync;
 
 /// Limits the requests under way, and the bytes that they bring.
 #[derive(Default)]
 struct Requests {
+    /// See [`RemoteOptions::memory`].
+    memory: u64,
     now: Mutex<(usize, u64)>,
     ended: Condvar,
 }
@@ -110,23 +138,24 @@ impl Remote {
     pub(crate) fn new(
         objects: Arc<dyn Objects>,
         table: ZoneTable,
+        first: FirstReads,
         options: RemoteOptions,
     ) -> Remote {
-        let parts = Parts::new(table.zones());
         Remote {
             objects,
-            layout: ArcSwap::from_pointee(Layout { table: Arc::new(table), parts }),
+            layout: ArcSwap::from_pointee(Layout::new(Arc::new(table), first)),
             retired: Mutex::default(),
             options,
             steady: std::array::from_fn(|_| RwLock::new(())),
             under_way: Mutex::default(),
             arrival: Condvar::new(),
-            requests: Requests::default(),
+            requests: Requests { memory: options.memory, ..Requests::default() },
             onward: Mutex::default(),
             next_onward: AtomicUsize::new(0),
             hand: Mutex::new(0),
             most_cached: AtomicU64::new(options.cache_bytes),
             closing: AtomicBool::new(false),
+            on_wait: Mutex::default(),
             counters: Counters::default(),
         }
     }
@@ -148,13 +177,30 @@ impl Remote {
         Ok(())
     }
 
-    /// From now on nothing is fetched or given up.
-    pub(super) fn close(&self) {
-        self.closing.store(true, Ordering::SeqCst);
+    pub(crate) fn set_on_wait(&self, on_wait: Arc<OnWait>) {
+        *self.on_wait.lock() = Some(on_wait);
+    }
+
+    /// A read has to wait for a request.
+    pub(super) fn waits(&self, purpose: Purpose) {
+        self.counters.waited();
+        if matches!(purpose, Purpose::Index | Purpose::Tuples) {
+            let on_wait = self.on_wait.lock().clone();
+            on_wait.iter().for_each(|on_wait| on_wait());
+        }
+    }
+
+    /// From now on the file stays as it is. Returns whether it did before.
+    pub(super) fn close(&self) -> bool {
+        self.closing.swap(true, Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
     }
 
     fn stays(&self) -> io::Result<()> {
-        match self.closing.load(Ordering::SeqCst) {
+        match self.is_closed() {
             true => Err(io::Error::other("the store is being closed")),
             false => Ok(()),
         }
@@ -202,6 +248,7 @@ impl Remote {
             if wanted.is_empty() {
                 return Ok(());
             }
+            self.stays()?;
             let (claimed, others) = self.claim(&layout, purpose, &wanted);
             if claimed.ranges.is_empty() {
                 // Others fetch all of it.
@@ -274,7 +321,9 @@ impl Remote {
         let len = u64::from(range.end - range.first) * PART;
         let mut onward = self.onward.lock();
         let known = onward.iter_mut().find(|(end, before)| *before > 0 && *end == start);
-        let grown = known.as_ref().map_or(0, |(_, before)| (2 * before).min(ZONE_SIZE));
+        let grown = known
+            .as_ref()
+            .map_or(0, |(_, before)| (2 * before).min(ZONE_SIZE).min(self.options.memory));
         let (mut first, mut end) = (range.first, range.end);
         if matches!(purpose, Purpose::Tuples | Purpose::Index) {
             first = first / OF_TUPLES * OF_TUPLES;
@@ -362,6 +411,28 @@ impl Remote {
         }
     }
 
+    /// Reads bytes of zones in object storage past the file.
+    pub(super) fn read_there(
+        &self,
+        table: &ZoneTable,
+        purpose: Purpose,
+        addr: u64,
+        buf: &mut [u8],
+    ) -> io::Result<()> {
+        buf.fill(0);
+        let end = addr + buf.len() as u64;
+        for range in PartRange::of(addr, buf.len() as u64) {
+            let start = range.zone.start();
+            let from = addr.max(start);
+            let within = (from - start) as u32..(end.min(range.zone.end()) - start) as u32;
+            for (at, bytes) in self.read_objects(table, purpose, range.zone, within)? {
+                let at = (at - addr) as usize;
+                buf[at..at + bytes.len()].copy_from_slice(&bytes);
+            }
+        }
+        Ok(())
+    }
+
     /// Reads what a zone has there between two offsets: addresses and bytes.
     pub(super) fn read_objects(
         &self,
@@ -420,7 +491,6 @@ impl Remote {
         let len = range.end - range.start;
         let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
         loop {
-            self.stays()?;
             self.counters.asked(purpose);
             let error = match self.objects.get(&key, Part::Range(range.clone())) {
                 Ok(object) if object.bytes.len() as u64 == len => {
@@ -452,7 +522,8 @@ impl Remote {
                 }
                 Err(e) => io::Error::other(e.to_string()),
             };
-            if waited >= self.options.timeout {
+            // A store that was closed is not kept by a wait.
+            if waited >= self.options.timeout || self.is_closed() {
                 return Err(error);
             }
             if waited.is_zero() {
@@ -504,7 +575,7 @@ impl Requests {
     /// Waits until a request for so many bytes may begin. One goes on whatever it brings.
     fn begin(&self, bytes: u64) -> RequestGuard<'_> {
         let mut now = self.now.lock();
-        while now.0 >= AT_ONCE || now.0 > 0 && now.1 + bytes > BYTES_AT_ONCE {
+        while now.0 >= AT_ONCE || now.0 > 0 && now.1 + bytes > self.memory {
             self.ended.wait(&mut now);
         }
         *now = (now.0 + 1, now.1 + bytes);

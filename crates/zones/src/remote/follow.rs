@@ -4,10 +4,12 @@
 //! the older bytes lie until a collector deletes them.
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use super::fetch::{Layout, Remote};
-use super::parts::{PartRange, Parts};
+use super::first_reads::FirstReads;
+use super::parts::PartRange;
 use super::table::ZoneTable;
 use crate::{Device, Purpose};
 
@@ -28,20 +30,26 @@ impl Remote {
 
     /// Has `table` take the place of the current one. Parts that are here stay, as far as they are
     /// the same bytes; the space of all others is given back.
-    pub(crate) fn follow(&self, cache: &dyn Device, table: Arc<ZoneTable>) -> io::Result<()> {
+    pub(crate) fn follow(
+        &self,
+        cache: &dyn Device,
+        table: Arc<ZoneTable>,
+        first: FirstReads,
+    ) -> io::Result<()> {
         self.replace_layout(|old| {
             let mut retired = self.retired.lock();
             retired.retain(|table| table.strong_count() > 0);
             retired.push(Arc::downgrade(&old.table));
             drop(retired);
-            let parts = Parts::new(table.zones());
+            let layout = Layout::new(table.clone(), first);
+            let parts = &layout.parts;
             parts.take_over(&old.parts, |zone| table.same_until(zone, &old.table));
             for &zone in old.parts.zones() {
                 if old.parts.has_any(zone) && !parts.has_any(zone) {
                     cache.discard(zone.start(), crate::ZONE_SIZE)?;
                 }
             }
-            Ok(Layout { table, parts })
+            Ok(layout)
         })
     }
 
@@ -69,21 +77,13 @@ impl Remote {
         let retired: Vec<_> = self.retired.lock().iter().filter_map(Weak::upgrade).collect();
         let older: Vec<_> = retired.iter().rev().filter(|table| differs(table)).collect();
         if let Some(table) = older.get(attempt) {
-            buf.fill(0);
-            for range in ranges {
-                let start = range.zone.start();
-                let from = addr.max(start);
-                let within = (from - start) as u32..(end.min(range.zone.end()) - start) as u32;
-                for (at, bytes) in self.read_objects(table, purpose, range.zone, within)? {
-                    let at = (at - addr) as usize;
-                    buf[at..at + bytes.len()].copy_from_slice(&bytes);
-                }
-            }
+            self.read_there(table, purpose, addr, buf)?;
             return Ok(true);
         }
         if attempt > older.len() || !ranges.iter().any(|range| layout.parts.is_remote(range.zone)) {
             return Ok(false);
         }
+        layout.distrusts_first.store(true, Ordering::Relaxed);
         for &range in &ranges {
             let _alone = self.lock_of(range.zone).write();
             self.layout().parts.forget_some(range);

@@ -8,6 +8,8 @@
 //! - `fetch` reads parts of them into the local file, which `parts` keeps the record of.
 //! - `device` is the file as the store sees it, which fetches what it lacks.
 //! - `follow` has another state take the place of the one that is read.
+//! - `first_reads` are bytes that a published state has with it, for the first answers; a
+//!   `rehearsal` of the opening finds out which.
 //! - `record` is what the file itself says of all this.
 //!
 //! Zones of the table are never freed, so that no zone is both: what the store writes, it writes to
@@ -16,20 +18,24 @@
 mod counters;
 mod device;
 mod fetch;
+mod first_reads;
 mod follow;
 mod known;
 mod parts;
 mod publish;
 mod record;
+mod rehearsal;
 mod table;
 mod writes;
 
 pub use counters::RemoteStats;
-pub use fetch::RemoteOptions;
+pub use fetch::{OnWait, RemoteOptions};
+pub use first_reads::FirstReads;
 pub use follow::TableHold;
 pub use known::{Fingerprint, Known, Marks};
 pub use publish::{Progress, Publication, Published, Watch};
 pub use record::{Home, read_claim, write_claim};
+pub use rehearsal::Rehearsal;
 pub use table::{MAX_OBJECT, MAX_PIECES, MAX_ZONES, Piece, ZoneObject, ZoneTable};
 
 pub(crate) use device::RemoteDevice;

@@ -10,6 +10,7 @@ use crate::superblock::COPIES;
 use crate::varint::{get_bytes, put_bytes};
 use crate::{Device, Error, Purpose, Result, SECTOR, ZONE_SIZE, crc32c, round_up};
 
+use super::first_reads::FirstReads;
 use super::parts::Parts;
 use super::table::ZoneTable;
 
@@ -39,6 +40,8 @@ pub struct Home {
     pub note: Vec<u8>,
     /// Where the zones lie.
     pub table: ZoneTable,
+    /// The bytes of them that are read first.
+    pub first: FirstReads,
 }
 
 impl Home {
@@ -46,6 +49,9 @@ impl Home {
         let mut body = Vec::new();
         put_bytes(&mut body, &self.note);
         self.table.encode(&mut body);
+        if !self.first.is_empty() {
+            self.first.encode(&mut body);
+        }
         if self.note.len() > MAX_NOTE || body.len() as u64 > MOST_HOME - HEADER as u64 {
             return Err(Error::Invalid(format!(
                 "the zone table of the store takes {} bytes; a local file has room for {MOST_HOME}",
@@ -62,10 +68,14 @@ impl Home {
             return Err(Error::corrupt("the record of the home has too long a note", HOME_AT));
         }
         let table = ZoneTable::decode(&mut rest)?;
+        let first = match rest.is_empty() {
+            true => FirstReads::default(),
+            false => FirstReads::decode(&mut rest)?,
+        };
         if !rest.is_empty() {
             return Err(Error::corrupt("the record of the home is too long", HOME_AT));
         }
-        Ok(Home { note: note.to_vec(), table })
+        Ok(Home { note: note.to_vec(), table, first })
     }
 
     /// Writes the record; does not sync.
@@ -168,7 +178,8 @@ mod tests {
         let mut table = ZoneTable::new();
         let object = ZoneObject { origin: [3; 16], epoch: 1, number: 4 };
         table.add(ZoneId(5), 0, 1000, object, 0).unwrap();
-        Home { note: b"a note".to_vec(), table }
+        let first = FirstReads::read(vec![(5 * ZONE_SIZE, 40)], |_, _| Ok(())).unwrap();
+        Home { note: b"a note".to_vec(), table, first }
     }
 
     #[test]

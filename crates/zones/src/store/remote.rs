@@ -8,10 +8,11 @@ use objects::Objects;
 
 use super::{FormatOptions, Zones};
 use crate::remote::{
-    Home, Parts, Piece, Publication, Published, Remote, RemoteDevice, RemoteOptions, RemoteStats,
-    Source, TableHold, Watch, ZoneTable, publish, read_claim, take_parts, write_claim, write_parts,
+    FirstReads, Home, OnWait, Parts, Piece, Publication, Published, Rehearsal, Remote,
+    RemoteDevice, RemoteOptions, RemoteStats, Source, TableHold, Watch, ZoneTable, publish,
+    read_claim, take_parts, write_claim, write_parts,
 };
-use crate::superblock::{self, REMOTE_VERSION, Superblock};
+use crate::superblock::{self, FORMAT_VERSION, REMOTE_VERSION, Superblock};
 use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZonePin, ZoneUse};
 
 /// Pieces of zones that are asked for together where all are fetched.
@@ -22,6 +23,7 @@ const NOTED_AFTER: u64 = 1 << 30;
 /// The zones of a store that lie in object storage.
 pub(super) struct RemoteZones {
     remote: Arc<Remote>,
+    fetching: Arc<RemoteDevice>,
     /// The local file, without what is missing there.
     file: Arc<dyn Device>,
     /// Zones of the table are never freed.
@@ -53,7 +55,7 @@ impl Zones {
             return Self::new(device, superblock, copy);
         }
         let home = Home::read(&*device)?;
-        let remote = Remote::new(objects, home.table, options);
+        let remote = Remote::new(objects, home.table, home.first, options);
         let layout = remote.layout();
         take_parts(&*device, &layout.parts)
             .map_err(|e| Error::io("reading which parts of zones are here", e))?;
@@ -90,7 +92,7 @@ impl Zones {
             profile: options.profile,
             root: Vec::new(),
         };
-        let remote = Remote::new(objects, home.table.clone(), remote);
+        let remote = Remote::new(objects, home.table.clone(), home.first.clone(), remote);
         let layout = remote.layout();
         if let Some((table, parts)) = before {
             layout.parts.take_over(&parts, |zone| layout.table.same_until(zone, &table));
@@ -100,6 +102,23 @@ impl Zones {
         let all = (1..u32::try_from(end).unwrap_or(u32::MAX)).map(ZoneId);
         give_back(&*device, all.filter(|zone| !layout.parts.has_any(*zone)))?;
         Self::with_remote(device, superblock, 1, remote)
+    }
+
+    /// Returns a device that has these zones at the same addresses, without a copy of them, and a
+    /// store on it as [`Zones::copy_to`] makes one: it has to be given a root before it can be
+    /// opened. The caller keeps the zones as they are until both are dropped.
+    pub fn rehearse(self: &Arc<Self>, uses: &ZoneUse) -> Result<(Arc<Rehearsal>, Arc<Zones>)> {
+        let device = Arc::new(Rehearsal::new(self.clone(), uses.clone()));
+        let superblock = Superblock {
+            version: FORMAT_VERSION,
+            generation: 1,
+            capacity: None,
+            reserve_zones: 0,
+            root: Vec::new(),
+            ..self.superblock()
+        };
+        let zones = Self::new(device.clone(), superblock, 1)?;
+        Ok((device, zones))
     }
 
     /// Returns where the zones of a local file lie, and which of their parts are here.
@@ -124,10 +143,10 @@ impl Zones {
     ) -> Result<Arc<Zones>> {
         let (uses, remote) = (uses_of(&remote.layout().table), Arc::new(remote));
         let fetching = Arc::new(RemoteDevice::new(device.clone(), remote.clone()));
-        let mut zones = Self::build(fetching, superblock, copy)?;
+        let mut zones = Self::build(fetching.clone(), superblock, copy)?;
         zones.allocator.pin(&uses)?;
         let pin = Mutex::new(ZonePin::counted(&zones.allocator, uses));
-        zones.remote = Some(RemoteZones { remote, file: device, pin });
+        zones.remote = Some(RemoteZones { remote, fetching, file: device, pin });
         Ok(Arc::new(zones))
     }
 
@@ -145,10 +164,13 @@ impl Zones {
     /// as `table` says. Parts of zones stay as far as they are the same bytes. Readers that keep a
     /// [`TableHold`] of the states before go on. The store must be open for reading only; its local
     /// file holds no store from here on, until [`Zones::format_followed`].
-    pub fn follow(&self, table: &Arc<ZoneTable>) -> Result<()> {
+    pub fn follow(&self, table: &Arc<ZoneTable>, first: FirstReads) -> Result<()> {
         let Some(zones) = &self.remote else {
             return Err(Error::Invalid("a store that has all of its zones itself".into()));
         };
+        if zones.remote.is_closed() {
+            return Err(Error::Invalid("a store that was closed".into()));
+        }
         let failed = |e| Error::io("following a store in object storage", e);
         superblock::wipe(&*zones.file).map_err(failed)?;
         let len = table.end().max(ZONE_SIZE);
@@ -159,7 +181,7 @@ impl Zones {
         let uses = uses_of(table);
         self.allocator.follow(&uses);
         let pin = ZonePin::counted(&self.allocator, uses);
-        zones.remote.follow(&*zones.file, table.clone()).map_err(failed)?;
+        zones.remote.follow(&*zones.file, table.clone(), first).map_err(failed)?;
         *zones.pin.lock() = pin;
         Ok(())
     }
@@ -170,8 +192,10 @@ impl Zones {
         let Some(zones) = &self.remote else {
             return Err(Error::Invalid("a store that has all of its zones itself".into()));
         };
-        let table = &zones.remote.layout().table;
-        Home { note: note.to_vec(), table: ZoneTable::clone(table) }.write(&*zones.file)?;
+        let layout = zones.remote.layout();
+        let table = &layout.table;
+        let (note, first) = (note.to_vec(), layout.first.clone());
+        Home { note, table: ZoneTable::clone(table), first }.write(&*zones.file)?;
         let superblock = Superblock { generation: 1, root: Vec::new(), ..self.superblock() };
         let made = Self::new(zones.file.clone(), superblock, 1)?;
         // Nothing is written but to other zones, for as long as that is open.
@@ -254,6 +278,22 @@ impl Zones {
     /// Returns whether a zone lies in object storage. Then it is never free here.
     pub fn is_remote_zone(&self, zone: ZoneId) -> bool {
         self.remote().is_some_and(|remote| remote.layout().parts.is_remote(zone))
+    }
+
+    /// Notes in the local file of a store in object storage what was fetched into it, for the next
+    /// opening. Nothing more may be written; reads go on, and keep nothing of what they fetch.
+    pub fn close_remote(&self) {
+        if let Some(zones) = &self.remote {
+            zones.fetching.close();
+        }
+    }
+
+    /// Has each read of the index or of tuples that must wait for object storage call `on_wait`, on
+    /// its thread, before it waits.
+    pub fn set_on_wait(&self, on_wait: Arc<OnWait>) {
+        if let Some(remote) = self.remote() {
+            remote.set_on_wait(on_wait);
+        }
     }
 
     /// Returns the requests to object storage, of a store with zones there.

@@ -122,7 +122,7 @@ pub(in crate::db) fn open(
     options: OpenOptions,
 ) -> Result<(Arc<Database>, Recovery)> {
     let begun = env.monotonic();
-    let zones = open_zones(device, options.remote.as_ref())?;
+    let zones = open_zones(device, options.remote.as_ref(), options.memory)?;
     let options = options.of_profile(zones.superblock().profile);
     let cache = BlockCache::new(zones.clone(), Shares::of(&options).cache);
     cache.set_seek_bytes(options.seek_bytes);

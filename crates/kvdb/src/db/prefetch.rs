@@ -1,0 +1,150 @@
+//! Fetches tuples of a store in object storage that were announced as wanted all over, such as the
+//! names and nodes of a file system. Each read that has to wait for a request lets twice as
+//! much come ahead of those that follow: a program that walks through all of it waits a few times,
+//! and one that reads in a few places fetches little in vain.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use env::sync::Mutex;
+use vt_tree::BlockWalk;
+
+use crate::db::Kvdb;
+use crate::db::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::Result;
+
+/// The bytes that the first wait lets come, and the most that are fetched ahead at all. Each wait
+/// multiplies what may come.
+const FIRST: u64 = 1 << 20;
+const MOST: u64 = 64 << 20;
+const GROWTH: u64 = 2;
+/// Of the local file what is fetched ahead may take a share.
+const SHARE: u64 = 4;
+
+thread_local! {
+    /// This thread fetches ahead: its own waits count for nothing.
+    static FETCHES_AHEAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What is fetched ahead, and how far that is.
+pub(super) struct Prefetch {
+    most: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The walks over runs of which blocks are left, which take turns.
+    walks: VecDeque<BlockWalk>,
+    allowed: u64,
+    fetched: u64,
+    /// A thread is at it.
+    is_running: bool,
+}
+
+impl Kvdb {
+    /// Announces that tuples of these dictionaries will be read, in many places. Of a store in
+    /// object storage the more of them is fetched ahead the more often reads have to wait, up to 64
+    /// MiB or a quarter of what the local file may cache; for any other store this does nothing.
+    /// Without background threads ([`crate::OpenOptions::threads`]) nothing is fetched ahead.
+    pub fn prefetch(&self, dicts: &[DictionaryId]) {
+        let db = &self.db.0;
+        let Some(remote) = &db.options.remote else { return };
+        let most = MOST.min(remote.cache_bytes / SHARE);
+        if most < FIRST || db.inline() {
+            return;
+        }
+        let state =
+            State { walks: db.walks_over(dicts), allowed: 0, fetched: 0, is_running: false };
+        let prefetch = Arc::new(Prefetch { most, state: Mutex::new(state) });
+        // The runs of the walks keep the zones, which must not keep them.
+        let weak = Arc::downgrade(&prefetch);
+        *db.prefetch.lock() = Some(prefetch);
+        db.zones.set_on_wait(Arc::new(move || {
+            weak.upgrade().iter().for_each(|prefetch| prefetch.waited());
+        }));
+    }
+}
+
+impl Database {
+    /// Walks over the runs of these dictionaries which lie in object storage.
+    fn walks_over(&self, dicts: &[DictionaryId]) -> VecDeque<BlockWalk> {
+        let version = self.versions.load_full();
+        let trees = dicts.iter().filter_map(|dict| version.trees.get(dict));
+        let runs = trees.flat_map(|tree| tree.by_level().map(|(_, numbered)| &numbered.run));
+        let is_there = |run: &&Arc<vt_tree::Run>| {
+            run.uses().iter().all(|(zone, _)| self.zones.is_remote_zone(zone))
+        };
+        runs.filter(is_there).map(|run| BlockWalk::new(run.clone())).collect()
+    }
+}
+
+impl Prefetch {
+    /// Ends it: its walks keep the store.
+    pub(super) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.fetched = u64::MAX;
+        state.walks.clear();
+    }
+
+    /// A read has to wait for a request.
+    fn waited(self: &Arc<Self>) {
+        if FETCHES_AHEAD.get() {
+            return;
+        }
+        let mut state = self.state.lock();
+        state.allowed = (state.allowed * GROWTH).clamp(FIRST, self.most);
+        if state.is_running || state.walks.is_empty() || state.fetched >= state.allowed {
+            return;
+        }
+        state.is_running = true;
+        drop(state);
+        let own = self.clone();
+        let work = move || {
+            FETCHES_AHEAD.set(true);
+            while own.goes_on() {}
+        };
+        if let Err(e) = env::thread::Builder::new().name("kvdb-prefetch".into()).spawn(work) {
+            tracing::debug!("no thread to fetch ahead: {e}");
+            self.state.lock().is_running = false;
+        }
+    }
+
+    /// Announces the blocks of one leaf; `false`: there is nothing more to do now.
+    fn goes_on(&self) -> bool {
+        let mut state = self.state.lock();
+        let walk = match state.fetched < state.allowed {
+            true => state.walks.pop_front(),
+            false => None,
+        };
+        let Some(mut walk) = walk else {
+            state.is_running = false;
+            return false;
+        };
+        drop(state);
+        let announced = self.announce(&mut walk);
+        let mut state = self.state.lock();
+        match announced {
+            Ok(Some(bytes)) => {
+                state.fetched = state.fetched.saturating_add(bytes);
+                state.walks.push_back(walk);
+            }
+            Ok(None) => {}
+            // A read comes to the same, and says so.
+            Err(e) => tracing::debug!("fetching ahead ends for a run: {e}"),
+        }
+        if state.fetched >= self.most {
+            // What it pins is free again.
+            state.walks.clear();
+        }
+        true
+    }
+
+    fn announce(&self, walk: &mut BlockWalk) -> Result<Option<u64>> {
+        let Some(blocks) = walk.next_leaf()? else { return Ok(None) };
+        let bytes = blocks.iter().map(|(_, len)| u64::from(*len)).sum();
+        walk.cache().announce_blocks(blocks);
+        Ok(Some(bytes))
+    }
+}

@@ -1,0 +1,50 @@
+//! Rehearses the opening of a state that is going to be published, and keeps the bytes that it
+//! reads, so that they are published with it: a store is opened elsewhere by two requests then.
+
+use std::sync::Arc;
+
+use zones::remote::FirstReads;
+
+use crate::db::checkpoint::Checkpoint;
+use crate::db::database::Database;
+use crate::db::{Kvdb, recovery};
+use crate::error::Result;
+use crate::health::Health;
+use crate::manifest::Manifest;
+use crate::options::OpenOptions;
+
+/// The memory of the store that is opened for it, bytes.
+const MEMORY: usize = 2 << 20;
+
+/// Reads of a store what its users read first. What it changes is lost. See [`crate::Publisher::rehearse`].
+pub type Rehearse = dyn Fn(&Kvdb) + Send + Sync;
+
+impl Database {
+    /// Returns the bytes of zones that `rehearse` reads of the state, and its opening.
+    pub(super) fn rehearse(
+        &self,
+        checkpoint: &Checkpoint,
+        rehearse: &Rehearse,
+    ) -> Result<FirstReads> {
+        let (device, zones) = self.zones.rehearse(&checkpoint.uses)?;
+        let kept = zones.pin(&checkpoint.uses)?;
+        zones.start();
+        let (env, health) = (self.env.clone(), Arc::new(Health::default()));
+        let state = checkpoint.state.clone();
+        Manifest::begin(zones, env.clone(), health, state, 0)?.vouch()?;
+        drop(kept);
+        let options = OpenOptions {
+            memory: MEMORY,
+            journal: false,
+            threads: false,
+            flush_on_close: false,
+            ..OpenOptions::default()
+        };
+        let (db, _) = recovery::open(device.clone(), env, options)?;
+        let db = Kvdb::of(db);
+        rehearse(&db);
+        db.close()?;
+        drop(db);
+        Ok(device.first_reads()?)
+    }
+}

@@ -1,0 +1,200 @@
+//! A published state has the bytes with it that are read first, as a rehearsal has found them: a
+//! store that is opened from it needs no request for them. Tuples that are wanted all over are
+//! fetched ahead of reads.
+
+mod bucket;
+mod model;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bucket::*;
+use env::Machine;
+use kvdb::{Durability, Kvdb, OpenOptions, Publisher, RemoteZones};
+use model::*;
+use objects::{Objects, Rates};
+use zones::MemoryDevice;
+
+const KEYS: u64 = 40_000;
+
+fn key(n: u64) -> Vec<u8> {
+    format!("{n:08}").into_bytes()
+}
+
+/// A store with many keys, and a publisher of it to the bucket that rehearses reads of a few.
+fn rehearsed(bucket: &Bucket) -> (Kvdb, Publisher) {
+    let (db, mut random) = source(1);
+    let words = db.open_dictionary("words").unwrap();
+    for n in 0..KEYS {
+        words.insert(key(n), bytes(&mut random, 300)).unwrap();
+    }
+    let mut publisher = db.publisher(&bucket.store("fruit")).unwrap();
+    publisher.rehearse(Box::new(read_some));
+    (db, publisher)
+}
+
+fn publish(publisher: &mut Publisher) {
+    publisher.publish(&mut |_| Ok(())).unwrap();
+}
+
+/// Reads a few keys far from each other, and the first ones.
+fn read_some(db: &Kvdb) {
+    let words = db.open_dictionary("words").unwrap();
+    for n in [0, KEYS / 2, KEYS - 1] {
+        assert!(words.get(key(n)).unwrap().is_some());
+    }
+    assert!(words.get("absent").unwrap().is_none());
+    assert_eq!(db.view().scan(words.id(), b"", b"", 20).unwrap().len(), 20);
+}
+
+/// The requests for zones that `work` makes on a store in a new local file.
+fn asked(bucket: &Bucket, work: impl FnOnce(&Kvdb)) -> u64 {
+    let db = reader(&copied(&bucket.store("fruit"), 5), bucket);
+    let before = bucket.gets();
+    work(&db);
+    bucket.gets() - before
+}
+
+#[test]
+fn what_was_rehearsed_is_read_without_a_request() {
+    let bucket = Bucket::new();
+    let (db, mut publisher) = rehearsed(&bucket);
+    publish(&mut publisher);
+    let before = bucket.gets();
+    let device = copied(&bucket.store("fruit"), 5);
+    let reader_of = || reader(&device, &bucket);
+    read_some(&reader_of());
+    assert_eq!(bucket.gets() - before, 2, "the head and the state");
+    // Also when it is opened anew, as of the same state.
+    read_some(&reader_of());
+    assert_eq!(bucket.gets() - before, 2);
+    assert!(asked(&bucket, |db| drop(contents(db).unwrap())) > 0);
+    assert_eq!(all(&reader_of()), all(&db));
+
+    // Without a rehearsal it takes requests.
+    push(&db, &bucket.store("fruit"));
+    assert!(asked(&bucket, read_some) > 2);
+}
+
+#[test]
+fn a_rehearsal_takes_no_more_along_than_there_is_room_for() {
+    let bucket = Bucket::new();
+    let (db, mut publisher) = rehearsed(&bucket);
+    publisher.rehearse(Box::new(|db| drop(contents(db).unwrap())));
+    publish(&mut publisher);
+    let head = bucket.store("fruit").head().unwrap().unwrap();
+    let len = head.state.unwrap().len;
+    assert!((64 << 10..600 << 10).contains(&len), "{len}");
+    assert_eq!(all(&reader(&copied(&bucket.store("fruit"), 6), &bucket)), all(&db));
+}
+
+#[test]
+fn a_rehearsal_changes_nothing() {
+    let bucket = Bucket::new();
+    let (db, mut publisher) = rehearsed(&bucket);
+    publisher.rehearse(Box::new(|db| {
+        let words = db.open_dictionary("words").unwrap();
+        db.put(words.id(), b"key", b"value", Durability::Synced).unwrap();
+        words.remove_range(key(0)..key(KEYS / 2)).unwrap();
+        db.open_dictionary("others").unwrap().insert("key", vec![7; 5 << 20]).unwrap();
+        db.snapshot("rehearsed").unwrap();
+        db.compact(words.id()).unwrap();
+    }));
+    publish(&mut publisher);
+    assert_eq!(db.dictionaries().len(), 1);
+    assert_eq!(contents(&db).unwrap()[&db.dictionaries()[0].id].len() as u64, KEYS);
+    assert_eq!(all(&reader(&copied(&bucket.store("fruit"), 6), &bucket)), all(&db));
+}
+
+#[test]
+fn a_follower_has_the_first_reads_of_the_state_that_it_shows() {
+    let bucket = Bucket::new();
+    let (db, mut publisher) = rehearsed(&bucket);
+    publish(&mut publisher);
+    let device = copied(&bucket.store("fruit"), 5);
+    let follows = reader(&device, &bucket);
+    read_some(&follows);
+    let mut follower = follows.follower(&bucket.store("fruit")).unwrap();
+    let words = db.open_dictionary("words").unwrap();
+    for round in 0..8 {
+        let view = follows.view();
+        let state = contents(&follows).unwrap();
+        for n in [0, KEYS / 2, KEYS - 1] {
+            words.insert(key(n), format!("round {round}")).unwrap();
+        }
+        db.compact(words.id()).unwrap();
+        publish(&mut publisher);
+        assert!(follower.follow().unwrap());
+        let before = bucket.gets();
+        read_some(&follows);
+        assert_eq!(bucket.gets(), before, "round {round}");
+        let first = follows.view().get(words.id(), &key(0)).unwrap();
+        assert_eq!(first, Some(format!("round {round}").into()));
+        // A state before reads its own bytes, whatever lies there now.
+        for (key, value) in &state[&words.id()] {
+            let read = view.get(words.id(), key).unwrap();
+            assert_eq!(read.as_deref(), Some(&value[..]), "round {round}");
+        }
+    }
+    drop((follower, follows));
+    assert_eq!(all(&reader(&device, &bucket)), all(&db));
+}
+
+#[test]
+fn forks_and_readers_have_them_over_bad_networks() {
+    let bucket = Bucket::new();
+    let (db, mut publisher) = rehearsed(&bucket);
+    let rates = Rates { lost_request: 5, lost_answer: 5, slow_down: 5, ..Rates::default() };
+    bucket.faults.set_rates(rates);
+    // An attempt may fail for good.
+    while publisher.publish(&mut |_| Ok(())).is_err() {}
+    bucket.faults.set_rates(Rates::default());
+    let device = forked(&bucket.store("fruit"), 9);
+    let before = bucket.gets();
+    let fork = open_with(device.clone(), bucket.zones(), small()).unwrap();
+    read_some(&fork);
+    assert_eq!(bucket.gets(), before);
+    let words = fork.open_dictionary("words").unwrap();
+    words.insert(key(0), "of the fork").unwrap();
+    fork.compact(words.id()).unwrap();
+    assert_eq!(words.get(key(0)).unwrap().unwrap(), "of the fork");
+    fork.close().unwrap();
+    drop((words, fork));
+    let again = open_with(device, bucket.zones(), small()).unwrap();
+    let words = again.open_dictionary("words").unwrap();
+    assert_eq!(words.get(key(0)).unwrap().unwrap(), "of the fork");
+    assert_eq!(words.get(key(1)).unwrap(), db.view().get(words.id(), &key(1)).unwrap());
+}
+
+/// Opens a copy with threads, and reads all keys in an order of their own, one after the other.
+fn waits(bucket: &Bucket, prefetches: bool) -> (u64, u64) {
+    let device: Arc<MemoryDevice> = copied(&bucket.store("fruit"), 8);
+    let remote = Some(RemoteZones::new(bucket.counts.clone() as Arc<dyn Objects>));
+    let options =
+        OpenOptions { remote, read_only: true, memory: 16 << 20, ..OpenOptions::default() };
+    let (db, _) = Kvdb::open(device, Arc::new(Machine::default()), options).unwrap();
+    let words = db.open_dictionary("words").unwrap();
+    if prefetches {
+        db.prefetch(&[words.id()]);
+    }
+    for n in 0..KEYS {
+        assert!(words.get(key(n * 7919 % KEYS)).unwrap().is_some());
+    }
+    let stats = db.remote_stats().unwrap();
+    (stats.waits, stats.gets.iter().sum())
+}
+
+#[test]
+fn the_more_reads_have_waited_the_more_is_there_before_the_next() {
+    let bucket = Bucket::new();
+    let (_db, mut publisher) = rehearsed(&bucket);
+    publish(&mut publisher);
+    bucket.faults.set_rates(Rates {
+        delay: 1,
+        longest_delay: Duration::from_millis(4),
+        ..Rates::default()
+    });
+    let ((without, _), (with, gets)) = (waits(&bucket, false), waits(&bucket, true));
+    assert!(2 * with <= without, "{with} waits where {without} were without it");
+    assert!(gets <= 80, "{gets} requests");
+}

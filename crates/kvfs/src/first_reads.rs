@@ -1,0 +1,51 @@
+//! Reads what a mount reads first, for publications of the store: they take the bytes along.
+
+use std::sync::Arc;
+
+use env::Machine;
+use kvdb::Kvdb;
+
+use crate::attr::ROOT;
+use crate::error::Result;
+use crate::fs::{Fs, FsOptions};
+use crate::views::{ViewId, Views};
+
+/// The newest snapshots whose beginnings are read, too.
+const SNAPSHOTS: usize = 4;
+/// Memory for inodes, bytes.
+const MEMORY: usize = 1 << 20;
+
+/// Opens the file system in `db`, and lists its root, and those of the newest snapshots: see
+/// [`kvdb::Publisher::rehearse`]. It is opened as a fork is, to be written, since that reads more.
+/// What cannot be read is left to the mount, which says so.
+pub fn rehearse(db: &Kvdb) {
+    if db.dictionaries().is_empty() {
+        return;
+    }
+    let options = FsOptions { inode_memory: MEMORY, ..FsOptions::default() };
+    let Ok(fs) = Fs::open(db.clone(), Arc::new(Machine::default()), options) else { return };
+    let views = Views::new(db.clone(), fs.clone());
+    let newest = views.snapshot_labels().into_iter().rev().take(SNAPSHOTS);
+    let mut states = newest.map(|label| ViewId::Snapshot(label.name));
+    let read = list_root(&fs)
+        .and_then(|()| states.try_for_each(|snapshot| list_root(&views.fs(&snapshot)?)));
+    if let Err(e) = read {
+        tracing::debug!("the first reads of a mount are not known: {e}");
+    }
+    if let Err(e) = fs.shutdown() {
+        tracing::debug!("the file system was not closed: {e}");
+    }
+}
+
+/// As `ls -l` does.
+fn list_root(fs: &Fs) -> Result<()> {
+    fs.statfs()?;
+    fs.getattr(ROOT)?;
+    let mut entries = Vec::new();
+    fs.readdir(ROOT, 0, true, &mut |entry| {
+        entries.push(entry.ino);
+        true
+    })?;
+    entries.into_iter().for_each(|ino| fs.forget(ino, 1));
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! Walks over the places of a run's tuple blocks, in key order, without reading any of them: for
+//! reads that are to come.
+
+use std::sync::Arc;
+
+use zones::Purpose;
+
+use super::Run;
+use crate::Result;
+use crate::cache::BlockCache;
+use crate::index::frame::FramePointer;
+
+/// Where the tuple blocks of a run lie, one leaf of the index after the other.
+pub struct BlockWalk {
+    run: Arc<Run>,
+    /// The nodes that were not visited yet, with their levels; the next one last.
+    nodes: Vec<(FramePointer, u16)>,
+}
+
+impl BlockWalk {
+    /// A walk that begins with the first block.
+    pub fn new(run: Arc<Run>) -> BlockWalk {
+        let (root, level) = run.root();
+        let nodes = vec![(root.at, level)];
+        BlockWalk { run, nodes }
+    }
+
+    /// The cache by which the run is read.
+    pub fn cache(&self) -> &Arc<BlockCache> {
+        self.run.cache()
+    }
+
+    /// The addresses and lengths of the blocks of the next leaf; `None` after the last one. Nodes
+    /// on the way are read, and their children announced to the device.
+    pub fn next_leaf(&mut self) -> Result<Option<Vec<(u64, u32)>>> {
+        while let Some((at, level)) = self.nodes.pop() {
+            let cache = self.run.cache();
+            let node = cache.index_node(at, level)?;
+            let children = (0..node.len()).map(|i| node.child_pointer(i).at);
+            if level <= 1 {
+                return Ok(Some(children.map(|at| (at.addr, at.len)).collect()));
+            }
+            let before = self.nodes.len();
+            self.nodes.extend(children.map(|at| (at, level - 1)));
+            let mut places: Vec<_> =
+                self.nodes[before..].iter().map(|(at, _)| (at.addr, u64::from(at.len))).collect();
+            places.sort_unstable();
+            let ranges = places.into_iter().map(|(addr, len)| (addr, addr.saturating_add(len)));
+            cache.announce_sorted(Purpose::Index, ranges);
+            self.nodes[before..].reverse();
+        }
+        Ok(None)
+    }
+}

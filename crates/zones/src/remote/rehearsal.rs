@@ -1,0 +1,122 @@
+//! A device on which a store is opened to see what that reads. It has the zones of another store,
+//! which is open, and keeps what is written to it in memory.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use env::sync::Mutex;
+
+use super::first_reads::{FirstReads, MOST};
+use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZoneUse, Zones};
+
+/// The unit in which own bytes are kept.
+const PAGE: u64 = 64 << 10;
+
+/// The zones of an open store as another device, see [`Zones::rehearse`].
+pub struct Rehearsal {
+    of: Arc<Zones>,
+    /// The zones that are read there. The caller of [`Zones::rehearse`] keeps them as they are.
+    shown: ZoneUse,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    len: u64,
+    own: HashMap<u64, Box<[u8]>>,
+    /// The ranges of shown zones that were read, and their bytes.
+    read: Vec<(u64, u64)>,
+    bytes: u64,
+}
+
+impl Rehearsal {
+    pub(crate) fn new(of: Arc<Zones>, shown: ZoneUse) -> Rehearsal {
+        let last = shown.iter().last().map_or(ZoneId(0), |(zone, _)| zone);
+        let state = State { len: last.end().max(ZONE_SIZE), ..State::default() };
+        Rehearsal { of, shown, state: Mutex::new(state) }
+    }
+
+    /// The bytes of the other store's zones that were read here.
+    pub fn first_reads(&self) -> Result<FirstReads> {
+        let ranges = std::mem::take(&mut self.state.lock().read);
+        FirstReads::read(ranges, |addr, buf| self.of.read(Purpose::Index, addr, buf))
+    }
+
+    fn is_shown(&self, zone: ZoneId) -> bool {
+        self.shown.contains(zone)
+    }
+
+    /// Calls `each` with the parts of a range that lie in a page each: the page, where in the page,
+    /// and where in the buffer.
+    fn pages(
+        offset: u64,
+        len: usize,
+        mut each: impl FnMut(u64, std::ops::Range<usize>, std::ops::Range<usize>),
+    ) {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let from = (at % PAGE) as usize;
+            let here = (PAGE as usize - from).min(len - done);
+            each(at / PAGE, from..from + here, done..done + here);
+            done += here;
+        }
+    }
+}
+
+impl Device for Rehearsal {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if self.is_shown(ZoneId::of(offset)) {
+            self.of.read(purpose, offset, buf).map_err(io::Error::other)?;
+            let mut state = self.state.lock();
+            let len = buf.len() as u64;
+            // More would not fit, and the first of them count most.
+            if state.bytes + len <= MOST {
+                state.bytes += len;
+                state.read.push((offset, len));
+            }
+            return Ok(());
+        }
+        let state = self.state.lock();
+        if offset.checked_add(buf.len() as u64).is_none_or(|end| end > state.len) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Self::pages(offset, buf.len(), |page, within, to| match state.own.get(&page) {
+            Some(page) => buf[to].copy_from_slice(&page[within]),
+            None => buf[to].fill(0),
+        });
+        Ok(())
+    }
+
+    fn write_at(&self, _: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        if self.is_shown(ZoneId::of(offset)) {
+            return Err(io::Error::other(Error::Invalid("a zone that is only shown".into())));
+        }
+        let mut state = self.state.lock();
+        Self::pages(offset, buf.len(), |page, within, from| {
+            let page = state.own.entry(page).or_insert_with(|| vec![0; PAGE as usize].into());
+            page[within].copy_from_slice(&buf[from]);
+        });
+        state.len = state.len.max(offset + buf.len() as u64);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.state.lock().len)
+    }
+
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.len = state.len.max(new_len);
+        Ok(())
+    }
+}
