@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use crate::address::Address;
+use places::{Address, local_copies};
+
 use crate::destination::{self, Making};
 use crate::device_profile::{self, Asked};
 use crate::failures;
-use crate::local_copies;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::push;
 use crate::sizes;

@@ -14,6 +14,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use kvfs::{InUse, Views};
 use kvfs_fuse::{Handover, KernelNotifier, Unmounter};
+use places::publishing::Publishing;
 use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -25,7 +26,6 @@ use crate::handover::{self, Next, Resumed, State};
 use crate::keeper::{Held, Keeper};
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
-use crate::publishing::Publishing;
 use crate::service::{Event, Mounting, Opened, Service, Waited, hinders};
 use crate::store::{self, InHand};
 use crate::upgrade::Request;
@@ -242,7 +242,8 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
         Failure::new(Exit::Failed, format!("the last changes could not be written: {e}"))
     });
     // After the last commit.
-    service.publishing.into_iter().for_each(Publishing::finish);
+    // What is not there is in the log.
+    service.publishing.into_iter().for_each(|publishing| drop(publishing.finish()));
     let closed = store.close();
     served.and(committed).and(closed)
 }
