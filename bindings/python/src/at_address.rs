@@ -69,7 +69,7 @@ pub fn read(
             FollowingThread::start(open.views()?, &open.db, what).map_err(Failure::from)
         });
         let (snapshot, following) = (of.snapshot.clone(), following.transpose()?);
-        Ok(There { snapshot, publishing: None, following })
+        Ok(There { snapshot, following, ..There::default() })
     })
 }
 
@@ -91,7 +91,8 @@ pub fn write(
         let Writing { every, syncs_there, .. } = writing;
         let what = Publication { to: to.clone(), every, syncs_there };
         let publishing = Publishing::start(&open.db, open.views()?, what)?;
-        Ok(There { publishing: Some(publishing), ..There::default() })
+        let written = Some((to.to_string(), path.clone()));
+        Ok(There { publishing: Some(publishing), written, ..There::default() })
     })
 }
 

@@ -2,6 +2,7 @@
 //! chooses among them by a word; the sentences are those of the crates.
 
 use std::io;
+use std::path::PathBuf;
 
 use kvdb::TransactionId;
 use objects::ObjectsError;
@@ -21,6 +22,9 @@ pub enum Failure {
     Places(places::Error),
     /// The store is shown as it was in a snapshot.
     AsItWas(String),
+    /// Another one has taken the store at this address from the one that closes it, which has this
+    /// local file.
+    Displaced(String, PathBuf),
     /// The object was closed; the text says which.
     Closed(&'static str),
     /// A stream is being received, which replaces the store.
@@ -75,6 +79,11 @@ impl Failure {
         }
     }
 
+    /// Returns whether another one writes or publishes the store by now.
+    pub fn is_displaced(&self) -> bool {
+        self.class().0 == "displaced"
+    }
+
     /// Returns whether another one has the file of the store open.
     pub fn is_busy(&self) -> bool {
         matches!(self, Failure::Device(zones::Error::Busy(_)))
@@ -95,6 +104,7 @@ impl Failure {
             Failure::Device(error) => of_device(error),
             Failure::Places(error) => of_places(error),
             Failure::AsItWas(_) => ("read_only", EROFS),
+            Failure::Displaced(..) => ("displaced", 0),
             Failure::Closed(_) | Failure::Receiving => ("closed", 0),
             Failure::Forked(_) => ("forked", 0),
             Failure::Ended(_) => ("ended", 0),
@@ -114,8 +124,16 @@ impl Failure {
                 places::Error::NoName(_) | places::Error::NoAddress(_) => {
                     format!("{error}: {}", places::FORMS)
                 }
+                places::Error::Claim { file, source: kvdb::Error::Unpublished(_), .. } => {
+                    format!("{error}. It is {}", file.display())
+                }
                 error => error.to_string(),
             },
+            Failure::Displaced(address, file) => format!(
+                "{address} was taken by another writer. What was changed here and not published is \
+                 in {} alone: open that file, and publish it under another name",
+                file.display()
+            ),
             Failure::AsItWas(snapshot) => format!(
                 "the store was opened as it was in snapshot {snapshot}, which does not change: \
                  open it by its address without @{snapshot}"

@@ -54,6 +54,8 @@ pub struct There {
     pub snapshot: Option<String>,
     /// Publishes what is committed.
     pub publishing: Option<Publishing>,
+    /// The address that a store is written at, and the local file by which it is.
+    pub written: Option<(String, PathBuf)>,
     /// Shows what is published.
     pub following: Option<FollowingThread>,
 }
@@ -144,7 +146,7 @@ pub fn reserved(name: &str) -> Failure {
 }
 
 enum State {
-    Open(Open),
+    Open(Box<Open>),
     Receiving,
     Closed,
 }
@@ -165,7 +167,7 @@ impl Shared {
         let state = self.state.read_recursive();
         match &*state {
             State::Open(_) => Ok(RwLockReadGuard::map(state, |state| match state {
-                State::Open(open) => open,
+                State::Open(open) => &**open,
                 _ => unreachable!("it was looked at under the lock"),
             })),
             State::Receiving => Err(Failure::Receiving),
@@ -203,7 +205,7 @@ impl Shared {
         let mut state = self.state.write();
         self.slots.close();
         match std::mem::replace(&mut *state, State::Closed) {
-            State::Open(open) => let_go(open),
+            State::Open(open) => let_go(*open),
             State::Closed => Ok(()),
             State::Receiving => {
                 *state = State::Receiving;
@@ -249,7 +251,7 @@ impl Shared {
         let opened = with_files(db, durability, &self.file_options);
         let mut state = self.state.write();
         match opened {
-            Ok(open) => *state = State::Open(open),
+            Ok(open) => *state = State::Open(Box::new(open)),
             Err(failure) => {
                 *state = State::Closed;
                 return Err(failure);
@@ -268,7 +270,7 @@ impl Drop for Shared {
             // It cannot tell of errors; `close` does. Where the interpreter has ended, its lock is
             // none any more.
             let mut open = Some(open);
-            let mut close = || open.take().map_or(Ok(()), let_go);
+            let mut close = || open.take().map_or(Ok(()), |open| let_go(*open));
             if Python::try_attach(|py| py.detach(&mut close)).is_none() {
                 let _ = close();
             }
@@ -279,17 +281,19 @@ impl Drop for Shared {
 /// Makes everything durable, here and where the store is published, and lets go of it. Of several
 /// failures the first is told.
 fn let_go(open: Open) -> Outcome<()> {
-    let There { snapshot: _, publishing, following } = open.there;
+    let There { snapshot: _, publishing, written, following } = open.there;
     drop(following);
     // No one waits for a sync any more; the last commits are published below.
     publishing.iter().for_each(Publishing::sync_here);
     let files = put_to_rest(open.views);
     let published = publishing.map_or(Ok(()), |publishing| publishing.finish());
     let closed = open.db.close();
-    match published {
+    match (published.map_err(Failure::from), written) {
         // The others follow from it.
-        Err(failure @ places::Error::NotPublished { displaced: true, .. }) => Err(failure.into()),
-        published => files.and(published.map_err(Failure::from)).and(closed.map_err(Failure::from)),
+        (Err(failure), Some((address, file))) if failure.is_displaced() => {
+            Err(Failure::Displaced(address, file))
+        }
+        (published, _) => files.and(published).and(closed.map_err(Failure::from)),
     }
 }
 
@@ -412,7 +416,7 @@ impl Opening {
         }
         Ok(Shared {
             owner: Owner::current(),
-            state: RwLock::new(State::Open(open)),
+            state: RwLock::new(State::Open(Box::new(open))),
             slots: Slots::default(),
             file_options,
         })

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import fcntl
 import os
 import pickle
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import kvfs
+import kvfs.aio
 import pytest
 from conftest import Mount
 from test_ends import in_a_forked_child
@@ -62,6 +67,14 @@ def killed(code: str) -> None:
     code = f"import kvfs, os, signal\n{code}\nos.kill(os.getpid(), signal.SIGKILL)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def said_by(code: str) -> str:
+    """What a program prints."""
+    run = [sys.executable, "-c", f"import kvfs\n{code}"]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 # --- reading
@@ -171,10 +184,15 @@ def test_a_store_that_is_open_for_writing_is_refused_elsewhere(
     address: str, tmp_path: Path
 ) -> None:
     with kvfs.open(address, write=True, memory=MEMORY) as store:
-        with pytest.raises(kvfs.Busy, match="in use|open"):
+        with pytest.raises(kvfs.Busy, match="open in this process already"):
             kvfs.open(address, write=True, memory=MEMORY)
-        with pytest.raises(kvfs.Busy, match="open for writing"):
-            kvfs.open(address, write=True, cache=tmp_path / "there", memory=MEMORY)
+        elsewhere = {"cache": str(tmp_path / "there")}
+        for options, says in (
+            ({}, "in use by another process"),
+            (elsewhere, "open for writing by"),
+        ):
+            code = f"kvfs.open({address!r}, write=True, **{options!r})"
+            assert says in said_by(f"try: {code}\nexcept kvfs.Busy as busy: print(busy)")
         store["d"][b"k"] = b"v"
     with kvfs.open(address, write=True, cache=tmp_path / "there", memory=MEMORY) as store:
         assert store["d"][b"k"] == b"v"
@@ -237,20 +255,37 @@ def test_one_that_was_displaced_says_so_and_keeps_what_it_has(address: str, tmp_
     taker = kvfs.open(address, write=True, take=True, cache=tmp_path / "there", memory=MEMORY)
     taker["d"][b"k"] = b"taken"
     displaced["d"][b"other"] = b"mine"
-    with pytest.raises(kvfs.Displaced, match="lacks the last changes") as raised:
+    (kept,) = (tmp_path / "here").glob("*.writer.kvfs")
+    with pytest.raises(kvfs.Displaced, match="taken by another writer") as raised:
         displaced.close()
-    assert not isinstance(raised.value, kvfs.Retryable)
+    assert str(kept) in str(raised.value) and not isinstance(raised.value, kvfs.Retryable)
+    displaced.close()
     taker.close()
     with kvfs.open(address, memory=MEMORY) as store:
         assert dict(store["d"]) == {b"k": b"taken"}
     # It is not written by the address any more, and goes to another name.
-    with pytest.raises(kvfs.Displaced, match="another name"):
+    with pytest.raises(kvfs.Displaced, match=f"another name.*{kept}"):
         kvfs.open(address, write=True, cache=tmp_path / "here", memory=MEMORY)
-    (kept,) = (tmp_path / "here").glob("*.writer.kvfs")
     with kvfs.open(kept, memory=MEMORY) as store:
         kvfs.push(store, address + "-kept")
     with kvfs.open(address + "-kept", memory=MEMORY) as store:
         assert dict(store["d"]) == {b"k": b"mine", b"other": b"mine"}
+
+
+def test_one_that_was_displaced_with_all_published_says_so_too(
+    address: str, tmp_path: Path
+) -> None:
+    displaced = kvfs.open(
+        address, write=True, publish_every=3600, cache=tmp_path / "here", memory=MEMORY
+    )
+    displaced["d"][b"k"] = b"v"
+    kvfs.push(displaced, address)
+    with kvfs.open(
+        address, write=True, take=True, cache=tmp_path / "there", memory=MEMORY
+    ) as taker:
+        assert taker["d"][b"k"] == b"v"
+        with pytest.raises(kvfs.Displaced, match="taken by another writer"):
+            displaced.close()
 
 
 def test_one_that_was_displaced_takes_no_more_changes(address: str, tmp_path: Path) -> None:
@@ -300,14 +335,11 @@ def test_a_forked_child_leaves_stores_at_addresses_alone(address: str) -> None:
 
 
 def test_a_store_that_is_dropped_or_left_open_is_published(address: str, tmp_path: Path) -> None:
-    code = f"""
-import kvfs
+    said_by(f"""
 store = kvfs.open({address!r}, write=True, publish_every=3600)
 store["d"][b"k"] = b"v"
 store.fs.open("f", "wb", 0).write(b"x")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+""")
     store = kvfs.open(address, write=True, cache=tmp_path / "there", memory=MEMORY)
     assert store["d"][b"k"] == b"v" and store.fs.read_bytes("f") == b"x"
     store["d"][b"k"] = b"w"
@@ -484,6 +516,51 @@ def test_a_store_is_no_fork_of_another_one(parent: kvfs.Store, tmp_path: Path) -
         parent.merge_fork(tmp_path / "missing.kvfs")
 
 
+# --- threads
+
+
+def test_other_threads_run_while_one_waits_for_a_place(
+    parent: kvfs.Store, address: str, tmp_path: Path
+) -> None:
+    """The place is a folder whose locks others hold."""
+    written = kvfs.open(address + "-2", write=True, publish_every=3600, memory=MEMORY)
+    written["d"][b"k"] = b"v"
+    reader = kvfs.open(address, memory=MEMORY)
+    for call in (
+        lambda: kvfs.open(address, memory=MEMORY).close(),
+        lambda: kvfs.push(parent, address),
+        lambda: kvfs.drop_fork(address, kvfs.fork(address, tmp_path / "mine.kvfs")),
+        lambda: kvfs.forks(address),
+        lambda: parent.merge_fork(address + "-none"),
+        lambda: kvfs.open(address + "-3", write=True, memory=MEMORY).close(),
+        lambda: kvfs.push(written, address + "-2"),
+        lambda: written.close(),
+    ):
+        with contextlib.ExitStack() as held:
+            locks = set()
+            for path in (tmp_path / "share" / ".kvfs~locks").iterdir():
+                file = held.enter_context(path.open("r+b"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+                locks.add(f":{os.fstat(file.fileno()).st_ino} ")
+
+            def waits(locks: set[str] = locks) -> bool:
+                lines = Path("/proc/locks").read_text().splitlines()
+                return any("->" in line and lock in line for line in lines for lock in locks)
+
+            def quietly(call: Callable[[], object] = call) -> None:
+                with contextlib.suppress(kvfs.NotFound):
+                    call()
+
+            thread = threading.Thread(target=quietly)
+            thread.start()
+            # Were the interpreter's lock held by the thread that waits, this could not go on.
+            wait_until(waits)
+            assert thread.is_alive() and reader["d"][b"k"] == b"2"
+        thread.join(60)
+        assert not thread.is_alive()
+    reader.close()
+
+
 # --- fsspec
 
 
@@ -591,10 +668,6 @@ def test_a_cache_is_not_written(parent: kvfs.Store, address: str, tmp_path: Path
 
 
 def test_asyncio_opens_addresses_too(parent: kvfs.Store, address: str) -> None:
-    import asyncio
-
-    import kvfs.aio
-
     async def read() -> bytes:
         async with await kvfs.aio.open(address, memory=MEMORY) as store:
             return await store["d"].get(b"k")

@@ -593,6 +593,12 @@ def _is_open_here(path: str | bytes) -> bool:
     return False
 
 
+def _is_written_here(address: str) -> bool:
+    """Whether a store of this process writes the one at the address."""
+    written = [store for store in list(_OPEN) if store._where == address and store.is_open]
+    return any("publishing" in store.statistics() for store in written)
+
+
 def open(
     path: str | bytes | os.PathLike[str],
     *,
@@ -645,19 +651,25 @@ def open(
             raise Invalid("a store in object storage has no size: it takes what is written")
         if read_only and write:
             raise Invalid("a store is opened to be read or to be written, not both")
-        there = open_there(
-            address,
-            write=bool(write),
-            create=bool(create),
-            take=take,
-            durability=durability,
-            publish_every=publish_every,
-            follow=follow,
-            cache=cache,
-            cache_size=cache_size,
-            memory=memory,
-            durable=durable,
-        )
+        try:
+            there = open_there(
+                address,
+                write=bool(write),
+                create=bool(create),
+                take=take,
+                durability=durability,
+                publish_every=publish_every,
+                follow=follow,
+                cache=cache,
+                cache_size=cache_size,
+                memory=memory,
+                durable=durable,
+            )
+        except Busy:
+            if not (write and _is_written_here(address)):
+                raise
+            what = f"{address} is open in this process already: use that store, or close it"
+            raise Busy(what) from None
         return Store(there, _Embedded(there.mainline()), address)
     if write or take or durability != "local" or follow is not None or cache is not None:
         raise Invalid(
