@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 
 use kvfs::{InUse, Views};
 use kvfs_fuse::{Handover, KernelNotifier, Unmounter};
@@ -143,7 +144,7 @@ fn serve_logged(
             );
         }
         let outcome = close(served, service, &notifier, opened);
-        signals.close();
+        signals.end();
         match &outcome {
             Ok(()) => record.remove(),
             Err(failure) => {
@@ -331,7 +332,7 @@ fn listen_to_signals(
     views: Views,
     device: String,
     say: Sender<Event>,
-) -> std::io::Result<signal_hook::iterator::Handle> {
+) -> std::io::Result<Listening> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let handle = signals.handle();
     let listen = move || {
@@ -359,6 +360,21 @@ fn listen_to_signals(
             }
         }
     };
-    std::thread::Builder::new().name("kvfs-signals".into()).spawn(listen)?;
-    Ok(handle)
+    let thread = std::thread::Builder::new().name("kvfs-signals".into()).spawn(listen)?;
+    Ok(Listening { handle, thread })
+}
+
+/// The thread that listens to signals.
+struct Listening {
+    handle: signal_hook::iterator::Handle,
+    thread: JoinHandle<()>,
+}
+
+impl Listening {
+    /// Returns when the thread has let go of the store. The last one that does so notes what was
+    /// fetched of a store in object storage, which has to be before this process ends.
+    fn end(self) {
+        self.handle.close();
+        let _ = self.thread.join();
+    }
 }
