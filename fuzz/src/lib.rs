@@ -6,8 +6,6 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
-#[path = "../../crates/kvfs-cli/src/address.rs"]
-mod address;
 #[path = "../../crates/kvfs-cli/src/beneath.rs"]
 mod beneath;
 #[path = "../../crates/kvfs-cli/src/daemons.rs"]
@@ -24,8 +22,6 @@ mod failures;
 mod figures;
 #[path = "../../crates/kvfs-cli/src/http/message.rs"]
 mod http_message;
-#[path = "../../crates/kvfs-cli/src/following.rs"]
-mod following;
 #[path = "../../crates/kvfs-cli/src/identity.rs"]
 mod identity;
 #[path = "../../crates/kvfs-cli/src/import.rs"]
@@ -50,8 +46,6 @@ mod paths;
 mod pax;
 #[path = "../../crates/kvfs-cli/src/place.rs"]
 mod place;
-#[path = "../../crates/kvfs-cli/src/publishing.rs"]
-mod publishing;
 #[path = "../../crates/kvfs-cli/src/scrubbing.rs"]
 mod scrubbing;
 #[path = "../../crates/kvfs-cli/src/sizes.rs"]

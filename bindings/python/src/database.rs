@@ -9,10 +9,12 @@ use kvdb::{Durability, Isolation, Kvdb, ReceiveOptions, TransactionId, Transacti
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::at_address::{self, Writing, interval};
 use crate::changes::{ChangedFile, Changes, Comparison, changed_file};
 use crate::failure::{Failure, Outcome};
+use crate::merging::{Conflicting, choice, listed, merge};
 use crate::scope::Scope;
-use crate::shared::{Open, Shared, open};
+use crate::shared::{Open, Opening, Shared, open};
 use crate::stream::{Failed, PythonReader, PythonWriter};
 
 /// Name, branch, when it was made (seconds since 1970), bytes, bytes of its own.
@@ -23,6 +25,9 @@ type ListedTransaction = (u64, String, bool, f64, f64, u64);
 
 /// Number, label of the transaction, when it was made (seconds since 1970), bytes kept for it.
 type ListedCommit = (u64, String, f64, u64);
+
+/// The memory that an open fork may take while it is merged, bytes: it is read once.
+const FORK_MEMORY: u64 = 64 << 20;
 
 /// Keys that are named where a commit cannot be undone.
 const NAMED: usize = 3;
@@ -58,7 +63,8 @@ impl Database {
 #[pymethods]
 impl Database {
     #[staticmethod]
-    #[pyo3(signature = (path, *, make, size, read_only, memory, durable))]
+    #[pyo3(signature = (path, *, make, size, read_only, memory, durable, cache_size))]
+    #[allow(clippy::too_many_arguments)]
     fn open(
         py: Python<'_>,
         path: PathBuf,
@@ -67,14 +73,121 @@ impl Database {
         read_only: bool,
         memory: Option<u64>,
         durable: bool,
+        cache_size: Option<u64>,
     ) -> PyResult<Database> {
-        let opened = py.detach(|| open(path, make, size, read_only, memory, durable))?;
+        let opening = Opening { read_only, memory, durable, cache_size };
+        let opened = py.detach(|| open(path, make, size, opening))?;
         Ok(Database(Arc::new(opened)))
     }
 
-    /// The keys and files outside of all transactions.
-    fn mainline(&self) -> Scope {
-        Scope::mainline(self.0.clone())
+    /// Opens a store in object storage to be read. `directory`: of local files.
+    #[staticmethod]
+    #[pyo3(signature = (address, *, directory, follow, memory, cache_size))]
+    fn read(
+        py: Python<'_>,
+        address: PathBuf,
+        directory: Option<PathBuf>,
+        follow: Option<f64>,
+        memory: Option<u64>,
+        cache_size: Option<u64>,
+    ) -> PyResult<Database> {
+        let opening = Opening { read_only: true, memory, durable: false, cache_size };
+        let opened = py.detach(|| {
+            let follow = follow.map(|every| interval("follow", every)).transpose()?;
+            at_address::read(&address, directory.as_deref(), follow, opening)
+        })?;
+        Ok(Database(Arc::new(opened)))
+    }
+
+    /// Opens a store in object storage to be written. `directory`: of local files.
+    #[staticmethod]
+    #[pyo3(signature = (
+        address, *, directory, make, take, syncs_there, every, memory, durable, cache_size
+    ))]
+    #[allow(clippy::too_many_arguments)]
+    fn write(
+        py: Python<'_>,
+        address: PathBuf,
+        directory: Option<PathBuf>,
+        make: bool,
+        take: bool,
+        syncs_there: bool,
+        every: f64,
+        memory: Option<u64>,
+        durable: bool,
+        cache_size: Option<u64>,
+    ) -> PyResult<Database> {
+        let opening = Opening { read_only: false, memory, durable, cache_size };
+        let opened = py.detach(|| {
+            let every = interval("publish_every", every)?;
+            let writing = Writing { take, make, syncs_there, every };
+            at_address::write(&address, directory.as_deref(), writing, opening)
+        })?;
+        Ok(Database(Arc::new(opened)))
+    }
+
+    /// The keys and files outside of all transactions; of a store that is shown as it was in a
+    /// snapshot, those of the snapshot.
+    fn mainline(&self, py: Python<'_>) -> PyResult<Scope> {
+        let view = self.call(py, |open| match &open.there.snapshot {
+            Some(name) => Ok(Some((name.clone(), open.db.open_snapshot(name)?))),
+            None => Ok(None),
+        })?;
+        Ok(match view {
+            Some((name, view)) => Scope::frozen(self.0.clone(), name, view),
+            None => Scope::mainline(self.0.clone()),
+        })
+    }
+
+    /// Publishes the store: generation, zones, objects, bytes, and bytes of live data.
+    fn push(
+        &self,
+        py: Python<'_>,
+        address: PathBuf,
+        take: bool,
+    ) -> PyResult<(u64, u64, u64, u64, u64)> {
+        let stats = self.call(py, |open| at_address::push(open, &address, take))?;
+        Ok((stats.generation, stats.zones, stats.objects, stats.bytes, stats.live_bytes))
+    }
+
+    /// Begins a transaction with what a fork has changed, or returns the conflicts. `choices` say
+    /// whose version is taken, below paths and of keys.
+    #[pyo3(signature = (fork, *, directory, choices, label, undoable))]
+    fn merge_fork(
+        &self,
+        py: Python<'_>,
+        fork: PathBuf,
+        directory: Option<PathBuf>,
+        choices: Vec<(Vec<u8>, String)>,
+        label: String,
+        undoable: bool,
+    ) -> PyResult<(Option<Scope>, Vec<Conflicting>)> {
+        let merged = self.call(py, |open| {
+            let choices = choices.into_iter().map(|(path, name)| Ok((path, choice(&name)?)));
+            let choices = choices.collect::<Outcome<Vec<_>>>()?;
+            let memory = Some(FORK_MEMORY);
+            let opening = Opening { read_only: true, memory, durable: false, cache_size: None };
+            let fork = at_address::forked(&fork, directory.as_deref(), opening)?;
+            let options = TransactionOptions { label, undoable, ..TransactionOptions::default() };
+            match merge(open, fork, choices, options)? {
+                Ok(id) => Ok(Ok(open.views()?.transaction(id)?)),
+                Err(conflicts) => Ok(Err(conflicts)),
+            }
+        })?;
+        Ok(match merged {
+            Ok(merged) => (Some(Scope::transaction(self.0.clone(), merged, true)), vec![]),
+            Err(conflicts) => (None, listed(conflicts)),
+        })
+    }
+
+    /// How publishing and following go, as JSON, where the store does that.
+    fn there(&self, py: Python<'_>) -> PyResult<(Option<String>, Option<String>)> {
+        self.call(py, |open| {
+            let publishing = open.there.publishing.as_ref().and_then(|p| p.shared().upgrade());
+            let following = open.there.following.as_ref().and_then(|f| f.shared().upgrade());
+            let publishing = publishing.map(|shared| shared.figures().to_string());
+            Ok((publishing, following.map(|shared| shared.figures().to_string())))
+        })
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -102,9 +215,12 @@ impl Database {
             undoable,
             ..TransactionOptions::default()
         };
-        let transaction = self.call(py, |open| match &open.views {
-            Some(views) => Ok(views.transaction(views.begin(options)?)?),
-            None => Ok(open.db.begin_with(TransactionOptions { detached: true, ..options })?),
+        let transaction = self.call(py, |open| match (&open.there.snapshot, &open.views) {
+            (Some(snapshot), _) => Err(Failure::AsItWas(snapshot.clone())),
+            (None, Some(views)) => Ok(views.transaction(views.begin(options)?)?),
+            (None, None) => {
+                Ok(open.db.begin_with(TransactionOptions { detached: true, ..options })?)
+            }
         })?;
         Ok(Scope::transaction(self.0.clone(), transaction, true))
     }

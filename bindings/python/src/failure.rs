@@ -2,8 +2,10 @@
 //! chooses among them by a word; the sentences are those of the crates.
 
 use std::io;
+use std::path::PathBuf;
 
 use kvdb::TransactionId;
+use objects::ObjectsError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -16,6 +18,13 @@ pub enum Failure {
     Files(kvfs::Error, Option<Vec<u8>>),
     /// The file of the store could not be opened or made.
     Device(zones::Error),
+    /// A store in object storage, its address, or its local file.
+    Places(places::Error),
+    /// The store is shown as it was in a snapshot.
+    AsItWas(String),
+    /// Another one has taken the store at this address from the one that closes it, which has this
+    /// local file.
+    Displaced(String, PathBuf),
     /// The object was closed; the text says which.
     Closed(&'static str),
     /// A stream is being received, which replaces the store.
@@ -43,6 +52,15 @@ impl From<kvdb::Error> for Failure {
     }
 }
 
+impl From<places::Error> for Failure {
+    fn from(error: places::Error) -> Failure {
+        match error {
+            places::Error::Device { source, .. } => Failure::Device(source),
+            error => Failure::Places(error),
+        }
+    }
+}
+
 impl From<kvfs::Error> for Failure {
     fn from(error: kvfs::Error) -> Failure {
         match error {
@@ -61,6 +79,16 @@ impl Failure {
         }
     }
 
+    /// Returns whether another one writes or publishes the store by now.
+    pub fn is_displaced(&self) -> bool {
+        self.class().0 == "displaced"
+    }
+
+    /// Returns whether another one has the file of the store open.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Failure::Device(zones::Error::Busy(_)))
+    }
+
     /// The word for the class, and the errno where the class has one.
     fn class(&self) -> (&'static str, i32) {
         match self {
@@ -73,13 +101,10 @@ impl Failure {
                 kvfs::Error::NotSynced(_) => ("device", error.errno()),
                 error => ("file", error.errno()),
             },
-            Failure::Device(error) => match error {
-                zones::Error::Busy(_) => ("busy", 0),
-                zones::Error::Io { source, .. } => of_io(source),
-                zones::Error::NoSpace => ("no_space", ENOSPC),
-                zones::Error::Corrupt { .. } => ("corrupt", EIO),
-                _ => ("not_a_store", 0),
-            },
+            Failure::Device(error) => of_device(error),
+            Failure::Places(error) => of_places(error),
+            Failure::AsItWas(_) => ("read_only", EROFS),
+            Failure::Displaced(..) => ("displaced", 0),
             Failure::Closed(_) | Failure::Receiving => ("closed", 0),
             Failure::Forked(_) => ("forked", 0),
             Failure::Ended(_) => ("ended", 0),
@@ -95,6 +120,24 @@ impl Failure {
             Failure::Store(error) => error.to_string(),
             Failure::Files(error, _) => error.to_string(),
             Failure::Device(error) => error.to_string(),
+            Failure::Places(error) => match error {
+                places::Error::NoName(_) | places::Error::NoAddress(_) => {
+                    format!("{error}: {}", places::FORMS)
+                }
+                places::Error::Claim { file, source: kvdb::Error::Unpublished(_), .. } => {
+                    format!("{error}. It is {}", file.display())
+                }
+                error => error.to_string(),
+            },
+            Failure::Displaced(address, file) => format!(
+                "{address} was taken by another writer. What was changed here and not published is \
+                 in {} alone: open that file, and publish it under another name",
+                file.display()
+            ),
+            Failure::AsItWas(snapshot) => format!(
+                "the store was opened as it was in snapshot {snapshot}, which does not change: \
+                 open it by its address without @{snapshot}"
+            ),
             Failure::Closed(what) => format!("{what} is closed: open it again"),
             Failure::Receiving => {
                 "a stream is being received, which replaces the store: wait until that has ended"
@@ -140,16 +183,58 @@ fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
         Error::Corrupt(_) => ("corrupt", EIO),
         Error::Invalid(_) => ("invalid", 0),
         Error::Limit(_) => ("limit", 0),
-        Error::Conflict { .. }
-        | Error::Overtaken(_)
-        | Error::OpenElsewhere { .. }
-        | Error::WrittenElsewhere(_)
-        | Error::Unpublished(_) => ("conflict", 0),
+        Error::Conflict { .. } => ("conflict", 0),
+        Error::OpenElsewhere { .. } => ("busy", 0),
+        Error::Overtaken(_) | Error::WrittenElsewhere(_) | Error::Unpublished(_) => {
+            ("displaced", 0)
+        }
         Error::Locked(_) => ("locked", 0),
         Error::NoTransaction(_) => ("ended", 0),
         // The call is not possible with a transaction in that state, which goes on.
         Error::Changed(_) | Error::Nested { .. } => ("invalid", 0),
         Error::Io(error) => of_io(error),
+    }
+}
+
+fn of_places(error: &places::Error) -> (&'static str, i32) {
+    use places::Error;
+    match error {
+        Error::NoName(_) | Error::NoAddress(_) | Error::NoPlace(_) | Error::Name(_) => {
+            ("invalid", 0)
+        }
+        Error::Empty(_) | Error::NoSnapshot(_) | Error::NothingHere(_) => ("not_found", 0),
+        Error::Place { source, .. } => of_place(source),
+        Error::Stores { source, .. }
+        | Error::Store { source, .. }
+        | Error::Claim { source, .. }
+        | Error::NoHome(source) => of_store(source),
+        Error::Path { source, .. } | Error::Thread { source, .. } => of_io(source),
+        Error::Device { source, .. } => of_device(source),
+        Error::InUse { .. } => ("busy", 0),
+        Error::NotPublished { displaced: true, .. } => ("displaced", 0),
+        Error::NotPublished { .. } => ("device", EIO),
+        Error::Unsafe(_) => ("error", 0),
+    }
+}
+
+/// A place that could not be opened.
+fn of_place(error: &ObjectsError) -> (&'static str, i32) {
+    match error {
+        ObjectsError::NotFound { .. } | ObjectsError::NoBucket { .. } => ("not_found", 0),
+        ObjectsError::Invalid(_) => ("invalid", 0),
+        ObjectsError::Denied { .. } => ("file", 13),
+        ObjectsError::Io { source, .. } => of_io(source),
+        _ => ("device", EIO),
+    }
+}
+
+fn of_device(error: &zones::Error) -> (&'static str, i32) {
+    match error {
+        zones::Error::Busy(_) => ("busy", 0),
+        zones::Error::Io { source, .. } => of_io(source),
+        zones::Error::NoSpace => ("no_space", ENOSPC),
+        zones::Error::Corrupt { .. } => ("corrupt", EIO),
+        _ => ("not_a_store", 0),
     }
 }
 

@@ -2,6 +2,7 @@
 //! `kvfs`. What Python users see is in `python/kvfs`; this gives it objects with few, plain calls.
 //!
 //! - `database`, on `shared`: a store that is open in this process, and how it is closed;
+//! - `at_address`: stores in object storage; `merging`: of their forks;
 //! - `scope`: keys of the store, of a transaction or of a snapshot; `range`, `changes`: iterators;
 //! - `files`, `paths`, `open_file`: the file system of a scope;
 //! - `stream`: Python's file objects as readers and writers, for send and receive;
@@ -11,10 +12,12 @@
 //! The interpreter's lock is released around every call that may wait for the disk, a lock or
 //! another thread. No lock of this crate is held while Python code runs.
 
+mod at_address;
 mod changes;
 mod database;
 mod failure;
 mod files;
+mod merging;
 mod octets;
 mod open_file;
 mod paths;
@@ -35,6 +38,10 @@ fn _kvfs(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<changes::Changes>()?;
     m.add_class::<files::Files>()?;
     m.add_class::<open_file::OpenFile>()?;
+    m.add_function(wrap_pyfunction!(at_address::address, m)?)?;
+    m.add_function(wrap_pyfunction!(at_address::fork, m)?)?;
+    m.add_function(wrap_pyfunction!(at_address::forks, m)?)?;
+    m.add_function(wrap_pyfunction!(at_address::drop_fork, m)?)?;
     m.add("MAX_KEY", kvdb::MAX_KEY)?;
     m.add("MAX_VALUE", kvdb::MAX_VALUE)?;
     m.add("LEAST_SIZE", shared::LEAST_SIZE)?;

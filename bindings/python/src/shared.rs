@@ -9,10 +9,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use env::Machine;
 use kvdb::{
-    CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, OpenOptions, TransactionId,
+    CreateOptions, DictionaryId, DictionaryOptions, Durability, Kvdb, LocalCopy, OpenOptions,
+    TransactionId,
 };
 use kvfs::{Fs, FsOptions, Views};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use places::following::FollowingThread;
+use places::publishing::Publishing;
+use pyo3::Python;
 use zones::FileDevice;
 
 use crate::failure::{Failure, Outcome};
@@ -38,7 +42,22 @@ pub struct Open {
     pub views: Option<Views>,
     /// Of writes outside of transactions.
     pub durability: Durability,
+    /// What a store at an address has in addition.
+    pub there: There,
     numbers: Mutex<HashMap<String, DictionaryId>>,
+}
+
+/// What a store that was opened by its address has in addition; nothing, for a file.
+#[derive(Default)]
+pub struct There {
+    /// The store is shown as it was in this snapshot.
+    pub snapshot: Option<String>,
+    /// Publishes what is committed.
+    pub publishing: Option<Publishing>,
+    /// The address that a store is written at, and the local file by which it is.
+    pub written: Option<(String, PathBuf)>,
+    /// Shows what is published.
+    pub following: Option<FollowingThread>,
 }
 
 impl Open {
@@ -127,7 +146,7 @@ pub fn reserved(name: &str) -> Failure {
 }
 
 enum State {
-    Open(Open),
+    Open(Box<Open>),
     Receiving,
     Closed,
 }
@@ -148,7 +167,7 @@ impl Shared {
         let state = self.state.read_recursive();
         match &*state {
             State::Open(_) => Ok(RwLockReadGuard::map(state, |state| match state {
-                State::Open(open) => open,
+                State::Open(open) => &**open,
                 _ => unreachable!("it was looked at under the lock"),
             })),
             State::Receiving => Err(Failure::Receiving),
@@ -186,11 +205,7 @@ impl Shared {
         let mut state = self.state.write();
         self.slots.close();
         match std::mem::replace(&mut *state, State::Closed) {
-            State::Open(open) => {
-                let files = put_to_rest(open.views);
-                open.db.close()?;
-                files
-            }
+            State::Open(open) => let_go(*open),
             State::Closed => Ok(()),
             State::Receiving => {
                 *state = State::Receiving;
@@ -204,7 +219,11 @@ impl Shared {
     /// Has `replace` change what the store consists of, with all that was open in it closed before
     /// and the file system opened anew behind it. Other calls fail for so long.
     pub fn replacing<T>(&self, replace: impl FnOnce(&Kvdb) -> T) -> Outcome<T> {
-        drop(self.open()?);
+        if self.open()?.there.is_some() {
+            let what = "a store that is open by its address is not replaced: receive the stream \
+                        into a file, and push that";
+            return Err(Failure::Invalid(what.into()));
+        }
         self.end_transactions();
         let (db, durability) = {
             let mut state = self.state.write();
@@ -232,7 +251,7 @@ impl Shared {
         let opened = with_files(db, durability, &self.file_options);
         let mut state = self.state.write();
         match opened {
-            Ok(open) => *state = State::Open(open),
+            Ok(open) => *state = State::Open(Box::new(open)),
             Err(failure) => {
                 *state = State::Closed;
                 return Err(failure);
@@ -248,10 +267,33 @@ impl Drop for Shared {
         if self.owner.is_another() {
             std::mem::forget(state);
         } else if let State::Open(open) = state {
-            // It cannot tell of errors; `close` does.
-            let _ = put_to_rest(open.views);
-            let _ = open.db.close();
+            // It cannot tell of errors; `close` does. Where the interpreter has ended, its lock is
+            // none any more.
+            let mut open = Some(open);
+            let mut close = || open.take().map_or(Ok(()), |open| let_go(*open));
+            if Python::try_attach(|py| py.detach(&mut close)).is_none() {
+                let _ = close();
+            }
         }
+    }
+}
+
+/// Makes everything durable, here and where the store is published, and lets go of it. Of several
+/// failures the first is told.
+fn let_go(open: Open) -> Outcome<()> {
+    let There { snapshot: _, publishing, written, following } = open.there;
+    drop(following);
+    // No one waits for a sync any more; the last commits are published below.
+    publishing.iter().for_each(Publishing::sync_here);
+    let files = put_to_rest(open.views);
+    let published = publishing.map_or(Ok(()), |publishing| publishing.finish());
+    let closed = open.db.close();
+    match (published.map_err(Failure::from), written) {
+        // The others follow from it.
+        (Err(failure), Some((address, file))) if failure.is_displaced() => {
+            Err(Failure::Displaced(address, file))
+        }
+        (published, _) => files.and(published).and(closed.map_err(Failure::from)),
     }
 }
 
@@ -269,37 +311,120 @@ fn with_files(db: Kvdb, durability: Durability, options: &FsOptions) -> Outcome<
         Err(kvfs::Error::ReadOnly) => None,
         Err(error) => return Err(error.into()),
     };
-    Ok(Open { db, views, durability, numbers: Mutex::default() })
+    Ok(Open { db, views, durability, there: There::default(), numbers: Mutex::default() })
 }
 
-/// Opens the file, waiting a moment for one that is letting go of it.
-fn device(path: &Path, read_only: bool) -> Outcome<FileDevice> {
+impl There {
+    /// Returns whether the store was opened by its address.
+    pub fn is_some(&self) -> bool {
+        self.snapshot.is_some() || self.publishing.is_some() || self.following.is_some()
+    }
+}
+
+/// Tries it again for a moment while another one is letting go of the file.
+pub fn patiently<T>(mut open: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     let begun = Instant::now();
     loop {
-        match FileDevice::open(path, read_only) {
-            Err(zones::Error::Busy(_)) if begun.elapsed() < PATIENCE => {
+        match open() {
+            Err(failure) if failure.is_busy() && begun.elapsed() < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            other => return other.map_err(Failure::Device),
+            other => return other,
         }
     }
 }
 
-/// Opens a store, or makes it.
-pub fn open(
-    path: PathBuf,
-    make: bool,
-    size: Option<u64>,
-    read_only: bool,
-    memory: Option<u64>,
-    durable: bool,
-) -> Outcome<Shared> {
-    let memory = memory.unwrap_or(MEMORY);
-    let write_buffer = (memory / 5).clamp(1 << 20, 1 << 30);
-    let inodes = memory / 20;
-    let database = memory.saturating_sub(write_buffer + inodes).max(1 << 20);
-    let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-    let options = OpenOptions { read_only, memory: bytes(database), ..OpenOptions::default() };
+/// Opens the file of a store. Into one whose zones lie in object storage readers write what they
+/// fetch.
+pub fn device(path: &Path, read_only: bool) -> Outcome<Arc<FileDevice>> {
+    let open = |read_only| {
+        patiently(|| FileDevice::open(path, read_only).map_err(Failure::Device)).map(Arc::new)
+    };
+    let device = open(read_only)?;
+    let copy = LocalCopy::of(&*device).ok().flatten();
+    let is_cache = |copy: &LocalCopy| copy.fork.is_none() && copy.writer.is_none();
+    match copy {
+        Some(copy) if !read_only && is_cache(&copy) => Err(Failure::Invalid(format!(
+            "{} is a copy of a store in object storage, in which changes would be lost: open it \
+             with read_only=True, or fork the store",
+            path.display()
+        ))),
+        Some(_) if read_only => {
+            drop(device);
+            open(false)
+        }
+        _ => Ok(device),
+    }
+}
+
+/// How a store is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    pub read_only: bool,
+    /// For buffers and caches, bytes; `None`: what is usual.
+    pub memory: Option<u64>,
+    /// Every write is durable when its call returns.
+    pub durable: bool,
+    /// What was fetched from object storage may take so much of the disk, bytes.
+    pub cache_size: Option<u64>,
+}
+
+impl Opening {
+    /// For the data of files that is not committed yet, for inodes, and for the database.
+    fn shares(&self) -> [usize; 3] {
+        let memory = self.memory.unwrap_or(MEMORY);
+        let write_buffer = (memory / 5).clamp(1 << 20, 1 << 30);
+        let inodes = memory / 20;
+        let database = memory.saturating_sub(write_buffer + inodes).max(1 << 20);
+        [write_buffer, inodes, database].map(|n| usize::try_from(n).unwrap_or(usize::MAX))
+    }
+
+    fn of_database(&self) -> OpenOptions {
+        let [.., memory] = self.shares();
+        OpenOptions { read_only: self.read_only, memory, ..OpenOptions::default() }
+    }
+
+    /// The database alone, whose zones are found where the file says.
+    pub fn database(&self, device: Arc<FileDevice>) -> Outcome<Kvdb> {
+        let mut remote = places::zones_of(&*device)?;
+        if let (Some(zones), Some(bytes)) = (&mut remote, self.cache_size) {
+            zones.cache_bytes = bytes;
+        }
+        let options = OpenOptions { remote, ..self.of_database() };
+        Ok(Kvdb::open(device, Arc::new(Machine::default()), options)?.0)
+    }
+
+    /// The store, with its files. `there` returns what goes with it.
+    pub fn store(&self, db: Kvdb, there: impl FnOnce(&Open) -> Outcome<There>) -> Outcome<Shared> {
+        let [write_buffer, inode_memory, _] = self.shares();
+        let file_options = FsOptions {
+            read_only: self.read_only,
+            write_buffer,
+            inode_memory,
+            root_uid: rustix::process::geteuid().as_raw(),
+            root_gid: rustix::process::getegid().as_raw(),
+            ..FsOptions::default()
+        };
+        let durability = if self.durable { Durability::Synced } else { Durability::Buffered };
+        let mut open = with_files(db, durability, &file_options)?;
+        match there(&open) {
+            Ok(there) => open.there = there,
+            Err(failure) => {
+                let _ = let_go(open);
+                return Err(failure);
+            }
+        }
+        Ok(Shared {
+            owner: Owner::current(),
+            state: RwLock::new(State::Open(Box::new(open))),
+            slots: Slots::default(),
+            file_options,
+        })
+    }
+}
+
+/// Opens a store in a file, or makes it.
+pub fn open(path: PathBuf, make: bool, size: Option<u64>, opening: Opening) -> Outcome<Shared> {
     if let Some(size) = size.filter(|size| *size < LEAST_SIZE) {
         return Err(Failure::Invalid(format!(
             "{size} bytes are too few for a store, the least is {LEAST_SIZE}: give a larger size, \
@@ -307,27 +432,10 @@ pub fn open(
         )));
     }
     let db = if make {
-        Kvdb::create_path(
-            path,
-            CreateOptions { capacity: size, open: options, ..CreateOptions::default() },
-        )?
+        let open = opening.of_database();
+        Kvdb::create_path(path, CreateOptions { capacity: size, open, ..CreateOptions::default() })?
     } else {
-        let device = Arc::new(device(&path, read_only)?);
-        Kvdb::open(device, Arc::new(Machine::default()), options)?.0
+        opening.database(device(&path, opening.read_only)?)?
     };
-    let file_options = FsOptions {
-        read_only,
-        write_buffer: bytes(write_buffer),
-        inode_memory: bytes(inodes),
-        root_uid: rustix::process::geteuid().as_raw(),
-        root_gid: rustix::process::getegid().as_raw(),
-        ..FsOptions::default()
-    };
-    let durability = if durable { Durability::Synced } else { Durability::Buffered };
-    Ok(Shared {
-        owner: Owner::current(),
-        state: RwLock::new(State::Open(with_files(db, durability, &file_options)?)),
-        slots: Slots::default(),
-        file_options,
-    })
+    opening.store(db, |_| Ok(There::default()))
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -47,6 +50,20 @@ def test_the_example(store: kvfs.Store, capsys: pytest.CaptureFixture[str]) -> N
         "bob has 15",
         "0001 ann pays 10 to bob",
     ]
+
+
+def test_the_example_of_agents_in_forks(tmp_path: Path) -> None:
+    """It asserts what it has done: that forks are apart, and that one is taken over."""
+    source = HERE.parents[2] / "examples" / "python" / "hundred_agents.py"
+    done = subprocess.run(
+        [sys.executable, source, "6", tmp_path / "agents"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    shutil.rmtree(tmp_path / "agents")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "agent 3 of 6 is the best, with 24131\n"
 
 
 def test_everything_public_is_described() -> None:

@@ -28,6 +28,7 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -97,6 +98,8 @@ struct LoopState {
     watched: bool,
     standing_by: usize,
     threads: usize,
+    /// Those that were started and may not have ended.
+    started: Vec<JoinHandle<()>>,
     stopping: bool,
 }
 
@@ -215,14 +218,16 @@ impl EventLoop {
         self.others.notify_all();
     }
 
-    /// Returns when all threads and connections have ended.
+    /// Returns when all threads and connections have ended, and none of them holds the store.
     pub fn wait_for_end(&self) {
         let mut state = self.state.lock();
         while state.threads > 0 {
             self.ended.wait(&mut state);
         }
         let connections = std::mem::take(&mut state.connections);
+        let started = std::mem::take(&mut state.started);
         drop(state);
+        started.into_iter().for_each(|thread| drop(thread.join()));
         self.shared.metrics.connected.fetch_sub(connections.len() as u64, Relaxed);
     }
 
@@ -257,7 +262,8 @@ impl EventLoop {
     fn start_thread(self: &Arc<Self>, state: &mut LoopState) -> io::Result<()> {
         let this = self.clone();
         let thread = std::thread::Builder::new().name(self.name.clone()).stack_size(1 << 20);
-        thread.spawn(move || this.work())?;
+        state.started.retain(|thread| !thread.is_finished());
+        state.started.push(thread.spawn(move || this.work())?);
         state.threads += 1;
         Ok(())
     }

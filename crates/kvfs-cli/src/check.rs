@@ -10,10 +10,10 @@ pub use mounted::of_files;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use places::Address;
 use serde_json::{Value, json};
 use zones::{Device, FileDevice};
 
-use crate::address::Address;
 use crate::kv::Connection;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::scrub;
@@ -121,7 +121,7 @@ fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
         Failure::new(Exit::Failed, format!("cannot open {}: {e}", store_path.display()))
     })?;
     let device: Arc<dyn Device> = Arc::new(device);
-    let remote = store::zones_of(&*device)?;
+    let remote = places::zones_of(&*device)?;
     let report = kvdb::check_with(device.clone(), remote.as_ref(), &mut progress);
     // Its lock would keep us from opening the store again.
     drop(device);

@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 
-use crate::address::Address;
+use places::{Address, local_copies, publishing};
+
 use crate::destination::{self, Making};
 use crate::device_profile::{self, Asked};
 use crate::failures;
-use crate::local_copies;
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::publishing;
 use crate::push;
 use crate::sizes;
 use crate::store::{self, Access};

@@ -11,9 +11,11 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 
 use kvfs::{InUse, Views};
 use kvfs_fuse::{Handover, KernelNotifier, Unmounter};
+use places::publishing::Publishing;
 use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -25,7 +27,6 @@ use crate::handover::{self, Next, Resumed, State};
 use crate::keeper::{Held, Keeper};
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
-use crate::publishing::Publishing;
 use crate::service::{Event, Mounting, Opened, Service, Waited, hinders};
 use crate::store::{self, InHand};
 use crate::upgrade::Request;
@@ -143,7 +144,7 @@ fn serve_logged(
             );
         }
         let outcome = close(served, service, &notifier, opened);
-        signals.close();
+        signals.end();
         match &outcome {
             Ok(()) => record.remove(),
             Err(failure) => {
@@ -242,7 +243,8 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
         Failure::new(Exit::Failed, format!("the last changes could not be written: {e}"))
     });
     // After the last commit.
-    service.publishing.into_iter().for_each(Publishing::finish);
+    // What is not there is in the log.
+    service.publishing.into_iter().for_each(|publishing| drop(publishing.finish()));
     let closed = store.close();
     served.and(committed).and(closed)
 }
@@ -330,7 +332,7 @@ fn listen_to_signals(
     views: Views,
     device: String,
     say: Sender<Event>,
-) -> std::io::Result<signal_hook::iterator::Handle> {
+) -> std::io::Result<Listening> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let handle = signals.handle();
     let listen = move || {
@@ -358,6 +360,21 @@ fn listen_to_signals(
             }
         }
     };
-    std::thread::Builder::new().name("kvfs-signals".into()).spawn(listen)?;
-    Ok(handle)
+    let thread = std::thread::Builder::new().name("kvfs-signals".into()).spawn(listen)?;
+    Ok(Listening { handle, thread })
+}
+
+/// The thread that listens to signals.
+struct Listening {
+    handle: signal_hook::iterator::Handle,
+    thread: JoinHandle<()>,
+}
+
+impl Listening {
+    /// Returns when the thread has let go of the store. The last one that does so notes what was
+    /// fetched of a store in object storage, which has to be before this process ends.
+    fn end(self) {
+        self.handle.close();
+        let _ = self.thread.join();
+    }
 }

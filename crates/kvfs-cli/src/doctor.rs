@@ -9,9 +9,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use kvdb::RemoteStore;
+use places::Address;
 use serde_json::{Value, json};
 
-use crate::address::Address;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::text::show_message;
 

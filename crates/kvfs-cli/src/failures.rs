@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use objects::ObjectsError;
+use places::{Error, FORMS, FORMS_OF_PLACES};
 
 use crate::daemons::Record;
 use crate::output::{Exit, Failure};
@@ -12,17 +13,14 @@ use crate::paths;
 /// A failure of the database, with what was being done.
 pub fn of_database(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure {
     let exit = match &error {
+        kvdb::Error::Objects(e) => of_objects(e),
         kvdb::Error::NoSpace
         | kvdb::Error::OverLimit { .. }
         | kvdb::Error::CloneOverLimit { .. } => Exit::NoSpace,
         kvdb::Error::Corrupt(_) => Exit::Damaged,
-        kvdb::Error::NoDictionary(_)
-        | kvdb::Error::NoSnapshot(_)
-        | kvdb::Error::NoStore(_)
-        | kvdb::Error::Objects(ObjectsError::NotFound { .. } | ObjectsError::NoBucket { .. }) => {
+        kvdb::Error::NoDictionary(_) | kvdb::Error::NoSnapshot(_) | kvdb::Error::NoStore(_) => {
             Exit::NotFound
         }
-        kvdb::Error::Objects(ObjectsError::Io { source, .. }) => Exit::of(source),
         kvdb::Error::Io(e) => Exit::of(e),
         kvdb::Error::OpenElsewhere { .. } => Exit::Busy,
         _ => Exit::Failed,
@@ -35,6 +33,53 @@ pub fn of_database(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure
         _ => return Failure::new(exit, format!("{doing}: {error}")),
     };
     Failure::new(exit, format!("{doing}: {error}")).hint(hint)
+}
+
+fn of_objects(error: &ObjectsError) -> Exit {
+    match error {
+        ObjectsError::NotFound { .. } | ObjectsError::NoBucket { .. } => Exit::NotFound,
+        ObjectsError::Io { source, .. } => Exit::of(source),
+        _ => Exit::Failed,
+    }
+}
+
+/// A failure with a store in object storage, its address, or its local file.
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let text = error.to_string();
+        match error {
+            Error::NoName(_) | Error::NoAddress(_) => Failure::new(Exit::Usage, text).hint(FORMS),
+            Error::NoPlace(_) => Failure::new(Exit::Usage, text).hint(FORMS_OF_PLACES),
+            Error::Empty(_) => Failure::new(Exit::NotFound, text).hint(FORMS_OF_PLACES),
+            Error::Name(_) => Failure::new(Exit::Usage, text),
+            Error::NoSnapshot(_) => Failure::new(Exit::NotFound, text),
+            Error::Place { source, .. } => Failure::new(of_objects(&source), text),
+            Error::Unsafe(_) | Error::NotPublished { .. } => Failure::new(Exit::Failed, text),
+            Error::Path { source, .. } | Error::Thread { source, .. } => {
+                Failure::new(Exit::of(&source), text)
+            }
+            Error::Device { path, source } => of_device(&path, "open", source),
+            Error::Stores { place, source } => of_database(format!("cannot use {place}"), source),
+            Error::Store { doing, address, source } => {
+                of_database(format!("cannot {doing} {address}"), source)
+            }
+            Error::Claim { address, file, source } => {
+                let unpublished = matches!(source, kvdb::Error::Unpublished(_));
+                let failure = of_database(format!("cannot write {address}"), source);
+                let place = address.rsplit_once('/').map_or(&*address, |(place, _)| place);
+                let file = file.display();
+                let hint = || format!("kvfs push {file} {place}/ANOTHER-NAME, and rm {file}");
+                if unpublished { failure.hint(hint()) } else { failure }
+            }
+            Error::NoHome(source) => of_database("cannot tell where the store lies", source),
+            Error::NothingHere(_) => {
+                Failure::new(Exit::NotFound, text).hint("mount it once without --offline")
+            }
+            Error::InUse { .. } => {
+                Failure::new(Exit::Busy, text).hint("name another directory: --cache DIRECTORY")
+            }
+        }
+    }
 }
 
 /// A store's file that could not be opened or made. A store in use is most often one that is

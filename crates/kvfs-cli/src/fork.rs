@@ -5,15 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kvdb::ForkOptions;
+use places::{Address, host_name};
 use serde_json::json;
 
-use crate::address::Address;
 use crate::destination::{self, Making};
 use crate::failures;
-use crate::output::{Exit, Failure, Outcome, Output};
-use crate::publishing::host_name;
+use crate::output::{Outcome, Output};
 use crate::span::parse_span;
-use crate::store::{self, Access};
 use crate::text::{show, with_paths};
 
 /// Begin a store of your own as one in object storage is.
@@ -54,28 +52,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
     destination::make_room(&args.file, args.making)?;
     let label = args.label.clone().unwrap_or_else(host_name);
-    let options = ForkOptions { lifetime: args.expires, label, snapshot: source.snapshot.clone() };
-    let copy = from.fork_to_path(&args.file, &options).map_err(cannot)?;
-    let made = || -> Outcome {
-        args.making.apply(&args.file)?;
-        let Some(snapshot) = &source.snapshot else { return Ok(()) };
-        let store = store::open(&args.file, Access::ReadWrite, None)?;
-        if store.db.snapshot_label(snapshot).is_none() {
-            return Err(Failure::new(Exit::NotFound, format!("there is no {source}")));
-        }
-        store.db.rollback(snapshot).map_err(cannot)?;
-        store.close()
-    };
-    if let Err(failure) = made() {
-        // Half a fork is in the way of the next try.
-        let _ = std::fs::remove_file(&args.file);
-        if let Some(fork) = copy.fork
-            && let Err(e) = from.drop_fork(fork)
-        {
-            output.note(format!("fork {fork} stays registered in {source}: {e}"));
-        }
-        return Err(failure);
-    }
+    let options = ForkOptions { lifetime: args.expires, label, snapshot: None };
+    let made = || args.making.apply(&args.file);
+    let copy = places::fork(&source, &args.file, &options, made, |text| output.note(text))?;
     let (name, file) = (source.to_string(), args.file.as_os_str().as_bytes());
     let text = format!(
         "forked {} to {}: generation {}",

@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use crate::address::Address;
-use crate::local_copies;
+use places::{Address, local_copies};
+
 use crate::output::{Exit, Failure, Outcome};
 use crate::place;
 use crate::store::{self, Access, Budget, Store};
@@ -62,7 +62,7 @@ pub fn open(place: &[u8]) -> Outcome<Store> {
     let budget = Budget::from(Some(MEMORY));
     match newest(&path)? {
         Some(address) => {
-            let (file, _) = local_copies::of(&address, None)?;
+            let file = local_copies::of(&address, None)?.path;
             store::open(&file, Access::ReadOnly, budget)
         }
         None => store::open_waiting(&path, Access::ReadOnly, budget).map_err(|failure| {

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kvdb::{ForkInfo, RemoteStore};
+use places::Address;
 use serde_json::{Value, json};
 
-use crate::address::Address;
 use crate::failures;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::text::show;

@@ -7,7 +7,6 @@ use env::Machine;
 use kvdb::{Amount, CollectOptions};
 use serde_json::{Value, json};
 
-use crate::address;
 use crate::failures;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes::human_size;
@@ -61,7 +60,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         );
         return Err(Failure::new(Exit::Usage, what).hint("if nobody has: --force"));
     }
-    let (name, place) = address::place(&args.place)?;
+    let (name, place) = places::place(&args.place)?;
     let options = CollectOptions { grace: args.grace, dry_run: args.dry_run };
     let bar = output.progress("collecting", None, false);
     let done = place.collect(&Machine::default(), options, &mut |now| {

@@ -3,7 +3,6 @@
 //! This file knows the commands and nothing of what they do. Output, errors and exit codes are in
 //! `output`, opening a store or finding a mounted one in `store`.
 
-mod address;
 mod bench;
 mod beneath;
 mod cat;
@@ -27,7 +26,6 @@ mod failures;
 mod figures;
 mod files;
 mod find;
-mod following;
 mod fork;
 mod forked;
 mod forks;
@@ -45,7 +43,6 @@ mod keeper;
 mod kv;
 mod list;
 mod live;
-mod local_copies;
 mod ls;
 mod manual;
 mod mcp;
@@ -63,7 +60,6 @@ mod paths;
 mod pax;
 mod place;
 mod proposed;
-mod publishing;
 mod pull;
 mod push;
 mod question;

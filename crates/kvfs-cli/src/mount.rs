@@ -14,15 +14,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use kvfs_fuse::{Unmount, mounts, unmount};
+use places::{Address, local_copies};
 
-use crate::address::Address;
 use crate::daemon::{self, Begin};
 use crate::daemons::Record;
 use crate::destination::{self, Judge};
 use crate::failures;
 use crate::handover::{self, Resumed};
 use crate::keeper::{self, Held};
-use crate::local_copies;
 use crate::mount_config::Config;
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
@@ -180,10 +179,11 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         }
         (Some(address), Some(_)) => local_copies::path_of_writer(address, args.cache.as_deref())?,
         (Some(address), None) => {
-            let (store, copy) = local_copies::of(address, args.cache.as_deref())?;
-            let name = text::show(address.to_string().as_bytes());
-            output.note(format!("{name} as of generation {}, read-only", copy.generation));
-            store
+            let local = local_copies::of(address, args.cache.as_deref())?;
+            let (name, generation) = (address.to_string(), local.copy.generation);
+            let name = text::show(name.as_bytes());
+            output.note(format!("{name} as of generation {generation}, read-only"));
+            local.path
         }
         (None, _) => existing(&store)?,
     };
@@ -214,7 +214,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     }
     // After all that may be wrong with the words: from here on no other machine may write it.
     if let (Some(address), Some(writing), false) = (&address, options.writing, options.offline) {
-        let copy = local_copies::claim(address, &store, writing.take)?;
+        let copy = local_copies::claim(address, &store, writing.take)?.copy;
         let (name, file) = (text::show(address.to_string().as_bytes()), store.display());
         output.note(format!("{name} from generation {}, written in {file}", copy.generation));
     }
@@ -238,7 +238,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     let record = match (serving(&store), address.filter(|_| is_reader)) {
         // Another mount has taken the file that was chosen; the next one is free.
         (Err(failure), Some(address)) if failure.exit == Exit::Busy => {
-            serving(&local_copies::of(&address, args.cache.as_deref())?.0)?
+            serving(&local_copies::of(&address, args.cache.as_deref())?.path)?
         }
         (started, _) => started?,
     };
@@ -281,8 +281,8 @@ fn may_publish(to: &Address, output: &Output) -> Outcome {
     };
     // No folder is made: what it should be in may not be mounted yet.
     let store = match to.store(false) {
-        Err(failure) if failure.exit == Exit::Usage => return Err(failure),
-        Err(failure) => return later(&failure.message),
+        Err(e @ places::Error::Name(_)) => return Err(e.into()),
+        Err(e) => return later(&e),
         Ok(store) => store,
     };
     match store.head() {

@@ -10,13 +10,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kvfs_fuse::{AccessTimes, MountOptions, Policy, TransportChoice};
+use places::Address;
+use places::following::{self, Following};
+use places::publishing::{self, Publication};
 
-use crate::address::Address;
 use crate::failures;
-use crate::following::{self, Following};
 use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
-use crate::publishing::{self, Publication};
 use crate::scrubbing::Interval;
 use crate::sizes;
 use crate::store::Budget;
@@ -301,7 +301,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
             }
             ("noscrub", None) => options.scrub = None,
             ("publish", Some(value)) => {
-                let to = Address::required(value.as_ref()).map_err(|e| bad(e.message))?;
+                let to = Address::required(value.as_ref()).map_err(|e| bad(e.to_string()))?;
                 if to.snapshot.is_some() {
                     return Err(bad("a store is published, and not a snapshot".into()));
                 }
@@ -309,7 +309,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 options.publish = Some(Publication { to, every, syncs_there });
             }
             ("follow", Some(value)) => {
-                let of = Address::required(value.as_ref()).map_err(|e| bad(e.message))?;
+                let of = Address::required(value.as_ref()).map_err(|e| bad(e.to_string()))?;
                 if of.snapshot.is_some() {
                     return Err(bad("a store is followed, and not a snapshot".into()));
                 }

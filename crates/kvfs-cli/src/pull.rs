@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use env::Machine;
+use places::Address;
+use places::local_copies::own_file;
 use serde_json::json;
 use zones::FileDevice;
 
-use crate::address::Address;
 use crate::failures;
-use crate::local_copies::own_file;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes::human_size;
 use crate::text::{show, with_paths};

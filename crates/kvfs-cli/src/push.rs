@@ -6,14 +6,14 @@ use std::sync::Arc;
 use indicatif::ProgressBar;
 use kvdb::{Kvdb, Publisher, PushStats, RemoteStore};
 use kvdb_server::Reply;
+use places::Address;
+use places::publishing::{self, Shared};
 use serde_json::{Value, json};
 
-use crate::address::Address;
 use crate::failures;
 use crate::kv::Connection;
 use crate::live::{count, object};
 use crate::output::{Exit, Failure, Outcome, Output};
-use crate::publishing::{self, Shared};
 use crate::sizes::human_size;
 use crate::sockets;
 use crate::store::{self, Access};
@@ -73,29 +73,13 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 /// Refuses a server that does not keep the conditions on which heads depend, before the first store
 /// is published there.
 pub fn check(to: &Address, store: &RemoteStore, output: &Output) -> Outcome {
-    let cannot = |e: kvdb::Error| failures::of_database(format!("cannot use {to}"), e);
-    if !to.is_in_bucket() || store.head().map_err(cannot)?.is_some() {
+    if !places::needs_trial(to, store)? {
         return Ok(());
     }
     let bar = output.progress("trying the server", None, false);
-    let verdict = probed(store);
+    let tried = places::trial(to, store);
     bar.finish_and_clear();
-    match verdict.map_err(|e| cannot(e.into()))? {
-        None => Ok(()),
-        Some(wrong) => Err(Failure::new(Exit::Failed, wrong)),
-    }
-}
-
-/// Says what is wrong with the server, as a sentence.
-#[cfg(feature = "s3")]
-fn probed(store: &RemoteStore) -> Result<Option<String>, objects::ObjectsError> {
-    let found = objects_s3::probe(&**store.objects(), "")?;
-    Ok((!found.is_fine()).then(|| found.verdict()))
-}
-
-#[cfg(not(feature = "s3"))]
-fn probed(_: &RemoteStore) -> Result<Option<String>, objects::ObjectsError> {
-    Ok(None)
+    Ok(tried?)
 }
 
 fn of_file(file: &Path, to: &RemoteStore, take: bool, output: &Output) -> Outcome<Value> {
@@ -118,16 +102,11 @@ fn publish(
     take: bool,
     bar: &ProgressBar,
 ) -> kvdb::Result<(Publisher, PushStats)> {
-    let mut publisher = publishing::publisher(db, to)?;
-    if take {
-        publisher.take_from_writer();
-    }
-    let published = publisher.publish(&mut |now| {
+    publishing::push(db, to, take, &mut |now| {
         bar.set_length(now.zones_total);
         bar.set_position(now.zones);
         Ok(())
-    })?;
-    Ok((publisher, published))
+    })
 }
 
 fn of_mounted(target: &Path, to: &Address, output: &Output) -> Outcome<Value> {

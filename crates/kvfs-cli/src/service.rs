@@ -14,10 +14,12 @@ use kvfs_fuse::{
     AccessTimes, FuseAdapter, Handover, Kept, KernelNotifier, MountOptions, Mounted, Served,
 };
 
+use places::following::FollowingThread;
+use places::publishing::Publishing;
+
 use crate::check;
 use crate::daemons::{self, Record};
 use crate::failures;
-use crate::following::FollowingThread;
 use crate::handover::{self, State};
 use crate::http::Listening;
 use crate::keeper::{Held, Keeper};
@@ -26,7 +28,6 @@ use crate::mount_options::Options;
 use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
 use crate::place;
-use crate::publishing::Publishing;
 use crate::push;
 use crate::scripts;
 use crate::scrubbing::Scrubbing;

@@ -6,11 +6,11 @@ use std::time::Duration;
 use kvdb::Kvdb;
 use kvfs::Fs;
 use kvfs_fuse::{Counters, KernelNotifier};
+use places::following;
+use places::publishing::Shared;
 
 use crate::check;
 use crate::figures;
-use crate::following;
-use crate::publishing::Shared;
 
 /// Where the figures of a mount come from.
 pub struct MountFigures {

@@ -10,12 +10,12 @@ use kvfs::{Atime, Fs, FsOptions, InUse, ViewNotes};
 use kvfs_fuse::Kept;
 use objects::Unreachable;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use zones::{Device, FileDevice};
+use zones::FileDevice;
 
 use crate::daemons::Record;
 use crate::device_profile::Asked;
 use crate::output::{Exit, Failure, Outcome};
-use crate::{address, failures, paths, sizes};
+use crate::{failures, paths, sizes};
 
 /// The least size of a store, bytes. Zones are 8 MiB, and a few more than a dozen are spoken for
 /// before there is any data: the journal, the manifest, what is kept back so that deleting and
@@ -157,19 +157,6 @@ pub fn open(path: &Path, access: Access, budget: impl Into<Budget>) -> Outcome<S
     open_on(device, path, access, budget.into(), None)
 }
 
-/// Where the zones of the store lie, if they are in object storage. A file that is no store is
-/// refused when it is opened.
-pub fn zones_of(device: &dyn Device) -> Outcome<Option<RemoteZones>> {
-    let copy = match LocalCopy::of(device) {
-        Ok(copy) => copy,
-        Err(e) if zones::Zones::is_remote(device).unwrap_or(false) => {
-            return Err(failures::of_database("cannot tell where the store lies", e));
-        }
-        Err(_) => None,
-    };
-    copy.map(|copy| address::zones_in(&copy.place)).transpose()
-}
-
 /// Returns whether the file is a copy of a store in object storage, which is brought up to date
 /// from there, and in which changes would be lost.
 pub fn is_copy(path: &Path) -> bool {
@@ -226,7 +213,7 @@ fn open_on(
             let nowhere = Arc::new(Unreachable::new(&copy.place));
             RemoteZones { timeout: Duration::ZERO, ..RemoteZones::new(nowhere) }
         }),
-        false => zones_of(&*device)?,
+        false => places::zones_of(&*device)?,
     };
     let cache_bytes = budget.cache.unwrap_or(u64::MAX);
     let remote = remote.map(|zones| RemoteZones { cache_bytes, ..zones });

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use env::Machine;
+use places::Address;
 use serde_json::json;
 
-use crate::address::Address;
 use crate::failures;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::terminal::Terminal;

@@ -11,6 +11,7 @@ const FLOORS: &[&[&str]] = &[
     &["kvdb"],
     &["kvfs"],
     &["kvfs-fuse", "kvdb-server", "objects-s3"],
+    &["places"],
     &["kvfs-cli"],
 ];
 

@@ -25,6 +25,7 @@ const CRATES: &[&str] = &[
     "kvfs-fuse",
     "kvdb-server",
     "objects-s3",
+    "places",
     "kvfs-cli",
 ];
 

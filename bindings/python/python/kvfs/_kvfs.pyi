@@ -93,7 +93,41 @@ class Database:
         read_only: bool,
         memory: int | None,
         durable: bool,
+        cache_size: int | None,
     ) -> Database: ...
+    @staticmethod
+    def read(
+        address: str | bytes,
+        *,
+        directory: str | bytes | None,
+        follow: float | None,
+        memory: int | None,
+        cache_size: int | None,
+    ) -> Database: ...
+    @staticmethod
+    def write(
+        address: str | bytes,
+        *,
+        directory: str | bytes | None,
+        make: bool,
+        take: bool,
+        syncs_there: bool,
+        every: float,
+        memory: int | None,
+        durable: bool,
+        cache_size: int | None,
+    ) -> Database: ...
+    def push(self, address: str, take: bool) -> tuple[int, int, int, int, int]: ...
+    def merge_fork(
+        self,
+        fork: str | bytes,
+        *,
+        directory: str | bytes | None,
+        choices: list[tuple[bytes, str]],
+        label: str,
+        undoable: bool,
+    ) -> tuple[Scope | None, list[tuple[bytes, bool, str, str]]]: ...
+    def there(self) -> tuple[str | None, str | None]: ...
     def mainline(self) -> Scope: ...
     def begin(
         self,
@@ -128,3 +162,10 @@ class Database:
     def statistics(self) -> dict[str, Any]: ...
     def is_open(self) -> bool: ...
     def close(self) -> None: ...
+
+def address(word: str | bytes) -> str | None: ...
+def fork(
+    word: str | bytes, file: str | bytes, *, expires: float | None, label: str | None
+) -> tuple[str, int, float]: ...
+def forks(word: str | bytes) -> list[tuple[str, str, int, float, float | None]]: ...
+def drop_fork(word: str | bytes, number: str) -> bool: ...

@@ -291,6 +291,18 @@ class Database:
             listed = connection.call(*words)
         return [(path, kind.decode(), old, new) for path, kind, old, new, _ in listed]
 
+    def push(self, address: str, take: bool) -> tuple[int, int, int, int, int]:
+        if take:
+            raise _embedded_only("replacing what is published", "kvfs push --take FILE ADDRESS")
+        with self.connection() as connection:
+            said = json.loads(connection.call(b"KVFS.PUSH", address.encode()))
+        names = ("generation", "zones", "objects", "bytes", "live_bytes")
+        generation, zones, objects, size, live = (said[name] for name in names)
+        return generation, zones, objects, size, live
+
+    def merge_fork(self, fork: Any, **_: Any) -> Any:
+        raise _embedded_only("merging a fork", "kvfs merge FORK --into MOUNT")
+
     def send(self, name: str, base: str | None, file: Any) -> tuple[int, int, int]:
         raise _embedded_only("sending", "kvfs send MOUNT SNAPSHOT")
 

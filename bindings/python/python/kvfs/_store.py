@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import random
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Literal, TypeVar
@@ -17,13 +18,25 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Literal, TypeVar
 from . import _kvfs
 from ._files import FileSystem
 from ._keys import Batch, Dictionary
-from .errors import Busy, Closed, Error, Invalid, Locked, Retryable, TransactionEnded
+from ._places import Durability, address_of, open_there
+from .errors import (
+    Busy,
+    Closed,
+    Error,
+    Invalid,
+    Locked,
+    MergeClash,
+    MergeConflict,
+    Retryable,
+    TransactionEnded,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 T = TypeVar("T")
 Isolation = Literal["si", "ser"]
+Choice = Literal["ours", "theirs", "both"]
 
 
 @dataclass(frozen=True)
@@ -486,6 +499,42 @@ class Store(_Keyed):
             for path, kind, old, new in self._database.file_changes(before, after)
         ]
 
+    def merge_fork(
+        self,
+        fork: str | bytes | os.PathLike[str],
+        *,
+        settle: Choice | Mapping[str, Choice] | None = None,
+        label: str = "",
+        undoable: bool = False,
+        sync: bool | None = None,
+        cache: str | bytes | os.PathLike[str] | None = None,
+    ) -> Transaction:
+        """Begins a transaction that brings what a fork of this store has changed since it was made
+        into the store, keys and files, when it is committed: a fork in a file that is not open, or
+        one that is published, by its address. It can be looked at before, and changed.
+
+        What both have changed raises ``MergeConflict``, unless ``settle`` says whose version is
+        taken: ``"ours"``, ``"theirs"`` or ``"both"``, for all or by path and ``dictionary:key``.
+        ``cache``: of a fork that is published, the directory for what is fetched. Embedded stores
+        alone.
+        """
+        each = {"": settle} if isinstance(settle, str) else dict(settle or {})
+        path = os.fspath(fork)
+        scope, conflicts = self._database.merge_fork(
+            path,
+            directory=None if cache is None else os.fspath(cache),
+            choices=[(os.fsencode(at), choice) for at, choice in each.items()],
+            label=label,
+            undoable=bool(undoable),
+        )
+        if scope is None:
+            clashes = [MergeClash(os.fsdecode(at), key, a, b) for at, key, a, b in conflicts]
+            named = ", ".join(f"{c.path} ({c.ours}, {c.theirs})" for c in clashes[:3])
+            more = f" and {len(clashes) - 3} more" if len(clashes) > 3 else ""
+            what = f"the store and {os.fsdecode(path)} have both changed {named}{more}"
+            raise MergeConflict(f"{what}: say by settle whose version is taken", clashes)
+        return Transaction(_adapted(scope), sync)
+
     def send(self, snapshot: str, file: BinaryIO, *, base: str | None = None) -> Sent:
         """Writes a snapshot to a binary file object, or what has changed since the snapshot
         ``base``, for ``receive`` of another store. Embedded stores alone."""
@@ -516,8 +565,16 @@ class Store(_Keyed):
         ]
 
     def statistics(self) -> dict[str, Any]:
-        """Figures of the store. Over a socket they are those of ``kvfs stat --json``."""
-        return dict(self._database.statistics())
+        """Figures of the store. Over a socket they are those of ``kvfs stat --json``. A store that
+        is written at its address says how ``publishing`` goes, one that follows, ``following``."""
+        figures = dict(self._database.statistics())
+        if isinstance(self._database, _kvfs.Database):
+            for what, of_it in zip(
+                ("publishing", "following"), self._database.there(), strict=True
+            ):
+                if of_it is not None:
+                    figures[what] = json.loads(of_it)
+        return figures
 
 
 def _adapted(scope: Any) -> Any:
@@ -536,6 +593,12 @@ def _is_open_here(path: str | bytes) -> bool:
     return False
 
 
+def _is_written_here(address: str) -> bool:
+    """Whether a store of this process writes the one at the address."""
+    written = [store for store in list(_OPEN) if store._where == address and store.is_open]
+    return any("publishing" in store.statistics() for store in written)
+
+
 def open(
     path: str | bytes | os.PathLike[str],
     *,
@@ -544,8 +607,16 @@ def open(
     read_only: bool = False,
     memory: int | None = None,
     durable: bool = False,
+    write: bool = False,
+    take: bool = False,
+    durability: Durability = "local",
+    publish_every: float = 10.0,
+    follow: float | None = None,
+    cache: str | bytes | os.PathLike[str] | None = None,
+    cache_size: int | None = None,
 ) -> Store:
-    """Opens the store in a file, or makes one.
+    """Opens the store in a file, or makes one; or the store at an address in object storage,
+    ``dir:FOLDER/NAME`` or ``s3://BUCKET/NAME``.
 
     The store is this process' alone while it is open: a store that is mounted is reached with
     ``connect``.
@@ -554,20 +625,70 @@ def open(
     as the host lets it. ``read_only``: nothing is written, and others may read it, too. ``memory``:
     bytes for buffers and caches, 320 MiB by default. ``durable``: every write is on disk when its
     call returns, in place of within a second.
+
+    An address is opened to be read: any number of processes do so at once. What is read is fetched,
+    and kept in ``cache`` (``~/.cache/kvfs``), up to ``cache_size`` bytes. ``@SNAPSHOT`` after it
+    shows one of its snapshots. ``follow``: every so many seconds it is looked for what was
+    published since, which is shown then.
+
+    ``write``: the store itself is written, by one process of one machine at a time (``Busy``). What
+    is committed is published every ``publish_every`` seconds, and when the store is closed; until
+    then it is in a file in ``cache`` (``~/.local/share/kvfs``), from which the next one goes on.
+    ``create``: an empty one is made if there is none. ``take``: the store is taken from a machine
+    that is gone, without what that has not published. If it is not gone, it takes no more changes,
+    and ``close`` there raises ``Displaced``. ``durability="remote"``: what waits for the disk
+    (``sync=True``, ``durable``) waits until it is in object storage, too.
     """
     path = os.fspath(path)
     if b"\0" in os.fsencode(path):
         raise Invalid(f"a path has no NUL: {path!r}")
-    for what, number in (("size", size), ("memory", memory)):
+    for what, number in (("size", size), ("memory", memory), ("cache_size", cache_size)):
         if number is not None and not 0 <= number < 1 << 63:
             raise Invalid(f"{what} is a number of bytes, not {number}")
+    address = address_of(path)
+    if address is not None:
+        if size is not None:
+            raise Invalid("a store in object storage has no size: it takes what is written")
+        if read_only and write:
+            raise Invalid("a store is opened to be read or to be written, not both")
+        try:
+            there = open_there(
+                address,
+                write=bool(write),
+                create=bool(create),
+                take=take,
+                durability=durability,
+                publish_every=publish_every,
+                follow=follow,
+                cache=cache,
+                cache_size=cache_size,
+                memory=memory,
+                durable=durable,
+            )
+        except Busy:
+            if not (write and _is_written_here(address)):
+                raise
+            what = f"{address} is open in this process already: use that store, or close it"
+            raise Busy(what) from None
+        return Store(there, _Embedded(there.mainline()), address)
+    if write or take or durability != "local" or follow is not None or cache is not None:
+        raise Invalid(
+            f"{os.fsdecode(path)} is a file: write, take, durability, follow and cache go with an "
+            "address in object storage, as dir:/srv/stores/work"
+        )
     make = create and not read_only and not os.path.exists(path)
     if os.path.isdir(path):
         what = "a store is a file; connect() takes the directory of a mount"
         raise IsADirectoryError(21, what, path)
     try:
         database = _kvfs.Database.open(
-            path, make=make, size=size, read_only=read_only, memory=memory, durable=durable
+            path,
+            make=make,
+            size=size,
+            read_only=read_only,
+            memory=memory,
+            durable=durable,
+            cache_size=cache_size,
         )
     except Busy:
         if not _is_open_here(path):

@@ -7,6 +7,7 @@ Everything that the store itself refuses is a :class:`Error`. What is wrong with
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 
 class Error(Exception):
@@ -39,7 +40,34 @@ class Forked(Closed):
 
 
 class Busy(Error):
-    """The store is open elsewhere: mounted, or in another process."""
+    """The store is open elsewhere: mounted, in another process, or on another machine."""
+
+
+class Displaced(Error):
+    """Another one writes the store at its address by now, or has written it since. What this one
+    has not published stays in its local file."""
+
+
+class MergeConflict(Error):
+    """The store and the fork have changed the same, each in its own way. Nothing was begun."""
+
+    def __init__(self, text: str, conflicts: list[MergeClash] | None = None) -> None:
+        super().__init__(text)
+        #: All of them: paths, and then keys.
+        self.conflicts: list[MergeClash] = conflicts or []
+
+
+@dataclass(frozen=True)
+class MergeClash:
+    """A path, or a key as ``dictionary:key``, that both sides have changed."""
+
+    path: str
+    #: It is a key, or a dictionary.
+    key: bool
+    #: What the store has done: made, changed, removed, moved, filled.
+    ours: str
+    #: What the fork has done.
+    theirs: str
 
 
 class NotAStore(Error):
@@ -95,6 +123,7 @@ _BY_WORD: dict[str, type[Error]] = {
     "closed": Closed,
     "forked": Forked,
     "busy": Busy,
+    "displaced": Displaced,
     "not_a_store": NotAStore,
     "not_found": NotFound,
     "exists": Exists,

@@ -4,7 +4,9 @@
     frame.to_parquet("kvfs:///tables/fruit.parquet", storage_options={"store": store})
 
 ``store`` is a ``kvfs.Store``, a transaction or a snapshot of one, or a path: of a store's file,
-which is opened here, or of a mount or socket, which is connected to. What is done between
+which is opened here, or of a mount or socket, which is connected to; or the address of a store in
+object storage, ``dir:FOLDER/NAME`` or ``s3://BUCKET/NAME``, perhaps with ``@SNAPSHOT``, which is
+read: as it is now, or with ``follow=SECONDS`` as it is published from then on. What is done between
 ``fs.start_transaction()`` and ``fs.end_transaction()``, or in ``with fs.transaction:``, is one
 transaction of the store.
 """
@@ -25,14 +27,25 @@ from fsspec.utils import stringify_path
 
 from . import _store
 from ._files import FileSystem
-from .errors import Unsupported
+from ._places import address_of
+from .errors import Invalid, Unsupported
 
 # Stores that were given by their path: a file can be opened once in a process.
-_by_path: weakref.WeakValueDictionary[str, _store.Store] = weakref.WeakValueDictionary()
+_by_path: weakref.WeakValueDictionary[Any, _store.Store] = weakref.WeakValueDictionary()
 _by_path_lock = threading.Lock()
 
 
-def _store_at(path: str) -> _store.Store:
+def _store_at(path: str, follow: float | None) -> _store.Store:
+    address = address_of(path)
+    if address is not None:
+        with _by_path_lock:
+            store = _by_path.get((address, follow))
+            if store is None or not store.is_open:
+                store = _store.open(address, follow=follow)
+                _by_path[address, follow] = store
+            return store
+    if follow is not None:
+        raise Invalid(f"{path} is no address in object storage: leave out follow")
     path = os.path.realpath(path)
     with _by_path_lock:
         store = _by_path.get(path)
@@ -92,15 +105,23 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
     cachable = False
     transaction_type = _StoreTransaction
 
-    def __init__(self, store: Any = None, auto_mkdir: bool = True, **options: Any) -> None:
-        super().__init__(store=store, auto_mkdir=auto_mkdir, **options)
+    def __init__(
+        self,
+        store: Any = None,
+        auto_mkdir: bool = True,
+        follow: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(store=store, auto_mkdir=auto_mkdir, follow=follow, **options)
         if store is None:
             raise ValueError(
                 "give the store: fsspec.filesystem('kvfs', store=...), or "
                 "storage_options={'store': ...}"
             )
         if isinstance(store, (str, bytes, os.PathLike)):
-            store = _store_at(os.fsdecode(store))
+            store = _store_at(os.fsdecode(store), follow)
+        elif follow is not None:
+            raise Invalid("follow goes with an address in object storage, as dir:/srv/stores/work")
         #: The store, transaction or snapshot whose files these are.
         self.store = store
         self.auto_mkdir = auto_mkdir

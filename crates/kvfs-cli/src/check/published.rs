@@ -6,7 +6,6 @@ use env::Machine;
 use kvdb::{Amount, Survey};
 use serde_json::{Value, json};
 
-use crate::address;
 use crate::failures;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes::human_size;
@@ -22,7 +21,7 @@ fn amount(of: Amount) -> Value {
 
 /// Surveys the place.
 pub fn run(word: &Path, output: &Output) -> Outcome {
-    let (name, place) = address::place(word)?;
+    let (name, place) = places::place(word)?;
     let bar = output.progress("checking", None, false);
     let found = place.survey(&Machine::default());
     bar.finish_and_clear();

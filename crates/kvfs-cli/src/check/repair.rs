@@ -12,7 +12,7 @@ use zones::FileDevice;
 use super::{Found, Loss, examine};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::terminal::Terminal;
-use crate::{failures, store, text, tree};
+use crate::{failures, text, tree};
 
 pub fn run(path: &Path, yes: bool, losses: Losses, found: Found, output: &Output) -> Outcome {
     let gives_up = losses == Losses::Accept && found.has_losses();
@@ -35,7 +35,7 @@ pub fn run(path: &Path, yes: bool, losses: Losses, found: Found, output: &Output
     }
     let device = FileDevice::open(path, false)
         .map_err(|e| failures::of_database(format!("cannot open {}", path.display()), e.into()))?;
-    let remote = store::zones_of(&device)?;
+    let remote = places::zones_of(&device)?;
     let options = OpenOptions { threads: false, remote, ..OpenOptions::default() };
     let failed = |e| failures::of_database(format!("cannot repair {}", path.display()), e);
     let (db, _) =

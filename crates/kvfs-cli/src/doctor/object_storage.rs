@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use kvdb::RemoteStore;
 use objects::{Condition, DirectoryObjects, Key, Objects, ObjectsError, Part};
+use places::Address;
 
 use super::{Finding, Verdict, bad, good};
-use crate::address::Address;
 use crate::snapshot;
 
 /// Servers refuse signatures that are off by more.

@@ -7,13 +7,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use env::sync::Mutex;
-use kvdb::{Error, Kvdb, Publisher, PushStats, RemoteStore};
+use kvdb::{Error, Kvdb, Publisher, PushProgress, PushStats, RemoteStore};
 use kvfs::Views;
 use serde_json::{Value, json};
 
 use crate::address::Address;
-use crate::failures;
-use crate::output::{Failure, Outcome};
+use crate::error::{self, Result};
+use crate::host::host_name;
 
 /// How often it looks whether there is something to publish, where nothing else is asked for.
 pub const EVERY: Duration = Duration::from_secs(10);
@@ -21,10 +21,12 @@ pub const EVERY: Duration = Duration::from_secs(10);
 /// An unmount publishes the last commits for so long at most.
 const LAST: Duration = Duration::from_secs(60);
 
-/// The options `-o publish=ADDRESS,publish_every=SECONDS`.
+/// Where a store is published: the options `-o publish=ADDRESS,publish_every=SECONDS` of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publication {
+    /// The address.
     pub to: Address,
+    /// How often it looks whether there is something to publish.
     pub every: Duration,
     /// Syncs return when the commits are there, too.
     pub syncs_there: bool,
@@ -62,10 +64,39 @@ struct Status {
     overtaken: bool,
 }
 
+impl Status {
+    /// Says what the place lacks, if the last publication has failed.
+    fn lacks(&self, to: &Address) -> Option<error::Error> {
+        let (address, displaced) = (to.to_string(), self.overtaken);
+        let why = self.failing.clone();
+        why.map(|why| error::Error::NotPublished { address, why, displaced })
+    }
+}
+
+/// Publishes an open store once, and returns the publisher, which is closed when nothing more is to
+/// be published by it. `take`: also if the store was written at its address since.
+pub fn push(
+    db: &Kvdb,
+    to: &RemoteStore,
+    take: bool,
+    progress: &mut dyn FnMut(PushProgress) -> kvdb::Result<()>,
+) -> kvdb::Result<(Publisher, PushStats)> {
+    let mut publisher = publisher(db, to)?;
+    if take {
+        publisher.take_from_writer();
+    }
+    let published = publisher.publish(progress)?;
+    Ok((publisher, published))
+}
+
+fn of_store(doing: &'static str, address: &Address, source: Error) -> error::Error {
+    error::Error::Store { doing, address: address.to_string(), source }
+}
+
 impl Publishing {
     /// Publishes the store from here on. After GOINGDOWN nothing is published, since unsynced
     /// changes are to be dropped.
-    pub fn start(db: &Kvdb, views: &Views, what: Publication) -> Outcome<Publishing> {
+    pub fn start(db: &Kvdb, views: &Views, what: Publication) -> Result<Publishing> {
         // Where the place is not to be opened now, it is tried again with each publication.
         let publisher = match (what.to.store(false), what.syncs_there) {
             (Err(failure), true) => return Err(failure),
@@ -92,7 +123,7 @@ impl Publishing {
                     }
                 }
             })
-            .map_err(|e| Failure::io("cannot start to publish", &e))?;
+            .map_err(|e| error::Error::Thread { doing: "publish", source: e })?;
         Ok(Publishing { shared, end: Some(end), thread: Some(thread) })
     }
 
@@ -100,9 +131,9 @@ impl Publishing {
     /// error, nor is one where the store was written at its address: files come first, and
     /// publication is tried again. But a file by which it was written takes no more changes when
     /// another one does that.
-    pub fn check(db: &Kvdb, what: &Publication) -> Outcome {
+    pub fn check(db: &Kvdb, what: &Publication) -> Result {
         let Ok(store) = what.to.store(false) else { return Ok(()) };
-        let cannot = |e| failures::of_database(format!("cannot publish to {}", what.to), e);
+        let cannot = |source| of_store("publish to", &what.to, source);
         let publisher = db.publisher(&store).map_err(cannot)?;
         match publisher.check() {
             Err(Error::Objects(e)) if e.may_be_retried() => Ok(()),
@@ -128,22 +159,26 @@ impl Publishing {
     }
 
     /// Publishes the last commits of a store that is about to be closed. This takes a minute at
-    /// most, and is left out if the last publication has failed.
-    pub fn finish(mut self) {
-        let failed = self.shared.status.lock().failing.is_some();
+    /// most, and is left out if the last publication has failed. An error says that the place lacks
+    /// some of what was committed, or that the store stays open there by this machine; the log says
+    /// so, too.
+    pub fn finish(mut self) -> Result {
+        let shared = self.shared.clone();
+        let lacks = || shared.status.lock().lacks(&shared.what.to);
         // The next machine is to write a store at its address, so that is worth another try.
-        if failed && !self.shared.is_writer() {
-            return tracing::warn!("{} lacks the last changes", self.shared.what.to);
+        if let (Some(lacks), false) = (lacks(), shared.is_writer()) {
+            tracing::warn!("{} lacks the last changes", shared.what.to);
+            return Err(lacks);
         }
-        *self.shared.deadline.lock() = Some(Instant::now() + LAST);
+        *shared.deadline.lock() = Some(Instant::now() + LAST);
         drop(self.end.take());
         self.join();
-        let failed = || self.shared.status.lock().failing.is_some();
-        if self.shared.is_due() {
-            let _ = self.shared.publish();
+        if shared.is_due() {
+            let _ = shared.publish();
         }
-        if !failed() {
-            self.shared.close();
+        match lacks() {
+            None => shared.close(),
+            Some(lacks) => Err(lacks),
         }
     }
 
@@ -162,13 +197,7 @@ impl Drop for Publishing {
     }
 }
 
-/// The name of this machine, as far as it is known.
-pub fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().chars().take(64).collect()
-}
-
-/// A publisher of a store with files.
+/// A publisher of a store with files: see [`kvfs::rehearse`].
 pub fn publisher(db: &Kvdb, store: &RemoteStore) -> kvdb::Result<Publisher> {
     let mut publisher = db.publisher(store)?;
     publisher.rehearse(Box::new(kvfs::rehearse));
@@ -190,8 +219,8 @@ impl Shared {
     }
 
     /// Has syncs wait until the commits are there.
-    fn sync_there(self: &Arc<Self>) -> Outcome {
-        let cannot = |e| failures::of_database(format!("cannot sync to {}", self.what.to), e);
+    fn sync_there(self: &Arc<Self>) -> Result {
+        let cannot = |source| of_store("sync to", &self.what.to, source);
         let own = Arc::downgrade(self);
         let publish = move || match own.upgrade() {
             Some(shared) => shared.publish().map(drop),
@@ -222,7 +251,7 @@ impl Shared {
             // A folder is not made: what it should be in may not be mounted.
             nothing => {
                 let store = self.what.to.store(false);
-                let store = store.map_err(|failure| Error::Invalid(failure.message))?;
+                let store = store.map_err(|e| Error::Invalid(e.to_string()))?;
                 nothing.insert(publisher_to(&self.db, &store)?)
             }
         };
@@ -239,10 +268,13 @@ impl Shared {
     }
 
     /// Lets another machine write a store that is written at its address.
-    fn close(&self) {
-        if let Some(Err(e)) = self.publisher.lock().as_mut().map(Publisher::close) {
-            tracing::warn!("{} stays open for writing by this machine: {e}", self.what.to);
-        }
+    fn close(&self) -> Result {
+        let closed = self.publisher.lock().as_mut().map_or(Ok(()), Publisher::close);
+        closed.map_err(|source| {
+            let to = &self.what.to;
+            tracing::warn!("{to} stays open for writing by this machine: {source}");
+            of_store("close", to, source)
+        })
     }
 
     fn publish(&self) -> kvdb::Result<PushStats> {

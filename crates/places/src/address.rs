@@ -6,11 +6,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kvdb::{RemotePlace, RemoteStore, RemoteZones};
+use kvdb::{LocalCopy, RemotePlace, RemoteStore, RemoteZones};
 use objects::{DirectoryObjects, Objects, ObjectsError};
+use zones::Device;
 
-use crate::failures;
-use crate::output::{Exit, Failure, Outcome};
+use crate::error::{Error, Result};
 
 /// The beginnings of addresses of a folder and of a bucket.
 const FOLDER: &str = "dir:";
@@ -20,7 +20,7 @@ const BUCKET: &str = "s3://";
 pub const FORMS: &str = "write dir:FOLDER/NAME or s3://BUCKET/NAME, as dir:/srv/stores/work";
 
 /// Said with a word that should be a place.
-const FORMS_OF_PLACES: &str =
+pub const FORMS_OF_PLACES: &str =
     "write dir:FOLDER, s3://BUCKET, s3://BUCKET/PREFIX, or the address of a store";
 
 /// Where a store in object storage is.
@@ -36,16 +36,12 @@ pub struct Address {
 
 impl Address {
     /// The address that a word is; `None`: it is none, but a path.
-    pub fn parse(word: &Path) -> Outcome<Option<Address>> {
+    pub fn parse(word: &Path) -> Result<Option<Address>> {
         let Some(text) = word.to_str() else { return Ok(None) };
-        let wrong = || {
-            let what = format!("{text} names no store in object storage");
-            Failure::new(Exit::Usage, what).hint(FORMS)
-        };
+        let wrong = || Error::NoName(text.to_owned());
         let (place, last) = if let Some(rest) = text.strip_prefix(FOLDER) {
             let (folder, last) = rest.rsplit_once('/').unwrap_or((".", rest));
-            let folder = std::path::absolute(if folder.is_empty() { "/" } else { folder })
-                .map_err(|e| Failure::io(format!("cannot use {folder}"), &e))?;
+            let folder = absolute(if folder.is_empty() { "/" } else { folder })?;
             (format!("{FOLDER}{}", folder.display()), last)
         } else if let Some(rest) = text.strip_prefix(BUCKET) {
             let (bucket, last) = rest.rsplit_once('/').ok_or_else(wrong)?;
@@ -64,11 +60,8 @@ impl Address {
     }
 
     /// As `parse`, where nothing but an address will do.
-    pub fn required(word: &Path) -> Outcome<Address> {
-        Address::parse(word)?.ok_or_else(|| {
-            let what = format!("{} is no address of a store in object storage", word.display());
-            Failure::new(Exit::Usage, what).hint(FORMS)
-        })
+    pub fn required(word: &Path) -> Result<Address> {
+        Address::parse(word)?.ok_or_else(|| Error::NoAddress(word.to_owned()))
     }
 
     /// Returns whether both are the same store, by whatever name of the folder.
@@ -88,17 +81,16 @@ impl Address {
     }
 
     /// The store there. `make`: the folder is made if it is not there.
-    pub fn store(&self, make: bool) -> Outcome<RemoteStore> {
-        let wrong = |e: kvdb::Error| Failure::new(Exit::Usage, e.to_string());
+    pub fn store(&self, make: bool) -> Result<RemoteStore> {
         // Before a folder is made for it.
-        RemoteStore::check_name(&self.name).map_err(wrong)?;
-        RemoteStore::new(open(&self.place, make)?, &self.name).map_err(wrong)
+        RemoteStore::check_name(&self.name).map_err(Error::Name)?;
+        RemoteStore::new(open(&self.place, make)?, &self.name).map_err(Error::Name)
     }
 }
 
 impl Address {
     /// Returns whether a store is there, or was.
-    fn is_there(&self) -> Outcome<bool> {
+    fn is_there(&self) -> Result<bool> {
         if self.snapshot.is_some() || RemoteStore::check_name(&self.name).is_err() {
             return Ok(false);
         }
@@ -106,7 +98,7 @@ impl Address {
             return Ok(Path::new(folder).join("m").join(&self.name).join("head").is_file());
         }
         let head = self.store(false)?.head();
-        let cannot = |e| failures::of_database(format!("cannot use {self}"), e);
+        let cannot = |source| Error::Store { doing: "use", address: self.to_string(), source };
         Ok(head.map_err(cannot)?.is_some())
     }
 }
@@ -118,21 +110,18 @@ impl fmt::Display for Address {
     }
 }
 
-fn open(place: &str, make: bool) -> Outcome<Arc<dyn Objects>> {
-    let cannot = |e: &ObjectsError| {
-        let exit = match e {
-            ObjectsError::NotFound { .. } | ObjectsError::NoBucket { .. } => Exit::NotFound,
-            ObjectsError::Io { source, .. } => Exit::of(source),
-            _ => Exit::Failed,
-        };
-        Failure::new(exit, format!("cannot use {place}: {e}"))
-    };
+fn absolute(folder: &str) -> Result<PathBuf> {
+    std::path::absolute(folder).map_err(|source| Error::Path { path: folder.into(), source })
+}
+
+fn open(place: &str, make: bool) -> Result<Arc<dyn Objects>> {
+    let cannot = |source| Error::Place { place: place.to_owned(), source };
     if let Some(folder) = place.strip_prefix(FOLDER).map(PathBuf::from) {
         let opened =
             if make { DirectoryObjects::create(folder) } else { DirectoryObjects::open(folder) };
-        return Ok(Arc::new(opened.map_err(|e| cannot(&e))?));
+        return Ok(Arc::new(opened.map_err(cannot)?));
     }
-    in_bucket(place).map_err(|e| cannot(&e))
+    in_bucket(place).map_err(cannot)
 }
 
 #[cfg(feature = "s3")]
@@ -149,23 +138,34 @@ fn in_bucket(address: &str) -> Result<Arc<dyn Objects>, ObjectsError> {
 }
 
 /// The zones of a local file that was made from this place.
-pub fn zones_in(place: &str) -> Outcome<RemoteZones> {
+pub fn zones_in(place: &str) -> Result<RemoteZones> {
     open(place, false).map(RemoteZones::new)
+}
+
+/// Where the zones of the store lie, if they are in object storage. A file that is no store is
+/// refused when it is opened.
+pub fn zones_of(device: &dyn Device) -> Result<Option<RemoteZones>> {
+    let copy = match LocalCopy::of(device) {
+        Ok(copy) => copy,
+        Err(e) if zones::Zones::is_remote(device).unwrap_or(false) => {
+            return Err(Error::NoHome(e));
+        }
+        Err(_) => None,
+    };
+    copy.map(|copy| zones_in(&copy.place)).transpose()
 }
 
 /// The place that a word names, as it is shown, with all stores in it: by itself, or by the address
 /// of one of them.
-pub fn place(word: &Path) -> Outcome<(String, RemotePlace)> {
+pub fn place(word: &Path) -> Result<(String, RemotePlace)> {
     let text = word.to_str().unwrap_or_default();
     let whole = if let Some(folder) = text.strip_prefix(FOLDER).filter(|f| !f.is_empty()) {
-        let folder = std::path::absolute(folder)
-            .map_err(|e| Failure::io(format!("cannot use {folder}"), &e))?;
+        let folder = absolute(folder)?;
         format!("{FOLDER}{}", folder.display())
     } else if text.starts_with(BUCKET) {
         text.trim_end_matches('/').to_owned()
     } else {
-        let what = format!("{} is no place in object storage", word.display());
-        return Err(Failure::new(Exit::Usage, what).hint(FORMS_OF_PLACES));
+        return Err(Error::NoPlace(word.to_owned()));
     };
     // A place of its own may have a name that a store could have.
     let by_name = match Address::parse(word) {
@@ -173,18 +173,16 @@ pub fn place(word: &Path) -> Outcome<(String, RemotePlace)> {
         _ => None,
     };
     let place = by_name.unwrap_or(whole);
-    let none = || {
-        let what = format!("there is no store in {place}");
-        Failure::new(Exit::NotFound, what).hint(FORMS_OF_PLACES)
-    };
     // A folder of something else is left alone: to open one makes locks in it.
     if place.strip_prefix(FOLDER).is_some_and(|folder| !Path::new(folder).join("m").is_dir()) {
-        return Err(none());
+        return Err(Error::Empty(place));
     }
     let found = RemotePlace::new(open(&place, false)?);
-    let names = found.names();
-    let cannot = |e| failures::of_database(format!("cannot use {place}"), e);
-    if names.map_err(cannot)?.is_empty() { Err(none()) } else { Ok((place, found)) }
+    match found.names() {
+        Ok(names) if names.is_empty() => Err(Error::Empty(place)),
+        Ok(_) => Ok((place, found)),
+        Err(source) => Err(Error::Stores { place, source }),
+    }
 }
 
 #[cfg(test)]

@@ -14,9 +14,8 @@ use sha1::{Digest, Sha1};
 use zones::FileDevice;
 
 use crate::address::Address;
-use crate::failures;
-use crate::output::{Exit, Failure, Outcome};
-use crate::publishing::host_name;
+use crate::error::{Error, Result};
+use crate::host::host_name;
 
 /// Mounts of one store by one user at the same time, at most.
 const MOST: usize = 64;
@@ -30,10 +29,17 @@ fn directory_of_user(variable: &str, below_home: &str, system: &str) -> PathBuf 
 }
 
 /// Makes the directory, and returns its full path.
-fn made(directory: &Path) -> Outcome<PathBuf> {
+fn made(directory: &Path) -> Result<PathBuf> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    made.and_then(|()| directory.canonicalize())
-        .map_err(|e| Failure::io(format!("cannot use {}", directory.display()), &e))
+    made.and_then(|()| directory.canonicalize()).map_err(|e| unusable(directory, e))
+}
+
+fn unusable(path: &Path, source: io::Error) -> Error {
+    Error::Path { path: path.to_owned(), source }
+}
+
+fn unopened(path: &Path, source: zones::Error) -> Error {
+    Error::Device { path: path.to_owned(), source }
 }
 
 /// The name of a local file: that of the store, and digits for where it lies.
@@ -58,45 +64,45 @@ pub fn own_file(path: &Path) -> io::Result<File> {
 }
 
 /// The directory for local files by which stores are written.
-pub fn directory_of_writers(directory: Option<&Path>) -> Outcome<PathBuf> {
+pub fn directory_of_writers(directory: Option<&Path>) -> Result<PathBuf> {
     let default = || directory_of_user("XDG_DATA_HOME", ".local/share", "/var/lib");
     made(&directory.map_or_else(default, Path::to_owned))
 }
 
 /// The local file by which a store is written at its address.
-pub fn path_of_writer(address: &Address, directory: Option<&Path>) -> Outcome<PathBuf> {
+pub fn path_of_writer(address: &Address, directory: Option<&Path>) -> Result<PathBuf> {
     Ok(directory_of_writers(directory)?.join(format!("{}.writer.kvfs", stem(address))))
 }
 
+/// A local file that was brought up to date, or claimed, and its note.
+pub struct LocalFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// The file, which is locked until the last one lets go of this.
+    pub device: Arc<FileDevice>,
+    /// Says of which state it is.
+    pub copy: LocalCopy,
+}
+
 /// Claims the store for that file. `take`: also if another machine has the store open.
-pub fn claim(address: &Address, path: &Path, take: bool) -> Outcome<LocalCopy> {
+pub fn claim(address: &Address, path: &Path, take: bool) -> Result<LocalFile> {
     let store = address.store(false)?;
-    let file =
-        own_file(path).map_err(|e| Failure::io(format!("cannot use {}", path.display()), &e))?;
-    let device =
-        FileDevice::of(file, path, false).map_err(|e| failures::of_device(path, "open", e))?;
+    let file = own_file(path).map_err(|e| unusable(path, e))?;
+    let device = FileDevice::of(file, path, false).map_err(|e| unopened(path, e))?;
+    let device = Arc::new(device);
     let options = WriterOptions { label: host_name(), take };
-    let copy = store.writer_to(Arc::new(device), Arc::new(Machine::default()), &options);
-    copy.map_err(|e| {
-        let hint = match &e {
-            kvdb::Error::Unpublished(_) => {
-                let file = path.display();
-                Some(format!("kvfs push {file} {}/ANOTHER-NAME, and rm {file}", address.place))
-            }
-            _ => None,
-        };
-        let failure = failures::of_database(format!("cannot write {address}"), e);
-        hint.into_iter().fold(failure, Failure::hint)
-    })
+    match store.writer_to(device.clone(), Arc::new(Machine::default()), &options) {
+        Ok(copy) => Ok(LocalFile { path: path.to_owned(), device, copy }),
+        Err(source) => {
+            Err(Error::Claim { address: address.to_string(), file: path.to_owned(), source })
+        }
+    }
 }
 
 /// The local file that was made last for a store and that no mount uses, as it is; for one that is
 /// to be written, the one by which it is.
-pub fn as_it_is(address: &Address, directory: Option<&Path>, to_write: bool) -> Outcome<PathBuf> {
-    let none = || {
-        let what = format!("nothing of {address} is here, so it cannot be mounted without a place");
-        Failure::new(Exit::NotFound, what).hint("mount it once without --offline")
-    };
+pub fn as_it_is(address: &Address, directory: Option<&Path>, to_write: bool) -> Result<PathBuf> {
+    let none = || Error::NothingHere(address.to_string());
     if to_write {
         return Some(path_of_writer(address, directory)?)
             .filter(|path| path.exists())
@@ -111,7 +117,7 @@ pub fn as_it_is(address: &Address, directory: Option<&Path>, to_write: bool) -> 
                 found.extend(copy.map(|copy| (copy.generation, path)));
             }
             Err(zones::Error::Busy(_)) => {}
-            Err(e) => return Err(failures::of_device(&path, "open", e)),
+            Err(e) => return Err(unopened(&path, e)),
         }
     }
     found
@@ -121,7 +127,7 @@ pub fn as_it_is(address: &Address, directory: Option<&Path>, to_write: bool) -> 
         .ok_or_else(none)
 }
 
-fn directory_of_readers(directory: Option<&Path>) -> Outcome<PathBuf> {
+fn directory_of_readers(directory: Option<&Path>) -> Result<PathBuf> {
     let default = || directory_of_user("XDG_CACHE_HOME", ".cache", "/var/cache");
     made(&directory.map_or_else(default, Path::to_owned))
 }
@@ -137,25 +143,24 @@ fn readers_of(address: &Address, directory: &Path) -> impl Iterator<Item = PathB
 
 /// The local file of the newest state of a store, which no mount uses. The first that is free is
 /// brought up to date.
-pub fn of(address: &Address, directory: Option<&Path>) -> Outcome<(PathBuf, LocalCopy)> {
+pub fn of(address: &Address, directory: Option<&Path>) -> Result<LocalFile> {
     let store = address.store(false)?;
     let directory = directory_of_readers(directory)?;
-    let cannot = |e: io::Error| Failure::io(format!("cannot use {}", directory.display()), &e);
     for path in readers_of(address, &directory) {
         let file = match own_file(&path) {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => continue,
-            opened => opened.map_err(cannot)?,
+            opened => opened.map_err(|e| unusable(&directory, e))?,
         };
         let device = match FileDevice::of(file, &path, false) {
             Ok(device) => Arc::new(device),
             Err(zones::Error::Busy(_)) => continue,
-            Err(e) => return Err(failures::of_device(&path, "open", e)),
+            Err(e) => return Err(unopened(&path, e)),
         };
-        let copy = store
-            .refresh(device, Arc::new(Machine::default()))
-            .map_err(|e| failures::of_database(format!("cannot open {address}"), e))?;
-        return Ok((path, copy));
+        let copy =
+            store.refresh(device.clone(), Arc::new(Machine::default())).map_err(|source| {
+                Error::Store { doing: "open", address: address.to_string(), source }
+            })?;
+        return Ok(LocalFile { path, device, copy });
     }
-    let what = format!("{address} is mounted {MOST} times from {}", directory.display());
-    Err(Failure::new(Exit::Busy, what).hint("name another directory: --cache DIRECTORY"))
+    Err(Error::InUse { address: address.to_string(), most: MOST, directory })
 }

@@ -11,16 +11,17 @@ use kvfs::Views;
 use serde_json::{Value, json};
 
 use crate::address::Address;
-use crate::failures;
-use crate::output::{Failure, Outcome};
+use crate::error::{self, Result};
 
 /// How often the place is asked, where nothing else is said.
 pub const EVERY: Duration = Duration::from_secs(10);
 
-/// The options `-o follow=ADDRESS,follow_every=SECONDS`.
+/// The store that is followed: the options `-o follow=ADDRESS,follow_every=SECONDS` of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Following {
+    /// The store.
     pub of: Address,
+    /// How often its place is asked.
     pub every: Duration,
 }
 
@@ -53,11 +54,12 @@ struct Status {
 
 impl FollowingThread {
     /// Follows the store from here on.
-    pub fn start(views: &Views, db: &Kvdb, what: Following) -> Outcome<FollowingThread> {
+    pub fn start(views: &Views, db: &Kvdb, what: Following) -> Result<FollowingThread> {
         // Where the place is not to be opened now, that is tried again.
         let follower = what.of.store(false).ok().map(|store| db.follower(&store)).transpose();
-        let mut follower =
-            follower.map_err(|e| failures::of_database(format!("cannot follow {}", what.of), e))?;
+        let cannot =
+            |source| error::Error::Store { doing: "follow", address: what.of.to_string(), source };
+        let mut follower = follower.map_err(cannot)?;
         let every = what.every;
         let status = Status {
             shown: follower.as_ref().map(|follower| follower.copy().clone()),
@@ -78,7 +80,7 @@ impl FollowingThread {
                     }
                 }
             })
-            .map_err(|e| Failure::io("cannot start to follow", &e))?;
+            .map_err(|e| error::Error::Thread { doing: "follow", source: e })?;
         Ok(FollowingThread { shared, end: Some(end), thread: Some(thread) })
     }
 
@@ -107,8 +109,8 @@ impl Shared {
                 let opened = db.follower(&store).map_err(kvfs::Error::Store);
                 opened.and_then(|opened| views.follow(follower.insert(opened)))
             }
-            (None, Err(failure)) => {
-                self.status.lock().failing = Some(failure.message);
+            (None, Err(e)) => {
+                self.status.lock().failing = Some(e.to_string());
                 return true;
             }
         };

@@ -1,0 +1,122 @@
+//! Errors, in sentences for the user. What to do about one is said by the program, whose commands
+//! and calls have names of their own.
+
+use std::io;
+use std::path::PathBuf;
+
+use objects::ObjectsError;
+
+/// The result of what is done with a store in object storage.
+pub type Result<T = (), E = Error> = std::result::Result<T, E>;
+
+/// Says why something could not be done with a store in object storage.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A word begins as an address does, and is none. See [`crate::FORMS`].
+    #[error("{0} names no store in object storage")]
+    NoName(String),
+    /// A word is a path, where an address is asked for. See [`crate::FORMS`].
+    #[error("{} is no address of a store in object storage", .0.display())]
+    NoAddress(PathBuf),
+    /// A word names no place. See [`crate::FORMS_OF_PLACES`].
+    #[error("{} is no place in object storage", .0.display())]
+    NoPlace(PathBuf),
+    /// The place has no stores. See [`crate::FORMS_OF_PLACES`].
+    #[error("there is no store in {0}")]
+    Empty(String),
+    /// A store cannot have this name.
+    #[error("{0}")]
+    Name(kvdb::Error),
+    /// The snapshot that is asked for is not there.
+    #[error("there is no {0}")]
+    NoSnapshot(String),
+    /// The place could not be opened.
+    #[error("cannot use {place}: {source}")]
+    Place {
+        /// The place, with the scheme.
+        place: String,
+        /// The error of the place.
+        source: ObjectsError,
+    },
+    /// The stores of a place could not be listed.
+    #[error("cannot use {place}: {source}")]
+    Stores {
+        /// The place, with the scheme.
+        place: String,
+        /// The error of the stores.
+        source: kvdb::Error,
+    },
+    /// The server does not keep the conditions on which heads depend; the text is a sentence.
+    #[error("{0}")]
+    Unsafe(String),
+    /// A file or directory of this machine cannot be used.
+    #[error("cannot use {}: {source}", path.display())]
+    Path {
+        /// Its path.
+        path: PathBuf,
+        /// The error of the host.
+        source: io::Error,
+    },
+    /// A local file could not be opened as the device of a store.
+    #[error("cannot open {}: {source}", path.display())]
+    Device {
+        /// Its path.
+        path: PathBuf,
+        /// The error of the device.
+        source: zones::Error,
+    },
+    /// Something could not be done with the store.
+    #[error("cannot {doing} {address}: {source}")]
+    Store {
+        /// The verb.
+        doing: &'static str,
+        /// The address of the store.
+        address: String,
+        /// The error of the store.
+        source: kvdb::Error,
+    },
+    /// The store could not be claimed for a local file.
+    #[error("cannot write {address}: {source}")]
+    Claim {
+        /// The address of the store.
+        address: String,
+        /// The local file.
+        file: PathBuf,
+        /// The error of the store.
+        source: kvdb::Error,
+    },
+    /// A local file says that its zones lie elsewhere, and not where.
+    #[error("cannot tell where the store lies: {0}")]
+    NoHome(kvdb::Error),
+    /// No local file of the store is here.
+    #[error("nothing of {0} is here, so it cannot be mounted without a place")]
+    NothingHere(String),
+    /// All local files that there may be of the store are in use.
+    #[error("{address} is mounted {most} times from {}", directory.display())]
+    InUse {
+        /// The address of the store.
+        address: String,
+        /// The number of local files that there may be.
+        most: usize,
+        /// The directory that they lie in.
+        directory: PathBuf,
+    },
+    /// The last changes are not published: they are in the local file alone.
+    #[error("{address} lacks the last changes: {why}")]
+    NotPublished {
+        /// The address of the store.
+        address: String,
+        /// Says why the last publication failed.
+        why: String,
+        /// Another one writes or publishes the store by now, so trying again is of no use.
+        displaced: bool,
+    },
+    /// A thread could not be started.
+    #[error("cannot start to {doing}: {source}")]
+    Thread {
+        /// The verb.
+        doing: &'static str,
+        /// The error of the host.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,42 @@
+//! Stores in object storage as a program of this machine uses them: by their addresses, through
+//! local files in directories of the user.
+//!
+//! - `address`: `dir:FOLDER/NAME` and `s3://BUCKET/NAME`, and the objects that they lead to;
+//! - `server`: the trial of a server before a store depends on it;
+//! - `local_copies`: the local files of readers and writers, where they lie, and how they are
+//!   claimed;
+//! - `forking`: a store of one's own that begins as one there;
+//! - `publishing`, `following`: threads that publish an open store, and show what is published;
+//! - `error`: what can go wrong, in sentences.
+//!
+//! The libraries below take any `Arc<dyn Objects>`; what a word of the user stands for is decided
+//! here alone.
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! use places::Address;
+//!
+//! let address = Address::required(Path::new("dir:/srv/stores/work@monday"))?;
+//! assert_eq!(address.name, "work");
+//! assert_eq!(address.snapshot.as_deref(), Some("monday"));
+//! assert!(Address::parse(Path::new("work.kvfs"))?.is_none());
+//! # Ok::<(), places::Error>(())
+//! ```
+
+#![warn(missing_docs)]
+
+mod address;
+mod error;
+pub mod following;
+mod forking;
+mod host;
+pub mod local_copies;
+pub mod publishing;
+mod server;
+
+pub use address::{Address, FORMS, FORMS_OF_PLACES, place, zones_in, zones_of};
+pub use error::{Error, Result};
+pub use forking::fork;
+pub use host::host_name;
+pub use server::{needs_trial, trial};

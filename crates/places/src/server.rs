@@ -1,0 +1,38 @@
+//! The trial of a server, before the first store is published there: heads depend on conditions
+//! that not every server keeps.
+
+use kvdb::RemoteStore;
+
+use crate::address::Address;
+use crate::error::{Error, Result};
+
+/// Returns whether the server has to be tried before a store is published: it is one of a bucket,
+/// and has no store of that name.
+pub fn needs_trial(to: &Address, store: &RemoteStore) -> Result<bool> {
+    Ok(to.is_in_bucket() && store.head().map_err(|e| cannot(to, e))?.is_none())
+}
+
+/// Refuses a server that does not keep the conditions on which heads depend. This takes some
+/// hundred requests.
+pub fn trial(to: &Address, store: &RemoteStore) -> Result {
+    match probed(store).map_err(|e| cannot(to, e.into()))? {
+        None => Ok(()),
+        Some(wrong) => Err(Error::Unsafe(wrong)),
+    }
+}
+
+fn cannot(to: &Address, source: kvdb::Error) -> Error {
+    Error::Store { doing: "use", address: to.to_string(), source }
+}
+
+/// Says what is wrong with the server, as a sentence.
+#[cfg(feature = "s3")]
+fn probed(store: &RemoteStore) -> Result<Option<String>, objects::ObjectsError> {
+    let found = objects_s3::probe(&**store.objects(), "")?;
+    Ok((!found.is_fine()).then(|| found.verdict()))
+}
+
+#[cfg(not(feature = "s3"))]
+fn probed(_: &RemoteStore) -> Result<Option<String>, objects::ObjectsError> {
+    Ok(None)
+}
