@@ -203,6 +203,62 @@ def measure(folder, address, proxy):
         row(what, requests + 2, size, seconds, slow)
     _, seconds = timed(lambda: kvfs("fork", address, f"{folder}/fork.kvfs"))
     row("fork", 4, 0, seconds)
+    if proxy:
+        read_in_line(folder, address, proxy)
+
+
+def read_in_line(folder, address, proxy):
+    """One large file, cold, beside a plain client that gets the same objects, 16 at once."""
+    size, bucket = 512 << 20, os.environ["KVFS_S3_BUCKET"]
+    large, mount = f"{folder}/large.kvfs", f"{folder}/mnt"
+    address = address.replace("/tree", "/large")
+    kvfs("create", large)
+    kvfs("mount", large, mount)
+    with open(f"{mount}/file", "wb") as file:
+        for _ in range(size >> 20):
+            file.write(random.randbytes(1 << 20))
+    kvfs("umount", mount)
+    before = objects_of(bucket)
+    kvfs("push", large, address)
+    keys = sorted(objects_of(bucket) - before)
+    user = f"{os.environ['AWS_ACCESS_KEY_ID']}:{os.environ['AWS_SECRET_ACCESS_KEY']}"
+    client = ["curl", "--silent", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", user]
+    client += ["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]
+    client += ["--parallel", "--parallel-max", "16"]
+    for key in keys:
+        client += ["--output", "/dev/null", f"http://127.0.0.1:{proxy.port}/{bucket}/{key}"]
+
+    def by_mount():
+        cache = f"{folder}/cache"
+        kvfs("mount", address, mount, "--cache", cache)
+        _, seconds = timed(lambda: subprocess.run(["cat", f"{mount}/file"], stdout=subprocess.DEVNULL))
+        kvfs("umount", mount)
+        shutil.rmtree(cache)
+        return seconds
+
+    def by_client():
+        return timed(lambda: subprocess.run(client, check=True, stderr=subprocess.DEVNULL))[1]
+
+    print(f"\n| {size >> 20} MiB in {len(keys)} objects | s at 0 ms | s at 30 ms |")
+    print("|---|---:|---:|")
+    rows = {"one file, in line": by_mount, "a plain client, 16 at once": by_client}
+    took = {what: [] for what in rows}
+    for before, delay in [(0, 0), (0, DELAYS[0])]:
+        proxy.delay(before, delay)
+        rounds = [[work() for work in rows.values()] for _ in range(3)]
+        for what, seconds in zip(rows, zip(*rounds)):
+            took[what].append(sorted(seconds)[1])
+    proxy.delay(DELAYS[0], 0)
+    for what, seconds in took.items():
+        print(f"| {what} | {' | '.join(f'{second:.2f}' for second in seconds)} |")
+
+
+def objects_of(bucket):
+    """The keys of all objects with zones, which lie in a folder of the server."""
+    root = f"{os.environ['KVFS_S3_DATA']}/{bucket}"
+    found = subprocess.run(["find", ".", "-type", "f", "-path", "*/z/*"], cwd=root,
+                           capture_output=True, text=True, check=True)
+    return {line.removeprefix("./") for line in found.stdout.splitlines()}
 
 
 main()

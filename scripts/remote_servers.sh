@@ -101,6 +101,7 @@ if ! (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then
 fi
 
 export KVFS_S3_SERVER=$SERVER KVFS_S3_ENDPOINT=http://127.0.0.1:$PORT KVFS_S3_BUCKET=bucket
+export KVFS_S3_DATA=$WORK/data
 export AWS_ACCESS_KEY_ID=$KEY AWS_SECRET_ACCESS_KEY=$SECRET AWS_REGION=us-east-1
 unset AWS_SESSION_TOKEN AWS_PROFILE AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3
 # A shell heeds signals while it waits, but not while a command runs in its foreground.

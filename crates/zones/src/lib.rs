@@ -69,7 +69,7 @@ pub use job::{AtJob, Job};
 pub use pin::ZonePin;
 pub use space::Space;
 pub use stats::{IoStats, PurposeStats};
-pub use store::{FormatOptions, Zones};
+pub use store::{FormatOptions, Rehearsal, Zones};
 pub use superblock::{FORMAT_VERSION, MAX_ROOT, Profile, REMOTE_VERSION, Superblock};
 pub use zone_info::{ZoneInfo, ZoneState};
 pub use zone_use::ZoneUse;

@@ -16,7 +16,8 @@ use crate::options::OpenOptions;
 /// The memory of the store that is opened for it, bytes.
 const MEMORY: usize = 2 << 20;
 
-/// Reads of a store what its users read first. What it changes is lost. See [`crate::Publisher::rehearse`].
+/// Reads of a store what its users read first. What it changes is lost. See
+/// [`crate::Publisher::rehearse`].
 pub type Rehearse = dyn Fn(&Kvdb) + Send + Sync;
 
 impl Database {

@@ -77,6 +77,13 @@ impl RemoteDevice {
         }
     }
 
+    /// Fetches ahead of a reader that goes on in line.
+    fn keep_ahead(&self, purpose: Purpose, addr: u64, len: u64) {
+        if let Some((addr, len)) = self.remote.goes_on(purpose, addr, len) {
+            self.will_read(purpose, addr, len);
+        }
+    }
+
     /// Returns whether the zone lies in object storage, and nothing more of it comes here.
     fn is_missing_for_good(&self, addr: u64) -> bool {
         self.remote.is_closed() && self.remote.layout().parts.is_remote(ZoneId::of(addr))
@@ -165,6 +172,7 @@ impl Device for RemoteDevice {
             buf.copy_from_slice(bytes);
             return Ok(());
         }
+        self.keep_ahead(purpose, offset, buf.len() as u64);
         let range = [(offset, buf.len() as u64)];
         match self.with(purpose, &range, || self.cache.read_at(purpose, offset, buf)) {
             Err(_) if self.is_missing_for_good(offset) => {
@@ -180,6 +188,7 @@ impl Device for RemoteDevice {
             return reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf));
         }
         let ranges: Vec<_> = reads.iter().map(|r| (r.offset, r.buf.len() as u64)).collect();
+        ranges.iter().for_each(|&(addr, len)| self.keep_ahead(purpose, addr, len));
         match self.with(purpose, &ranges, || self.cache.read_many(purpose, reads)) {
             Err(_) if self.remote.is_closed() => {
                 reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf))

@@ -16,6 +16,7 @@ use objects::{Objects, ObjectsError, Part};
 use super::counters::{Counters, RemoteStats};
 use super::first_reads::FirstReads;
 use super::follow::Retired;
+use super::in_line::InLine;
 use super::parts::{OF_INDEX, PART, PARTS, PartRange, Parts, USED};
 use super::table::ZoneTable;
 use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId};
@@ -93,6 +94,7 @@ pub(crate) struct Remote {
     /// length.
     onward: Mutex<[(u64, u64); 16]>,
     next_onward: AtomicUsize,
+    in_line: InLine,
     /// The place in the list of zones that is given up next.
     hand: Mutex<usize>,
     /// Bytes that parts may take now: less than the options say once the disk was full.
@@ -152,6 +154,7 @@ impl Remote {
             requests: Requests { memory: options.memory, ..Requests::default() },
             onward: Mutex::default(),
             next_onward: AtomicUsize::new(0),
+            in_line: InLine::new(options.memory),
             hand: Mutex::new(0),
             most_cached: AtomicU64::new(options.cache_bytes),
             closing: AtomicBool::new(false),
@@ -179,6 +182,17 @@ impl Remote {
 
     pub(crate) fn set_on_wait(&self, on_wait: Arc<OnWait>) {
         *self.on_wait.lock() = Some(on_wait);
+    }
+
+    /// Takes note of a read, and returns the range that is to be fetched ahead of its reader.
+    pub(super) fn goes_on(&self, purpose: Purpose, addr: u64, len: u64) -> Option<(u64, u64)> {
+        let is_there = purpose == Purpose::Pages && self.is_there(ZoneId::of(addr));
+        is_there.then(|| self.in_line.read(addr, len)).flatten()
+    }
+
+    /// Returns whether a zone lies in object storage.
+    fn is_there(&self, zone: ZoneId) -> bool {
+        self.layout.load().parts.is_remote(zone)
     }
 
     /// A read has to wait for a request.

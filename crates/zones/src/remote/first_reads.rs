@@ -7,7 +7,7 @@ use crate::varint::{get_bytes, get_u64, put_bytes, put_u64};
 use crate::{Error, Result};
 
 /// The most bytes of zones that a state has with it.
-pub(crate) const MOST: u64 = 512 << 10;
+pub(crate) const MOST_FIRST: u64 = 512 << 10;
 /// A gap of at most so many bytes between two ranges is taken along.
 const GAP: u64 = 256;
 
@@ -36,7 +36,7 @@ impl FirstReads {
         }
         let mut first = FirstReads::default();
         for (addr, end) in merged {
-            if first.len() + (end - addr) > MOST {
+            if first.len() + (end - addr) > MOST_FIRST {
                 break;
             }
             let mut bytes = vec![0; (end - addr) as usize];
@@ -84,7 +84,7 @@ impl FirstReads {
             let addr = end.checked_add(get_u64(input)?).ok_or_else(corrupt)?;
             let bytes = get_bytes(input)?;
             total += bytes.len() as u64;
-            if bytes.is_empty() || total > MOST {
+            if bytes.is_empty() || total > MOST_FIRST {
                 return Err(corrupt());
             }
             end = addr.checked_add(bytes.len() as u64).ok_or_else(corrupt)?;
@@ -117,7 +117,11 @@ mod tests {
             assert_eq!(first.find(addr, len), None, "{len} bytes at {addr}");
         }
         assert_eq!(FirstReads::default().find(0, 0), None);
-        assert_eq!(of(&[(0, MOST), (2 * MOST, 1)]).len(), MOST, "no more than are taken back");
+        assert_eq!(
+            of(&[(0, MOST_FIRST), (2 * MOST_FIRST, 1)]).len(),
+            MOST_FIRST,
+            "no more than are taken back"
+        );
     }
 
     #[test]

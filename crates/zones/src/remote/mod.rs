@@ -6,10 +6,10 @@
 //! - `publish` writes zones to objects, but for those that are `known` to lie there; of what was
 //!   read before, `writes` tells whether it was written since.
 //! - `fetch` reads parts of them into the local file, which `parts` keeps the record of.
+//! - `in_line` are readers that are kept ahead of.
 //! - `device` is the file as the store sees it, which fetches what it lacks.
 //! - `follow` has another state take the place of the one that is read.
-//! - `first_reads` are bytes that a published state has with it, for the first answers; a
-//!   `rehearsal` of the opening finds out which.
+//! - `first_reads` are bytes that a published state has with it, for the first answers.
 //! - `record` is what the file itself says of all this.
 //!
 //! Zones of the table are never freed, so that no zone is both: what the store writes, it writes to
@@ -20,11 +20,11 @@ mod device;
 mod fetch;
 mod first_reads;
 mod follow;
+mod in_line;
 mod known;
 mod parts;
 mod publish;
 mod record;
-mod rehearsal;
 mod table;
 mod writes;
 
@@ -35,11 +35,11 @@ pub use follow::TableHold;
 pub use known::{Fingerprint, Known, Marks};
 pub use publish::{Progress, Publication, Published, Watch};
 pub use record::{Home, read_claim, write_claim};
-pub use rehearsal::Rehearsal;
 pub use table::{MAX_OBJECT, MAX_PIECES, MAX_ZONES, Piece, ZoneObject, ZoneTable};
 
 pub(crate) use device::RemoteDevice;
 pub(crate) use fetch::Remote;
+pub(crate) use first_reads::MOST_FIRST;
 pub(crate) use parts::Parts;
 pub(crate) use publish::{Source, publish};
 pub(crate) use record::{take_parts, write_parts};

@@ -1,11 +1,14 @@
 //! The store: device, allocator and superblock combined. This module makes and opens stores and
 //! replaces the root; `io` reads, writes and syncs; `free_zones` takes zones and gives them back;
-//! `remote` is about zones that lie in object storage.
+//! `remote` is about zones that lie in object storage; `rehearsal` is a device that shows the zones
+//! of a store.
 
 mod free_zones;
 mod io;
+mod rehearsal;
 mod remote;
 
+pub use self::rehearsal::Rehearsal;
 use self::remote::RemoteZones;
 use std::fmt;
 use std::io::Read;

@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering;
 use env::sync::Mutex;
 use objects::Objects;
 
+use super::rehearsal::Rehearsal;
 use super::{FormatOptions, Zones};
 use crate::remote::{
-    FirstReads, Home, OnWait, Parts, Piece, Publication, Published, Rehearsal, Remote,
-    RemoteDevice, RemoteOptions, RemoteStats, Source, TableHold, Watch, ZoneTable, publish,
-    read_claim, take_parts, write_claim, write_parts,
+    FirstReads, Home, OnWait, Parts, Piece, Publication, Published, Remote, RemoteDevice,
+    RemoteOptions, RemoteStats, Source, TableHold, Watch, ZoneTable, publish, read_claim,
+    take_parts, write_claim, write_parts,
 };
 use crate::superblock::{self, FORMAT_VERSION, REMOTE_VERSION, Superblock};
 use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZonePin, ZoneUse};

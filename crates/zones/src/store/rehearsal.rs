@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use env::sync::Mutex;
 
-use super::first_reads::{FirstReads, MOST};
-use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZoneUse, Zones};
+use super::Zones;
+use crate::remote::{FirstReads, MOST_FIRST};
+use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZoneUse};
 
 /// The unit in which own bytes are kept.
 const PAGE: u64 = 64 << 10;
@@ -72,7 +73,7 @@ impl Device for Rehearsal {
             let mut state = self.state.lock();
             let len = buf.len() as u64;
             // More would not fit, and the first of them count most.
-            if state.bytes + len <= MOST {
+            if state.bytes + len <= MOST_FIRST {
                 state.bytes += len;
                 state.read.push((offset, len));
             }
