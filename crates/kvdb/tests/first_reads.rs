@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bucket::*;
-use env::Machine;
+use env::{Machine, Simulated};
 use kvdb::{Durability, Kvdb, OpenOptions, Publisher, RemoteZones};
 use model::*;
 use objects::{Objects, Rates};
@@ -151,7 +151,9 @@ fn forks_and_readers_have_them_over_bad_networks() {
     bucket.faults.set_rates(Rates::default());
     let device = forked(&bucket.store("fruit"), 9);
     let before = bucket.gets();
-    let fork = open_with(device.clone(), bucket.zones(), small()).unwrap();
+    let options = OpenOptions { remote: Some(bucket.zones()), ..small() };
+    let (fork, found) = Kvdb::open(device.clone(), Arc::new(Simulated::new(91)), options).unwrap();
+    assert!(found.clean, "there is nothing to recover: {found:?}");
     read_some(&fork);
     assert_eq!(bucket.gets(), before);
     let words = fork.open_dictionary("words").unwrap();

@@ -16,7 +16,7 @@ use super::{
 use crate::health::Health;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::fork_bases::{NewBase, keep_base};
-use crate::manifest::{Manifest, ManifestState};
+use crate::manifest::{Edit, Manifest, ManifestState};
 
 /// The note of a local file about the store that it refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,6 +199,8 @@ impl RemoteStore {
             let published = Duration::from_nanos(published);
             let id = random_id(&*env);
             keep_base(&mut manifest, &NewBase { store, published, id, snapshot })?;
+            // As the state was: there is no journal to replay.
+            manifest.apply(Edit::Closed)?;
         }
         let (place, name) = (self.objects().place(), self.name().to_owned());
         let (uuid, fork, writer) = match kind {
