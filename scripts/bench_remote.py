@@ -203,8 +203,45 @@ def measure(folder, address, proxy):
         row(what, requests + 2, size, seconds, slow)
     _, seconds = timed(lambda: kvfs("fork", address, f"{folder}/fork.kvfs"))
     row("fork", 4, 0, seconds)
+    read_warm(folder, store, address)
+    fork_often(folder, address)
     if proxy:
         read_in_line(folder, address, proxy)
+
+
+def read_warm(folder, store, address):
+    """Everything once more where it was fetched before, beside the local store."""
+    mount, cache = f"{folder}/mnt", f"{folder}/warm"
+    read = ["grep", "-rc", "nothing", mount]
+
+    def by(*source):
+        kvfs("mount", *source[:1], mount, *source[1:])
+        with open("/proc/sys/vm/drop_caches", "w") as file:
+            file.write("3")
+        _, seconds = timed(lambda: subprocess.run(read, stdout=subprocess.DEVNULL, check=False))
+        gets, _ = asked(mount) if len(source) > 1 else (0, 0)
+        kvfs("umount", mount)
+        return seconds, gets
+
+    by(address, "--cache", cache)
+    rounds = [(by(store), by(address, "--cache", cache)) for _ in range(5)]
+    asked_again = max(remote[1] for _, remote in rounds)
+    local, remote = (sorted(r[i][0] for r in rounds)[2] for i in (0, 1))
+    shutil.rmtree(cache)
+    print(f"\nRead again, all of it fetched before: {remote:.2f} s, {asked_again} requests; of the "
+          f"local store {local:.2f} s; medians of five in turn.", flush=True)
+
+
+def fork_often(folder, address):
+    """A thousand forks of one state."""
+    seconds = []
+    for n in range(1000):
+        file = f"{folder}/forks-{n}.kvfs"
+        seconds.append(timed(lambda: kvfs("fork", address, file))[1] * 1000)
+        os.remove(file)
+    first, last = sorted(seconds[:100])[50], sorted(seconds[-100:])[50]
+    print(f"\nA thousand forks: {first:.0f} ms each of the first hundred, {last:.0f} ms each of the "
+          "last hundred, medians.", flush=True)
 
 
 def read_in_line(folder, address, proxy):

@@ -80,7 +80,7 @@ fn what_was_rehearsed_is_read_without_a_request() {
 fn a_rehearsal_takes_no_more_along_than_there_is_room_for() {
     let bucket = Bucket::new();
     let (db, mut publisher) = rehearsed(&bucket);
-    publisher.rehearse(Box::new(|db| drop(contents(db).unwrap())));
+    publisher.rehearse(Box::new(|db| assert!(contents(db).is_err(), "there is no room for all")));
     publish(&mut publisher);
     let head = bucket.store("fruit").head().unwrap().unwrap();
     let len = head.state.unwrap().len;
@@ -168,13 +168,19 @@ fn forks_and_readers_have_them_over_bad_networks() {
     assert_eq!(words.get(key(1)).unwrap(), db.view().get(words.id(), &key(1)).unwrap());
 }
 
+fn options_of_reader(bucket: &Bucket) -> OpenOptions {
+    let remote = Some(RemoteZones::new(bucket.counts.clone() as Arc<dyn Objects>));
+    OpenOptions { remote, read_only: true, memory: 16 << 20, ..OpenOptions::default() }
+}
+
+fn reader_with_threads(bucket: &Bucket) -> Kvdb {
+    let device: Arc<MemoryDevice> = copied(&bucket.store("fruit"), 8);
+    Kvdb::open(device, Arc::new(Machine::default()), options_of_reader(bucket)).unwrap().0
+}
+
 /// Opens a copy with threads, and reads all keys in an order of their own, one after the other.
 fn waits(bucket: &Bucket, prefetches: bool) -> (u64, u64) {
-    let device: Arc<MemoryDevice> = copied(&bucket.store("fruit"), 8);
-    let remote = Some(RemoteZones::new(bucket.counts.clone() as Arc<dyn Objects>));
-    let options =
-        OpenOptions { remote, read_only: true, memory: 16 << 20, ..OpenOptions::default() };
-    let (db, _) = Kvdb::open(device, Arc::new(Machine::default()), options).unwrap();
+    let db = reader_with_threads(bucket);
     let words = db.open_dictionary("words").unwrap();
     if prefetches {
         db.prefetch(&[words.id()]);
@@ -199,4 +205,81 @@ fn the_more_reads_have_waited_the_more_is_there_before_the_next() {
     let ((without, _), (with, gets)) = (waits(&bucket, false), waits(&bucket, true));
     assert!(2 * with <= without, "{with} waits where {without} were without it");
     assert!(gets <= 80, "{gets} requests");
+}
+
+#[test]
+fn a_follower_fetches_ahead_of_the_state_that_it_shows() {
+    let bucket = Bucket::new();
+    let (source, mut publisher) = rehearsed(&bucket);
+    publish(&mut publisher);
+    let db = reader_with_threads(&bucket);
+    let words = db.open_dictionary("words").unwrap();
+    db.prefetch(&[words.id()]);
+    let mut follower = db.follower(&bucket.store("fruit")).unwrap();
+    let mut random = env::Random::new(5);
+    let all = source.open_dictionary("words").unwrap();
+    (0..KEYS).for_each(|n| all.insert(key(n), bytes(&mut random, 300)).unwrap());
+    source.compact(all.id()).unwrap();
+    publish(&mut publisher);
+    assert!(follower.follow().unwrap());
+    let stats = || db.remote_stats().unwrap();
+    // A few reads that wait let all of the newer state come.
+    let (before, begun) = (stats().waits, std::time::Instant::now());
+    for n in (0..KEYS).take_while(|_| stats().waits < before + 6) {
+        assert!(words.get(key(n * 7919 % KEYS)).unwrap().is_some());
+    }
+    while stats().cached_bytes < KEYS * 300 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", stats());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_store_that_was_closed_is_free_whatever_was_fetched_ahead() {
+    let bucket = Bucket::new();
+    let (_source, mut publisher) = rehearsed(&bucket);
+    publish(&mut publisher);
+    let rates = Rates { delay: 1, longest_delay: Duration::from_millis(60), ..Rates::default() };
+    bucket.faults.set_rates(rates);
+    for round in 0..6 {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("copy.kvfs");
+        bucket.store("fruit").copy_to_path(&path).unwrap();
+        let options = options_of_reader(&bucket);
+        let db = Kvdb::open_path_with(&path, options.clone()).unwrap();
+        let words = db.open_dictionary("words").unwrap();
+        db.prefetch(&[words.id()]);
+        for n in 1..3 + round {
+            assert!(words.get(key(KEYS / 7 * n % KEYS)).unwrap().is_some());
+        }
+        drop(words);
+        db.close().unwrap();
+        drop(db);
+        Kvdb::open_path_with(&path, options).unwrap();
+    }
+}
+
+#[test]
+fn a_reader_that_follows_publishes_one_state_or_says_so() {
+    let bucket = Bucket::new();
+    let (source, mut publisher) = rehearsed(&bucket);
+    publish(&mut publisher);
+    let db = reader(&copied(&bucket.store("fruit"), 5), &bucket);
+    let before = all(&db);
+    let mut follower = db.follower(&bucket.store("fruit")).unwrap();
+    let words = source.open_dictionary("words").unwrap();
+    words.insert(key(0), "changed").unwrap();
+    source.compact(words.id()).unwrap();
+    publish(&mut publisher);
+    let mut copies = db.publisher(&bucket.store("copy")).unwrap();
+    let mut followed = false;
+    let published = copies.publish(&mut |_| {
+        followed |= follower.follow().unwrap();
+        Ok(())
+    });
+    assert!(followed && published.unwrap_err().to_string().contains("newer state"));
+    assert!(bucket.store("copy").head().unwrap().is_none_or(|head| head.state.is_none()));
+    copies.publish(&mut |_| Ok(())).unwrap();
+    let copy = all(&reader(&copied(&bucket.store("copy"), 6), &bucket));
+    assert!(copy == all(&source) && copy != before);
 }

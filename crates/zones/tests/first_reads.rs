@@ -83,3 +83,15 @@ fn those_of_other_zones_count_for_nothing() {
     assert!(pin.uses().contains(ZoneId(9)) && ZoneId(9) != there);
     assert_eq!(read(&zones, ZoneId(9).start()), [7; 3]);
 }
+
+#[test]
+fn after_a_close_nothing_is_fetched_ahead_and_reads_go_on() {
+    let (zones, there) = local_file(ZoneId(0), &[1, 1, 1]);
+    zones.close_remote();
+    zones.will_read(Purpose::Pages, there.start() + (1 << 20), 1 << 20);
+    assert_eq!(read(&zones, there.start() + (4 << 20)), [1; 3]);
+    let stats = zones.remote_stats().unwrap();
+    assert_eq!(stats.got_bytes.iter().sum::<u64>(), 3, "what was read, and no more");
+    assert_eq!(stats.cached_bytes, 0);
+    zones.close_remote();
+}

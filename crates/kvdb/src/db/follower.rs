@@ -125,6 +125,9 @@ impl Follower {
             return Err(other("was replaced by an older state"));
         }
         let table = Arc::new(published.known.table);
+        // Until it is shown: the places are others by then.
+        let prefetch = db.prefetch.lock().clone();
+        prefetch.iter().for_each(|prefetch| prefetch.stop());
         db.zones.follow(&table, published.first)?;
         check_places(&state, &table, &db.zones)?;
         let before = self.db.view();
@@ -213,6 +216,8 @@ impl NewerState {
         let changes = self.listed.changes.take().filter(|_| is_listed);
         db.commits.follow_published(self.after.at, changes);
         drop(gone);
+        let prefetch = db.prefetch.lock().clone();
+        prefetch.iter().for_each(|prefetch| prefetch.begin(db));
         Ok(())
     }
 }

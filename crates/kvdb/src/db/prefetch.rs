@@ -6,8 +6,9 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
-use env::sync::Mutex;
+use env::sync::{Condvar, Mutex};
 use vt_tree::BlockWalk;
 
 use crate::db::Kvdb;
@@ -22,6 +23,8 @@ const MOST: u64 = 64 << 20;
 const GROWTH: u64 = 2;
 /// Of the local file what is fetched ahead may take a share.
 const SHARE: u64 = 4;
+/// How long a stop waits for a request.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 thread_local! {
     /// This thread fetches ahead: its own waits count for nothing.
@@ -30,10 +33,14 @@ thread_local! {
 
 /// What is fetched ahead, and how far that is.
 pub(super) struct Prefetch {
+    dicts: Vec<DictionaryId>,
     most: u64,
     state: Mutex<State>,
+    /// The thread has ended.
+    ended: Condvar,
 }
 
+#[derive(Default)]
 struct State {
     /// The walks over runs of which blocks are left, which take turns.
     walks: VecDeque<BlockWalk>,
@@ -41,6 +48,8 @@ struct State {
     fetched: u64,
     /// A thread is at it.
     is_running: bool,
+    /// Nothing more is fetched, for now or for good.
+    is_stopped: bool,
 }
 
 impl Kvdb {
@@ -55,12 +64,13 @@ impl Kvdb {
         if most < FIRST || db.inline() {
             return;
         }
-        let state =
-            State { walks: db.walks_over(dicts), allowed: 0, fetched: 0, is_running: false };
-        let prefetch = Arc::new(Prefetch { most, state: Mutex::new(state) });
+        let (dicts, state) = (dicts.to_vec(), Mutex::default());
+        let prefetch = Arc::new(Prefetch { dicts, most, state, ended: Condvar::new() });
+        prefetch.begin(db);
         // The runs of the walks keep the zones, which must not keep them.
         let weak = Arc::downgrade(&prefetch);
-        *db.prefetch.lock() = Some(prefetch);
+        let before = db.prefetch.lock().replace(prefetch);
+        before.iter().for_each(|before| before.stop());
         db.zones.set_on_wait(Arc::new(move || {
             weak.upgrade().iter().for_each(|prefetch| prefetch.waited());
         }));
@@ -81,11 +91,20 @@ impl Database {
 }
 
 impl Prefetch {
-    /// Ends it: its walks keep the store.
+    /// Begins anew, with the state that is shown.
+    pub(super) fn begin(&self, db: &Database) {
+        let walks = db.walks_over(&self.dicts);
+        let mut state = self.state.lock();
+        *state = State { walks, is_running: state.is_running, ..State::default() };
+    }
+
+    /// Ends it, since its walks keep the store, and the places that they know are those of one
+    /// state. A request that is not answered is not waited for long.
     pub(super) fn stop(&self) {
         let mut state = self.state.lock();
-        state.fetched = u64::MAX;
         state.walks.clear();
+        state.is_stopped = true;
+        while state.is_running && !self.ended.wait_for(&mut state, PATIENCE).timed_out() {}
     }
 
     /// A read has to wait for a request.
@@ -95,7 +114,8 @@ impl Prefetch {
         }
         let mut state = self.state.lock();
         state.allowed = (state.allowed * GROWTH).clamp(FIRST, self.most);
-        if state.is_running || state.walks.is_empty() || state.fetched >= state.allowed {
+        let is_done = state.walks.is_empty() || state.fetched >= state.allowed;
+        if state.is_running || state.is_stopped || is_done {
             return;
         }
         state.is_running = true;
@@ -108,26 +128,27 @@ impl Prefetch {
         if let Err(e) = env::thread::Builder::new().name("kvdb-prefetch".into()).spawn(work) {
             tracing::debug!("no thread to fetch ahead: {e}");
             self.state.lock().is_running = false;
+            self.ended.notify_all();
         }
     }
 
     /// Announces the blocks of one leaf; `false`: there is nothing more to do now.
     fn goes_on(&self) -> bool {
         let mut state = self.state.lock();
-        let walk = match state.fetched < state.allowed {
-            true => state.walks.pop_front(),
-            false => None,
-        };
-        let Some(mut walk) = walk else {
+        let goes_on = !state.is_stopped && state.fetched < state.allowed;
+        let Some(mut walk) = goes_on.then(|| state.walks.pop_front()).flatten() else {
             state.is_running = false;
+            self.ended.notify_all();
             return false;
         };
         drop(state);
-        let announced = self.announce(&mut walk);
+        let announced = announce(&mut walk);
         let mut state = self.state.lock();
         match announced {
+            // It may be of a state that is not shown any more.
+            _ if state.is_stopped => {}
             Ok(Some(bytes)) => {
-                state.fetched = state.fetched.saturating_add(bytes);
+                state.fetched += bytes;
                 state.walks.push_back(walk);
             }
             Ok(None) => {}
@@ -140,11 +161,11 @@ impl Prefetch {
         }
         true
     }
+}
 
-    fn announce(&self, walk: &mut BlockWalk) -> Result<Option<u64>> {
-        let Some(blocks) = walk.next_leaf()? else { return Ok(None) };
-        let bytes = blocks.iter().map(|(_, len)| u64::from(*len)).sum();
-        walk.cache().announce_blocks(blocks);
-        Ok(Some(bytes))
-    }
+fn announce(walk: &mut BlockWalk) -> Result<Option<u64>> {
+    let Some(blocks) = walk.next_leaf()? else { return Ok(None) };
+    let bytes = blocks.iter().map(|(_, len)| u64::from(*len)).sum();
+    walk.cache().announce_blocks(blocks);
+    Ok(Some(bytes))
 }

@@ -162,7 +162,8 @@ impl Publisher {
 
     /// Has each publication try out what is read first of a store that is opened from it, and take
     /// the bytes along (at most 512 KiB), so that those who open it need no further request for
-    /// them. `rehearse` is called with the state while it is published; what it changes is lost.
+    /// them. `rehearse` is called with the state before it is published; what it changes is lost,
+    /// and its reads fail when there is no room for more, or after two seconds.
     pub fn rehearse(&mut self, rehearse: Box<Rehearse>) {
         self.rehearse = Some(rehearse);
     }

@@ -219,7 +219,7 @@ fn follow(w: &mut World) -> Result<()> {
     publisher.rehearse(Box::new(|db| {
         let (view, all) = (db.view(), db.dictionaries());
         let cursors = all.iter().map(|info| view.cursor(info.id, b"", b"").unwrap());
-        cursors.for_each(|mut cursor| while cursor.next().unwrap().is_some() {});
+        cursors.for_each(|mut cursor| while let Ok(Some(_)) = cursor.next() {});
     }));
     publisher.publish(&mut |_| Ok(()))?;
     store.copy_to_path(&path)?;

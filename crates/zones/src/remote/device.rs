@@ -105,6 +105,7 @@ impl RemoteDevice {
             }
         }
         drop(queue);
+        self.remote.settle();
         if let Err(e) = write_parts(&*self.cache, &self.remote.layout().parts) {
             tracing::warn!("what is cached was not noted, and is fetched again: {e}");
         }
@@ -129,7 +130,7 @@ impl Ahead {
     /// Queues an announcement, for a thread that this starts if there are few.
     fn announce(self: &Arc<Self>, purpose: Purpose, addr: u64, len: u64) {
         let mut queue = self.queue.lock();
-        if queue.waiting.len() >= MOST_WAITING {
+        if queue.waiting.len() >= MOST_WAITING || self.remote.is_closed() {
             return;
         }
         queue.waiting.push_back((purpose, addr, len));

@@ -114,8 +114,18 @@ pub type OnWait = dyn Fn() + Send + Sync;
 struct Requests {
     /// See [`RemoteOptions::memory`].
     memory: u64,
-    now: Mutex<(usize, u64)>,
+    now: Mutex<UnderWay>,
     ended: Condvar,
+}
+
+#[derive(Default)]
+struct UnderWay {
+    requests: usize,
+    bytes: u64,
+    /// Those who wait are served in the order in which they came, so that small requests do not
+    /// keep a large one waiting: the number of who comes next, and of who is served next.
+    comes: u64,
+    served: u64,
 }
 
 /// Parts that this thread fetches. Dropped, they are not under way any more.
@@ -209,6 +219,11 @@ impl Remote {
         self.closing.swap(true, Ordering::SeqCst)
     }
 
+    /// Returns when all that has seen the store open has done with the file.
+    pub(super) fn settle(&self) {
+        self.steady.iter().for_each(|lock| drop(lock.write()));
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.closing.load(Ordering::SeqCst)
     }
@@ -236,7 +251,7 @@ impl Remote {
 
     /// Returns whether all of these bytes are here. The answer holds as long as the locks of their
     /// zones are held.
-    pub(super) fn has(&self, addr: u64, len: u64) -> bool {
+    pub(crate) fn has(&self, addr: u64, len: u64) -> bool {
         let layout = self.layout.load();
         PartRange::of(addr, len).all(|range| {
             layout.parts.touch(range.zone, USED);
@@ -589,10 +604,17 @@ impl Requests {
     /// Waits until a request for so many bytes may begin. One goes on whatever it brings.
     fn begin(&self, bytes: u64) -> RequestGuard<'_> {
         let mut now = self.now.lock();
-        while now.0 >= AT_ONCE || now.0 > 0 && now.1 + bytes > self.memory {
+        let own = now.comes;
+        now.comes += 1;
+        while now.served != own
+            || now.requests >= AT_ONCE
+            || now.requests > 0 && now.bytes + bytes > self.memory
+        {
             self.ended.wait(&mut now);
         }
-        *now = (now.0 + 1, now.1 + bytes);
+        (now.served, now.requests, now.bytes) = (own + 1, now.requests + 1, now.bytes + bytes);
+        // The next one may fit, too.
+        self.ended.notify_all();
         RequestGuard(self, bytes)
     }
 }
@@ -602,7 +624,7 @@ struct RequestGuard<'a>(&'a Requests, u64);
 impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
         let mut now = self.0.now.lock();
-        *now = (now.0 - 1, now.1 - self.1);
+        (now.requests, now.bytes) = (now.requests - 1, now.bytes - self.1);
         self.0.ended.notify_all();
     }
 }
@@ -615,4 +637,37 @@ fn damage(what: String) -> io::Error {
 /// An error of this crate, which a caller takes out of the error of the device again.
 fn io_error(e: Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, e)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_request_is_not_kept_waiting_by_small_ones_that_come_later() {
+        let requests = Requests { memory: 100, ..Requests::default() };
+        let order = Mutex::new(Vec::new());
+        let wants = |bytes: u64| {
+            let _request = requests.begin(bytes);
+            order.lock().push(bytes);
+        };
+        // Until so many have asked.
+        let asked = |count: u64| {
+            while requests.now.lock().comes < count {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            let small = requests.begin(30);
+            scope.spawn(|| wants(90));
+            asked(2);
+            for n in 0..4 {
+                scope.spawn(|| wants(30));
+                asked(3 + n);
+            }
+            assert_eq!(*order.lock(), [], "they fit, and do not overtake it");
+            drop(small);
+        });
+        assert_eq!(*order.lock(), [90, 30, 30, 30, 30]);
+    }
 }

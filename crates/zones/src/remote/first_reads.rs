@@ -8,8 +8,8 @@ use crate::{Error, Result};
 
 /// The most bytes of zones that a state has with it.
 pub(crate) const MOST_FIRST: u64 = 512 << 10;
-/// A gap of at most so many bytes between two ranges is taken along.
-const GAP: u64 = 256;
+/// The most ranges that these lie in.
+const MOST_RANGES: usize = 8192;
 
 /// Ranges of bytes by device address. All of them are as the zone table of the same state has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,31 +19,27 @@ pub struct FirstReads {
 }
 
 impl FirstReads {
-    /// The bytes of these ranges (address, length) as `read` has them, without those that are too
-    /// many.
-    pub(crate) fn read(
-        mut ranges: Vec<(u64, u64)>,
-        mut read: impl FnMut(u64, &mut [u8]) -> Result<()>,
-    ) -> Result<FirstReads> {
-        ranges.sort_unstable();
-        let mut merged = Vec::<(u64, u64)>::new();
-        for (addr, len) in ranges.into_iter().filter(|(_, len)| *len > 0) {
-            let end = addr.saturating_add(len);
-            match merged.last_mut() {
-                Some((_, last)) if addr <= last.saturating_add(GAP) => *last = end.max(*last),
-                _ => merged.push((addr, end)),
+    /// These bytes by their addresses, in any order, without those that are too many.
+    pub(crate) fn of(mut read: Vec<(u64, Vec<u8>)>) -> FirstReads {
+        read.sort_unstable_by_key(|(addr, bytes)| (*addr, bytes.len()));
+        let mut joined = Vec::<(u64, Vec<u8>)>::new();
+        for (addr, bytes) in read.into_iter().filter(|(_, bytes)| !bytes.is_empty()) {
+            match joined.last_mut() {
+                Some((start, last)) if addr <= *start + last.len() as u64 => {
+                    let known = (*start + last.len() as u64 - addr) as usize;
+                    last.extend_from_slice(bytes.get(known..).unwrap_or_default());
+                }
+                _ => joined.push((addr, bytes)),
             }
         }
         let mut first = FirstReads::default();
-        for (addr, end) in merged {
-            if first.len() + (end - addr) > MOST_FIRST {
+        for (addr, bytes) in joined {
+            if first.len() + bytes.len() as u64 > MOST_FIRST || first.ranges.len() == MOST_RANGES {
                 break;
             }
-            let mut bytes = vec![0; (end - addr) as usize];
-            read(addr, &mut bytes)?;
             first.ranges.push((addr, bytes.into()));
         }
-        Ok(first)
+        first
     }
 
     /// Returns whether there are none.
@@ -80,7 +76,11 @@ impl FirstReads {
     pub fn decode(input: &mut &[u8]) -> Result<FirstReads> {
         let corrupt = || Error::corrupt("the list of the first reads is malformed", 0);
         let (mut first, mut end, mut total) = (FirstReads::default(), 0u64, 0);
-        for _ in 0..get_u64(input)? {
+        let count = get_u64(input)?;
+        if count > MOST_RANGES as u64 {
+            return Err(corrupt());
+        }
+        for _ in 0..count {
             let addr = end.checked_add(get_u64(input)?).ok_or_else(corrupt)?;
             let bytes = get_bytes(input)?;
             total += bytes.len() as u64;
@@ -99,16 +99,13 @@ mod tests {
     use super::*;
 
     fn of(ranges: &[(u64, u64)]) -> FirstReads {
-        let fill = |addr: u64, buf: &mut [u8]| {
-            (addr..).zip(buf).for_each(|(at, byte)| *byte = at as u8);
-            Ok(())
-        };
-        FirstReads::read(ranges.to_vec(), fill).expect("reads do not fail")
+        let bytes = |addr: u64, len: u64| (addr..addr + len).map(|at| at as u8).collect();
+        FirstReads::of(ranges.iter().map(|&(addr, len)| (addr, bytes(addr, len))).collect())
     }
 
     #[test]
     fn a_range_is_found_if_all_of_it_is_there() {
-        let first = of(&[(9000, 10), (5000, 0), (100, 50), (120, 60), (3000, 100)]);
+        let first = of(&[(9000, 10), (5000, 0), (120, 60), (100, 50), (110, 5), (3000, 100)]);
         assert_eq!(first.len(), 190);
         assert_eq!(first.find(110, 3), Some(&[110, 111, 112][..]));
         assert_eq!(first.find(100, 80).map(<[u8]>::len), Some(80));
@@ -136,6 +133,10 @@ mod tests {
         for cut in 0..bytes.len() - 1 {
             assert!(FirstReads::decode(&mut &bytes[..cut]).is_err(), "cut to {cut}");
         }
+        let mut many = Vec::new();
+        put_u64(&mut many, MOST_RANGES as u64 + 1);
+        (0..=MOST_RANGES).for_each(|_| many.extend_from_slice(&[1, 1, 7]));
+        assert!(FirstReads::decode(&mut &many[..]).is_err());
         for bad in [&[1, 5, 0][..], &[2, 5, 1, 0, 0xff], &[1, 0xff, 0xff, 0xff]] {
             assert!(FirstReads::decode(&mut &bad[..]).is_err(), "{bad:?}");
         }

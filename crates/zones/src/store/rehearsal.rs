@@ -4,21 +4,26 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use env::sync::Mutex;
 
 use super::Zones;
 use crate::remote::{FirstReads, MOST_FIRST};
-use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZoneUse};
+use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId, ZoneUse};
 
-/// The unit in which own bytes are kept.
+/// The unit in which own bytes are kept, and the most of these.
 const PAGE: u64 = 64 << 10;
+const MOST_OWN: usize = 256;
+/// Reads fail when it has taken so long: a publication waits for it.
+const LONGEST: Duration = Duration::from_secs(2);
 
 /// The zones of an open store as another device, see [`Zones::rehearse`].
 pub struct Rehearsal {
     of: Arc<Zones>,
     /// The zones that are read there. The caller of [`Zones::rehearse`] keeps them as they are.
     shown: ZoneUse,
+    begun: Instant,
     state: Mutex<State>,
 }
 
@@ -26,8 +31,8 @@ pub struct Rehearsal {
 struct State {
     len: u64,
     own: HashMap<u64, Box<[u8]>>,
-    /// The ranges of shown zones that were read, and their bytes.
-    read: Vec<(u64, u64)>,
+    /// The bytes of shown zones that were read, by their addresses, and their number.
+    read: Vec<(u64, Vec<u8>)>,
     bytes: u64,
 }
 
@@ -35,13 +40,28 @@ impl Rehearsal {
     pub(crate) fn new(of: Arc<Zones>, shown: ZoneUse) -> Rehearsal {
         let last = shown.iter().last().map_or(ZoneId(0), |(zone, _)| zone);
         let state = State { len: last.end().max(ZONE_SIZE), ..State::default() };
-        Rehearsal { of, shown, state: Mutex::new(state) }
+        Rehearsal { of, shown, begun: Instant::now(), state: Mutex::new(state) }
     }
 
     /// The bytes of the other store's zones that were read here.
-    pub fn first_reads(&self) -> Result<FirstReads> {
-        let ranges = std::mem::take(&mut self.state.lock().read);
-        FirstReads::read(ranges, |addr, buf| self.of.read(Purpose::Index, addr, buf))
+    pub fn first_reads(&self) -> FirstReads {
+        FirstReads::of(std::mem::take(&mut self.state.lock().read))
+    }
+
+    /// Reads of a shown zone. They end when there is no room for more, and fetch nothing.
+    fn read_shown(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let len = buf.len() as u64;
+        if self.state.lock().bytes + len > MOST_FIRST || self.begun.elapsed() > LONGEST {
+            return Err(io::Error::other("enough was read for the first reads"));
+        }
+        if !self.of.is_here(offset, len) {
+            return Err(io::Error::other("it would have to be fetched"));
+        }
+        self.of.read(purpose, offset, buf).map_err(io::Error::other)?;
+        let mut state = self.state.lock();
+        state.bytes += len;
+        state.read.push((offset, buf.to_vec()));
+        Ok(())
     }
 
     fn is_shown(&self, zone: ZoneId) -> bool {
@@ -69,15 +89,7 @@ impl Rehearsal {
 impl Device for Rehearsal {
     fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         if self.is_shown(ZoneId::of(offset)) {
-            self.of.read(purpose, offset, buf).map_err(io::Error::other)?;
-            let mut state = self.state.lock();
-            let len = buf.len() as u64;
-            // More would not fit, and the first of them count most.
-            if state.bytes + len <= MOST_FIRST {
-                state.bytes += len;
-                state.read.push((offset, len));
-            }
-            return Ok(());
+            return self.read_shown(purpose, offset, buf);
         }
         let state = self.state.lock();
         if offset.checked_add(buf.len() as u64).is_none_or(|end| end > state.len) {
@@ -95,6 +107,9 @@ impl Device for Rehearsal {
             return Err(io::Error::other(Error::Invalid("a zone that is only shown".into())));
         }
         let mut state = self.state.lock();
+        if state.own.len() > MOST_OWN {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         Self::pages(offset, buf.len(), |page, within, from| {
             let page = state.own.entry(page).or_insert_with(|| vec![0; PAGE as usize].into());
             page[within].copy_from_slice(&buf[from]);

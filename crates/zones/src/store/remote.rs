@@ -281,6 +281,14 @@ impl Zones {
         self.remote().is_some_and(|remote| remote.layout().parts.is_remote(zone))
     }
 
+    /// Returns whether these bytes can be read now without a request.
+    pub(crate) fn is_here(&self, addr: u64, len: u64) -> bool {
+        self.remote().is_none_or(|remote| {
+            let is_first = |len| remote.layout().first_read(addr, len).is_some();
+            remote.has(addr, len) || usize::try_from(len).is_ok_and(is_first)
+        })
+    }
+
     /// Notes in the local file of a store in object storage what was fetched into it, for the next
     /// opening. Nothing more may be written; reads go on, and keep nothing of what they fetch.
     pub fn close_remote(&self) {
@@ -312,7 +320,17 @@ impl Zones {
         how: &Publication<'_>,
         progress: &mut Watch<'_>,
     ) -> Result<Published> {
-        let read = |zone: ZoneId, bytes: &mut [u8]| self.read(Purpose::Pages, zone.start(), bytes);
+        let begun = self.remote().map(Remote::layout);
+        let read = |zone: ZoneId, bytes: &mut [u8]| {
+            self.read(Purpose::Pages, zone.start(), bytes)?;
+            // The zone may have the bytes of a newer state, which nothing here tells.
+            match (&begun, self.remote().map(Remote::layout)) {
+                (Some(begun), Some(now)) if !Arc::ptr_eq(begun, &now) => Err(Error::Invalid(
+                    "the store shows a newer state by now: publish it again".into(),
+                )),
+                _ => Ok(()),
+            }
+        };
         // Zones that came from another place are copied, since they are not there.
         let is_there = |remote: &&Remote| how.shares && remote.is_from(how.objects);
         let there = self.remote().filter(is_there);
