@@ -6,13 +6,15 @@ mod bucket;
 mod model;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bucket::*;
+use bytes::Bytes;
 use env::{Machine, Simulated};
 use kvdb::{Durability, Kvdb, OpenOptions, Publisher, RemoteZones};
 use model::*;
-use objects::{Objects, Rates};
+use objects::{Condition, Key, Object, Objects, Page, Part, Rates, Tag};
 use zones::MemoryDevice;
 
 const KEYS: u64 = 40_000;
@@ -234,29 +236,69 @@ fn a_follower_fetches_ahead_of_the_state_that_it_shows() {
     }
 }
 
+/// A place that is slow for who fetches ahead, and counts the requests of that which are under way.
+#[derive(Debug)]
+struct SlowAhead(Arc<dyn Objects>, AtomicU64);
+
+impl Objects for SlowAhead {
+    fn get(&self, key: &Key, part: Part) -> objects::Result<Object> {
+        if std::thread::current().name() != Some("kvdb-prefetch") {
+            return self.0.get(key, part);
+        }
+        self.1.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(300));
+        let got = self.0.get(key, part);
+        self.1.fetch_sub(1, Ordering::SeqCst);
+        got
+    }
+
+    fn put(&self, key: &Key, bytes: Bytes, condition: Condition) -> objects::Result<Tag> {
+        self.0.put(key, bytes, condition)
+    }
+
+    fn list(&self, prefix: &str, after: &str) -> objects::Result<Page> {
+        self.0.list(prefix, after)
+    }
+
+    fn delete(&self, key: &Key) -> objects::Result<()> {
+        self.0.delete(key)
+    }
+
+    fn place(&self) -> String {
+        self.0.place()
+    }
+}
+
 #[test]
 fn a_store_that_was_closed_is_free_whatever_was_fetched_ahead() {
     let bucket = Bucket::new();
-    let (_source, mut publisher) = rehearsed(&bucket);
-    publish(&mut publisher);
-    let rates = Rates { delay: 1, longest_delay: Duration::from_millis(60), ..Rates::default() };
-    bucket.faults.set_rates(rates);
-    for round in 0..6 {
+    let (source, mut random) = source(1);
+    let words = source.open_dictionary("words").unwrap();
+    (0..3 * KEYS).for_each(|n| words.insert(key(n), bytes(&mut random, 300)).unwrap());
+    source.compact(words.id()).unwrap();
+    push(&source, &bucket.store("fruit"));
+    let (mut rounds, mut closed_within_one) = (0, 0);
+    while closed_within_one < 3 && rounds < 30 {
+        rounds += 1;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("copy.kvfs");
         bucket.store("fruit").copy_to_path(&path).unwrap();
-        let options = options_of_reader(&bucket);
+        let slow = Arc::new(SlowAhead(bucket.counts.clone(), AtomicU64::new(0)));
+        let remote = Some(RemoteZones::new(slow.clone() as Arc<dyn Objects>));
+        let options = OpenOptions { remote, memory: 4 << 20, ..options_of_reader(&bucket) };
         let db = Kvdb::open_path_with(&path, options.clone()).unwrap();
         let words = db.open_dictionary("words").unwrap();
         db.prefetch(&[words.id()]);
-        for n in 1..3 + round {
-            assert!(words.get(key(KEYS / 7 * n % KEYS)).unwrap().is_some());
+        for n in [3 * KEYS - 10, KEYS + 1000 * rounds] {
+            assert!(words.get(key(n)).unwrap().is_some());
         }
         drop(words);
+        closed_within_one += u32::from(slow.1.load(Ordering::SeqCst) > 0);
         db.close().unwrap();
         drop(db);
         Kvdb::open_path_with(&path, options).unwrap();
     }
+    assert_eq!(closed_within_one, 3, "no request was under way");
 }
 
 #[test]
