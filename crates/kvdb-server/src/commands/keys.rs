@@ -239,6 +239,7 @@ fn encoding(seen: &Seen<'_>, key: &[u8], live: &Live) -> Result<&'static str, Fa
         (Some(Kind::Hash), _) => "hashtable",
         (Some(Kind::SortedSet), _) => "skiplist",
         (Some(Kind::List), _) => "quicklist",
+        (Some(Kind::Stream), _) => "stream",
         (Some(Kind::Pages), _) => "raw",
         (Some(Kind::Set), count) => {
             match live.head.filter(|_| count <= 512).map(|head| elements(head.id)) {
