@@ -322,3 +322,24 @@ fn entries_and_names_that_are_too_long_are_refused() {
     assert!(reply(&mut c).starts_with("(error) LIMIT an entry of a stream takes more than"));
     assert_eq!(c.run("XLEN s"), "(integer) 1");
 }
+
+#[test]
+fn who_waits_in_a_group_is_told_that_the_stream_or_the_group_is_gone() {
+    let served = serve(ServerOptions::default());
+    let mut other = served.connect();
+    for (goes, why) in [
+        ("DEL s", "UNBLOCKED"),
+        ("SET s x", "UNBLOCKED"),
+        ("RENAME s other", "UNBLOCKED"),
+        ("FLUSHDB", "UNBLOCKED"),
+        ("XGROUP DESTROY s g", "NOGROUP"),
+    ] {
+        other.run("DEL s");
+        other.run("XGROUP CREATE s g $ MKSTREAM");
+        let read = "XREADGROUP GROUP g c BLOCK 0 STREAMS s >";
+        let mut c = waiting(&served, &mut other, read, 1);
+        assert!(!other.run(goes).contains("error"), "{goes}");
+        let said = reply(&mut c);
+        assert!(said.starts_with(&format!("(error) {why} ")), "{goes}: {said}");
+    }
+}

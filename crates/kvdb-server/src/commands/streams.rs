@@ -286,6 +286,24 @@ fn write_entry(entry: &Entry, out: &mut Output) {
     words.into_iter().for_each(|word| out.bulk(word));
 }
 
+/// Checks that the subcommand is one of these, and has as many arguments as it takes.
+fn arity(
+    args: Arguments<'_>,
+    command: &str,
+    known: &[(&str, std::ops::RangeInclusive<usize>)],
+) -> Outcome {
+    match known.iter().find(|(name, _)| is(args.at(1), name)) {
+        Some((_, counts)) if counts.contains(&args.len()) => Ok(()),
+        Some((name, _)) => Err(wrong_arity(&format!("{command}|{name}"))),
+        None => {
+            let given = args.at(1);
+            let given = String::from_utf8_lossy(&given[..given.len().min(128)]).into_owned();
+            let command = command.to_uppercase();
+            Err(Failure::request(format!("unknown subcommand '{given}'. Try {command} HELP.")))
+        }
+    }
+}
+
 /// The elements of a stream that came from elsewhere: as they are stored, in their order.
 pub fn is_sound(elements: &[(&[u8], &[u8])]) -> bool {
     let Some(((b"", first), rest)) = elements.split_first() else { return false };

@@ -273,6 +273,10 @@ impl<'a> Seen<'a> {
         if head.is_expired(self.now) {
             self.event(Classes::EXPIRED, "expired", key);
         }
+        if head.kind == Kind::Stream {
+            // Those that wait in a group of it are told that it is gone.
+            self.filled(head.kind, key, false);
+        }
         batch.delete(types, head_key(key));
         if let Some(deadline) = head.deadline {
             batch.delete(types, deadline_key(deadline, key));

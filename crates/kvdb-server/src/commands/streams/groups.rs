@@ -3,12 +3,13 @@
 use bytes::Bytes;
 use kvdb::{Batch, Tuple};
 
+use super::arity;
 use super::ids::Id;
 use super::state::{Parts, State, Stream, corrupt, put_sized};
 use crate::commands::collections::{Room, name, visit};
 use crate::commands::{is, unknown_subcommand};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::element_key;
+use crate::keyspace::{Kind, element_key};
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -259,22 +260,25 @@ const XGROUP_HELP: &[&str] = &[
 pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let word = args.at(1);
     let is_one = |name: &str| is(word, name);
-    if is_one("help") && args.len() == 2 {
+    arity(
+        args,
+        "xgroup",
+        &[
+            ("create", 5..=8),
+            ("createconsumer", 5..=5),
+            ("delconsumer", 5..=5),
+            ("destroy", 4..=4),
+            ("help", 2..=2),
+            ("setid", 5..=7),
+        ],
+    )?;
+    if is_one("help") {
         out.array(XGROUP_HELP.len());
         XGROUP_HELP.iter().for_each(|line| out.status(line));
         return Ok(());
     }
     let (creates, sets) = (is_one("create"), is_one("setid"));
     let of_consumer = is_one("createconsumer") || is_one("delconsumer");
-    let fits = match args.len() {
-        5.. if creates || sets => true,
-        5 => of_consumer,
-        4 => is_one("destroy"),
-        _ => false,
-    };
-    if !fits {
-        return Err(unknown_subcommand(args, "XGROUP"));
-    }
     let (mut makes, mut read) = (false, None);
     let mut options = args.from(5);
     while let Some(option) = options.next() {
@@ -344,6 +348,7 @@ pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         let (Some(mut stream), Some(there)) = (found, there) else { return Ok(Some(0)) };
         let count = if is_one("destroy") {
             there.remove(s, seen, &mut stream, batch)?;
+            seen.filled(Kind::Stream, key, false);
             seen.event(Classes::STREAM, "xgroup-destroy", key);
             1
         } else if is_one("createconsumer") {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::groups::{Group, Pending, no_group_of};
 use super::ids::Id;
 use super::state::{Entry, State, Stream, corrupt};
-use super::{NO_KEY, write_entries, write_entry};
+use super::{NO_KEY, arity, write_entries, write_entry};
 use crate::commands::collections::Room;
 use crate::commands::{is, unknown_subcommand};
 use crate::failure::{Failure, Outcome};
@@ -26,21 +26,26 @@ const FULL: usize = 10;
 
 /// `XINFO STREAM key [FULL [COUNT count]] | GROUPS key | CONSUMERS key group`
 pub fn xinfo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(
+        args,
+        "xinfo",
+        &[("consumers", 4..=4), ("groups", 3..=3), ("help", 2..=2), ("stream", 3..=usize::MAX)],
+    )?;
     let seen = s.see()?;
     let find = || Stream::find(&seen, args.at(2))?.ok_or(NO_KEY);
     match args.at(1) {
-        o if is(o, "help") && args.len() == 2 => {
+        o if is(o, "help") => {
             out.array(HELP.len());
             HELP.iter().for_each(|line| out.status(line));
             Ok(())
         }
         o if is(o, "stream") && args.len() == 3 => stream(s, &seen, &find()?, out),
-        o if is(o, "stream") && args.len() > 3 => {
+        o if is(o, "stream") => {
             let stream = find()?;
             full(s, &seen, &stream, full_count(args)?, out)
         }
-        o if is(o, "groups") && args.len() == 3 => groups(s, &seen, &find()?, out),
-        o if is(o, "consumers") && args.len() == 4 => {
+        o if is(o, "groups") => groups(s, &seen, &find()?, out),
+        o if is(o, "consumers") => {
             let stream = find()?;
             let group = Group::find(&seen, &stream.of, args.at(3))?;
             let group = group.ok_or_else(|| no_group_of(args.at(2), args.at(3)))?;

@@ -270,6 +270,9 @@ pub fn xreadgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
     write(found, out)
 }
 
+const GONE: Failure =
+    Failure::Coded(std::borrow::Cow::Borrowed("UNBLOCKED the stream key no longer exists"));
+
 /// Delivers what there is to the consumer.
 fn deliver(
     s: &Session,
@@ -280,7 +283,9 @@ fn deliver(
     let Some((group, consumer)) = request.group else { return Ok(None) };
     super::groups::check_name(s, consumer)?;
     let first = request.keys.first().copied().unwrap_or_default();
-    let Some(space) = s.existing()? else { return Err(missing(first, group)) };
+    let Some(space) = s.existing()? else {
+        return Err(if again { GONE } else { missing(first, group) });
+    };
     s.change(space, request.keys.iter().copied(), |seen, batch| {
         let (mut all, mut room) = (Vec::new(), Room::of(s));
         for (at, (key, after)) in request.keys.iter().zip(positions).enumerate() {
@@ -288,7 +293,12 @@ fn deliver(
                 // A second mention would meet what the first has not committed yet.
                 return Err(Failure::request("a stream is named twice"));
             }
-            let stream = Stream::find(seen, key)?.ok_or_else(|| missing(key, group))?;
+            let stream = match Stream::find(seen, key) {
+                Ok(Some(stream)) => stream,
+                Ok(None) if !again => return Err(missing(key, group)),
+                Err(failure) if !again || !failure.is_wrong_type() => return Err(failure),
+                _ => return Err(GONE),
+            };
             let mut reading = Reading { s, seen, stream, room: &mut room, request };
             let mut state =
                 Group::find(seen, &reading.stream.of, group)?.ok_or_else(|| missing(key, group))?;

@@ -3,14 +3,15 @@
 use kvdb::Batch;
 
 use super::ids::{Id, Wanted};
-use super::state::{Stream, entry_id, entry_key};
+use super::state::{State, Stream, entry_id, entry_key};
 use crate::commands::is;
 use crate::failure::Failure;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::session::seen::Seen;
 
-/// With `~`, entries are taken away in hundreds, as Redis has so many in a node.
+/// With `~`, entries are taken away in whole hundreds of those that were ever added, as Redis has so
+/// many in a node.
 const LUMP: u64 = 100;
 /// Entries that `~` takes away at most, where no `LIMIT` says how many.
 const USUAL: u64 = 100 * LUMP;
@@ -109,8 +110,8 @@ impl Options {
 }
 
 impl Trim {
-    /// How many of `wanted` are taken away.
-    fn rounded(&self, wanted: u64) -> u64 {
+    /// How many of `wanted` are taken away, where `gone` were before; `all`: they are all there are.
+    fn rounded(&self, wanted: u64, gone: u64, all: bool) -> u64 {
         if !self.roughly {
             return wanted;
         }
@@ -119,7 +120,10 @@ impl Trim {
             Some(0) => u64::MAX,
             Some(limit) => limit,
         };
-        wanted.min(most) / LUMP * LUMP
+        if all && wanted <= most {
+            return wanted;
+        }
+        (gone.saturating_add(wanted.min(most)) / LUMP * LUMP).saturating_sub(gone)
     }
 
     /// Whether an entry that is being added goes at once.
@@ -146,7 +150,9 @@ impl Trim {
             Kept::From(id) if id <= stream.state.first => 0,
             Kept::From(_) => stream.state.len,
         };
-        let most = self.rounded(wanted).min(stream.state.len);
+        let State { added, len, .. } = stream.state;
+        let gone = added.saturating_sub(len);
+        let most = self.rounded(wanted, gone, wanted == len && coming == 0).min(len);
         if most == 0 {
             return Ok(0);
         }
@@ -161,7 +167,7 @@ impl Trim {
         let (mut found, mut first, mut at_lump) = (0, None, None);
         stream.entries(s, seen, (Id::MIN, Id::MAX), false, |tuple| {
             let id = entry_id(&stream.of, tuple)?;
-            if self.roughly && found > 0 && found % LUMP == 0 {
+            if self.roughly && found > 0 && (gone + found).is_multiple_of(LUMP) {
                 at_lump = Some((found, id));
             }
             if found == most || id >= below {
@@ -172,9 +178,9 @@ impl Trim {
             Ok(true)
         })?;
         if self.roughly {
-            // Without one that stays all are taken, or those of the whole hundreds.
+            // Where one stays, those of the whole hundreds in front of it go.
             match (at_lump, first) {
-                (_, None) if found % LUMP == 0 => {}
+                (_, None) if found == len => {}
                 (Some((lumps, id)), _) => (found, first) = (lumps, Some(id)),
                 (None, _) => return Ok(0),
             }
