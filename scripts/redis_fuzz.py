@@ -51,8 +51,8 @@ SPANS = [b"-", b"-", b"+", b"+", b"(1-1", b"1", b"(5-5", b"3", b"0", b"(-", b"x"
 GROUPS = [b"g", b"g", b"h", "é".encode(), b""]
 CONSUMERS = [b"one", b"two", b""]
 KINDS = {"k": KEYS, "f": FIELDS, "v": VALUES, "n": NUMBERS, "x": FLOATS, "s": SCORES, "b": BOUNDS,
-         "l": LEX, "i": INDEXES, "c": COUNTS, "t": TIMES, "o": BITS, "y": STREAMS, "e": ENTRIES, "a": ADDED,
-         "r": SPANS, "g": GROUPS, "w": CONSUMERS}
+         "l": LEX, "i": INDEXES, "c": COUNTS, "t": TIMES, "o": BITS, "y": STREAMS, "e": ENTRIES,
+         "a": ADDED, "r": SPANS, "g": GROUPS, "w": CONSUMERS}
 
 # Ranges of names are those of one score: of several they are unspecified, so `lex` has one.
 # What stands in brackets is there now and then; `%k` is one of the keys, and so on; `*` behind a

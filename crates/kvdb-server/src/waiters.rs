@@ -1,9 +1,9 @@
 //! Connections that wait until there is something under a key, in the order in which they came.
 //!
 //! Only the first one in the queue of a key may take what is there; when it has, or gives up, the
-//! next one is woken. A commit wakes the first one of each key that it may have filled. What is read
-//! of a stream stays in it, so all that wait for one are woken. No lock is held during a wait, and a
-//! connection that finds nothing when it is woken waits on.
+//! next one is woken. A commit wakes the first one of each key that it may have filled. What is
+//! read of a stream stays in it, so all that wait for one are woken. No lock is held during a wait,
+//! and a connection that finds nothing when it is woken waits on.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

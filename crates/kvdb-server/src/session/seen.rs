@@ -102,8 +102,8 @@ impl<'a> Seen<'a> {
             }
         }
     }
-    /// Notes that a list, sorted set or stream has got elements, for connections that wait for them.
-    /// `new`: there was none under the key.
+    /// Notes that a list, sorted set or stream has got elements, for connections that wait for
+    /// them. `new`: there was none under the key.
     pub fn filled(&self, kind: Kind, key: &[u8], new: bool) {
         if matches!(kind, Kind::List | Kind::SortedSet | Kind::Stream) {
             let key = Bytes::copy_from_slice(key);

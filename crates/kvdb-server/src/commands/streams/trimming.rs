@@ -10,8 +10,8 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::session::seen::Seen;
 
-/// With `~`, entries are taken away in whole hundreds of those that were ever added, as Redis has so
-/// many in a node.
+/// With `~`, entries are taken away in whole hundreds of those that were ever added, as Redis has
+/// so many in a node.
 const LUMP: u64 = 100;
 /// Entries that `~` takes away at most, where no `LIMIT` says how many.
 const USUAL: u64 = 100 * LUMP;
@@ -110,7 +110,7 @@ impl Options {
 }
 
 impl Trim {
-    /// How many of `wanted` are taken away, where `gone` were before; `all`: they are all there are.
+    /// How many of `wanted` are taken away, where `gone` were before; `all`: there are no more.
     fn rounded(&self, wanted: u64, gone: u64, all: bool) -> u64 {
         if !self.roughly {
             return wanted;
