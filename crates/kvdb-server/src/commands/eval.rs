@@ -367,7 +367,10 @@ impl Asking<'_> {
             return Err("This Redis command is not allowed from script");
         }
         if streams::waits(command.name, words) {
-            return Err("xread command is not allowed with BLOCK option from scripts");
+            return Err(match command.name {
+                "xread" => "xread command is not allowed with BLOCK option from scripts",
+                _ => "xreadgroup command is not allowed with BLOCK option from scripts",
+            });
         }
         if self.script.only_reads && command.writes {
             return Err("Write commands are not allowed from read-only scripts.");
