@@ -323,7 +323,7 @@ def canonical(words, reply):
     return reply
 
 
-# Numbers of nodes, and times, behind their names.
+# Names after which there are numbers of nodes, or times.
 MEASURED = {b"radix-tree-keys", b"radix-tree-nodes", b"idle"}
 
 
