@@ -42,8 +42,17 @@ COUNTS = [b"0", b"1", b"2", b"5", b"-1", b"x", b"100"]
 TIMES = [b"1000", b"5000", b"100000", b"0", b"-1", b"x", b"9223372036854775807", b"20000", b""]
 # A string may be longer than 512 MiB here, so no offset lies beyond that.
 BITS = [b"0", b"1", b"7", b"8", b"15", b"100", b"-1", b"x", b"9223372036854775808"]
+STREAMS = [b"s1", b"s2", b"a"]
+ENTRIES = [b"0-0", b"0-1", b"1", b"1-1", b"1-2", b"2-0", b"2-7", b"3", b"5-5", b"8-1", b"9", b"13",
+           b"20-2", b"40", b"x", b"-", b"", b"1-x", b"+"]
+ADDED = [*ENTRIES, b"0-*", b"1-*", b"2-*", b"5-*", b"9-*", b"40-*", b"41-*", b"41-*", b"41-*"]
+SPANS = [b"-", b"-", b"+", b"+", b"(1-1", b"1", b"(5-5", b"3", b"0", b"(-", b"x", b"(0-0", b"20",
+         b"18446744073709551615", b"(18446744073709551615-18446744073709551615"]
+GROUPS = [b"g", b"g", b"h", "é".encode(), b""]
+CONSUMERS = [b"one", b"two", b""]
 KINDS = {"k": KEYS, "f": FIELDS, "v": VALUES, "n": NUMBERS, "x": FLOATS, "s": SCORES, "b": BOUNDS,
-         "l": LEX, "i": INDEXES, "c": COUNTS, "t": TIMES, "o": BITS}
+         "l": LEX, "i": INDEXES, "c": COUNTS, "t": TIMES, "o": BITS, "y": STREAMS, "e": ENTRIES,
+         "a": ADDED, "r": SPANS, "g": GROUPS, "w": CONSUMERS}
 
 # Ranges of names are those of one score: of several they are unspecified, so `lex` has one.
 # What stands in brackets is there now and then; `%k` is one of the keys, and so on; `*` behind a
@@ -182,6 +191,42 @@ LMPOP 2 %k %k LEFT|RIGHT [COUNT] [%c]
 RPOPLPUSH %k %k
 LPOS %k %v [RANK] [%i] [COUNT] [%c] [MAXLEN] [%c]
 SORT %k [LIMIT] [%i] [%i] [DESC]
+XADD %y %a %f %v
+XADD %y %a %f %v %f %v
+XADD %y [NOMKSTREAM] MAXLEN [=] %c %a %f %v
+XADD %y [NOMKSTREAM] [MINID] %e %a %f %v [%v]
+XADD %k %a %f %v
+XLEN %y
+XLEN %k
+XRANGE %y %r %r [COUNT] [%c]
+XREVRANGE %y %r %r [COUNT] [%c]
+XDEL %y %e*
+XTRIM %y MAXLEN [=] %c [LIMIT] [%c]
+XTRIM %y MINID %e
+XSETID %y %e [ENTRIESADDED] [%c] [MAXDELETEDID] [%e]
+XINFO STREAM %y [FULL] [COUNT] [%c]
+XINFO GROUPS %y
+XINFO CONSUMERS %y %g
+XREAD [COUNT] [%c] STREAMS %y %e
+XREAD COUNT 2 STREAMS s1 s2 %e %e|$|>
+XGROUP CREATE %y %g %e|$ [MKSTREAM] [ENTRIESREAD] [%c]
+XGROUP CREATE %y g 0 MKSTREAM
+XGROUP SETID %y %g %e|$ [ENTRIESREAD] [%c]
+XGROUP DESTROY %y %g
+XGROUP CREATECONSUMER|DELCONSUMER %y %g %w
+XREADGROUP GROUP %g %w [COUNT] [%c] [NOACK] STREAMS %y >
+XREADGROUP GROUP g %w [COUNT] [%c] STREAMS s1 s2 %e|> %e|>|$
+XACK %y %g %e*
+XPENDING %y %g
+XPENDING %y %g [IDLE] [0] %r %r %c [%w]
+XCLAIM %y %g %w 0|100000000|x %e* [FORCE] [JUSTID] [RETRYCOUNT] [%c] [LASTID] [%e]
+XCLAIM %y %g %w 0 %e* [TIME] [%c] [IDLE] [%c]
+XAUTOCLAIM %y %g %w 0|100000000|x %r [COUNT] [%c] [JUSTID]
+DEL %y
+TYPE %y
+RENAME %y %y
+COPY %y %y
+EXPIRE %y 1000
 KEYS *|a*|k:?
 DBSIZE
 MULTI
@@ -271,9 +316,31 @@ def canonical(words, reply):
         return (kind, sorted(map(plain, reply[1])))
     if name in RANDOM:
         return (kind, len(reply[1]) if kind.startswith("list") else 0)
+    if name.startswith("X"):
+        return untimed(reply)
     if name.startswith("Z"):
         return (kind, shortest(reply[1])) if len(reply) > 1 else reply
     return reply
+
+
+# Names after which there are numbers of nodes, or times.
+MEASURED = {b"radix-tree-keys", b"radix-tree-nodes", b"idle"}
+
+
+def untimed(part):
+    """A reply about streams without the times in it, nor how they are kept."""
+    if part[0] == ":":
+        return (":", b"a time" if int(part[1]) > 10**12 else part[1])
+    if len(part) < 2 or not part[0].startswith("list"):
+        return part
+    parts = [untimed(one) for one in part[1]]
+    for at, one in enumerate(part[1][:-1]):
+        if one[0] == "bulk" and one[1] in MEASURED:
+            parts[at + 1] = ""
+    if [one[0] for one in part[1]] == ["bulk", "bulk", ":", ":"]:
+        # An entry that was delivered: its ID, to whom, how long ago, how often.
+        parts[2] = ""
+    return (part[0], parts)
 
 
 def shortest(part):
@@ -305,7 +372,8 @@ def content(server, key):
     expires = int(server.call("PTTL", key)[1])
     reads = {b"string": ["GET", key], b"list": ["LRANGE", key, "0", "-1"],
              b"set": ["SMEMBERS", key], b"hash": ["HGETALL", key],
-             b"zset": ["ZRANGE", key, "0", "-1", "WITHSCORES"]}
+             b"zset": ["ZRANGE", key, "0", "-1", "WITHSCORES"],
+             b"stream": ["XINFO", "STREAM", key, "FULL", "COUNT", "0"]}
     words = [w.encode() if isinstance(w, str) else w for w in reads.get(kind, ["TYPE", key])]
     held = server.call(*words)
     return kind, expires, canonical(words, held)
@@ -419,7 +487,7 @@ def main():
         count, found = fuzz((args.socket, path), args.seed, args.commands, args.most)
     for words, here, there, history in found.values():
         print(f"\n{shown(words)}\n    here:  {str(here)[:300]}\n    Redis: {str(there)[:300]}")
-        keys = set(words[1:]) & set(KEYS)
+        keys = set(words[1:]) & {*KEYS, *STREAMS}
         led = [w for w in history[:-1] if keys & set(w[1:])][-12:]
         print("".join(f"    after {shown(w)}\n" for w in led), end="")
     print(f"{count} commands, {len(found)} kinds of differences")

@@ -35,6 +35,8 @@ UNITS = [
     "unit/type/hash",
     "unit/type/set",
     "unit/type/zset",
+    "unit/type/stream",
+    "unit/type/stream-cgroups",
     "unit/keyspace",
     "unit/expire",
     "unit/multi",
@@ -53,7 +55,10 @@ REASONS = [
         "how often and when a key was last read is not kept",
     ),
     (r"(?i)unknown command '(?:function|fcall)", "functions are not there"),
-    (r"(?i)unknown command '(x\w+)", "streams are not there: {0}"),
+    (
+        r"(?i)xlen mystream|xtrim mystream|xadd mystream",
+        "whole hundreds of entries go: there is no stream-node-max-entries",
+    ),
     (r"(?i)unknown command '([\w|]+)", "a command that is not there: {0}"),
     (
         r"(?i)OOM|maxmemory|used memory|'OK 1 OK' to match 'EXECABORT",

@@ -42,6 +42,7 @@ mod sets;
 mod snapshot;
 mod sort;
 mod sorted_sets;
+mod streams;
 mod strings;
 mod tree;
 mod txn;
@@ -77,6 +78,9 @@ pub struct Command {
 impl Command {
     /// The keys among its arguments.
     pub fn keys_of<'a>(&self, args: Arguments<'a>) -> Vec<&'a [u8]> {
+        if matches!(self.name, "xread" | "xreadgroup") {
+            return streams::keys_of_read(args);
+        }
         let (first, last, step) = self.keys;
         // Those whose number is an argument.
         let counted = match self.name {
@@ -410,6 +414,75 @@ pub static COMMANDS: &[Command] = &[
     ),
     in_multi(InMulti::Refused, reads("walk", tree::WALK_USAGE, -2, NONE, tree::walk)),
     in_multi(InMulti::AtOnce, reads("watch", "key ...", -2, EACH, multi::watch)),
+    writes("xack", "key group id ...", -4, FIRST, streams::xack),
+    typed(
+        "xadd",
+        "key [NOMKSTREAM] [MAXLEN|MINID [=|~] threshold [LIMIT count]] *|id field value ...",
+        -5,
+        FIRST,
+        streams::xadd,
+    ),
+    writes(
+        "xautoclaim",
+        "key group consumer min-idle-time start [COUNT count] [JUSTID]",
+        -6,
+        FIRST,
+        streams::xautoclaim,
+    ),
+    writes(
+        "xclaim",
+        "key group consumer min-idle-time id ... [IDLE ms] [TIME unix-time-milliseconds] [RETRYCOUNT count] [FORCE] [JUSTID] [LASTID id]",
+        -6,
+        FIRST,
+        streams::xclaim,
+    ),
+    writes("xdel", "key id ...", -3, FIRST, streams::xdel),
+    typed(
+        "xgroup",
+        "CREATE|SETID|DESTROY|CREATECONSUMER|DELCONSUMER key group [id|$|consumer] [MKSTREAM] [ENTRIESREAD count]",
+        -2,
+        (2, 2, 1),
+        streams::xgroup,
+    ),
+    reads(
+        "xinfo",
+        "STREAM key [FULL [COUNT count]] | GROUPS key | CONSUMERS key group",
+        -2,
+        (2, 2, 1),
+        streams::xinfo,
+    ),
+    reads("xlen", "key", 2, FIRST, streams::xlen),
+    reads(
+        "xpending",
+        "key group [[IDLE min-idle-time] start end count [consumer]]",
+        -3,
+        FIRST,
+        streams::xpending,
+    ),
+    reads("xrange", "key start end [COUNT count]", -4, FIRST, streams::xrange),
+    reads(
+        "xread",
+        "[COUNT count] [BLOCK milliseconds] STREAMS key ... id ...",
+        -4,
+        NONE,
+        streams::xread,
+    ),
+    writes(
+        "xreadgroup",
+        "GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS key ... id ...",
+        -7,
+        NONE,
+        streams::xreadgroup,
+    ),
+    reads("xrevrange", "key end start [COUNT count]", -4, FIRST, streams::xrevrange),
+    writes(
+        "xsetid",
+        "key last-id [ENTRIESADDED count] [MAXDELETEDID id]",
+        -3,
+        FIRST,
+        streams::xsetid,
+    ),
+    writes("xtrim", "key MAXLEN|MINID [=|~] threshold [LIMIT count]", -4, FIRST, streams::xtrim),
     typed("zadd", "key [NX|XX] [GT|LT] [CH] [INCR] score member ...", -4, FIRST, sorted_sets::zadd),
     reads("zcard", "key", 2, FIRST, sorted_sets::zcard),
     reads("zcount", "key min max", 4, FIRST, sorted_sets::zcount),

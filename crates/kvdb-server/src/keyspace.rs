@@ -8,7 +8,8 @@
 //! k ‖ key                        head: what the key is, and when it expires
 //! t ‖ deadline ‖ key             nothing: deadlines in their order, for the sweeper
 //! e ‖ id ‖ 0                     how many elements a collection has, in decimal digits
-//! e ‖ id ‖ 1 ‖ name              a field's value; a member; a member's score; an element of a list
+//! e ‖ id ‖ 1 ‖ name              a field's value; a member; a member's score; an element of a
+//!                                list; what makes a stream (`commands/streams/state.rs`)
 //! e ‖ id ‖ 2 ‖ score ‖ member    nothing: the members of a sorted set in the order of their scores
 //! e ‖ id ‖ 3                     the key that the collection lies under, for who meets an element
 //! e ‖ id ‖ 4 ‖ 0 or 1            of a list: the number that no element is below, or above
@@ -58,9 +59,21 @@ pub enum Kind {
     List,
     /// A string that is kept in pages.
     Pages,
+    Stream,
 }
 
 impl Kind {
+    /// In the order of their numbers on disk.
+    const ALL: [Kind; 7] = [
+        Kind::String,
+        Kind::Hash,
+        Kind::Set,
+        Kind::SortedSet,
+        Kind::List,
+        Kind::Pages,
+        Kind::Stream,
+    ];
+
     /// As `TYPE` says it.
     pub fn name(self) -> &'static str {
         match self {
@@ -69,12 +82,11 @@ impl Kind {
             Kind::Set => "set",
             Kind::SortedSet => "zset",
             Kind::List => "list",
+            Kind::Stream => "stream",
         }
     }
     fn of(byte: u8) -> Option<Kind> {
-        [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List, Kind::Pages]
-            .get(usize::from(byte))
-            .copied()
+        Kind::ALL.get(usize::from(byte)).copied()
     }
 }
 
@@ -322,8 +334,7 @@ mod tests {
 
     #[test]
     fn heads_are_read_as_they_were_written() {
-        for kind in [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List, Kind::Pages]
-        {
+        for kind in Kind::ALL {
             for deadline in [None, Some(1), Some(u64::MAX)] {
                 let id = if kind == Kind::String { 0 } else { 0x0102_0304_0506_0708 };
                 let mut head = Head::new(kind, deadline, id);

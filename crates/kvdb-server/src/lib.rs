@@ -19,7 +19,7 @@
 //!
 //! It listens on a Unix socket (mode 0600), and with a password on TCP, with TLS where it has a
 //! certificate. It speaks RESP2, RESP3 and inline commands, with pipelining. There are all of
-//! Redis' types but streams, with expiry, and commands on ranges of keys that Redis does not have
+//! Redis' types, with expiry, and commands on ranges of keys that Redis does not have
 //! (`RANGE`, `DELRANGE`). Dictionaries are chosen by `SELECT n` or `USE name`; those of the file
 //! system cannot be reached. Writes are on disk within the store's flush interval, or before the
 //! reply with `DURABLE yes`; `SYNC` makes everything acknowledged so far durable.

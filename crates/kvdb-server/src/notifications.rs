@@ -21,13 +21,14 @@ impl Classes {
     pub const HASH: Classes = Classes(1 << 6);
     pub const SORTED_SET: Classes = Classes(1 << 7);
     pub const EXPIRED: Classes = Classes(1 << 8);
+    pub const STREAM: Classes = Classes(1 << 10);
     /// A key has come into being.
     pub const NEW: Classes = Classes(1 << 12);
     /// Whatever class of events is wanted.
     pub const ANY: Classes = Classes(!0b11);
 
-    /// The letters of the setting in the order in which Redis shows them. Evicted keys, streams,
-    /// modules and misses are accepted; nothing here makes such events.
+    /// The letters of the setting in the order in which Redis shows them. Evicted keys, modules
+    /// and misses are accepted; nothing here makes such events.
     const LETTERS: [(u8, u16); 14] = [
         (b'g', 1 << 2),
         (b'$', 1 << 3),

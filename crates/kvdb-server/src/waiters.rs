@@ -1,8 +1,9 @@
 //! Connections that wait until there is something under a key, in the order in which they came.
 //!
 //! Only the first one in the queue of a key may take what is there; when it has, or gives up, the
-//! next one is woken. A commit wakes the first one of each key that it may have filled. No lock is
-//! held during a wait, and a connection that finds nothing when it is woken waits on.
+//! next one is woken. A commit wakes the first one of each key that it may have filled. What is
+//! read of a stream stays in it, so all that wait for one are woken. No lock is held during a wait,
+//! and a connection that finds nothing when it is woken waits on.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -54,6 +55,13 @@ struct Queue {
     filled: Option<u64>,
 }
 
+impl Queue {
+    /// Those that are woken when something comes under the key.
+    fn woken(&self, kind: Kind) -> impl Iterator<Item = &Arc<Connection>> {
+        self.connections.iter().take(if kind == Kind::Stream { usize::MAX } else { 1 })
+    }
+}
+
 impl Waiters {
     /// Connections that wait.
     pub fn count(&self) -> usize {
@@ -91,9 +99,7 @@ impl Waiters {
             if queue.filled.is_none() || stale {
                 queue.filled = Some(now);
             }
-            if let Some(first) = queue.connections.front() {
-                first.bell.ring();
-            }
+            queue.woken(awaited.kind).for_each(|waiting| waiting.bell.ring());
         }
     }
 
@@ -101,8 +107,8 @@ impl Waiters {
     pub fn wake_all(&self) {
         if self.count() > 0 {
             let queues = self.queues.lock();
-            let first = queues.all.values().filter_map(|queue| queue.connections.front());
-            first.for_each(|first| first.bell.ring());
+            let woken = queues.all.iter().flat_map(|(one, queue)| queue.woken(one.kind));
+            woken.for_each(|waiting| waiting.bell.ring());
         }
     }
 }

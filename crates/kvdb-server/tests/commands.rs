@@ -52,8 +52,8 @@ fn values() {
         ("SET a", "(error) ERR wrong number of arguments for 'set' command"),
         ("NOSUCH a b", "(error) ERR unknown command 'NOSUCH', with args beginning with: 'a' 'b' "),
         (
-            "XADD stream * a 1",
-            "(error) ERR unknown command 'XADD', with args beginning with: 'stream' '*' 'a' '1' ",
+            "PFADD counts a 1",
+            "(error) ERR unknown command 'PFADD', with args beginning with: 'counts' 'a' '1' ",
         ),
     ]);
 }

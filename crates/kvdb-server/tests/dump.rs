@@ -29,11 +29,15 @@ fn filled(tuple: usize) -> (Served, Client, Vec<&'static str>) {
         "SADD set a b c",
         "ZADD sorted 1 b -2.5 a inf c",
         "RPUSH list b a b",
+        "XADD stream 1-1 f v g w",
+        "XADD stream 2-0 f v",
+        "XGROUP CREATE stream group 0",
+        "XREADGROUP GROUP group consumer COUNT 1 STREAMS stream >",
     ] {
         assert!(!c.run(command).starts_with("(error)"), "{command}");
     }
     let client = Client::connect(&served.path).expect("connected");
-    (served, client, vec!["string", "long", "hash", "set", "sorted", "list"])
+    (served, client, vec!["string", "long", "hash", "set", "sorted", "list", "stream"])
 }
 
 #[test]

@@ -59,9 +59,8 @@ fn first_of<T>(
     out: &mut Output,
     take: impl Fn(&Session, &[u8]) -> Result<Option<T>, Failure>,
 ) -> Result<Option<T>, Failure> {
-    let shared = s.shared.clone();
-    let waits = !out.is_kept() && s.executing.is_none();
-    if !waits || shared.waiters.count() == 0 {
+    let waits = may_wait(s, out);
+    if !waits || s.shared.waiters.count() == 0 {
         for key in &wanted.keys {
             if let Some(found) = take(s, key)? {
                 return Ok(Some(found));
@@ -71,6 +70,40 @@ fn first_of<T>(
     if !waits {
         return Ok(None);
     }
+    wait(s, wanted, out, |s, place, tries| try_turns(s, wanted, place, tries, &take))
+}
+
+/// Waits for something under keys of a kind until `read` has it, which stays there for others;
+/// `None`: the time is up, or nothing is waited for here.
+pub fn until<T>(
+    s: &mut Session,
+    (kind, keys): (Kind, &[&[u8]]),
+    at_most: Option<Duration>,
+    out: &mut Output,
+    read: impl Fn(&Session) -> Result<Option<T>, Failure>,
+) -> Result<Option<T>, Failure> {
+    if !may_wait(s, out) {
+        return Ok(None);
+    }
+    let wanted = Wanted { kind, keys: keys.to_vec(), at_most };
+    wait(s, &wanted, out, |s, _, tries| {
+        tries.tried = true;
+        read(s)
+    })
+}
+
+fn may_wait(s: &Session, out: &Output) -> bool {
+    !out.is_kept() && s.executing.is_none()
+}
+
+/// Sleeps and tries until one try finds something; `None`: the time is up.
+fn wait<T>(
+    s: &mut Session,
+    wanted: &Wanted<'_>,
+    out: &mut Output,
+    mut attempt: impl FnMut(&Session, &Turns<'_>, &mut Tries) -> Result<Option<T>, Failure>,
+) -> Result<Option<T>, Failure> {
+    let shared = s.shared.clone();
     let transaction = s.joined.as_ref().map(|(transaction, _)| transaction.id());
     let spot = Spot { transaction, ..s.spot() };
     let awaited = |key: &&[u8]| Awaited {
@@ -88,7 +121,7 @@ fn first_of<T>(
             s.closing = true;
             break Err(Failure::request("the client is gone"));
         }
-        match try_turns(s, wanted, &place, &mut tries, &take) {
+        match attempt(s, &place, &mut tries) {
             Ok(None) => {}
             found => break found,
         }

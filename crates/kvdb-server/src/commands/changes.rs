@@ -8,9 +8,9 @@ use bytes::Bytes;
 
 use kvdb::{Changed, DictionaryId, Transaction, View};
 
-use super::is;
 use super::snapshot::name;
 use super::txn::{joined, named, size};
+use super::{is, streams};
 use crate::dictionaries::{self, Place};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, TYPES_PREFIX, from_sortable, types_name};
@@ -109,7 +109,8 @@ impl Rows<'_> {
 /// Most bytes of a list's element that are shown.
 const SHOWN: usize = 256;
 
-/// An element by its name, or of a list by its beginning, for its number means nothing to a reader;
+/// An element by its name, or of a list by its beginning, for its number means nothing to a reader,
+/// or of a stream by what it is;
 /// and on both sides the bytes of its value, or its score.
 fn field(element: &Element, kind: Option<Kind>, out: &mut Output) {
     out.array(3);
@@ -118,6 +119,8 @@ fn field(element: &Element, kind: Option<Kind>, out: &mut Output) {
         let value = element.after.as_ref().or(element.before.as_ref());
         let value = value.map_or(&b""[..], |value| &value[..value.len().min(SHOWN)]);
         out.bulk(value);
+    } else if kind == Some(Kind::Stream) {
+        out.bulk(&streams::shown_name(&element.name));
     } else {
         out.bulk(&element.name);
     }

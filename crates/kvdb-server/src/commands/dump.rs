@@ -2,7 +2,7 @@
 //! store.
 //!
 //! ```text
-//! kind u8       1 string, 2 hash, 3 set, 4 sorted set, 5 list
+//! kind u8       1 string, 2 hash, 3 set, 4 sorted set, 5 list, 6 stream
 //! what it holds
 //! version u16   1
 //! CRC32C u32    of everything before it
@@ -10,16 +10,17 @@
 //!
 //! Numbers are little-endian. A string is its bytes. A collection is its elements one behind the
 //! other: of a hash name and value, of a set the name, of a sorted set the score as 8 bytes that
-//! sort, and the name, of a list the value; a name or value is its length as u32, and its bytes.
-//! The names of hashes, sets and sorted sets ascend, so that one content has one payload. The bytes
-//! are those of no version of Redis, and a deadline is not among them, as in Redis.
+//! sort, and the name, of a list the value, of a stream the name and the value as they are stored,
+//! the state first; a name or value is its length as u32, and its bytes. The names of all but lists
+//! ascend, so that one content has one payload. The bytes are those of no version of Redis, and a
+//! deadline is not among them, as in Redis.
 
 use bytes::Bytes;
 use kvdb::Batch;
 
 use super::collections::{check_element, name, visit};
 use super::expiry::Time;
-use super::{is, lists, sorted_sets};
+use super::{is, lists, sorted_sets, streams};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, Live, element_key, elements, from_sortable, sortable};
 use crate::notifications::Classes;
@@ -32,7 +33,8 @@ const VERSION: u16 = 1;
 /// Bytes of version and checksum.
 const FOOTER: usize = 6;
 
-const KINDS: [Kind; 5] = [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List];
+const KINDS: [Kind; 6] =
+    [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List, Kind::Stream];
 
 /// A payload that is being made, of at most so many bytes.
 struct Payload {
@@ -85,6 +87,7 @@ enum Content<'a> {
     Set(Vec<&'a [u8]>),
     SortedSet(Vec<(&'a [u8], f64)>),
     List(Vec<&'a [u8]>),
+    Stream(Vec<(&'a [u8], &'a [u8])>),
 }
 
 const UNKNOWN: Failure =
@@ -153,6 +156,10 @@ impl<'a> Content<'a> {
                 ascend(members.iter().map(|member| member.0)).map(|()| Content::SortedSet(members))
             }
             Kind::List => rest.all(Rest::sized).map(Content::List),
+            Kind::Stream => {
+                let elements = rest.all(|rest| Some((rest.sized()?, rest.sized()?)))?;
+                streams::is_sound(&elements).then_some(Content::Stream(elements))
+            }
         }
     }
 
@@ -162,6 +169,7 @@ impl<'a> Content<'a> {
             Content::String(_) | Content::List(_) => Ok(()),
             Content::Hash(fields) => fields.iter().try_for_each(|(name, _)| check_element(s, name)),
             Content::Set(members) => members.iter().try_for_each(|name| check_element(s, name)),
+            Content::Stream(elements) => streams::check_names(s, elements),
             Content::SortedSet(members) => {
                 members.iter().try_for_each(|(name, _)| check_element(s, name))
             }
@@ -199,6 +207,14 @@ impl<'a> Content<'a> {
                     batch.put(of.types, element_key(of.id, name), value);
                 }
                 (of, fields.len())
+            }
+            Content::Stream(elements) => {
+                let of = begin(Kind::Stream, batch)?;
+                for (name, value) in elements {
+                    let value = Bytes::copy_from_slice(value);
+                    batch.put(of.types, element_key(of.id, name), value);
+                }
+                (of, elements.len())
             }
             Content::Set(members) => {
                 let of = begin(Kind::Set, batch)?;
@@ -253,7 +269,7 @@ fn payload(s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Option<Payload>, 
                 payload.raw(&value)?;
                 payload.sized(&name(tuple))?;
             }
-            Kind::Hash => {
+            Kind::Hash | Kind::Stream => {
                 payload.sized(&name(tuple))?;
                 payload.sized(&value)?;
             }
@@ -363,6 +379,12 @@ mod tests {
             Content::String(value) => put(Kind::String, &|to| to.raw(value)),
             Content::Hash(fields) => put(Kind::Hash, &|to| {
                 fields.iter().try_for_each(|(name, value)| {
+                    to.sized(name)?;
+                    to.sized(value)
+                })
+            }),
+            Content::Stream(elements) => put(Kind::Stream, &|to| {
+                elements.iter().try_for_each(|(name, value)| {
                     to.sized(name)?;
                     to.sized(value)
                 })

@@ -13,7 +13,7 @@ use kvdb_lua::wire::{self, Kind};
 use kvdb_lua::{name_of, shebang};
 
 use super::multi::{Locks, atomically};
-use super::{COMMANDS, InMulti, find, is, may_need_types, run_one, unknown_subcommand};
+use super::{COMMANDS, InMulti, find, is, may_need_types, run_one, streams, unknown_subcommand};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -365,6 +365,12 @@ impl Asking<'_> {
         let debugs = command.name == "debug" && self.session.shared.scripts.may_debug();
         if !debugs && (command.in_multi != InMulti::Queued || FORBIDDEN.contains(&command.name)) {
             return Err("This Redis command is not allowed from script");
+        }
+        if streams::waits(command.name, words) {
+            return Err(match command.name {
+                "xread" => "xread command is not allowed with BLOCK option from scripts",
+                _ => "xreadgroup command is not allowed with BLOCK option from scripts",
+            });
         }
         if self.script.only_reads && command.writes {
             return Err("Write commands are not allowed from read-only scripts.");

@@ -97,6 +97,10 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
             }
             seen.event(Classes::NEW, "new", to);
             seen.filled(kind, to, true);
+            if kind == Kind::Stream {
+                // Those that wait in a group of it are told that it is gone.
+                seen.filled(kind, from, false);
+            }
         }
         seen.event(Classes::GENERIC, "rename_from", from);
         seen.event(Classes::GENERIC, "rename_to", to);
@@ -239,6 +243,7 @@ fn encoding(seen: &Seen<'_>, key: &[u8], live: &Live) -> Result<&'static str, Fa
         (Some(Kind::Hash), _) => "hashtable",
         (Some(Kind::SortedSet), _) => "skiplist",
         (Some(Kind::List), _) => "quicklist",
+        (Some(Kind::Stream), _) => "stream",
         (Some(Kind::Pages), _) => "raw",
         (Some(Kind::Set), count) => {
             match live.head.filter(|_| count <= 512).map(|head| elements(head.id)) {

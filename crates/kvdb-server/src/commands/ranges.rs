@@ -155,6 +155,8 @@ fn delete_atomically(
             filled
         })?;
         settle(s, std::mem::take(&mut events));
+        // Streams that are waited for may be gone.
+        shared.waiters.wake_all();
         Ok(())
     })
 }

@@ -37,7 +37,7 @@ pub fn revert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         revert.key(space, key, nested)?;
         let key = Bytes::copy_from_slice(key);
         let filled = |kind| Effect::Filled { kind, key: key.clone(), new: true };
-        let mut effects = [Kind::List, Kind::SortedSet].map(filled).to_vec();
+        let mut effects = [Kind::List, Kind::SortedSet, Kind::Stream].map(filled).to_vec();
         // The commit may give the key back what others have changed, and what was done to it before
         // in this transaction is told of as well.
         if s.notes(Classes::GENERIC) {

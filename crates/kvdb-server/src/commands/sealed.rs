@@ -171,6 +171,7 @@ mod tests {
             "wait",
             "waitaof",
             "walk",
+            "xread",
             "zdiff",
             "zinter",
             "zintercard",

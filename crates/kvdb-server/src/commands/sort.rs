@@ -105,7 +105,7 @@ impl<'a> Sorting<'a> {
         let (start, end) = match kind {
             Kind::List | Kind::Set => elements(head.id),
             Kind::SortedSet => ordered(head.id),
-            Kind::String | Kind::Hash | Kind::Pages => return Err(WRONGTYPE),
+            Kind::String | Kind::Hash | Kind::Pages | Kind::Stream => return Err(WRONGTYPE),
         };
         let mut found = Vec::new();
         let backward = self.keeps_order() && self.descending;

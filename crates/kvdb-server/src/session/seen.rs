@@ -102,10 +102,10 @@ impl<'a> Seen<'a> {
             }
         }
     }
-    /// Notes that a list or sorted set has got elements, for connections that wait for them. `new`:
-    /// there was none under the key.
+    /// Notes that a list, sorted set or stream has got elements, for connections that wait for
+    /// them. `new`: there was none under the key.
     pub fn filled(&self, kind: Kind, key: &[u8], new: bool) {
-        if matches!(kind, Kind::List | Kind::SortedSet) {
+        if matches!(kind, Kind::List | Kind::SortedSet | Kind::Stream) {
             let key = Bytes::copy_from_slice(key);
             self.effects.borrow_mut().push(Effect::Filled { kind, key, new });
         }
@@ -272,6 +272,10 @@ impl<'a> Seen<'a> {
         let (Some(types), Some(head)) = (self.types, live.head) else { return };
         if head.is_expired(self.now) {
             self.event(Classes::EXPIRED, "expired", key);
+        }
+        if head.kind == Kind::Stream {
+            // Those that wait in a group of it are told that it is gone.
+            self.filled(head.kind, key, false);
         }
         batch.delete(types, head_key(key));
         if let Some(deadline) = head.deadline {

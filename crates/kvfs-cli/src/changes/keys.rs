@@ -239,8 +239,8 @@ fn element(kind: &str, many: bool) -> &'static str {
     match (kind, many) {
         ("hash", false) => "field",
         ("hash", true) => "fields",
-        ("list", false) => "element",
-        ("list", true) => "elements",
+        ("list" | "stream", false) => "element",
+        ("list" | "stream", true) => "elements",
         (_, false) => "member",
         (_, true) => "members",
     }
