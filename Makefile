@@ -4,7 +4,8 @@ CARGO ?= cargo
 KVFS   = target/release/kvfs
 
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
-	bounded many remote bench-remote measurements mutants redis-fuzz soak crash-live crash-transactions \
+	bounded many remote bench-remote measurements mutants redis-fuzz soak crash-live \
+	crash-transactions \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
 	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis \
 	lint-bench lint-fuzz python lint-python install install-files deb boot packages clean
@@ -167,8 +168,8 @@ fuzz:
 readme: build
 	python3 scripts/readme.py $(KVFS)
 
-## make bench-remote  counts the requests to a store in object storage, and those that are waited for
-##                   one after the other through toxiproxy (FILES=100000)
+## make bench-remote counts the requests to a store in object storage, and those that are waited
+##                   for one after the other, through toxiproxy (FILES=100000)
 bench-remote: build
 	scripts/remote_servers.sh python3 scripts/bench_remote.py $(KVFS) $${FILES:-100000}
 

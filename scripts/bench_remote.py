@@ -240,8 +240,8 @@ def fork_often(folder, address):
         seconds.append(timed(lambda: kvfs("fork", address, file))[1] * 1000)
         os.remove(file)
     first, last = sorted(seconds[:100])[50], sorted(seconds[-100:])[50]
-    print(f"\nA thousand forks: {first:.0f} ms each of the first hundred, {last:.0f} ms each of the "
-          "last hundred, medians.", flush=True)
+    print(f"\nA thousand forks: {first:.0f} ms each of the first hundred, {last:.0f} ms each of "
+          "the last hundred, medians.", flush=True)
 
 
 def read_in_line(folder, address, proxy):
@@ -268,7 +268,8 @@ def read_in_line(folder, address, proxy):
     def by_mount():
         cache = f"{folder}/cache"
         kvfs("mount", address, mount, "--cache", cache)
-        _, seconds = timed(lambda: subprocess.run(["cat", f"{mount}/file"], stdout=subprocess.DEVNULL))
+        cat = ["cat", f"{mount}/file"]
+        _, seconds = timed(lambda: subprocess.run(cat, stdout=subprocess.DEVNULL, check=True))
         kvfs("umount", mount)
         shutil.rmtree(cache)
         return seconds
