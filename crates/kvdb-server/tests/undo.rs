@@ -46,6 +46,11 @@ fn every_kind_of_key_is_as_it_was() {
         "RPUSH l a b c",
         "SET e with PX 100000000",
         "SETRANGE long 5000000 x",
+        "XADD st 1-1 f 1",
+        "XADD st 2-1 f 2 g 3",
+        "XADD gone 1-1 f 1",
+        "XGROUP CREATE st group 0",
+        "XREADGROUP GROUP group a COUNT 1 STREAMS st >",
         "SET other 1",
     ] {
         c.run(command);
@@ -58,6 +63,11 @@ fn every_kind_of_key_is_as_it_was() {
         "LRANGE l 0 -1",
         "PEXPIRETIME e",
         "STRLEN long",
+        "XRANGE st - +",
+        "XINFO STREAM st",
+        "XINFO GROUPS st",
+        "XRANGE gone - +",
+        "XPENDING st group",
         "KEYS *",
         "TYPE made",
     ];
@@ -72,6 +82,12 @@ fn every_kind_of_key_is_as_it_was() {
         "LPOP l",
         "PERSIST e",
         "APPEND long y",
+        "XADD st 3-1 f 4",
+        "XDEL st 1-1",
+        "XACK st group 1-1",
+        "XREADGROUP GROUP group b STREAMS st >",
+        "XGROUP CREATE st other $",
+        "DEL gone",
         "RENAME l m",
         "HSET made f v",
         "DELRANGE o p",
@@ -86,6 +102,11 @@ fn every_kind_of_key_is_as_it_was() {
     assert_eq!(undo(&mut c), [] as [&str; 0]);
     assert_eq!(c.run("GET s"), "\"after\"");
     assert_eq!(c.run("LRANGE m 0 -1"), c.run("LRANGE m 0 1"));
+    assert_eq!(
+        (c.run("XLEN st"), c.run("XLEN gone")),
+        ("(integer) 2".into(), "(integer) 0".into())
+    );
+    assert!(c.run("XPENDING st group").contains("\"b\""));
 }
 
 #[test]

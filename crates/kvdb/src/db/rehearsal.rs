@@ -42,16 +42,16 @@ impl Database {
             flush_on_close: false,
             ..OpenOptions::default()
         };
-        // What it says of itself is not said of the store that is published.
-        tracing::subscriber::with_default(NoSubscriber::default(), || {
-            let ended = recovery::open(device.clone(), env, options).and_then(|(db, _)| {
-                let db = Kvdb::of(db);
-                rehearse(&db);
-                db.close()
-            });
-            // It ends so when there is no room for more.
-            ended.unwrap_or_else(|e| tracing::debug!("a rehearsal ended early: {e}"));
-        });
+        let open_and_read = || {
+            let (db, _) = recovery::open(device.clone(), env, options)?;
+            let db = Kvdb::of(db);
+            rehearse(&db);
+            db.close()
+        };
+        // What the log would say is not true of the store that is published.
+        let ended = tracing::subscriber::with_default(NoSubscriber::default(), open_and_read);
+        // It ends so when there is no room for more.
+        ended.unwrap_or_else(|e| tracing::debug!("a rehearsal ended early: {e}"));
         Ok(device.first_reads())
     }
 }
