@@ -61,7 +61,7 @@ pub fn read(
     let LocalFile { device, .. } = local_copies::of(&of, directory)?;
     opening.store(opening.database(device)?, |open| {
         if let Some(name) = &of.snapshot {
-            // That it is there is told now.
+            // A snapshot that is not there is told now.
             open.db.open_snapshot(name)?;
         }
         let following = follow.map(|every| {

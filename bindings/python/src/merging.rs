@@ -1,4 +1,4 @@
-//! What a fork has changed, brought into the store that it was made of.
+//! Merges a fork: its changes come into the store that it was made of.
 
 use kvdb::{Kvdb, Settled, TransactionId, TransactionOptions};
 use kvfs::{Choice, MergeConflict, MergeForkOptions};

@@ -42,12 +42,12 @@ pub struct Open {
     pub views: Option<Views>,
     /// Of writes outside of transactions.
     pub durability: Durability,
-    /// What a store at an address has in addition.
+    /// The parts that a store at an address has in addition.
     pub there: There,
     numbers: Mutex<HashMap<String, DictionaryId>>,
 }
 
-/// What a store that was opened by its address has in addition; nothing, for a file.
+/// The parts that a store has which was opened by its address; a file has none of them.
 #[derive(Default)]
 pub struct There {
     /// The store is shown as it was in this snapshot.
@@ -365,7 +365,7 @@ pub struct Opening {
     pub memory: Option<u64>,
     /// Every write is durable when its call returns.
     pub durable: bool,
-    /// What was fetched from object storage may take so much of the disk, bytes.
+    /// Bytes of the disk that parts fetched from object storage may take.
     pub cache_size: Option<u64>,
 }
 

@@ -98,7 +98,7 @@ struct LoopState {
     watched: bool,
     standing_by: usize,
     threads: usize,
-    /// Those that were started and may not have ended.
+    /// The threads that were started and may not have ended.
     started: Vec<JoinHandle<()>>,
     stopping: bool,
 }

@@ -56,7 +56,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Those that are woken when something comes under the key.
+    /// The clients that are woken when something comes under the key.
     fn woken(&self, kind: Kind) -> impl Iterator<Item = &Arc<Connection>> {
         self.connections.iter().take(if kind == Kind::Stream { usize::MAX } else { 1 })
     }

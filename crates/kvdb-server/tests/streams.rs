@@ -262,7 +262,7 @@ fn transactions_that_add_to_one_stream_conflict() {
         let said = b.run("TXN COMMIT");
         assert!(said.starts_with("(error) CONFLICT"), "{first}, {second}: {said}");
     }
-    // Those that acknowledge different entries do not.
+    // Transactions that acknowledge different entries do not.
     let served = serve(ServerOptions::default());
     let (mut a, mut b) = (served.connect(), served.connect());
     for command in ["XADD s 1-1 f x", "XADD s 1-2 f y", "XGROUP CREATE s g 0"] {

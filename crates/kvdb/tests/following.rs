@@ -276,7 +276,7 @@ fn an_answer_that_was_damaged_on_its_way_is_asked_for_once_more() {
         let ids: Vec<_> = db.dictionaries().into_iter().map(|info| info.id).collect();
         let read = |id| db.view().scan(id, b"", b"", usize::MAX);
         failed += ids.iter().filter(|id| read(**id).is_err()).count();
-        // What was damaged does not stay.
+        // A damaged answer does not stay.
         bucket.faults.set_rates(Rates::default());
         assert!(all(&db) == all(&source));
     }

@@ -700,7 +700,7 @@ fn what_was_fetched_is_noted_by_a_close_also_where_views_are_held() {
     let expected = scan(&first.view(), dict);
     let (view, mut follower) = (first.view(), first.follower(&bucket.store("fruit")).unwrap());
     first.close().unwrap();
-    // What is fetched from here on is not kept, since the list of what is here is written.
+    // Parts that are fetched from here on are not kept, since the list of parts is written.
     let after_close = device.allocated();
     for info in db.dictionaries() {
         assert!(scan(&view, info.id) == scan(&db.view(), info.id));

@@ -243,7 +243,7 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
         Failure::new(Exit::Failed, format!("the last changes could not be written: {e}"))
     });
     // After the last commit.
-    // What is not there is in the log.
+    // Names that are not there are in the log.
     service.publishing.into_iter().for_each(|publishing| drop(publishing.finish()));
     let closed = store.close();
     served.and(committed).and(closed)

@@ -19,7 +19,7 @@ const MEMORY: usize = 1 << 20;
 
 /// Opens the file system in `db`, and lists its root, and those of the newest snapshots: see
 /// [`kvdb::Publisher::rehearse`]. It is opened as a fork is, to be written, since that reads more.
-/// What cannot be read is left to the mount, which says so.
+/// The mount tells of errors; here they end the rehearsal.
 pub fn rehearse(db: &Kvdb) {
     if db.dictionaries().is_empty() {
         return;

@@ -98,7 +98,7 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
             seen.event(Classes::NEW, "new", to);
             seen.filled(kind, to, true);
             if kind == Kind::Stream {
-                // Those that wait in a group of it are told that it is gone.
+                // Clients that wait in a group of it are told that it is gone.
                 seen.filled(kind, from, false);
             }
         }

@@ -329,7 +329,7 @@ pub fn is_sound(elements: &[(&[u8], &[u8])]) -> bool {
 
 /// The names of groups and consumers among elements that are sound.
 pub fn check_names(s: &Session, elements: &[(&[u8], &[u8])]) -> Outcome {
-    // What the two names have around them is short.
+    // The bytes around the two names are few.
     let most = s.shared.limits.key;
     match elements.iter().find(|(name, _)| name.len() > most) {
         Some((name, _)) => Err(Failure::request(format!(
@@ -340,7 +340,7 @@ pub fn check_names(s: &Session, elements: &[(&[u8], &[u8])]) -> Outcome {
     }
 }
 
-/// What an element of a stream is, for people.
+/// Names an element of a stream, for people.
 pub fn shown_name(name: &[u8]) -> Vec<u8> {
     match state::parse_entry_name(name) {
         _ if name.is_empty() => b"state".to_vec(),

@@ -274,7 +274,7 @@ impl<'a> Seen<'a> {
             self.event(Classes::EXPIRED, "expired", key);
         }
         if head.kind == Kind::Stream {
-            // Those that wait in a group of it are told that it is gone.
+            // Clients that wait in a group of it are told that it is gone.
             self.filled(head.kind, key, false);
         }
         batch.delete(types, head_key(key));

@@ -31,7 +31,7 @@ thread_local! {
     static FETCHES_AHEAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What is fetched ahead, and how far that is.
+/// The state of fetching ahead.
 pub(super) struct Prefetch {
     dicts: Vec<DictionaryId>,
     most: u64,
@@ -156,7 +156,7 @@ impl Prefetch {
             Err(e) => tracing::debug!("fetching ahead ends for a run: {e}"),
         }
         if state.fetched >= self.most {
-            // What it pins is free again.
+            // The zones that the walks pin are free again.
             state.walks.clear();
         }
         true

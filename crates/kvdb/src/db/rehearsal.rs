@@ -48,7 +48,7 @@ impl Database {
             rehearse(&db);
             db.close()
         };
-        // What the log would say is not true of the store that is published.
+        // The messages of this opening are not about the store that is published.
         let ended = tracing::subscriber::with_default(NoSubscriber::default(), open_and_read);
         // It ends so when there is no room for more.
         ended.unwrap_or_else(|e| tracing::debug!("a rehearsal ended early: {e}"));

@@ -91,7 +91,7 @@ struct Reading {
     lost: bool,
 }
 
-/// What changes hide that came before them.
+/// The keys and ranges of changes, which hide those that came before them.
 #[derive(Default)]
 struct Hidden<'a> {
     keys: HashSet<(DictionaryId, &'a [u8])>,
@@ -346,7 +346,7 @@ impl RemoteJournal {
     /// what [`RemoteJournal::begin_publication`] has returned.
     pub(super) fn published(&self, db: &Database, seq: Seq, shape: u64) {
         let mut state = self.state.lock();
-        // What it has needs no memory, where no sync comes for long.
+        // The journal up to this state needs no memory, where no sync comes for long.
         state.reading.add_if_any(db.commits.tap.take());
         state.reading.forget(seq);
         state.base = Some(Base { seq, shape });
@@ -441,7 +441,7 @@ mod tests {
             (vec![commit(1, &[put("a")]), commit(2, &[discarded("b")])], 1),
             (vec![commit(1, &[discarded("b")]), commit(2, &[put("b")])], 2),
             (vec![commit(1, &[discarded("b")]), commit(2, &[range])], 2),
-            // What would hide it is not sent itself.
+            // The change that would hide it is not sent itself.
             (vec![commit(1, &[discarded("b")]), commit(2, &[put("b"), discarded("a")])], 0),
             (vec![commit(1, &[put("b"), discarded("b")]), commit(3, &[put("a")])], 0),
         ];

@@ -169,8 +169,7 @@ impl Drop for RemoteDevice {
 
 impl Device for RemoteDevice {
     fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if let Some(bytes) = self.remote.layout().first_read(offset, buf.len()) {
-            buf.copy_from_slice(bytes);
+        if self.remote.read_first(offset, buf) {
             return Ok(());
         }
         self.keep_ahead(purpose, offset, buf.len() as u64);
@@ -184,8 +183,7 @@ impl Device for RemoteDevice {
     }
 
     fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
-        let layout = self.remote.layout();
-        if reads.iter().all(|r| layout.first_read(r.offset, r.buf.len()).is_some()) {
+        if reads.iter().all(|r| self.remote.has_first(r.offset, r.buf.len() as u64)) {
             return reads.iter_mut().try_for_each(|r| self.read_at(purpose, r.offset, r.buf));
         }
         let ranges: Vec<_> = reads.iter().map(|r| (r.offset, r.buf.len() as u64)).collect();
@@ -207,8 +205,7 @@ impl Device for RemoteDevice {
         if self.remote.has(offset, len) {
             return self.cache.will_read(purpose, offset, len);
         }
-        let is_first = |len| self.remote.layout().first_read(offset, len).is_some();
-        if usize::try_from(len).is_ok_and(is_first) {
+        if self.remote.has_first(offset, len) {
             return;
         }
         let end = offset.saturating_add(len);

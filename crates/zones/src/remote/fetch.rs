@@ -18,14 +18,12 @@ use super::first_reads::FirstReads;
 use super::follow::Retired;
 use super::in_line::InLine;
 use super::parts::{OF_INDEX, PART, PARTS, PartRange, Parts, USED};
+use super::requests::{AT_ONCE, Requests};
 use super::table::ZoneTable;
 use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId};
 
 /// The parts that a read of the index or of tuples fetches at least: 256 KiB, aligned.
 const OF_TUPLES: u32 = 4;
-
-/// Requests under way at once.
-const AT_ONCE: usize = 64;
 
 /// The first pause after an attempt that failed, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -109,25 +107,6 @@ pub(crate) struct Remote {
 /// Is called by reads of the index and of tuples that have to wait for a request.
 pub type OnWait = dyn Fn() + Send + Sync;
 
-/// Limits the requests under way, and the bytes that they bring.
-#[derive(Default)]
-struct Requests {
-    /// See [`RemoteOptions::memory`].
-    memory: u64,
-    now: Mutex<UnderWay>,
-    ended: Condvar,
-}
-
-#[derive(Default)]
-struct UnderWay {
-    requests: usize,
-    bytes: u64,
-    /// Those who wait are served in the order in which they came, so that small requests do not
-    /// keep a large one waiting: the number of who comes next, and of who is served next.
-    comes: u64,
-    served: u64,
-}
-
 /// Parts that this thread fetches. Dropped, they are not under way any more.
 struct Claimed<'a> {
     remote: &'a Remote,
@@ -161,7 +140,7 @@ impl Remote {
             steady: std::array::from_fn(|_| RwLock::new(())),
             under_way: Mutex::default(),
             arrival: Condvar::new(),
-            requests: Requests { memory: options.memory, ..Requests::default() },
+            requests: Requests::new(options.memory),
             onward: Mutex::default(),
             next_onward: AtomicUsize::new(0),
             in_line: InLine::new(options.memory),
@@ -175,6 +154,19 @@ impl Remote {
 
     pub(crate) fn layout(&self) -> Arc<Layout> {
         self.layout.load_full()
+    }
+
+    /// Fills `buf` if the range is among the first reads.
+    pub(super) fn read_first(&self, addr: u64, buf: &mut [u8]) -> bool {
+        let layout = self.layout.load();
+        let first = layout.first_read(addr, buf.len());
+        first.map(|bytes| buf.copy_from_slice(bytes)).is_some()
+    }
+
+    /// Returns whether the range is among the first reads.
+    pub(crate) fn has_first(&self, addr: u64, len: u64) -> bool {
+        let is_first = |len| self.layout.load().first_read(addr, len).is_some();
+        usize::try_from(len).is_ok_and(is_first)
     }
 
     /// Replaces the layout by what `change` makes of it, while nothing is read, fetched into the
@@ -600,35 +592,6 @@ impl Remote {
     }
 }
 
-impl Requests {
-    /// Waits until a request for so many bytes may begin. One goes on whatever it brings.
-    fn begin(&self, bytes: u64) -> RequestGuard<'_> {
-        let mut now = self.now.lock();
-        let own = now.comes;
-        now.comes += 1;
-        while now.served != own
-            || now.requests >= AT_ONCE
-            || now.requests > 0 && now.bytes + bytes > self.memory
-        {
-            self.ended.wait(&mut now);
-        }
-        (now.served, now.requests, now.bytes) = (own + 1, now.requests + 1, now.bytes + bytes);
-        // The next one may fit, too.
-        self.ended.notify_all();
-        RequestGuard(self, bytes)
-    }
-}
-
-struct RequestGuard<'a>(&'a Requests, u64);
-
-impl Drop for RequestGuard<'_> {
-    fn drop(&mut self) {
-        let mut now = self.0.now.lock();
-        (now.requests, now.bytes) = (now.requests - 1, now.bytes - self.1);
-        self.0.ended.notify_all();
-    }
-}
-
 /// An error that a wait does not mend.
 fn damage(what: String) -> io::Error {
     io_error(Error::corrupt(what, 0))
@@ -637,37 +600,4 @@ fn damage(what: String) -> io::Error {
 /// An error of this crate, which a caller takes out of the error of the device again.
 fn io_error(e: Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, e)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_large_request_is_not_kept_waiting_by_small_ones_that_come_later() {
-        let requests = Requests { memory: 100, ..Requests::default() };
-        let order = Mutex::new(Vec::new());
-        let wants = |bytes: u64| {
-            let _request = requests.begin(bytes);
-            order.lock().push(bytes);
-        };
-        // Until so many have asked.
-        let asked = |count: u64| {
-            while requests.now.lock().comes < count {
-                thread::yield_now();
-            }
-        };
-        thread::scope(|scope| {
-            let small = requests.begin(30);
-            scope.spawn(|| wants(90));
-            asked(2);
-            for n in 0..4 {
-                scope.spawn(|| wants(30));
-                asked(3 + n);
-            }
-            assert_eq!(*order.lock(), [], "they fit, and do not overtake it");
-            drop(small);
-        });
-        assert_eq!(*order.lock(), [90, 30, 30, 30, 30]);
-    }
 }

@@ -283,10 +283,7 @@ impl Zones {
 
     /// Returns whether these bytes can be read now without a request.
     pub(crate) fn is_here(&self, addr: u64, len: u64) -> bool {
-        self.remote().is_none_or(|remote| {
-            let is_first = |len| remote.layout().first_read(addr, len).is_some();
-            remote.has(addr, len) || usize::try_from(len).is_ok_and(is_first)
-        })
+        self.remote().is_none_or(|remote| remote.has(addr, len) || remote.has_first(addr, len))
     }
 
     /// Notes in the local file of a store in object storage what was fetched into it, for the next

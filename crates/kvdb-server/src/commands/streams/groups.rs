@@ -205,7 +205,7 @@ impl Group {
         let decoded = |value: Bytes| Pending::decode(&value);
         value.map(|v| decoded(v).ok_or_else(|| corrupt(of, "a delivery"))).transpose()
     }
-    /// What is delivered and not acknowledged, in the order of the IDs, both bounds included.
+    /// Returns the entries that are delivered and not acknowledged, by ID, both bounds included.
     pub fn walk_pending(
         &self,
         s: &Session,
@@ -430,7 +430,7 @@ pub fn xack(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Whether an element that is no entry is one of a group whose name is among `groups`, or becomes
+/// Returns whether an element that is no entry is of a group that is among `groups`, or becomes
 /// one of these.
 pub fn is_sound<'a>(
     name: &'a [u8],
@@ -452,7 +452,7 @@ pub fn is_sound<'a>(
         }
 }
 
-/// What an element of a group is, for people.
+/// Names an element of a group, for people.
 pub fn shown_name(name: &[u8]) -> Option<Vec<u8>> {
     let (tag, rest) = name.split_first()?;
     if *tag == GROUP {

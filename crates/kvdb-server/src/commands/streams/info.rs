@@ -71,7 +71,7 @@ fn full_count(args: Arguments<'_>) -> Result<usize, Failure> {
     }
 }
 
-/// What both forms of `XINFO STREAM` begin with; Redis counts the nodes of its tree among them.
+/// Writes the beginning of both forms of `XINFO STREAM`; Redis counts nodes of its tree there.
 fn head(stream: &Stream, out: &mut Output) {
     let State { last, added, deleted, first, len } = stream.state;
     let nodes = len.div_ceil(100) as i64;

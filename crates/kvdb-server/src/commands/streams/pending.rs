@@ -1,4 +1,4 @@
-//! What is delivered and not acknowledged: `XPENDING`, `XCLAIM`, `XAUTOCLAIM`.
+//! Entries that are delivered and not acknowledged: `XPENDING`, `XCLAIM`, `XAUTOCLAIM`.
 
 use std::collections::BTreeMap;
 
@@ -201,7 +201,7 @@ impl Claimed {
 /// [JUSTID] [LASTID id]`
 pub fn xclaim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, name, consumer) = (args.at(1), args.at(2), args.at(3));
-    // That there is no such group is said first.
+    // An error about the group comes first.
     find(&s.see()?, key, name)?;
     let idle = idle_time(args, "XCLAIM")?;
     let claim = Claim::parse(args)?;

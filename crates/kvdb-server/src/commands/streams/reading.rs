@@ -20,7 +20,7 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::session::seen::{Collection, Seen};
 
-/// What is asked for.
+/// The request of a reader.
 struct Request<'a> {
     /// `None`: not at all; `Some(None)`: for ever.
     waits: Option<Option<Duration>>,
@@ -40,7 +40,7 @@ enum After {
     Delivered,
 }
 
-/// What was found in one stream; an entry that was deleted since it was delivered has no value.
+/// The entries found in one stream; one that was deleted since it was delivered has no value.
 struct Found {
     key: Vec<u8>,
     of: Collection,
@@ -149,7 +149,7 @@ pub fn keys_of_read(args: Arguments<'_>) -> Vec<&[u8]> {
     args.from(at + 1).take(left / 2).collect()
 }
 
-/// Whether a command reads streams and is to wait for entries.
+/// Returns whether a command reads streams and is to wait for entries.
 pub fn waits(command: &str, words: &[&[u8]]) -> bool {
     let mut options = words.iter().skip(1).take_while(|word| !is(word, "streams"));
     let mut waits = false;
@@ -361,7 +361,7 @@ impl Reading<'_, '_> {
         Ok(found.into_iter().map(|entry| (entry.id, Some(entry))).collect())
     }
 
-    /// What this consumer has and did not acknowledge, which is delivered once more.
+    /// Delivers once more the entries that this consumer has and did not acknowledge.
     fn history(
         &mut self,
         group: &Group,

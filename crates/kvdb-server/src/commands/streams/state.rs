@@ -57,7 +57,7 @@ impl State {
     }
 }
 
-/// What is left of the bytes of a value.
+/// The rest of the bytes of a value.
 pub struct Parts<'a>(pub &'a [u8]);
 
 impl<'a> Parts<'a> {
@@ -219,7 +219,7 @@ impl Stream {
         let value = seen.get(self.of.types, &entry_key(&self.of, id))?;
         Ok(value.map(|value| Entry { id, value }))
     }
-    /// Whether an entry may have been deleted by name from an ID on.
+    /// Returns whether an entry may have been deleted by name from an ID on.
     pub fn has_gaps_from(&self, id: Id) -> bool {
         let State { deleted, first, len, .. } = self.state;
         len > 0 && deleted > Id::MIN && deleted >= first && id <= deleted

@@ -22,11 +22,11 @@ const ONE_BY_ONE: u64 = 64;
 enum Kept {
     /// So many.
     Most(u64),
-    /// Those from this ID on.
+    /// The entries from this ID on.
     From(Id),
 }
 
-/// What is to be taken away.
+/// The entries that are to be taken away.
 #[derive(Clone, Copy, Debug)]
 pub struct Trim {
     kept: Kept,
@@ -126,7 +126,7 @@ impl Trim {
         (gone.saturating_add(wanted.min(most)) / LUMP * LUMP).saturating_sub(gone)
     }
 
-    /// Whether an entry that is being added goes at once.
+    /// Returns whether an entry that is being added goes at once.
     pub fn takes(&self, id: Id) -> bool {
         !self.roughly
             && match self.kept {

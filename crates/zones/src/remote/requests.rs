@@ -1,0 +1,93 @@
+//! The requests to object storage that are under way: how many there may be, and how much memory
+//! their answers may take.
+
+use env::sync::{Condvar, Mutex};
+
+/// Requests under way at once.
+pub(super) const AT_ONCE: usize = 64;
+
+/// Limits the requests under way, and the bytes that they bring.
+#[derive(Default)]
+pub(super) struct Requests {
+    /// Bytes that they may bring together, or one of them alone.
+    memory: u64,
+    now: Mutex<UnderWay>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct UnderWay {
+    requests: usize,
+    bytes: u64,
+    /// Requests are served in the order in which they came, so that small ones do not keep a large one waiting: the number of who comes next, and of who is served next.
+    comes: u64,
+    served: u64,
+}
+
+impl Requests {
+    pub fn new(memory: u64) -> Requests {
+        Requests { memory, ..Requests::default() }
+    }
+
+    /// Waits until a request for so many bytes may begin. One goes on whatever it brings.
+    pub fn begin(&self, bytes: u64) -> RequestGuard<'_> {
+        let mut now = self.now.lock();
+        let own = now.comes;
+        now.comes += 1;
+        while now.served != own
+            || now.requests >= AT_ONCE
+            || now.requests > 0 && now.bytes + bytes > self.memory
+        {
+            self.ended.wait(&mut now);
+        }
+        (now.served, now.requests, now.bytes) = (own + 1, now.requests + 1, now.bytes + bytes);
+        // The next one may fit, too.
+        self.ended.notify_all();
+        RequestGuard(self, bytes)
+    }
+}
+
+pub(super) struct RequestGuard<'a>(&'a Requests, u64);
+
+impl Drop for RequestGuard<'_> {
+    fn drop(&mut self) {
+        let mut now = self.0.now.lock();
+        (now.requests, now.bytes) = (now.requests - 1, now.bytes - self.1);
+        self.0.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use env::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_large_request_is_not_kept_waiting_by_small_ones_that_come_later() {
+        let requests = Requests::new(100);
+        let order = Mutex::new(Vec::new());
+        let wants = |bytes: u64| {
+            let _request = requests.begin(bytes);
+            order.lock().push(bytes);
+        };
+        // Until so many have asked.
+        let asked = |count: u64| {
+            while requests.now.lock().comes < count {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            let small = requests.begin(30);
+            scope.spawn(|| wants(90));
+            asked(2);
+            for n in 0..4 {
+                scope.spawn(|| wants(30));
+                asked(3 + n);
+            }
+            assert_eq!(*order.lock(), [], "they fit, and do not overtake it");
+            drop(small);
+        });
+        assert_eq!(*order.lock(), [90, 30, 30, 30, 30]);
+    }
+}
