@@ -108,7 +108,7 @@ pub use read::view::{StoredValue, View};
 pub use remote::{
     Amount, CollectOptions, CollectProgress, Collected, ForkId, ForkInfo, ForkOptions, Head,
     JournalPlace, LocalCopy, MissingObject, Owner, PullProgress, PushProgress, RemotePlace,
-    RemoteStore, RemoteZones, StateName, Survey,
+    RemoteStore, RemoteZones, StateChanges, StateName, StateObject, Survey,
 };
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};

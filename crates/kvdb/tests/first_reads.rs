@@ -85,7 +85,7 @@ fn a_rehearsal_takes_no_more_along_than_there_is_room_for() {
     publisher.rehearse(Box::new(|db| assert!(contents(db).is_err(), "there is no room for all")));
     publish(&mut publisher);
     let head = bucket.store("fruit").head().unwrap().unwrap();
-    let len = head.state.unwrap().len;
+    let len = head.state.unwrap().object.unwrap().len;
     assert!((64 << 10..600 << 10).contains(&len), "{len}");
     assert_eq!(all(&reader(&copied(&bucket.store("fruit"), 6), &bucket)), all(&db));
 }

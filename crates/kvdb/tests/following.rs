@@ -146,6 +146,30 @@ fn each_state_is_shown_whole_and_views_of_the_ones_before_stay() {
 }
 
 #[test]
+fn asking_costs_one_request_and_no_bytes_while_nothing_is_published() {
+    let bucket = Bucket::new();
+    let (db, mut random) = source(8);
+    change(&db, &mut random, 50);
+    let to = bucket.store("fruit");
+    let mut publisher = db.publisher(&to).unwrap();
+    publisher.publish(&mut |_| Ok(())).unwrap();
+    let reader = reader(&copied(&to, 9), &bucket);
+    let mut follows = follower(&reader, &bucket);
+    assert!(!follows.follow().unwrap());
+    for _ in 0..3 {
+        let before = bucket.counts.counts().get;
+        assert!(!follows.follow().unwrap());
+        let after = bucket.counts.counts().get;
+        assert_eq!((after.requests - before.requests, after.bytes - before.bytes), (1, 0));
+    }
+    change(&db, &mut random, 5);
+    publisher.publish(&mut |_| Ok(())).unwrap();
+    assert!(follows.follow().unwrap());
+    assert!(all(&reader) == all(&db));
+    assert!(!follows.follow().unwrap());
+}
+
+#[test]
 fn readers_of_the_feed_are_told_which_keys_have_changed() {
     let bucket = Bucket::new();
     let (source, _) = source(1);

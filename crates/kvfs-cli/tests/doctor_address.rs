@@ -68,8 +68,17 @@ fn a_folder_is_tried_and_left_as_it_was() {
     assert_eq!(listed(folder.path()), BTreeSet::new());
 
     let file = tempfile::tempdir().expect("a folder");
-    let store = file.path().join("a.kvfs");
+    let (store, tree) = (file.path().join("a.kvfs"), file.path().join("tree"));
+    // So many names, which have nothing in common, that the state is no part of the head.
+    fs::create_dir(&tree).expect("a folder");
+    let mut number = 1_u128;
+    for _ in 0..3_000 {
+        number = number.wrapping_mul(0x2360_ed05_1fc6_5da4_4385_df64_9fcc_f645).wrapping_add(7);
+        fs::write(tree.join(format!("{number:032x}")), "").expect("written");
+    }
     assert!(kvfs(&["create"]).arg(&store).output().expect("it runs").status.success());
+    let imported = kvfs(&["import"]).args([&store, &tree]).output().expect("it runs");
+    assert!(imported.status.success(), "{imported:?}");
     assert!(kvfs(&["push"]).arg(&store).arg(&address).output().expect("it runs").status.success());
     let before = listed(folder.path());
     let (code, found) = of(&address);

@@ -93,6 +93,35 @@ impl S3Objects {
         Ask::new(method, format!("{}/{}{key}", self.place.url, self.place.prefix), longest)
     }
 
+    /// Reads a part of an object; `None`: it has the tag `unless`.
+    fn read(&self, key: &Key, part: &Part, unless: Option<&Tag>) -> Result<Option<Object>> {
+        // A range without bytes cannot be asked for.
+        let longest = match part.within(key, u64::MAX)? {
+            range if *part == Part::Whole => range.end,
+            // A server that ignores the range sends all of the object.
+            range => (range.end - range.start).max(64 << 20),
+        };
+        let asked = Asked::Get(key.clone());
+        let mut ask = self.ask(Method::GET, key, longest);
+        if let Some(tag) = unless {
+            header(&mut ask.headers, IF_NONE_MATCH, tag.as_str())?;
+        }
+        if let Part::Range(range) = part {
+            header(&mut ask.headers, RANGE, &range_header(range))?;
+        }
+        let answer = self.send(&asked, ask)?;
+        match (answer.status, part) {
+            (StatusCode::NOT_MODIFIED, _) => Ok(None),
+            (StatusCode::OK | StatusCode::PARTIAL_CONTENT, _) => {
+                object(&asked, key, part, answer).map(Some)
+            }
+            (StatusCode::RANGE_NOT_SATISFIABLE, Part::Range(range)) => {
+                Err(self.beyond(&asked, key, range.start, &answer))
+            }
+            _ => Err(asked.refused(&answer, &self.place.name)),
+        }
+    }
+
     /// The error of a range that begins at or after the end of the object.
     fn beyond(&self, asked: &Asked, key: &Key, start: u64, answer: &Answer) -> ObjectsError {
         let body = answer.body.as_deref().unwrap_or_default();
@@ -203,25 +232,15 @@ fn tag(headers: &HeaderMap) -> Option<Tag> {
 
 impl Objects for S3Objects {
     fn get(&self, key: &Key, part: Part) -> Result<Object> {
-        // A range without bytes cannot be asked for.
-        let longest = match part.within(key, u64::MAX)? {
-            range if part == Part::Whole => range.end,
-            // A server that ignores the range sends all of the object.
-            range => (range.end - range.start).max(64 << 20),
-        };
+        let object = self.read(key, &part, None)?;
         let asked = Asked::Get(key.clone());
-        let mut ask = self.ask(Method::GET, key, longest);
-        if let Part::Range(range) = &part {
-            header(&mut ask.headers, RANGE, &range_header(range))?;
-        }
-        let answer = self.send(&asked, ask)?;
-        match (answer.status, &part) {
-            (StatusCode::OK | StatusCode::PARTIAL_CONTENT, _) => object(&asked, key, &part, answer),
-            (StatusCode::RANGE_NOT_SATISFIABLE, Part::Range(range)) => {
-                Err(self.beyond(&asked, key, range.start, &answer))
-            }
-            _ => Err(asked.refused(&answer, &self.place.name)),
-        }
+        object.ok_or_else(|| asked.unsure("it is said to be unchanged, which was not asked"))
+    }
+
+    fn get_other(&self, key: &Key, part: Part, tag: &Tag) -> Result<Option<Object>> {
+        let object = self.read(key, &part, Some(tag))?;
+        // Some servers ignore the condition.
+        Ok(object.filter(|object| object.tag != *tag))
     }
 
     fn put(&self, key: &Key, bytes: Bytes, condition: Condition) -> Result<Tag> {

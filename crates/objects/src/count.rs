@@ -109,6 +109,13 @@ impl Objects for CountObjects {
         Ok(object)
     }
 
+    fn get_other(&self, key: &Key, part: Part, tag: &Tag) -> Result<Option<Object>> {
+        let object = self.counted(&self.get, || self.inner.get_other(key, part, tag))?;
+        let bytes = object.as_ref().map_or(0, |object| object.bytes.len());
+        self.get.bytes.fetch_add(bytes as u64, Relaxed);
+        Ok(object)
+    }
+
     fn put(&self, key: &Key, bytes: Bytes, condition: Condition) -> Result<Tag> {
         self.put.bytes.fetch_add(bytes.len() as u64, Relaxed);
         self.counted(&self.put, || self.inner.put(key, bytes, condition))

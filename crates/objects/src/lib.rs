@@ -46,7 +46,7 @@ pub use faults::{Event, FaultyObjects, Injected, Rates};
 pub use key::{InvalidKey, Key};
 pub use memory::MemoryObjects;
 pub use object::{Condition, Listed, Object, Page, Part, Tag};
-pub use retry::{Patience, get_patiently};
+pub use retry::{Patience, get_other_patiently, get_patiently};
 pub use swap::{Created, Swapped, Verdict, create, swap};
 pub use unreachable::Unreachable;
 
@@ -65,6 +65,12 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
     /// Returns the object, or the part of it. A range which begins in the object and ends beyond it
     /// gives what is there; one that begins at or after the end is [`ObjectsError::OutOfRange`].
     fn get(&self, key: &Key, part: Part) -> Result<Object>;
+
+    /// As [`Objects::get`], unless the object has this tag: then it returns `None`, and no bytes
+    /// are sent where the place can compare tags.
+    fn get_other(&self, key: &Key, part: Part, tag: &Tag) -> Result<Option<Object>> {
+        self.get(key, part).map(|object| Some(object).filter(|object| object.tag != *tag))
+    }
 
     /// Creates or replaces the object if the condition holds, durably, and returns its new tag.
     /// [`ObjectsError::ConditionFailed`] says that it does not hold, and [`ObjectsError::NotFound`]

@@ -5,9 +5,9 @@ use std::time::Duration;
 use env::thread;
 
 use crate::Objects;
-use crate::error::Result;
+use crate::error::{ObjectsError, Result};
 use crate::key::Key;
-use crate::object::{Object, Part};
+use crate::object::{Object, Part, Tag};
 
 /// How often a request is repeated, and how long the caller sleeps before each repetition: at first
 /// `first`, then twice as long each time, up to `longest`.
@@ -66,17 +66,39 @@ pub fn get_patiently(
     part: Part,
     patience: Patience,
 ) -> Result<Object> {
+    patiently(patience, || {
+        objects.get(key, part.clone()).and_then(|object| whole(key, &part, object))
+    })
+}
+
+/// As [`get_patiently`], of an object that has another tag than this one by [`Objects::get_other`].
+pub fn get_other_patiently(
+    objects: &dyn Objects,
+    key: &Key,
+    part: Part,
+    tag: &Tag,
+    patience: Patience,
+) -> Result<Option<Object>> {
+    patiently(patience, || {
+        let other = objects.get_other(key, part.clone(), tag)?;
+        other.map(|object| whole(key, &part, object)).transpose()
+    })
+}
+
+/// Fails unless the object has all bytes of the part.
+fn whole(key: &Key, part: &Part, object: Object) -> Result<Object> {
+    let range = part.within(key, object.len)?;
+    if object.bytes.len() as u64 == range.end - range.start {
+        return Ok(object);
+    }
+    let why = "the answer was cut off".into();
+    Err(ObjectsError::Unsure { key: key.to_string(), why })
+}
+
+fn patiently<T>(patience: Patience, request: impl Fn() -> Result<T>) -> Result<T> {
     let mut attempts = patience.begin();
     loop {
-        let outcome = objects.get(key, part.clone()).and_then(|object| {
-            let range = part.within(key, object.len)?;
-            if object.bytes.len() as u64 == range.end - range.start {
-                return Ok(object);
-            }
-            let why = "the answer was cut off".into();
-            Err(crate::error::ObjectsError::Unsure { key: key.to_string(), why })
-        });
-        match outcome {
+        match request() {
             Err(error) if error.may_be_retried() && attempts.next() => {}
             outcome => return outcome,
         }

@@ -65,6 +65,20 @@ fn what_was_put_is_read() {
 }
 
 #[test]
+fn only_an_object_with_another_tag_is_read_on_that_condition() {
+    everywhere(|objects| {
+        let first = put(objects, "a/head", "one");
+        let other = |tag| objects.get_other(&key("a/head"), Part::Range(0..9), tag);
+        assert_eq!(other(&first).expect("it is there"), None);
+        let second = put(objects, "a/head", "two");
+        let object = other(&first).expect("it is there").expect("it was replaced");
+        assert_eq!((object.bytes, object.tag), (Bytes::from("two"), second));
+        let gone = objects.get_other(&key("a/tail"), Part::Whole, &first);
+        assert!(matches!(gone, Err(ObjectsError::NotFound { .. })));
+    });
+}
+
+#[test]
 fn a_range_gives_what_is_there() {
     everywhere(|objects| {
         let tag = put(objects, "a", "0123456789");

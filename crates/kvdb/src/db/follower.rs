@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::atomic::Ordering;
+use objects::Tag;
 
 use crate::commit::feed::CommittedKey;
 use crate::db::Kvdb;
@@ -29,6 +30,9 @@ pub struct Follower {
     db: Kvdb,
     of: RemoteStore,
     copy: LocalCopy,
+    /// The head that names the state of `copy`, if it was read since that was shown: another
+    /// answer than that it is the same would be news.
+    tag: Option<Tag>,
 }
 
 /// A newer state, which is not shown yet.
@@ -84,7 +88,7 @@ impl Kvdb {
         let note = db.db.0.zones.home_note()?.map(|note| LocalCopy::decode(&note)).transpose()?;
         let is_cache = |copy: &LocalCopy| copy.fork.is_none() && copy.writer.is_none();
         match note.filter(|copy| is_cache(copy) && copy.is_of(&of)) {
-            Some(copy) if db.db.0.options.read_only => Ok(Follower { db, of, copy }),
+            Some(copy) if db.db.0.options.read_only => Ok(Follower { db, of, copy, tag: None }),
             _ => Err(Error::Invalid(format!(
                 "only a cache of {} that is open for reading only follows it",
                 of.name()
@@ -106,11 +110,17 @@ impl Follower {
     /// An [`Error::Invalid`] says that this store cannot show it: it must be opened anew.
     pub fn look(&mut self) -> Result<Option<NewerState>> {
         let no_store = || Error::NoStore(self.of.place());
-        let head = self.of.head()?.ok_or_else(no_store)?;
+        let head = match &self.tag {
+            Some(tag) => self.of.other_head(tag)?,
+            None => Some(self.of.tagged_head()?.ok_or_else(no_store)?),
+        };
+        let Some((head, tag)) = head else { return Ok(None) };
         let name = head.state.as_ref().ok_or_else(no_store)?;
         if (head.store, head.generation) == (self.copy.store, self.copy.generation) {
+            self.tag = Some(tag);
             return Ok(None);
         }
+        self.tag = None;
         let other = |what: &str| {
             Error::Invalid(format!("{} {what}: it has to be opened anew", self.of.place()))
         };

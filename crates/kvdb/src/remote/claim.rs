@@ -13,7 +13,8 @@ use objects::Tag;
 use zones::remote::{FirstReads, Known, Marks, Progress, Publication, Published, ZoneObject};
 use zones::{ZoneUse, Zones};
 
-use super::head::{Head, StateName};
+use super::changes::{StateMark, StateName, StateObject};
+use super::head::Head;
 use super::state::PublishedState;
 use super::{Claimant, Error, JournalPlace, Owner, RemoteStore, Result, random_id};
 use crate::manifest::{Edit, ManifestState};
@@ -52,7 +53,11 @@ pub(crate) struct Right {
     pub attempt: Option<[u8; 16]>,
     /// The states one of which is the newest as long as no copy of the file has published: the one
     /// that was it at the claim, or was published last, and the one that is being published.
-    pub states: [Option<StateName>; 2],
+    pub states: [Option<StateMark>; 2],
+}
+
+fn mark_of(state: &Option<StateName>) -> Option<StateMark> {
+    state.as_ref().map(StateName::mark)
 }
 
 /// Keeps a right, so that it is known after a crash.
@@ -62,7 +67,8 @@ impl Right {
     pub fn holds(&self, head: &Head) -> bool {
         let is_claimed =
             self.epoch.is_none_or(|epoch| epoch == head.epoch) || self.attempt == Some(head.nonce);
-        is_claimed && (self.epoch.is_none() || self.states.contains(&head.state))
+        let newest = mark_of(&head.state);
+        is_claimed && (self.epoch.is_none() || self.states.contains(&newest))
     }
 }
 
@@ -93,6 +99,9 @@ impl Claim {
         right: &mut Right,
         keep: &mut KeepRight<'_>,
     ) -> Result<Claim> {
+        // Changes are made to an object that was read or written under this claim: one that was
+        // damaged there since is replaced by the next claim.
+        to.forget_object();
         let (before, mut head) = match to.tagged_head()? {
             Some((head, tag)) => (Some(tag), head),
             None => (None, Head::first(random_id(&*env))),
@@ -116,7 +125,7 @@ impl Claim {
         keep(right)?;
         let tag = Some(to.replace_head(before.as_ref(), &head)?);
         *right =
-            Right { epoch: Some(head.epoch), attempt: None, states: [head.state.clone(), None] };
+            Right { epoch: Some(head.epoch), attempt: None, states: [mark_of(&head.state), None] };
         keep(right)?;
         let begun = env.monotonic();
         let (notes, states, objects, tail) = (0, 0, 0, None);
@@ -156,23 +165,23 @@ impl Claim {
     /// Returns the pieces that lie there already, as the newest state and a publication that has
     /// not ended say. `newest`: those of the newest state, where they are known here.
     pub(crate) fn known<'k>(&self, newest: Option<&'k Known>) -> Result<Cow<'k, Known>> {
-        let read = |name: &Option<StateName>| match name.as_ref().map(|n| self.to.get_state(n)) {
-            None => Ok(Known::default()),
-            Some(Ok(state)) => Ok(state.known),
+        let known_in = |read: Result<PublishedState>| match read {
+            Ok(state) => Ok(state.known),
             // Then it is written again.
-            Some(Err(Error::Corrupt(why))) => {
+            Err(Error::Corrupt(why)) => {
                 tracing::warn!("what lies there is not known: {why}");
                 Ok(Known::default())
             }
-            Some(Err(e)) => Err(e),
+            Err(e) => Err(e),
         };
-        let newest = match newest {
-            Some(newest) => Cow::Borrowed(newest),
-            None => Cow::Owned(read(&self.head.state)?),
+        let newest = match (newest, &self.head.state) {
+            (Some(newest), _) => Cow::Borrowed(newest),
+            (None, Some(state)) => Cow::Owned(known_in(self.to.get_state(state))?),
+            (None, None) => Cow::Owned(Known::default()),
         };
         match &self.head.pending {
             None => Ok(newest),
-            pending => Ok(Cow::Owned(read(pending)?.over(&newest)?)),
+            Some(note) => Ok(Cow::Owned(known_in(self.to.get_note(note))?.over(&newest)?)),
         }
     }
 
@@ -227,8 +236,9 @@ impl Claim {
             known: published.known,
             first: what.first.clone(),
         };
-        let name = self.to.put_state(self.name('c', self.states)?, &state)?;
-        right.states = [self.head.state.clone(), Some(name.clone())];
+        let (key, before) = (self.name('c', self.states)?, self.head.state.as_ref());
+        let name = self.to.put_state(key, &state, before)?;
+        right.states = [mark_of(&self.head.state), Some(name.mark())];
         keep(right)?;
         self.make_newest(name, what.journal)?;
         published.known = state.known;
@@ -271,7 +281,7 @@ impl Claim {
         };
         let name = self.name('p', self.notes)?;
         self.notes += 1;
-        let name = self.to.put_state(name, &note)?;
+        let name = self.to.put_note(name, &note)?;
         let before = self.head.pending.clone();
         self.replace(Head { pending: Some(name), ..self.head.clone() })?;
         self.drop_note(before);
@@ -279,7 +289,8 @@ impl Claim {
     }
 
     fn make_newest(&mut self, name: StateName, journal: Option<JournalPlace>) -> Result<()> {
-        self.states += 1;
+        // The name of an object is used once.
+        self.states += u32::from(name.changes.is_none());
         let generation = self.head.generation.checked_add(1).ok_or_else(|| {
             Error::Corrupt(format!("{} has no more generations", self.to.place()))
         })?;
@@ -295,7 +306,7 @@ impl Claim {
     }
 
     /// No head names it any more; if it stays, it is in nobody's way.
-    fn drop_note(&self, note: Option<StateName>) {
+    fn drop_note(&self, note: Option<StateObject>) {
         if let Some(note) = note
             && let Err(e) = self.to.objects().delete(&note.key)
         {

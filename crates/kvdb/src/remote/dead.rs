@@ -8,12 +8,13 @@ use std::time::Duration;
 use env::Env;
 use objects::{Created, Key, Listed, Objects, ObjectsError, Part, Patience, create};
 
-use super::head::{VERSION, newer, opened, seal};
+use super::head::{newer, opened, seal};
 use super::{ForkId, random_id};
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
 const MAGIC: [u8; 8] = *b"KVFSDEAD";
+const VERSION: u32 = 1;
 /// The most keys of a list, and bytes of keys after which a list is full.
 const MOST_KEYS: usize = 1 << 16;
 const FULL: usize = 4 << 20;

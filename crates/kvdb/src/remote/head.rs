@@ -5,25 +5,30 @@ use std::cell::Cell;
 
 use bytes::Bytes;
 use env::Env;
-use objects::{Created, Key, ObjectsError, Part, Patience, Swapped, Tag, Verdict, create, swap};
+use objects::{
+    Created, Key, Object, ObjectsError, Part, Patience, Swapped, Tag, Verdict, create,
+    get_other_patiently, get_patiently, swap,
+};
 use zones::crc32c;
 
+use super::changes::{StateChanges, StateName, StateObject, put_object, take_object};
 use super::journal::JournalPlace;
 use super::owner::Owner;
 use super::{RemoteStore, random_id};
 use crate::error::{Error, Result};
-use crate::log::codec::{Decoder, put_bytes, put_varint};
+use crate::log::codec::{Decoder, put_varint};
 
 const MAGIC: [u8; 8] = *b"KVFSHEAD";
-/// Version of everything in object storage but heads and states.
-pub(super) const VERSION: u32 = 1;
 /// Version of heads. Those of version 1 have no owner: the store's own file is it. Those of version
-/// 3 name a journal.
-const HEAD_VERSION: u32 = 3;
+/// 3 name a journal, and those of version 4 have a state, or changes to one, in themselves.
+const HEAD_VERSION: u32 = 4;
+const VERSION_WITH_JOURNAL: u32 = 3;
 /// The identity in a head of which the store was taken back.
 const NO_STORE: [u8; 16] = [0; 16];
 /// The most bytes of a head.
 const MOST: usize = 64 << 10;
+/// No more is read than a head can have, whatever is there.
+const MOST_READ: Part = Part::Range(0..MOST as u64 + 1);
 
 /// A head.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +45,7 @@ pub struct Head {
     /// The newest state.
     pub state: Option<StateName>,
     /// Where the zones lie that a publication has written which has not ended.
-    pub pending: Option<StateName>,
+    pub pending: Option<StateObject>,
     /// When the newest state was published, nanoseconds since 1970.
     pub published: u64,
     /// The local file that the newest state came from.
@@ -49,17 +54,6 @@ pub struct Head {
     pub journal: Option<JournalPlace>,
     /// Drawn anew by each attempt to replace the head, so that no two are the same bytes.
     pub nonce: [u8; 16],
-}
-
-/// Names a state, or the beginning of one, and says what it must be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateName {
-    /// Its key.
-    pub key: Key,
-    /// Its length, bytes.
-    pub len: u64,
-    /// CRC-32C of its bytes.
-    pub checksum: u32,
 }
 
 impl Head {
@@ -96,17 +90,27 @@ impl Head {
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
+        let changes = self.state.as_ref().and_then(|state| state.changes.as_ref());
         // Programs that know no journal could lose what it has.
-        let version = if self.journal.is_some() { HEAD_VERSION } else { 2 };
+        let version = match (changes, &self.journal) {
+            (Some(_), _) => HEAD_VERSION,
+            (None, Some(_)) => VERSION_WITH_JOURNAL,
+            (None, None) => 2,
+        };
         body.extend_from_slice(&version.to_le_bytes());
         put_varint(&mut body, self.generation);
         put_varint(&mut body, u64::from(self.epoch));
         [self.store, self.origin, self.nonce].iter().for_each(|id| body.extend_from_slice(id));
         put_varint(&mut body, self.published);
-        put_name(&mut body, self.state.as_ref());
-        put_name(&mut body, self.pending.as_ref());
+        let object = self.state.as_ref().and_then(|state| state.object.as_ref());
+        put_object(&mut body, object);
+        put_object(&mut body, self.pending.as_ref());
         self.owner.encode(&mut body);
+        if changes.is_some() {
+            body.push(u8::from(self.journal.is_some()));
+        }
         self.journal.iter().for_each(|journal| journal.encode(&mut body));
+        changes.iter().for_each(|changes| changes.encode(&mut body));
         seal(MAGIC, &body)
     }
 
@@ -125,9 +129,21 @@ impl Head {
             || -> Result<[u8; 16]> { r.take(16).map(|bytes| std::array::from_fn(|i| bytes[i])) };
         let (store, origin, nonce) = (id()?, id()?, id()?);
         let published = r.varint()?;
-        let (state, pending) = (take_name(&mut r)?, take_name(&mut r)?);
+        let (object, pending) = (take_object(&mut r)?, take_object(&mut r)?);
         let owner = if version == 1 { Owner::itself(store) } else { Owner::decode(&mut r)? };
-        let journal = (version > 2).then(|| JournalPlace::decode(&mut r)).transpose()?;
+        let has_journal = match version {
+            HEAD_VERSION => match r.u8()? {
+                0 => false,
+                1 => true,
+                _ => return Err(r.corrupt("it neither has a journal nor lacks one")),
+            },
+            version => version == VERSION_WITH_JOURNAL,
+        };
+        let journal = has_journal.then(|| JournalPlace::decode(&mut r)).transpose()?;
+        let changes =
+            (version == HEAD_VERSION).then(|| StateChanges::decode(&mut r)).transpose()?;
+        let is_there = object.is_some() || changes.is_some();
+        let state = is_there.then_some(StateName { object, changes });
         if !r.is_empty() {
             return Err(Error::Corrupt("the head is too long".into()));
         }
@@ -144,25 +160,6 @@ impl Head {
             nonce,
         })
     }
-}
-
-/// Appends the name of a state, or that there is none.
-pub(super) fn put_name(body: &mut Vec<u8>, name: Option<&StateName>) {
-    put_bytes(body, name.map_or("", |name| name.key.as_str()).as_bytes());
-    put_varint(body, name.map_or(0, |name| name.len));
-    body.extend_from_slice(&name.map_or(0, |name| name.checksum).to_le_bytes());
-}
-
-/// Reads what [`put_name`] has appended.
-pub(super) fn take_name(r: &mut Decoder<'_>) -> Result<Option<StateName>> {
-    let key = r.bytes()?;
-    let (len, checksum) = (r.varint()?, r.u32()?);
-    if key.is_empty() {
-        return Ok(None);
-    }
-    let key = str::from_utf8(key).ok().and_then(|key| Key::new(key).ok());
-    let key = key.ok_or_else(|| r.corrupt("the name of a state is no key"))?;
-    Ok(Some(StateName { key, len, checksum }))
 }
 
 /// The error for what a newer program has written.
@@ -206,21 +203,32 @@ impl RemoteStore {
     }
 
     /// The head, with the tag by which it is replaced; `None`: there is no store of that name.
-    pub(super) fn tagged_head(&self) -> Result<Option<(Head, Tag)>> {
+    pub(crate) fn tagged_head(&self) -> Result<Option<(Head, Tag)>> {
         let key = self.head_key()?;
-        // No more than a head can have, whatever is there.
-        let most = Part::Range(0..MOST as u64 + 1);
-        match objects::get_patiently(&**self.objects(), &key, most, Patience::default()) {
-            Ok(object) => {
-                let head = Head::decode(&object.bytes).map_err(|e| match e {
-                    Error::Corrupt(why) => Error::Corrupt(format!("{why}: {}", self.place())),
-                    other => other,
-                })?;
-                Ok(Some((head, object.tag)))
-            }
+        match get_patiently(&**self.objects(), &key, MOST_READ, Patience::default()) {
+            Ok(object) => self.decode_head(object).map(Some),
             Err(ObjectsError::NotFound { .. }) => Ok(None),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// As [`RemoteStore::tagged_head`], of a head that has another tag; `None`: it has this one.
+    pub(crate) fn other_head(&self, than: &Tag) -> Result<Option<(Head, Tag)>> {
+        let key = self.head_key()?;
+        let patience = Patience::default();
+        match get_other_patiently(&**self.objects(), &key, MOST_READ, than, patience) {
+            Ok(other) => other.map(|object| self.decode_head(object)).transpose(),
+            Err(ObjectsError::NotFound { .. }) => Err(Error::NoStore(self.place())),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn decode_head(&self, object: Object) -> Result<(Head, Tag)> {
+        let head = Head::decode(&object.bytes).map_err(|e| match e {
+            Error::Corrupt(why) => Error::Corrupt(format!("{why}: {}", self.place())),
+            other => other,
+        })?;
+        Ok((head, object.tag))
     }
 
     /// The head; `None`: there is no store of that name.
@@ -298,13 +306,14 @@ mod tests {
     use super::*;
 
     fn sample() -> Head {
-        let key = |key: &str| Key::new(key).expect("a key");
+        let key = Key::new("c/a/3-0").expect("a key");
+        let state = StateObject { key, len: 1000, checksum: 5 };
         Head {
             generation: 7,
             epoch: 3,
             store: [1; 16],
             origin: [2; 16],
-            state: Some(StateName { key: key("c/a/3-0"), len: 1000, checksum: 5 }),
+            state: Some(state.into()),
             pending: None,
             published: 1 << 60,
             owner: Owner { id: [3; 16], open: true, since: 1 << 50, label: "host".into() },
@@ -313,10 +322,30 @@ mod tests {
         }
     }
 
+    /// A head with changes to an object.
+    fn changed() -> Head {
+        let changes = StateChanges::between(&[1; 50], &[2; 70], 1000);
+        let object = sample().state.and_then(|state| state.object);
+        Head { state: Some(StateName { object, changes }), ..sample() }
+    }
+
+    #[test]
+    fn a_state_in_a_head_comes_back_with_its_object_or_without_and_with_a_journal_or_without() {
+        let whole = StateName { object: None, ..changed().state.expect("a state") };
+        for state in [changed().state, Some(whole)] {
+            for journal in [None, sample().journal] {
+                let head = Head { state: state.clone(), journal, ..sample() };
+                let bytes = head.encode();
+                assert_eq!(bytes[12], 4);
+                assert_eq!(Head::decode(&bytes).expect("a head"), head);
+            }
+        }
+    }
+
     #[test]
     fn it_comes_back_and_no_flipped_bit_passes() {
-        let bytes = sample().encode();
-        assert_eq!(Head::decode(&bytes).expect("a head"), sample());
+        assert_eq!(Head::decode(&sample().encode()).expect("a head"), sample());
+        let bytes = changed().encode();
         for bit in 0..bytes.len() * 8 {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
@@ -329,8 +358,10 @@ mod tests {
 
     #[test]
     fn damage_with_a_valid_checksum_never_panics() {
-        let body = sample().encode().split_off(12);
-        for at in 0..body.len() {
+        for (body, at) in [sample(), changed()].iter().flat_map(|head| {
+            let body = head.encode().split_off(12);
+            (0..body.len()).map(move |at| (body.clone(), at))
+        }) {
             for value in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut bad = body.clone();
                 bad[at] = value;
@@ -343,9 +374,9 @@ mod tests {
     #[test]
     fn a_newer_head_is_named() {
         let mut body = sample().encode().split_off(12);
-        body[0] = 4;
+        body[0] = 5;
         let error = Head::decode(&seal(MAGIC, &body)).expect_err("newer").to_string();
-        assert!(error.contains("version 4"), "{error}");
+        assert!(error.contains("version 5"), "{error}");
     }
 
     #[test]

@@ -10,17 +10,17 @@
 //!   a higher one.
 //! - Whatever cannot be read might refer to anything. So it is an error, and nothing is deleted.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use env::sync::Mutex;
 use objects::{Key, Listed, Objects};
-use zones::remote::ZoneObject;
+use zones::remote::{Known, ZoneObject};
 
+use super::changes::{StateMark, StateName, StateObject};
 use super::contents::{self, Content, at_once, content_of, each_listed};
-use super::head::StateName;
 use super::journal::{JournalPlace, is_seal};
 use super::registry::Registration;
 use super::{ForkId, Head, RemoteStore};
@@ -77,6 +77,9 @@ pub(super) struct Marks {
     origins: HashMap<[u8; 16], u32>,
     /// Where the journal of each store goes on, of those that have one.
     journals: HashMap<String, JournalPlace>,
+    /// States whose zones are marked.
+    marked: HashSet<StateMark>,
+    /// Objects with states, and with notes of publications.
     pub states: HashMap<Key, Need>,
     pub zones: HashMap<ZoneObject, Need>,
     pub referrers: Vec<Referrer>,
@@ -139,11 +142,9 @@ impl Marks {
             {
                 return Err(e);
             }
-            let names: Vec<&StateName> =
-                [&head.state, &head.pending].into_iter().flatten().collect();
             let by = Referrer { store: store.name().to_owned(), generation, fork: None };
             // Marks for a head that was replaced in between are too many at most.
-            match names.into_iter().try_for_each(|name| self.state(store, name, &by)) {
+            match self.head(store, &head, &by) {
                 Ok(()) => {
                     self.stores += u64::from(head.state.is_some());
                     self.names.insert(store.name().to_owned(), head.epoch);
@@ -180,13 +181,29 @@ impl Marks {
         Ok(())
     }
 
+    fn head(&mut self, store: &RemoteStore, head: &Head, by: &Referrer) -> Result<()> {
+        if let Some(name) = &head.state {
+            self.state(store, name, by)?;
+        }
+        let Some(note) = &head.pending else { return Ok(()) };
+        let known = store.get_note(note)?.known;
+        self.zones_of(&known, Some(note), by);
+        Ok(())
+    }
+
     /// Marks a state, and the zones in it.
     fn state(&mut self, store: &RemoteStore, name: &StateName, by: &Referrer) -> Result<()> {
-        if self.states.contains_key(&name.key) {
-            // All who name it name the same bytes, or one of them names none that are there.
+        // All who name it name the same bytes, or one of them names none that are there.
+        if !self.marked.insert(name.mark()) {
             return Ok(());
         }
-        let state = store.get_state(name)?;
+        let known = store.get_state(name)?.known;
+        self.zones_of(&known, name.object.as_ref(), by);
+        Ok(())
+    }
+
+    /// Marks the zones of a state, and its object.
+    fn zones_of(&mut self, known: &Known, object: Option<&StateObject>, by: &Referrer) {
         let by = match self.referrers.last() {
             Some(last) if last == by => self.referrers.len() - 1,
             _ => {
@@ -194,14 +211,15 @@ impl Marks {
                 self.referrers.len() - 1
             }
         };
-        let table = &state.known.table;
+        let table = &known.table;
         for piece in table.pieces() {
             let len = u64::from(piece.at) + u64::from(piece.len);
             let need = self.zones.entry(table.object(piece)).or_insert(Need { len, by });
             need.len = need.len.max(len);
         }
-        self.states.insert(name.key.clone(), Need { len: name.len, by });
-        Ok(())
+        if let Some(object) = object {
+            self.states.insert(object.key.clone(), Need { len: object.len, by });
+        }
     }
 
     /// Returns the fate of an object of a list.

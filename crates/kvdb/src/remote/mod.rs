@@ -15,7 +15,7 @@
 //! that: what one writes that was overtaken has names that no head refers to.
 //!
 //! - `head` is that object, and who may replace it; it has an `owner`.
-//! - `state` is a published state, as an object.
+//! - `state` is a published state, as an object or as `changes` to one.
 //! - `claim` is the right to publish, and what is done with it.
 //! - `copy` makes a local file that refers to a published state; `db::writer` one by which the
 //!   store itself goes on.
@@ -26,6 +26,7 @@
 //! - `mark` finds what heads and forks refer to, and `collect` deletes the rest when it has been
 //!   `dead` for long enough; `survey` tells whether all is there that should be.
 
+mod changes;
 mod claim;
 mod collect;
 mod contents;
@@ -43,17 +44,19 @@ mod survey;
 use std::sync::Arc;
 use std::time::Duration;
 
+use changes::{KeptObject, MOST_CHANGES};
 use env::Env;
 use objects::{Key, Objects};
 use zones::{Device, Zones};
 
+pub use changes::{StateChanges, StateName, StateObject};
 pub use claim::PushProgress;
 pub(crate) use claim::{Claim, Right, ToPublish};
 pub use collect::{Amount, CollectOptions, CollectProgress, Collected};
 pub use contents::RemotePlace;
 pub use copy::LocalCopy;
 pub(crate) use copy::{Kind, check_places};
-pub use head::{Head, StateName};
+pub use head::Head;
 pub use journal::JournalPlace;
 pub(crate) use journal::{JournalCommit, JournalContent};
 pub use owner::Owner;
@@ -112,6 +115,9 @@ pub(crate) fn open_zones(
 pub struct RemoteStore {
     objects: Arc<dyn Objects>,
     name: String,
+    kept: KeptObject,
+    /// See [`RemoteStore::with_state_in_head`].
+    in_head: usize,
 }
 
 /// Parses what object storage and local files have, for the fuzz targets. What was parsed and is
@@ -143,7 +149,12 @@ impl RemoteStore {
     /// not begin with a dot.
     pub fn new(objects: Arc<dyn Objects>, name: &str) -> Result<RemoteStore> {
         RemoteStore::check_name(name)?;
-        Ok(RemoteStore { objects, name: name.to_owned() })
+        Ok(RemoteStore {
+            objects,
+            name: name.to_owned(),
+            kept: KeptObject::default(),
+            in_head: MOST_CHANGES,
+        })
     }
 
     /// Fails for what is no name of a store.
@@ -165,6 +176,14 @@ impl RemoteStore {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Has heads with at most so many bytes of a state, or of changes to one: 32 KiB at most, which
+    /// is the default. A state that needs more is an object, which takes a put of its own.
+    /// Everyone who asks for the newest state reads the head.
+    #[must_use]
+    pub fn with_state_in_head(self, bytes: usize) -> RemoteStore {
+        RemoteStore { in_head: bytes.min(MOST_CHANGES), ..self }
     }
 
     /// Where it lies.

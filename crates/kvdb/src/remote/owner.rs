@@ -8,7 +8,8 @@
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
-use super::head::{Head, put_name, take_name};
+use super::changes::{StateMark, put_object, take_object};
+use super::head::Head;
 use super::registry::LONGEST_LABEL;
 use super::{RemoteStore, Right};
 
@@ -102,7 +103,9 @@ pub(crate) struct ClaimNote {
     pub settled: bool,
 }
 
+/// Version of notes, and of those with a state that a head has in itself.
 const VERSION: u8 = 1;
+const VERSION_WITH_CHANGES: u8 = 2;
 const SETTLED: u8 = 1;
 const HAS_EPOCH: u8 = 2;
 const HAS_ATTEMPT: u8 = 4;
@@ -114,16 +117,24 @@ impl ClaimNote {
         let flags = flag(self.settled, SETTLED)
             | flag(epoch.is_some(), HAS_EPOCH)
             | flag(attempt.is_some(), HAS_ATTEMPT);
-        let mut note = vec![VERSION, flags];
+        let in_heads = states.iter().flatten().any(|state| state.changed.is_some());
+        let version = if in_heads { VERSION_WITH_CHANGES } else { VERSION };
+        let mut note = vec![version, flags];
         epoch.iter().for_each(|epoch| put_varint(&mut note, u64::from(*epoch)));
         attempt.iter().for_each(|attempt| note.extend_from_slice(attempt));
-        states.iter().for_each(|state| put_name(&mut note, state.as_ref()));
+        for state in states {
+            match in_heads {
+                true => StateMark::encode(state.as_ref(), &mut note),
+                false => put_object(&mut note, state.as_ref().and_then(|s| s.object.as_ref())),
+            }
+        }
         note
     }
 
     pub fn decode(note: &[u8]) -> Result<ClaimNote> {
         let mut r = Decoder::new(note, "the note of the right to publish");
-        if r.u8()? != VERSION {
+        let version = r.u8()?;
+        if !(VERSION..=VERSION_WITH_CHANGES).contains(&version) {
             return Err(r.corrupt("it has an unknown version"));
         }
         let flags = r.u8()?;
@@ -135,7 +146,11 @@ impl ClaimNote {
             0 => None,
             _ => r.take(16).map(|id| Some(std::array::from_fn(|i| id[i])))?,
         };
-        let states = [take_name(&mut r)?, take_name(&mut r)?];
+        let mut state = || match version {
+            VERSION => Ok(take_object(&mut r)?.map(StateMark::from)),
+            _ => StateMark::decode(&mut r),
+        };
+        let states = [state()?, state()?];
         if !r.is_empty() {
             return Err(r.corrupt("it is too long"));
         }
@@ -155,19 +170,23 @@ pub(super) fn parse(data: &[u8]) {
 mod tests {
     use objects::Key;
 
-    use super::super::StateName;
+    use super::super::StateObject;
     use super::*;
 
     #[test]
     fn a_note_of_the_right_comes_back_and_damage_is_an_error() {
         let key = Key::new("c/a/3-0").expect("a key");
-        let state = Some(StateName { key, len: 1000, checksum: 5 });
+        let state = Some(StateMark::from(StateObject { key, len: 1000, checksum: 5 }));
         let states = [None, state.clone()];
+        let changed = state.clone().map(|state| StateMark { changed: Some((7, 8)), ..state });
+        let in_head = Some(StateMark { object: None, changed: Some((9, 1)) });
         let rights = [
             Right::default(),
-            Right { epoch: Some(300), attempt: None, states: [state.clone(), state] },
+            Right { epoch: Some(300), attempt: None, states: [state.clone(), state.clone()] },
             Right { epoch: None, attempt: Some([7; 16]), ..Right::default() },
             Right { epoch: Some(0), attempt: Some([9; 16]), states },
+            Right { epoch: Some(1), attempt: None, states: [changed, None] },
+            Right { epoch: Some(1), attempt: None, states: [in_head, state.clone()] },
         ];
         for (right, settled) in rights.into_iter().flat_map(|r| [(r.clone(), false), (r, true)]) {
             let note = ClaimNote { right, settled };
@@ -178,7 +197,7 @@ mod tests {
             }
             assert!(ClaimNote::decode(&[&bytes[..], &[0]].concat()).is_err());
         }
-        for (at, value) in [(0, 2), (1, 8)] {
+        for (at, value) in [(0, 3), (1, 8)] {
             let mut odd = ClaimNote::default().encode();
             odd[at] = value;
             assert!(ClaimNote::decode(&odd).is_err());

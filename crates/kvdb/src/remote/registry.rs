@@ -13,8 +13,9 @@ use bytes::Bytes;
 use env::Env;
 use objects::{Created, Key, ObjectsError, Part, Patience, create};
 
+use super::changes::{StateChanges, StateName, put_object, take_object};
 use super::contents::{delete, each_listed, is_there};
-use super::head::{Head, StateName, VERSION, newer, opened, put_name, seal, take_name};
+use super::head::{Head, newer, opened, seal};
 use super::{RemotePlace, RemoteStore, random_id};
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
@@ -22,8 +23,11 @@ use crate::log::codec::{Decoder, put_bytes, put_varint};
 const MAGIC: [u8; 8] = *b"KVFSFORK";
 /// The most bytes of a label.
 pub(crate) const LONGEST_LABEL: usize = 256;
-/// The most bytes of a registration: some more than a key and a label.
-const MOST: u64 = 4 << 10;
+/// Version of registrations, and of those whose base a head had in itself.
+const VERSION: u32 = 1;
+const VERSION_WITH_CHANGES: u32 = 2;
+/// The most bytes of a registration: some more than those of a head.
+const MOST: u64 = 68 << 10;
 /// A fork begins anew so many times, if the store is published faster than it registers.
 const ATTEMPTS: u32 = 16;
 
@@ -91,8 +95,11 @@ pub(super) struct Registration {
 
 impl Registration {
     fn encode(&self) -> Vec<u8> {
-        let mut body = VERSION.to_le_bytes().to_vec();
-        put_name(&mut body, Some(&self.base));
+        let StateName { object, changes } = &self.base;
+        let version = if changes.is_some() { VERSION_WITH_CHANGES } else { VERSION };
+        let mut body = version.to_le_bytes().to_vec();
+        put_object(&mut body, object.as_ref());
+        changes.iter().for_each(|changes| changes.encode(&mut body));
         put_varint(&mut body, self.generation);
         let nanos = self.lifetime.map_or(0, |time| time.as_nanos().clamp(1, u64::MAX.into()));
         put_varint(&mut body, nanos as u64);
@@ -104,10 +111,16 @@ impl Registration {
         const WHAT: &str = "the registration of a fork";
         let mut r = Decoder::new(opened(MAGIC, WHAT, bytes)?, WHAT);
         let version = r.u32()?;
-        if version != VERSION {
+        if !(VERSION..=VERSION_WITH_CHANGES).contains(&version) {
             return Err(newer(version));
         }
-        let base = take_name(&mut r)?.ok_or_else(|| r.corrupt("it names no state"))?;
+        let object = take_object(&mut r)?;
+        let is_changed = version == VERSION_WITH_CHANGES;
+        let changes = is_changed.then(|| StateChanges::decode(&mut r)).transpose()?;
+        if object.is_none() && changes.is_none() {
+            return Err(r.corrupt("it names no state"));
+        }
+        let base = StateName { object, changes };
         let (generation, nanos) = (r.varint()?, r.varint()?);
         let lifetime = Some(Duration::from_nanos(nanos)).filter(|time| !time.is_zero());
         let label = str::from_utf8(r.bytes()?).ok().filter(|label| label.len() <= LONGEST_LABEL);
@@ -149,13 +162,14 @@ impl RemoteStore {
             )));
         }
         let no_store = || Error::NoStore(self.place());
-        let mut head = self.head()?.ok_or_else(no_store)?;
+        let (mut head, mut tag) = self.tagged_head()?.ok_or_else(no_store)?;
         for _ in 0..ATTEMPTS {
             let base = head.state.clone().ok_or_else(no_store)?;
             let fork = self.register(ForkId(random_id(env)), &base, head.generation, options)?;
-            match self.head().and_then(|head| head.ok_or_else(no_store)) {
-                Ok(now) if now.state.as_ref() == Some(&base) => return Ok((now, fork)),
-                Ok(now) => head = now,
+            match self.other_head(&tag) {
+                Ok(None) => return Ok((head, fork)),
+                Ok(Some((now, _))) if now.state.as_ref() == Some(&base) => return Ok((now, fork)),
+                Ok(Some(now)) => (head, tag) = now,
                 Err(e) => {
                     self.give_up_fork(fork);
                     return Err(e);
@@ -261,12 +275,13 @@ impl RemoteStore {
 
 #[cfg(test)]
 mod tests {
+    use super::super::changes::StateObject;
     use super::*;
 
     #[test]
     fn a_registration_comes_back_and_damage_is_an_error() {
         let key = Key::new("c/a/3-0").expect("a key");
-        let base = StateName { key, len: 1000, checksum: 5 };
+        let base = StateName::from(StateObject { key, len: 1000, checksum: 5 });
         let lifetime = Some(Duration::from_secs(7));
         let fork = Registration { base, generation: 9, lifetime, label: "host".into() };
         let bytes = fork.encode();

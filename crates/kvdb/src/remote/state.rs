@@ -6,7 +6,8 @@ use objects::{Created, ObjectsError, Part, Patience, create, get_patiently};
 use zones::remote::{FirstReads, Known, ZoneTable};
 use zones::{Profile, crc32c};
 
-use super::head::{StateName, newer, opened, seal};
+use super::changes::{StateName, StateObject, changed};
+use super::head::{newer, opened, seal};
 use super::{Key, RemoteStore};
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
@@ -106,9 +107,29 @@ pub(super) fn parse(data: &[u8]) {
 }
 
 impl RemoteStore {
-    /// Writes a state under a name that no other has, and returns that.
-    pub(super) fn put_state(&self, key: Key, state: &PublishedState) -> Result<StateName> {
+    /// Writes the beginning of a publication under a name that no other has, and returns that.
+    pub(super) fn put_note(&self, key: Key, note: &PublishedState) -> Result<StateObject> {
+        self.put_object(key, note.encode().into())
+    }
+
+    /// Names the state that comes after `before` in a head: as changes to that if they are few,
+    /// otherwise as an object, which is written under a name that no other has.
+    pub(super) fn put_state(
+        &self,
+        key: Key,
+        state: &PublishedState,
+        before: Option<&StateName>,
+    ) -> Result<StateName> {
         let bytes = Bytes::from(state.encode());
+        if let Some(name) = self.kept.name_in_head(before, &bytes, self.in_head) {
+            return Ok(name);
+        }
+        let name = self.put_object(key, bytes.clone())?;
+        self.kept.keep(&name, &bytes);
+        Ok(name.into())
+    }
+
+    fn put_object(&self, key: Key, bytes: Bytes) -> Result<StateObject> {
         let (len, checksum) = (bytes.len() as u64, crc32c(&bytes));
         if len > MOST {
             return Err(Error::Invalid(format!(
@@ -116,13 +137,42 @@ impl RemoteStore {
             )));
         }
         match create(&**self.objects(), &key, bytes, Patience::default())? {
-            Created::Done(_) => Ok(StateName { key, len, checksum }),
+            Created::Done(_) => Ok(StateObject { key, len, checksum }),
             Created::Taken(_) => Err(Error::Overtaken(self.place())),
         }
     }
 
     /// Reads a state that the head names.
     pub(crate) fn get_state(&self, name: &StateName) -> Result<PublishedState> {
+        let object = match &name.object {
+            None => Bytes::new(),
+            Some(object) => self.state_object(object)?,
+        };
+        let bytes = changed(object, name.changes.as_ref())
+            .map_err(|e| Error::Corrupt(format!("{}: {e}", self.place())))?;
+        PublishedState::decode(&bytes)
+    }
+
+    /// Reads how far a publication was that has not ended.
+    pub(crate) fn get_note(&self, name: &StateObject) -> Result<PublishedState> {
+        PublishedState::decode(&self.get_object(name)?)
+    }
+
+    /// Forgets the object with a state that was read or written last.
+    pub(super) fn forget_object(&self) {
+        self.kept.forget();
+    }
+
+    fn state_object(&self, name: &StateObject) -> Result<Bytes> {
+        if let Some(bytes) = self.kept.get(name) {
+            return Ok(bytes);
+        }
+        let bytes = self.get_object(name)?;
+        self.kept.keep(name, &bytes);
+        Ok(bytes)
+    }
+
+    fn get_object(&self, name: &StateObject) -> Result<Bytes> {
         let damaged = |why: String| {
             Error::Corrupt(format!("the state {} of {} {why}", name.key, self.place()))
         };
@@ -138,7 +188,7 @@ impl RemoteStore {
         if object.bytes.len() as u64 != name.len || crc32c(&object.bytes) != name.checksum {
             return Err(damaged("is not the one that the head names".into()));
         }
-        PublishedState::decode(&object.bytes)
+        Ok(object.bytes)
     }
 }
 

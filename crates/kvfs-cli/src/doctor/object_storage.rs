@@ -307,8 +307,8 @@ fn store(objects: Arc<dyn Objects>, address: &Address) -> Finding {
         let mend = format!("kvfs push STORE {address} goes on with it");
         return bad(what, Verdict::Warning, found, mend);
     };
-    match objects.get(&state.key, Part::Range(0..1)) {
-        Ok(there) if there.len == state.len => good(
+    let fine = || {
+        good(
             what,
             format!(
                 "generation {}, published {} UTC, epoch {}; its format is known here",
@@ -316,7 +316,12 @@ fn store(objects: Arc<dyn Objects>, address: &Address) -> Finding {
                 snapshot::time(head.published / 1_000_000_000),
                 head.epoch
             ),
-        ),
+        )
+    };
+    // A small one is in the head.
+    let Some(state) = state.object else { return fine() };
+    match objects.get(&state.key, Part::Range(0..1)) {
+        Ok(there) if there.len == state.len => fine(),
         Ok(there) => bad(
             what,
             Verdict::Error,

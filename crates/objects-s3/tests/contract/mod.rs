@@ -59,6 +59,7 @@ pub type Rule = (&'static str, fn(&Folder<'_>));
 /// All rules.
 pub const RULES: &[Rule] = &[
     ("read", what_was_put_is_read),
+    ("other", only_an_object_with_another_tag_is_read_on_that_condition),
     ("range", a_range_gives_what_is_there),
     ("missing", what_is_missing_is_not_found),
     ("delete", a_deleted_object_is_gone_and_deleting_is_repeatable),
@@ -84,6 +85,22 @@ fn what_was_put_is_read(folder: &Folder<'_>) {
         folder.put(name, "x");
         assert_eq!(folder.get(name), "x", "{name}");
     }
+}
+
+fn only_an_object_with_another_tag_is_read_on_that_condition(folder: &Folder<'_>) {
+    let (key, missing) = (folder.key("a/head"), folder.key("a/tail"));
+    let first = folder.put("a/head", "one");
+    let other = |part, tag| folder.objects.get_other(&key, part, tag).expect("it is there");
+    for part in [Part::Whole, Part::Range(0..1000)] {
+        assert_eq!(other(part, &first), None);
+    }
+    let second = folder.put("a/head", "two");
+    for part in [Part::Whole, Part::Range(0..1000)] {
+        let object = other(part, &first).expect("it was replaced");
+        assert_eq!((object.bytes, &object.tag), (Bytes::from("two"), &second));
+    }
+    let gone = folder.objects.get_other(&missing, Part::Whole, &first);
+    assert!(matches!(gone, Err(ObjectsError::NotFound { .. })), "{gone:?}");
 }
 
 fn a_range_gives_what_is_there(folder: &Folder<'_>) {
