@@ -28,7 +28,8 @@ pub fn remote(stats: &kvdb::RemoteStats) -> Value {
         .collect();
     json!({
         "zones": stats.zones, "cached_bytes": stats.cached_bytes, "given_up_zones": stats.given_up,
-        "waiting": stats.waiting, "waits": stats.waits, "by_purpose": by_purpose,
+        "waiting": stats.waiting, "waits": stats.waits, "second_gets": stats.second_gets,
+        "by_purpose": by_purpose,
     })
 }
 

@@ -13,6 +13,8 @@ pub struct RemoteStats {
     pub got_bytes: [u64; Purpose::ALL.len()],
     /// Reads that had to wait for a request.
     pub waits: u64,
+    /// Requests that were made a second time, since the first took long; not among `gets`.
+    pub second_gets: u64,
     /// Zones that were given up for others.
     pub given_up: u64,
     /// Bytes of zones in object storage that are in the local file, too.
@@ -68,6 +70,7 @@ impl Counters {
             gets: self.gets.each_ref().map(|n| n.load(Relaxed)),
             got_bytes: self.got_bytes.each_ref().map(|n| n.load(Relaxed)),
             waits: self.waits.load(Relaxed),
+            second_gets: 0,
             given_up: self.given_up.load(Relaxed),
             cached_bytes,
             zones,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use env::sync::{ArcSwap, Condvar, Mutex, RwLock};
 use env::thread;
-use objects::{Objects, ObjectsError, Part};
+use objects::{Objects, ObjectsError};
 
 use super::counters::{Counters, RemoteStats};
 use super::first_reads::FirstReads;
@@ -19,6 +19,7 @@ use super::follow::Retired;
 use super::in_line::InLine;
 use super::parts::{OF_INDEX, PART, PARTS, PartRange, Parts, USED};
 use super::requests::{AT_ONCE, Requests};
+use super::second_get::SecondGets;
 use super::table::ZoneTable;
 use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId};
 
@@ -88,6 +89,7 @@ pub(crate) struct Remote {
     under_way: Mutex<HashSet<(ZoneId, u32)>>,
     arrival: Condvar,
     requests: Requests,
+    second_gets: SecondGets,
     /// The places that reads which go on have come to: the address after what was fetched, and its
     /// length.
     onward: Mutex<[(u64, u64); 16]>,
@@ -141,6 +143,7 @@ impl Remote {
             under_way: Mutex::default(),
             arrival: Condvar::new(),
             requests: Requests::new(options.memory),
+            second_gets: SecondGets::default(),
             onward: Mutex::default(),
             next_onward: AtomicUsize::new(0),
             in_line: InLine::new(options.memory),
@@ -234,7 +237,9 @@ impl Remote {
 
     pub(crate) fn stats(&self) -> RemoteStats {
         let layout = self.layout.load();
-        self.counters.stats(layout.parts.valid() * PART, layout.table.zones().count() as u64)
+        let stats =
+            self.counters.stats(layout.parts.valid() * PART, layout.table.zones().count() as u64);
+        RemoteStats { second_gets: self.second_gets.second(), ..stats }
     }
 
     pub(super) fn lock_of(&self, zone: ZoneId) -> &RwLock<()> {
@@ -513,7 +518,7 @@ impl Remote {
         let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
         loop {
             self.counters.asked(purpose);
-            let error = match self.objects.get(&key, Part::Range(range.clone())) {
+            let error = match self.second_gets.get(&self.objects, &key, range.clone()) {
                 Ok(object) if object.bytes.len() as u64 == len => {
                     self.counters.got(purpose, len);
                     if waited > Duration::ZERO {

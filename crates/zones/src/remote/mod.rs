@@ -6,7 +6,8 @@
 //! - `publish` writes zones to objects, but for those that are `known` to lie there; of what was
 //!   read before, `writes` tells whether it was written since.
 //! - `fetch` reads parts of them into the local file, which `parts` keeps the record of.
-//! - `in_line` are readers that are kept ahead of; `requests` limits what is under way.
+//! - `in_line` are readers that are kept ahead of; `requests` limits what is under way; a request
+//!   that takes long is made again by `second_get`.
 //! - `device` is the file as the store sees it, which fetches what it lacks.
 //! - `follow` has another state take the place of the one that is read.
 //! - `first_reads` are bytes that a published state has with it, for the first answers.
@@ -26,6 +27,7 @@ mod parts;
 mod publish;
 mod record;
 mod requests;
+mod second_get;
 mod table;
 mod writes;
 
