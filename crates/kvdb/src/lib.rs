@@ -113,8 +113,8 @@ pub use remote::{
 pub use salvage::{Remnant, Salvage, SalvagedValue, Scan};
 pub use scrub::{FaultKeys, ScrubFault, ScrubOptions, ScrubProgress};
 pub use snapshots::{
-    BranchInfo, BranchLimit, BuildsUpon, Change, Difference, Lineage, MAX_SNAPSHOT_NAME, Received,
-    SnapshotInfo, StreamEnd,
+    BranchInfo, BranchLimit, BuildsUpon, Change, Difference, ForkBase, Lineage, MAX_SNAPSHOT_NAME,
+    Received, SnapshotInfo, StreamEnd,
 };
 pub use transactions::{
     Bulk, BulkRun, Changed, Changes, Clash, CommitOptions, Isolation, KeptTuple, MAX_NESTED,

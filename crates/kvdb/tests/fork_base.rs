@@ -53,7 +53,7 @@ fn a_fork_of_a_fork_knows_what_all_of_them_began_as() {
     two.open_dictionary("fruit").expect("there").insert("apple", "rotten").expect("put");
     assert_eq!(two.fork_origins(), [db.store_id(), one.store_id()]);
     let apple = |store: &Kvdb| {
-        let base = two.fork_base(&store.store_id())?;
+        let base = two.fork_base(&store.store_id())?.state;
         base.get(base.dictionary("fruit")?, b"apple").expect("read")
     };
     assert_eq!(apple(&db), Some("green".into()));
@@ -73,7 +73,7 @@ fn a_fork_that_goes_back_to_a_snapshot_began_as_that() {
     let options = ForkOptions { snapshot: Some("monday".into()), ..ForkOptions::default() };
     let fork = fork(&push(&db, &objects, "fruit"), &objects, &options);
     fork.rollback("monday").expect("rolled back");
-    let base = fork.fork_base(&db.store_id()).expect("a base");
+    let base = fork.fork_base(&db.store_id()).expect("a base").state;
     let (was, is) = (base.dictionary("fruit"), fork.view().dictionary("fruit"));
     let (was, is) = (was.expect("there"), is.expect("there"));
     assert_eq!(base.difference(was, &fork.view(), is).expect("compared").count(), 0);
@@ -97,7 +97,7 @@ fn what_a_fork_has_changed_is_taken_over_by_value() {
     for n in [1u8, 2, 61] {
         fruit.insert(vec![n], vec![8; 10_000]).expect("put");
     }
-    let (base, now) = (fork.fork_base(&db.store_id()).expect("a base"), fork.view());
+    let (base, now) = (fork.fork_base(&db.store_id()).expect("a base").state, fork.view());
     let (was, is) = (base.dictionary("fruit").expect("there"), theirs.id());
     let t = db.begin(Isolation::Snapshot).expect("begun");
     let none = &mut |_: kvdb::Clash<'_>| Settled::Conflict;

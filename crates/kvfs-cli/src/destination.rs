@@ -74,6 +74,11 @@ impl Judge {
         Judge { reads: None, force: making.force }
     }
 
+    /// For a store that another one takes the place of: none that is in use.
+    pub fn replacing() -> Judge {
+        Judge { reads: None, force: true }
+    }
+
     /// For what never takes the place of a store.
     pub fn strict() -> Judge {
         Judge { reads: None, force: false }

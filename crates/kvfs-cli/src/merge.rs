@@ -1,6 +1,8 @@
 //! `kvfs merge` and `kvfs rebase`: what a clone has changed, brought into the branch that it was
 //! made of, and the other way round. `kvfs merge --into`: what a fork has changed, brought into the
-//! store that it was made of.
+//! store that it was made of; `fork_file` is the way back.
+
+mod fork_file;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -71,7 +73,7 @@ pub struct Args {
     /// Do not commit: leave the transaction open for `kvfs txn diff`, `revert` and `commit`.
     #[arg(long, conflicts_with = "dry_run")]
     keep: bool,
-    /// Drop the clone once it is merged.
+    /// Drop the clone once it is merged; of a fork that is rebased, what it was.
     #[arg(long, conflicts_with_all = ["dry_run", "keep"])]
     drop: bool,
     /// One line for all: how much was added, changed, removed.
@@ -85,7 +87,7 @@ pub struct Args {
     no_pager: bool,
 }
 
-/// Bring what was changed beneath a clone into the clone.
+/// Bring what was changed beneath a clone, or a fork, into it.
 #[derive(clap::Args)]
 #[command(after_help = "\
 The same as kvfs merge, the other way round: what the store, or the clone, that this clone was made \
@@ -93,7 +95,16 @@ of has changed since becomes one commit in the clone. What the clone has changed
 have changed the same, it is listed, and the exit code is 75.
 
   kvfs rebase /mnt/.kvfs/clone/trial
-  kvfs rebase /mnt/.kvfs/clone/trial --theirs .   # what is beneath it wins")]
+  kvfs rebase /mnt/.kvfs/clone/trial --theirs .   # what is beneath it wins
+
+Of the file of a fork (kvfs fork), which is not mounted: the fork is made anew, of what is published \
+by now, and gets what it had changed. As it was it stays as FILE.before, with its clones and \
+snapshots, unless --drop drops that and its registration. It is another store from then on, which \
+is published under another name.
+
+  kvfs rebase mine.kvfs
+  kvfs rebase mine.kvfs --dry-run                 # what would the fork have changed then?
+  kvfs rebase mine.kvfs --ours src --drop")]
 pub struct RebaseArgs {
     #[command(flatten)]
     args: Args,
@@ -149,7 +160,9 @@ impl Source {
             return Ok(Source { name: clone_of(args)?, fork: None, rebase });
         };
         if rebase {
-            return Err(Failure::new(Exit::Usage, "a fork is merged, and not rebased"));
+            let what =
+                "what is rebased is a clone, or the file of a fork, and not what --into names";
+            return Err(Failure::new(Exit::Usage, what).hint("kvfs rebase FILE, without --into"));
         }
         forked::check_target(into)?;
         let Forked { name, place } = Forked::parse(&args.target)?;
@@ -383,5 +396,11 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
 }
 
 pub fn rebase(args: RebaseArgs, output: &Output) -> ExitCode {
-    end(run_as(args.args, true, output), output)
+    let args = args.args;
+    let of_fork = match args.clone.is_none() && args.into.is_none() {
+        true => fork_file::rebase(&args, output),
+        false => Ok(None),
+    };
+    let outcome = of_fork.and_then(|done| done.map_or_else(|| run_as(args, true, output), Ok));
+    end(outcome, output)
 }

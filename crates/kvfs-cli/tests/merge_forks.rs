@@ -244,3 +244,80 @@ fn what_is_no_fork_of_the_store_is_refused() {
     assert!(code == Some(2) && said.contains("into the store itself"), "{said}");
     assert_eq!(succeeds(both.kvfs(&["txn", "list"]).arg(both.at("main"))).trim(), "");
 }
+
+#[test]
+fn a_fork_is_rebased_onto_what_is_published_by_now() {
+    let Some(both) = Both::new() else { return };
+    let (file, before) = (both.at("mine.kvfs"), both.at("mine.kvfs.before"));
+    let rebase = |words: &[&str]| {
+        let mut command = both.kvfs(&["rebase"]);
+        command.arg(&file).args(words);
+        command
+    };
+    let forks = || {
+        let listed = succeeds(both.kvfs(&["--json", "forks"]).arg(both.address("main")));
+        let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+        listed.as_array().expect("a list").len()
+    };
+    let (code, _, said) = ends(&mut rebase(&[]));
+    assert!(code != Some(0) && said.contains("is mounted on"), "{said}");
+    fs::write(both.at("mine/made"), noise(5, 200_000)).expect("write");
+    fs::write(both.at("mine/file"), "mine").expect("write");
+    both.put("mine", "key", "mine");
+    both.umount("mine");
+    let said = succeeds(&mut rebase(&[]));
+    assert!(said.contains("began as the newest state"), "{said}");
+
+    fs::write(both.at("main/theirs"), noise(6, 300_000)).expect("write");
+    fs::remove_file(both.at("main/large")).expect("removed");
+    both.put("main", "other", "main");
+    succeeds(both.kvfs(&["push"]).arg(both.at("main")).arg(both.address("main")));
+    let said = succeeds(&mut rebase(&["--dry-run"]));
+    assert!(said.contains("A  made") && said.contains("nothing was changed"), "{said}");
+    assert!(!said.contains("theirs") && !before.exists());
+    assert_eq!(forks(), 1);
+    let said = succeeds(&mut rebase(&[]));
+    assert!(said.contains("goes on from generation 2, and not 1"), "{said}");
+    assert_eq!(forks(), 2, "as it was it is registered, too");
+    both.mount("mine", &[]);
+    let is_rebased = || {
+        assert!(fs::read(both.at("mine/made")).expect("read") == noise(5, 200_000));
+        assert!(fs::read(both.at("mine/theirs")).expect("read") == noise(6, 300_000));
+        assert!(!both.at("mine/large").exists());
+        assert_eq!(read(both.at("mine/file")).as_deref(), Some("mine"));
+        assert_eq!(
+            (both.get("mine", "key"), both.get("mine", "other")),
+            ("mine".into(), "main".into())
+        );
+    };
+    is_rebased();
+    both.umount("mine");
+    // As it was it is a store.
+    let listed = succeeds(both.kvfs(&["ls"]).arg(&before));
+    assert!(listed.contains("large") && listed.contains("made"), "{listed}");
+
+    // What both have changed is listed, and the fork is as it was.
+    fs::write(both.at("main/file"), "main").expect("write");
+    succeeds(both.kvfs(&["push"]).arg(both.at("main")).arg(both.address("main")));
+    let (code, _, said) = ends(&mut rebase(&["--theirs", "file"]));
+    assert!(code == Some(2) && said.contains(".before is there"), "{said}");
+    fs::remove_file(&before).expect("removed");
+    let (code, shown, said) = ends(&mut rebase(&[]));
+    assert_eq!(code, Some(75), "{said}");
+    assert!(shown.contains("file: changed in the fork, changed in dir:"), "{shown}");
+    assert_eq!(forks(), 2);
+    both.mount("mine", &[]);
+    is_rebased();
+    both.umount("mine");
+    // Ours is the fork's, as of a clone that is rebased.
+    succeeds(&mut rebase(&["--ours", "file", "--drop"]));
+    assert!(!before.exists() && !both.at("mine.kvfs.rebase").exists());
+    assert_eq!(forks(), 2, "the one that was dropped is replaced");
+    both.mount("mine", &[]);
+    is_rebased();
+    both.umount("mine");
+    succeeds(&mut both.merge(&[], &file));
+    assert_eq!(read(both.at("main/file")).as_deref(), Some("mine"));
+    assert!(fs::read(both.at("main/made")).expect("read") == noise(5, 200_000));
+    both.is_sound();
+}

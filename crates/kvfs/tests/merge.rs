@@ -523,6 +523,31 @@ fn a_directory_that_one_removes_and_the_other_fills() {
 }
 
 #[test]
+fn a_directory_that_one_removes_and_the_other_changes() {
+    let (changed, removed) = (Deed::Changed, Deed::Removed);
+    for choice in [None, Some(Choice::Ours), Some(Choice::Theirs)] {
+        let two = Two::new();
+        let (main, clone) = two.sides();
+        rm(&main, "a/sub/f");
+        two.merge(&rebase("c"));
+        let set = SetAttr { mode: Some(0o700), ..Default::default() };
+        main.setattr(main.resolve(b"a/sub").expect("there").ino, &set, USER).expect("set");
+        rmdir(&clone, "a/sub");
+        match choice {
+            None => {
+                assert_eq!(two.conflicts(&of("c")), [conflict("a/sub", changed, removed)]);
+                assert_eq!(two.conflicts(&rebase("c")), [conflict("a/sub", removed, changed)]);
+            }
+            Some(choice) => {
+                two.merge(&chosen("a/sub", choice));
+                let left = main.resolve(b"a/sub").ok().map(|attr| attr.perm);
+                assert_eq!(left, (choice == Choice::Ours).then_some(0o700));
+            }
+        }
+    }
+}
+
+#[test]
 fn two_moves_make_no_circle() {
     let two = Two::new();
     let (main, clone) = two.sides();

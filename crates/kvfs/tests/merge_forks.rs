@@ -308,6 +308,7 @@ fn a_fork_gives_no_number_that_the_store_gives() {
 fn each_path_is_what_the_store_or_the_fork_has_made_of_it() {
     let (mut clean, mut refused) = (0, 0);
     for seed in seeds(30) {
+        println!("seed {seed}");
         let mut random = Random::new(seed);
         let (bucket, store) = (Bucket::new(), Store::new());
         let act = |on: &Store, random: &mut Random| {
@@ -361,6 +362,7 @@ fn each_path_is_what_the_store_or_the_fork_has_made_of_it() {
 #[test]
 fn whatever_is_chosen_the_trees_are_sound_and_it_can_be_undone() {
     for seed in seeds(30) {
+        println!("seed {seed}");
         let mut random = Random::new(seed);
         let (bucket, store) = (Bucket::new(), Store::new());
         let act = |on: &Store, random: &mut Random| act_in(&on.w, &on.w.fs, "", random, Calls::All);
@@ -429,4 +431,133 @@ fn an_older_copy_of_the_store_is_refused() {
     let why = refused(&older, &bucket.fork(&store, "store"));
     assert!(why.contains("older copy"), "{why}");
     assert_eq!(store.merge(&fork, &options(None)), []);
+}
+
+#[test]
+fn a_fork_is_merged_into_a_later_fork_of_the_same_store() {
+    let bucket = Bucket::new();
+    let (store, fork) = two(&bucket);
+    let (main, mine) = (&store.w.fs, &fork.w.fs);
+    // Both give the same numbers to files of their own.
+    for n in 0..100 {
+        make(mine, &format!("a/mine{n}"), &noise(1000 + n, 5_000));
+        make(main, &format!("a/main{n}"), &noise(2000 + n, 5_000));
+    }
+    write(mine, "large", 100_000, &noise(8, 50_000));
+    mv(mine, "a/f", "b/moved");
+    write(main, "g", 0, b"of the store");
+    rm(main, "gone/f");
+    let later = bucket.fork(&store, "store");
+    make(&later.w.fs, "a/own", b"of the later fork");
+    let mut expected = tree(&later.w.fs);
+    let theirs = tree(mine);
+    expected.remove("a/f");
+    let changed = |path: &str| path.starts_with("a/mine") || ["b/moved", "large"].contains(&path);
+    expected.extend(theirs.into_iter().filter(|(path, _)| changed(path)));
+    assert_eq!(later.merge(&fork, &options(None)), []);
+    assert_eq!(without_links(tree(&later.w.fs)), without_links(expected));
+    for n in 0..100 {
+        assert!(read(&later.w.fs, &format!("a/mine{n}")) == Some(noise(1000 + n, 5_000)));
+        assert!(read(&later.w.fs, &format!("a/main{n}")) == Some(noise(2000 + n, 5_000)));
+    }
+
+    // What comes back from there is what both forks have changed, and nothing else.
+    make(main, "meanwhile", b"of the store");
+    assert_eq!(store.merge(&later, &options(None)), []);
+    assert_eq!(read(main, "a/own").as_deref(), Some(&b"of the later fork"[..]));
+    assert!(read(main, "a/mine7") == Some(noise(1007, 5_000)));
+    assert_eq!(read(main, "g").as_deref(), Some(&b"of the store"[..]));
+    assert_eq!(read(main, "meanwhile").as_deref(), Some(&b"of the store"[..]));
+}
+
+#[test]
+fn a_file_that_came_back_is_whole_though_the_base_has_its_pages_without_a_name() {
+    let bucket = Bucket::new();
+    let (store, fork) = two(&bucket);
+    write(&fork.w.fs, "large", 100_000, b"mine");
+    // It is no file any more in the state that later forks begin as, whose pages are left.
+    rm(&store.w.fs, "large");
+    let content = read(&fork.w.fs, "large");
+    for round in 0..3 {
+        let later = bucket.fork(&store, "store");
+        let earlier = bucket.fork(&store, "store");
+        assert_eq!(earlier.merge(&fork, &options(Some(Choice::Theirs))), []);
+        assert_eq!(later.merge(&earlier, &options(None)), []);
+        assert!(read(&later.w.fs, "large") == content, "round {round}");
+        if round == 0 {
+            assert_eq!(store.merge(&earlier, &options(None)), []);
+            assert!(read(&store.w.fs, "large") == content);
+            rm(&store.w.fs, "large");
+        }
+    }
+}
+
+#[test]
+fn both_forks_have_changed_a_file_where_the_store_or_the_later_one_has() {
+    let bucket = Bucket::new();
+    let (store, fork) = two(&bucket);
+    for path in ["f", "g"] {
+        write(&fork.w.fs, path, 0, b"mine");
+    }
+    write(&store.w.fs, "f", 0, b"main");
+    let later = bucket.fork(&store, "store");
+    write(&later.w.fs, "g", 0, b"late");
+    let conflicts = later.merge(&fork, &options(None));
+    let paths: Vec<&[u8]> = conflicts.iter().map(|conflict| &conflict.path[..]).collect();
+    assert_eq!(paths, [b"f", b"g"], "{conflicts:?}");
+    assert_eq!(later.merge(&fork, &options(Some(Choice::Theirs))), []);
+    assert_eq!(read(&later.w.fs, "f").as_deref(), Some(&b"mine"[..]));
+}
+
+#[test]
+fn a_fork_is_not_merged_into_an_earlier_one_nor_into_itself() {
+    let bucket = Bucket::new();
+    let (store, earlier) = two(&bucket);
+    make(&store.w.fs, "new", b"of the store");
+    let later = bucket.fork(&store, "store");
+    make(&later.w.fs, "mine", b"mine");
+    let refused = |into: &Store, from: &Store| {
+        from.w.fs.sync_all().expect("synced");
+        let settle = |_: &str, _: &kvdb::Clash<'_>| Settled::Conflict;
+        let merged = into.views.merge_fork(&from.w.db, &options(None), &settle);
+        assert_eq!(into.w.db.transactions().len(), 0);
+        merged.expect_err("refused").to_string()
+    };
+    let why = refused(&earlier, &later);
+    assert!(why.contains("a later state of that"), "{why}");
+    let why = refused(&later, &later);
+    assert!(why.contains("is the store itself"), "{why}");
+    // Into another store's fork.
+    let other = two(&Bucket::new()).1;
+    let why = refused(&other, &later);
+    assert!(why.contains("is a fork of another store"), "{why}");
+}
+
+#[test]
+fn forks_that_are_merged_into_later_ones_at_random_have_the_changes_of_both() {
+    for seed in seeds(30) {
+        println!("seed {seed}");
+        let mut random = Random::new(seed);
+        let bucket = Bucket::new();
+        let (store, mut fork) = two(&bucket);
+        let act = |on: &Store, random: &mut Random| act_in(&on.w, &on.w.fs, "", random, Calls::All);
+        for round in 0..4 {
+            for _ in 0..20 {
+                act(&fork, &mut random);
+                act(&store, &mut random);
+            }
+            let later = bucket.fork(&store, "store");
+            // As a rebase: what both have changed, the fork has.
+            let left = later.merge(&fork, &options(Some(Choice::Theirs)));
+            if !left.is_empty() {
+                assert_eq!(later.merge(&fork, &options(Some(Choice::Ours))), [], "seed {seed}");
+            }
+            // Then the store has to take nothing but that.
+            let rebased = tree(&later.w.fs);
+            assert_eq!(store.merge(&later, &options(None)), [], "seed {seed}, round {round}");
+            let all = without_links(tree(&store.w.fs));
+            assert_eq!(all, without_links(rebased), "seed {seed}, round {round}");
+            fork = later;
+        }
+    }
 }

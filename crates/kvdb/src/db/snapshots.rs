@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 use crate::ids::Label as SnapshotLabel;
 use crate::read::view::View;
 use crate::snapshots::{
-    BranchInfo, BranchLimit, Lineage, SnapshotInfo, check_name, check_visible, is_own, shown_origin,
+    BranchInfo, BranchLimit, ForkBase, Lineage, SnapshotInfo, check_name, check_visible, is_own,
+    shown_origin,
 };
 
 /// The branch of what a layer above notes of the store as a whole
@@ -232,7 +233,7 @@ impl Kvdb {
 
     /// Returns the state of the main branch that a fork has in common with a store that it comes
     /// from. `None`: that is none of its [`Kvdb::fork_origins`].
-    pub fn fork_base(&self, store: &[u8; 16]) -> Option<View> {
+    pub fn fork_base(&self, store: &[u8; 16]) -> Option<ForkBase> {
         self.db.0.snapshotter.fork_base(store)
     }
 

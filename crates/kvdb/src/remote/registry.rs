@@ -243,6 +243,16 @@ impl RemoteStore {
         Ok(expires.is_some_and(|expires| now < expires))
     }
 
+    /// The options that a fork was registered with, but for its snapshot; `None`: it was dropped.
+    pub fn fork_options(&self, fork: ForkId) -> Result<Option<ForkOptions>> {
+        let entry = self.registration(fork)?;
+        Ok(entry.map(|Registration { lifetime, label, .. }| ForkOptions {
+            lifetime,
+            label,
+            snapshot: None,
+        }))
+    }
+
     /// The forks of the store that are registered, also those that have expired since, in no
     /// particular order.
     pub fn forks(&self) -> Result<Vec<ForkInfo>> {

@@ -4,6 +4,16 @@ use super::Snapshotter;
 use crate::manifest::fork_bases::{name_of, stores_in};
 use crate::read::view::View;
 
+/// The state of the main branch that a fork has in common with a store that it comes from.
+#[derive(Clone)]
+pub struct ForkBase {
+    /// The state.
+    pub state: View,
+    /// The number of its last commit, in the store that it comes from: a later state of that has no
+    /// smaller one.
+    pub commit: u64,
+}
+
 impl Snapshotter {
     /// The stores that this one is a fork of, the one that it was made of last.
     pub(crate) fn fork_origins(&self) -> Vec<[u8; 16]> {
@@ -11,7 +21,8 @@ impl Snapshotter {
     }
 
     /// The state that it has in common with a store that it is a fork of.
-    pub(crate) fn fork_base(&self, store: &[u8; 16]) -> Option<View> {
-        self.snapshots.get(&name_of(store)).map(|snapshot| self.open(&snapshot))
+    pub(crate) fn fork_base(&self, store: &[u8; 16]) -> Option<ForkBase> {
+        let snapshot = self.snapshots.get(&name_of(store))?;
+        Some(ForkBase { state: self.open(&snapshot), commit: snapshot.label.seq })
     }
 }

@@ -37,6 +37,7 @@ pub use bases::Lineage;
 pub(crate) use bases::shown_origin;
 pub(crate) use create::EndOfGeneration;
 pub use difference::{Change, Difference};
+pub use fork_bases::ForkBase;
 pub use limits::BranchLimit;
 use limits::Limits;
 pub use stream::{BuildsUpon, Received};

@@ -254,7 +254,7 @@ fn fork(w: &mut World) -> Result<()> {
     assert_eq!(fork.fork_origins(), [id]);
     let there = fork.dictionary_in("", "large").expect("it is there");
     fork.ingest(there, large(w.times, 37))?;
-    let (base, now) = (fork.fork_base(&id).expect("it is a fork"), fork.view());
+    let (base, now) = (fork.fork_base(&id).expect("it is a fork").state, fork.view());
     let t = w.db.begin(kvdb::Isolation::Snapshot)?;
     let taken = &mut |_: kvdb::Clash<'_>| kvdb::Settled::Taken;
     assert!(t.carry((&base, there), (&now, there), w.large, taken)?.is_empty());

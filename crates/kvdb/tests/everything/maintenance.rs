@@ -332,7 +332,7 @@ pub fn push(w: &mut World) -> Result<(), Dead> {
     if is_fork {
         ["Kvdb::store_id", "Kvdb::fork_origins", "Kvdb::fork_base"].iter().for_each(|n| w.call(n));
         assert_eq!(db.fork_origins(), [w.db.store_id()], "{}", w.what());
-        let (base, now) = (db.fork_base(&w.db.store_id()).expect("it is a fork"), db.view());
+        let (base, now) = (db.fork_base(&w.db.store_id()).expect("it is a fork").state, db.view());
         for info in base.dictionaries() {
             let is = now.dictionary(&info.name).expect("it began as that");
             let changed = base.difference(info.id, &now, is).expect("memory does not fail").count();

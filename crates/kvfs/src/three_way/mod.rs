@@ -14,6 +14,7 @@
 //! - `structure`: what follows for the tree: directories that are removed must be empty, nothing
 //!   gets two places, no directory comes to lie in itself, nothing that both have loses its last
 //!   name;
+//! - `sound`: the tree that all of it leads to is one; what is not is a conflict;
 //! - `write`: what was decided, as changes of a transaction. Numbers of names and entries are those
 //!   of into, and what the changes add to them.
 //!
@@ -22,6 +23,7 @@
 mod counterparts;
 mod names;
 mod nodes;
+mod sound;
 mod structure;
 mod write;
 
@@ -163,6 +165,9 @@ pub(crate) fn merge(
     plan.sums = plan.sums();
     plan.nodes()?;
     plan.structure()?;
+    if plan.conflicts.is_empty() {
+        plan.check_tree()?;
+    }
     if plan.conflicts.is_empty() {
         plan.write(transaction)?;
     }

@@ -40,7 +40,11 @@ impl Plan<'_> {
     fn made(&mut self, from: StoredNode) -> Result<()> {
         let sides = self.sides;
         let Some(into) = sides.into.node(from.ino)? else {
-            self.content.insert(from.ino, Content::Changes(from.ino));
+            // Base can have pages of it: it was removed there, and has come back in from.
+            let (start, end) = (layout::page_key(from.ino, 0), layout::pages_end(from.ino));
+            let left = sides.base.state.scan_stored(sides.base.layout.dmap, &start, &end, 1)?;
+            let content = if left.is_empty() { Content::Changes } else { Content::All };
+            self.content.insert(from.ino, content(from.ino));
             return Ok(());
         };
         // It came along before, at a time that neither remembers.

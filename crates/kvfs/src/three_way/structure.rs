@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use super::counterparts::own;
 use super::{Place, Plan};
 use crate::attr::{FileKind, Ino, ROOT};
+use crate::difference::{StoredNode, same_xattrs};
 use crate::error::Result;
 use crate::merging::{Choice, Deed};
 
@@ -209,7 +211,8 @@ impl Plan<'_> {
             let entries = self.sums.entries.get(&there).map_or(0, |entries| entries.0);
             let left = i64::try_from(into.attr.size).unwrap_or(i64::MAX).saturating_add(entries);
             let removed = self.names_added(there) < 0;
-            if removed && left <= 0 {
+            let changed_in_place = removed && left <= 0 && self.is_changed_dir(dir, &into)?;
+            if removed && left <= 0 && !changed_in_place {
                 continue;
             }
             if self.kept_in.contains(&there) && removed {
@@ -227,7 +230,11 @@ impl Plan<'_> {
             if known && !removed {
                 continue;
             }
-            let ours = if removed { Deed::Filled } else { Deed::Moved };
+            let ours = match removed {
+                true if changed_in_place => Deed::Changed,
+                true => Deed::Filled,
+                false => Deed::Moved,
+            };
             match self.choose(path, ours, Deed::Removed) {
                 None => {}
                 Some(Choice::Theirs) => {
@@ -256,6 +263,13 @@ impl Plan<'_> {
             }
         }
         Ok(changed)
+    }
+
+    /// Returns whether into has other attributes of its own for a directory than base.
+    fn is_changed_dir(&self, dir: Ino, into: &StoredNode) -> Result<bool> {
+        let sides = self.sides;
+        let Some(base) = sides.base.node(dir)? else { return Ok(false) };
+        Ok(own(&base) != own(into) || !same_xattrs((&sides.base, &base), (&sides.into, into))?)
     }
 
     /// A directory of into stays with all that it has.

@@ -1,5 +1,5 @@
-//! Merging a fork: a store of its own that began as this one was, and has its own files and keys
-//! since. What both began as is kept in the fork (`kvdb::Kvdb::fork_base`), so that what it has
+//! Merging a fork: a store of its own that began as this one was, or as another one was of which this
+//! is a later fork, and has its own files and keys since. What both began as is kept in the fork (`kvdb::Kvdb::fork_base`), so that what it has
 //! changed is found there; into this store it is copied.
 
 use kvdb::{Kvdb, TransactionOptions, View};
@@ -28,13 +28,15 @@ fn layout_of(fork: &Kvdb) -> Result<Layout> {
 impl Views {
     /// Begins a transaction that brings what a fork of this store has changed since it was made
     /// into the main branch, when it commits: as [`Views::merge`] does of a clone, but what comes
-    /// is copied. The fork is only read. It may be the fork of a fork of this store, and so on.
+    /// is copied. The fork is only read. It may be the fork of a fork of this store, and so on; or
+    /// this store is a fork itself, of the same store, and began as a state of that which was not
+    /// older: then it gets what the other fork has changed.
     ///
     /// A fork can be merged again: what was taken over is alike on both sides then. What it has
     /// changed since of files that it has made, or of keys, is a conflict, as if both sides had
     /// made them.
     ///
-    /// An error where `fork` is no fork of this store.
+    /// An error where `fork` has no such state in common with this store.
     pub fn merge_fork(
         &self,
         fork: &Kvdb,
@@ -43,12 +45,11 @@ impl Views {
     ) -> Result<Merged> {
         let db = &self.shared.db;
         self.shared.mainline.writable()?;
-        let store = db.store_id();
-        let base = fork.fork_base(&store).ok_or_else(|| no_fork(db, fork, &options.name))?;
+        let (store, base) = common_base(db, fork, &options.name)?;
         let state = fork.view();
         let layout = layout_of(fork)?;
         let mut from = State::new(&state, "", layout);
-        from.numbers = self.numbering(fork, &state, &layout)?;
+        from.numbers = self.numbering(fork, &store, &state, &layout)?;
         if !options.dry_run {
             self.make_dictionaries(&from, &base, "")?;
         }
@@ -71,13 +72,19 @@ impl Views {
     }
 
     /// Sets numbers aside for all that the fork has given since it began.
-    fn numbering(&self, fork: &Kvdb, state: &View, layout: &Layout) -> Result<Numbering> {
-        let fs = &self.shared.mainline;
-        let Some(bound) = forked_at(fork, &self.shared.db.store_id())? else {
-            return Ok(Numbering::PLAIN);
-        };
-        let known = match notes_of(&self.shared.db) {
-            Some(notes) => noted_bound(&self.shared.db.view(), notes)?,
+    fn numbering(
+        &self,
+        fork: &Kvdb,
+        store: &[u8; 16],
+        state: &View,
+        layout: &Layout,
+    ) -> Result<Numbering> {
+        let (fs, db) = (&self.shared.mainline, &self.shared.db);
+        let Some(bound) = forked_at(fork, store)? else { return Ok(Numbering::PLAIN) };
+        // Numbers below it mean the same files in both.
+        let known = match notes_of(db) {
+            _ if *store != db.store_id() => forked_at(db, store)?,
+            Some(notes) => noted_bound(&db.view(), notes)?,
             None => None,
         };
         if known.is_none_or(|known| known < bound) {
@@ -95,6 +102,30 @@ impl Views {
         fs.count(bound, None)?;
         Ok(Numbering::shifted(bound, fs.new_inos(given)?))
     }
+}
+
+/// The store that both come from, and the state of that which the fork began as.
+fn common_base(db: &Kvdb, fork: &Kvdb, name: &str) -> Result<([u8; 16], View)> {
+    if let Some(base) = fork.fork_base(&db.store_id()) {
+        return Ok((db.store_id(), base.state));
+    }
+    // The nearest one.
+    for store in db.fork_origins().into_iter().rev() {
+        let (Some(own), Some(base)) = (db.fork_base(&store), fork.fork_base(&store)) else {
+            continue;
+        };
+        if fork.store_id() == db.store_id() {
+            break;
+        }
+        if own.commit < base.commit {
+            let why = "both are forks of one store, and it began as a later state of that: rebase \
+                       this one first (kvfs rebase)";
+            let what = format!("{name} cannot be merged into this store: {why}");
+            return Err(kvdb::Error::Invalid(what).into());
+        }
+        return Ok((store, base.state));
+    }
+    Err(no_fork(db, fork, name))
 }
 
 fn no_fork(db: &Kvdb, fork: &Kvdb, name: &str) -> Error {

@@ -1,0 +1,218 @@
+//! `kvfs rebase FORK`: what the store that a fork was made of has got since, under what the fork has
+//! changed. The fork is made anew, of the newest state; what it had changed is merged into that; and
+//! that takes the place of its file.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use kvdb::{ForkId, LocalCopy, RemoteStore};
+use places::Address;
+use serde_json::json;
+use zones::FileDevice;
+
+use super::{Args, Done, Merged, Source, merge};
+use crate::changes::Detail;
+use crate::destination::Judge;
+use crate::failures;
+use crate::merge_requests::{Begun, Choices, Conflict, listed};
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::proposed;
+use crate::text::{show, with_paths};
+
+/// The file of a fork, and where that comes from.
+struct Fork {
+    file: PathBuf,
+    address: Address,
+    store: RemoteStore,
+    id: ForkId,
+    generation: u64,
+}
+
+/// Rebases the fork whose file the target is. Returns whether it was rebased, or is up to date;
+/// `None`: the target is no such file.
+pub(super) fn rebase(args: &Args, output: &Output) -> Outcome<Option<bool>> {
+    let Some(fork) = Fork::at(&args.target)? else { return Ok(None) };
+    if args.keep || args.ask {
+        let what = "the file of a fork is rebased whole: --ask and --keep are for clones";
+        return Err(Failure::new(Exit::Usage, what)
+            .hint("see it with --dry-run, and choose with --ours, --theirs and --both"));
+    }
+    fork.rebase(args, output).map(Some)
+}
+
+impl Fork {
+    fn at(target: &Path) -> Outcome<Option<Fork>> {
+        if !target.is_file() {
+            return Ok(None);
+        }
+        let cannot = |e| failures::of_device(target, "read", e);
+        let device = FileDevice::open(target, false).map_err(cannot)?;
+        let copy = LocalCopy::of(&device).map_err(|e| unread(target, e))?;
+        let Some((copy, id)) = copy.and_then(|copy| copy.fork.map(|id| (copy, id))) else {
+            return Ok(None);
+        };
+        let lies_at = PathBuf::from(format!("{}/{}", copy.place, copy.name));
+        let address = Address::required(&lies_at)?;
+        let store = address.store(false)?;
+        let file = target.to_owned();
+        Ok(Some(Fork { file, address, store, id, generation: copy.generation }))
+    }
+
+    fn cannot(&self, e: kvdb::Error) -> Failure {
+        failures::of_database(format!("cannot rebase {}", self.file.display()), e)
+    }
+
+    /// The file with more after its name.
+    fn beside(&self, suffix: &str) -> PathBuf {
+        let mut name = self.file.clone().into_os_string();
+        name.push(suffix);
+        name.into()
+    }
+
+    fn rebase(&self, args: &Args, output: &Output) -> Outcome<bool> {
+        let (now, before) = (self.beside(".rebase"), self.beside(".before"));
+        let (file, address) = (self.file.display(), &self.address);
+        let head = self.store.head().map_err(|e| self.cannot(e))?;
+        let newest = head.map_or(0, |head| head.generation);
+        if newest == self.generation {
+            let text =
+                format!("{file} began as the newest state of {address}, generation {newest}");
+            let value = json!({"generation": newest, "rebased": false});
+            return output.print(text, value).map(|()| true);
+        }
+        if before.exists() && !args.drop && !args.dry_run {
+            let what = format!("{} is there: it is what {file} was before", before.display());
+            return Err(Failure::new(Exit::Usage, what)
+                .hint("move it or remove it, and drop its registration (kvfs forks --drop)"));
+        }
+        let options = self.store.fork_options(self.id).map_err(|e| self.cannot(e))?;
+        let Some(options) = options else {
+            let what = format!("{file} is not registered in {address} any more");
+            return Err(Failure::new(Exit::NotFound, what).hint(
+                "what it has not fetched may be gone: make another fork, and merge into that what \
+                 can be read of this one (kvfs merge --into)",
+            ));
+        };
+        // One that was cut off has left its file.
+        self.remove(&now, output)?;
+        let made = || Ok::<(), Failure>(());
+        let copy = places::fork(address, &now, &options, made, |text| output.note(text))?;
+        let source = Source {
+            name: self.file.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            fork: Some(std::fs::canonicalize(&self.file).map_err(|e| self.io(&e))?.into()),
+            rebase: false,
+        };
+        // What the fork has is its own here, and the newest state the other side.
+        let Choices { ours, theirs, both } = args.choices.clone();
+        let merging = Args {
+            target: self.file.clone(),
+            clone: None,
+            into: Some(now.clone()),
+            choices: Choices { ours: theirs, theirs: ours, both },
+            drop: false,
+            ..*args
+        };
+        let merged =
+            proposed::with_store(&now, "rebase", |client, _| merge(client, &source, &merging));
+        let done = match merged {
+            Ok(Merged::Done(done)) if !args.dry_run => done,
+            other => {
+                self.remove(&now, output)?;
+                return self.not_rebased(other?, args, output);
+            }
+        };
+        self.replace(&now, (!args.drop).then_some(&before))?;
+        if args.drop
+            && let Err(e) = self.store.drop_fork(self.id)
+        {
+            output.note(format!("fork {} stays registered in {address}: {e}", self.id));
+        }
+        let Done { changes, .. } = done;
+        let detail = Detail::of_undo(args.stat, args.no_pager);
+        let kept = match args.drop {
+            true => String::new(),
+            false => format!("; as it was it is {}", show(before.as_os_str().as_bytes())),
+        };
+        let text = format!(
+            "{} goes on from generation {}, and not {}{kept}\n",
+            show(self.file.as_os_str().as_bytes()),
+            copy.generation,
+            self.generation,
+        );
+        if !output.is_json() {
+            changes.print(detail, output)?;
+        }
+        let value = json!({
+            "generation": copy.generation, "rebased": true, "changes": changes.json(detail),
+        });
+        let before = (!args.drop).then_some(&*before);
+        let value = with_paths(value, &[("file", Some(&*self.file)), ("before", before)]);
+        output.print(text, value).map(|()| true)
+    }
+
+    fn not_rebased(&self, merged: Merged, args: &Args, output: &Output) -> Outcome<bool> {
+        match merged {
+            Merged::Done(Done { changes, .. }) => {
+                let detail = Detail::of_undo(args.stat, args.no_pager);
+                if !output.is_json() {
+                    changes.print(detail, output)?;
+                }
+                let value = json!({"rebased": false, "changes": changes.json(detail)});
+                output.print("nothing was changed\n", value).map(|()| true)
+            }
+            Merged::Against(Begun { conflicts, .. }) => {
+                let swapped =
+                    |one: Conflict| Conflict { ours: one.theirs, theirs: one.ours, ..one };
+                let conflicts: Vec<Conflict> = conflicts.into_iter().map(swapped).collect();
+                let all: Vec<_> = conflicts.iter().map(Conflict::json).collect();
+                let theirs = self.address.to_string();
+                let text = listed(&conflicts, "the fork", &show(theirs.as_bytes()));
+                output.print(text, json!({"rebased": false, "conflicts": all}))?;
+                output.note(
+                    "both sides have changed these, and nothing was changed: choose with --ours, \
+                     --theirs or --both PATH",
+                );
+                Ok(false)
+            }
+            Merged::Not(_) => Ok(true),
+        }
+    }
+
+    fn io(&self, e: &std::io::Error) -> Failure {
+        Failure::io(format!("cannot rebase {}", self.file.display()), e)
+    }
+
+    /// Removes the file of a fork that is not to be, and its registration.
+    fn remove(&self, file: &Path, output: &Output) -> Outcome {
+        if !file.exists() {
+            return Ok(());
+        }
+        let note = FileDevice::open(file, false).ok().map(|device| LocalCopy::of(&device));
+        if let Some(Ok(Some(copy))) = note
+            && let Some(id) = copy.fork.filter(|id| *id != self.id)
+            && let Err(e) = self.store.drop_fork(id)
+        {
+            output.note(format!("fork {id} stays registered in {}: {e}", self.address));
+        }
+        std::fs::remove_file(file).map_err(|e| self.io(&e))
+    }
+
+    /// Puts `now` in the place of the file, all at once, which stays under the name `before`.
+    fn replace(&self, now: &Path, before: Option<&PathBuf>) -> Outcome {
+        // Others may have mounted it since it was read.
+        Judge::replacing().judge_path(&self.file)?;
+        let replaced = || {
+            if let Some(before) = before {
+                std::fs::hard_link(&self.file, before)?;
+            }
+            std::fs::rename(now, &self.file)?;
+            let parent = self.file.parent().filter(|parent| !parent.as_os_str().is_empty());
+            std::fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+        };
+        replaced().map_err(|e: std::io::Error| self.io(&e))
+    }
+}
+
+fn unread(target: &Path, e: kvdb::Error) -> Failure {
+    failures::of_database(format!("cannot read {}", target.display()), e)
+}
