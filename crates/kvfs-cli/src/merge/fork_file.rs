@@ -1,6 +1,6 @@
-//! `kvfs rebase FORK`: what the store that a fork was made of has got since, under what the fork has
-//! changed. The fork is made anew, of the newest state; what it had changed is merged into that; and
-//! that takes the place of its file.
+//! `kvfs rebase FORK`: what the store that a fork was made of has got since, under what the fork
+//! has changed. The fork is made anew, of the newest state; what it had changed is merged into
+//! that; and that takes the place of its file.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

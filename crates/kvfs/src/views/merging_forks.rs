@@ -1,6 +1,7 @@
-//! Merging a fork: a store of its own that began as this one was, or as another one was of which this
-//! is a later fork, and has its own files and keys since. What both began as is kept in the fork (`kvdb::Kvdb::fork_base`), so that what it has
-//! changed is found there; into this store it is copied.
+//! Merging a fork: a store of its own that began as this one was, or as another one was of which
+//! this is a later fork, and has its own files and keys since. What both began as is kept in the
+//! fork (`kvdb::Kvdb::fork_base`), so that what it has changed is found there; into this store it
+//! is copied.
 
 use kvdb::{Kvdb, TransactionOptions, View};
 
