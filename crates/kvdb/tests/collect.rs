@@ -183,6 +183,31 @@ fn fork_costs(in_head: usize, gets: u64) {
 }
 
 #[test]
+fn forks_of_states_that_are_changes_to_one_object_keep_what_they_began_as() {
+    let mut lab = Lab::new();
+    let newest = |lab: &Lab| lab.to.head().expect("read").expect("a head").state.expect("a state");
+    let mut forks = Vec::new();
+    // As much as lets a head have the changes, and not all of a state.
+    for in_head in (100..4000).step_by(20) {
+        lab.to = lab.to.clone().with_state_in_head(in_head);
+        let model = lab.publish();
+        let state = newest(&lab);
+        if state.changes.is_some() && state.object.is_some() {
+            let device = lab.fork(&ForkOptions::default()).0;
+            forks.push((state.object, device, model));
+        }
+    }
+    let pairs = forks.windows(2).filter(|pair| pair[0].0 == pair[1].0).count();
+    assert!(pairs > 3, "{pairs} of {} forks have an object in common", forks.len());
+    lab.settle();
+    lab.settle();
+    for (object, device, model) in forks {
+        assert_eq!(lab.read(&device).expect("read"), model, "{object:?}");
+    }
+    lab.is_whole();
+}
+
+#[test]
 fn a_registration_expires_by_the_clock_of_the_place() {
     let mut lab = Lab::new();
     // The clock of the fork's machine is years off, and so is the collector's.

@@ -112,7 +112,7 @@ impl World {
         self.names += 1;
         let named = RemoteStore::new(self.objects(), &format!("s{}", self.names)).expect("a name");
         // States are objects, changes to objects, or in the heads.
-        named.with_state_in_head([0, 250, 32 << 10][self.random.below(3) as usize])
+        named.with_state_in_head([0, 600, 32 << 10][self.random.below(3) as usize])
     }
 
     fn some<T>(&mut self, of: &[T]) -> Option<usize> {

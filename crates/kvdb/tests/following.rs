@@ -164,6 +164,8 @@ fn asking_costs_one_request_and_no_bytes_while_nothing_is_published() {
     }
     change(&db, &mut random, 5);
     publisher.publish(&mut |_| Ok(())).unwrap();
+    // One that was looked at, and is not shown, is still news.
+    assert!(follows.look().unwrap().is_some());
     assert!(follows.follow().unwrap());
     assert!(all(&reader) == all(&db));
     assert!(!follows.follow().unwrap());
