@@ -49,8 +49,8 @@ mod txn;
 mod undo;
 mod zones;
 
-pub use dispatch::run;
 use dispatch::run_one;
+pub use dispatch::{refuse, run};
 pub use dump::is_sound as is_sound_payload;
 
 pub struct Command {

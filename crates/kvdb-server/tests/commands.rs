@@ -361,7 +361,7 @@ fn the_connection_and_the_server() {
         ("CLIENT KILL x", "(error) ERR No such client"),
         ("CLIENT NONE", "(error) ERR unknown subcommand or wrong number of arguments for 'NONE'. Try CLIENT HELP."),
         ("CONFIG GET save", "[\"save\" \"\"]"),
-        ("CONFIG GET proto-max-bulk-len", "[\"proto-max-bulk-len\" \"4194304\"]"),
+        ("CONFIG GET proto-max-bulk-len", "[\"proto-max-bulk-len\" \"32505856\"]"),
         ("CONFIG GET nosuch", "[]"),
         ("CONFIG SET save 1", "(error) ERR Unknown option or number of arguments for CONFIG SET - 'save'"),
         ("DURABLE", "\"no\""),
