@@ -185,6 +185,21 @@ impl<'a> Seen<'a> {
         let view = self.range(of.types, start, end)?;
         Ok(self.session.db().select(&view, of.types, start..end, n)?)
     }
+    /// How many of the strings that are one tuple come before a key; `None`: how many there are.
+    pub fn strings_before(&self, key: Option<&[u8]>) -> Result<u64, Failure> {
+        let (Some(dict), db) = (self.strings, self.session.db()) else { return Ok(0) };
+        let view = self.range(dict, b"", key.unwrap_or_default())?;
+        Ok(match key {
+            Some(key) => db.rank::<&[u8]>(&view, dict, .., key)?,
+            None => db.count::<&[u8]>(&view, dict, ..)?,
+        })
+    }
+    /// The string that is one tuple and that `n` others come before.
+    pub fn nth_string(&self, n: u64) -> Result<Option<Bytes>, Failure> {
+        let Some(dict) = self.strings else { return Ok(None) };
+        let view = self.range(dict, b"", b"")?;
+        Ok(self.session.db().select::<&[u8]>(&view, dict, .., n)?)
+    }
     /// The effects that happen when the batch is committed.
     pub fn into_effects(self) -> Vec<Effect> {
         self.effects.into_inner()
