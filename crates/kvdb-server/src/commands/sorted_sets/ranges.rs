@@ -354,37 +354,27 @@ fn parse<'a>(
     Ok(range)
 }
 
-fn gather(
-    s: &Session,
-    seen: &Seen<'_>,
-    key: &[u8],
-    range: &Range<'_>,
-) -> Result<Vec<(Bytes, f64)>, Failure> {
-    let (mut found, mut room) = (Vec::new(), Room::of(s));
-    if let Some(of) = seen.collection(key, Kind::SortedSet)? {
-        range.each(s, seen, &of, |member, score| {
-            room.take(member.len())?;
-            found.push((member, score));
-            Ok(())
-        })?;
-    }
-    Ok(found)
-}
-
 fn answer(s: &Session, args: Arguments<'_>, by: (Option<By>, bool), out: &mut Output) -> Outcome {
     let range = parse(args, 1, by, false)?;
     let seen = s.see()?;
+    let (mut few, mut room) = (Vec::new(), Room::of(s));
     if let Some(of) = seen.collection(args.at(1), Kind::SortedSet)?
         && let Some(found) = range.find(s, &seen, &of)?
-        && found.skip == 0
-        && found.most.min(of.live.count) > FEW
-        && let Some(count) = range.number_of(s, &seen, &of, &found)?
     {
-        send_many(s, &seen, &of, (&range, &found), count, out);
-        return Ok(());
+        if found.skip == 0
+            && found.most.min(of.live.count) > FEW
+            && let Some(count) = range.number_of(s, &seen, &of, &found)?
+        {
+            send_many(s, &seen, &of, (&range, &found), count, out);
+            return Ok(());
+        }
+        range.show(s, &seen, &of, &found, |member, score| {
+            room.take(member.len())?;
+            few.push((member, score));
+            Ok(())
+        })?;
     }
-    let found = gather(s, &seen, args.at(1), &range)?;
-    send_pairs(&found, range.scores, out);
+    send_pairs(&few, range.scores, out);
     Ok(())
 }
 
