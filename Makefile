@@ -8,7 +8,8 @@ KVFS   = target/release/kvfs
 	crash-transactions \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
 	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis \
-	lint-bench lint-fuzz python lint-python install install-files deb boot packages clean
+	bench-ranks lint-bench lint-fuzz python lint-python install install-files deb boot \
+	packages clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -252,6 +253,10 @@ redis-suites: build
 ##                   (docs/bench/redis.md; ROUNDS=7)
 bench-redis: build
 	python3 scripts/bench_redis.py --kvfs $(KVFS) --rounds $(ROUNDS) --out docs/bench/redis.md
+
+## make bench-ranks  ranks in large collections, beside redis-server (docs/bench/redis-ranks.md)
+bench-ranks: build
+	python3 scripts/bench_ranks.py --kvfs $(KVFS)
 
 lint-bench:
 	cd bench/kvbench && $(CARGO) fmt --check && \

@@ -114,6 +114,20 @@ fn existing(open: &Open, scope: &kvdb::Scope, name: &str) -> Outcome<Option<Dict
     }
 }
 
+/// The state that a scope sees of `[start, end)`, which a serializable transaction locks; an empty
+/// end is that of the dictionary.
+fn read_range(
+    scope: &kvdb::Scope,
+    dict: DictionaryId,
+    start: &[u8],
+    end: &[u8],
+) -> Outcome<kvdb::View> {
+    if let kvdb::Scope::Transaction(transaction) = scope {
+        transaction.lock_range(dict, start, end, false)?;
+    }
+    Ok(scope.view()?)
+}
+
 /// Ahead of all else that a change would do, such as making its dictionary.
 fn check_key(key: &[u8]) -> Outcome<()> {
     if key.len() <= MAX_KEY {
@@ -321,6 +335,46 @@ impl Scope {
             let range = (End::Included(&*start), stop);
             let found = scope.view()?.estimate::<&[u8]>(dict, range)?;
             Ok((found.items, found.items_error, found.bytes, found.bytes_error))
+        })
+    }
+
+    /// How many keys come before one.
+    fn rank(&self, py: Python<'_>, dictionary: &str, key: Octets) -> PyResult<u64> {
+        self.call(py, |open, scope| {
+            let Some(dict) = existing(open, &scope, dictionary)? else { return Ok(0) };
+            let view = read_range(&scope, dict, b"", &key)?;
+            Ok(open.db.rank::<&[u8]>(&view, dict, .., &*key)?)
+        })
+    }
+
+    /// The key that so many others come before.
+    fn select<'py>(
+        &self,
+        py: Python<'py>,
+        dictionary: &str,
+        number: u64,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let found = self.call(py, |open, scope| {
+            let Some(dict) = existing(open, &scope, dictionary)? else { return Ok(None) };
+            let view = read_range(&scope, dict, b"", b"")?;
+            Ok(open.db.select::<&[u8]>(&view, dict, .., number)?)
+        })?;
+        Ok(found.map(|key| PyBytes::new(py, &key)))
+    }
+
+    /// How many keys `[start, stop)` has.
+    fn count(
+        &self,
+        py: Python<'_>,
+        dictionary: &str,
+        start: Octets,
+        stop: Option<Octets>,
+    ) -> PyResult<u64> {
+        self.call(py, |open, scope| {
+            let Some(dict) = existing(open, &scope, dictionary)? else { return Ok(0) };
+            let view = read_range(&scope, dict, &start, stop.as_deref().unwrap_or_default())?;
+            let stop = stop.as_deref().map_or(End::Unbounded, End::Excluded);
+            Ok(open.db.count::<&[u8]>(&view, dict, (End::Included(&*start), stop))?)
         })
     }
 

@@ -76,6 +76,28 @@ def test_long_listings_come_whole(store: kvfs.Store) -> None:
     assert abs(estimate.keys - 10_000) <= estimate.keys_error
 
 
+def test_ranks_are_exact_whatever_is_written(store: kvfs.Store) -> None:
+    d = store["d"]
+    assert (d.rank(b"a"), d.select(0), d.count()) == (0, None, 0)
+    keys = [b"%05d" % i for i in range(0, 20_000, 2)]
+    d.update((key, b"") for key in keys)
+    for i in (0, 1, 4_999, 5_000, 9_998, 9_999):
+        assert d.rank(keys[i]) == i and d.select(i) == keys[i]
+    assert d.rank(keys[7] + b"x") == 8 and d.rank(b"z") == d.count() == 10_000
+    assert d.select(10_000) is None and d.select((1 << 64) - 1) is None
+    with pytest.raises(ValueError):
+        d.select(-1)
+    assert d.count(keys[10], keys[20]) == 10 and d.count(keys[20], keys[10]) == 0
+    d.delete_range(keys[100], keys[200])
+    del d[keys[0]]
+    d[b"00001"] = b""
+    assert d.select(0) == b"00001" and d.rank(keys[300]) == 200
+    with store.transaction() as t:
+        t["d"][b"!"] = b""
+        assert (t["d"].rank(keys[300]), t["d"].select(0), d.select(0)) == (201, b"!", b"00001")
+    assert d.select(0) == b"!" and d.count() == 9_901
+
+
 def test_prefixes(store: kvfs.Store) -> None:
     d = store["d"]
     d.update(

@@ -49,8 +49,8 @@ mod txn;
 mod undo;
 mod zones;
 
-pub use dispatch::run;
 use dispatch::run_one;
+pub use dispatch::{refuse, run};
 pub use dump::is_sound as is_sound_payload;
 
 pub struct Command {
@@ -235,6 +235,7 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::Refused, reads("compact", "[start end] | STORE", -1, NONE, dict::compact)),
     reads("config", config::USAGE, -2, NONE, config::config),
     writes("copy", "source destination [REPLACE]", -3, TWO, keys::copy),
+    reads("count", "start end [EXACT]", -3, NONE, ranges::count),
     reads("dbsize", "", 1, NONE, scan::dbsize),
     in_multi(InMulti::Refused, reads("debug", debug::USAGE, -2, NONE, debug::debug)),
     writes("decr", "key", 2, FIRST, numbers::decr),
@@ -341,7 +342,13 @@ pub static COMMANDS: &[Command] = &[
     pushes("punsubscribe", "[pattern ...]", -1, pubsub::punsubscribe),
     in_multi(InMulti::AtOnce, open("quit", "", -1, connection::quit)),
     reads("randomkey", "", 1, NONE, scan::randomkey),
-    reads("range", "start end [REV] [LIMIT count] [NOVALUES] [EXACT]", -3, NONE, ranges::range),
+    reads(
+        "range",
+        "start end [REV] [OFFSET count] [LIMIT count] [NOVALUES] [EXACT]",
+        -3,
+        NONE,
+        ranges::range,
+    ),
     writes("rename", "key newkey", 3, TWO, keys::rename),
     writes("renamenx", "key newkey", 3, TWO, keys::renamenx),
     in_multi(InMulti::AtOnce, open("reset", "", 1, connection::reset)),

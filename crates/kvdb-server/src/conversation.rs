@@ -131,6 +131,10 @@ impl Conversation {
                     self.out.send_if_large();
                     open = !self.session.closing && !self.out.is_broken();
                 }
+                Ok(Progress::Refused(len, why)) => {
+                    commands::refuse(&mut self.session, &why.to_string(), &mut self.out);
+                    at += len;
+                }
                 Err(error) => {
                     self.session.shared.metrics.protocol_errors.fetch_add(1, Relaxed);
                     self.out.error(&format!("ERR Protocol error: {error}"));

@@ -47,6 +47,9 @@ pub enum Failure {
     /// The device failed (`IOERR`).
     #[error("IOERR {0}")]
     Io(String),
+    /// A change is too large for the way in which it was tried; no client sees it.
+    #[error("LIMIT the change is too large for one step")]
+    TooLargeAtOnce,
 }
 
 /// What a command's handler returns. `Err` means that it has written no reply of its own.

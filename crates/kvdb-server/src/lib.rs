@@ -42,6 +42,7 @@ mod clients;
 mod commands;
 mod conversation;
 mod cursors;
+mod descriptors;
 mod dictionaries;
 mod effects;
 mod error;

@@ -6,7 +6,8 @@ use std::time::Duration;
 /// Bounds of the server; every one of them has an error of its own that the client sees.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Open connections; the next one is told so and closed.
+    /// Open connections, as far as the process may have as many descriptors; the next one is told
+    /// so and closed. `CONFIG SET maxclients` changes it.
     pub connections: usize,
     /// Arguments of one command, its name included.
     pub arguments: usize,
@@ -20,6 +21,8 @@ pub struct Limits {
     pub bulk: u64,
     /// Bytes of a key.
     pub key: usize,
+    /// Elements of a collection up to which a rank is found by a walk.
+    pub walked: i64,
     /// Bytes of one whole command.
     pub request: usize,
     /// Bytes that the unfinished requests of all connections together may take beyond 64 KiB each.
@@ -78,13 +81,14 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            connections: 1024,
+            connections: 10_000,
             arguments: 128 << 10,
-            argument: 4 << 20,
+            argument: 31 << 20,
             value: 1 << 40,
             tuple: 256 << 10,
             bulk: 512 << 20,
             key: 16 << 10,
+            walked: 256,
             request: 32 << 20,
             requests: 256 << 20,
             whole_replies: 64 << 20,

@@ -22,6 +22,12 @@ pub fn requests(data: &[u8]) {
                 // What comes behind a request does not change it.
                 early => early,
             };
+            let passed_over =
+                |found| matches!(found, Ok(Progress::Empty(_) | Progress::Refused(..)));
+            if found != again && passed_over(found.clone()) && passed_over(again.clone()) {
+                // One that is too large goes in the pieces in which it comes.
+                break;
+            }
             assert_eq!(found, again, "cut after {cut} bytes");
             let len = match found {
                 Ok(Progress::Request(len)) => {
@@ -32,7 +38,7 @@ pub fn requests(data: &[u8]) {
                     black_box(whole.arguments(bytes).to_request().size());
                     len
                 }
-                Ok(Progress::Empty(len)) => len,
+                Ok(Progress::Empty(len) | Progress::Refused(len, _)) => len,
                 Ok(Progress::More) | Err(_) => break,
             };
             assert!(len > 0 && len <= bytes.len(), "{len} of {} bytes", bytes.len());

@@ -38,9 +38,21 @@ pub enum ProtocolError {
     StrangerLength,
     #[error("expected CRLF after a bulk string")]
     ExpectedNewline,
-    #[error("request of more than {0} bytes")]
-    RequestTooBig(usize),
 }
+
+/// Why a request is not taken. The connection goes on: what it has is passed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TooLarge {
+    #[error(
+        "LIMIT an argument of {0} bytes, and one has at most {1}: write a long string in parts, by APPEND or SETRANGE"
+    )]
+    Argument(usize, usize),
+    #[error("LIMIT a request of more than {0} bytes")]
+    Request(usize),
+}
+
+/// The longest argument that is passed over; what announces more means no RESP.
+const LONGEST: i64 = 512 << 20;
 
 /// What `Parser::parse` found at the front of the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +64,8 @@ pub enum Progress {
     Empty(usize),
     /// A whole request of this many bytes; `Parser::arguments` reads it.
     Request(usize),
+    /// The last bytes, so many, of one that is too large. What came before was [`Progress::Empty`].
+    Refused(usize, TooLarge),
 }
 
 /// The arguments of one request, the command's name first.
@@ -133,6 +147,10 @@ pub struct Parser {
     left: Option<usize>,
     /// Length of the bulk string whose header has been read.
     bulk: Option<usize>,
+    /// The request is too large, and is passed over.
+    refused: Option<TooLarge>,
+    /// Bytes of its argument that are still to be passed over.
+    skip: usize,
     /// Where reading goes on, from the start of the request.
     at: usize,
     /// Where the search for the end of a line goes on.
@@ -177,6 +195,16 @@ impl Parser {
             }
         }
         while let Some(left) = self.left.filter(|left| *left > 0) {
+            if self.skip > 0 {
+                let passed = self.skip.min(bytes.len() - self.at);
+                (self.at, self.skip) = (self.at + passed, self.skip - passed);
+                self.searched = self.at;
+                if self.skip > 0 {
+                    return Ok(self.pass_over());
+                }
+                // What ends it.
+                self.bulk = Some(0);
+            }
             let len = match self.bulk {
                 Some(len) => len,
                 None => {
@@ -188,14 +216,23 @@ impl Parser {
                     let Some(line) = self.line(bytes, ProtocolError::LengthTooBig)? else {
                         return Ok(Progress::More);
                     };
-                    let len = integer(&line[1..])
-                        .filter(|len| (0..=limits.argument as i64).contains(len));
+                    let len = integer(&line[1..]).filter(|len| (0..=LONGEST).contains(len));
                     let len = len.ok_or(ProtocolError::InvalidLength)? as usize;
                     if len > STRANGER_ARGUMENT && !trusted {
                         return Err(ProtocolError::StrangerLength);
                     }
-                    if self.at + len + 2 > limits.request {
-                        return Err(ProtocolError::RequestTooBig(limits.request));
+                    if self.refused.is_none() {
+                        self.refused = match len > limits.argument {
+                            true => Some(TooLarge::Argument(len, limits.argument)),
+                            false if self.at + len + 2 > limits.request => {
+                                Some(TooLarge::Request(limits.request))
+                            }
+                            false => None,
+                        };
+                    }
+                    if self.refused.is_some() && len > 0 {
+                        self.skip = len;
+                        continue;
                     }
                     self.bulk = Some(len);
                     len
@@ -207,13 +244,30 @@ impl Parser {
             if end != b"\r\n" {
                 return Err(ProtocolError::ExpectedNewline);
             }
-            self.places.push((self.at as u32, len as u32));
+            if self.refused.is_none() {
+                self.places.push((self.at as u32, len as u32));
+            }
             self.at += len + 2;
             self.searched = self.at;
             self.bulk = None;
             self.left = Some(left - 1);
         }
-        Ok(Progress::Request(self.finish()))
+        match self.refused.take() {
+            None => Ok(Progress::Request(self.finish())),
+            Some(why) => {
+                self.places.clear();
+                Ok(Progress::Refused(self.finish(), why))
+            }
+        }
+    }
+
+    /// Lets the bytes go that have been passed over.
+    fn pass_over(&mut self) -> Progress {
+        self.searched = 0;
+        match std::mem::take(&mut self.at) {
+            0 => Progress::More,
+            passed => Progress::Empty(passed),
+        }
     }
 
     /// The arguments of the request that `parse` has just found whole, `bytes` being the same
@@ -401,6 +455,7 @@ mod tests {
                     out.push(parser.arguments(rest).from(0).map(<[u8]>::to_vec).collect());
                     rest = &rest[n..];
                 }
+                Progress::Refused(_, why) => panic!("{why}"),
             }
         }
     }
@@ -447,7 +502,7 @@ mod tests {
         assert_eq!(fails(b"*2147483648\r\n"), ProtocolError::InvalidCount);
         assert_eq!(fails(b"*99999999999999999999999\r\n"), ProtocolError::InvalidCount);
         assert_eq!(fails(b"*x\r\n"), ProtocolError::InvalidCount);
-        assert_eq!(fails(b"*1\r\n$4194305\r\n"), ProtocolError::InvalidLength);
+        assert_eq!(fails(b"*1\r\n$536870913\r\n"), ProtocolError::InvalidLength);
         assert_eq!(fails(b"*1\r\n$-1\r\n"), ProtocolError::InvalidLength);
         assert_eq!(fails(b"*1\r\n$9223372036854775808\r\n"), ProtocolError::InvalidLength);
         assert_eq!(fails(b"*1\r\n:1\r\n"), ProtocolError::ExpectedDollar(':'));
@@ -473,10 +528,37 @@ mod tests {
             bytes.extend_from_slice(&[b'v'; 40]);
             bytes.extend_from_slice(b"\r\n");
         }
-        assert_eq!(
-            Parser::default().parse(&bytes, &limits, true),
-            Err(ProtocolError::RequestTooBig(100))
-        );
+        let refused = TooLarge::Request(100);
+        assert_eq!(passed_over(&bytes, &limits), Ok((bytes.len(), refused)));
+    }
+
+    /// How many bytes a request has that is passed over, and why.
+    fn passed_over(bytes: &[u8], limits: &Limits) -> Result<(usize, TooLarge), ProtocolError> {
+        let (mut parser, mut at) = (Parser::default(), 0);
+        loop {
+            match parser.parse(&bytes[at..], limits, true)? {
+                Progress::Empty(passed) => at += passed,
+                Progress::Refused(last, why) => return Ok((at + last, why)),
+                other => panic!("{other:?} at {at}"),
+            }
+        }
+    }
+
+    #[test]
+    fn an_argument_that_is_too_long_is_passed_over_as_it_comes() {
+        let limits = Limits { argument: 10, ..Limits::default() };
+        let mut parser = Parser::default();
+        let mut parse = |bytes: &[u8]| parser.parse(bytes, &limits, true);
+        assert_eq!(parse(b"*3\r\n$3\r\nSET\r\n$30\r\n"), Ok(Progress::Empty(18)));
+        for _ in 0..2 {
+            assert_eq!(parse(b"0123456789"), Ok(Progress::Empty(10)));
+        }
+        assert_eq!(parse(b""), Ok(Progress::More));
+        assert_eq!(parse(b"0123456789\r"), Ok(Progress::More));
+        let last = b"0123456789\r\n$2\r\nEX\r\nPING\r\n";
+        let refused = Progress::Refused(last.len() - 6, TooLarge::Argument(30, 10));
+        assert_eq!(parse(last), Ok(refused));
+        assert_eq!(parse(b"PING\r\n"), Ok(Progress::Request(6)));
     }
 
     #[test]

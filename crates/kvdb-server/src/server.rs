@@ -119,6 +119,14 @@ impl Server {
                 Some(listener)
             }
         };
+        shared.relayed = shared.tcp.is_some() && options.tls.is_some();
+        if let Err(possible) = shared.allow_connections(shared.limits.connections) {
+            tracing::info!(
+                "{possible} connections are possible, not {}: the limit of descriptors is too low",
+                shared.limits.connections
+            );
+            shared.most_connections.store(possible, Relaxed);
+        }
         shared.socket = path.to_string_lossy().into_owned();
         let socket = PrivateSocket::listen(path)?;
         let wake =
@@ -240,7 +248,7 @@ fn welcome(common: &Common, stream: Stream, address: String, needs_password: boo
         return;
     }
     // Only this thread adds to them.
-    if metrics.connected.load(Relaxed) >= shared.limits.connections as u64 {
+    if metrics.connected.load(Relaxed) >= shared.most_connections.load(Relaxed) as u64 {
         metrics.rejected.fetch_add(1, Relaxed);
         let _ = stream.write_all(b"-ERR max number of clients reached\r\n");
         return;

@@ -13,6 +13,7 @@ use kvdb::{Batch, DictionaryId, Durability, Kvdb, NestedBatch, Transaction, Tran
 use crate::channels::Channels;
 use crate::clients::{Clients, Closer, Connection};
 use crate::cursors::Cursors;
+use crate::descriptors;
 use crate::dictionaries::{self, Place, Selected};
 use crate::effects::{Effect, Effects, Reached};
 use crate::failure::{Failure, Outcome};
@@ -66,6 +67,8 @@ pub struct Shared {
     pub publish: Option<Publish>,
     pub socket: String,
     pub tcp: Option<SocketAddr>,
+    /// What comes by that address is encrypted, by a relay for each connection.
+    pub relayed: bool,
     pub locks: KeyLocks,
     pub transactions: Arc<dyn Transactions>,
     pub transaction_states: TransactionStates,
@@ -92,6 +95,8 @@ pub struct Shared {
     pub ahead: Arc<Budget>,
     /// `WATCH` commands that are in force.
     pub watches: AtomicUsize,
+    /// Connections that there may be.
+    pub most_connections: AtomicUsize,
     /// Set when the server stops, so that long commands end.
     pub stopping: AtomicBool,
     /// What has expired is removed in the background.
@@ -117,6 +122,7 @@ impl Shared {
             unsent: Arc::new(Budget::new(limits.all_unsent)),
             ahead: Arc::new(Budget::new(limits.all_ahead)),
             watches: AtomicUsize::new(0),
+            most_connections: AtomicUsize::new(limits.connections),
             cursors: Cursors::new(limits.cursors, limits.cursor_bytes),
             scripts: Scripts::new(None, &limits),
             clients: Clients::default(),
@@ -134,12 +140,25 @@ impl Shared {
             publish: None,
             socket: String::new(),
             tcp: None,
+            relayed: false,
             locks: KeyLocks::default(),
             metrics,
             next_client: AtomicU64::new(1),
             request_bytes: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             sweeps: AtomicBool::new(true),
+        }
+    }
+
+    /// Allows so many connections, if the process may have as many descriptors; otherwise it
+    /// returns how many there could be, and nothing is changed.
+    pub fn allow_connections(&self, wanted: usize) -> Result<(), usize> {
+        match descriptors::provide(wanted, self.relayed) {
+            possible if possible < wanted => Err(possible),
+            _ => {
+                self.most_connections.store(wanted, Relaxed);
+                Ok(())
+            }
         }
     }
 

@@ -33,6 +33,8 @@ pub struct KeyRange {
     pub pattern: Option<Vec<u8>>,
     /// Strings alone.
     pub strings_only: bool,
+    /// So many are left out first.
+    pub offset: u64,
 }
 
 impl KeyRange {
@@ -48,7 +50,80 @@ impl KeyRange {
             limit: u64::MAX,
             pattern,
             strings_only: false,
+            offset: 0,
         }
+    }
+
+    /// The key behind all others of the range; empty: there is no end.
+    fn heads_end(&self) -> Vec<u8> {
+        if self.end.is_empty() { b"l".to_vec() } else { head_key(&self.end) }
+    }
+
+    /// Whether each key of the range is a string in one tuple without a deadline: then the tuples
+    /// need only be counted.
+    fn is_plain(&self, seen: &Seen<'_>) -> Result<bool, Failure> {
+        if !self.strings_only || self.pattern.is_some() {
+            return Ok(false);
+        }
+        let Some(types) = seen.types else { return Ok(true) };
+        match seen.cursor(types, &head_key(&self.start), &self.heads_end())? {
+            Some(mut heads) => Ok(heads.next()?.is_none()),
+            None => Ok(true),
+        }
+    }
+
+    /// The ranks between which the range lies, of one that is plain.
+    fn ranks(&self, seen: &Seen<'_>) -> Result<(u64, u64), Failure> {
+        let end = Some(&self.end[..]).filter(|end| !end.is_empty());
+        Ok((seen.strings_before(Some(&self.start))?, seen.strings_before(end)?))
+    }
+
+    /// How many keys it has.
+    pub fn count(&self, s: &Session, seen: &Seen<'_>) -> Result<u64, Failure> {
+        if self.is_empty() {
+            return Ok(0);
+        }
+        if self.is_plain(seen)? {
+            let (from, to) = self.ranks(seen)?;
+            return Ok(to.saturating_sub(from));
+        }
+        let (mut walk, mut count) = (self.walk(seen, s)?, 0);
+        while walk.step()?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// The range without those that are left out first; `None`: nothing is left.
+    fn shortened(&self, s: &Session, seen: &Seen<'_>) -> Result<Option<KeyRange>, Failure> {
+        let mut rest = KeyRange { offset: 0, ..self.clone() };
+        let first = if self.is_plain(seen)? {
+            let (from, to) = self.ranks(seen)?;
+            let rank = match self.backward {
+                true => to.checked_sub(1).and_then(|last| last.checked_sub(self.offset)),
+                false => from.checked_add(self.offset),
+            };
+            match rank.filter(|rank| (from..to).contains(rank)) {
+                Some(rank) => seen.nth_string(rank)?,
+                None => None,
+            }
+        } else {
+            rest.limit = self.offset.saturating_add(1);
+            let (mut walk, mut met, mut last) = (rest.walk(seen, s)?, 0, None);
+            while let Some(item) = walk.step()? {
+                (met, last) = (met + 1, Some(item.key));
+            }
+            drop(walk);
+            rest.limit = self.limit;
+            last.filter(|_| met > self.offset)
+        };
+        Ok(first.map(|first| {
+            match self.backward {
+                true => rest.end = [&first[..], b"\0"].concat(),
+                false => rest.start = first.to_vec(),
+            }
+            rest
+        }))
     }
 
     /// There is nothing in it.
@@ -73,7 +148,7 @@ impl KeyRange {
             }
             _ => Ok::<_, Failure>(None),
         };
-        let heads_end = if self.end.is_empty() { b"l".to_vec() } else { head_key(&self.end) };
+        let heads_end = self.heads_end();
         Ok(Walk {
             strings: cursor(seen.strings, &self.start, &self.end)?,
             heads: cursor(seen.types, &head_key(&self.start), &heads_end)?,
@@ -205,6 +280,17 @@ pub fn answer(
 ) -> Outcome {
     let position = out.position();
     let seen = s.see()?;
+    let shortened = match range.offset {
+        0 => None,
+        _ => match range.shortened(s, &seen)? {
+            None => {
+                out.array(0);
+                return Ok(());
+            }
+            shortened => shortened,
+        },
+    };
+    let range = shortened.as_ref().unwrap_or(range);
     let result = write_what_fits(s, &seen, range, out, each, &write);
     if result.is_err() {
         out.rewind(position);

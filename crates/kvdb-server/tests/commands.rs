@@ -160,6 +160,50 @@ fn counters() {
 }
 
 #[test]
+fn keys_of_a_range_are_counted_and_left_out() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    for i in 0..1000 {
+        assert_eq!(c.run(&format!("SET k{i:03} v{i}")), "OK");
+    }
+    // First by ranks; then by a walk, since not all keys are alike.
+    for plain in [true, false] {
+        c.expect(&[
+            ("RANGE k100 k900 OFFSET 300 LIMIT 2 NOVALUES", "[\"k400\" \"k401\"]"),
+            ("RANGE k100 k900 OFFSET 300 LIMIT 1", "[\"k400\" \"v400\"]"),
+            ("RANGE k100 k900 REV OFFSET 300 LIMIT 2 NOVALUES", "[\"k599\" \"k598\"]"),
+            ("RANGE - + REV OFFSET 999 NOVALUES", "[\"k000\"]"),
+            ("RANGE - + OFFSET 999 NOVALUES", "[\"k999\"]"),
+            ("RANGE - + OFFSET 1000", "[]"),
+            ("RANGE - + REV OFFSET 1000", "[]"),
+            ("RANGE k100 k200 OFFSET 100", "[]"),
+            ("RANGE k100 k200 OFFSET 9223372036854775807", "[]"),
+            ("RANGE k100 k200 OFFSET -1", "(error) ERR OFFSET is out of range"),
+            ("RANGE k100 k200 OFFSET", SYNTAX),
+            ("COUNT k100 k200", "(integer) 100"),
+            ("COUNT k990 +", "(integer) 10"),
+            ("COUNT - +", "(integer) 1000"),
+        ]);
+        if plain {
+            c.expect(&[
+                ("SET k1005 gone", "OK"),
+                ("PEXPIREAT k1005 1", "(integer) 1"),
+                ("RPUSH k3005 a", "(integer) 1"),
+                ("EXPIRE k500 1000", "(integer) 1"),
+            ]);
+        }
+    }
+    let id = c.run("TXN BEGIN").trim_start_matches("(integer) ").to_owned();
+    assert_eq!(c.run(&format!("TXN JOIN {id}")), "OK");
+    c.expect(&[
+        ("SET k0000 v", "OK"),
+        ("COUNT - +", "(integer) 1001"),
+        ("RANGE - + OFFSET 1 LIMIT 1 NOVALUES", "[\"k0000\"]"),
+    ]);
+    assert_eq!(served.connect().run("COUNT - +"), "(integer) 1000");
+}
+
+#[test]
 fn ranges_of_keys() {
     serve(ServerOptions::default()).connect().expect(&[
         ("RANGE - +", "[]"),
@@ -197,6 +241,11 @@ fn ranges_of_keys() {
         ("MSET p:1 v p:2 v q v", "OK"),
         ("ESTIMATE p: q", "[(integer) 2 (integer) 0 (integer) 8 (integer) 0]"),
         ("ESTIMATE - + EXACTLY", SYNTAX),
+        ("COUNT - +", "(integer) 4"),
+        ("COUNT p: q", "(integer) 2"),
+        ("COUNT q p:", "(integer) 0"),
+        ("COUNT - + EXACT", "(integer) 0"),
+        ("COUNT - + EXACTLY", SYNTAX),
         ("DELPREFIX p:", "OK"),
         ("EXISTS p:1 p:2 q", "(integer) 1"),
         ("DELPREFIX ''", "OK"),
@@ -361,7 +410,7 @@ fn the_connection_and_the_server() {
         ("CLIENT KILL x", "(error) ERR No such client"),
         ("CLIENT NONE", "(error) ERR unknown subcommand or wrong number of arguments for 'NONE'. Try CLIENT HELP."),
         ("CONFIG GET save", "[\"save\" \"\"]"),
-        ("CONFIG GET proto-max-bulk-len", "[\"proto-max-bulk-len\" \"4194304\"]"),
+        ("CONFIG GET proto-max-bulk-len", "[\"proto-max-bulk-len\" \"32505856\"]"),
         ("CONFIG GET nosuch", "[]"),
         ("CONFIG SET save 1", "(error) ERR Unknown option or number of arguments for CONFIG SET - 'save'"),
         ("DURABLE", "\"no\""),

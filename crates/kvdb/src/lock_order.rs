@@ -9,8 +9,9 @@
 //! `try_lock` never waits and is not checked, but what it has taken counts as held.
 //!
 //! All other locks of the engine are leaves: no lock is taken while one of them is held. A
-//! transaction's own state comes before all ranks, and a commit takes `locks` under
-//! [`Rank::Pipeline`]. A reader takes no ranked lock.
+//! transaction's own state comes before all ranks, and so does an index of `read::ranks`, which is
+//! only tried under a ranked lock; a commit takes `locks` under [`Rank::Pipeline`]. A reader takes
+//! no ranked lock, but to wait until what it sees is noted for such an index.
 
 use std::ops::{Deref, DerefMut};
 

@@ -195,6 +195,8 @@ pub(crate) struct Shares {
     pub cache: usize,
     /// The memory that locks of serializable transactions may take.
     pub locks: usize,
+    /// The memory that the indexes of ranks may take.
+    pub ranks: usize,
     /// The journal forces a flush when it takes more of the device than this.
     pub journal_device: u64,
     /// Largest record that a commit may make.
@@ -218,6 +220,7 @@ impl Shares {
             journal_buffer: 4 * journal_write_at,
             cache: memory / 8 * 3 - 4 * journal_write_at,
             locks: memory / 16,
+            ranks: memory / 32,
             journal_device: (4 * seal_at as u64).max(4 * zones::ZONE_SIZE),
             largest_record: memtables.max(4 << 20).min(u32::MAX as usize / 2),
         }
@@ -244,7 +247,8 @@ mod tests {
         for memory in [0, 1 << 20, 3 << 20, 64 << 20, 256 << 20, 8 << 30] {
             let s = Shares::of(&OpenOptions { memory, ..Default::default() });
             assert!(
-                s.memtables + s.journal_buffer + s.cache + s.locks <= memory.max(MIN_MEMORY),
+                s.memtables + s.journal_buffer + s.cache + s.locks + s.ranks
+                    <= memory.max(MIN_MEMORY),
                 "{memory}: {s:?}"
             );
             assert!(s.seal_at * 2 <= s.memtables);

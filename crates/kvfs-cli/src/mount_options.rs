@@ -123,6 +123,8 @@ Options for -o, separated by commas:
                               line of the file, which others may not use
   tls_cert=FILE, tls_key=FILE encrypt what goes over that address: a certificate, with those
                               that lead to a known authority behind it, and its key, in PEM
+  max_clients=N               connections that may be open to the socket and the address
+                              (default: 10000, as far as descriptors are allowed)
   transport=auto, uring, device
                               how requests come from the kernel. uring: over io_uring, which
                               takes Linux 6.14 and root, or that root has set
@@ -271,6 +273,12 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 let address = value.to_str().and_then(|text| text.parse().ok());
                 let wrong = || bad("write an address and a port, as 127.0.0.1:6379".into());
                 options.network.listen = Some(address.ok_or_else(wrong)?);
+            }
+            ("max_clients", Some(value)) => {
+                let most = value.to_str().and_then(|text| text.parse::<usize>().ok());
+                let most = most.filter(|most| (1..=1_000_000).contains(most));
+                let wrong = || bad("write a number of connections, from 1 to 1000000".into());
+                options.network.max_clients = Some(most.ok_or_else(wrong)?);
             }
             ("password_file" | "tls_cert" | "tls_key", Some(value)) => {
                 let path = std::path::absolute(value).map_err(|e| bad(e.to_string()))?;
@@ -476,6 +484,7 @@ fn takes_a_value(name: &str) -> bool {
         "snapshot",
         "clone",
         "listen",
+        "max_clients",
         "password_file",
         "tls_cert",
         "tls_key",

@@ -1,5 +1,5 @@
 //! What a mounted store listens on besides its socket: an address, with a password, and encrypted
-//! where it has a certificate.
+//! where it has a certificate; and for how many.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -20,6 +20,8 @@ pub struct Network {
     pub password_file: Option<PathBuf>,
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
+    /// Connections that there may be, those of the socket included.
+    pub max_clients: Option<usize>,
 }
 
 impl Network {
@@ -54,6 +56,9 @@ impl Network {
 
     /// Adds it to the options of the server.
     pub fn add_to(&self, options: &mut ServerOptions) -> Outcome {
+        if let Some(most) = self.max_clients {
+            options.limits.connections = most;
+        }
         let (Some(address), Some(password)) = (self.listen, &self.password_file) else {
             return Ok(());
         };

@@ -266,6 +266,26 @@ class Dictionary(MutableMapping[bytes, bytes]):
         """About how many keys and bytes lie in a range, in the time of two lookups."""
         return Estimate(*self._scope.estimate(self.name, start or b"", stop))
 
+    def rank(self, key: bytes) -> int:
+        """How many keys come before ``key``, which need not be there. The first call counts the
+        dictionary; later ones take microseconds, whatever was written in between."""
+        rank: int = self._scope.rank(self.name, key)
+        return rank
+
+    def select(self, number: int) -> bytes | None:
+        """The key that ``number`` others come before; ``None`` when there are not so many. It costs
+        what ``rank`` costs."""
+        if not 0 <= number < 1 << 64:
+            raise ValueError(f"a number of keys is not {number}")
+        found: bytes | None = self._scope.select(self.name, number)
+        return found
+
+    def count(self, start: bytes | None = None, stop: bytes | None = None) -> int:
+        """How many keys there are from ``start`` up to ``stop``, without ``stop``, exactly. It
+        costs what ``rank`` costs."""
+        count: int = self._scope.count(self.name, start or b"", stop)
+        return count
+
     def delete_range(self, start: bytes | None = None, stop: bytes | None = None) -> None:
         """Deletes all keys from ``start`` up to ``stop``, without ``stop``, at the price of one."""
         change = ("delete_range", self.name, start or b"", stop)

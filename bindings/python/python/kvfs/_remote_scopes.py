@@ -165,6 +165,22 @@ class Scope:
             return (0, 0, 0, 0)
         return tuple(self.call(dictionary, b"ESTIMATE", start, stop or b"", b"EXACT"))
 
+    def rank(self, dictionary: str, key: bytes) -> int:
+        key = _bytes(key)
+        return 0 if not key else int(self.call(dictionary, b"COUNT", b"", key, b"EXACT"))
+
+    def select(self, dictionary: str, number: int) -> bytes | None:
+        words = [b"OFFSET", b"%d" % number, b"LIMIT", b"1", b"NOVALUES", b"EXACT"]
+        if number >= 1 << 63:
+            return None
+        return next(iter(self.call(dictionary, b"RANGE", b"", b"", *words)), None)
+
+    def count(self, dictionary: str, start: bytes, stop: bytes | None) -> int:
+        start, stop = _bytes(start), None if stop is None else _bytes(stop)
+        if _is_empty(start, stop):
+            return 0
+        return int(self.call(dictionary, b"COUNT", start, stop or b"", b"EXACT"))
+
     def dictionaries(self) -> list[str]:
         with self._connection() as connection:
             return sorted(name.decode() for name in connection.call(b"DICTS"))

@@ -98,9 +98,9 @@ class AsyncDictionary:
         """Whether there is such a key."""
         return await self.call(lambda d: key in d)
 
-    async def count(self) -> int:
-        """The number of keys."""
-        return await self.call(len)
+    async def count(self, start: bytes | None = None, stop: bytes | None = None) -> int:
+        """How many keys there are from ``start`` up to ``stop``, without ``stop``."""
+        return await self.call(lambda d: d.count(start, stop))
 
     async def set(self, key: bytes, value: bytes) -> None:
         """Sets a key."""
@@ -137,6 +137,14 @@ class AsyncDictionary:
     async def estimate(self, start: bytes | None = None, stop: bytes | None = None) -> Estimate:
         """About how much there is from ``start`` up to ``stop``."""
         return await self.call(lambda d: d.estimate(start, stop))
+
+    async def rank(self, key: bytes) -> int:
+        """How many keys come before ``key``."""
+        return await self.call(lambda d: d.rank(key))
+
+    async def select(self, number: int) -> bytes | None:
+        """The key that ``number`` others come before."""
+        return await self.call(lambda d: d.select(number))
 
     def keys(
         self, start: bytes | None = None, stop: bytes | None = None, *, reverse: bool = False

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use kvdb::Tuple;
+use kvdb::{Cursor, Tuple, View};
 
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -29,12 +29,22 @@ pub fn visit(
     of: &Collection,
     (start, end): (&[u8], &[u8]),
     backward: bool,
-    mut visit: impl FnMut(&Tuple) -> Result<bool, Failure>,
+    visit: impl FnMut(&Tuple) -> Result<bool, Failure>,
 ) -> Outcome {
     if start >= end {
         return Ok(());
     }
-    let Some(mut cursor) = seen.cursor(of.types, start, end)? else { return Ok(()) };
+    let Some(cursor) = seen.cursor(of.types, start, end)? else { return Ok(()) };
+    go(s, cursor, backward, visit)
+}
+
+/// Shows what a cursor stands before, or behind.
+fn go(
+    s: &Session,
+    mut cursor: Cursor,
+    backward: bool,
+    mut visit: impl FnMut(&Tuple) -> Result<bool, Failure>,
+) -> Outcome {
     if backward {
         cursor.seek_to_end()?;
     }
@@ -76,6 +86,159 @@ impl Room {
     }
 }
 
+/// Elements next to an end up to which it is walked from there.
+const NEAR: i64 = 32;
+
+/// How many elements of `[start, end)`, which are all of the collection's, come before a place.
+pub fn rank_of(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    (start, end): (&[u8], &[u8]),
+    place: &[u8],
+) -> Result<i64, Failure> {
+    if of.live.count > s.shared.limits.walked {
+        return Ok(seen.rank(of, (start, end), place)? as i64);
+    }
+    let mut before = 0;
+    visit(s, seen, of, (start, place.min(end)), false, |_| {
+        before += 1;
+        Ok(true)
+    })?;
+    Ok(before)
+}
+
+/// The place of the element of `[start, end)`, which are all of the collection's, that `n` others
+/// come before.
+pub fn place_at(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    (start, end): (&[u8], &[u8]),
+    n: i64,
+) -> Result<Option<Bytes>, Failure> {
+    let count = of.live.count;
+    if !(0..count).contains(&n) {
+        return Ok(None);
+    }
+    let (backward, far) = (count - 1 - n < n, n.min(count - 1 - n));
+    let walked = s.shared.limits.walked;
+    if far >= NEAR.min(walked) && count > walked {
+        return seen.select(of, (start, end), n as u64);
+    }
+    let (mut left, mut found) = (far, None);
+    visit(s, seen, of, (start, end), backward, |tuple| {
+        if left == 0 {
+            found = Some(tuple.key.clone());
+        }
+        left -= 1;
+        Ok(found.is_none())
+    })?;
+    Ok(found)
+}
+
+/// Elements that a reply sends one after the other.
+#[derive(Clone, Copy)]
+pub struct Answered<'a> {
+    /// The keys `[start, end)`.
+    pub range: (&'a [u8], &'a [u8]),
+    pub backward: bool,
+    /// So many of them. It must be sure that there are as many.
+    pub count: usize,
+    /// Replies for one.
+    pub each: usize,
+}
+
+/// Replies with elements, of which there are known to be so many; memory stays bounded. The header
+/// is written.
+pub fn answer(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    out: &mut Output,
+    Answered { range, backward, count, each }: Answered<'_>,
+    write: impl Fn(&Tuple, &mut Output) -> Outcome,
+) {
+    pay(&fewer(of), out, count, each, |out, owed| {
+        visit(s, seen, of, range, backward, |tuple| {
+            write(tuple, out)?;
+            Ok(paid(out, owed))
+        })
+    });
+}
+
+/// An element was sent; returns whether more are owed and wanted.
+pub fn paid(out: &mut Output, owed: &mut usize) -> bool {
+    *owed -= 1;
+    out.send_if_large();
+    *owed > 0 && !out.is_broken()
+}
+
+fn fewer(of: &Collection) -> String {
+    format!("collection {:x} has fewer elements than it counts", of.id)
+}
+
+/// Replies with so many elements, which `send` does. As many replies as the header says must
+/// follow, whatever fails; `missing` says what it means that there are fewer.
+pub fn pay(
+    missing: &str,
+    out: &mut Output,
+    count: usize,
+    each: usize,
+    send: impl FnOnce(&mut Output, &mut usize) -> Outcome,
+) {
+    let mut owed = count;
+    let done = if owed == 0 { Ok(()) } else { send(out, &mut owed) };
+    if owed > 0 && !out.is_broken() {
+        let text = match done {
+            Err(failure) => failure.to_string(),
+            Ok(()) => format!("CORRUPT {missing}"),
+        };
+        for _ in 0..owed * each {
+            out.error(&text);
+            out.send_if_large();
+        }
+    }
+}
+
+/// Elements up to which those that a command takes away are gathered for its reply; more are read
+/// again where they were.
+pub const FEW: usize = 1000;
+
+/// Many elements that were taken away, in the state that still has them.
+pub struct TakenFrom {
+    pub state: View,
+    pub of: Collection,
+    /// All of `[start, end)`, if not chosen among those.
+    pub range: (Vec<u8>, Vec<u8>),
+    pub backward: bool,
+    pub count: usize,
+}
+
+impl TakenFrom {
+    /// Replies with those that `chosen` says yes to, of which there are `count`. The header is
+    /// written.
+    pub fn answer(
+        &self,
+        s: &Session,
+        out: &mut Output,
+        each: usize,
+        mut chosen: impl FnMut() -> bool,
+        write: impl Fn(&Tuple, &mut Output) -> Outcome,
+    ) {
+        pay(&fewer(&self.of), out, self.count, each, |out, owed| {
+            let cursor = self.state.cursor(self.of.types, &self.range.0, &self.range.1)?;
+            go(s, cursor, self.backward, |tuple| {
+                if !chosen() {
+                    return Ok(true);
+                }
+                write(tuple, out)?;
+                Ok(paid(out, owed))
+            })
+        });
+    }
+}
+
 /// Replies with all elements in order, `each` replies for one; memory stays bounded. `header`
 /// writes the header for so many elements.
 pub fn answer_all(
@@ -91,29 +254,11 @@ pub fn answer_all(
         header(out, 0);
         return Ok(());
     };
-    let mut owed = usize::try_from(of.live.count).unwrap_or(0);
-    header(out, owed);
+    let count = usize::try_from(of.live.count).unwrap_or(0);
+    header(out, count);
     let (start, end) = elements(of.id);
-    // From here on as many replies as the header says must follow, whatever fails.
-    let done = visit(s, seen, of, (&start, &end), false, |tuple| {
-        if owed == 0 || out.is_broken() {
-            return Ok(false);
-        }
-        write(tuple, out)?;
-        owed -= 1;
-        out.send_if_large();
-        Ok(true)
-    });
-    if owed > 0 && !out.is_broken() {
-        let text = match done {
-            Err(failure) => failure.to_string(),
-            Ok(()) => format!("CORRUPT collection {:x} has fewer elements than it counts", of.id),
-        };
-        for _ in 0..owed * each {
-            out.error(&text);
-            out.send_if_large();
-        }
-    }
+    let all = Answered { range: (&start, &end), backward: false, count, each };
+    answer(s, seen, of, out, all, write);
     Ok(())
 }
 

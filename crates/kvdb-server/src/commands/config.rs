@@ -1,5 +1,7 @@
 //! `CONFIG`: the settings that clients read, and those that they may change while the server runs.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::connection::yes;
 use super::{is, unknown_subcommand};
 use crate::failure::{Failure, Outcome};
@@ -13,6 +15,8 @@ pub const USAGE: &str = "GET pattern ... | SET setting value ... | RESETSTAT";
 
 /// Milliseconds that a script may be allowed to take.
 const MOST_TIME: i64 = 3_600_000;
+/// Connections that may be asked for.
+const MOST_CONNECTIONS: i64 = 1_000_000;
 /// Entries that the list of slow commands may have.
 const MOST_SLOW: i64 = 10_000;
 
@@ -32,12 +36,12 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             }
         }
         (c, 4..) if is(c, "set") && args.len().is_multiple_of(2) => {
-            // All of them, or where one is wrong none.
+            // All of them, or where one is wrong none; the system may refuse one.
             let mut settings = Vec::with_capacity(args.len() / 2 - 1);
             for (name, value) in args.from(2).step_by(2).zip(args.from(3).step_by(2)) {
                 settings.push(Setting::parse(name, value)?);
             }
-            settings.into_iter().for_each(|setting| setting.make(s));
+            settings.into_iter().try_for_each(|setting| setting.make(s))?;
             out.ok();
         }
         (c, 2) if is(c, "resetstat") => {
@@ -68,7 +72,7 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
         ("databases", i32::MAX.to_string()),
         ("durable", if s.durable { "yes" } else { "no" }.to_string()),
         ("lua-time-limit", scripts),
-        ("maxclients", limits.connections.to_string()),
+        ("maxclients", s.shared.most_connections.load(Relaxed).to_string()),
         ("maxmemory", "0".to_string()),
         ("maxmemory-policy", "noeviction".to_string()),
         ("notify-keyspace-events", s.shared.notifications.wanted().shown()),
@@ -88,6 +92,7 @@ enum Setting {
     Notifications(Classes),
     SlowerThan(i64),
     SlowLog(usize),
+    Connections(usize),
 }
 
 impl Setting {
@@ -107,6 +112,7 @@ impl Setting {
                 Setting::Notifications(Classes::parse(value).ok_or(Failure::request(wrong))?)
             }
             o if is(o, "slowlog-log-slower-than") => Setting::SlowerThan(within(-1, i64::MAX)?),
+            o if is(o, "maxclients") => Setting::Connections(within(1, MOST_CONNECTIONS)? as usize),
             o if is(o, "slowlog-max-len") => Setting::SlowLog(within(0, MOST_SLOW)? as usize),
             o => {
                 let name = String::from_utf8_lossy(&o[..o.len().min(64)]).into_owned();
@@ -117,13 +123,19 @@ impl Setting {
         })
     }
 
-    fn make(self, s: &mut Session) {
+    fn make(self, s: &mut Session) -> Outcome {
         match self {
             Setting::Durable(durable) => s.durable = durable,
             Setting::ScriptTime(milliseconds) => s.shared.scripts.set_time(milliseconds),
             Setting::Notifications(wanted) => s.shared.notifications.set(wanted),
             Setting::SlowerThan(micros) => s.shared.slow_log.set_slower_than(micros),
             Setting::SlowLog(most) => s.shared.slow_log.set_most(most),
+            Setting::Connections(most) => s.shared.allow_connections(most).map_err(|possible| {
+                Failure::request(format!(
+                    "CONFIG SET failed (possibly related to argument 'maxclients') - The operating system is not able to handle the specified number of clients, try with {possible}"
+                ))
+            })?,
         }
+        Ok(())
     }
 }

@@ -38,6 +38,18 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
     }
 }
 
+/// Replies to a request that was too large to be taken.
+pub fn refuse(s: &mut Session, why: &str, out: &mut Output) {
+    if s.replies.mutes_next() {
+        out.mute();
+    }
+    s.shared.metrics.commands.fetch_add(1, Relaxed);
+    s.shared.metrics.count_error(why);
+    spoil(s);
+    out.error(why);
+    out.unmute();
+}
+
 /// Waits while commands like this one wait (`CLIENT PAUSE`). Those that end a pause do not.
 /// `false`: the client went away meanwhile.
 fn pause(s: &Session, command: &Command, out: &Output) -> bool {

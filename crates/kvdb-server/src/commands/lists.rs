@@ -1,14 +1,15 @@
 //! Lists: elements are numbered, in the order of their numbers; those at the ends get numbers
-//! beyond the ends. What stands in the middle is reached from the nearer end.
+//! beyond the ends. Where no number between the ends is free, an element's number follows from its
+//! place; else its place is found by ranks.
 
 use bytes::Bytes;
-use kvdb::{Batch, Tuple};
+use kvdb::Batch;
 
 mod ends;
 
 pub use self::ends::End;
-use self::ends::{MIDDLE, at_bound, number, outermost, place, set_bound, within};
-use super::collections::{Room, visit};
+use self::ends::{MIDDLE, at_bound, dense_from, number, outermost, place, set_bound, within};
+use super::collections::{Answered, FEW, Room, TakenFrom, answer, place_at, visit};
 use super::is;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
@@ -103,6 +104,22 @@ fn pop(s: &Session, args: Arguments<'_>, end: End, out: &mut Output) -> Outcome 
         }
         Some(_) => return Err(Failure::request("value is out of range, must be positive")),
     };
+    if let Some(wanted) = wanted.filter(|wanted| *wanted > FEW)
+        && let Some(taken) = pop_many(s, key, end, wanted)?
+    {
+        out.array(taken.count);
+        taken.answer(
+            s,
+            out,
+            1,
+            || true,
+            |tuple, out| {
+                out.bulk(&tuple.value()?);
+                Ok(())
+            },
+        );
+        return Ok(());
+    }
     let popped = pop_from(s, key, end, wanted.unwrap_or(1))?;
     match (wanted, popped) {
         (None, popped) => out.value(popped.as_ref().and_then(|p| p.first()).map(|v| &v[..])),
@@ -132,6 +149,40 @@ pub fn pop_from(
     })
 }
 
+/// Takes many elements from an end; `None`: there are not so many, and none was taken.
+fn pop_many(
+    s: &Session,
+    key: &[u8],
+    end: End,
+    wanted: usize,
+) -> Result<Option<TakenFrom>, Failure> {
+    let Some(space) = s.existing()? else { return Ok(None) };
+    s.change(space, [key], |seen, batch| {
+        let Some(of) = seen.collection(key, Kind::List)? else { return Ok(None) };
+        let len = of.live.count;
+        let count = i64::try_from(wanted).unwrap_or(i64::MAX).min(len);
+        if count <= FEW as i64 {
+            return Ok(None);
+        }
+        let (mut first, mut last) = within(seen, &of)?;
+        if count < len {
+            // The outermost one that stays.
+            let stays = if end == End::Left { count } else { len - 1 - count };
+            let Some(stays) = key_at(s, seen, &of, stays)? else { return Ok(None) };
+            set_bound(&of, end, number(&stays)?, batch);
+            match end {
+                End::Left => last = stays.to_vec(),
+                End::Right => first = [&stays[..], b"\0"].concat(),
+            }
+            batch.delete_range(of.types, first.clone(), last.clone());
+        }
+        seen.event(Classes::LIST, end.popped(), key);
+        seen.counted(key, &of, -count, batch);
+        let (state, range, backward) = (seen.state()?, (first, last), end == End::Right);
+        Ok(Some(TakenFrom { state, of, range, backward, count: count as usize }))
+    })
+}
+
 fn take(
     s: &Session,
     seen: &Seen<'_>,
@@ -154,7 +205,7 @@ fn take(
         let mut at = None;
         visit(s, seen, of, (&start, &last), end == End::Right, |tuple| {
             room.take(tuple.value_len())?;
-            at = Some(number(tuple)?);
+            at = Some(number(&tuple.key)?);
             popped.push(tuple.value()?);
             batch.delete(of.types, tuple.key.clone());
             Ok(popped.len() < wanted)
@@ -181,31 +232,21 @@ pub fn llen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// The elements from rank `from` to `to`, both included, in order; from the nearer end.
-fn elements(
+/// The key of the element with this rank.
+fn key_at(
     s: &Session,
     seen: &Seen<'_>,
     of: &Collection,
-    from: i64,
-    to: i64,
-) -> Result<Vec<Tuple>, Failure> {
-    let (start, end) = within(seen, of)?;
-    let len = of.live.count;
-    let backward = len - 1 - to < from;
-    let (skip, last) = if backward { (len - 1 - to, len - 1 - from) } else { (from, to) };
-    let (mut at, mut found, mut room) = (0, Vec::new(), Room::of(s));
-    visit(s, seen, of, (&start, &end), backward, |tuple| {
-        if at >= skip {
-            room.take(tuple.value_len())?;
-            found.push(tuple.clone());
-        }
-        at += 1;
-        Ok(at <= last)
-    })?;
-    if backward {
-        found.reverse();
+    rank: i64,
+) -> Result<Option<Bytes>, Failure> {
+    if !(0..of.live.count).contains(&rank) {
+        return Ok(None);
     }
-    Ok(found)
+    if let Some(first) = dense_from(seen, of)? {
+        return Ok(Some(place(of, first.saturating_add(rank as u64)).into()));
+    }
+    let (start, end) = within(seen, of)?;
+    place_at(s, seen, of, (&start, &end), rank)
 }
 
 /// The ranks that two numbers mean in a list of `len` elements.
@@ -219,34 +260,40 @@ pub fn lrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let from = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
     let to = integer(args.at(3)).ok_or(Failure::NOT_AN_INTEGER)?;
     let seen = s.see()?;
-    let mut found = Vec::new();
     if let Some(of) = seen.collection(args.at(1), Kind::List)?
         && let Some((from, to)) = ranks(of.live.count, from, to)
+        && let Some(start) = key_at(s, &seen, &of, from)?
     {
-        for tuple in elements(s, &seen, &of, from, to)? {
-            found.push(tuple.value()?);
-        }
+        let (_, end) = within(&seen, &of)?;
+        let count = (to - from + 1) as usize;
+        out.array(count);
+        let all = Answered { range: (&start, &end), backward: false, count, each: 1 };
+        answer(s, &seen, &of, out, all, |tuple, out| {
+            out.bulk(&tuple.value()?);
+            Ok(())
+        });
+        return Ok(());
     }
-    out.array(found.len());
-    for value in found {
-        out.bulk(&value);
-        out.send_if_large();
-    }
+    out.array(0);
     Ok(())
 }
 
-/// The element at an index, which counts from the end where it is negative.
+/// The key of the element at an index, which counts from the end where it is negative.
 fn nth(
     s: &Session,
     seen: &Seen<'_>,
     of: &Collection,
     index: i64,
-) -> Result<Option<Tuple>, Failure> {
+) -> Result<Option<Bytes>, Failure> {
     let rank = if index < 0 { index.saturating_add(of.live.count) } else { index };
-    match (0..of.live.count).contains(&rank) {
-        true => Ok(elements(s, seen, of, rank, rank)?.pop()),
-        false => Ok(None),
-    }
+    key_at(s, seen, of, rank)
+}
+
+/// The value of an element that is there.
+fn value_at(seen: &Seen<'_>, of: &Collection, key: &[u8]) -> Result<Bytes, Failure> {
+    seen.get(of.types, key)?.ok_or_else(|| {
+        Failure::Corrupt(format!("collection {:x} has fewer elements than it counts", of.id))
+    })
 }
 
 pub fn lindex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -255,11 +302,11 @@ pub fn lindex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         None => None,
         Some(of) => {
             let index = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
-            nth(s, &seen, &of, index)?
+            let found = nth(s, &seen, &of, index)?;
+            found.map(|key| value_at(&seen, &of, &key)).transpose()?
         }
     };
-    let value = found.map(|tuple| tuple.value()).transpose()?;
-    out.value(value.as_deref());
+    out.value(found.as_deref());
     Ok(())
 }
 
@@ -270,8 +317,8 @@ pub fn lset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let space = s.existing()?.ok_or(NO_KEY)?;
     s.change(space, [key], |seen, batch| {
         let of = seen.collection(key, Kind::List)?.ok_or(NO_KEY)?;
-        let tuple = nth(s, seen, &of, index)?.ok_or(Failure::request("index out of range"))?;
-        batch.put(of.types, tuple.key, Bytes::copy_from_slice(args.at(3)));
+        let place = nth(s, seen, &of, index)?.ok_or(Failure::request("index out of range"))?;
+        batch.put(of.types, place, Bytes::copy_from_slice(args.at(3)));
         seen.event(Classes::LIST, "lset", key);
         Ok(())
     })?;
@@ -291,19 +338,19 @@ pub fn lrem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             let (start, end) = within(seen, &of)?;
             let (near, far) =
                 if count < 0 { (End::Right, End::Left) } else { (End::Left, End::Right) };
-            let (mut removed, mut room) = (0u64, Room::of(s));
+            let mut removed = 0u64;
             // What is left: the last that was met, and where the first that was not removed lies.
             let (mut kept, mut stripped) = (None, None);
             visit(s, seen, &of, (&start, &end), count < 0, |tuple| {
                 if tuple.value_len() == value.len() && tuple.value()? == value {
-                    room.take(tuple.key.len())?;
                     batch.delete(of.types, tuple.key.clone());
+                    seen.relieve(batch, tuple.key.len())?;
                     removed += 1;
                     if kept.is_none() {
-                        stripped = Some(number(tuple)?);
+                        stripped = Some(number(&tuple.key)?);
                     }
                 } else {
-                    kept = Some(number(tuple)?);
+                    kept = Some(number(&tuple.key)?);
                 }
                 Ok(removed < most)
             })?;
@@ -340,11 +387,11 @@ pub fn ltrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             // Two ranges, whatever they hold.
             if let (true, Some(first)) = (from > 0, nth(s, seen, &of, from)?) {
                 set_bound(&of, End::Left, number(&first)?, batch);
-                batch.delete_range(of.types, start, first.key);
+                batch.delete_range(of.types, start, first);
             }
             if let (true, Some(last)) = (to + 1 < of.live.count, nth(s, seen, &of, to)?) {
                 set_bound(&of, End::Right, number(&last)?, batch);
-                batch.delete_range(of.types, [&last.key[..], b"\0"].concat(), end);
+                batch.delete_range(of.types, [&last[..], b"\0"].concat(), end);
             }
             seen.counted(key, &of, (to - from + 1) - of.live.count, batch);
             Ok(())
@@ -378,29 +425,24 @@ pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             })?;
             let Some(rank) = found else { return Ok(-1) };
             let len = of.live.count;
-            // The one that moves furthest comes first: each takes the number of the next.
+            // Each element on the shorter side takes the number of the one that is further out.
             let left = rank < len - rank;
-            let moved = match left {
-                true if rank > 0 => elements(s, seen, &of, 0, rank - 1)?,
-                false if rank < len => elements(s, seen, &of, rank, len - 1)?,
-                _ => Vec::new(),
-            };
-            let mut numbers = moved.iter().map(number).collect::<Result<Vec<_>, _>>()?;
-            let mut values = moved.iter().map(Tuple::value).collect::<Result<Vec<_>, _>>()?;
-            let value = Bytes::copy_from_slice(value);
-            let end = if left { End::Left } else { End::Right };
-            let beyond = end.beyond(outermost(s, seen, &of, end)?);
-            if left {
-                numbers.insert(0, beyond);
-                values.push(value);
-            } else {
-                numbers.push(beyond);
-                values.insert(0, value);
+            let side = if left { End::Left } else { End::Right };
+            let beyond = side.beyond(outermost(s, seen, &of, side)?);
+            let (mut free, mut moving) = (beyond, if left { rank } else { len - rank });
+            if moving > 0 {
+                visit(s, seen, &of, (&start, &end), !left, |tuple| {
+                    let value = tuple.value()?;
+                    let bytes = value.len();
+                    batch.put(of.types, place(&of, free), value);
+                    seen.relieve(batch, bytes)?;
+                    free = number(&tuple.key)?;
+                    moving -= 1;
+                    Ok(moving > 0)
+                })?;
             }
-            set_bound(&of, end, beyond, batch);
-            for (number, value) in numbers.into_iter().zip(values) {
-                batch.put(of.types, place(&of, number), value);
-            }
+            batch.put(of.types, place(&of, free), Bytes::copy_from_slice(value));
+            set_bound(&of, side, beyond, batch);
             seen.event(Classes::LIST, "linsert", key);
             seen.counted(key, &of, 1, batch);
             Ok(len + 1)
@@ -471,15 +513,15 @@ fn rotate(
     batch: &mut Batch,
 ) -> Result<Option<Bytes>, Failure> {
     let index = if from == End::Left { 0 } else { -1 };
-    let Some(tuple) = nth(s, seen, of, index)? else { return Ok(None) };
-    let value = tuple.value()?;
+    let Some(place_of) = nth(s, seen, of, index)? else { return Ok(None) };
+    let value = value_at(seen, of, &place_of)?;
     seen.event(Classes::LIST, to.pushed(), key);
     seen.event(Classes::LIST, from.popped(), key);
     if from != to && of.live.count > 1 {
         let beyond = to.beyond(outermost(s, seen, of, to)?);
-        set_bound(of, from, to.beyond(number(&tuple)?), batch);
+        set_bound(of, from, to.beyond(number(&place_of)?), batch);
         set_bound(of, to, beyond, batch);
-        batch.delete(of.types, tuple.key);
+        batch.delete(of.types, place_of);
         batch.put(of.types, place(of, beyond), value.clone());
     }
     Ok(Some(value))

@@ -35,15 +35,22 @@ pub fn bounds<'a>(args: Arguments<'a>, exact: bool) -> (&'a [u8], &'a [u8]) {
     }
 }
 
-/// `RANGE start end [REV] [LIMIT n] [NOVALUES] [EXACT]`: keys and values in turn.
+/// `RANGE start end [REV] [OFFSET n] [LIMIT n] [NOVALUES] [EXACT]`: keys and values in turn.
 pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut backward, mut limit, mut values, mut exact) = (false, u64::MAX, true, false);
+    let mut offset = 0;
     let mut options = args.from(3);
     while let Some(option) = options.next() {
         match option {
             o if is(o, "rev") => backward = true,
             o if is(o, "novalues") => values = false,
             o if is(o, "exact") => exact = true,
+            o if is(o, "offset") => {
+                let n = integer(options.next().ok_or(Failure::SYNTAX)?)
+                    .ok_or(Failure::NOT_AN_INTEGER)?;
+                offset =
+                    u64::try_from(n).map_err(|_| Failure::request("OFFSET is out of range"))?;
+            }
             o if is(o, "limit") => {
                 let n = integer(options.next().ok_or(Failure::SYNTAX)?)
                     .ok_or(Failure::NOT_AN_INTEGER)?;
@@ -58,7 +65,8 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         out.array(0);
         return Ok(());
     }
-    let asked = KeyRange { start, end, backward, limit, pattern: None, strings_only: true };
+    let (pattern, strings_only) = (None, true);
+    let asked = KeyRange { start, end, backward, limit, pattern, strings_only, offset };
     if values {
         answer(s, &asked, out, 2, |seen, item, out| {
             let value = match &item.tuple {
@@ -83,6 +91,20 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             Ok(())
         })
     }
+}
+
+/// `COUNT start end [EXACT]`: how many strings there are.
+pub fn count(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let exact = args.get(3).is_some_and(|o| is(o, "exact"));
+    if args.len() > 4 || (args.len() == 4 && !exact) {
+        return Err(Failure::SYNTAX);
+    }
+    let (start, end) = bounds(args, exact);
+    let (start, end) = (start.to_vec(), end.to_vec());
+    let all = KeyRange { start, end, strings_only: true, ..KeyRange::matching(b"*") };
+    let count = all.count(s, &s.see()?)?;
+    out.integer(i64::try_from(count).unwrap_or(i64::MAX));
+    Ok(())
 }
 
 /// `DELRANGE start end [EXACT]`. Costs one range tombstone whatever strings it covers, and one for

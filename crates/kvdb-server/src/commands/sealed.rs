@@ -132,6 +132,7 @@ mod tests {
             "auth",
             "changes",
             "command",
+            "count",
             "dbsize",
             "dicts",
             "discard",

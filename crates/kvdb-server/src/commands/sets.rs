@@ -3,11 +3,11 @@
 use std::collections::{BTreeSet, HashSet};
 
 use bytes::Bytes;
-use kvdb::Batch;
+use kvdb::{Batch, Tuple};
 
 use super::collections::{
-    Room, answer_all, check_element, draw, name, remove_elements, scan as scan_elements, visit,
-    wanted,
+    FEW, TakenFrom, answer_all, check_element, draw, name, paid, pay, remove_elements,
+    scan as scan_elements, visit, wanted,
 };
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -107,6 +107,22 @@ pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         Some(Some(count)) if count >= 0 => Some(count),
         Some(_) => return Err(Failure::request("value is out of range, must be positive")),
     };
+    if let Some(wanted) = count.filter(|wanted| *wanted > FEW as i64)
+        && let Some((taken, mut chosen)) = pop_many(s, key, wanted)?
+    {
+        out.set(taken.count);
+        taken.answer(
+            s,
+            out,
+            1,
+            || chosen.takes_next(),
+            |tuple, out| {
+                out.bulk(&name(tuple));
+                Ok(())
+            },
+        );
+        return Ok(());
+    }
     let popped = match s.existing()? {
         None => Vec::new(),
         Some(space) => s.change(space, [key], |seen, batch| {
@@ -128,6 +144,57 @@ pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         Some(_) => send(out, &popped, true),
     }
     Ok(())
+}
+
+/// So many of a number of elements, each with the same chance, the same for one seed.
+#[derive(Clone)]
+struct Chosen {
+    seed: u64,
+    wanted: u64,
+    left: u64,
+}
+
+impl Chosen {
+    /// Whether the next element is one of them.
+    fn takes_next(&mut self) -> bool {
+        // The steps of SplitMix64.
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.seed;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let taken = (mixed ^ (mixed >> 31)) % self.left.max(1) < self.wanted;
+        self.left = self.left.saturating_sub(1);
+        self.wanted -= u64::from(taken);
+        taken
+    }
+}
+
+/// Takes many members at random; `None`: there are not so many, and none was taken.
+fn pop_many(s: &Session, key: &[u8], wanted: i64) -> Result<Option<(TakenFrom, Chosen)>, Failure> {
+    let Some(space) = s.existing()? else { return Ok(None) };
+    s.change(space, [key], |seen, batch| {
+        let Some(of) = seen.collection(key, Kind::Set)? else { return Ok(None) };
+        let (len, count) = (of.live.count, wanted.min(of.live.count));
+        if count <= FEW as i64 {
+            return Ok(None);
+        }
+        let chosen = Chosen { seed: s.random(), wanted: count as u64, left: len as u64 };
+        let range = elements(of.id);
+        if count < len {
+            let mut chosen = chosen.clone();
+            visit(s, seen, &of, (&range.0, &range.1), false, |tuple| {
+                if chosen.takes_next() {
+                    batch.delete(of.types, tuple.key.clone());
+                    seen.relieve(batch, tuple.key.len())?;
+                }
+                Ok(chosen.wanted > 0)
+            })?;
+        }
+        seen.event(Classes::SET, "spop", key);
+        seen.counted(key, &of, -count, batch);
+        let (state, count) = (seen.state()?, count as usize);
+        Ok(Some((TakenFrom { state, of, range, backward: false, count }, chosen)))
+    })
 }
 
 /// `SRANDMEMBER key [count]`
@@ -215,61 +282,140 @@ impl Algebra {
     }
 }
 
-/// What sets have together, in order; at most `limit` members.
+/// Shows the members that some of these collections have, in the order of their names, each once
+/// and with the tuples that it is in, by the numbers of the collections. Stops where `visit` says
+/// `false`.
+pub fn united(
+    s: &Session,
+    seen: &Seen<'_>,
+    all: &[Option<Collection>],
+    mut visit: impl FnMut(Bytes, &[(usize, Tuple)]) -> Result<bool, Failure>,
+) -> Outcome {
+    let mut cursors = Vec::new();
+    // What each stands before, by name.
+    let mut next: BTreeSet<(Bytes, usize)> = BTreeSet::new();
+    let mut heads: Vec<Option<Tuple>> = vec![None; all.len()];
+    for (i, of) in all.iter().enumerate() {
+        let mut cursor = None;
+        if let Some(of) = of {
+            let (start, end) = elements(of.id);
+            cursor = seen.cursor(of.types, &start, &end)?;
+        }
+        if let Some(cursor) = &mut cursor
+            && let Some(tuple) = cursor.next()?
+        {
+            next.insert((name(&tuple), i));
+            heads[i] = Some(tuple);
+        }
+        cursors.push(cursor);
+    }
+    let mut steps = 0u32;
+    while let Some((member, _)) = next.first().cloned() {
+        steps = steps.wrapping_add(1);
+        if steps.is_multiple_of(256) {
+            s.check_stopping()?;
+        }
+        let mut of = Vec::new();
+        while let Some((_, i)) = next.first().filter(|(first, _)| *first == member).cloned() {
+            next.pop_first();
+            if let Some(tuple) = heads[i].take() {
+                of.push((i, tuple));
+            }
+            if let Some(cursor) = &mut cursors[i]
+                && let Some(tuple) = cursor.next()?
+            {
+                next.insert((name(&tuple), i));
+                heads[i] = Some(tuple);
+            }
+        }
+        if !visit(member, &of)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Announces that elements of a collection are going to be read, by name, whichever they are.
+pub fn announce(seen: &Seen<'_>, of: &Collection) -> Outcome {
+    let (start, end) = elements(of.id);
+    seen.range(of.types, &start, &end).map(drop)
+}
+
+/// Shows what sets have together, in order, until `take` says `false`.
 fn combine<'k>(
     s: &Session,
     seen: &Seen<'_>,
     how: Algebra,
     keys: impl Iterator<Item = &'k [u8]>,
-    limit: usize,
-) -> Result<Vec<Bytes>, Failure> {
+    mut take: impl FnMut(Bytes) -> Result<bool, Failure>,
+) -> Outcome {
     let mut sets = Vec::new();
     for key in keys {
         sets.push(seen.collection(key, Kind::Set)?);
     }
-    let mut room = Room::of(s);
-    let mut found = Vec::new();
     if how == Algebra::Union {
-        let mut all = BTreeSet::new();
-        for of in sets.iter().flatten() {
-            let (start, end) = elements(of.id);
-            visit(s, seen, of, (&start, &end), false, |tuple| {
-                let member = name(tuple);
-                room.take(member.len())?;
-                all.insert(member);
-                Ok(true)
-            })?;
-        }
-        return Ok(all.into_iter().take(limit).collect());
+        return united(s, seen, &sets, |member, _| take(member));
     }
     if how == Algebra::Intersection && sets.iter().any(Option::is_none) {
-        return Ok(found);
+        return Ok(());
     }
     let mut first = 0;
     if how == Algebra::Intersection {
         let len = |i: &usize| sets[*i].map_or(0, |of| of.live.count);
         first = (0..sets.len()).min_by_key(len).unwrap_or(0);
     }
-    let Some(base) = sets.get(first).copied().flatten() else { return Ok(found) };
+    let Some(base) = sets.get(first).copied().flatten() else { return Ok(()) };
+    // What is asked for many members is announced as a whole.
+    let many = base.live.count > FEW as i64;
+    if many {
+        sets.iter().flatten().try_for_each(|of| announce(seen, of))?;
+    }
     let (start, end) = elements(base.id);
     visit(s, seen, &base, (&start, &end), false, |tuple| {
         let member = name(tuple);
         for (i, of) in sets.iter().enumerate() {
-            let inside = i == first || holds(seen, of.as_ref(), &member)?;
+            let inside = i == first
+                || match of {
+                    Some(of) if many => {
+                        seen.get_in_range(of.types, &element_key(of.id, &member))?.is_some()
+                    }
+                    of => holds(seen, of.as_ref(), &member)?,
+                };
             if i != first && inside != (how == Algebra::Intersection) {
                 return Ok(true);
             }
         }
-        room.take(member.len())?;
-        found.push(member);
-        Ok(found.len() < limit)
-    })?;
-    Ok(found)
+        take(member)
+    })
 }
 
+/// Bytes of members that are gathered before they are sent; of more the number is found first, by
+/// going through all of them, and then they are read again from the same state.
+const GATHERED: usize = 1 << 20;
+
 fn answer(s: &Session, args: Arguments<'_>, how: Algebra, out: &mut Output) -> Outcome {
-    let found = combine(s, &s.see()?, how, args.from(1), usize::MAX)?;
-    send(out, &found, true);
+    let seen = s.see()?;
+    let (mut few, mut bytes, mut count) = (Vec::new(), 0, 0);
+    combine(s, &seen, how, args.from(1), |member| {
+        count += 1;
+        if bytes < GATHERED {
+            bytes += member.len() + 64;
+            few.push(member);
+        }
+        Ok(true)
+    })?;
+    if few.len() == count {
+        send(out, &few, true);
+        return Ok(());
+    }
+    drop(few);
+    out.set(count);
+    pay("what the sets have together is less than it was", out, count, 1, |out, owed| {
+        combine(s, &seen, how, args.from(1), |member| {
+            out.bulk(&member);
+            Ok(paid(out, owed))
+        })
+    });
     Ok(())
 }
 
@@ -287,23 +433,33 @@ fn store(s: &Session, args: Arguments<'_>, how: Algebra, out: &mut Output) -> Ou
     let key = args.at(1);
     s.check_key(key)?;
     let stored = s.change(s.typed()?, args.from(1), |seen, batch| {
-        let found = combine(s, seen, how, args.from(2), usize::MAX)?;
         let live = seen.live(key)?;
-        if found.is_empty() && live.head.is_none() && !live.exists() {
-            return Ok(0);
+        let (mut stored, mut count) = (None, 0i64);
+        combine(s, seen, how, args.from(2), |member| {
+            let of = match stored {
+                Some(of) => of,
+                None => {
+                    seen.remove(key, &live, batch);
+                    *stored.insert(seen.replace_collection(key, Kind::Set, || s.random(), batch)?)
+                }
+            };
+            batch.put(of.types, element_key(of.id, &member), Bytes::new());
+            count += 1;
+            seen.relieve(batch, member.len())?;
+            Ok(true)
+        })?;
+        match stored {
+            None if live.head.is_none() && !live.exists() => return Ok(0),
+            None => seen.remove(key, &live, batch),
+            Some(_) => {}
         }
-        seen.remove(key, &live, batch);
-        seen.event_of_stored(key, &live, (Classes::SET, how.event()), found.len());
-        if !found.is_empty() {
-            let of = seen.replace_collection(key, Kind::Set, || s.random(), batch)?;
-            for member in &found {
-                batch.put(of.types, element_key(of.id, member), Bytes::new());
-            }
-            seen.counted(key, &of, found.len() as i64, batch);
+        seen.event_of_stored(key, &live, (Classes::SET, how.event()), count as usize);
+        if let Some(of) = stored {
+            seen.counted(key, &of, count, batch);
         }
-        Ok(found.len())
+        Ok(count)
     })?;
-    out.integer(stored as i64);
+    out.integer(stored);
     Ok(())
 }
 
@@ -346,8 +502,12 @@ pub fn sintercard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
     let n = key_count(args, 1)?;
     let most = limit(args, 2 + n)?;
     let seen = s.see()?;
-    let found = combine(s, &seen, Algebra::Intersection, args.from(2).take(n), most)?;
-    out.integer(found.len() as i64);
+    let mut found = 0;
+    combine(s, &seen, Algebra::Intersection, args.from(2).take(n), |_| {
+        found += 1;
+        Ok(found < most)
+    })?;
+    out.integer(found as i64);
     Ok(())
 }
 

@@ -1,13 +1,16 @@
 //! Sorted sets: a member is an element whose value is its score; another tuple stands in the order
-//! of the scores, and of the names where those are the same. A range of scores is a range of keys.
-//! What asks for ranks walks from the nearer end.
+//! of the scores, and of the names where those are the same. A range of scores is a range of keys,
+//! and ranks are those of its places ([`Kvdb::rank`](kvdb::Kvdb::rank)).
 
 use std::collections::HashMap;
 
 use bytes::Bytes;
 use kvdb::{Batch, Tuple};
 
-use super::collections::{Room, check_element, draw, name, scan as scan_elements, visit, wanted};
+use super::collections::{
+    FEW, Room, TakenFrom, check_element, draw, name, place_at, rank_of, scan as scan_elements,
+    visit, wanted,
+};
 use super::long_double::LongDouble;
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
@@ -72,15 +75,15 @@ fn score(seen: &Seen<'_>, of: &Collection, member: &[u8]) -> Result<Option<f64>,
 /// Gives a member a score.
 pub fn put(of: &Collection, member: &[u8], old: Option<f64>, new: f64, batch: &mut Batch) {
     if let Some(old) = old {
-        batch.delete(of.types, order_key(of.id, old, member));
+        batch.delete_present(of.types, order_key(of.id, old, member));
     }
     batch.put(of.types, element_key(of.id, member), sortable(new).to_vec());
-    batch.put(of.types, order_key(of.id, new, member), Bytes::new());
+    batch.put_new(of.types, order_key(of.id, new, member), Bytes::new());
 }
 
 fn take_out(of: &Collection, member: &[u8], score: f64, batch: &mut Batch) {
     batch.delete(of.types, element_key(of.id, member));
-    batch.delete(of.types, order_key(of.id, score, member));
+    batch.delete_present(of.types, order_key(of.id, score, member));
 }
 
 #[derive(Default)]
@@ -268,7 +271,7 @@ pub fn zrevrank(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     rank(s, args, "zrevrank", true, out)
 }
 
-/// Counts the members in front.
+/// How many members come before one.
 fn rank(
     s: &Session,
     args: Arguments<'_>,
@@ -297,19 +300,8 @@ fn rank(
     };
     let (start, end) = ordered(of.id);
     let place = order_key(of.id, score, args.at(2));
-    let mut before = 0;
-    visit(s, &seen, of, (&start, &place), false, |_| {
-        before += 1;
-        Ok(true)
-    })?;
-    let mut rank = before;
-    if backward {
-        rank = 0;
-        visit(s, &seen, of, (&[place.as_slice(), b"\0"].concat(), &end), false, |_| {
-            rank += 1;
-            Ok(true)
-        })?;
-    }
+    let before = rank_of(s, &seen, of, (&start, &end), &place)?;
+    let rank = if backward { of.live.count - 1 - before } else { before };
     if with_score {
         out.array(2);
     }
@@ -337,6 +329,28 @@ fn pop(s: &Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Ou
         Some(_) => return Err(Failure::request("value is out of range, must be positive")),
     };
     let key = args.at(1);
+    if count > FEW
+        && let Some(taken) = pop_many(s, key, count, backward)?
+    {
+        let each = if out.resp3 { 1 } else { 2 };
+        out.array(taken.count * each);
+        taken.answer(
+            s,
+            out,
+            each,
+            || true,
+            |tuple, out| {
+                let (member, score) = in_order(tuple).ok_or_else(|| broken(&taken.of))?;
+                if out.resp3 {
+                    out.array(2);
+                }
+                out.bulk(&member);
+                out.double(score);
+                Ok(())
+            },
+        );
+        return Ok(());
+    }
     let popped = pop_from(s, key, count, backward)?;
     match (args.get(2), out.resp3) {
         (None, true) => match popped.first() {
@@ -379,6 +393,49 @@ pub fn pop_from(
         }
         seen.counted(key, &of, -(popped.len() as i64), batch);
         Ok(popped)
+    })
+}
+
+/// Takes many members from the lowest score on, or from the highest one; `None`: there are not so
+/// many, and none was taken.
+fn pop_many(
+    s: &Session,
+    key: &[u8],
+    wanted: usize,
+    backward: bool,
+) -> Result<Option<TakenFrom>, Failure> {
+    let Some(space) = s.existing()? else { return Ok(None) };
+    s.change(space, [key], |seen, batch| {
+        let Some(of) = seen.collection(key, Kind::SortedSet)? else { return Ok(None) };
+        let len = of.live.count;
+        let count = i64::try_from(wanted).unwrap_or(i64::MAX).min(len);
+        if count <= FEW as i64 {
+            return Ok(None);
+        }
+        let (mut start, mut end) = ordered(of.id);
+        if count < len {
+            // The first one of those that stay, or of those that go.
+            let edge = if backward { len - count } else { count };
+            let all = (&start[..], &end[..]);
+            let Some(edge) = place_at(s, seen, &of, all, edge)? else { return Ok(None) };
+            if backward {
+                start = edge.to_vec();
+            } else {
+                end = edge.to_vec();
+            }
+            visit(s, seen, &of, (&start, &end), false, |tuple| {
+                let (member, _) = in_order(tuple).ok_or_else(|| broken(&of))?;
+                batch.delete(of.types, element_key(of.id, &member));
+                seen.relieve(batch, member.len())?;
+                Ok(true)
+            })?;
+            batch.delete_range(of.types, start.clone(), end.clone());
+        }
+        let name = if backward { "zpopmax" } else { "zpopmin" };
+        seen.event(Classes::SORTED_SET, name, key);
+        seen.counted(key, &of, -count, batch);
+        let (state, range) = (seen.state()?, (start, end));
+        Ok(Some(TakenFrom { state, of, range, backward, count: count as usize }))
     })
 }
 
@@ -435,27 +492,46 @@ pub fn zscan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     })
 }
 
-/// Puts a sorted set of these members in the place of what there was. `event` is what others hear.
+/// Puts a sorted set in the place of what there was, of the members that `each` shows, none of them
+/// twice. `event` is what others hear.
 fn store(
     s: &Session,
     seen: &Seen<'_>,
     key: &[u8],
-    members: &[(Bytes, f64)],
     event: &'static str,
     batch: &mut Batch,
+    each: impl FnOnce(&mut dyn FnMut(Bytes, f64) -> Outcome) -> Outcome,
 ) -> Result<i64, Failure> {
     let live = seen.live(key)?;
-    if members.is_empty() && live.head.is_none() && !live.exists() {
-        return Ok(0);
+    let (mut stored, mut count) = (None, 0);
+    {
+        let batch = &mut *batch;
+        each(&mut |member, score| {
+            let of = match stored {
+                Some(of) => of,
+                None => {
+                    seen.remove(key, &live, batch);
+                    *stored.insert(seen.replace_collection(
+                        key,
+                        Kind::SortedSet,
+                        || s.random(),
+                        batch,
+                    )?)
+                }
+            };
+            put(&of, &member, None, score, batch);
+            count += 1;
+            seen.relieve(batch, 2 * member.len())
+        })?;
     }
-    seen.remove(key, &live, batch);
-    seen.event_of_stored(key, &live, (Classes::SORTED_SET, event), members.len());
-    if !members.is_empty() {
-        let of = seen.replace_collection(key, Kind::SortedSet, || s.random(), batch)?;
-        for (member, score) in members {
-            put(&of, member, None, *score, batch);
-        }
-        seen.counted(key, &of, members.len() as i64, batch);
+    match stored {
+        None if live.head.is_none() && !live.exists() => return Ok(0),
+        None => seen.remove(key, &live, batch),
+        Some(_) => {}
     }
-    Ok(members.len() as i64)
+    seen.event_of_stored(key, &live, (Classes::SORTED_SET, event), count as usize);
+    if let Some(of) = stored {
+        seen.counted(key, &of, count, batch);
+    }
+    Ok(count)
 }

@@ -183,7 +183,7 @@ impl Session {
             let seen = Seen::by(self, Some(space))?;
             let done = change(&seen, &mut batch)?;
             if !batch.is_empty() {
-                self.commit(batch)?;
+                seen.make(batch)?;
                 self.settle(seen.into_effects());
             }
             return Ok(done);
@@ -215,7 +215,10 @@ impl Session {
     ) -> Result<Option<(T, Vec<Effect>)>, Failure> {
         for _ in 0..DIRECT_TRIES {
             let (seen, mut batch) = (Seen::noted(self, space), Batch::new());
-            let done = change(&seen, &mut batch)?;
+            let done = match change(&seen, &mut batch) {
+                Err(Failure::TooLargeAtOnce) => break,
+                done => done?,
+            };
             if batch.is_empty() {
                 return Ok(Some((done, Vec::new())));
             }

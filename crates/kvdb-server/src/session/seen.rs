@@ -2,10 +2,10 @@
 //! must do to change one. What is read is announced, so that a transaction's commit depends on it.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use bytes::Bytes;
-use kvdb::{Batch, Cursor, DictionaryId, Reads, Transaction, Update, View};
+use kvdb::{Batch, Cursor, DictionaryId, NestedBatch, Reads, Transaction, Update, View};
 
 use super::Session;
 use crate::effects::Effect;
@@ -45,7 +45,16 @@ pub struct Seen<'a> {
     session: &'a Session,
     /// Effects that happen when the batch is committed.
     effects: RefCell<Vec<Effect>>,
+    /// What the batch has had already, in a transaction that others use, too.
+    relieved: RefCell<Option<NestedBatch>>,
+    /// Bytes of changes since the batch was last relieved.
+    unrelieved: Cell<usize>,
 }
+
+/// Bytes of changes that a batch gathers, about.
+const GATHERED: usize = 1 << 20;
+/// What a change takes in memory besides its key and its value, about.
+const CHANGE: usize = 96;
 
 impl<'a> Seen<'a> {
     /// What a session sees that has no transaction, or works in one.
@@ -73,7 +82,8 @@ impl<'a> Seen<'a> {
     fn new(session: &'a Session, space: Option<Keyspace>, view: View, source: Source<'a>) -> Self {
         let (strings, types) = (space.map(|space| space.strings), space.and_then(|s| s.types));
         let (now, effects) = (session.now(), RefCell::default());
-        Seen { strings, types, now, view, source, session, effects }
+        let (relieved, unrelieved) = (RefCell::default(), Cell::new(0));
+        Seen { strings, types, now, view, source, session, effects, relieved, unrelieved }
     }
 
     /// Notes an event of a key, if notifications of its class are on.
@@ -109,6 +119,86 @@ impl<'a> Seen<'a> {
             let key = Bytes::copy_from_slice(key);
             self.effects.borrow_mut().push(Effect::Filled { kind, key, new });
         }
+    }
+    /// Called by changes of any length, with the bytes that were added to the batch: what it has is
+    /// made in the transaction where it gets much, so that memory stays bounded. The command goes
+    /// on to see what it saw when it began, and must add to the batch once more.
+    pub fn relieve(&self, batch: &mut Batch, added: usize) -> Result<(), Failure> {
+        let gathered = self.unrelieved.get() + added + CHANGE;
+        self.unrelieved.set(gathered);
+        if gathered < GATHERED {
+            return Ok(());
+        }
+        match &self.source {
+            Source::View => return Ok(()),
+            // It is begun anew, in a transaction of its own.
+            Source::Condition(_) => return Err(Failure::TooLargeAtOnce),
+            Source::Own(own) => own.apply(std::mem::take(batch))?,
+            Source::Session(session) if session.executing.is_some() => {
+                session.commit(std::mem::take(batch))?;
+            }
+            Source::Session(session) => {
+                let mut relieved = self.relieved.borrow_mut();
+                if relieved.is_none() {
+                    *relieved = session.inside().map(Transaction::nested_batch).transpose()?;
+                }
+                if let Some(nested) = &mut *relieved {
+                    nested.apply(std::mem::take(batch))?;
+                }
+            }
+        }
+        self.unrelieved.set(0);
+        self.session.check_stopping()
+    }
+    /// Makes what is left of a batch in the transaction that commands work in; together with what
+    /// it has had before.
+    pub fn make(&self, batch: Batch) -> Result<(), Failure> {
+        match self.relieved.take() {
+            Some(mut nested) => {
+                nested.apply(batch)?;
+                Ok(nested.finish()?)
+            }
+            None => self.session.commit(batch),
+        }
+    }
+    /// The state that the command sees, for what it replies when its change is made.
+    pub fn state(&self) -> Result<View, Failure> {
+        Ok(self.view()?.into_owned())
+    }
+    /// How many elements of `[start, end)` come before a place.
+    pub fn rank(
+        &self,
+        of: &Collection,
+        (start, end): (&[u8], &[u8]),
+        place: &[u8],
+    ) -> Result<u64, Failure> {
+        let view = self.range(of.types, start, place.clamp(start, end))?;
+        Ok(self.session.db().rank(&view, of.types, start..end, place)?)
+    }
+    /// The place of the element of `[start, end)` that `n` others come before.
+    pub fn select(
+        &self,
+        of: &Collection,
+        (start, end): (&[u8], &[u8]),
+        n: u64,
+    ) -> Result<Option<Bytes>, Failure> {
+        let view = self.range(of.types, start, end)?;
+        Ok(self.session.db().select(&view, of.types, start..end, n)?)
+    }
+    /// How many of the strings that are one tuple come before a key; `None`: how many there are.
+    pub fn strings_before(&self, key: Option<&[u8]>) -> Result<u64, Failure> {
+        let (Some(dict), db) = (self.strings, self.session.db()) else { return Ok(0) };
+        let view = self.range(dict, b"", key.unwrap_or_default())?;
+        Ok(match key {
+            Some(key) => db.rank::<&[u8]>(&view, dict, .., key)?,
+            None => db.count::<&[u8]>(&view, dict, ..)?,
+        })
+    }
+    /// The string that is one tuple and that `n` others come before.
+    pub fn nth_string(&self, n: u64) -> Result<Option<Bytes>, Failure> {
+        let Some(dict) = self.strings else { return Ok(None) };
+        let view = self.range(dict, b"", b"")?;
+        Ok(self.session.db().select::<&[u8]>(&view, dict, .., n)?)
     }
     /// The effects that happen when the batch is committed.
     pub fn into_effects(self) -> Vec<Effect> {
@@ -352,6 +442,10 @@ impl<'a> Seen<'a> {
             (Kind::String, None) => batch.delete(types, head_key(key)),
             _ => batch.put(types, head_key(key), head.encode()),
         }
+    }
+    /// As [`Seen::get`], of a key in a range that is announced.
+    pub fn get_in_range(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>, Failure> {
+        Ok(self.view()?.get(dict, key)?)
     }
     /// Whether the tuple is there; a large value is not read for it.
     pub fn has(&self, dict: DictionaryId, key: &[u8]) -> Result<bool, Failure> {

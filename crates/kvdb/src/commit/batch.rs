@@ -41,6 +41,8 @@ pub struct Batch {
     pub(crate) sync_follows: bool,
     pub(crate) promised: bool,
     pub(crate) note: Option<Note>,
+    /// Places of changes of which it is known that their keys had no value, or had one.
+    pub(crate) known: Vec<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -133,6 +135,19 @@ impl Batch {
     #[doc(alias = "insert")]
     pub fn put(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) {
         self.changes.push(BatchChange::Put(dict, key.into(), value.into()));
+    }
+    /// Gives `key`, which has none, a value. That it has none must be sure when the batch is
+    /// committed: it was read, and [`Kvdb::commit_if_unchanged`](crate::Kvdb::commit_if_unchanged)
+    /// depends on it. Ranks ([`Kvdb::rank`](crate::Kvdb::rank)) are then kept without another look;
+    /// all else is as with [`Batch::put`].
+    pub fn put_new(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) {
+        self.known.push(self.changes.len() as u32);
+        self.put(dict, key, value);
+    }
+    /// Deletes `key`, which has a value: as [`Batch::put_new`] for a deletion.
+    pub fn delete_present(&mut self, dict: DictionaryId, key: impl Into<Bytes>) {
+        self.known.push(self.changes.len() as u32);
+        self.delete(dict, key);
     }
     /// Gives `key` a value that is stored already, under another key perhaps, or in another
     /// dictionary of the same store. A large one is not copied: both keys refer to the same place,

@@ -72,6 +72,7 @@ use crate::lock_order::{self, Rank};
 use crate::locks::Locks;
 use crate::mirror::Mirror;
 use crate::options::{OpenOptions, Shares};
+use crate::read::ranks::Ranks;
 use crate::read::version::Version;
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
@@ -119,6 +120,7 @@ pub(crate) struct CommitParts {
     pub locks: Arc<Locks>,
     pub recent: Arc<RecentCommits>,
     pub feed: Arc<Feed>,
+    pub ranks: Arc<Ranks>,
 }
 
 /// The pipeline, from a batch to a durable record and to memtables that readers see.
@@ -138,6 +140,7 @@ pub(crate) struct CommitPipeline {
     locks: Arc<Locks>,
     recent: Arc<RecentCommits>,
     feed: Arc<Feed>,
+    ranks: Arc<Ranks>,
     /// Bytes in the memtables that take commits.
     active_bytes: AtomicUsize,
     /// Bytes in those that wait for their flush.
@@ -196,6 +199,7 @@ impl CommitPipeline {
             locks: parts.locks,
             recent: parts.recent,
             feed: parts.feed,
+            ranks: parts.ranks,
             active_bytes: AtomicUsize::new(active),
             sealed_bytes: AtomicUsize::new(0),
             deferred_bytes: AtomicUsize::new(0),
@@ -233,6 +237,18 @@ impl CommitPipeline {
         let mut pipeline = self.pipeline.lock();
         pipeline.next_seq = to + 1;
         self.feed.note_published(changes, to, || self.env.random());
+        self.ranks.note_unlisted(None, to);
+    }
+
+    /// Whether somebody wants to know what a commit has changed.
+    pub(crate) fn wants_changes(&self) -> bool {
+        self.feed.is_on() || self.ranks.is_on()
+    }
+
+    /// Calls this while nothing commits, with the number of the newest commit.
+    pub(crate) fn between_commits(&self, begin: &mut dyn FnMut(Seq)) {
+        let pipeline = self.pipeline.lock();
+        begin(pipeline.next_seq - 1);
     }
 
     /// Commits a batch: validates it, places or copies its large values, makes its changes visible,
@@ -246,7 +262,9 @@ impl CommitPipeline {
         self.health.writable()?;
         // Large values are logged with the record where the caller waits for the next sync.
         let placing = if batch.sync_follows { Durability::Synced } else { durability };
-        let valid = self.validate(&self.versions.load(), batch)?;
+        let mut valid = self.validate(&self.versions.load(), batch)?;
+        // Others may have come in between.
+        valid.known.clear();
         if valid.changes.is_empty() {
             return match durability {
                 Durability::Buffered => Ok(()),
@@ -277,7 +295,7 @@ impl CommitPipeline {
         owner: Option<u64>,
         still: impl Fn(Seq, &Ops) -> Result<bool>,
     ) -> Result<Outcome> {
-        let Valid { mut changes, claim, mut pin, note } = valid;
+        let Valid { mut changes, claim, mut pin, note, known } = valid;
         let version = self.versions.load_full();
         let user_bytes: u64 = changes.iter().map(|(_, op)| op.bytes() as u64).sum();
         let (large, total) = self.large(&version, &changes);
@@ -304,7 +322,7 @@ impl CommitPipeline {
         }
         let deletes = claim.removes
             || changes.iter().any(|(_, op)| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
-        let mut valid = Valid { changes, claim, pin, note };
+        let mut valid = Valid { changes, claim, pin, note, known };
         let mut applied = loop {
             match self.apply(engine, record, &mut valid, owner, &still)? {
                 Attempt::Applied(applied) => break applied,
@@ -429,7 +447,7 @@ impl CommitPipeline {
         owner: Option<u64>,
         still: impl Fn(Seq, &Ops) -> Result<bool>,
     ) -> Result<Attempt> {
-        let Valid { changes, claim, pin, note } = valid;
+        let Valid { changes, claim, pin, note, known } = valid;
         let changes = &*changes;
         let values = changes
             .iter()
@@ -479,6 +497,7 @@ impl CommitPipeline {
         pipeline.note = note.take();
         let applied = self.publish_written(&mut pipeline, &version, count, written);
         self.feed.note(&version, changes, first + count - 1);
+        self.ranks.note(changes, known, first + count - 1);
         Ok(Attempt::Applied(applied))
     }
 }

@@ -197,6 +197,7 @@ impl CommitPipeline {
             Changed::Unlisted => None,
         };
         self.feed.note_unlisted(&version, listed, seq, || self.env.random());
+        self.ranks.note_unlisted(listed, seq);
         Ok(Installed { applied, gone })
     }
 }

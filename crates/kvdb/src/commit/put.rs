@@ -92,6 +92,7 @@ impl CommitPipeline {
             let mut applied = self.publish_unflushed(&mut pipeline, &version, 1, grown, waiting);
             applied.sync_follows = durability == Durability::Synced;
             self.feed.note_put(&version, dict, key, seq);
+            self.ranks.note_put(dict, key, seq);
             applied
         };
         self.counters.commits.add(1);

@@ -136,10 +136,14 @@ impl CommitPipeline {
             ));
             let version = self.versions.load();
             match listed {
-                Some(changes) => self.feed.note(&version, changes, seq),
+                Some(changes) => {
+                    self.feed.note(&version, changes, seq);
+                    self.ranks.note(changes, &[], seq);
+                }
                 None => {
                     let dicts: Vec<DictionaryId> = runs.iter().map(|(dict, _)| *dict).collect();
                     self.feed.note_unlisted(&version, Some(&dicts), seq, || self.env.random());
+                    self.ranks.note_unlisted(Some(&dicts), seq);
                 }
             }
             drop((remembered, guard.take()));

@@ -56,6 +56,7 @@ impl CommitPipeline {
                 claim: SpaceClaim::default(),
                 pin: ZonePin::default(),
                 note: None,
+                known: Vec::new(),
             };
             let still = |_: Seq, _: &Ops| {
                 let same = newest().is_some_and(|now| Arc::ptr_eq(&now, &memtable));

@@ -71,16 +71,21 @@ pub(crate) struct Valid {
     pub pin: ZonePin,
     /// The request that the commit completes.
     pub note: Option<Note>,
+    /// Places of changes of which it is known that a put is of a key without a value, and a
+    /// deletion of one with one.
+    pub known: Vec<u32>,
 }
 
 impl CommitPipeline {
     /// The changes of a batch, if all of them are possible.
     pub(crate) fn validate(&self, version: &Version, batch: Batch) -> Result<Valid> {
         let claim = SpaceClaim { removes: batch.removes(), promised: batch.promised };
-        let note = batch.note;
+        let (note, known) = (batch.note, batch.known);
+        let mut known = known.into_iter().peekable();
+        let mut still_known = Vec::new();
         let mut changes = Vec::with_capacity(batch.changes.len());
         let mut stored = Vec::new();
-        for change in batch.changes {
+        for (i, change) in batch.changes.into_iter().enumerate() {
             let dict = change.dictionary();
             version.tree(dict)?;
             let op = match change {
@@ -106,11 +111,14 @@ impl CommitPipeline {
                 Op::DeleteRange(s, e) => check_key(s.len().max(e.len()))?,
                 op => check_key(op.key().len())?,
             }
+            if known.next_if_eq(&(i as u32)).is_some() {
+                still_known.push(changes.len() as u32);
+            }
             changes.push((dict, op));
         }
         // Before those are let go that have kept them until now.
         let pin = if stored.is_empty() { ZonePin::default() } else { self.keep_places(&changes)? };
-        Ok(Valid { changes, claim, pin, note })
+        Ok(Valid { changes, claim, pin, note, known: still_known })
     }
 
     /// Keeps the places of all values that have one.

@@ -25,6 +25,7 @@ use crate::journal::Writer;
 use crate::locks::Locks;
 use crate::manifest::{Edit, Manifest};
 use crate::options::{OpenOptions, Shares};
+use crate::read::ranks::Ranks;
 use crate::read::snapshot_set::Snapshots;
 use crate::read::version::Version;
 use crate::read::version_set::VersionSet;
@@ -47,6 +48,7 @@ pub(super) struct Database {
     pub(super) versions: Arc<VersionSet>,
     pub(super) commits: Arc<CommitPipeline>,
     pub(super) feed: Arc<Feed>,
+    pub(super) ranks: Arc<Ranks>,
     pub(super) snapshots: Arc<Snapshots>,
     pub(super) snapshotter: Arc<Snapshotter>,
     pub(super) catalog: Arc<Catalog>,
@@ -92,6 +94,7 @@ impl Database {
         let signals = Arc::<Signals>::default();
         signals.reclaimable.store(true, Ordering::Relaxed);
         signals.deletions.store(versions.load().memtable_bytes() > 0, Ordering::Relaxed);
+        let ranks = Arc::new(Ranks::new(Shares::of(&parts.options).ranks));
         let (recent, feed) = (Arc::<RecentCommits>::default(), Arc::<Feed>::default());
         let commits = CommitParts {
             env: parts.env.clone(),
@@ -104,6 +107,7 @@ impl Database {
             locks: locks.clone(),
             recent: recent.clone(),
             feed: feed.clone(),
+            ranks: ranks.clone(),
         };
         let commits = Arc::new(CommitPipeline::new(commits, parts.next_seq, parts.writer));
         let inline = is_inline(&*parts.env, &parts.options);
@@ -162,7 +166,6 @@ impl Database {
             versions: versions.clone(),
             commits: commits.clone(),
             recent,
-            feed: feed.clone(),
             locks,
             snapshots: snapshots.clone(),
             snapshotter: snapshotter.clone(),
@@ -181,6 +184,7 @@ impl Database {
             versions,
             commits,
             feed,
+            ranks,
             snapshots,
             snapshotter,
             catalog,

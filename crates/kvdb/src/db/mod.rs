@@ -12,6 +12,7 @@ pub(crate) mod ingest;
 mod prefetch;
 pub(crate) mod promise;
 pub(crate) mod publisher;
+mod ranks;
 pub(crate) mod receive;
 pub(crate) mod recovery;
 pub(crate) mod rehearsal;

@@ -1,11 +1,12 @@
 //! Reading: versions and the set of them, write sets of transactions, views, and cursors, iterators
-//! and estimates on views.
+//! and estimates on views; ranks.
 
 pub(crate) mod ahead;
 pub(crate) mod bounds;
 pub(crate) mod cursor;
 pub(crate) mod estimate;
 pub(crate) mod iter;
+pub(crate) mod ranks;
 pub(crate) mod read_snapshots;
 pub(crate) mod snapshot_set;
 pub(crate) mod version;

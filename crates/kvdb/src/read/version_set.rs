@@ -392,6 +392,7 @@ impl VersionSet {
                     write_set: None,
                     around: None,
                     of_transaction: false,
+                    snapshot: None,
                 };
             }
             // One of these is becoming visible right now.

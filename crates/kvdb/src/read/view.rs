@@ -28,6 +28,8 @@ pub struct View {
     pub(crate) around: Option<Arc<WriteSet>>,
     /// It is a transaction's, with what that has written or without it.
     pub(crate) of_transaction: bool,
+    /// The id of the snapshot that it is of.
+    pub(crate) snapshot: Option<[u8; 16]>,
 }
 
 /// A value where it is stored, which stays there for as long as this is held: to be put under
@@ -89,6 +91,11 @@ impl View {
     /// this itself.
     pub fn beneath(&self) -> View {
         View { write_set: None, ..self.clone() }
+    }
+
+    /// The committed state beneath all that transactions have written.
+    pub(crate) fn committed(&self) -> View {
+        View { write_set: None, around: None, ..self.clone() }
     }
 
     /// What it sees of a dictionary below what a transaction has written. That may have written to

@@ -169,6 +169,7 @@ impl Snapshotter {
     pub(crate) fn open(&self, snapshot: &Snapshot) -> View {
         let mut view = self.versions.view();
         view.version.version = snapshot.version();
+        view.snapshot = Some(snapshot.label.id);
         view
     }
 

@@ -188,7 +188,7 @@ impl TransactionState {
                         .zones
                         .sync()
                         .map_err(|e| parts.health.fail("syncing a transaction", &e.into()))?;
-                    let listed = (!bound && parts.feed.is_on())
+                    let listed = (!bound && parts.commits.wants_changes())
                         .then(|| changes(&parts.cache, &mine).map(|(changes, _)| changes))
                         .transpose()?;
                     let TransactionOptions { branch, label, .. } = &self.options;
@@ -204,7 +204,7 @@ impl TransactionState {
                     let (changes, deletes_only) = changes(&parts.cache, &write_set)?;
                     let pin = parts.commits.keep_places(&changes)?;
                     let claim = SpaceClaim { removes: deletes_only, promised: false };
-                    let valid = Valid { changes, claim, pin, note: None };
+                    let valid = Valid { changes, claim, pin, note: None, known: Vec::new() };
                     let still = |visible: Seq, _: &Ops| still(visible);
                     parts.commits.commit_changes(
                         &*parts.admission,

@@ -355,7 +355,7 @@ impl Transaction {
     }
 
     fn apply_as(&self, batch: Batch, seen: Seen) -> Result<()> {
-        let Valid { mut changes, claim, pin, note } = self.validate(batch)?;
+        let Valid { mut changes, claim, pin, note, .. } = self.validate(batch)?;
         self.fold_updates(&mut changes)?;
         match changes.first() {
             Some((dict, _)) => {

@@ -20,7 +20,6 @@ use crate::background::Admission;
 use crate::catalog::Catalog;
 use crate::commit::CommitPipeline;
 use crate::commit::batch::{Batch, Durability};
-use crate::commit::feed::Feed;
 use crate::commit::recent::RecentCommits;
 use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
@@ -59,7 +58,6 @@ pub(crate) struct TransactionParts {
     pub versions: Arc<VersionSet>,
     pub commits: Arc<CommitPipeline>,
     pub recent: Arc<RecentCommits>,
-    pub feed: Arc<Feed>,
     pub locks: Arc<Locks>,
     pub snapshots: Arc<Snapshots>,
     pub snapshotter: Arc<Snapshotter>,

@@ -128,6 +128,7 @@ impl Transactions {
         let [before, after] = pair.map(|snapshot| {
             let mut view = self.parts.versions.view();
             view.version.version = snapshot.version();
+            view.snapshot = Some(snapshot.label.id);
             view
         });
         Ok((before, after))

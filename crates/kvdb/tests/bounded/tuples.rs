@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use kvdb::{Batch, Durability, Reads, Result, Scope};
 
-use crate::{Step, World, large, small};
+use crate::{Step, World, key, large, small};
 
 pub const STEPS: &[Step] = &[
     (&["Kvdb::put"], put),
@@ -12,6 +12,7 @@ pub const STEPS: &[Step] = &[
     (&["Kvdb::ingest", "Kvdb::begin_ingest"], ingest),
     (&["Kvdb::view", "Kvdb::multi_get"], read),
     (&["Kvdb::commit_if_unchanged"], commit_if_unchanged),
+    (&["Kvdb::rank", "Kvdb::select", "Kvdb::count"], ranks),
     (&["Kvdb::follow_commits", "Kvdb::follow_commits_with", "Kvdb::commits_since"], follow),
     (&["Scope::cursor", "Scope::scan", "Scope::view"], scope_reads),
     (&["Scope::apply", "Scope::sync", "Scope::sync_at_interval"], scope_writes),
@@ -63,6 +64,19 @@ fn read(w: &mut World) -> Result<()> {
     }
     let keys: Vec<_> = small(w.times, 0).step_by(1000).map(|(key, _)| key).collect();
     w.db.multi_get(w.small, &keys).map(drop)
+}
+
+fn ranks(w: &mut World) -> Result<()> {
+    let view = w.db.view();
+    let all = w.db.count::<&str>(&view, w.small, ..)?;
+    assert_eq!(w.db.rank::<&str>(&view, w.small, .., key(all / 2))?, all / 2);
+    assert_eq!(w.db.select::<&str>(&view, w.small, .., all / 2)?, Some(key(all / 2).into()));
+    for (key, value) in small(w.times, 4).step_by(10) {
+        w.db.put(w.small, &key, &value, Durability::Buffered)?;
+    }
+    // Of a state that many changes have left behind.
+    assert_eq!(w.db.rank::<&str>(&view, w.small, .., key(all / 3))?, all / 3);
+    Ok(())
 }
 
 fn commit_if_unchanged(w: &mut World) -> Result<()> {

@@ -1,7 +1,7 @@
 //! The table of operations, and those that write tuples: each does something to the store and to
 //! what it must hold, and compares every answer.
 
-use kvdb::{Durability, Error, Note, Reads};
+use kvdb::{Batch, Durability, Error, Note, Reads};
 
 use crate::full;
 use crate::maintenance;
@@ -46,6 +46,7 @@ pub const OPERATIONS: &[(&str, u64, Run)] = &[
     ("drain", 4, full::drain),
     ("recent commits", 4, reads::recent_commits),
     ("compare everything", 2, reads::everything),
+    ("known", 6, known),
 ];
 
 fn put(w: &mut World) -> Result<(), Dead> {
@@ -93,6 +94,31 @@ fn batch(w: &mut World) -> Result<(), Dead> {
     }
     w.call("Kvdb::commit");
     w.change(changes, durability == Durability::Synced, |w| w.db.commit(batch, durability))
+}
+
+/// A change of a key of which it is known whether it is there.
+fn known(w: &mut World) -> Result<(), Dead> {
+    let Some((branch, dict, id)) = w.place() else { return Ok(()) };
+    let (key, value) = (w.key(), w.value());
+    let there = w.history.newest().table(&branch, &dict).is_some_and(|t| t.contains_key(&key));
+    let (mut batch, mut reads) = (Batch::new(), Reads::default());
+    reads.key(id, &key);
+    let kind = match there {
+        true => {
+            w.call("Batch::delete_present");
+            batch.delete_present(id, key.clone());
+            Kind::Delete(key)
+        }
+        false => {
+            w.call("Batch::put_new");
+            batch.put_new(id, key.clone(), value.clone());
+            Kind::Put(key, value)
+        }
+    };
+    w.change(vec![Change { branch, dict, kind }], false, |w| {
+        while !w.db.commit_if_unchanged(batch.clone(), w.db.view(), reads.clone())? {}
+        Ok(())
+    })
 }
 
 /// By a dictionary in hand.

@@ -101,6 +101,20 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
     );
     let all = w.ok(view.estimate::<Vec<u8>>(id, ..))?;
     assert!(table.len() as u64 <= all.items + all.items_error, "{}: {all:?}", w.what());
+    for name in ["Kvdb::rank", "Kvdb::select", "Kvdb::count"] {
+        w.call(name);
+    }
+    let counted = w.ok(w.db.count(&view, id, a.clone()..b.clone()))?;
+    assert_eq!(counted, want.len() as u64, "{}", w.what());
+    let rank = w.ok(w.db.rank::<Vec<u8>>(&view, id, .., &a))?;
+    assert_eq!(rank, table.range(..a.clone()).count() as u64, "{}", w.what());
+    let nth = w.ok(w.db.select::<Vec<u8>>(&view, id, .., rank))?;
+    assert_eq!(
+        nth.map(|key| key.to_vec()).as_ref(),
+        table.range(a.clone()..).next().map(|(key, _)| key),
+        "{}",
+        w.what()
+    );
     assert!(view.dictionaries().iter().any(|info| info.id == id));
     for name in [
         "View::dictionary",

@@ -6,7 +6,7 @@
 //! may be gaps at the ends. Lists of older programs have no bounds.
 
 use bytes::Bytes;
-use kvdb::{Batch, Tuple};
+use kvdb::Batch;
 
 use crate::commands::collections::visit;
 use crate::failure::Failure;
@@ -57,8 +57,8 @@ fn decoded(bytes: Option<&[u8]>, what: &str) -> Result<u64, Failure> {
 }
 
 /// The number of an element.
-pub fn number(tuple: &Tuple) -> Result<u64, Failure> {
-    decoded(tuple.key.get(ELEMENT..), "the number of a list's element")
+pub fn number(key: &[u8]) -> Result<u64, Failure> {
+    decoded(key.get(ELEMENT..), "the number of a list's element")
 }
 
 fn is_bounded(of: &Collection) -> bool {
@@ -85,6 +85,17 @@ pub fn within(seen: &Seen<'_>, of: &Collection) -> Result<(Vec<u8>, Vec<u8>), Fa
     }
     end = end.max(start.clone());
     Ok((start, end))
+}
+
+/// The number of the first element where no number between the two ends is free, as in a list from
+/// whose middle nothing was taken: then the number of each element follows from its rank.
+pub fn dense_from(seen: &Seen<'_>, of: &Collection) -> Result<Option<u64>, Failure> {
+    let (Some(first), Some(last)) = (bound(seen, of, End::Left)?, bound(seen, of, End::Right)?)
+    else {
+        return Ok(None);
+    };
+    let numbers = last.checked_sub(first).and_then(|between| between.checked_add(1));
+    Ok((numbers == u64::try_from(of.live.count).ok()).then_some(first))
 }
 
 /// The number and the value of the element that lies at the bound itself, where the outermost one
@@ -117,7 +128,7 @@ pub fn outermost(s: &Session, seen: &Seen<'_>, of: &Collection, end: End) -> Res
     let (first, last) = within(seen, of)?;
     let mut found = MIDDLE;
     visit(s, seen, of, (&first, &last), end == End::Right, |tuple| {
-        found = number(tuple)?;
+        found = number(&tuple.key)?;
         Ok(false)
     })?;
     Ok(found)

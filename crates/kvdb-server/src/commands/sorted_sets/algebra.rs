@@ -1,14 +1,13 @@
 //! What sorted sets have together: unions, intersections, differences.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
 
 use super::{broken, decode, number, send_pairs, store};
-use crate::commands::collections::{Room, name, visit};
+use crate::commands::collections::{FEW, Room, name, visit};
 use crate::commands::is;
-use crate::commands::sets::{key_count, limit};
+use crate::commands::sets::{announce, key_count, limit, united};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, WRONGTYPE, element_key, elements};
 use crate::output::Output;
@@ -103,56 +102,66 @@ impl<'a> Combining<'a> {
 
     /// The members in the order of their scores.
     fn run(&self, s: &Session, seen: &Seen<'_>) -> Result<Vec<(Bytes, f64)>, Failure> {
+        let (mut room, mut found) = (Room::of(s), Vec::new());
+        self.each(s, seen, &mut |member, score| {
+            room.take(member.len())?;
+            found.push((member, score));
+            Ok(())
+        })?;
+        // There is one zero, and no NaN.
+        found.sort_by(|a, b| (a.1 + 0.0).total_cmp(&(b.1 + 0.0)).then_with(|| a.0.cmp(&b.0)));
+        Ok(found)
+    }
+
+    /// Shows the members in the order of their names.
+    fn each(
+        &self,
+        s: &Session,
+        seen: &Seen<'_>,
+        take: &mut dyn FnMut(Bytes, f64) -> Outcome,
+    ) -> Outcome {
         let mut sources = Vec::new();
         for key in &self.keys {
             sources.push(Source::of(seen, key)?);
         }
-        let mut room = Room::of(s);
-        let mut found: BTreeMap<Bytes, f64> = BTreeMap::new();
         let weigh = |i: usize, score: f64| {
             Some(score * self.weights[i]).filter(|product| !product.is_nan()).unwrap_or(0.0)
         };
-        let mut bases = 0..sources.len();
-        if self.how != Algebra::Union {
-            let smallest = (0..sources.len()).min_by_key(|i| sources[*i].len()).unwrap_or(0);
-            let base = if self.how == Algebra::Difference { 0 } else { smallest };
-            bases = base..base + 1;
-        }
-        for i in bases {
-            sources[i].each(s, seen, |member, score| {
-                let mut sum = weigh(i, score);
-                match self.how {
-                    Algebra::Union => {
-                        if let Some(there) = found.get_mut(&member) {
-                            *there = self.aggregate.of(*there, sum);
-                            return Ok(());
-                        }
-                    }
-                    Algebra::Intersection => {
-                        for (j, source) in sources.iter().enumerate().filter(|(j, _)| *j != i) {
-                            match source.score(seen, &member)? {
-                                Some(other) => sum = self.aggregate.of(sum, weigh(j, other)),
-                                None => return Ok(()),
-                            }
-                        }
-                    }
-                    Algebra::Difference => {
-                        for source in &sources[1..] {
-                            if source.score(seen, &member)?.is_some() {
-                                return Ok(());
-                            }
-                        }
-                    }
+        if self.how == Algebra::Union {
+            let all: Vec<_> = sources.iter().map(|source| source.0).collect();
+            return united(s, seen, &all, |member, of| {
+                let mut sum: Option<f64> = None;
+                for (i, tuple) in of {
+                    let source = &sources[*i];
+                    let Some(collection) = &source.0 else { continue };
+                    let weighed = weigh(*i, source.decode(collection, &tuple.value()?)?);
+                    sum = Some(sum.map_or(weighed, |sum| self.aggregate.of(sum, weighed)));
                 }
-                room.take(member.len())?;
-                found.insert(member, sum);
-                Ok(())
-            })?;
+                take(member, sum.unwrap_or(0.0))?;
+                Ok(true)
+            });
         }
-        let mut found: Vec<_> = found.into_iter().collect();
-        // There is one zero, and no NaN.
-        found.sort_by(|a, b| (a.1 + 0.0).total_cmp(&(b.1 + 0.0)).then_with(|| a.0.cmp(&b.0)));
-        Ok(found)
+        let smallest = (0..sources.len()).min_by_key(|i| sources[*i].len()).unwrap_or(0);
+        let base = if self.how == Algebra::Difference { 0 } else { smallest };
+        // What is asked for many members is announced as a whole.
+        let many = sources[base].len() > FEW as i64;
+        if many {
+            sources.iter().filter_map(|source| source.0).try_for_each(|of| announce(seen, &of))?;
+        }
+        sources[base].each(s, seen, |member, score| {
+            let mut sum = weigh(base, score);
+            for (j, source) in sources.iter().enumerate().filter(|(j, _)| *j != base) {
+                match (source.score(seen, &member, many)?, self.how) {
+                    (Some(_), Algebra::Difference) => return Ok(()),
+                    (None, Algebra::Intersection) => return Ok(()),
+                    (Some(other), Algebra::Intersection) => {
+                        sum = self.aggregate.of(sum, weigh(j, other));
+                    }
+                    _ => {}
+                }
+            }
+            take(member, sum)
+        })
     }
 }
 
@@ -179,9 +188,19 @@ impl Source {
             _ => Ok(1.0),
         }
     }
-    fn score(&self, seen: &Seen<'_>, member: &[u8]) -> Result<Option<f64>, Failure> {
+    /// `announced`: as a whole.
+    fn score(
+        &self,
+        seen: &Seen<'_>,
+        member: &[u8],
+        announced: bool,
+    ) -> Result<Option<f64>, Failure> {
         let Some(of) = &self.0 else { return Ok(None) };
-        let value = seen.get(of.types, &element_key(of.id, member))?;
+        let place = element_key(of.id, member);
+        let value = match announced {
+            true => seen.get_in_range(of.types, &place)?,
+            false => seen.get(of.types, &place)?,
+        };
         value.map(|value| self.decode(of, &value)).transpose()
     }
     fn each(
@@ -234,8 +253,7 @@ fn combine_into(
     let all = Combining::parse(args, 2, how, true, command)?;
     let keys = std::iter::once(key).chain(all.keys.iter().copied());
     let stored = s.change(s.typed()?, keys, |seen, batch| {
-        let found = all.run(s, seen)?;
-        store(s, seen, key, &found, command, batch)
+        store(s, seen, key, command, batch, |put| all.each(s, seen, put))
     })?;
     out.integer(stored);
     Ok(())
@@ -271,7 +289,7 @@ pub fn zintercard(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
             let member = name(tuple);
             let mut inside = ControlFlow::Continue(());
             for (_, other) in sources.iter().enumerate().filter(|(i, _)| *i != base) {
-                if other.score(&seen, &member)?.is_none() {
+                if other.score(&seen, &member, false)?.is_none() {
                     inside = ControlFlow::Break(());
                     break;
                 }

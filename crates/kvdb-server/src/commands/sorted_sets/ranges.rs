@@ -1,12 +1,15 @@
 //! Ranges of a sorted set: by rank, by score, by name.
 
 use bytes::Bytes;
+use kvdb::Batch;
 
 use super::{broken, in_order, parsed, send_pairs, store, take_out};
-use crate::commands::collections::{Room, visit};
+use crate::commands::collections::{
+    Answered, Room, answer as answer_with, place_at, rank_of, visit,
+};
 use crate::commands::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Kind, order_key, ordered, sortable};
+use crate::keyspace::{Kind, element_key, order_key, ordered, sortable};
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -33,14 +36,17 @@ struct Range<'a> {
     scores: bool,
 }
 
-/// A bound among the members.
-struct Bounds {
+/// The members of a range, those that `LIMIT` leaves.
+struct Found {
+    /// The places `[start, end)`.
     start: Vec<u8>,
     end: Vec<u8>,
-    /// Ranks in the order of the answer.
-    ranks: Option<(i64, i64)>,
-    /// By name: all have the same score, says the client.
+    /// By name where not all have the same score: of those places the ones that lie between.
     names: Option<(Name, Name)>,
+    /// How many of them come first and are left out.
+    skip: i64,
+    /// So many at most.
+    most: i64,
 }
 
 /// A bound by name.
@@ -107,42 +113,83 @@ impl Range<'_> {
         Ok(())
     }
 
-    fn bounds(&self, of: &Collection) -> Result<Option<Bounds>, Failure> {
-        let (first, last) = ordered(of.id);
-        let all = Bounds { start: first, end: last, ranks: None, names: None };
+    /// The places of the members in the order of the answer, ranks being known.
+    fn find(
+        &self,
+        s: &Session,
+        seen: &Seen<'_>,
+        of: &Collection,
+    ) -> Result<Option<Found>, Failure> {
+        let (start, end) = ordered(of.id);
+        if self.skip < 0 || self.count == 0 {
+            return Ok(None);
+        }
+        let most = if self.count < 0 { i64::MAX } else { self.count };
         // In the order of the scores.
         let (low, high) = if self.backward { (self.to, self.from) } else { (self.from, self.to) };
-        Ok(match self.by {
+        let (start, end) = match self.by {
             By::Rank => {
-                let rank = |text| integer(text).ok_or(Failure::NOT_AN_INTEGER);
-                let len = of.live.count;
-                let place = |i: i64| if i < 0 { i.saturating_add(len).max(0) } else { i };
-                let (from, to) = (rank(self.from)?, rank(self.to)?);
-                let to = if to < 0 { to.saturating_add(len) } else { to }.min(len - 1);
-                let from = place(from);
-                (from <= to).then_some(Bounds { ranks: Some((from, to)), ..all })
-            }
-            By::Score => {
-                let ((low, low_outside), (high, high_outside)) =
-                    (score_bound(low)?, score_bound(high)?);
-                let edge = |score: f64, behind: bool| {
-                    let mut key = order_key(of.id, score, b"");
-                    if behind {
-                        // Behind every member of that score.
-                        let at = key.len() - 8;
-                        let next = u64::from_be_bytes(sortable(score)).saturating_add(1);
-                        key[at..].copy_from_slice(&next.to_be_bytes());
-                    }
-                    key
+                let Some((from, to)) = self.ranks(of.live.count)? else { return Ok(None) };
+                let most = to - from + 1;
+                let edge = if self.backward { of.live.count - 1 - from } else { from };
+                let Some(place) = place_at(s, seen, of, (&start, &end), edge)? else {
+                    return Ok(None);
                 };
-                let (start, end) = (edge(low, low_outside), edge(high, !high_outside));
-                (start < end).then_some(Bounds { start, end, ..all })
+                let (start, end) = match self.backward {
+                    true => (start, behind(&place)),
+                    false => (place.to_vec(), end),
+                };
+                return Ok(Some(Found { start, end, names: None, skip: 0, most }));
             }
+            By::Score => by_score(of, low, high)?,
             By::Name => {
-                let names = Some((Name::parse(low)?, Name::parse(high)?));
-                Some(Bounds { names, ..all })
+                let (low, high) = (Name::parse(low)?, Name::parse(high)?);
+                match one_score(s, seen, of)? {
+                    Some(score) => by_name(of, score, &low, &high),
+                    None => {
+                        let names = Some((low, high));
+                        return Ok(Some(Found { start, end, names, skip: self.skip, most }));
+                    }
+                }
             }
-        })
+        };
+        let mut found = Found { start, end, names: None, skip: self.skip, most };
+        if found.start >= found.end {
+            return Ok(None);
+        }
+        if found.skip > SKIPPED {
+            let (first, last) = ordered(of.id);
+            let all = (&first[..], &last[..]);
+            let place = match self.backward {
+                true => {
+                    let up_to = rank_of(s, seen, of, all, &found.end)?;
+                    place_at(s, seen, of, all, up_to.saturating_sub(found.skip).saturating_sub(1))?
+                }
+                false => {
+                    let from = rank_of(s, seen, of, all, &found.start)?;
+                    place_at(s, seen, of, all, from.saturating_add(found.skip))?
+                }
+            };
+            let Some(place) = place else { return Ok(None) };
+            match self.backward {
+                true => found.end = behind(&place),
+                false => found.start = place.to_vec(),
+            }
+            found.skip = 0;
+            if found.start >= found.end {
+                return Ok(None);
+            }
+        }
+        Ok(Some(found))
+    }
+
+    /// The ranks of a range by rank, in the order of the answer.
+    fn ranks(&self, len: i64) -> Result<Option<(i64, i64)>, Failure> {
+        let rank = |text| integer(text).ok_or(Failure::NOT_AN_INTEGER);
+        let (from, to) = (rank(self.from)?, rank(self.to)?);
+        let from = if from < 0 { from.saturating_add(len).max(0) } else { from };
+        let to = if to < 0 { to.saturating_add(len) } else { to }.min(len - 1);
+        Ok((from <= to).then_some((from, to)))
     }
 
     /// Shows the members in the order of the answer.
@@ -151,45 +198,31 @@ impl Range<'_> {
         s: &Session,
         seen: &Seen<'_>,
         of: &Collection,
+        take: impl FnMut(Bytes, f64) -> Outcome,
+    ) -> Outcome {
+        match self.find(s, seen, of)? {
+            Some(found) => self.show(s, seen, of, &found, take),
+            None => Ok(()),
+        }
+    }
+
+    /// Shows what was found.
+    fn show(
+        &self,
+        s: &Session,
+        seen: &Seen<'_>,
+        of: &Collection,
+        found: &Found,
         mut take: impl FnMut(Bytes, f64) -> Outcome,
     ) -> Outcome {
-        let (mut skip, mut left) = (self.skip, self.count);
-        if skip < 0 || left == 0 {
-            return Ok(());
-        }
-        let Some(bounds) = self.bounds(of)? else { return Ok(()) };
-        // From the nearer end, where ranks say that it is nearer.
-        let (mut backward, mut window) = (self.backward, None);
-        if let Some((from, to)) = bounds.ranks {
-            let len = of.live.count;
-            window = Some((from, to));
-            if len - 1 - to < from {
-                backward = !backward;
-                window = Some((len - 1 - to, len - 1 - from));
-            }
-        }
-        let turned = backward != self.backward;
-        let (mut at, mut gathered, mut room) = (0, Vec::new(), Room::of(s));
-        visit(s, seen, of, (&bounds.start, &bounds.end), backward, |tuple| {
+        let (mut skip, mut left) = (found.skip, found.most);
+        visit(s, seen, of, (&found.start, &found.end), self.backward, |tuple| {
             let (member, score) = in_order(tuple).ok_or_else(|| broken(of))?;
-            if let Some((from, to)) = window {
-                at += 1;
-                if at <= from {
-                    return Ok(true);
-                }
-                if turned {
-                    room.take(member.len())?;
-                    gathered.push((member, score));
-                } else {
-                    take(member, score)?;
-                }
-                return Ok(at <= to);
-            }
-            if let Some((low, high)) = &bounds.names {
+            if let Some((low, high)) = &found.names {
                 let (above, below) = (low.is_at_most(&member), high.is_at_least(&member));
                 if !above || !below {
                     // Behind the last one nothing comes any more.
-                    return Ok(if backward { above } else { below });
+                    return Ok(if self.backward { above } else { below });
                 }
             }
             if skip > 0 {
@@ -197,11 +230,82 @@ impl Range<'_> {
                 return Ok(true);
             }
             take(member, score)?;
-            left = left.saturating_sub(1);
+            left -= 1;
             Ok(left != 0)
-        })?;
-        gathered.into_iter().rev().try_for_each(|(member, score)| take(member, score))
+        })
     }
+
+    /// How many members were found; `None`: a walk alone could tell.
+    fn number_of(
+        &self,
+        s: &Session,
+        seen: &Seen<'_>,
+        of: &Collection,
+        found: &Found,
+    ) -> Result<Option<i64>, Failure> {
+        if found.names.is_some() {
+            return Ok(None);
+        }
+        if self.by == By::Rank {
+            return Ok(Some(found.most));
+        }
+        let (first, last) = ordered(of.id);
+        let rank = |place: &[u8]| rank_of(s, seen, of, (&first, &last), place);
+        let between = rank(&found.end)? - rank(&found.start)? - found.skip;
+        Ok(Some(between.clamp(0, found.most)))
+    }
+}
+
+/// Members that are passed over one by one; the place behind more of them is found by its rank.
+const SKIPPED: i64 = 32;
+/// Members of an answer that are gathered before it begins.
+const FEW: i64 = crate::commands::collections::FEW as i64;
+
+/// Behind the member with this place.
+fn behind(place: &[u8]) -> Vec<u8> {
+    [place, b"\0"].concat()
+}
+
+fn by_score(of: &Collection, low: &[u8], high: &[u8]) -> Result<(Vec<u8>, Vec<u8>), Failure> {
+    let ((low, low_outside), (high, high_outside)) = (score_bound(low)?, score_bound(high)?);
+    let edge = |score: f64, behind: bool| {
+        let mut key = order_key(of.id, score, b"");
+        if behind {
+            // Behind every member of that score.
+            let at = key.len() - 8;
+            let next = u64::from_be_bytes(sortable(score)).saturating_add(1);
+            key[at..].copy_from_slice(&next.to_be_bytes());
+        }
+        key
+    };
+    Ok((edge(low, low_outside), edge(high, !high_outside)))
+}
+
+/// The score that all members have.
+fn one_score(s: &Session, seen: &Seen<'_>, of: &Collection) -> Result<Option<f64>, Failure> {
+    let (start, end) = ordered(of.id);
+    let outermost = |backward: bool| {
+        let mut found = None;
+        visit(s, seen, of, (&start, &end), backward, |tuple| {
+            found = Some(in_order(tuple).ok_or_else(|| broken(of))?.1);
+            Ok(false)
+        })?;
+        Ok::<_, Failure>(found)
+    };
+    let first = outermost(false)?;
+    Ok(first.filter(|first| outermost(true).is_ok_and(|last| last == Some(*first))))
+}
+
+/// The places between two names, where all members have this score.
+fn by_name(of: &Collection, score: f64, low: &Name, high: &Name) -> (Vec<u8>, Vec<u8>) {
+    let (first, last) = ordered(of.id);
+    let edge = |name: &Name, outside: bool| match name {
+        Name::First => first.clone(),
+        Name::Last => last.clone(),
+        Name::At(name, inside) if *inside == outside => order_key(of.id, score, name),
+        Name::At(name, _) => behind(&order_key(of.id, score, name)),
+    };
+    (edge(low, true), edge(high, false))
 }
 
 /// `key start stop [BYSCORE|BYLEX] [REV] [LIMIT offset count] [WITHSCORES]` from `at` on.
@@ -250,28 +354,54 @@ fn parse<'a>(
     Ok(range)
 }
 
-fn gather(
-    s: &Session,
-    seen: &Seen<'_>,
-    key: &[u8],
-    range: &Range<'_>,
-) -> Result<Vec<(Bytes, f64)>, Failure> {
-    let (mut found, mut room) = (Vec::new(), Room::of(s));
-    if let Some(of) = seen.collection(key, Kind::SortedSet)? {
-        range.each(s, seen, &of, |member, score| {
+fn answer(s: &Session, args: Arguments<'_>, by: (Option<By>, bool), out: &mut Output) -> Outcome {
+    let range = parse(args, 1, by, false)?;
+    let seen = s.see()?;
+    let (mut few, mut room) = (Vec::new(), Room::of(s));
+    if let Some(of) = seen.collection(args.at(1), Kind::SortedSet)?
+        && let Some(found) = range.find(s, &seen, &of)?
+    {
+        if found.skip == 0
+            && found.most.min(of.live.count) > FEW
+            && let Some(count) = range.number_of(s, &seen, &of, &found)?
+        {
+            send_many(s, &seen, &of, (&range, &found), count, out);
+            return Ok(());
+        }
+        range.show(s, &seen, &of, &found, |member, score| {
             room.take(member.len())?;
-            found.push((member, score));
+            few.push((member, score));
             Ok(())
         })?;
     }
-    Ok(found)
+    send_pairs(&few, range.scores, out);
+    Ok(())
 }
 
-fn answer(s: &Session, args: Arguments<'_>, by: (Option<By>, bool), out: &mut Output) -> Outcome {
-    let range = parse(args, 1, by, false)?;
-    let found = gather(s, &s.see()?, args.at(1), &range)?;
-    send_pairs(&found, range.scores, out);
-    Ok(())
+/// Sends members one after the other, of which there are so many.
+fn send_many(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    (range, found): (&Range<'_>, &Found),
+    count: i64,
+    out: &mut Output,
+) {
+    let count = usize::try_from(count).unwrap_or(0);
+    let each = if range.scores && !out.resp3 { 2 } else { 1 };
+    out.array(count * each);
+    let all = Answered { range: (&found.start, &found.end), backward: range.backward, count, each };
+    answer_with(s, seen, of, out, all, |tuple, out| {
+        let (member, score) = in_order(tuple).ok_or_else(|| broken(of))?;
+        if range.scores && out.resp3 {
+            out.array(2);
+        }
+        out.bulk(&member);
+        if range.scores {
+            out.double(score);
+        }
+        Ok(())
+    });
 }
 
 pub fn zrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -299,8 +429,11 @@ pub fn zrangestore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
     s.check_key(to)?;
     let range = parse(args, 2, (None, false), true)?;
     let stored = s.change(s.typed()?, [to, from], |seen, batch| {
-        let found = gather(s, seen, from, &range)?;
-        store(s, seen, to, &found, "zrangestore", batch)
+        let source = seen.collection(from, Kind::SortedSet)?;
+        store(s, seen, to, "zrangestore", batch, |put| match &source {
+            Some(of) => range.each(s, seen, of, put),
+            None => Ok(()),
+        })
     })?;
     out.integer(stored);
     Ok(())
@@ -317,10 +450,16 @@ fn count(s: &Session, args: Arguments<'_>, by: By, out: &mut Output) -> Outcome 
     let range = plain(args, by)?;
     let (seen, mut found) = (s.see()?, 0);
     if let Some(of) = seen.collection(args.at(1), Kind::SortedSet)? {
-        range.each(s, &seen, &of, |_, _| {
-            found += 1;
-            Ok(())
-        })?;
+        let places = range.find(s, &seen, &of)?;
+        if let Some(places) = &places {
+            match range.number_of(s, &seen, &of, places)? {
+                Some(count) => found = count,
+                None => range.show(s, &seen, &of, places, |_, _| {
+                    found += 1;
+                    Ok(())
+                })?,
+            }
+        }
     }
     out.integer(found);
     Ok(())
@@ -331,6 +470,36 @@ pub fn zcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 }
 pub fn zlexcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     count(s, args, By::Name, out)
+}
+
+/// What the changes take that remove a member, besides its name.
+const CHANGE: usize = 128;
+
+/// Removes members, of which there are so many; where those are many, their places as one range.
+fn take_many_out(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    (range, found): (&Range<'_>, &Found),
+    count: i64,
+    batch: &mut Batch,
+) -> Outcome {
+    let (mut first, mut last) = (None, None);
+    range.show(s, seen, of, found, |member, score| {
+        if count > FEW {
+            batch.delete(of.types, element_key(of.id, &member));
+            let place = order_key(of.id, score, &member);
+            first.get_or_insert_with(|| place.clone());
+            last = Some(place);
+        } else {
+            take_out(of, &member, score, batch);
+        }
+        seen.relieve(batch, 2 * member.len() + CHANGE)
+    })?;
+    if let (Some(first), Some(last)) = (first, last) {
+        batch.delete_range(of.types, first.clone().min(last.clone()), behind(&first.max(last)));
+    }
+    Ok(())
 }
 
 fn remove(
@@ -349,13 +518,25 @@ fn remove(
         None => 0,
         Some(space) => s.change(space, [key], |seen, batch| {
             let Some(of) = seen.collection(key, Kind::SortedSet)? else { return Ok(0) };
-            let (mut removed, mut room) = (0, Room::of(s));
-            range.each(s, seen, &of, |member, score| {
-                room.take(member.len())?;
-                take_out(&of, &member, score, batch);
-                removed += 1;
-                Ok(())
-            })?;
+            let Some(found) = range.find(s, seen, &of)? else { return Ok(0) };
+            let count = range.number_of(s, seen, &of, &found)?;
+            let removed = match count {
+                // With the whole of it.
+                Some(count) if count == of.live.count => count,
+                Some(count) => {
+                    take_many_out(s, seen, &of, (&range, &found), count, batch)?;
+                    count
+                }
+                None => {
+                    let mut removed = 0;
+                    range.show(s, seen, &of, &found, |member, score| {
+                        take_out(&of, &member, score, batch);
+                        removed += 1;
+                        seen.relieve(batch, 2 * member.len() + CHANGE)
+                    })?;
+                    removed
+                }
+            };
             if removed > 0 {
                 seen.event(Classes::SORTED_SET, event, key);
             }

@@ -1,0 +1,32 @@
+//! Descriptors for connections: how many there may be, and that the process may have as many.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Descriptors that are kept for all else: the store, a mount and its threads, scripts.
+const KEPT: u64 = 256;
+/// Descriptors that a connection takes; one with TLS has a relay.
+const PLAIN: u64 = 1;
+const RELAYED: u64 = 3;
+
+/// Sees that the process may have descriptors for so many connections, and returns for how many it
+/// may.
+pub fn provide(wanted: usize, relayed: bool) -> usize {
+    let each = if relayed { RELAYED } else { PLAIN };
+    let needed = (wanted as u64).saturating_mul(each).saturating_add(KEPT);
+    let limit = getrlimit(Resource::Nofile);
+    let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= needed);
+    if enough(limit.current) {
+        return wanted;
+    }
+    let raised = limit.maximum.map_or(needed, |most| most.min(needed));
+    let new = Rlimit { current: Some(raised), maximum: limit.maximum };
+    let current = match setrlimit(Resource::Nofile, new) {
+        Ok(()) => raised,
+        Err(error) => {
+            tracing::warn!("the limit of descriptors could not be raised to {raised}: {error}");
+            limit.current.unwrap_or(raised)
+        }
+    };
+    let possible = usize::try_from(current.saturating_sub(KEPT) / each).unwrap_or(wanted);
+    wanted.min(possible.max(1))
+}

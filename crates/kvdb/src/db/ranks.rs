@@ -1,0 +1,125 @@
+//! Ranks, as callers ask for them.
+
+use std::ops::RangeBounds;
+
+use bytes::Bytes;
+use vt_tree::{KeyRange, Seq};
+
+use crate::db::Kvdb;
+use crate::db::database::Database;
+use crate::dictionary::DictionaryId;
+use crate::error::Result;
+use crate::read::bounds;
+use crate::read::ranks::{RanksEnv, Span};
+use crate::read::view::View;
+
+impl RanksEnv for Database {
+    fn newest(&self) -> View {
+        self.versions.view()
+    }
+    fn await_noted(&self) {
+        self.commits.await_visible();
+    }
+    fn between_commits(&self, begin: &mut dyn FnMut(Seq)) {
+        self.commits.between_commits(begin);
+    }
+}
+
+fn span(dict: DictionaryId, range: KeyRange) -> Option<Span> {
+    let KeyRange { start, end } = range;
+    match end {
+        Some(end) if end <= start => None,
+        end => Some(Span { dict, start, end: end.unwrap_or_default() }),
+    }
+}
+
+impl Kvdb {
+    /// How many keys of the range `within` come before `key` in a view, exactly; `key` need not be
+    /// there.
+    ///
+    /// The first question about a range walks through all of it and counts, and so does one about a
+    /// state that the range has left behind by more than some thousand changes. What is counted is
+    /// kept in memory (a 32nd of [`OpenOptions::memory`](crate::OpenOptions::memory) for all ranges
+    /// together). Every later question costs a search in that, a walk over some dozens of keys, and
+    /// what was changed of the range since the last one, some microseconds for each change at most;
+    /// in a transaction also one look at each of its own changes of the range.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// let fruit = db.open_dictionary("fruit")?;
+    /// for name in ["apple", "cherry", "pear"] {
+    ///     fruit.insert(name, "")?;
+    /// }
+    /// assert_eq!(db.rank::<&str>(&db.view(), fruit.id(), .., "pear")?, 2);
+    /// assert_eq!(db.rank(&db.view(), fruit.id(), "b".., "pear")?, 1);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn rank<K: AsRef<[u8]>>(
+        &self,
+        view: &View,
+        dict: DictionaryId,
+        within: impl RangeBounds<K>,
+        key: impl AsRef<[u8]>,
+    ) -> Result<u64> {
+        let database = &*self.db.0;
+        match span(dict, bounds::of(&within)) {
+            Some(span) => database.ranks.before(database, view, &span, key.as_ref()),
+            None => Ok(0),
+        }
+    }
+
+    /// The key of the range `within` in a view that `n` others come before; it costs what
+    /// [`Kvdb::rank`] costs.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let fruit = db.open_dictionary("fruit")?;
+    /// fruit.insert("apple", "")?;
+    /// fruit.insert("pear", "")?;
+    /// assert_eq!(db.select::<&str>(&db.view(), fruit.id(), .., 1)?, Some("pear".into()));
+    /// assert_eq!(db.select::<&str>(&db.view(), fruit.id(), .., 2)?, None);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn select<K: AsRef<[u8]>>(
+        &self,
+        view: &View,
+        dict: DictionaryId,
+        within: impl RangeBounds<K>,
+        n: u64,
+    ) -> Result<Option<Bytes>> {
+        let database = &*self.db.0;
+        match span(dict, bounds::of(&within)) {
+            Some(span) => database.ranks.nth(database, view, &span, n),
+            None => Ok(None),
+        }
+    }
+
+    /// How many keys a range has in a view, exactly, whatever was overwritten and deleted: the
+    /// difference of two ranks in the dictionary, so the first call walks through all of that.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// # let fruit = db.open_dictionary("fruit")?;
+    /// fruit.insert("apple", "")?;
+    /// fruit.insert("pear", "")?;
+    /// fruit.remove("apple")?;
+    /// assert_eq!(db.count(&db.view(), fruit.id(), "a".."q")?, 1);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn count<K: AsRef<[u8]>>(
+        &self,
+        view: &View,
+        dict: DictionaryId,
+        range: impl RangeBounds<K>,
+    ) -> Result<u64> {
+        let Some(range) = span(dict, bounds::of(&range)) else { return Ok(0) };
+        let database = &*self.db.0;
+        let all = Span { dict, start: Bytes::new(), end: Bytes::new() };
+        let before = database.ranks.before(database, view, &all, &range.start)?;
+        let up_to = match range.end.is_empty() {
+            true => database.ranks.len(database, view, &all)?,
+            false => database.ranks.before(database, view, &all, &range.end)?,
+        };
+        Ok(up_to.saturating_sub(before))
+    }
+}

@@ -1,0 +1,252 @@
+//! The numbers of keys of a range, block by block.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+use vt_tree::Seq;
+
+use super::corrections::Corrections;
+use super::{Change, Span, walk};
+use crate::error::Result;
+use crate::read::view::View;
+
+/// Keys of a block, at least.
+const KEYS: u32 = 64;
+/// Blocks of a range, about, at most: more keys lie in larger blocks.
+const BLOCKS: u64 = 16 << 10;
+/// A block that has grown so many times as large is divided.
+const GROWTH: u32 = 4;
+/// Changes that are remembered, for views that are a little older.
+const REMEMBERED: usize = 4096;
+/// The number of keys of a block is not known.
+const UNCERTAIN: u32 = u32::MAX;
+
+/// An index: where blocks begin, and how many keys each has, as of one commit.
+pub(super) struct Blocks {
+    /// Commits up to this one are counted.
+    pub at: Seq,
+    /// The first is that of the range; the others are keys that were there.
+    firsts: Vec<Bytes>,
+    counts: Vec<u32>,
+    uncertain: usize,
+    /// Keys of a block.
+    size: u32,
+    /// The newest changes that were taken in, all after `remembers_from`.
+    remembered: VecDeque<(Seq, Change)>,
+    remembers_from: Seq,
+}
+
+impl Blocks {
+    /// Counts the keys of a range. All changes after `noted_from` are going to be told of.
+    pub fn of(view: &View, span: &Span, noted_from: Seq) -> Result<Blocks> {
+        let mut blocks = Blocks {
+            at: view.at,
+            firsts: Vec::new(),
+            counts: Vec::new(),
+            uncertain: 0,
+            size: KEYS,
+            remembered: VecDeque::new(),
+            remembers_from: noted_from.min(view.at),
+        };
+        (blocks.firsts, blocks.counts) = blocks.divided(view, span, &span.start, &span.end)?;
+        blocks.coarsen();
+        Ok(blocks)
+    }
+
+    pub fn len(&self) -> usize {
+        self.firsts.len()
+    }
+
+    pub fn first(&self, at: usize) -> &Bytes {
+        &self.firsts[at]
+    }
+
+    pub fn next(&self, at: usize) -> Option<&Bytes> {
+        self.firsts.get(at + 1)
+    }
+
+    /// How many keys the blocks before one have, all of which are counted.
+    pub fn sum(&self, at: usize) -> u64 {
+        self.counts[..at].iter().map(|count| u64::from(*count)).sum()
+    }
+
+    /// Passes over blocks from `at` on, with `before` keys before it, as long as they are counted
+    /// and the `n`th key lies behind them; returns the same of the place that is reached.
+    pub fn passed(&self, mut at: usize, mut before: u64, n: u64) -> (usize, u64) {
+        for count in &self.counts[at..] {
+            if *count == UNCERTAIN || before + u64::from(*count) > n {
+                break;
+            }
+            (at, before) = (at + 1, before + u64::from(*count));
+        }
+        (at, before)
+    }
+
+    /// The block in which a key lies.
+    fn block_of(&self, key: &[u8]) -> usize {
+        self.firsts.partition_point(|first| first <= key).saturating_sub(1)
+    }
+
+    /// Walks through `[start, end)`: where its blocks begin, and how many keys they have. There is
+    /// one at least.
+    fn divided(
+        &self,
+        view: &View,
+        span: &Span,
+        start: &Bytes,
+        end: &[u8],
+    ) -> Result<(Vec<Bytes>, Vec<u32>)> {
+        let (mut firsts, mut counts) = (vec![start.clone()], vec![0]);
+        walk(view, span.dict, start, end, |key| {
+            match counts.last_mut() {
+                Some(count) if *count < self.size => *count += 1,
+                _ => {
+                    firsts.push(Bytes::copy_from_slice(key));
+                    counts.push(1);
+                }
+            }
+            true
+        })?;
+        Ok((firsts, counts))
+    }
+
+    /// Makes fewer blocks of too many.
+    fn coarsen(&mut self) {
+        while self.firsts.len() as u64 > 2 * BLOCKS && self.uncertain == 0 {
+            self.size = self.size.saturating_mul(2);
+            let firsts = std::mem::take(&mut self.firsts);
+            let counts = std::mem::take(&mut self.counts);
+            for (first, count) in firsts.into_iter().zip(counts) {
+                match self.counts.last_mut() {
+                    Some(last) if *last + count <= self.size => *last += count,
+                    _ => {
+                        self.firsts.push(first);
+                        self.counts.push(count);
+                    }
+                }
+            }
+        }
+    }
+
+    fn doubt(&mut self, at: usize) {
+        if self.counts[at] != UNCERTAIN {
+            self.counts[at] = UNCERTAIN;
+            self.uncertain += 1;
+        }
+    }
+
+    /// Takes in a change of a commit after [`Blocks::at`].
+    pub fn take_in(&mut self, seq: Seq, change: Change) {
+        match &change {
+            Change::Put { key, new: true } => {
+                let at = self.block_of(key);
+                match self.counts[at] {
+                    UNCERTAIN => {}
+                    count if count >= self.size * GROWTH => self.doubt(at),
+                    _ => self.counts[at] += 1,
+                }
+            }
+            Change::Delete { key, there: true } => {
+                let at = self.block_of(key);
+                match self.counts[at] {
+                    UNCERTAIN => {}
+                    // It cannot be: so it is counted.
+                    0 => self.doubt(at),
+                    _ => self.counts[at] -= 1,
+                }
+            }
+            Change::Put { key, .. } | Change::Delete { key, .. } | Change::Uncertain { key } => {
+                self.doubt(self.block_of(key));
+            }
+            Change::DeleteRange { start, end } => {
+                for at in self.block_of(start)..=self.block_of(end) {
+                    self.doubt(at);
+                }
+            }
+        }
+        self.remember(seq, change);
+    }
+
+    /// Remembers a change, which is counted.
+    pub fn remember(&mut self, seq: Seq, change: Change) {
+        self.remembered.push_back((seq, change));
+        if self.remembered.len() > REMEMBERED
+            && let Some((seq, _)) = self.remembered.pop_front()
+        {
+            self.remembers_from = self.remembers_from.max(seq);
+        }
+    }
+
+    /// Counts the uncertain blocks from `at` on that lie together, in the state that the index is
+    /// of.
+    fn count(&mut self, at: usize, view: &View, span: &Span) -> Result<()> {
+        let together = self.counts[at..].iter().take_while(|count| **count == UNCERTAIN).count();
+        let end = self.firsts.get(at + together).unwrap_or(&span.end).clone();
+        let (mut firsts, mut counts) = self.divided(view, span, &self.firsts[at].clone(), &end)?;
+        if at > 0 && counts == [0] {
+            (firsts, counts) = (Vec::new(), Vec::new());
+        }
+        self.firsts.splice(at..at + together, firsts);
+        self.counts.splice(at..at + together, counts);
+        self.uncertain -= together;
+        Ok(())
+    }
+
+    /// Counts all that is uncertain.
+    pub fn count_all(&mut self, view: &View, span: &Span) -> Result<()> {
+        while self.uncertain > 0
+            && let Some(at) = self.counts.iter().position(|count| *count == UNCERTAIN)
+        {
+            self.count(at, view, span)?;
+        }
+        self.coarsen();
+        Ok(())
+    }
+
+    /// The block of a key, all blocks before which are counted. `view` is the state that the index
+    /// is of, as in all that follows.
+    pub fn counted_up_to(&mut self, key: &[u8], view: &View, span: &Span) -> Result<usize> {
+        self.coarsen();
+        loop {
+            let at = self.block_of(key);
+            if self.uncertain == 0 {
+                return Ok(at);
+            }
+            match self.counts[..at].iter().position(|count| *count == UNCERTAIN) {
+                None => return Ok(at),
+                Some(uncertain) => self.count(uncertain, view, span)?,
+            }
+        }
+    }
+
+    /// How many keys a block has; `None`: there is no such block.
+    pub fn counted(&mut self, at: usize, view: &View, span: &Span) -> Result<Option<u32>> {
+        while self.counts.get(at) == Some(&UNCERTAIN) {
+            self.count(at, view, span)?;
+        }
+        Ok(self.counts.get(at).copied())
+    }
+
+    /// What an older state has that the index does not count, and the other way round; `None`: that
+    /// is not known.
+    pub fn since(&self, older: &View, span: &Span) -> Result<Option<Corrections>> {
+        if older.at < self.remembers_from {
+            return Ok(None);
+        }
+        let mut now: BTreeMap<&Bytes, bool> = BTreeMap::new();
+        for (_, change) in self.remembered.iter().rev().take_while(|(seq, _)| *seq > older.at) {
+            let (key, there) = match change {
+                Change::Put { key, .. } => (key, true),
+                Change::Delete { key, .. } => (key, false),
+                Change::Uncertain { .. } | Change::DeleteRange { .. } => return Ok(None),
+            };
+            now.entry(key).or_insert(there);
+        }
+        let mut corrections = Corrections::default();
+        for (key, there) in now {
+            let was = older.value_len(span.dict, key)?.is_some();
+            corrections.push(key, i64::from(was) - i64::from(there));
+        }
+        Ok(Some(corrections))
+    }
+}
