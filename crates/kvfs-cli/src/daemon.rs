@@ -86,7 +86,10 @@ fn serve_logged(
             let mut service = match held.mount()? {
                 None => Service::begin(&opened, options, Mounting::Kept(dir, &held))?,
                 Some(mount) => {
-                    tracing::warn!("the daemon was killed: another one goes on");
+                    match keeper.begun_anew.as_ref().and_then(|anew| anew.last.as_ref()) {
+                        Some(last) => tracing::warn!("the daemon {last}: another one goes on"),
+                        None => tracing::warn!("another daemon goes on"),
+                    }
                     Service::begin(&opened, options, Mounting::Again(&mount))?
                 }
             };

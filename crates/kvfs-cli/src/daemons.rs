@@ -23,6 +23,8 @@ use kvfs_fuse::mounts::{self, MountEntry};
 use rustix::process::{Pid, PidfdFlags};
 use serde_json::{Value, json};
 
+use crate::deaths::BegunAnew;
+
 /// One mount and its daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
@@ -50,6 +52,8 @@ pub struct Record {
     pub log: Option<PathBuf>,
     /// What opening the store had to repair, in one line; `None` after a proper close.
     pub recovery: Option<String>,
+    /// How often a keeper has begun a daemon anew; `None`: there is no keeper.
+    pub begun_anew: Option<BegunAnew>,
     /// What went wrong while the daemon closed the store; left for `kvfs umount` to tell.
     pub failure: Option<String>,
 }
@@ -137,6 +141,7 @@ impl Record {
             handover: None,
             log: None,
             recovery: None,
+            begun_anew: None,
             failure: None,
         }
     }
@@ -301,6 +306,7 @@ impl Record {
             "mount_point": path(&self.mount_point), "source": path(&self.source), "closing": self.closing, "socket": self.socket.as_deref().map(path), "metrics": self.metrics,
             "listen": self.listen, "handover": self.handover,
             "log": self.log.as_deref().map(path), "recovery": self.recovery,
+            "begun_anew": self.begun_anew.as_ref().map(|anew| json!([anew.count, anew.last])),
             "failure": self.failure,
         })
     }
@@ -322,6 +328,10 @@ impl Record {
             handover: v["handover"].as_u64().and_then(|n| n.try_into().ok()),
             log: path(&v["log"]),
             recovery: v["recovery"].as_str().map(Into::into),
+            begun_anew: v["begun_anew"][0].as_u64().map(|count| BegunAnew {
+                count,
+                last: v["begun_anew"][1].as_str().map(Into::into),
+            }),
             failure: v["failure"].as_str().map(Into::into),
         })
     }
@@ -394,6 +404,7 @@ mod tests {
         assert_eq!(escape(&odd), "/a b/100%2541/%FF%FE/line%0Anext%1B");
         let mut record = Record::of_this_process("0:45", &odd, Path::new("/mnt"));
         record.socket = Some(odd.clone());
+        record.begun_anew = Some(BegunAnew { count: 3, last: Some("was ended".into()) });
         let read =
             Record::from_json(&serde_json::from_str(&record.to_json().to_string()).expect("JSON"));
         assert_eq!(read, Some(record));
