@@ -184,6 +184,7 @@ impl Service {
         record.log = log;
         record.recovery = store.recovery.clone();
         record.begun_anew = self.keeper.as_ref().and_then(|keeper| keeper.begun_anew.clone());
+        record.keeper = self.keeper.as_ref().and_then(|_| Record::keeper_of_this_process());
         // Requests are answered. Whoever reads the record may rely on what follows a kill from here
         // on.
         self.keeper.iter().for_each(Keeper::say_serves);

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kept::Kept;
-use place::{is_alive, kill, kvfs, succeeds, until};
+use place::{fails, is_alive, kill, kvfs, succeeds, until};
 use rustix::process::Signal;
 
 /// What `kvfs stat` says of the daemon, once the one that serves is recorded.
@@ -56,6 +56,71 @@ fn stat_says_how_often_the_daemon_was_begun_anew_and_why() {
     succeeds(kvfs(&["mount", "--upgrade"]).arg(&at));
     let daemon = daemon_of(&kept);
     assert_eq!((&daemon["begun_anew"], &daemon["last_end"]), (&2.into(), &().into()));
+    kept.end();
+}
+
+/// The keeper, which is stopped until this is dropped.
+struct Stopped(i32);
+
+impl Stopped {
+    fn new(kept: &Kept) -> Stopped {
+        kill(kept.keeper, Signal::STOP);
+        Stopped(kept.keeper)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        kill(self.0, Signal::CONT);
+    }
+}
+
+#[test]
+fn a_command_between_two_daemons_waits_for_the_second_one() {
+    let Some(kept) = Kept::new("nowriteback") else { return };
+    let at = kept.place.mnt();
+    kept.place.ask(&["SET", "k", "v"]);
+    fs::write(at.join("f"), b"content").expect("written");
+    let commands: [&[&str]; 5] = [
+        &["kv", "get", "MNT", "k"],
+        &["stat", "MNT"],
+        &["cat", "MNT", "f"],
+        &["mount", "--upgrade", "MNT"],
+        &["umount", "MNT"],
+    ];
+    for words in commands {
+        let before = daemon_of(&kept)["pid"].as_i64().expect("a pid") as i32;
+        kill(before, Signal::KILL);
+        // One that is being killed still takes calls.
+        until("it has ended", || !is_alive(before));
+        let mut command = kvfs(&[]);
+        command.args(words.iter().map(|word| match *word {
+            "MNT" => at.clone().into_os_string(),
+            word => word.into(),
+        }));
+        let said = succeeds(&mut command);
+        match words[0] {
+            "kv" => assert_eq!(said, "v"),
+            "cat" => assert_eq!(said, "content"),
+            _ => {}
+        }
+    }
+    // An unmount returns when all is on disk and the store is free.
+    until("the keeper has ended", || !is_alive(kept.keeper));
+    assert!(succeeds(kvfs(&["check"]).arg(kept.place.store())).contains("clean"));
+}
+
+#[test]
+fn a_command_does_not_wait_where_the_keeper_is_stopped() {
+    let Some(kept) = Kept::new("nowriteback") else { return };
+    let daemon = daemon_of(&kept)["pid"].as_i64().expect("a pid") as i32;
+    let stopped = Stopped::new(&kept);
+    kill(daemon, Signal::KILL);
+    until("it has ended", || !is_alive(daemon));
+    let said = fails(3, kvfs(&["kv", "get"]).arg(kept.place.mnt()).arg("k"));
+    assert!(said.contains("neither a store nor the directory of a mounted one"), "{said}");
+    drop(stopped);
+    daemon_of(&kept);
     kept.end();
 }
 
