@@ -336,9 +336,12 @@ fn listen_to_signals(
     device: String,
     say: Sender<Event>,
 ) -> std::io::Result<Listening> {
+    handover::note_signals()?;
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let handle = signals.handle();
     let listen = move || {
+        // Those that come when the first thread holds them wait for the next program.
+        handover::hold_signals();
         for signal in signals.forever() {
             if signal == SIGHUP {
                 match Request::take(&device) {

@@ -18,7 +18,8 @@
 //!
 //! The daemon has an end of a pipe, on which it says that it serves, and what it is to become.
 //!
-//! Signals that end a daemon are passed on. They wait until it listens.
+//! Signals that end a daemon are passed on. They wait until it listens. One that dies all the same
+//! may not have acted on them, so they are passed on to the next one, too.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -277,11 +278,27 @@ impl Held {
     }
 }
 
-/// The child, and a signal that came for it before it was there.
+/// The child, and the signals for the one that comes next.
 #[derive(Default)]
 struct Child {
     pid: Option<Pid>,
+    /// Those that came before it was there, and those that end it.
     waiting: Vec<Signal>,
+}
+
+impl Child {
+    fn take(&mut self, signal: Signal) {
+        if self.pid.is_none() || signal != Signal::HUP {
+            self.waiting.push(signal);
+        }
+        pass_on(self.pid, signal);
+    }
+
+    fn begins(&mut self, pid: Option<Pid>) {
+        self.pid = pid;
+        self.waiting.iter().for_each(|signal| pass_on(pid, *signal));
+        self.waiting.retain(|signal| *signal != Signal::HUP);
+    }
 }
 
 /// Keeps a mount until its daemon ends by itself. `arguments`: what a daemon is called with.
@@ -328,12 +345,7 @@ pub fn run(
             }
         };
         let pid = i32::try_from(daemon.id()).ok().and_then(Pid::from_raw);
-        {
-            let mut child = lock(&child);
-            child.pid = pid;
-            let waiting = std::mem::take(&mut child.waiting);
-            waiting.into_iter().for_each(|signal| pass_on(pid, signal));
-        }
+        lock(&child).begins(pid);
         if let Some(begun) = begun.take() {
             begun();
         }
@@ -463,11 +475,7 @@ fn pass_signals_on(child: Arc<Mutex<Child>>) -> io::Result<()> {
                 SIGINT => Signal::INT,
                 _ => Signal::HUP,
             };
-            let mut child = lock(&child);
-            match child.pid {
-                None => child.waiting.push(signal),
-                pid => pass_on(pid, signal),
-            }
+            lock(&child).take(signal);
         }
     };
     std::thread::Builder::new().name("kvfs-signals".into()).spawn(listen).map(drop)

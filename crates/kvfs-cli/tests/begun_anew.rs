@@ -76,6 +76,31 @@ impl Drop for Stopped {
 }
 
 #[test]
+fn a_daemon_that_is_killed_before_it_acts_on_a_signal_is_followed_by_one_that_does() {
+    let Some(kept) = Kept::new("nowriteback") else { return };
+    fs::write(kept.place.mnt().join("f"), b"content").expect("written");
+    let daemon = daemon_of(&kept)["pid"].as_i64().expect("a pid") as i32;
+    kill(daemon, Signal::STOP);
+    let threads = || fs::read_dir(format!("/proc/{daemon}/task")).expect("it is there");
+    until("each of its threads is stopped", || {
+        threads().flatten().all(|thread| {
+            fs::read_to_string(thread.path().join("stat")).is_ok_and(|stat| stat.contains(") T "))
+        })
+    });
+    kill(kept.keeper, Signal::TERM);
+    let pending = || {
+        let status = fs::read_to_string(format!("/proc/{daemon}/status")).expect("it is there");
+        let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+        u64::from_str_radix(pending.expect("a set").trim(), 16).expect("a number")
+    };
+    until("it is passed on", || pending() & 1 << (libc::SIGTERM - 1) != 0);
+    kill(daemon, Signal::KILL);
+    until("the keeper has ended", || !is_alive(kept.keeper));
+    assert!(kept.place.entry().is_none());
+    assert!(succeeds(kvfs(&["check"]).arg(kept.place.store())).contains("clean"));
+}
+
+#[test]
 fn a_command_between_two_daemons_waits_for_the_second_one() {
     let Some(kept) = Kept::new("nowriteback") else { return };
     let at = kept.place.mnt();
