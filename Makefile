@@ -5,7 +5,7 @@ KVFS   = target/release/kvfs
 
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
 	bounded many remote bench-remote measurements mutants redis-fuzz soak crash-live \
-	crash-transactions \
+	crash-kept crash-transactions \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
 	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis \
 	bench-ranks lint-bench lint-fuzz python lint-python install install-files deb boot \
@@ -124,6 +124,14 @@ soak: build
 crash-live: build
 	python3 scripts/crash_live.py --kvfs $(KVFS) --kills $${KILLS:-200} \
 		$(if $(SEED_BASE),--seed-base $(SEED_BASE)) $(if $(OPTIONS),--options $(OPTIONS))
+
+## make crash-kept   SIGKILL of daemons that a keeper begins anew, under random writes, git, SQLite,
+##                   a compiler and system calls, none of which may see an error (KILLS=200, SEED=1)
+crash-kept:
+	KVFS_KILLS=$${KILLS:-200} KVFS_SEED=$(SEED) \
+		$(CARGO) test --release -p kvfs-cli --test begun_anew each_byte -- --nocapture
+	$(CARGO) test --release -p kvfs-cli --test keeper for_long -- --ignored --nocapture
+	$(MAKE) syscalls MODE=restart CALLS=100000 SEED=$(SEED)
 
 ## make crash-transactions  SIGKILL at random moments of transactions over a file and its key
 ##                   (KILLS=200, SEED_BASE=n, OPTIONS=...)

@@ -10,6 +10,8 @@ use std::sync::Arc;
 mod beneath;
 #[path = "../../crates/kvfs-cli/src/daemons.rs"]
 mod daemons;
+#[path = "../../crates/kvfs-cli/src/deaths.rs"]
+mod deaths;
 #[path = "../../crates/kvfs-cli/src/descendants.rs"]
 mod descendants;
 #[path = "../../crates/kvfs-cli/src/destination.rs"]

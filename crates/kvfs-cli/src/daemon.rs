@@ -86,7 +86,10 @@ fn serve_logged(
             let mut service = match held.mount()? {
                 None => Service::begin(&opened, options, Mounting::Kept(dir, &held))?,
                 Some(mount) => {
-                    tracing::warn!("the daemon was killed: another one goes on");
+                    match keeper.begun_anew.as_ref().and_then(|anew| anew.last.as_ref()) {
+                        Some(last) => tracing::warn!("the daemon {last}: another one goes on"),
+                        None => tracing::warn!("another daemon goes on"),
+                    }
                     Service::begin(&opened, options, Mounting::Again(&mount))?
                 }
             };
@@ -333,9 +336,12 @@ fn listen_to_signals(
     device: String,
     say: Sender<Event>,
 ) -> std::io::Result<Listening> {
+    handover::note_signals()?;
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let handle = signals.handle();
     let listen = move || {
+        // Those that come when the first thread holds them wait for the next program.
+        handover::hold_signals();
         for signal in signals.forever() {
             if signal == SIGHUP {
                 match Request::take(&device) {

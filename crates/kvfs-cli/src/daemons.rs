@@ -4,7 +4,9 @@
 //! A record is named by the mount's device number ("0:45.json"), which is the same whatever path
 //! leads into the mount (bind mounts, private name spaces, directories inside it), and is asked of
 //! the kernel alone. It says which process serves which store, and where its socket is. A daemon
-//! that died leaves its record behind; a record whose process is gone is never trusted.
+//! that died leaves its record behind; a record whose process is gone is never trusted. Where a
+//! keeper is there, another daemon follows: a command that comes between the two waits for it, as
+//! programs that use the mount do.
 //!
 //! The kernel gives the number of an unmounted file system to the next one, while the daemon of the
 //! first may still be closing its store. So a record stands aside under the number and the process
@@ -17,11 +19,18 @@ use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvfs_fuse::mounts::{self, MountEntry};
 use rustix::process::{Pid, PidfdFlags};
 use serde_json::{Value, json};
+
+use crate::deaths::BegunAnew;
+
+/// How long a daemon that follows another one is waited for.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often it is looked whether it is there.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// One mount and its daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +59,10 @@ pub struct Record {
     pub log: Option<PathBuf>,
     /// What opening the store had to repair, in one line; `None` after a proper close.
     pub recovery: Option<String>,
+    /// How often a keeper has begun a daemon anew; `None`: there is no keeper.
+    pub begun_anew: Option<BegunAnew>,
+    /// The keeper's number, and when it started.
+    pub keeper: Option<(i32, u64)>,
     /// What went wrong while the daemon closed the store; left for `kvfs umount` to tell.
     pub failure: Option<String>,
 }
@@ -137,6 +150,8 @@ impl Record {
             handover: None,
             log: None,
             recovery: None,
+            begun_anew: None,
+            keeper: None,
             failure: None,
         }
     }
@@ -161,7 +176,7 @@ impl Record {
         let directory = make_directory()?;
         let _lock = lock(&directory)?;
         if let Some(mut earlier) =
-            Record::read(&self.device).filter(|r| !r.is_of(self) && r.is_alive())
+            Record::read_as_it_is(&self.device).filter(|r| !r.is_of(self) && r.is_alive())
         {
             earlier.closing = true;
             earlier.write_in(&directory)?;
@@ -182,7 +197,7 @@ impl Record {
         self.closing = true;
         // There is a moment in which both are there, and none in which neither is.
         self.write_in(&directory)?;
-        match Record::read(&self.device).is_some_and(|r| r.is_of(self)) {
+        match Record::read_as_it_is(&self.device).is_some_and(|r| r.is_of(self)) {
             true => fs::remove_file(Record::path_of(&self.device)),
             false => Ok(()),
         }
@@ -205,12 +220,43 @@ impl Record {
         places.iter().find_map(|path| Record::read_file(path).filter(|r| r.is_of(self)))
     }
 
+    /// That of a mount. Between a daemon that has died and the one that follows it, it waits.
     pub fn read(device: &str) -> Option<Record> {
+        Record::read_as_it_is(device).map(Record::followed)
+    }
+
+    fn read_as_it_is(device: &str) -> Option<Record> {
         Record::read_file(&Record::path_of(device))
+    }
+
+    /// The record of the daemon that follows this one, if this one has died and has a keeper. It is
+    /// waited for, but not where the keeper has ended or is stopped.
+    fn followed(self) -> Record {
+        let begun = Instant::now();
+        let mut now = self;
+        while let Some((keeper, started)) = now.keeper.filter(|_| !now.closing && !now.is_alive()) {
+            // Who follows does not wait for itself.
+            let is_ours = [Some(rustix::process::getpid()), rustix::process::getppid()]
+                .contains(&Pid::from_raw(keeper));
+            let keeps = start_of(keeper) == Some(started) && !is_stopped(keeper) && !is_ours;
+            if !keeps || begun.elapsed() > PATIENCE {
+                break;
+            }
+            std::thread::sleep(LOOK);
+            let Some(next) = Record::read_as_it_is(&now.device) else { break };
+            now = next;
+        }
+        now
     }
 
     fn read_file(path: &Path) -> Option<Record> {
         Record::read_file_of(path, rustix::process::geteuid().as_raw())
+    }
+
+    /// The process that keeps this one, its parent.
+    pub fn keeper_of_this_process() -> Option<(i32, u64)> {
+        let keeper = rustix::process::getppid()?.as_raw_nonzero().get();
+        Some((keeper, start_of(keeper)?))
     }
 
     /// As a user reads it. What another user has put there says nothing of the user's daemons: in a
@@ -233,7 +279,8 @@ impl Record {
         let entries = fs::read_dir(directory()).into_iter().flatten().flatten();
         let records =
             entries.map(|e| e.path()).filter(|path| path.extension().is_some_and(|e| e == "json"));
-        records.filter_map(|path| Record::read_file(&path)).filter(Record::is_alive).collect()
+        let records = records.filter_map(|path| Record::read_file(&path)).map(Record::followed);
+        records.filter(Record::is_alive).collect()
     }
 
     /// The living daemon that serves or closes the store at `path`, by whatever name it was
@@ -301,6 +348,8 @@ impl Record {
             "mount_point": path(&self.mount_point), "source": path(&self.source), "closing": self.closing, "socket": self.socket.as_deref().map(path), "metrics": self.metrics,
             "listen": self.listen, "handover": self.handover,
             "log": self.log.as_deref().map(path), "recovery": self.recovery,
+            "begun_anew": self.begun_anew.as_ref().map(|anew| json!([anew.count, anew.last])),
+            "keeper": self.keeper.map(|(pid, started)| json!([pid, started])),
             "failure": self.failure,
         })
     }
@@ -322,6 +371,14 @@ impl Record {
             handover: v["handover"].as_u64().and_then(|n| n.try_into().ok()),
             log: path(&v["log"]),
             recovery: v["recovery"].as_str().map(Into::into),
+            begun_anew: v["begun_anew"][0].as_u64().map(|count| BegunAnew {
+                count,
+                last: v["begun_anew"][1].as_str().map(Into::into),
+            }),
+            keeper: v["keeper"][0]
+                .as_i64()
+                .and_then(|pid| pid.try_into().ok())
+                .zip(v["keeper"][1].as_u64()),
             failure: v["failure"].as_str().map(Into::into),
         })
     }
@@ -394,6 +451,8 @@ mod tests {
         assert_eq!(escape(&odd), "/a b/100%2541/%FF%FE/line%0Anext%1B");
         let mut record = Record::of_this_process("0:45", &odd, Path::new("/mnt"));
         record.socket = Some(odd.clone());
+        record.begun_anew = Some(BegunAnew { count: 3, last: Some("was ended".into()) });
+        record.keeper = Some((17, 18));
         let read =
             Record::from_json(&serde_json::from_str(&record.to_json().to_string()).expect("JSON"));
         assert_eq!(read, Some(record));

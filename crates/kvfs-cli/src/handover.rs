@@ -19,6 +19,8 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use kvfs::InUse;
 use kvfs_fuse::{Handover, Policy};
@@ -133,6 +135,7 @@ pub fn become_program(next: Next<'_>, state: &State<'_>) -> Failure {
         });
         keep(fds)?;
         hold_signals();
+        leave_signals();
         let error = execute(next.program, next.arguments, &write(state, &head)?);
         tracing::error!("{} cannot be executed: {error}", next.program.display());
         let what = format!("cannot execute {}", next.program.display());
@@ -178,6 +181,27 @@ fn execute(program: &Path, arguments: &[OsString], file: &File) -> io::Error {
 /// Signals that end the process wait until it listens to them again ([`heed_signals`]).
 pub fn hold_signals() {
     mask_signals(libc::SIG_BLOCK);
+}
+
+/// Signals that end this process, and whether they have come.
+static CAME: OnceLock<[(libc::c_int, Arc<AtomicBool>); 2]> = OnceLock::new();
+
+/// From now on a signal that ends this process is not forgotten when it becomes another program.
+pub fn note_signals() -> io::Result<()> {
+    let came = CAME.get_or_init(|| [libc::SIGTERM, libc::SIGINT].map(|s| (s, Arc::default())));
+    let mut noted = came.iter().map(|(s, came)| signal_hook::flag::register(*s, came.clone()));
+    noted.try_for_each(|noted| noted.map(drop))
+}
+
+/// Leaves signals that have come to the next program: the thread that was to act on them may not
+/// have done it, and goes. They stay with this thread, which does not take them.
+fn leave_signals() {
+    for (signal, came) in CAME.get().into_iter().flatten() {
+        if came.load(Ordering::SeqCst) {
+            // SAFETY: the call takes a number.
+            unsafe { libc::raise(*signal) };
+        }
+    }
 }
 
 /// To be called when the process listens to signals again.

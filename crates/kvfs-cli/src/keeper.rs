@@ -13,17 +13,20 @@
 //! new program not come to serve, the one before it is executed again. The keeper itself stays what
 //! it is.
 //!
+//! **Given up.** Daemons that die again and again ([`Deaths`]) end the mount. What they have
+//! committed is put on disk first: the mirror goes with the keeper.
+//!
 //! The daemon has an end of a pipe, on which it says that it serves, and what it is to become.
 //!
-//! Signals that end a daemon are passed on. They wait until it listens.
+//! Signals that end a daemon are passed on. They wait until it listens. One that dies all the same
+//! may not have acted on them, so they are passed on to the next one, too.
 
-use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, Write};
+use std::io::{self, BufRead, BufReader, PipeReader, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,6 +42,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::daemons;
+use crate::deaths::{BegunAnew, Death, Deaths, Next};
 use crate::handover::{hold_signals, inherited, keep};
 use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
@@ -51,11 +55,6 @@ pub const KEPT: &str = "--kept";
 const SERVES: &str = "serves";
 const BECOMES: &str = "becomes ";
 
-/// A daemon that crashes, or that others kill, more often in so much time is not begun anew. (A
-/// request that it crashes by would come to the next one, too.)
-const MOST_CRASHES: usize = 20;
-const MOST_KILLS: usize = 1000;
-const IN: Duration = Duration::from_secs(60);
 /// How long the threads of a daemon that was killed may take to end.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -71,22 +70,28 @@ pub struct Held {
     /// An end of a pipe that only a thread of the daemon has once it has begun
     /// ([`kvfs_fuse::live`]).
     life: Option<OwnedFd>,
+    /// How often a daemon was begun anew; `None`: the keeper is of a version that does not say it.
+    begun_anew: Option<BegunAnew>,
 }
 
 /// By which a daemon talks to its keeper.
-pub struct Keeper(Life);
+pub struct Keeper {
+    life: Life,
+    /// How often it has begun a daemon anew.
+    pub begun_anew: Option<BegunAnew>,
+}
 
 impl Keeper {
     /// The daemon serves.
     pub fn say_serves(&self) {
-        if let Err(e) = self.0.say(format!("{SERVES}\n").as_bytes()) {
+        if let Err(e) = self.life.say(format!("{SERVES}\n").as_bytes()) {
             tracing::warn!("the keeper does not know that this process serves: {e}");
         }
     }
 
     /// Has the program follow this process, which ends with that.
     pub fn become_program(&self, program: &Path) -> Failure {
-        let said = self.0.say(format!("{BECOMES}{}\n", daemons::escape(program)).as_bytes());
+        let said = self.life.say(format!("{BECOMES}{}\n", daemons::escape(program)).as_bytes());
         let killed = said.and_then(|()| Ok(kill_process(rustix::process::getpid(), Signal::KILL)?));
         let cannot = failed("the keeper cannot be told what is to follow");
         cannot(killed.err().unwrap_or_else(|| io::ErrorKind::Interrupted.into()))
@@ -154,6 +159,7 @@ impl Held {
             views: in_memory("kvfs-views")?,
             mount: in_memory("kvfs-mount")?,
             life: None,
+            begun_anew: None,
         })
     }
 
@@ -164,13 +170,21 @@ impl Held {
         [self.connection.as_fd(), store, mirror, references, views, mount]
     }
 
+    /// What a daemon finds in the argument of [`KEPT`]: the numbers of the descriptors, then how
+    /// often a daemon was begun anew, and what became of the last one.
+    fn list(&self, life: &OwnedFd, begun_anew: &BegunAnew) -> String {
+        let numbers = self.all().map(|fd| fd.as_raw_fd().to_string()).join(",");
+        let list = format!("{numbers},{},{}", life.as_raw_fd(), begun_anew.count);
+        begun_anew.last.iter().fold(list, |list, last| format!("{list},{last}"))
+    }
+
     /// Takes over what the keeper has left for this process.
     pub fn from_descriptors(list: &str) -> Outcome<Held> {
         let taken = || -> io::Result<Held> {
-            let mut numbers = list.split(',').map(|n| n.parse().ok());
+            let mut words = list.splitn(9, ',');
             let mut next = || {
-                let number = numbers.next().flatten().ok_or(io::ErrorKind::InvalidInput)?;
-                inherited(number)
+                let number = words.next().and_then(|n| n.parse().ok());
+                inherited(number.ok_or(io::ErrorKind::InvalidInput)?)
             };
             Ok(Held {
                 connection: next()?,
@@ -180,6 +194,10 @@ impl Held {
                 views: next()?.into(),
                 mount: next()?.into(),
                 life: Some(next()?),
+                begun_anew: words.next().and_then(|count| {
+                    let last = words.next().map(String::from);
+                    Some(BegunAnew { count: count.parse().ok()?, last })
+                }),
             })
         };
         taken().map_err(failed("what a keeper holds cannot be used"))
@@ -206,7 +224,8 @@ impl Held {
     pub fn live(&mut self) -> Outcome<Keeper> {
         let life = self.life.take().ok_or_else(|| io::ErrorKind::NotFound.into());
         let life = life.and_then(kvfs_fuse::live);
-        life.map(Keeper).map_err(failed("the keeper cannot be told when this process ends"))
+        let keeper = life.map(|life| Keeper { life, begun_anew: self.begun_anew.clone() });
+        keeper.map_err(failed("the keeper cannot be told when this process ends"))
     }
 
     /// The connection.
@@ -249,13 +268,37 @@ impl Held {
         let in_use = InUse::left_by_killed(&store.db, references, &notes).map_err(of_files)?;
         Ok(InHand { store, in_use, kept: Some((Arc::new(kept), Arc::new(notes))) })
     }
+
+    /// Has all that killed daemons have committed on disk. None of them is there any more.
+    fn save(&self, path: &Path, options: &Options) -> Outcome {
+        if options.mount.read_only {
+            return Ok(());
+        }
+        self.open(path, Access::ReadWrite, options)?.store.close()
+    }
 }
 
-/// The child, and a signal that came for it before it was there.
+/// The child, and the signals for the one that comes next.
 #[derive(Default)]
 struct Child {
     pid: Option<Pid>,
+    /// Those that came before it was there, and those that end it.
     waiting: Vec<Signal>,
+}
+
+impl Child {
+    fn take(&mut self, signal: Signal) {
+        if self.pid.is_none() || signal != Signal::HUP {
+            self.waiting.push(signal);
+        }
+        pass_on(self.pid, signal);
+    }
+
+    fn begins(&mut self, pid: Option<Pid>) {
+        self.pid = pid;
+        self.waiting.iter().for_each(|signal| pass_on(pid, *signal));
+        self.waiting.retain(|signal| *signal != Signal::HUP);
+    }
 }
 
 /// Keeps a mount until its daemon ends by itself. `arguments`: what a daemon is called with.
@@ -273,43 +316,36 @@ pub fn run(
     // The one before, until the next one has served.
     let mut before = None;
     keep(held.all()).map_err(failed("a descriptor cannot be left to the daemon"))?;
-    let list: Vec<_> = held.all().iter().map(|fd| fd.as_raw_fd().to_string()).collect();
-    let list = list.join(",");
     let child = Arc::new(Mutex::new(Child::default()));
     pass_signals_on(child.clone()).map_err(failed("cannot listen to signals"))?;
-    let (mut kills, mut crashes, mut stuck) = (VecDeque::new(), VecDeque::new(), Vec::new());
+    let mut deaths = Deaths::default();
+    let mut told = deaths.told();
     let mut begun = Some(begun);
+    let given_up = || {
+        let save = || held.save(store, options);
+        let ended = std::thread::scope(|scope| scope.spawn(save).join());
+        ended.unwrap_or_else(|_| Err(Failure::new(Exit::Failed, "the store cannot be opened")))
+    };
     loop {
-        let (lives, life) = std::io::pipe().map_err(failed("cannot make a pipe"))?;
-        keep([life.as_fd()]).map_err(failed("a descriptor cannot be left to the daemon"))?;
-        let mut command = Command::new(program.path());
-        command.args(arguments).arg(KEPT).arg(format!("{list},{}", life.as_raw_fd()));
-        // SAFETY: it changes the mask of signals of the child, and nothing else.
-        unsafe {
-            command.pre_exec(|| {
-                hold_signals();
-                Ok(())
-            });
-        }
-        let mut daemon = match (command.spawn(), before.take()) {
-            (Ok(daemon), earlier) => {
+        let (mut daemon, lives) = match (start(&program, arguments, &held, &told), before.take()) {
+            (Ok(started), earlier) => {
                 before = earlier;
-                daemon
+                started
             }
             (Err(_), Some(earlier)) => {
                 program = earlier;
                 continue;
             }
-            (Err(e), None) => return Err(failed("cannot start the daemon")(e)),
+            (Err(e), None) if !held.is_mounted() => {
+                return Err(failed("cannot start the daemon")(e));
+            }
+            (Err(e), None) => {
+                told = follow(&mut deaths, Death::NotStarted(e.to_string()), given_up)?;
+                continue;
+            }
         };
-        drop(life);
         let pid = i32::try_from(daemon.id()).ok().and_then(Pid::from_raw);
-        {
-            let mut child = lock(&child);
-            child.pid = pid;
-            let waiting = std::mem::take(&mut child.waiting);
-            waiting.into_iter().for_each(|signal| pass_on(pid, signal));
-        }
+        lock(&child).begins(pid);
         if let Some(begun) = begun.take() {
             begun();
         }
@@ -323,52 +359,81 @@ pub fn run(
         }
         let status = ended(&mut daemon).map_err(failed("cannot wait for the daemon"))?;
         lock(&child).pid = None;
-        let code = status.and_then(|status| status.code());
-        if let Some(code) = code {
-            if code == 0 || !held.is_mounted() || held.has_mount_ended() {
-                std::process::exit(code);
-            }
-            // It could not go on: for want of space or memory, which may be there a little later.
-            std::thread::sleep(PATIENCE);
+        if let Some(code) = status.and_then(|status| status.code())
+            && (code == 0 || !held.is_mounted() || held.has_mount_ended())
+        {
+            std::process::exit(code);
         }
-        stuck.retain_mut(|daemon: &mut process::Child| matches!(daemon.try_wait(), Ok(None)));
         if status.is_none() {
-            stuck.push(daemon);
+            // It ends when the next one answers. Without a thread it stays a zombie.
+            let late = std::thread::Builder::new().name("kvfs-late".into());
+            let _ = late.spawn(move || daemon.wait());
         }
         if let Some(next) = next {
             before = Some(std::mem::replace(&mut program, next));
+            told.last = None;
             continue;
         }
         if let Some(before) = before.take() {
             // It did not come to serve.
             program = before;
         }
-        let signal = status.and_then(|status| status.signal()).unwrap_or(libc::SIGKILL);
-        let died = match code {
-            Some(code) => format!("the daemon could not go on, and ended with {code}"),
-            None => format!("the daemon was ended by signal {signal}"),
-        };
+        let death = Death::of(status);
         if !held.is_mounted() {
-            return Err(Failure::new(Exit::Failed, format!("{died} before the mount was ready")));
-        }
-        let (deaths, most) = match signal {
-            libc::SIGKILL if code.is_none() => (&mut kills, MOST_KILLS),
-            _ => (&mut crashes, MOST_CRASHES),
-        };
-        let now = Instant::now();
-        deaths.push_back(now);
-        while deaths.front().is_some_and(|at| now - *at > IN) {
-            deaths.pop_front();
-        }
-        if deaths.len() > most {
-            let what = format!(
-                "{died}, as {most} before it in the last {} s: it is not begun anew, and the mount \
-                 is dead",
-                IN.as_secs()
-            );
+            let what = format!("the daemon {death} before the mount was ready");
             return Err(Failure::new(Exit::Failed, what));
         }
+        told = follow(&mut deaths, death, given_up)?;
     }
+}
+
+/// Waits until the next daemon is to begin; what it is told. `given_up`: puts what was committed on
+/// disk where there is none.
+fn follow(
+    deaths: &mut Deaths,
+    death: Death,
+    given_up: impl FnOnce() -> Outcome,
+) -> Outcome<BegunAnew> {
+    let died = death.to_string();
+    match deaths.add(death, Instant::now()) {
+        Next::Begin(pause) => {
+            std::thread::sleep(pause);
+            Ok(deaths.told())
+        }
+        Next::GiveUp(times) => {
+            let rest = match given_up() {
+                Ok(()) => "what calls had done is on disk".into(),
+                Err(failure) => format!("what was not synced may be lost: {}", failure.message),
+            };
+            let what = format!(
+                "the daemon {died}, which was the {times}th such end within a minute: none is begun \
+                 anew, and the mount is dead; {rest}"
+            );
+            Err(Failure::new(Exit::Failed, what))
+        }
+    }
+}
+
+/// Starts a daemon, and the pipe on which it talks to the keeper.
+fn start(
+    program: &Program,
+    arguments: &[OsString],
+    held: &Held,
+    told: &BegunAnew,
+) -> io::Result<(process::Child, PipeReader)> {
+    let (lives, life) = std::io::pipe()?;
+    keep([life.as_fd()])?;
+    let life = OwnedFd::from(life);
+    let mut command = Command::new(program.path());
+    command.args(arguments).arg(KEPT).arg(held.list(&life, told));
+    // SAFETY: it changes the mask of signals of the child, and nothing else.
+    unsafe {
+        command.pre_exec(|| {
+            hold_signals();
+            Ok(())
+        });
+    }
+    Ok((command.spawn()?, lives))
 }
 
 /// How a daemon has ended whose threads end. `None`: it was killed, and a thread of it waits for an
@@ -410,11 +475,7 @@ fn pass_signals_on(child: Arc<Mutex<Child>>) -> io::Result<()> {
                 SIGINT => Signal::INT,
                 _ => Signal::HUP,
             };
-            let mut child = lock(&child);
-            match child.pid {
-                None => child.waiting.push(signal),
-                pid => pass_on(pid, signal),
-            }
+            lock(&child).take(signal);
         }
     };
     std::thread::Builder::new().name("kvfs-signals".into()).spawn(listen).map(drop)

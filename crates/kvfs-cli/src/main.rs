@@ -13,6 +13,7 @@ mod clone_tree;
 mod create;
 mod daemon;
 mod daemons;
+mod deaths;
 mod defrag;
 mod descendants;
 mod destination;

@@ -185,6 +185,10 @@ fn text(sources: &Sources) -> String {
     page.gauge("kvfs_snapshots", "Snapshots.", sources.db.snapshot_labels().len() as u64);
     page.gauge("kvfs_scrub_faults", "Places that the scrub could not read.", stats.scrub.faults);
     if let Some(mount) = sources.mount.get() {
+        if let Some(count) = mount.begun_anew {
+            let help = "How often a keeper has begun the daemon anew.";
+            page.counter("kvfs_daemon_begun_anew_total", help, count);
+        }
         page.family("kvfs_fuse_requests_total", "counter", "Requests of the kernel, by kind.");
         for (kind, count) in mount.requests.seen() {
             page.labelled("kvfs_fuse_requests_total", &[("kind", &kind.to_lowercase())], count);

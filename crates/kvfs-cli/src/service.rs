@@ -183,6 +183,8 @@ impl Service {
         record.handover = Some(handover::VERSION);
         record.log = log;
         record.recovery = store.recovery.clone();
+        record.begun_anew = self.keeper.as_ref().and_then(|keeper| keeper.begun_anew.clone());
+        record.keeper = self.keeper.as_ref().and_then(|_| Record::keeper_of_this_process());
         // Requests are answered. Whoever reads the record may rely on what follows a kill from here
         // on.
         self.keeper.iter().for_each(Keeper::say_serves);
@@ -216,6 +218,7 @@ impl Service {
             requests,
             notifier: notifier.clone(),
             uses_rings,
+            begun_anew: record.begun_anew.as_ref().map(|anew| anew.count),
             publishing: publishing.as_ref().map(Publishing::shared),
             following: following.as_ref().map(FollowingThread::shared),
         });

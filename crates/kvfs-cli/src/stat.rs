@@ -104,6 +104,8 @@ fn daemon(record: &Record) -> Value {
     ];
     let value = json!({
         "pid": record.pid, "listen": record.listen, "metrics": record.metrics,
+        "begun_anew": record.begun_anew.as_ref().map(|anew| anew.count),
+        "last_end": record.begun_anew.as_ref().and_then(|anew| anew.last.as_ref()),
     });
     text::with_paths(value, &paths)
 }
@@ -168,6 +170,16 @@ fn show(all: &Map<String, Value>) -> String {
         };
         line("store", place("store"));
         line("mounted on", format!("{} (process {pid})", place("mount_point")));
+        if let Some(count) = daemon["begun_anew"].as_u64() {
+            let times = match count {
+                0 => "has not begun the daemon anew".into(),
+                1 => "has begun the daemon anew once".into(),
+                n => format!("has begun the daemon anew {n} times"),
+            };
+            let last = daemon["last_end"].as_str();
+            let last = last.map_or(String::new(), |last| format!("; the last one {last}"));
+            line("keeper", text::show_line(&format!("{times}{last}")));
+        }
         line("socket", place("socket"));
         for (name, what) in [("listen", "keys at"), ("metrics", "figures at")] {
             if let Some(address) = daemon[name].as_str() {

@@ -17,6 +17,8 @@ pub struct MountFigures {
     pub requests: Arc<Counters>,
     pub notifier: Arc<KernelNotifier>,
     pub uses_rings: bool,
+    /// How often a keeper has begun the daemon anew.
+    pub begun_anew: Option<u64>,
     /// Of a store that is published by itself.
     pub publishing: Option<Weak<Shared>>,
     /// Of a store that follows what is published.

@@ -409,6 +409,12 @@ fn a_daemon_that_is_killed_while_it_waits_for_its_own_mount_is_followed_by_anoth
     assert!(marker.exists());
     fs::write(place.mnt().join("f"), b"content").expect("written");
     assert_eq!(fs::read(place.mnt().join("f")).expect("read"), b"content");
+    // Once it can end, nothing of it is left.
+    let keeper = parent_of(place.pid()).expect("it runs");
+    let children = format!("/proc/{keeper}/task/{keeper}/children");
+    until("there is one daemon", || {
+        fs::read_to_string(&children).is_ok_and(|all| all.split_whitespace().count() == 1)
+    });
     succeeds(&mut place.umount());
 }
 

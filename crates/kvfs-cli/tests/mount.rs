@@ -114,6 +114,40 @@ fn a_signal_ends_the_mount_even_while_it_is_used() {
 
 /// As plain umount(8) without our helper does. A child that another test is just starting holds our
 /// files, too, until it becomes its program: busy then is no fault.
+/// The kernel gives a signal to any thread of the process that takes it: most often to the first
+/// one, but not always.
+#[test]
+fn a_signal_ends_the_mount_whichever_thread_it_comes_to() {
+    let Some(p) = Place::new() else { return };
+    let threads = |pid: i32| {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the daemon runs");
+        let threads = tasks.filter_map(|task| {
+            let task = task.ok()?;
+            let status = fs::read_to_string(task.path().join("status")).ok()?;
+            let field =
+                |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+            let blocked = u64::from_str_radix(field("SigBlk:")?, 16).ok()?;
+            let takes_it = blocked & 1 << (libc::SIGTERM - 1) == 0;
+            let number: i32 = task.file_name().to_str()?.parse().ok()?;
+            (takes_it || number == pid).then(|| (field("Name:").unwrap_or("").to_string(), number))
+        });
+        threads.collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let mut pid = p.mounted();
+    // One thread of each name stands for all of them.
+    for name in threads(pid).into_keys() {
+        if p.entry().is_none() {
+            pid = p.mounted();
+        }
+        let Some(thread) = threads(pid).remove(&name) else { continue };
+        // SAFETY: the call takes three numbers.
+        let sent = unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, libc::SIGTERM) };
+        assert_eq!(sent, 0, "{name}");
+        until(&format!("{name} has passed the signal on"), || !is_alive(pid));
+        assert!(p.entry().is_none());
+    }
+}
+
 fn plain_umount(mnt: &Path) {
     until("it is unmounted", || {
         match rustix::mount::unmount(mnt, rustix::mount::UnmountFlags::empty()) {

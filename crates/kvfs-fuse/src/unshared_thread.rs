@@ -7,6 +7,8 @@
 //! ended: one that waits in a call on the daemon's own mount would wait for ever, and the store
 //! would stay locked. So such a thread has a descriptor table of its own (`CLOSE_RANGE_UNSHARE`)
 //! with none of the daemon's descriptors in it.
+//!
+//! It takes no signals either ([`take_no_signals`]).
 
 use std::fs::File;
 use std::io;
@@ -75,9 +77,27 @@ impl UnsharedThread {
     }
 }
 
-/// Gives this thread a table of descriptors of its own. Standard input, output and error are
-/// nothing in it: the program that started the daemon may wait until every copy of them is closed.
+/// Leaves the signals of the process to its other threads, but for those that a fault of this one
+/// raises. A handler wakes up who waits for signals by writing to a descriptor: in a table of this
+/// thread's own that descriptor is none, or another one, and the signal would be lost.
+fn take_no_signals() {
+    // SAFETY: the set is made by the calls that are there for it, and lives until they return.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut set);
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE] {
+            libc::sigdelset(&mut set, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+    }
+}
+
+/// Gives this thread a table of descriptors of its own, and has it take no signals; a program that
+/// it starts takes none either. Standard input, output and error are nothing in it: the program
+/// that started the daemon may wait until every copy of them is closed.
 pub(crate) fn leave_descriptors() -> io::Result<()> {
+    // First: until then a handler finds its descriptor.
+    take_no_signals();
     // SAFETY: the table is not shared any more when its descriptors are closed
     // (CLOSE_RANGE_UNSHARE), so no other thread loses any; and this one has just started and owns
     // none.
@@ -115,6 +135,7 @@ pub fn live(pipe: OwnedFd) -> io::Result<Life> {
     let raw = pipe.as_raw_fd();
     let number = libc::c_uint::try_from(raw).map_err(io::Error::other)?;
     let work = move || {
+        take_no_signals();
         // SAFETY: as in `leave_descriptors`; the second call finds a table of this thread alone.
         let result = unsafe {
             libc::syscall(libc::SYS_close_range, 0, number - 1, libc::CLOSE_RANGE_UNSHARE)

@@ -62,13 +62,13 @@ impl Kept {
         self.marker().exists()
     }
 
-    /// The daemon that serves now.
+    /// The daemon that was begun last. One before it may take its time to end.
     pub fn daemon(&self) -> i32 {
         let children = format!("/proc/{0}/task/{0}/children", self.keeper);
         let mut daemon = None;
         until("there is a daemon", || {
             let children = fs::read_to_string(&children).expect("the keeper is there");
-            daemon = children.split_whitespace().next().and_then(|pid| pid.parse().ok());
+            daemon = children.split_whitespace().last().and_then(|pid| pid.parse().ok());
             daemon.is_some()
         });
         daemon.expect("it was waited for")

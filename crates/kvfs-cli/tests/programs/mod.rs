@@ -79,7 +79,7 @@ impl Programs {
     }
 }
 
-/// Commits, and looks whether the repository is whole.
+/// Commits, packs, and looks whether the repository is whole.
 const GIT: &str = r#"
 git init -q .; git config user.email a@b; git config user.name a; git config gc.auto 0
 n=0
@@ -87,20 +87,26 @@ while [ ! -e "$OVER" ]; do
     n=$((n + 1)); echo $n > f; mkdir -p d$((n % 7)); echo $n > d$((n % 7))/f
     git add -A; git commit -q -m $n
     [ "$(git status --porcelain)" = "" ]
+    [ $((n % 10)) != 0 ] || git gc -q
 done
 git fsck --strict 2>/dev/null
 [ "$(git rev-list --count HEAD)" = $n ]
 echo $n
 "#;
 
+/// With a journal, and with a log whose index lies in shared memory.
 const SQLITE: &str = r#"
-sqlite3 db 'create table t(n integer)'
+for db in journal log; do sqlite3 $db 'create table t(n integer)'; done
+[ "$(sqlite3 log 'pragma journal_mode = wal')" = wal ]
 n=0
 while [ ! -e "$OVER" ]; do
-    n=$((n + 1)); sqlite3 db "insert into t values($n)"
+    n=$((n + 1))
+    for db in journal log; do sqlite3 $db "insert into t values($n)"; done
 done
-[ "$(sqlite3 db 'pragma integrity_check')" = ok ]
-[ "$(sqlite3 db 'select count(*) from t')" = $n ]
+for db in journal log; do
+    [ "$(sqlite3 $db 'pragma integrity_check')" = ok ]
+    [ "$(sqlite3 $db 'select count(*) from t')" = $n ]
+done
 echo $n
 "#;
 
