@@ -308,6 +308,11 @@ pub trait Snapshots: Send + Sync {
     fn remove_clone(&self, name: &str) -> Result<()>;
     /// Takes a stream of [`Kvdb::send`] into a clone.
     fn receive(&self, input: &mut dyn Read, options: &ReceiveOptions) -> Result<ReceiveStats>;
+    /// The files that a clone has of its own; `None`: the store has none.
+    fn files_of(&self, clone: &str) -> Result<Option<u64>> {
+        let _ = clone;
+        Ok(None)
+    }
     /// What differs in the files from a snapshot to another, or to what there is now; sorted by
     /// path. `collapsed`: as of a transaction.
     fn files(&self, before: &str, after: Option<&str>, collapsed: bool) -> Result<Vec<FileChange>>;

@@ -16,7 +16,9 @@ pub fn of_database(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure
         kvdb::Error::Objects(e) => of_objects(e),
         kvdb::Error::NoSpace
         | kvdb::Error::OverLimit { .. }
-        | kvdb::Error::CloneOverLimit { .. } => Exit::NoSpace,
+        | kvdb::Error::CloneOverLimit { .. }
+        | kvdb::Error::TooManyFiles { .. }
+        | kvdb::Error::CloneTooManyFiles { .. } => Exit::NoSpace,
         kvdb::Error::Corrupt(_) => Exit::Damaged,
         kvdb::Error::NoDictionary(_) | kvdb::Error::NoSnapshot(_) | kvdb::Error::NoStore(_) => {
             Exit::NotFound

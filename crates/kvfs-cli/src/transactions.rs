@@ -449,6 +449,10 @@ impl Snapshots for OverFiles {
     fn remove_clone(&self, name: &str) -> Result<()> {
         self.0.drop_clone(name).map_err(of_snapshot(name))
     }
+    fn files_of(&self, clone: &str) -> Result<Option<u64>> {
+        let files = self.0.fs(&ViewId::Clone(clone.into())).and_then(|fs| fs.files_of_its_own());
+        files.map(Some).map_err(of_snapshot(clone))
+    }
     fn receive(&self, input: &mut dyn Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
         self.0.receive(input, options).map_err(of_store)
     }

@@ -363,6 +363,44 @@ fn a_clone_that_takes_too_much_is_full_and_the_store_is_not() {
     assert!(code != Some(0) && said.contains("nothing"), "{said}");
 }
 
+#[test]
+fn a_clone_that_has_too_many_files_is_full_and_the_store_is_not() {
+    let Some((mount, _)) = cloned() else { return };
+    let root = mount.root();
+    succeeds(kvfs(&["clone", "create", "--limit", "3f"]).arg(&root).args(["origin", "few"]));
+    let few = mount.path(".kvfs/clone/few");
+    let free = || rustix::fs::statvfs(&few).expect("statvfs").f_favail;
+    let make = |name: &str| fs::write(few.join(name), name);
+    assert_eq!(free(), 3);
+    for name in ["one", "two", "three"] {
+        make(name).expect("there is room");
+    }
+    assert_eq!(make("four").expect_err("no limit").raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(free(), 0);
+    fs::write(mount.path("outside"), "outside").expect("the store has room");
+    let listed = || succeeds(kvfs(&["clone", "list"]).arg(&root));
+    assert!(listed().contains("3 of 3 files"), "{}", listed());
+    fs::remove_file(few.join("two")).expect("removed");
+    assert!(listed().contains("2 of 3 files"), "{}", listed());
+    make("four").expect("there is room again");
+    // What a run makes counts, and is said where it is refused.
+    let (code, _, said) =
+        ends(kvfs(&["run"]).arg(&few).args(["--", "sh", "-c", "echo > $KVFS_MOUNT/five"]));
+    assert!(code != Some(0), "{said}");
+    succeeds(kvfs(&["clone", "limit"]).arg(&root).args(["few", "64M,5f"]));
+    make("five").expect("there is room");
+    let json = succeeds(kvfs(&["--json", "clone", "list"]).arg(&root));
+    assert!(json.contains("\"files\":4") && json.contains("\"limit_of_files\":5"), "{json}");
+    // Of a store that is not mounted, too.
+    succeeds(kvfs(&["umount"]).arg(&root));
+    let store = root.with_file_name("store");
+    let listed = succeeds(kvfs(&["clone", "list"]).arg(&store));
+    assert!(listed.contains("at most 5 files") && listed.contains(" of 64.0 MiB"), "{listed}");
+    succeeds(kvfs(&["clone", "limit"]).arg(&store).args(["few", "none"]));
+    let json = succeeds(kvfs(&["--json", "clone", "list"]).arg(&store));
+    assert!(json.contains("\"limit_of_files\":null"), "{json}");
+}
+
 /// Bytes that are free for a program in a directory.
 fn free_in(dir: &Path) -> u64 {
     let stat = rustix::fs::statvfs(dir).expect("statvfs");

@@ -113,8 +113,8 @@ fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
 }
 
 /// `TXN BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds]
-/// [LIMIT bytes] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED]`: its number. Where the
-/// connection works in a clone, it is of that one.
+/// [LIMIT bytes] [FILES n] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED]`: its number. Where
+/// the connection works in a clone, it is of that one.
 fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut options = TransactionOptions {
         detached: true,
@@ -144,6 +144,10 @@ fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             o if is(o, "limit") => {
                 let bytes = words.next().and_then(integer).and_then(|n| u64::try_from(n).ok());
                 options.limit = Some(bytes.ok_or(Failure::NOT_AN_INTEGER)?);
+            }
+            o if is(o, "files") => {
+                let files = words.next().and_then(integer).and_then(|n| u64::try_from(n).ok());
+                options.limit_of_files = Some(files.ok_or(Failure::NOT_AN_INTEGER)?);
             }
             o if is(o, "nocheck") => options.check_conflicts = false,
             o if is(o, "durable") => options.durable = true,
@@ -426,7 +430,7 @@ fn abort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// One transaction, as a map of names and values.
 fn describe(info: &TransactionInfo, out: &mut Output) {
     let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
-    out.map(11);
+    out.map(12);
     out.bulk(b"id");
     out.integer(info.id.0 as i64);
     out.bulk(b"within");
@@ -453,10 +457,12 @@ fn describe(info: &TransactionInfo, out: &mut Output) {
         out.bulk(name.as_bytes());
         out.integer(value);
     }
-    out.bulk(b"limit");
-    match info.limit {
-        Some(limit) => out.integer(i64::try_from(limit).unwrap_or(i64::MAX)),
-        None => out.null(),
+    for (name, limit) in [("limit", info.limit), ("limit_of_files", info.limit_of_files)] {
+        out.bulk(name.as_bytes());
+        match limit {
+            Some(limit) => out.integer(i64::try_from(limit).unwrap_or(i64::MAX)),
+            None => out.null(),
+        }
     }
 }
 

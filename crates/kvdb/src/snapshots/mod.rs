@@ -99,7 +99,7 @@ impl Snapshotter {
             compactor,
             admission,
         } = parts;
-        let limits = Limits::new(!versions.load().limits.is_empty());
+        let limits = Limits::new(&versions.load());
         Snapshotter {
             inline,
             env,
@@ -149,6 +149,9 @@ pub struct BranchInfo {
     pub snapshot: Option<String>,
     /// The bytes that it may take, if they are limited: see [`crate::Kvdb::limit_branch`].
     pub limit: Option<BranchLimit>,
+    /// The files that it may have of its own, if they are limited: see
+    /// [`crate::Kvdb::limit_files`].
+    pub limit_of_files: Option<u64>,
 }
 
 /// A name that may be a file's as well.

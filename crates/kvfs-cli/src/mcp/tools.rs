@@ -121,6 +121,11 @@ const TOOLS: &[Tool] = &[
                 "Bytes that its changes may take: what would take more fails as on a full disk.",
             ),
             may(
+                "limit_of_files",
+                Kind::Number,
+                "Files that it may make: making more fails as on a full disk.",
+            ),
+            may(
                 "branch",
                 Kind::Text,
                 "It is a transaction of this branch, and its commit changes the branch alone.",
@@ -240,6 +245,11 @@ const TOOLS: &[Tool] = &[
                 "limit",
                 Kind::Number,
                 "Bytes that it may take of its own: what would take more fails in it as on a full disk.",
+            ),
+            may(
+                "limit_of_files",
+                Kind::Number,
+                "Files that it may have of its own: making more fails in it as on a full disk.",
             ),
         ],
         effect: Effect::Adds,

@@ -23,6 +23,7 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let isolation = given.text("isolation").unwrap_or("si").to_ascii_uppercase();
     let within = given.number("within").map(|id| id.to_string());
     let limit = given.number("limit").map(|bytes| bytes.to_string());
+    let files = given.number("limit_of_files").map(|files| files.to_string());
     let label = given.text("label").unwrap_or("agent");
     let mut words = vec!["BEGIN"];
     words.extend(given.text("branch").into_iter().flat_map(|branch| ["OF", branch]));
@@ -36,6 +37,7 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     words.push("ATTACHED");
     words.extend(given.flag("durable").then_some("DURABLE"));
     words.extend(limit.iter().flat_map(|bytes| ["LIMIT", bytes.as_str()]));
+    words.extend(files.iter().flat_map(|files| ["FILES", files.as_str()]));
     let Reply::Integer(id) = session.mounted.txn(&words)? else { return Err(odd()) };
     let id = u64::try_from(id).map_err(|_| odd())?;
     session.begun.push(id);

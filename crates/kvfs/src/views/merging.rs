@@ -117,6 +117,8 @@ impl Views {
                 }
             }
             db.drop_common_states(clone, &keep)?;
+            // What is its own is what these do not have.
+            self.branch(clone)?.fs.core.files.forget();
         }
         begun.map(|(merged, _)| merged)
     }

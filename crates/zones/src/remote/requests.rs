@@ -19,7 +19,8 @@ pub(super) struct Requests {
 struct UnderWay {
     requests: usize,
     bytes: u64,
-    /// Requests are served in the order in which they came, so that small ones do not keep a large one waiting: the number of who comes next, and of who is served next.
+    /// Requests are served in the order in which they came, so that small ones do not keep a large
+    /// one waiting: the number of who comes next, and of who is served next.
     comes: u64,
     served: u64,
 }
