@@ -81,7 +81,8 @@ enum Action {
 #[derive(clap::Args)]
 #[command(after_help = "\
 A clone shares all data with the snapshot that it is made of, and goes its own way from there. \
-While the store is mounted, it lies in /mnt/.kvfs/clone/NAME.")]
+While the store is mounted, it lies in /mnt/.kvfs/clone/NAME. A name may have slashes, \
+as agents/7/try-2.")]
 pub struct CloneArgs {
     #[command(subcommand)]
     action: CloneAction,
@@ -431,7 +432,7 @@ fn difference(
     let keys = connection.call(&changes)?;
     let Some(store) = connection.store() else {
         let roots = Mounted::find(target).ok().map(|mounted| {
-            let root = |name: &str| mounted.mount_point.join(".kvfs/snapshot").join(name);
+            let root = |name: &str| View::Snapshot(name.into()).path(&mounted.mount_point);
             (root(before), after.map_or(mounted.mount_point.clone(), root))
         });
         let mut files = words("FILES");

@@ -18,6 +18,7 @@ use kvfs::{
     Attr, Below, Caller, Choice, Earlier, FileKind, Listing, MergeConflict, MergeForkOptions,
     MergeOptions, Merged, Untold, ViewId, Views,
 };
+use kvfs_fuse::view_names;
 
 use crate::export::Stream;
 use crate::import::caller;
@@ -293,7 +294,7 @@ fn earlier(path: &[u8]) -> Result<Option<(Earlier, &[u8])>> {
             let (name, rest) = split_first(rest);
             let named = std::str::from_utf8(name);
             let named = named.map_err(|_| kvdb::Error::Invalid("a name is UTF-8 text".into()))?;
-            Ok(Some((Earlier::Snapshot(named.into()), rest)))
+            Ok(Some((Earlier::Snapshot(view_names::view_name(named)), rest)))
         }
         _ => Err(kvdb::Error::Invalid(
             "of what lies under .kvfs, snapshots and `beneath` can be copied from".into(),

@@ -11,6 +11,7 @@ use super::session::Session;
 use crate::changes::{Changes, Choice, Detail, Style, Wanted};
 use crate::mounted::{Commit, NotCommitted, fields};
 use crate::output::{Exit, Failure, Outcome};
+use crate::place::View;
 use crate::text::{show, show_json};
 use crate::tree::time_text;
 use crate::undo::stands_against;
@@ -88,7 +89,7 @@ pub fn diff(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
             words.extend((!wanted.all).then_some(&b"COLLAPSED"[..]));
             let files = session.mounted.call(&words)?;
             let root = &session.mounted.mount_point;
-            let before: PathBuf = root.join(".kvfs/snapshot").join(name);
+            let before: PathBuf = View::Snapshot(name.into()).path(root);
             Changes::between(files, keys, Some((before, root.clone())))?
         }
         _ => {

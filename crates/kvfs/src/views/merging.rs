@@ -163,7 +163,7 @@ impl Views {
             let rules = Rules {
                 choices: &Choices::new(&options.choices),
                 settle,
-                suffix: if from.is_empty() { "main" } else { from },
+                suffix: &suffix_of(from),
             };
             let conflicts = three.merge(&rules, &parent.fs, &transaction)?;
             let marks = common_states::with(&common, mark);
@@ -315,4 +315,9 @@ fn of_clash(path: Vec<u8>, clash: &Clash<'_>) -> MergeConflict {
     };
     let (ours, theirs) = (deed(clash.here), deed(clash.changed));
     MergeConflict { path, key: true, ours, theirs }
+}
+
+/// What is behind the names of the versions of a branch where both are kept.
+fn suffix_of(branch: &str) -> String {
+    if branch.is_empty() { "main".into() } else { branch.replace('/', "-") }
 }
