@@ -117,6 +117,9 @@ pub struct Merge {
     pub clone: String,
     /// Where the fork of this store is which is merged into it: an address, or the path of a file.
     pub fork: Option<Vec<u8>>,
+    /// The branch that it is merged into, where that is not the one that it was made of; `""`: the
+    /// main one.
+    pub into: Option<String>,
     /// The other way round.
     pub rebase: bool,
     /// It is looked at, and not committed.

@@ -43,6 +43,8 @@ pub struct Ask<'a> {
     pub clone: &'a str,
     /// Where the fork is, if it is one.
     pub fork: Option<&'a [u8]>,
+    /// The branch that it is merged into, if that is not what it was made of.
+    pub into: Option<&'a str>,
     pub rebase: bool,
     pub dry_run: bool,
     /// It ends with the connection.
@@ -84,6 +86,7 @@ fn conflict(reply: &Reply) -> Outcome<Conflict> {
 pub fn begin(ask: &Ask<'_>, call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>) -> Outcome<Begun> {
     let mut words = vec![&b"TXN"[..], b"MERGE", ask.clone.as_bytes()];
     words.extend(ask.fork.into_iter().flat_map(|place| [&b"FORK"[..], place]));
+    words.extend(ask.into.into_iter().flat_map(|into| [&b"INTO"[..], into.as_bytes()]));
     words.extend(ask.rebase.then_some(&b"REBASE"[..]));
     words.extend(ask.dry_run.then_some(&b"DRY"[..]));
     words.extend(ask.choices.words());

@@ -115,6 +115,7 @@ impl Transactions for OverFiles {
             None => {
                 let options = MergeOptions {
                     clone: merge.clone.clone(),
+                    into: merge.into.clone(),
                     rebase: merge.rebase,
                     choices: choices(&merge.choices),
                     dry_run: merge.dry_run,

@@ -401,6 +401,52 @@ fn a_clone_that_has_too_many_files_is_full_and_the_store_is_not() {
     assert!(json.contains("\"limit_of_files\":null"), "{json}");
 }
 
+#[test]
+fn a_clone_is_merged_into_another_one_that_shares_a_state_with_it() {
+    let Some((mount, trial)) = cloned() else { return };
+    let root = mount.root();
+    succeeds(kvfs(&["clone", "create"]).arg(&root).args(["origin", "other"]));
+    let other = mount.path(".kvfs/clone/other");
+    fs::write(trial.join("of-trial"), "trial").expect("written");
+    fs::write(other.join("of-other"), "other").expect("written");
+    succeeds(kvfs(&["kv", "put"]).arg(&trial).args(["key", "value"]));
+    let said = succeeds(kvfs(&["merge"]).arg(&trial).args(["--into", "other", "--dry-run"]));
+    assert!(said.contains("clone trial into clone other: nothing was changed"), "{said}");
+    let said = succeeds(kvfs(&["merge"]).arg(&trial).arg("--into").arg(&other));
+    assert!(said.contains("clone trial into clone other: done"), "{said}");
+    assert_eq!(read(other.join("of-trial")).as_deref(), Some("trial"));
+    assert_eq!(read(mount.path("of-trial")), None);
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&other).arg("key")).trim_end(), "value");
+    // A clone of it goes past it into the store.
+    succeeds(kvfs(&["snapshot", "create"]).arg(&other).arg("of-other"));
+    succeeds(kvfs(&["clone", "create"]).arg(&root).args(["of-other", "deep/er"]));
+    fs::write(mount.path(".kvfs/clone/deep/er/new"), "deep").expect("written");
+    succeeds(kvfs(&["merge"]).arg(&root).args(["deep/er", "--into"]).arg(&root).arg("--drop"));
+    assert_eq!(read(mount.path("new")).as_deref(), Some("deep"));
+    assert_eq!(read(mount.path("of-other")).as_deref(), Some("other"));
+    assert!(!mount.path(".kvfs/clone/deep/er").exists());
+    // Conflicts are of these two.
+    fs::write(trial.join("file"), "trial").expect("written");
+    fs::write(other.join("file"), "other").expect("written");
+    let (code, listed, _) = ends(kvfs(&["merge"]).arg(&trial).args(["--into", "other"]));
+    assert_eq!(code, Some(75));
+    assert!(listed.contains("changed in clone other, changed in clone trial"), "{listed}");
+    for (into, why) in [("nothing", "nothing"), ("trial", "not merged into itself")] {
+        let (code, _, said) = ends(kvfs(&["merge"]).arg(&trial).args(["--into", into]));
+        assert!(code != Some(0) && said.contains(why), "{said}");
+    }
+    let (code, _, said) = ends(kvfs(&["rebase"]).arg(&trial).args(["--into", "other"]));
+    assert!(code == Some(2) && said.contains("rebased onto what it was made of"), "{said}");
+    // Of a store that is not mounted.
+    succeeds(kvfs(&["umount"]).arg(&root));
+    let store = root.with_file_name("store");
+    let words = ["trial", "--into", "other", "--theirs", "file"];
+    succeeds(kvfs(&["merge"]).arg(&store).args(words));
+    succeeds(kvfs(&["merge"]).arg(&store).args(["other", "--into"]).arg(&store));
+    assert_eq!(succeeds(kvfs(&["cat"]).arg(&store).arg("file")), "trial");
+    succeeds(kvfs(&["check"]).arg(&store));
+}
+
 /// Bytes that are free for a program in a directory.
 fn free_in(dir: &Path) -> u64 {
     let stat = rustix::fs::statvfs(dir).expect("statvfs");

@@ -20,14 +20,15 @@ use crate::request::Arguments;
 use crate::session::Session;
 use crate::transactions::{Conflicting, Merge, Merging, Preferred, Rebased};
 
-/// `TXN MERGE clone [REBASE | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] ...
-/// [ATTACHED]`: begins a transaction that merges the clone into the branch that it was made of when
-/// it commits. Its number, the clone that it commits to and the one whose changes these are (empty:
-/// the store itself), and the conflicts: of each its path or key, `path` or `key`, and what each
-/// side has done. With conflicts the transaction is of no use but to look at. `REBASE`: the other
-/// way round. `DRY`: it is not going to be committed. `FORK`: not a clone but a fork of this store,
-/// at an address or in a file of this machine, which is called `clone`; a client of the network may
-/// not have files opened.
+/// `TXN MERGE clone [REBASE | INTO branch | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path]
+/// ... [ATTACHED]`: begins a transaction that merges the clone into the branch that it was made of
+/// when it commits. Its number, the clone that it commits to and the one whose changes these are
+/// (empty: the store itself), and the conflicts: of each its path or key, `path` or `key`, and what
+/// each side has done. With conflicts the transaction is of no use but to look at. `REBASE`: the
+/// other way round. `DRY`: it is not going to be committed. `INTO`: not into what the clone was
+/// made of but into that branch (empty: the main one), with which it shares a state. `FORK`: not a
+/// clone but a fork of this store, at an address or in a file of this machine, which is called
+/// `clone`; a client of the network may not have files opened.
 pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let clone = snapshot::name(args.get(2).ok_or(Failure::SYNTAX)?)?.to_owned();
     let mut merge = Merge { clone, ..Merge::default() };
@@ -37,6 +38,10 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         match word {
             o if is(o, "rebase") => merge.rebase = true,
             o if is(o, "dry") => merge.dry_run = true,
+            o if is(o, "into") => {
+                let into = words.next().ok_or(Failure::SYNTAX)?;
+                merge.into = Some(snapshot::name(into)?.to_owned());
+            }
             o if is(o, "fork") => {
                 merge.fork = Some(words.next().ok_or(Failure::SYNTAX)?.to_vec());
             }
@@ -48,6 +53,9 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         out.will_wait();
         if merge.rebase {
             return Err(Failure::request("a fork is merged into the store, and not rebased"));
+        }
+        if merge.into.is_some() {
+            return Err(Failure::request("a fork is merged into the store that it comes from"));
         }
         if s.needs_password {
             return Err(Failure::request("a fork is merged over the store's Unix socket alone"));
@@ -193,9 +201,10 @@ fn list(conflicts: &[Conflicting], out: &mut Output) {
 
 /// Begins a merge. Tuples of collections are settled, and named, by the key that they belong to.
 fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
-    let parent = match merge.fork {
-        Some(_) => String::new(),
-        None => s.db().lineage(&merge.clone)?.parent,
+    let parent = match (&merge.fork, &merge.into) {
+        (Some(_), _) => String::new(),
+        (None, Some(into)) => into.clone(),
+        (None, None) => s.db().lineage(&merge.clone)?.parent,
     };
     let now = s.db().view();
     // One of the two may have removed what says which key it is.

@@ -30,6 +30,8 @@ pub struct Lineage {
     pub parent: String,
     /// The state that it was made of.
     pub origin: View,
+    /// The number of the newest commit in that state.
+    pub made_at: u64,
     /// The marks of the common states that are kept besides, the oldest first; see
     /// [`crate::Kvdb::keep_common_state`].
     pub kept: Vec<u64>,
@@ -97,7 +99,7 @@ impl Snapshotter {
         }
         let kept = self.kept_of(clone);
         let kept = kept.iter().filter_map(|s| mark_of(clone, &s.label.name)).collect();
-        Ok(Lineage { parent, origin: self.open(&origin), kept })
+        Ok(Lineage { parent, made_at: origin.label.seq, origin: self.open(&origin), kept })
     }
 
     /// Returns the states that were kept besides the first, the oldest first.

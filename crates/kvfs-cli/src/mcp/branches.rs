@@ -117,7 +117,15 @@ fn against(session: &Session, conflicts: &[Conflict], ours: &str, theirs: &str) 
 fn begin_merge(session: &mut Session, given: &Arguments<'_>, rebase: bool) -> Outcome<Told> {
     let choices = choices(given);
     let clone = given.needed("branch")?;
-    let ask = Ask { clone, fork: None, rebase, dry_run: false, attached: true, choices: &choices };
+    let ask = Ask {
+        clone,
+        fork: None,
+        into: given.text("into"),
+        rebase,
+        dry_run: false,
+        attached: true,
+        choices: &choices,
+    };
     let Begun { id, into, from, conflicts } =
         merge_requests::begin(&ask, |words| session.mounted.call(words))?;
     if !conflicts.is_empty() {

@@ -94,7 +94,13 @@ const THEIRS: Parameter =
     may("theirs", Kind::Texts, "Paths where it becomes as what is brought in.");
 const BOTH: Parameter =
     may("both", Kind::Texts, "Paths where both versions are kept, beside each other.");
-const MERGES: &[Parameter] = &[BRANCH, OURS, THEIRS, BOTH];
+const MERGES: &[Parameter] = &[
+    BRANCH,
+    may("into", Kind::Text, "Into this branch, and not into what it was made of; \"\": the store."),
+    OURS,
+    THEIRS,
+    BOTH,
+];
 const REBASES: &[Parameter] = &[
     may("branch", Kind::Text, "The name of the branch."),
     may("transaction", Kind::Number, "The number of an open transaction, instead of a branch."),

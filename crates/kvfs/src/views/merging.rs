@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvdb::{Batch, Clash, DictionaryId, DictionaryInfo, Settled, Transaction, TransactionOptions};
 
-use super::{Views, Wait, common_states};
+use super::{Views, Wait, ancestry, common_states};
 use crate::difference::{Numbering, Side};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
@@ -89,7 +89,7 @@ impl Views {
     pub fn merge(&self, options: &MergeOptions, settle: &SettleKeys<'_>) -> Result<Merged> {
         let (db, clone) = (&self.shared.db, &options.clone);
         self.shared.mainline.writable()?;
-        let lineage = db.lineage(clone)?;
+        let (lineage, other) = self.lineage_for(options)?;
         let sides = [clone.clone(), lineage.parent.clone()];
         let [into, from] = if options.rebase { sides } else { [sides[1].clone(), clone.clone()] };
         let relation = self.branch(clone)?.fs.core.layout.imap;
@@ -104,7 +104,9 @@ impl Views {
         let begun = self.merge_state(options, settle, &lineage, (&into, &from), (&state, mark));
         let unused = begun.as_ref().is_ok_and(|(merged, _)| !merged.conflicts.is_empty());
         let keep = match &begun {
-            Ok((_, marks)) if !unused => marks.clone(),
+            Ok((_, marks)) if !unused && !other => marks.clone(),
+            // Those that it has in common with its parent stay.
+            Ok(_) if !unused => common_states::with(&lineage.kept, mark),
             _ => lineage.kept.clone(),
         };
         if !options.dry_run {
@@ -121,6 +123,35 @@ impl Views {
             self.branch(clone)?.fs.core.files.forget();
         }
         begun.map(|(merged, _)| merged)
+    }
+
+    /// What a clone has in common with the branch that it is merged into. `true`: that is not its
+    /// parent.
+    fn lineage_for(&self, options: &MergeOptions) -> Result<(kvdb::Lineage, bool)> {
+        let (db, clone) = (&self.shared.db, &options.clone);
+        let invalid = |why: String| Error::Store(kvdb::Error::Invalid(why));
+        let Some(into) = &options.into else { return Ok((db.lineage(clone)?, false)) };
+        if !db.has_branch(clone) || !db.has_branch(into) {
+            let missing = if db.has_branch(clone) { into } else { clone };
+            return Err(kvdb::Error::NoBranch(missing.clone()).into());
+        }
+        if into == clone {
+            return Err(invalid(format!("clone {clone} is not merged into itself")));
+        }
+        let known = db.lineage(clone);
+        if let Ok(lineage) = &known
+            && lineage.parent == *into
+        {
+            return Ok((lineage.clone(), false));
+        }
+        if options.rebase {
+            let why = format!("clone {clone} is rebased onto what it was made of and nothing else");
+            return Err(invalid(why));
+        }
+        let origin = ancestry::shared_state(db, clone, into)?;
+        let (kept, made_at) =
+            known.map_or_else(|_| (Vec::new(), 0), |known| (known.kept, known.made_at));
+        Ok((kvdb::Lineage { parent: into.clone(), origin, made_at, kept }, true))
     }
 
     /// Merges a state of `from`. Gives the marks that both have in common when it has committed.
