@@ -152,6 +152,8 @@ pub struct Merging {
     pub from: String,
     /// What both sides have changed.
     pub conflicts: Vec<Conflicting>,
+    /// The number of the newest commit that both sides have. `None`: it is not known.
+    pub since: Option<u64>,
 }
 
 /// A transaction that was to be rebased.

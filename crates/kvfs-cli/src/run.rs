@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use kvdb_server::Reply;
 
-use crate::merge_requests::{Choices, Rebased, rebase_transaction};
+use crate::merge_requests::{Author, Choices, Rebased, rebase_transaction};
 use crate::mounted::{self, Commit, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
@@ -15,7 +15,7 @@ use crate::question::{Answer, Question};
 use crate::sandbox::{self, Namespace};
 use crate::sizes;
 use crate::terminal::Terminal;
-use crate::text::with_paths;
+use crate::text::{show, with_paths};
 
 /// Run a program in a transaction: its files and keys become part of the store when it succeeds,
 /// and never were when it fails.
@@ -407,11 +407,31 @@ fn not_committed(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted)
     kept(mounted, id, what, why)
 }
 
+/// Adds to a conflict who else has changed the same files, as far as that is known.
+fn said_by_whom(mounted: &mut Mounted, id: u64, failure: Failure) -> Failure {
+    let Ok(Reply::Array(all)) = mounted.txn(&["AGAINST", &id.to_string()]) else { return failure };
+    let line = |one: &Reply| match one {
+        Reply::Array(parts) => match &parts[..] {
+            [Reply::Bulk(path), by] => {
+                let by = Author::of(by).ok().flatten()?;
+                Some(format!("{} was changed {}", show(path), by.words()))
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    let lines: Vec<String> = all.iter().filter_map(line).collect();
+    match lines.is_empty() {
+        true => failure,
+        false => failure.with(&proposed::some_of(&lines)),
+    }
+}
+
 /// Keeps a transaction that was to stay after it was refused, and says so of `what` was done in it:
 /// it may have taken hours.
 pub fn kept(mounted: &mut Mounted, id: u64, what: &str, why: NotCommitted) -> Failure {
     let (failure, rebase) = match why {
-        NotCommitted::Conflict(failure) => (failure, true),
+        NotCommitted::Conflict(failure) => (said_by_whom(mounted, id, failure), true),
         NotCommitted::Nested(failure) => (failure, false),
         why => return why.into(),
     };

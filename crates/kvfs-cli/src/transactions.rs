@@ -126,7 +126,7 @@ impl Transactions for OverFiles {
         };
         let conflicts = merged.conflicts.into_iter().map(conflicting).collect();
         let (id, into, from) = (merged.transaction, merged.into, merged.from);
-        Ok(Merging { id, into, from, conflicts })
+        Ok(Merging { id, into, from, conflicts, since: merged.since })
     }
 
     fn rebase(

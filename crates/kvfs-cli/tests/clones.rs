@@ -425,12 +425,22 @@ fn a_clone_is_merged_into_another_one_that_shares_a_state_with_it() {
     assert_eq!(read(mount.path("new")).as_deref(), Some("deep"));
     assert_eq!(read(mount.path("of-other")).as_deref(), Some("other"));
     assert!(!mount.path(".kvfs/clone/deep/er").exists());
-    // Conflicts are of these two.
+    // Conflicts are of these two, and name who has done it on the other side.
     fs::write(trial.join("file"), "trial").expect("written");
-    fs::write(other.join("file"), "other").expect("written");
+    let script = "echo other > $KVFS_MOUNT/file; kvfs kv put $KVFS_MOUNT key changed";
+    succeeds(&mut run(&other, &["--label", "the other"], script));
+    succeeds(kvfs(&["kv", "put"]).arg(&trial).args(["key", "too"]));
     let (code, listed, _) = ends(kvfs(&["merge"]).arg(&trial).args(["--into", "other"]));
     assert_eq!(code, Some(75));
     assert!(listed.contains("changed in clone other, changed in clone trial"), "{listed}");
+    let by = listed.lines().filter(|line| line.contains("by commit ")).count();
+    assert!(by == 2 && listed.contains("(the other), 20"), "{listed}");
+    let (_, json, _) = ends(kvfs(&["--json", "merge"]).arg(&trial).args(["--into", "other"]));
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    for one in json["conflicts"].as_array().expect("a list") {
+        assert_eq!(one["by"]["label"], "the other", "{json}");
+        assert!(one["by"]["time"].as_u64() > Some(1_700_000_000), "{json}");
+    }
     for (into, why) in [("nothing", "nothing"), ("trial", "not merged into itself")] {
         let (code, _, said) = ends(kvfs(&["merge"]).arg(&trial).args(["--into", into]));
         assert!(code != Some(0) && said.contains(why), "{said}");
@@ -440,9 +450,10 @@ fn a_clone_is_merged_into_another_one_that_shares_a_state_with_it() {
     // Of a store that is not mounted.
     succeeds(kvfs(&["umount"]).arg(&root));
     let store = root.with_file_name("store");
-    let words = ["trial", "--into", "other", "--theirs", "file"];
+    let words = ["trial", "--into", "other", "--theirs", "."];
     succeeds(kvfs(&["merge"]).arg(&store).args(words));
-    succeeds(kvfs(&["merge"]).arg(&store).args(["other", "--into"]).arg(&store));
+    let all = ["--theirs", "."];
+    succeeds(kvfs(&["merge"]).arg(&store).args(["other", "--into"]).arg(&store).args(all));
     assert_eq!(succeeds(kvfs(&["cat"]).arg(&store).arg("file")), "trial");
     succeeds(kvfs(&["check"]).arg(&store));
 }

@@ -70,6 +70,8 @@ pub struct Merged {
     pub from: String,
     /// The conflicts for which nothing was chosen.
     pub conflicts: Vec<MergeConflict>,
+    /// The number of the newest commit that both sides have. `None`: they are of two stores.
+    pub since: Option<u64>,
 }
 
 /// The result of a rebase of a transaction.

@@ -11,7 +11,7 @@ use kvdb::{
 };
 
 use super::txn::{attach, enter, named, over};
-use super::{is, snapshot, undo};
+use super::{authors, is, snapshot, undo};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{TYPES_PREFIX, count_key, key_in_tuple, owner_key, parse_element};
@@ -23,12 +23,13 @@ use crate::transactions::{Conflicting, Merge, Merging, Preferred, Rebased};
 /// `TXN MERGE clone [REBASE | INTO branch | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path]
 /// ... [ATTACHED]`: begins a transaction that merges the clone into the branch that it was made of
 /// when it commits. Its number, the clone that it commits to and the one whose changes these are
-/// (empty: the store itself), and the conflicts: of each its path or key, `path` or `key`, and what
-/// each side has done. With conflicts the transaction is of no use but to look at. `REBASE`: the
-/// other way round. `DRY`: it is not going to be committed. `INTO`: not into what the clone was
-/// made of but into that branch (empty: the main one), with which it shares a state. `FORK`: not a
-/// clone but a fork of this store, at an address or in a file of this machine, which is called
-/// `clone`; a client of the network may not have files opened.
+/// (empty: the store itself), and the conflicts: of each its path or key, `path` or `key`, what
+/// each side has done, and by which commit on the other side (number, label, seconds since 1970, or
+/// null). With conflicts the transaction is of no use but to look at. `REBASE`: the other way
+/// round. `DRY`: it is not going to be committed. `INTO`: not into what the clone was made of but
+/// into that branch (empty: the main one), with which it shares a state. `FORK`: not a clone but a
+/// fork of this store, at an address or in a file of this machine, which is called `clone`; a
+/// client of the network may not have files opened.
 pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let clone = snapshot::name(args.get(2).ok_or(Failure::SYNTAX)?)?.to_owned();
     let mut merge = Merge { clone, ..Merge::default() };
@@ -68,7 +69,7 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         label: format!("{verb} {}", merge.clone),
         ..TransactionOptions::default()
     };
-    let Merging { id, into, from, conflicts } = begin(s, &merge)?;
+    let Merging { id, into, from, conflicts, since } = begin(s, &merge)?;
     let transaction = s.db().transaction(id)?;
     let finish = || -> Result<Vec<Conflicting>, Failure> {
         if !conflicts.is_empty() {
@@ -96,7 +97,10 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     out.integer(id.0 as i64);
     out.bulk(into.as_bytes());
     out.bulk(from.as_bytes());
-    list(&conflicts, out);
+    // Who did it on the other side than the clone's.
+    let branch = if merge.rebase { &from } else { &into };
+    let since = since.map(|since| (branch.as_str(), since, merge.options.label.as_str()));
+    list(s, since, &conflicts, out);
     Ok(())
 }
 
@@ -151,7 +155,7 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         None => out.null(),
     }
-    list(&conflicts, out);
+    list(s, Some((old.branch(), old.begun_after(), "")), &conflicts, out);
     Ok(())
 }
 
@@ -188,14 +192,27 @@ fn choice(whose: &[u8], path: Option<&[u8]>) -> Result<(Vec<u8>, Preferred), Fai
     Ok((path.ok_or(Failure::SYNTAX)?.to_vec(), preferred))
 }
 
-fn list(conflicts: &[Conflicting], out: &mut Output) {
+/// `since`: the branch whose commits are looked at, from the newest one on that both sides have, as
+/// far as that is known; and a label that does not count.
+fn list(
+    s: &Session,
+    since: Option<(&str, u64, &str)>,
+    conflicts: &[Conflicting],
+    out: &mut Output,
+) {
+    let paths: Vec<_> = conflicts.iter().map(|one| (&*one.path, one.key)).collect();
+    let authors = match since {
+        Some(since) => authors::of(s, since, &paths),
+        None => vec![None; paths.len()],
+    };
     out.array(conflicts.len());
-    for Conflicting { path, key, ours, theirs } in conflicts {
-        out.array(4);
+    for (Conflicting { path, key, ours, theirs }, author) in conflicts.iter().zip(&authors) {
+        out.array(5);
         out.bulk(path);
         out.bulk(if *key { b"key" } else { b"path" });
         out.bulk(ours.as_bytes());
         out.bulk(theirs.as_bytes());
+        authors::put(author.as_ref(), out);
     }
 }
 

@@ -27,15 +27,16 @@ fn way_up(db: &Kvdb, branch: &str) -> Vec<Step> {
     way
 }
 
-/// Returns the newest state that two branches share, as far as what they were made of says.
-pub(super) fn shared_state(db: &Kvdb, from: &str, into: &str) -> Result<View> {
+/// Returns the newest state that two branches share, as far as what they were made of says, and the
+/// number of the newest commit in it.
+pub(super) fn shared_state(db: &Kvdb, from: &str, into: &str) -> Result<(View, u64)> {
     let (from_way, into_way) = (way_up(db, from), way_up(db, into));
     for (branch, left) in &from_way {
         let Some((_, entered)) = into_way.iter().find(|(name, _)| name == branch) else { continue };
         let states = [left, entered].into_iter().flatten();
         let oldest = states.min_by_key(|lineage| lineage.made_at);
         if let Some(lineage) = oldest {
-            return Ok(lineage.origin.clone());
+            return Ok((lineage.origin.clone(), lineage.made_at));
         }
     }
     let shown = |name: &str| match name {

@@ -148,10 +148,10 @@ impl Views {
             let why = format!("clone {clone} is rebased onto what it was made of and nothing else");
             return Err(invalid(why));
         }
-        let origin = ancestry::shared_state(db, clone, into)?;
-        let (kept, made_at) =
-            known.map_or_else(|_| (Vec::new(), 0), |known| (known.kept, known.made_at));
-        Ok((kvdb::Lineage { parent: into.clone(), origin, made_at, kept }, true))
+        let (origin, made_at) = ancestry::shared_state(db, clone, into)?;
+        let (kept, kept_at) =
+            known.map_or_else(|_| Default::default(), |known| (known.kept, known.kept_at));
+        Ok((kvdb::Lineage { parent: into.clone(), origin, made_at, kept, kept_at }, true))
     }
 
     /// Merges a state of `from`. Gives the marks that both have in common when it has committed.
@@ -175,6 +175,7 @@ impl Views {
         }
         let begun = TransactionOptions { branch: into.into(), ..options.transaction.clone() };
         let (transaction, parent) = self.begin_at_rest(begun)?;
+        let mut since = None;
         let merged = || -> Result<(Vec<MergeConflict>, Vec<u64>)> {
             let (view, layout) = (transaction.view()?, parent.fs.core.layout);
             let notes = [
@@ -186,6 +187,8 @@ impl Views {
                 Some(mark) => db.common_state(&options.clone, *mark)?,
                 None => lineage.origin.clone(),
             };
+            let kept = common.last().and_then(|mark| lineage.kept.iter().position(|m| m == mark));
+            since = kept.map_or(Some(lineage.made_at), |at| lineage.kept_at.get(at).copied());
             let three = Three {
                 base: State::kept(&base)?,
                 from: from_state,
@@ -210,7 +213,7 @@ impl Views {
         let entry = self.open_begun(transaction, parent)?;
         self.tell(|watcher| watcher.appeared(&entry.view));
         let (into, from) = (into.to_owned(), from.to_owned());
-        Ok((Merged { transaction: id, into, from, conflicts }, marks))
+        Ok((Merged { transaction: id, into, from, conflicts, since }, marks))
     }
 
     /// Makes those dictionaries that `from` has and neither the branch `into` nor the state that
