@@ -175,9 +175,11 @@ fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
             ("not_found", 0)
         }
         Error::Exists(_) => ("exists", 0),
-        Error::NoSpace | Error::OverLimit { .. } | Error::CloneOverLimit { .. } => {
-            ("no_space", ENOSPC)
-        }
+        Error::NoSpace
+        | Error::OverLimit { .. }
+        | Error::CloneOverLimit { .. }
+        | Error::TooManyFiles { .. }
+        | Error::CloneTooManyFiles { .. } => ("no_space", ENOSPC),
         Error::ReadOnly(_) => ("read_only", EROFS),
         Error::NotSynced(_) | Error::Objects(_) => ("device", EIO),
         Error::Corrupt(_) => ("corrupt", EIO),

@@ -7,6 +7,7 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
+mod authors;
 mod bits;
 mod blocking;
 mod changes;

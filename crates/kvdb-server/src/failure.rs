@@ -104,9 +104,10 @@ impl From<kvdb::Error> for Failure {
     fn from(error: kvdb::Error) -> Self {
         match error {
             kvdb::Error::NoSpace => Failure::NoSpace,
-            kvdb::Error::OverLimit { .. } | kvdb::Error::CloneOverLimit { .. } => {
-                Failure::OverLimit(error.to_string())
-            }
+            kvdb::Error::OverLimit { .. }
+            | kvdb::Error::CloneOverLimit { .. }
+            | kvdb::Error::TooManyFiles { .. }
+            | kvdb::Error::CloneTooManyFiles { .. } => Failure::OverLimit(error.to_string()),
             kvdb::Error::ReadOnly(why) => Failure::ReadOnly(why),
             kvdb::Error::NotSynced(_) => Failure::NotSynced(error.to_string()),
             kvdb::Error::Corrupt(what) => Failure::Corrupt(what),

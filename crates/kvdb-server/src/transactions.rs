@@ -117,6 +117,9 @@ pub struct Merge {
     pub clone: String,
     /// Where the fork of this store is which is merged into it: an address, or the path of a file.
     pub fork: Option<Vec<u8>>,
+    /// The branch that it is merged into, where that is not the one that it was made of; `""`: the
+    /// main one.
+    pub into: Option<String>,
     /// The other way round.
     pub rebase: bool,
     /// It is looked at, and not committed.
@@ -149,6 +152,8 @@ pub struct Merging {
     pub from: String,
     /// What both sides have changed.
     pub conflicts: Vec<Conflicting>,
+    /// The number of the newest commit that both sides have. `None`: it is not known.
+    pub since: Option<u64>,
 }
 
 /// A transaction that was to be rebased.
@@ -308,6 +313,11 @@ pub trait Snapshots: Send + Sync {
     fn remove_clone(&self, name: &str) -> Result<()>;
     /// Takes a stream of [`Kvdb::send`] into a clone.
     fn receive(&self, input: &mut dyn Read, options: &ReceiveOptions) -> Result<ReceiveStats>;
+    /// The files that a clone has of its own; `None`: the store has none.
+    fn files_of(&self, clone: &str) -> Result<Option<u64>> {
+        let _ = clone;
+        Ok(None)
+    }
     /// What differs in the files from a snapshot to another, or to what there is now; sorted by
     /// path. `collapsed`: as of a transaction.
     fn files(&self, before: &str, after: Option<&str>, collapsed: bool) -> Result<Vec<FileChange>>;

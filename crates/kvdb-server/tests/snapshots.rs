@@ -81,7 +81,10 @@ fn a_clone_goes_its_own_way() {
         ("SET a 1", "OK"),
         ("SNAPSHOT CREATE base", "OK"),
         ("CLONE CREATE base other", "OK"),
-        ("CLONE LIST", r#"[["name" "other" "snapshot" "base" "limit" (nil) "taken" (nil)]]"#),
+        (
+            "CLONE LIST",
+            r#"[["name" "other" "snapshot" "base" "limit" (nil) "taken" (nil) "limit_of_files" (nil) "files" (nil)]]"#,
+        ),
         // Its dictionaries have their names, and are not those of the store.
         ("DICTS", "[\"0\"]"),
         ("SET a 2", "OK"),

@@ -47,6 +47,28 @@ pub enum Error {
         /// Bytes, see [`crate::Kvdb::limit_branch`].
         limit: u64,
     },
+    /// The transaction, or one around it, has made as many files as it may; removing still works.
+    #[error(
+        "transaction {id} has reached its limit of {limit} files: remove some that it has made, or \
+         begin one with a larger limit"
+    )]
+    TooManyFiles {
+        /// Whose limit it is.
+        id: TransactionId,
+        /// Files, see [`crate::TransactionOptions::limit_of_files`].
+        limit: u64,
+    },
+    /// The clone has as many files of its own as it may have; removing still works.
+    #[error(
+        "clone {branch} has reached its limit of {limit} files: remove some that were made in it, \
+         or give it a larger limit"
+    )]
+    CloneTooManyFiles {
+        /// The branch.
+        branch: String,
+        /// Files, see [`crate::Kvdb::limit_files`].
+        limit: u64,
+    },
     /// The store stopped accepting writes (a sync failed, say); reading goes on.
     #[error("the store takes no more writes: {0}")]
     ReadOnly(String),

@@ -140,6 +140,7 @@ fn a_durable_one_has_its_limit_after_a_restart() {
     let options = TransactionOptions {
         durable: true,
         limit: Some(LIMIT),
+        limit_of_files: Some(300),
         user: Some(7),
         ..TransactionOptions::default()
     };
@@ -151,6 +152,7 @@ fn a_durable_one_has_its_limit_after_a_restart() {
     let (db, _) = opened.expect("opened");
     let t = db.transaction(id).expect("it goes on");
     assert_eq!((t.info().limit, t.user()), (Some(LIMIT), Some(7)));
+    assert_eq!(t.info().limit_of_files, Some(300));
     assert!(matches!(t.put(dict, "more", value(1).repeat(10)), Err(Error::OverLimit { .. })));
     assert!(t.get(dict, format!("k{:05}", taken - 1).as_bytes()).expect("read").is_some());
     t.commit(Durability::Synced).expect("committed");

@@ -199,6 +199,8 @@ fn a_transaction_is_held_to_it_when_it_changes_something_and_when_it_commits() {
 fn it_is_there_after_a_restart_and_ends_with_the_clone() {
     let (device, db, d) = limited();
     let taken = fill(&d, "k");
+    // The number of files is kept for the layer above.
+    db.limit_files("try", Some(100)).expect("limited");
     // A checkpoint of the manifest, and a copy of the store, have it, too.
     let copy = Arc::new(MemoryDevice::new());
     db.checkpoint_to(copy.clone()).expect("copied");
@@ -208,11 +210,19 @@ fn it_is_there_after_a_restart_and_ends_with_the_clone() {
         let d = db.open_dictionary_in("try", "d").expect("there");
         assert_eq!(limit_of(&db).map(|limit| limit.bytes), Some(LIMIT));
         assert!(is_over(&d.insert("more", value(1).repeat(10))), "{taken} are in it");
+        assert_eq!(db.limit_of_files(d.id()), Some(("try".into(), 100)));
+        assert_eq!(db.branches()[0].limit_of_files, Some(100));
+        db.limit_files("try", Some(0)).expect("limited");
+        assert_eq!(db.limit_of_files(d.id()), Some(("try".into(), 0)));
+        db.limit_files("try", None).expect("not limited");
+        assert_eq!(db.limit_of_files(d.id()), None);
+        db.limit_files("try", Some(100)).expect("limited");
         db.drop_branch("try").expect("dropped");
         db.clone_snapshot("monday", "try").expect("made");
-        assert_eq!(limit_of(&db), None);
+        assert_eq!((limit_of(&db), db.branches()[0].limit_of_files), (None, None));
         for no_clone in ["", "nothing", ".durable"] {
             assert!(db.limit_branch(no_clone, Some(1)).is_err(), "{no_clone}");
+            assert!(db.limit_files(no_clone, Some(1)).is_err(), "{no_clone}");
         }
     }
 }

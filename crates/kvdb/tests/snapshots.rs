@@ -96,11 +96,17 @@ fn a_snapshot_is_read_at_once_and_for_ever() {
 #[test]
 fn names_are_checked_and_unique() {
     let db = store();
-    for bad in ["", ".", "..", ".hidden", "a/b", "a\nb", &"x".repeat(256)] {
+    let long = ["x".repeat(256), ["x"; 86].join("/")];
+    let parts = ["/a", "a/", "a//b", "a/../b", "a/.b", "/"];
+    let whole = ["", ".", "..", ".hidden", "a\nb", "a/b\0", &long[0], &long[1]];
+    for bad in whole.into_iter().chain(parts) {
         assert!(matches!(db.snapshot(bad), Err(Error::Invalid(_))), "{bad:?}");
         assert!(matches!(db.create_branch(bad), Err(Error::Invalid(_))), "{bad:?}");
     }
     db.snapshot("größe 1").unwrap();
+    db.snapshot(&["x"; 64].join("/")).unwrap();
+    db.create_branch("a/b").unwrap();
+    assert!(db.has_branch("a/b") && !db.has_branch("a"));
     assert!(matches!(db.snapshot("größe 1"), Err(Error::Exists(_))));
     assert!(matches!(
         db.snapshot_of("nowhere", "x", Durability::Buffered),

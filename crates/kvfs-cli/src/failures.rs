@@ -16,7 +16,9 @@ pub fn of_database(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure
         kvdb::Error::Objects(e) => of_objects(e),
         kvdb::Error::NoSpace
         | kvdb::Error::OverLimit { .. }
-        | kvdb::Error::CloneOverLimit { .. } => Exit::NoSpace,
+        | kvdb::Error::CloneOverLimit { .. }
+        | kvdb::Error::TooManyFiles { .. }
+        | kvdb::Error::CloneTooManyFiles { .. } => Exit::NoSpace,
         kvdb::Error::Corrupt(_) => Exit::Damaged,
         kvdb::Error::NoDictionary(_) | kvdb::Error::NoSnapshot(_) | kvdb::Error::NoStore(_) => {
             Exit::NotFound
@@ -122,7 +124,8 @@ pub fn of_mount(error: kvfs_fuse::Error) -> Failure {
             "it takes Linux 6.14, and root or `echo Y > /sys/module/fuse/parameters/enable_uring` by root; or use transport=auto",
         ),
         Error::NoRoot(root) => {
-            let name = root.file_name().unwrap_or_default().display();
+            let name = root.file_name().unwrap_or_default().to_string_lossy();
+            let name = kvfs_fuse::view_names::view_name(&name);
             let kind = root.iter().nth(1).unwrap_or_default().display();
             Failure::new(Exit::NotFound, format!("the store has no {kind} {name}"))
                 .hint(format!("list them: kvfs {kind} list STORE"))

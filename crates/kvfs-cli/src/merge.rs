@@ -43,6 +43,12 @@ A clone can be merged again: only what it has changed since then comes. `kvfs re
 the clone what was changed beneath it, by the same rules. With --keep the merge is an open \
 transaction: see it, take parts out of it, and commit it with kvfs txn.
 
+--into names another clone, or the store, which shares a state with the clone: a sibling, made of the \
+same snapshot, or what its parent was made of. What the clone has changed since that state comes.
+
+  kvfs merge /mnt/.kvfs/clone/trial --into other
+  kvfs merge /mnt/.kvfs/clone/trial-of-trial --into /mnt
+
 A fork (kvfs fork), or the fork of a fork, is merged into the store that it comes from, with the \
 same options. What it has changed since it was made is copied:
 
@@ -58,8 +64,10 @@ pub struct Args {
     target: PathBuf,
     /// The name of the clone, where TARGET is not the clone itself.
     clone: Option<String>,
-    /// TARGET is a fork: bring what it has changed into this store, a mount or a file.
-    #[arg(long, value_name = "STORE", conflicts_with_all = ["clone", "drop"])]
+    /// Bring it into this and not into what the clone was made of: another clone, by its name or
+    /// path, or the store itself, by its mount or file. Where TARGET is a fork: the store, a mount
+    /// or a file.
+    #[arg(long, value_name = "PARENT")]
     into: Option<PathBuf>,
     #[command(flatten)]
     choices: Choices,
@@ -119,11 +127,6 @@ struct Done {
 }
 
 impl Args {
-    /// The store that is merged into, or a path in it.
-    fn store(&self) -> &Path {
-        self.into.as_ref().unwrap_or(&self.target)
-    }
-
     fn wanted(&self) -> Wanted {
         Wanted { fields: false, all: self.all }
     }
@@ -150,6 +153,8 @@ struct Source {
     name: String,
     /// Where the fork is, if it is one.
     fork: Option<OsString>,
+    /// The branch that the clone is merged into, if that is not what it was made of.
+    into: Option<String>,
     /// It is a rebase.
     rebase: bool,
 }
@@ -157,22 +162,35 @@ struct Source {
 impl Source {
     fn of(args: &Args, rebase: bool) -> Outcome<Source> {
         let Some(into) = &args.into else {
-            return Ok(Source { name: clone_of(args)?, fork: None, rebase });
+            return Ok(Source { name: clone_of(args)?, fork: None, into: None, rebase });
         };
         if rebase {
-            let what =
-                "what is rebased is a clone, or the file of a fork, and not what --into names";
-            return Err(Failure::new(Exit::Usage, what).hint("kvfs rebase FILE, without --into"));
+            let what = "a clone is rebased onto what it was made of, and so is the file of a fork";
+            return Err(Failure::new(Exit::Usage, what).hint("kvfs rebase, without --into"));
+        }
+        if is_clone(args) {
+            let into = Some(branch_named(&args.target, into)?);
+            return Ok(Source { name: clone_of(args)?, fork: None, into, rebase });
+        }
+        if args.drop {
+            let what = "a fork is dropped where it is: kvfs unpublish, or remove its file";
+            return Err(Failure::new(Exit::Usage, what));
         }
         forked::check_target(into)?;
         let Forked { name, place } = Forked::parse(&args.target)?;
-        Ok(Source { name, fork: Some(place), rebase })
+        Ok(Source { name, fork: Some(place), into: None, rebase })
+    }
+
+    /// The store that is merged into, or a path in it.
+    fn store<'a>(&self, args: &'a Args) -> &'a Path {
+        args.into.as_ref().filter(|_| self.fork.is_some()).unwrap_or(&args.target)
     }
 
     fn ask<'a>(&'a self, choices: &'a Choices) -> Ask<'a> {
         let fork = self.fork.as_deref().map(OsStrExt::as_bytes);
         let Source { name: clone, rebase, .. } = self;
-        Ask { clone, fork, rebase: *rebase, dry_run: false, attached: true, choices }
+        let into = self.into.as_deref();
+        Ask { clone, fork, into, rebase: *rebase, dry_run: false, attached: true, choices }
     }
 
     /// In words.
@@ -210,7 +228,7 @@ fn merge(client: &mut Client, source: &Source, args: &Args) -> Outcome<Merged> {
 
 /// Merges as much as a person at the terminal decides for, in a store that is mounted.
 fn merge_asking(source: &Source, args: &Args) -> Outcome<Merged> {
-    let mut mounted = Mounted::find_branch(args.store())?;
+    let mut mounted = Mounted::find_branch(source.store(args))?;
     let hint = "decide beforehand: --dry-run shows it, --ours, --theirs and --both choose";
     let mut terminal = Terminal::open(hint)?;
     let mut choices = args.choices.clone();
@@ -290,6 +308,31 @@ fn not_committed(id: impl std::fmt::Display) -> String {
     format!("not committed: see it with kvfs txn diff, and end it with kvfs txn commit {id}")
 }
 
+/// Returns whether what is to be merged is a clone, and no fork.
+fn is_clone(args: &Args) -> bool {
+    args.clone.is_some() || place::branch_of(&args.target).is_ok_and(|name| !name.is_empty())
+}
+
+/// The branch that `--into` names, in the store that the clone is of.
+fn branch_named(target: &Path, into: &Path) -> Outcome<String> {
+    let (store, _) = place::store_and_branch(target)?;
+    if !into.exists() {
+        let name = into.to_str().filter(|name| !name.is_empty());
+        let bad = || Failure::new(Exit::Usage, "--into names a clone, or is a path of one");
+        return name.map(str::to_owned).ok_or_else(bad);
+    }
+    let (there, branch) = place::store_and_branch(into)?;
+    let full = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if full(&there) != full(&store) {
+        let what = format!(
+            "{} is not of the store that the clone is in: a clone is merged in its own store",
+            into.display()
+        );
+        return Err(Failure::new(Exit::Usage, what));
+    }
+    Ok(branch)
+}
+
 fn clone_of(args: &Args) -> Outcome<String> {
     let branch = place::branch_of(&args.target)?;
     match (&args.clone, branch.is_empty()) {
@@ -347,7 +390,7 @@ fn run_as(args: Args, rebase: bool, output: &Output) -> Outcome<bool> {
     let verb = if rebase { "rebase" } else { "merge" };
     let merged = match args.ask {
         true => proposed::again(|| merge_asking(&source, &args))?,
-        false => proposed::with_store(args.store(), verb, |client, mounted| {
+        false => proposed::with_store(source.store(&args), verb, |client, mounted| {
             if args.keep && !mounted {
                 return Err(Failure::new(
                     Exit::Usage,

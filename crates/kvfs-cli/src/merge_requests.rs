@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::output::Outcome;
 use crate::proposed::odd;
 use crate::text::show;
+use crate::tree::time_text;
 
 /// The paths and keys for which there is a choice.
 #[derive(clap::Args, Clone, Default)]
@@ -43,6 +44,8 @@ pub struct Ask<'a> {
     pub clone: &'a str,
     /// Where the fork is, if it is one.
     pub fork: Option<&'a [u8]>,
+    /// The branch that it is merged into, if that is not what it was made of.
+    pub into: Option<&'a str>,
     pub rebase: bool,
     pub dry_run: bool,
     /// It ends with the connection.
@@ -64,6 +67,42 @@ pub struct Conflict {
     pub key: bool,
     pub ours: String,
     pub theirs: String,
+    /// The commit on the other side that has changed it last, if that is known.
+    pub by: Option<Author>,
+}
+
+/// A commit that has changed something.
+pub struct Author {
+    pub commit: i64,
+    pub label: String,
+    /// Seconds since 1970.
+    pub time: i64,
+}
+
+impl Author {
+    /// `None`: it is not known.
+    pub fn of(reply: &Reply) -> Outcome<Option<Author>> {
+        match reply {
+            Reply::Null => Ok(None),
+            Reply::Array(parts) => match &parts[..] {
+                [Reply::Integer(commit), label, Reply::Integer(time)] => {
+                    Ok(Some(Author { commit: *commit, label: text(label)?, time: *time }))
+                }
+                _ => Err(odd()),
+            },
+            _ => Err(odd()),
+        }
+    }
+
+    /// "by commit 17 (make), 2026-11-21 21:40:03".
+    pub fn words(&self) -> String {
+        let time = time_text(kvfs::Timestamp { secs: self.time, nanos: 0 });
+        format!("by commit {} ({}), {time} UTC", self.commit, show(self.label.as_bytes()))
+    }
+
+    pub fn json(&self) -> Value {
+        json!({"commit": self.commit, "label": self.label, "time": self.time})
+    }
 }
 
 fn text(reply: &Reply) -> Outcome<String> {
@@ -75,15 +114,16 @@ fn text(reply: &Reply) -> Outcome<String> {
 
 fn conflict(reply: &Reply) -> Outcome<Conflict> {
     let Reply::Array(parts) = reply else { return Err(odd()) };
-    let [Reply::Bulk(path), kind, ours, theirs] = &parts[..] else { return Err(odd()) };
+    let [Reply::Bulk(path), kind, ours, theirs, by] = &parts[..] else { return Err(odd()) };
     let (key, ours, theirs) = (text(kind)? == "key", text(ours)?, text(theirs)?);
-    Ok(Conflict { path: path.to_vec(), key, ours, theirs })
+    Ok(Conflict { path: path.to_vec(), key, ours, theirs, by: Author::of(by)? })
 }
 
 /// Begins a merge, by a function that calls the store's daemon.
 pub fn begin(ask: &Ask<'_>, call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>) -> Outcome<Begun> {
     let mut words = vec![&b"TXN"[..], b"MERGE", ask.clone.as_bytes()];
     words.extend(ask.fork.into_iter().flat_map(|place| [&b"FORK"[..], place]));
+    words.extend(ask.into.into_iter().flat_map(|into| [&b"INTO"[..], into.as_bytes()]));
     words.extend(ask.rebase.then_some(&b"REBASE"[..]));
     words.extend(ask.dry_run.then_some(&b"DRY"[..]));
     words.extend(ask.choices.words());
@@ -141,14 +181,16 @@ pub fn listed(conflicts: &[Conflict], ours: &str, theirs: &str) -> String {
 impl Conflict {
     /// In words, with the names of the two sides.
     pub fn line(&self, our: &str, their: &str) -> String {
-        let Conflict { path, key, ours, theirs } = self;
+        let Conflict { path, key, ours, theirs, by } = self;
         let kind = if *key { "key " } else { "" };
-        format!("{kind}{}: {ours} in {our}, {theirs} in {their}", show(path))
+        let by = by.as_ref().map(|by| format!("; {}", by.words())).unwrap_or_default();
+        format!("{kind}{}: {ours} in {our}, {theirs} in {their}{by}", show(path))
     }
 
     pub fn json(&self) -> Value {
         json!({
             "path": show(&self.path), "key": self.key, "ours": self.ours, "theirs": self.theirs,
+            "by": self.by.as_ref().map(Author::json),
         })
     }
 }

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvfs_fuse::{AccessTimes, MountOptions, Policy, TransportChoice};
+use kvfs_fuse::{AccessTimes, MountOptions, Policy, TransportChoice, view_names};
 use places::Address;
 use places::following::{self, Following};
 use places::publishing::{self, Publication};
@@ -259,8 +259,10 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 options.metrics = Some(address.map_err(bad)?);
             }
             ("snapshot" | "clone", Some(value)) => {
-                let view = value.to_str().filter(|v| !v.is_empty() && !v.contains('/'));
+                let is_name = |part: &str| !part.is_empty() && !part.starts_with('.');
+                let view = value.to_str().filter(|v| v.split('/').all(is_name));
                 let view = view.ok_or_else(|| bad("write the name of one".into()))?;
+                let view = &*view_names::directory_name(view);
                 if !mount.root.as_os_str().is_empty() {
                     return Err(
                         bad("one view is mounted, and another one was named before".into()),

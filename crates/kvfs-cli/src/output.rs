@@ -106,6 +106,12 @@ impl Failure {
         Failure::new(Exit::of(error), format!("{doing}: {error}"))
     }
 
+    /// More about it, in its sentence.
+    pub fn with(mut self, more: &str) -> Failure {
+        self.message = format!("{}; {more}", self.message);
+        self
+    }
+
     /// What the user can do about it.
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());

@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use kvfs_fuse::mounts::{self, MountEntry};
+use kvfs_fuse::view_names::{directory_name, view_name};
 
 use crate::destination;
 use crate::output::{Exit, Failure, Outcome};
@@ -56,8 +57,8 @@ impl View {
         let (kind, name) = match self {
             View::Mainline => return mount_point.to_owned(),
             View::Transaction(id) => ("txn", id.to_string()),
-            View::Snapshot(name) => ("snapshot", name.clone()),
-            View::Clone(name) => ("clone", name.clone()),
+            View::Snapshot(name) => ("snapshot", directory_name(name)),
+            View::Clone(name) => ("clone", directory_name(name)),
             View::Listing => return mount_point.join(HIDDEN),
         };
         mount_point.join(HIDDEN).join(kind).join(name)
@@ -99,8 +100,8 @@ fn view_of(path: &Path) -> (View, PathBuf) {
     }
     let view = match (kind.as_deref(), which) {
         (Some("txn"), Some(id)) => id.parse().map_or(View::Listing, View::Transaction),
-        (Some("snapshot"), Some(name)) => View::Snapshot(name),
-        (Some("clone"), Some(name)) => View::Clone(name),
+        (Some("snapshot"), Some(name)) => View::Snapshot(view_name(&name)),
+        (Some("clone"), Some(name)) => View::Clone(view_name(&name)),
         _ => View::Listing,
     };
     let rest = parts.as_path();
@@ -270,6 +271,7 @@ mod tests {
             (".kvfs/user/1000", View::Listing, ""),
             (".kvfs/snapshot/monday/a", View::Snapshot("monday".into()), "a"),
             (".kvfs/clone/c", View::Clone("c".into()), ""),
+            (".kvfs/clone/a%2F7/b", View::Clone("a/7".into()), "b"),
             (".kvfs/clone/c/.kvfs/user/0/17/a", View::Transaction(17), "a"),
             (".kvfs/clone/c/.kvfs/snapshot/s/a", View::Snapshot("s".into()), "a"),
             (".kvfs/clone/c/.kvfs/txn", View::Listing, ""),

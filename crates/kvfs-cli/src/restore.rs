@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use kvdb::{CommitOptions, Durability, TransactionId, TransactionOptions};
 use kvdb_server::{Reply, Transactions, Whose};
 use kvfs::{ViewId, Views};
+use kvfs_fuse::view_names;
 use serde_json::json;
 
 use crate::failures;
@@ -221,6 +222,7 @@ impl Restoring for Here {
 
 /// Where these lie in a snapshot, for `CLONETREE`.
 fn sources(snapshot: &str, paths: &[&[u8]]) -> Vec<Vec<u8>> {
+    let snapshot = view_names::directory_name(snapshot);
     let from = |path: &&[u8]| [b"/.kvfs/snapshot/", snapshot.as_bytes(), b"/", path].concat();
     paths.iter().map(from).collect()
 }

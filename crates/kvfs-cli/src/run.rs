@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use kvdb_server::Reply;
 
-use crate::merge_requests::{Choices, Rebased, rebase_transaction};
+use crate::merge_requests::{Author, Choices, Rebased, rebase_transaction};
 use crate::mounted::{self, Commit, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
@@ -15,7 +15,7 @@ use crate::question::{Answer, Question};
 use crate::sandbox::{self, Namespace};
 use crate::sizes;
 use crate::terminal::Terminal;
-use crate::text::with_paths;
+use crate::text::{show, with_paths};
 
 /// Run a program in a transaction: its files and keys become part of the store when it succeeds,
 /// and never were when it fails.
@@ -91,10 +91,11 @@ pub struct How {
     /// once more for that (si only).
     #[arg(long)]
     durable: bool,
-    /// Its changes may take so much: bytes, or with a unit (10G). Programs in it that write more
-    /// fail as on a full disk (ENOSPC), and others do not.
-    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
-    limit: Option<u64>,
+    /// Its changes may take so much (10G), and it may make so many files (100000f), or both
+    /// (10G,100000f). Programs in it that write or make more fail as on a full disk (ENOSPC), and
+    /// others do not.
+    #[arg(long, value_name = "LIMIT", value_parser = sizes::parse_limit)]
+    limit: Option<sizes::Limit>,
     /// Its commit cannot be undone with `kvfs undo`, and nothing of what it removes is kept for
     /// that.
     #[arg(long)]
@@ -135,7 +136,9 @@ impl How {
     ) -> Outcome<u64> {
         let around = within.map(|id| id.to_string());
         let idle = self.idle.map(|seconds| seconds.to_string());
-        let limit = self.limit.map(|bytes| bytes.to_string());
+        let limit = self.limit.unwrap_or_default();
+        let [bytes, files] =
+            [limit.bytes, limit.files].map(|most| most.map(|most| most.to_string()));
         let clone = mounted.view.clone_name().map(String::from);
         let mut words = vec!["BEGIN", if self.isolation == Isolation::Ser { "SER" } else { "SI" }];
         words.push("INPLACE");
@@ -145,7 +148,8 @@ impl How {
         words.extend(around.iter().flat_map(|id| ["WITHIN", id.as_str()]));
         words.extend(["LABEL", self.label.as_deref().unwrap_or(label)]);
         words.extend(idle.iter().flat_map(|seconds| ["IDLE", seconds.as_str()]));
-        words.extend(limit.iter().flat_map(|bytes| ["LIMIT", bytes.as_str()]));
+        words.extend(bytes.iter().flat_map(|bytes| ["LIMIT", bytes.as_str()]));
+        words.extend(files.iter().flat_map(|files| ["FILES", files.as_str()]));
         words.extend(self.no_check.then_some("NOCHECK"));
         words.extend(self.durable.then_some("DURABLE"));
         words.extend(attached.then_some("ATTACHED"));
@@ -403,11 +407,31 @@ fn not_committed(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted)
     kept(mounted, id, what, why)
 }
 
+/// Adds to a conflict who else has changed the same files, as far as that is known.
+fn said_by_whom(mounted: &mut Mounted, id: u64, failure: Failure) -> Failure {
+    let Ok(Reply::Array(all)) = mounted.txn(&["AGAINST", &id.to_string()]) else { return failure };
+    let line = |one: &Reply| match one {
+        Reply::Array(parts) => match &parts[..] {
+            [Reply::Bulk(path), by] => {
+                let by = Author::of(by).ok().flatten()?;
+                Some(format!("{} was changed {}", show(path), by.words()))
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    let lines: Vec<String> = all.iter().filter_map(line).collect();
+    match lines.is_empty() {
+        true => failure,
+        false => failure.with(&proposed::some_of(&lines)),
+    }
+}
+
 /// Keeps a transaction that was to stay after it was refused, and says so of `what` was done in it:
 /// it may have taken hours.
 pub fn kept(mounted: &mut Mounted, id: u64, what: &str, why: NotCommitted) -> Failure {
     let (failure, rebase) = match why {
-        NotCommitted::Conflict(failure) => (failure, true),
+        NotCommitted::Conflict(failure) => (said_by_whom(mounted, id, failure), true),
         NotCommitted::Nested(failure) => (failure, false),
         why => return why.into(),
     };

@@ -21,6 +21,34 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if bytes.is_finite() && bytes < i64::MAX as f64 { Ok(bytes as u64) } else { Err(bad()) }
 }
 
+/// How much something may take: bytes, files, or both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limit {
+    pub bytes: Option<u64>,
+    pub files: Option<u64>,
+}
+
+/// Parses "10G", "100000f" and "10G,100000f".
+pub fn parse_limit(text: &str) -> Result<Limit, String> {
+    let mut limit = Limit::default();
+    for part in text.split(',') {
+        let files = part.trim().strip_suffix(['f', 'F']);
+        let place = if files.is_some() { &mut limit.files } else { &mut limit.bytes };
+        let value = match files {
+            Some(number) => number
+                .parse()
+                .ok()
+                .filter(|&files: &u64| files < i64::MAX as u64)
+                .ok_or_else(|| format!("'{part}' is no number of files: write 100000f"))?,
+            None => parse_size(part)?,
+        };
+        if place.replace(value).is_some() {
+            return Err(format!("'{text}' has two limits of one kind: write 10G,100000f"));
+        }
+    }
+    Ok(limit)
+}
+
 /// "1.5 GiB": three digits at most.
 pub fn human_size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -51,6 +79,17 @@ mod tests {
         assert!(parse_size("ten").is_err());
         assert!(parse_size("10X").is_err());
         assert!(parse_size("99999999999T").is_err());
+    }
+
+    #[test]
+    fn a_limit_is_of_bytes_or_of_files_or_of_both() {
+        let limit = |bytes, files| Ok(Limit { bytes, files });
+        assert_eq!(parse_limit("10G"), limit(Some(10 << 30), None));
+        assert_eq!(parse_limit("100000f"), limit(None, Some(100_000)));
+        assert_eq!(parse_limit("0f,1K"), limit(Some(1024), Some(0)));
+        for bad in ["", "f", "1f,2f", "1G,2G", "1.5f", "-1f", "10G,", "9223372036854775807f"] {
+            assert!(parse_limit(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::mounted::{Mounted, fields};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
 use crate::retention::Rules;
-use crate::sizes::{self, human_size};
+use crate::sizes::{self, Limit, human_size};
 use crate::text::show;
 use crate::transactions::{listed, listing};
 use crate::tree;
@@ -81,7 +81,8 @@ enum Action {
 #[derive(clap::Args)]
 #[command(after_help = "\
 A clone shares all data with the snapshot that it is made of, and goes its own way from there. \
-While the store is mounted, it lies in /mnt/.kvfs/clone/NAME.")]
+While the store is mounted, it lies in /mnt/.kvfs/clone/NAME. A name may have slashes, \
+as agents/7/try-2.")]
 pub struct CloneArgs {
     #[command(subcommand)]
     action: CloneAction,
@@ -94,16 +95,18 @@ enum CloneAction {
         target: PathBuf,
         snapshot: String,
         name: String,
-        /// It may take so many bytes of its own (10G, 512M), files and keys together: what would
+        /// It may take so many bytes of its own (10G, 512M), files and keys together, and have so
+        /// many files (100000f) that its snapshot does not have, or both (10G,100000f): what would
         /// take more fails as on a full disk, in it alone. Without this, what the store has.
-        #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
-        limit: Option<u64>,
+        #[arg(long, value_name = "LIMIT", value_parser = sizes::parse_limit)]
+        limit: Option<Limit>,
     },
     /// Give a clone another limit of what it may take of its own.
     Limit {
         target: PathBuf,
         name: String,
-        /// A size (10G, 512M), or "none".
+        /// A size (10G, 512M), a number of files (100000f), both (10G,100000f), or "none". It
+        /// takes the place of the whole limit that the clone has.
         #[arg(value_parser = limit)]
         limit: Limit,
     },
@@ -115,14 +118,10 @@ enum CloneAction {
     Drop { target: PathBuf, name: String },
 }
 
-/// The bytes that a clone may take of its own; `None`: as many as the store has.
-#[derive(Clone, Copy)]
-struct Limit(Option<u64>);
-
 fn limit(text: &str) -> Result<Limit, String> {
     match text {
-        "none" => Ok(Limit(None)),
-        size => sizes::parse_size(size).map(|bytes| Limit(Some(bytes))),
+        "none" => Ok(Limit::default()),
+        limit => sizes::parse_limit(limit),
     }
 }
 
@@ -330,16 +329,19 @@ fn automatic_time(prefix: &str, name: &str) -> Option<u64> {
 pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
     match &args.action {
         CloneAction::Create { target, snapshot, name, limit } => {
-            let bytes = limit.map(|bytes| bytes.to_string());
+            let Limit { bytes, files } = limit.unwrap_or_default();
+            let [limit, of_files] = [bytes, files].map(|most| most.map(|most| most.to_string()));
             let mut words = vec!["CLONE", "CREATE", snapshot, name];
-            words.extend(bytes.iter().flat_map(|bytes| ["LIMIT", bytes]));
+            words.extend(limit.iter().flat_map(|bytes| ["LIMIT", bytes]));
+            words.extend(of_files.iter().flat_map(|files| ["FILES", files]));
             with(target, true, &words)?;
-            output.print("", json!({"created": name, "limit": limit}))
+            output.print("", json!({"created": name, "limit": bytes, "limit_of_files": files}))
         }
-        CloneAction::Limit { target, name, limit: Limit(limit) } => {
-            let bytes = limit.map_or("NONE".into(), |bytes| bytes.to_string());
-            with(target, true, &["CLONE", "LIMIT", name, &bytes])?;
-            output.print("", json!({"clone": name, "limit": limit}))
+        CloneAction::Limit { target, name, limit: Limit { bytes, files } } => {
+            let [limit, of_files] =
+                [bytes, files].map(|most| most.map_or("NONE".into(), |most| most.to_string()));
+            with(target, true, &["CLONE", "LIMIT", name, &limit, "FILES", &of_files])?;
+            output.print("", json!({"clone": name, "limit": bytes, "limit_of_files": files}))
         }
         CloneAction::Drop { target, name } => {
             with(target, true, &["CLONE", "DROP", name])?;
@@ -352,11 +354,16 @@ pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
                     .as_str()
                     .map(|snapshot| format!("  of snapshot {}", show(snapshot.as_bytes())))
                     .unwrap_or_default();
-                let limit = match (info["taken"].as_u64(), info["limit"].as_u64()) {
-                    (Some(taken), Some(limit)) => {
-                        format!("  {} of {}", human_size(taken), human_size(limit))
-                    }
-                    _ => String::new(),
+                let mut limit = String::new();
+                if let (Some(taken), Some(most)) = (info["taken"].as_u64(), info["limit"].as_u64())
+                {
+                    limit = format!("  {} of {}", human_size(taken), human_size(most));
+                }
+                // They are counted where the store is mounted.
+                limit = match (info["files"].as_u64(), info["limit_of_files"].as_u64()) {
+                    (Some(files), Some(most)) => format!("{limit}  {files} of {most} files"),
+                    (None, Some(most)) => format!("{limit}  at most {most} files"),
+                    (_, None) => limit,
                 };
                 format!("{}{of}{limit}\n", show(info["name"].as_str().unwrap_or("").as_bytes()))
             };
@@ -425,7 +432,7 @@ fn difference(
     let keys = connection.call(&changes)?;
     let Some(store) = connection.store() else {
         let roots = Mounted::find(target).ok().map(|mounted| {
-            let root = |name: &str| mounted.mount_point.join(".kvfs/snapshot").join(name);
+            let root = |name: &str| View::Snapshot(name.into()).path(&mounted.mount_point);
             (root(before), after.map_or(mounted.mount_point.clone(), root))
         });
         let mut files = words("FILES");

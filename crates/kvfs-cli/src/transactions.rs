@@ -18,6 +18,7 @@ use kvfs::{
     Attr, Below, Caller, Choice, Earlier, FileKind, Listing, MergeConflict, MergeForkOptions,
     MergeOptions, Merged, Untold, ViewId, Views,
 };
+use kvfs_fuse::view_names;
 
 use crate::export::Stream;
 use crate::import::caller;
@@ -114,6 +115,7 @@ impl Transactions for OverFiles {
             None => {
                 let options = MergeOptions {
                     clone: merge.clone.clone(),
+                    into: merge.into.clone(),
                     rebase: merge.rebase,
                     choices: choices(&merge.choices),
                     dry_run: merge.dry_run,
@@ -124,7 +126,7 @@ impl Transactions for OverFiles {
         };
         let conflicts = merged.conflicts.into_iter().map(conflicting).collect();
         let (id, into, from) = (merged.transaction, merged.into, merged.from);
-        Ok(Merging { id, into, from, conflicts })
+        Ok(Merging { id, into, from, conflicts, since: merged.since })
     }
 
     fn rebase(
@@ -293,7 +295,7 @@ fn earlier(path: &[u8]) -> Result<Option<(Earlier, &[u8])>> {
             let (name, rest) = split_first(rest);
             let named = std::str::from_utf8(name);
             let named = named.map_err(|_| kvdb::Error::Invalid("a name is UTF-8 text".into()))?;
-            Ok(Some((Earlier::Snapshot(named.into()), rest)))
+            Ok(Some((Earlier::Snapshot(view_names::view_name(named)), rest)))
         }
         _ => Err(kvdb::Error::Invalid(
             "of what lies under .kvfs, snapshots and `beneath` can be copied from".into(),
@@ -448,6 +450,10 @@ impl Snapshots for OverFiles {
     }
     fn remove_clone(&self, name: &str) -> Result<()> {
         self.0.drop_clone(name).map_err(of_snapshot(name))
+    }
+    fn files_of(&self, clone: &str) -> Result<Option<u64>> {
+        let files = self.0.fs(&ViewId::Clone(clone.into())).and_then(|fs| fs.files_of_its_own());
+        files.map(Some).map_err(of_snapshot(clone))
     }
     fn receive(&self, input: &mut dyn Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
         self.0.receive(input, options).map_err(of_store)

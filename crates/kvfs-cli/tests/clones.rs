@@ -363,6 +363,101 @@ fn a_clone_that_takes_too_much_is_full_and_the_store_is_not() {
     assert!(code != Some(0) && said.contains("nothing"), "{said}");
 }
 
+#[test]
+fn a_clone_that_has_too_many_files_is_full_and_the_store_is_not() {
+    let Some((mount, _)) = cloned() else { return };
+    let root = mount.root();
+    succeeds(kvfs(&["clone", "create", "--limit", "3f"]).arg(&root).args(["origin", "few"]));
+    let few = mount.path(".kvfs/clone/few");
+    let free = || rustix::fs::statvfs(&few).expect("statvfs").f_favail;
+    let make = |name: &str| fs::write(few.join(name), name);
+    assert_eq!(free(), 3);
+    for name in ["one", "two", "three"] {
+        make(name).expect("there is room");
+    }
+    assert_eq!(make("four").expect_err("no limit").raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(free(), 0);
+    fs::write(mount.path("outside"), "outside").expect("the store has room");
+    let listed = || succeeds(kvfs(&["clone", "list"]).arg(&root));
+    assert!(listed().contains("3 of 3 files"), "{}", listed());
+    fs::remove_file(few.join("two")).expect("removed");
+    assert!(listed().contains("2 of 3 files"), "{}", listed());
+    make("four").expect("there is room again");
+    // What a run makes counts, and is said where it is refused.
+    let (code, _, said) =
+        ends(kvfs(&["run"]).arg(&few).args(["--", "sh", "-c", "echo > $KVFS_MOUNT/five"]));
+    assert!(code != Some(0), "{said}");
+    succeeds(kvfs(&["clone", "limit"]).arg(&root).args(["few", "64M,5f"]));
+    make("five").expect("there is room");
+    let json = succeeds(kvfs(&["--json", "clone", "list"]).arg(&root));
+    assert!(json.contains("\"files\":4") && json.contains("\"limit_of_files\":5"), "{json}");
+    // Of a store that is not mounted, too.
+    succeeds(kvfs(&["umount"]).arg(&root));
+    let store = root.with_file_name("store");
+    let listed = succeeds(kvfs(&["clone", "list"]).arg(&store));
+    assert!(listed.contains("at most 5 files") && listed.contains(" of 64.0 MiB"), "{listed}");
+    succeeds(kvfs(&["clone", "limit"]).arg(&store).args(["few", "none"]));
+    let json = succeeds(kvfs(&["--json", "clone", "list"]).arg(&store));
+    assert!(json.contains("\"limit_of_files\":null"), "{json}");
+}
+
+#[test]
+fn a_clone_is_merged_into_another_one_that_shares_a_state_with_it() {
+    let Some((mount, trial)) = cloned() else { return };
+    let root = mount.root();
+    succeeds(kvfs(&["clone", "create"]).arg(&root).args(["origin", "other"]));
+    let other = mount.path(".kvfs/clone/other");
+    fs::write(trial.join("of-trial"), "trial").expect("written");
+    fs::write(other.join("of-other"), "other").expect("written");
+    succeeds(kvfs(&["kv", "put"]).arg(&trial).args(["key", "value"]));
+    let said = succeeds(kvfs(&["merge"]).arg(&trial).args(["--into", "other", "--dry-run"]));
+    assert!(said.contains("clone trial into clone other: nothing was changed"), "{said}");
+    let said = succeeds(kvfs(&["merge"]).arg(&trial).arg("--into").arg(&other));
+    assert!(said.contains("clone trial into clone other: done"), "{said}");
+    assert_eq!(read(other.join("of-trial")).as_deref(), Some("trial"));
+    assert_eq!(read(mount.path("of-trial")), None);
+    assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(&other).arg("key")).trim_end(), "value");
+    // A clone of it goes past it into the store.
+    succeeds(kvfs(&["snapshot", "create"]).arg(&other).arg("of-other"));
+    succeeds(kvfs(&["clone", "create"]).arg(&root).args(["of-other", "deep/er"]));
+    fs::write(mount.path(".kvfs/clone/deep/er/new"), "deep").expect("written");
+    succeeds(kvfs(&["merge"]).arg(&root).args(["deep/er", "--into"]).arg(&root).arg("--drop"));
+    assert_eq!(read(mount.path("new")).as_deref(), Some("deep"));
+    assert_eq!(read(mount.path("of-other")).as_deref(), Some("other"));
+    assert!(!mount.path(".kvfs/clone/deep/er").exists());
+    // Conflicts are of these two, and name who has done it on the other side.
+    fs::write(trial.join("file"), "trial").expect("written");
+    let script = "echo other > $KVFS_MOUNT/file; kvfs kv put $KVFS_MOUNT key changed";
+    succeeds(&mut run(&other, &["--label", "the other"], script));
+    succeeds(kvfs(&["kv", "put"]).arg(&trial).args(["key", "too"]));
+    let (code, listed, _) = ends(kvfs(&["merge"]).arg(&trial).args(["--into", "other"]));
+    assert_eq!(code, Some(75));
+    assert!(listed.contains("changed in clone other, changed in clone trial"), "{listed}");
+    let by = listed.lines().filter(|line| line.contains("by commit ")).count();
+    assert!(by == 2 && listed.contains("(the other), 20"), "{listed}");
+    let (_, json, _) = ends(kvfs(&["--json", "merge"]).arg(&trial).args(["--into", "other"]));
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    for one in json["conflicts"].as_array().expect("a list") {
+        assert_eq!(one["by"]["label"], "the other", "{json}");
+        assert!(one["by"]["time"].as_u64() > Some(1_700_000_000), "{json}");
+    }
+    for (into, why) in [("nothing", "nothing"), ("trial", "not merged into itself")] {
+        let (code, _, said) = ends(kvfs(&["merge"]).arg(&trial).args(["--into", into]));
+        assert!(code != Some(0) && said.contains(why), "{said}");
+    }
+    let (code, _, said) = ends(kvfs(&["rebase"]).arg(&trial).args(["--into", "other"]));
+    assert!(code == Some(2) && said.contains("rebased onto what it was made of"), "{said}");
+    // Of a store that is not mounted.
+    succeeds(kvfs(&["umount"]).arg(&root));
+    let store = root.with_file_name("store");
+    let words = ["trial", "--into", "other", "--theirs", "."];
+    succeeds(kvfs(&["merge"]).arg(&store).args(words));
+    let all = ["--theirs", "."];
+    succeeds(kvfs(&["merge"]).arg(&store).args(["other", "--into"]).arg(&store).args(all));
+    assert_eq!(succeeds(kvfs(&["cat"]).arg(&store).arg("file")), "trial");
+    succeeds(kvfs(&["check"]).arg(&store));
+}
+
 /// Bytes that are free for a program in a directory.
 fn free_in(dir: &Path) -> u64 {
     let stat = rustix::fs::statvfs(dir).expect("statvfs");

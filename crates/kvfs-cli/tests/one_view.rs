@@ -57,6 +57,29 @@ fn a_snapshot_is_mounted_by_itself() {
 }
 
 #[test]
+fn a_view_whose_name_has_slashes_is_mounted_by_itself() {
+    let Some(p) = prepared() else { return };
+    p.mounted();
+    let create = |command: &str, words: &[&str]| {
+        succeeds(kvfs(&[command, "create"]).arg(p.mnt()).args(words).stdin(Stdio::null()));
+    };
+    create("snapshot", &["nightly/2"]);
+    create("clone", &["monday", "agents/7/try-2"]);
+    succeeds(&mut p.umount());
+    succeeds(&mut mount(&p, "clone=agents/7/try-2"));
+    assert_eq!(fs::read_to_string(p.mnt().join("dir/file")).expect("read"), "then");
+    fs::write(p.mnt().join("dir/file"), "in the clone").expect("write");
+    succeeds(kvfs(&["snapshot", "create"]).arg(p.mnt()).arg("of/it").stdin(Stdio::null()));
+    let of_it = p.mnt().join(".kvfs/snapshot/of/it/dir/file");
+    assert_eq!(fs::read_to_string(of_it).expect("read"), "in the clone");
+    assert!(p.mnt().join(".kvfs/snapshot/nightly").symlink_metadata().is_err());
+    succeeds(&mut p.umount());
+    succeeds(&mut mount(&p, "snapshot=nightly/2"));
+    assert_eq!(fs::read_to_string(p.mnt().join("dir/file")).expect("read"), "now");
+    succeeds(&mut p.umount());
+}
+
+#[test]
 fn a_clone_is_mounted_by_itself_and_keeps_what_is_written() {
     let Some(p) = prepared() else { return };
     for round in ["1", "2"] {
@@ -287,7 +310,9 @@ fn a_view_that_is_not_there_mounts_nothing() {
     for (options, code, names) in [
         ("snapshot=tuesday", 3, "no snapshot tuesday"),
         ("clone=monday", 3, "no clone monday"),
-        ("snapshot=a/b", 2, "the name of one"),
+        ("snapshot=a/b", 3, "no snapshot a/b"),
+        ("snapshot=a//b", 2, "the name of one"),
+        ("clone=../x", 2, "the name of one"),
         ("snapshot=", 2, "the name of one"),
         ("snapshot", 2, "needs a value"),
         ("snapshot=monday,clone=trial", 2, "one view"),

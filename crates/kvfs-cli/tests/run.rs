@@ -122,6 +122,52 @@ fn a_run_that_takes_too_much_fails_as_on_a_full_disk_and_the_store_goes_on() {
 }
 
 #[test]
+fn a_conflict_names_who_else_has_changed_the_file_and_when() {
+    let Some(mount) = Mount::new() else { return };
+    for name in ["both", "other"] {
+        fs::write(mount.path(name), name).expect("written");
+    }
+    let id = succeeds(kvfs(&["txn", "begin"]).arg(mount.root()));
+    let id = id.trim();
+    let outside = mount.path(format!(".kvfs/txn/{id}/both"));
+    fs::write(outside, "mine").expect("written");
+    // Another one commits first: its label is what people know it by.
+    succeeds(kvfs(&["run", "--label", "the other one"]).arg(mount.root()).args([
+        "--",
+        "sh",
+        "-c",
+        "cd $KVFS_MOUNT; echo theirs > both; echo x > other",
+    ]));
+    let (code, _, said) = ends(kvfs(&["txn", "commit"]).arg(mount.root()).arg(id));
+    assert!(code != Some(0), "{said}");
+    assert!(said.contains("both was changed by commit"), "{said}");
+    assert!(said.contains("(the other one), 20") && said.contains(" UTC"), "{said}");
+    assert!(!said.contains("other was changed"), "{said}");
+}
+
+#[test]
+fn a_run_that_makes_too_many_files_fails_as_on_a_full_disk_and_the_store_goes_on() {
+    let Some(mount) = Mount::new() else { return };
+    let script = "cd \"$KVFS_MOUNT\"; df --output=iavail . | tail -1; mkdir d
+                  for n in $(seq 99); do echo $n > d/$n || exit 9; done
+                  echo more > more; echo more $?; rm d/7; ln d/8 again; echo more > more";
+    let (code, out, err) = ends(&mut run(&mount.root(), &["--limit", "1G,100f"], script));
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert!(out.trim_start().starts_with("100\n"), "{out}");
+    assert!(out.contains("more 2") || out.contains("more 1"), "{out}");
+    assert!(err.contains("No space left on device"), "{err}");
+    assert_eq!(fs::read(mount.path("more")).expect("committed"), b"more\n");
+    fs::write(mount.path("outside"), "there is room").expect("written");
+    // It is listed with its limit.
+    let begun = succeeds(&mut run(&mount.root(), &["--limit", "5f", "--keep"], "true"));
+    let listed = succeeds(kvfs(&["--json", "txn", "list"]).arg(mount.root()));
+    assert!(listed.contains("\"limit_of_files\":5"), "{begun}: {listed}");
+    for bad in ["5x", "5f,5f", "1.5f"] {
+        assert_eq!(ends(&mut run(&mount.root(), &["--limit", bad], "true")).0, Some(2), "{bad}");
+    }
+}
+
+#[test]
 fn the_working_directory_is_that_of_the_view() {
     let Some(mount) = Mount::new() else { return };
     fs::create_dir_all(mount.path("a/b")).expect("mkdir");
@@ -520,8 +566,8 @@ fn what_lost_is_rebased_and_committed() {
     let refused = kvfs(&["txn", "rebase"]).arg(&root).arg(&id).output().expect("it runs");
     assert_eq!(refused.status.code(), Some(75));
     let listed = text(&refused.stdout);
-    let line = format!("C  both: made in transaction {id}, made in what is there now\n");
-    assert_eq!(listed, line);
+    let line = format!("C  both: made in transaction {id}, made in what is there now; by commit ");
+    assert!(listed.starts_with(&line) && listed.contains("(theirs), 20"), "{listed}");
     let rebase = kvfs(&["txn", "rebase", "--ours", "both", "--json"]).arg(&root).arg(&id).output();
     let rebased = rebase.expect("it runs");
     assert_eq!(rebased.status.code(), Some(0), "{}", text(&rebased.stderr));

@@ -8,6 +8,10 @@
 //! .kvfs/clone/NAME/...       a branch
 //! ```
 //!
+//! **Names with slashes.** A view whose name has slashes lies in one directory, as any other
+//! (`view_names`). The parts of its name are directories above a link to it (`name_parts`), and
+//! these are what is listed.
+//!
 //! **Who may look.** A view shows its files to those whom their modes let in, and these modes may
 //! be older than the store's, or not meant for others yet. So the directories of snapshots and
 //! clones let in this process's user alone (and root), and a transaction lets in who began it:
@@ -35,6 +39,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use kvfs::{Attr, FileKind, Ino, Timestamp, TransactionId, ViewId};
+
+use crate::view_names::{directory_name, view_name};
 
 /// The name in the root.
 pub(crate) const NAME: &[u8] = b".kvfs";
@@ -134,7 +140,7 @@ pub(crate) fn path_in(
     path: &[u8],
     alone: Option<&str>,
 ) -> PathBuf {
-    let clone = |name: &str| Path::new(".kvfs/clone").join(name);
+    let clone = |name: &str| Path::new(".kvfs/clone").join(directory_name(name));
     let root = alone.map(clone).unwrap_or_default();
     let above = match view {
         ViewId::Mainline => PathBuf::new(),
@@ -142,7 +148,7 @@ pub(crate) fn path_in(
             let user = user.unwrap_or_else(own_user);
             root.join(format!(".kvfs/{USERS_NAME}/{user}/{}", way(chain)))
         }
-        ViewId::Snapshot(name) => root.join(".kvfs/snapshot").join(name),
+        ViewId::Snapshot(name) => root.join(".kvfs/snapshot").join(directory_name(name)),
         ViewId::Clone(name) => clone(name),
     };
     above.join(OsStr::from_bytes(path))
@@ -212,8 +218,10 @@ pub(crate) fn view(dir: Ino, name: &[u8]) -> Option<ViewId> {
             // One name for each.
             (name == format!("{id}")).then_some(ViewId::Transaction(TransactionId(id)))
         }
-        SNAPSHOTS => Some(ViewId::Snapshot(name.into())),
-        CLONES => Some(ViewId::Clone(name.into())),
+        // One name for each.
+        _ if directory_name(&view_name(name)) != name => None,
+        SNAPSHOTS => Some(ViewId::Snapshot(view_name(name))),
+        CLONES => Some(ViewId::Clone(view_name(name))),
         _ => None,
     }
 }
@@ -223,8 +231,8 @@ pub(crate) fn place(view: &ViewId) -> Option<(Ino, String)> {
     match view {
         ViewId::Mainline => None,
         ViewId::Transaction(id) => Some((TRANSACTIONS, id.to_string())),
-        ViewId::Snapshot(name) => Some((SNAPSHOTS, name.clone())),
-        ViewId::Clone(name) => Some((CLONES, name.clone())),
+        ViewId::Snapshot(name) => Some((SNAPSHOTS, directory_name(name))),
+        ViewId::Clone(name) => Some((CLONES, directory_name(name))),
     }
 }
 
@@ -255,6 +263,7 @@ mod tests {
             ViewId::Transaction(TransactionId(17)),
             ViewId::Snapshot("monday".into()),
             ViewId::Clone("ü".into()),
+            ViewId::Clone("agents/7/try-2".into()),
         ] {
             let (dir, name) = place(&view).unwrap();
             assert_eq!(super::view(dir, name.as_bytes()), Some(view));
@@ -263,6 +272,7 @@ mod tests {
             assert_eq!(super::view(TRANSACTIONS, name), None);
         }
         assert_eq!(super::view(TOP, b"17"), None);
+        assert_eq!(super::view(CLONES, b"a/b"), None, "a slash is written otherwise");
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::handler::*;
 use crate::ioctl;
 use crate::kept::{Kept, Slot};
 use crate::wire::{self, Answer, Fields, Head, init, valid};
+use crate::{name_parts, node_id};
 
 /// What is sent back for one request.
 pub(crate) enum Outcome {
@@ -316,7 +317,7 @@ impl<H: Handler> Dispatcher<H> {
             }
             Request::GetAttr => Ok(self.attr(reply, &h.getattr(node)?)),
             Request::Statx if self.policy.birth_times => {
-                reply.answer.statx_out(&h.getattr(node)?, self.policy.attr_ttl.as_secs());
+                reply.answer.statx_out(&h.getattr(node)?, self.ttl_of(node).1);
                 Ok(Outcome::Answer)
             }
             Request::SetAttr => {
@@ -506,17 +507,23 @@ impl<H: Handler> Dispatcher<H> {
     }
 
     fn attr(&self, reply: &mut ReplyBuffer, attr: &NodeAttr) -> Outcome {
-        reply.answer.attr_out(attr, self.policy.attr_ttl.as_secs());
+        let (_, attr_ttl) = self.ttl_of(attr.node);
+        reply.answer.attr_out(attr, attr_ttl);
         Outcome::Answer
+    }
+
+    /// For how many seconds the kernel may believe that a name leads to a node, and what it has.
+    fn ttl_of(&self, node: NodeId) -> (u64, u64) {
+        match node_id::split(node) {
+            (node_id::CONTROL, ino) if name_parts::is_part(ino) => (0, 0),
+            _ => (self.policy.entry_ttl.as_secs(), self.policy.attr_ttl.as_secs()),
+        }
     }
 
     fn entry(&self, reply: &mut ReplyBuffer, attr: &NodeAttr) -> Outcome {
         reply.handed_out.push(attr.node);
-        reply.answer.entry_out(
-            attr,
-            self.policy.entry_ttl.as_secs(),
-            self.policy.attr_ttl.as_secs(),
-        );
+        let (entry_ttl, attr_ttl) = self.ttl_of(attr.node);
+        reply.answer.entry_out(attr, entry_ttl, attr_ttl);
         Outcome::Answer
     }
 

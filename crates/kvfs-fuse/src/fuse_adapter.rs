@@ -15,6 +15,7 @@ use bytes::Bytes;
 use kvfs::{DirEntry, Fs, Views};
 
 use crate::handler::*;
+use crate::name_parts::NameParts;
 use crate::node_id::Numbering;
 use crate::quiesce_barrier::QuiesceBarrier;
 use crate::recall::Recall;
@@ -40,6 +41,8 @@ pub struct FuseAdapter {
     /// The clone that the mount shows alone.
     alone: Option<String>,
     kernel_has_labels: bool,
+    /// What names of views with slashes lead through.
+    parts: NameParts,
 }
 
 /// What a number of the kernel stands for.
@@ -131,6 +134,7 @@ impl FuseAdapter {
             open_views: false,
             alone: None,
             kernel_has_labels: security_labels::kernel_has_labels(),
+            parts: NameParts::default(),
         }
     }
 
@@ -367,6 +371,9 @@ impl Handler for FuseAdapter {
         let (view, ino) = match self.at(node)? {
             At::View(view, ino) => (view, ino),
             At::Control(ino) => {
+                if let Some(part) = self.parts.part(ino).filter(|part| part.link) {
+                    return Ok(Bytes::from(part.target()));
+                }
                 let id = control_directory::linked(ino).ok_or(Errno(libc::EINVAL))?;
                 return self.link_target(id).map(Bytes::from);
             }

@@ -246,7 +246,8 @@ impl Watcher for KernelNotifier {
             ViewId::Transaction(id) => (self.adapter.user_of(*id), self.adapter.chain(*id)),
             _ => (None, Vec::new()),
         };
-        for (dir, _) in control_directory::places(view, user, &chain) {
+        let places = control_directory::places(view, user, &chain).into_iter();
+        for dir in places.map(|(dir, _)| dir).chain(self.adapter.parts_above(view)) {
             if let Err(e) = self.invalidator.invalidate_inode(node_id::of(node_id::CONTROL, dir)) {
                 tracing::debug!("cannot tell the kernel of {view:?}: {e}");
             }
@@ -267,7 +268,9 @@ impl Watcher for KernelNotifier {
             .into_iter()
             .map(|(dir, name)| (node_id::of(node_id::CONTROL, dir), name))
             .collect();
-        invalidations.inodes.extend(places.iter().map(|(dir, _)| *dir));
+        let parts = self.adapter.parts_above(view).into_iter();
+        let parts = parts.map(|dir| node_id::of(node_id::CONTROL, dir));
+        invalidations.inodes.extend(places.iter().map(|(dir, _)| *dir).chain(parts));
         self.tell_kernel(&invalidations);
         if let Some(to) = committed {
             self.watch_events.raise(to.number, to.fs, to.changes);

@@ -166,6 +166,7 @@ impl Fs {
             self.state_before_change(Some(changes.inodes.iter().map(|(ino, _)| *ino).collect()))?;
         kvdb::without_lock_waits(commit)?;
         turn.publish(before);
+        self.core.files.forget();
         let now = self.now();
         let kept: HashSet<Ino> = unlinking.iter().map(|u| u.inode.ino).collect();
         for Unlinking { inode, content } in unlinking {

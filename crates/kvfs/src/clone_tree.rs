@@ -125,6 +125,7 @@ impl Fs {
             }
         };
         let order = TreeOrder::of(&tree)?;
+        let admitted = self.admit_files(order.len() as u64)?;
         let copies = self.new_inos(order.len() as u64)?;
         let copying = Copying {
             fs: self,
@@ -174,6 +175,7 @@ impl Fs {
             if alone {
                 transaction.commit(kvdb::Durability::Buffered)?;
             }
+            admitted.made();
             self.mark_committed(&mut state, dir_attr);
             states.iter_mut().for_each(|(state, attr)| self.mark_committed(state, *attr));
             drop(states);

@@ -137,7 +137,9 @@ impl Error {
             Error::Store(
                 kvdb::Error::NoSpace
                 | kvdb::Error::OverLimit { .. }
-                | kvdb::Error::CloneOverLimit { .. },
+                | kvdb::Error::CloneOverLimit { .. }
+                | kvdb::Error::TooManyFiles { .. }
+                | kvdb::Error::CloneTooManyFiles { .. },
             ) => libc::ENOSPC,
             Error::Store(kvdb::Error::ReadOnly(_)) => libc::EROFS,
             // The same may succeed later, or in another transaction.

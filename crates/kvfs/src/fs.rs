@@ -25,6 +25,7 @@ use self::superseded::Superseded;
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
+use crate::file_account::FileAccount;
 use crate::freeze_lock::{CallGuard, FreezeLock};
 use crate::inode::{Inode, InodeState};
 use crate::inode_allocator::InodeAllocator;
@@ -53,6 +54,7 @@ pub(crate) struct Core {
     pub tree: Mutex<()>,
     pub dirty: DirtyQueue,
     pub space: SpaceAccount,
+    pub files: FileAccount,
     pub promises: Promises,
     pub lost: Lost,
     pub listings: ListingTable,

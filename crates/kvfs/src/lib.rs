@@ -55,6 +55,8 @@ mod directory;
 mod dirty;
 mod dirty_queue;
 mod error;
+mod file_account;
+mod file_limits;
 mod first_reads;
 mod free_space;
 mod freeze_lock;

@@ -9,6 +9,9 @@ use crate::error::Result;
 pub struct MergeOptions {
     /// The clone.
     pub clone: String,
+    /// The branch that it is merged into, another one than its parent: one with which it shares a
+    /// state, as a clone of the same snapshot does. `""`: the main one. `None`: its parent.
+    pub into: Option<String>,
     /// Brings what its parent has changed into the clone, instead of the other way round.
     pub rebase: bool,
     /// What is done where both sides have changed the same: at these paths and below, or with these
@@ -67,6 +70,8 @@ pub struct Merged {
     pub from: String,
     /// The conflicts for which nothing was chosen.
     pub conflicts: Vec<MergeConflict>,
+    /// The number of the newest commit that both sides have. `None`: they are of two stores.
+    pub since: Option<u64>,
 }
 
 /// The result of a rebase of a transaction.

@@ -9,6 +9,7 @@ use kvdb::Batch;
 
 use crate::attr::{Attr, Caller, FileKind, Ino};
 use crate::error::{Error, Result};
+use crate::file_account::FileMoment;
 use crate::fs::Fs;
 use crate::inode::{Inode, InodeState};
 use crate::inode_cache::Forgotten;
@@ -186,6 +187,7 @@ impl Fs {
         check_name(name)?;
         let _call = self.enter()?;
         self.reserve(NAME_COST)?;
+        let admitted = self.admit_files(1)?;
         let dir = self.inode(parent)?;
         let mut dir_state = self.lock_dir(&dir)?;
         let key = layout::name_key(parent, name);
@@ -219,6 +221,7 @@ impl Fs {
             self.core.inode_cache.remove(&inode);
             return Err(e);
         }
+        admitted.made();
         self.mark_committed(&mut dir_state, dir_attr);
         Ok(attr.public(ino))
     }
@@ -315,6 +318,10 @@ impl Fs {
         if self.core.scope.get(self.core.layout.nmap, &key)?.is_some() {
             return Err(Error::Exists);
         }
+        let admitted = match state.attr.nlink {
+            0 => self.admit_named(ino)?,
+            _ => self.admit_files(0)?,
+        };
         self.count_pages(ino, &mut state)?;
         let mut attr = state.attr;
         attr.nlink += 1;
@@ -331,6 +338,7 @@ impl Fs {
         self.remember_added(new_parent, new_name);
         request::completes(&mut batch, ino);
         self.apply(batch)?;
+        admitted.made();
         self.mark_committed(&mut state, attr);
         self.mark_committed(&mut dir_state, dir_attr);
         inode.references.fetch_add(1, Ordering::Relaxed);
@@ -508,13 +516,16 @@ impl Fs {
                 batch.put(self.core.layout.imap, layout::orphan_key(inode.ino), b"".as_slice());
             }
         }
-        Ok(Unlinked::Nameless { attr, referenced, stored })
+        Ok(Unlinked::Nameless { attr, referenced, stored, at: self.core.files.moment() })
     }
 
     pub(crate) fn unlinked(&self, inode: &Arc<Inode>, state: &mut InodeState, unlinked: Unlinked) {
+        if let Unlinked::Nameless { at, .. } = &unlinked {
+            self.file_is_gone(inode.ino, *at);
+        }
         match unlinked {
             Unlinked::Linked(attr) => self.mark_committed(state, attr),
-            Unlinked::Nameless { attr, referenced: true, stored } => {
+            Unlinked::Nameless { attr, referenced: true, stored, .. } => {
                 state.attr = attr;
                 state.orphaned = stored || self.writes_through();
             }
@@ -535,6 +546,7 @@ pub(crate) enum Unlinked {
         attr: Attributes,
         referenced: bool,
         stored: bool,
+        at: FileMoment,
     },
 }
 

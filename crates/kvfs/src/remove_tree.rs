@@ -126,6 +126,7 @@ impl Fs {
         changes.inodes.push((parent, false));
         let untold = note(&changes);
         removal.commit()?;
+        self.core.files.forget();
         self.mark_committed(&mut dir_state, dir_attr);
         Ok((removal.stats, changes, untold))
     }

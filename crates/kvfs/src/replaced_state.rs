@@ -131,6 +131,7 @@ impl Fs {
         let mut names = known_before.names;
         // It has happened: no error ends this before what is in memory has followed it.
         turn.publish(before);
+        self.core.files.forget();
         if matches!(self.core.scope, Scope::Mainline(_)) {
             // What directories have reserved in the state that is back was used since.
             self.core.inode_allocator.void_reservations();

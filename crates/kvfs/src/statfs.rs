@@ -11,20 +11,22 @@ const INODE_BYTES: u64 = 512;
 
 impl Fs {
     /// The size and free space of the store; what is free to a transaction or a clone with a limit
-    /// is within that.
+    /// is within that, as is the number of files that it may still make.
     pub fn statfs(&self) -> Result<StatFs> {
         let space = self.core.db.space();
         let dirty = self.core.space.dirty_bytes() as u64;
         let of_limit = self.room_of_limit().map(|room| room.saturating_sub(dirty));
         let free = space.free.saturating_sub(dirty + SPACE_MARGIN);
         let free = of_limit.map_or(free, |room| room.min(free));
+        let inodes = free / INODE_BYTES;
+        let inodes = self.room_of_files()?.map_or(inodes, |room| room.min(inodes));
         let used = self.statistics().next_ino;
         Ok(StatFs {
             block_size: PAGE as u32,
             blocks: space.total / PAGE,
             free: free / PAGE,
-            files: used + free / INODE_BYTES,
-            files_free: free / INODE_BYTES,
+            files: used + inodes,
+            files_free: inodes,
             name_max: 255,
         })
     }

@@ -65,6 +65,7 @@ use crate::fs::in_use::ViewInUse;
 use crate::merge;
 use crate::ticker::Ticker;
 
+mod ancestry;
 mod common_states;
 mod following;
 mod in_use;

@@ -117,6 +117,7 @@ impl Fs {
         let _call = self.enter()?;
         let bytes: u64 = all.iter().map(|whole| whole.content.len() as u64).sum();
         self.reserve(bytes.saturating_add(NAME_COST * all.len() as u64))?;
+        let admitted = self.admit_files(all.len() as u64)?;
         let _tree = self.core.tree.lock();
         let mut dirs: BTreeMap<Ino, Arc<Inode>> = BTreeMap::new();
         for whole in all {
@@ -207,6 +208,7 @@ impl Fs {
             }
             None => self.apply(batch)?,
         }
+        admitted.made();
         for (state, attr) in locked.values_mut() {
             self.mark_committed(state, *attr);
         }

@@ -25,6 +25,10 @@ fn of(clone: &str) -> MergeOptions {
     MergeOptions { clone: clone.into(), transaction, ..Default::default() }
 }
 
+fn into(clone: &str, into: &str) -> MergeOptions {
+    MergeOptions { into: Some(into.into()), ..of(clone) }
+}
+
 fn rebase(clone: &str) -> MergeOptions {
     MergeOptions { rebase: true, ..of(clone) }
 }
@@ -761,4 +765,103 @@ fn keys_and_dictionaries_go_the_same_way() {
     assert_eq!(get("", "made", "pear"), Some("long ".repeat(10_000)));
     assert_eq!(get("", "kept", "apple").as_deref(), Some("changed"));
     assert_eq!(get("", "dropped", "apple"), None);
+}
+
+#[test]
+fn a_clone_is_merged_into_its_sibling_and_both_into_their_parent() {
+    let two = Two::new();
+    two.views.snapshot(&ViewId::Mainline, "later", Durability::Buffered).expect("made");
+    make(&two.fs(""), "theirs", b"of the store");
+    two.branch(&ViewId::Mainline, "d");
+    let (c, d) = (two.fs("c"), two.fs("d"));
+    make(&c, "from-c", b"c");
+    write(&c, "f", b"C");
+    rm(&c, "a/f");
+    make(&d, "from-d", b"d");
+    write(&d, "g", b"D");
+    let merged = two.begin(&into("c", "d"));
+    assert_eq!((&*merged.from, &*merged.into), ("c", "d"));
+    assert_eq!(merged.conflicts, []);
+    two.views.commit(merged.transaction, Durability::Buffered).expect("committed");
+    assert_eq!(content(&d, "from-c").as_deref(), Some(&b"c"[..]));
+    assert_eq!(content(&d, "f").as_deref(), Some(&b"C"[..]));
+    assert_eq!(content(&d, "g").as_deref(), Some(&b"D"[..]));
+    assert_eq!((content(&d, "a/f"), content(&c, "from-d")), (None, None));
+    // What was made since the state that both come from stays where it is.
+    assert_eq!(content(&d, "theirs").as_deref(), Some(&b"of the store"[..]));
+    assert_eq!(content(&two.fs(""), "from-c"), None);
+    // Again, with what has changed since: what the other has made of it is no conflict.
+    write(&d, "from-c", b"D of c");
+    make(&c, "more", b"more");
+    two.merge(&into("c", "d"));
+    assert_eq!(content(&d, "more").as_deref(), Some(&b"more"[..]));
+    assert_eq!(content(&d, "from-c").as_deref(), Some(&b"D of c"[..]));
+    // Both go into their parent as before, in any order: what both bring is alike.
+    two.merge(&of("d"));
+    write(&c, "g", b"c g");
+    let conflicts = two.conflicts(&of("c")).into_iter().map(|one| one.path);
+    assert_eq!(conflicts.collect::<Vec<_>>(), [&b"from-c"[..], b"g"]);
+    for clone in ["c", "d"] {
+        let report = two.fs(clone).verify().expect("verified");
+        assert_eq!(report.findings, [], "{report:?}");
+    }
+}
+
+#[test]
+fn what_both_siblings_have_changed_is_a_conflict() {
+    let two = Two::new();
+    two.branch(&ViewId::Mainline, "d");
+    let (c, d) = (two.fs("c"), two.fs("d"));
+    write(&c, "f", b"c");
+    write(&d, "f", b"d");
+    assert_eq!(two.conflicts(&into("c", "d")), [conflict("f", Deed::Changed, Deed::Changed)]);
+    assert_eq!(content(&d, "f").as_deref(), Some(&b"d"[..]));
+    two.merge(&MergeOptions { choices: vec![(b"f".into(), Choice::Theirs)], ..into("c", "d") });
+    assert_eq!(content(&d, "f").as_deref(), Some(&b"c"[..]));
+}
+
+#[test]
+fn a_clone_of_a_clone_is_merged_past_its_parent() {
+    let two = Two::new();
+    let c = two.fs("c");
+    make(&c, "of-c", b"c");
+    two.branch(&ViewId::Clone("c".into()), "e");
+    let e = two.fs("e");
+    make(&e, "of-e", b"e");
+    make(&c, "later", b"not of e");
+    make(&two.fs(""), "outside", b"outside");
+    two.merge(&into("e", ""));
+    let main = two.fs("");
+    // What it has from its parent comes with it.
+    assert_eq!(content(&main, "of-c").as_deref(), Some(&b"c"[..]));
+    assert_eq!(content(&main, "of-e").as_deref(), Some(&b"e"[..]));
+    assert_eq!(content(&main, "later"), None);
+    assert_eq!(content(&main, "outside").as_deref(), Some(&b"outside"[..]));
+    // The other way round: into what was made of what it was made of.
+    two.branch(&ViewId::Clone("e".into()), "g");
+    make(&c, "down", b"down");
+    two.merge(&into("c", "g"));
+    assert_eq!(content(&two.fs("g"), "down").as_deref(), Some(&b"down"[..]));
+    // Its own parent by name is its parent.
+    two.merge(&into("e", "c"));
+    assert_eq!(content(&c, "of-e").as_deref(), Some(&b"e"[..]));
+}
+
+#[test]
+fn what_shares_nothing_is_not_merged_and_says_so() {
+    let two = Two::new();
+    two.w.db.create_branch("empty").expect("made");
+    let refused = |options: &MergeOptions, why: &str| {
+        let merged = two.views.merge(options, &|_, _| kvdb::Settled::Conflict);
+        let said = merged.map(|merged| merged.transaction).expect_err("refused").to_string();
+        assert!(said.contains(why), "{said}");
+    };
+    refused(&into("c", "c"), "not merged into itself");
+    refused(&into("c", "nothing"), "no branch nothing");
+    refused(&into("nothing", "c"), "no branch nothing");
+    refused(&into("c", "empty"), "clone c and clone empty share no state that is known");
+    refused(&into("empty", ""), "clone empty and the store share no state that is known");
+    two.branch(&ViewId::Mainline, "d");
+    refused(&MergeOptions { rebase: true, ..into("c", "d") }, "rebased onto what it was made of");
+    two.check();
 }

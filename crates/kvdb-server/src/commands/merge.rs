@@ -11,7 +11,7 @@ use kvdb::{
 };
 
 use super::txn::{attach, enter, named, over};
-use super::{is, snapshot, undo};
+use super::{authors, is, snapshot, undo};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{TYPES_PREFIX, count_key, key_in_tuple, owner_key, parse_element};
@@ -20,14 +20,16 @@ use crate::request::Arguments;
 use crate::session::Session;
 use crate::transactions::{Conflicting, Merge, Merging, Preferred, Rebased};
 
-/// `TXN MERGE clone [REBASE | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] ...
-/// [ATTACHED]`: begins a transaction that merges the clone into the branch that it was made of when
-/// it commits. Its number, the clone that it commits to and the one whose changes these are (empty:
-/// the store itself), and the conflicts: of each its path or key, `path` or `key`, and what each
-/// side has done. With conflicts the transaction is of no use but to look at. `REBASE`: the other
-/// way round. `DRY`: it is not going to be committed. `FORK`: not a clone but a fork of this store,
-/// at an address or in a file of this machine, which is called `clone`; a client of the network may
-/// not have files opened.
+/// `TXN MERGE clone [REBASE | INTO branch | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path]
+/// ... [ATTACHED]`: begins a transaction that merges the clone into the branch that it was made of
+/// when it commits. Its number, the clone that it commits to and the one whose changes these are
+/// (empty: the store itself), and the conflicts: of each its path or key, `path` or `key`, what
+/// each side has done, and by which commit on the other side (number, label, seconds since 1970, or
+/// null). With conflicts the transaction is of no use but to look at. `REBASE`: the other way
+/// round. `DRY`: it is not going to be committed. `INTO`: not into what the clone was made of but
+/// into that branch (empty: the main one), with which it shares a state. `FORK`: not a clone but a
+/// fork of this store, at an address or in a file of this machine, which is called `clone`; a
+/// client of the network may not have files opened.
 pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let clone = snapshot::name(args.get(2).ok_or(Failure::SYNTAX)?)?.to_owned();
     let mut merge = Merge { clone, ..Merge::default() };
@@ -37,6 +39,10 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         match word {
             o if is(o, "rebase") => merge.rebase = true,
             o if is(o, "dry") => merge.dry_run = true,
+            o if is(o, "into") => {
+                let into = words.next().ok_or(Failure::SYNTAX)?;
+                merge.into = Some(snapshot::name(into)?.to_owned());
+            }
             o if is(o, "fork") => {
                 merge.fork = Some(words.next().ok_or(Failure::SYNTAX)?.to_vec());
             }
@@ -49,6 +55,9 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         if merge.rebase {
             return Err(Failure::request("a fork is merged into the store, and not rebased"));
         }
+        if merge.into.is_some() {
+            return Err(Failure::request("a fork is merged into the store that it comes from"));
+        }
         if s.needs_password {
             return Err(Failure::request("a fork is merged over the store's Unix socket alone"));
         }
@@ -60,7 +69,7 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         label: format!("{verb} {}", merge.clone),
         ..TransactionOptions::default()
     };
-    let Merging { id, into, from, conflicts } = begin(s, &merge)?;
+    let Merging { id, into, from, conflicts, since } = begin(s, &merge)?;
     let transaction = s.db().transaction(id)?;
     let finish = || -> Result<Vec<Conflicting>, Failure> {
         if !conflicts.is_empty() {
@@ -88,7 +97,10 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     out.integer(id.0 as i64);
     out.bulk(into.as_bytes());
     out.bulk(from.as_bytes());
-    list(&conflicts, out);
+    // Who did it on the other side than the clone's.
+    let branch = if merge.rebase { &from } else { &into };
+    let since = since.map(|since| (branch.as_str(), since, merge.options.label.as_str()));
+    list(s, since, &conflicts, out);
     Ok(())
 }
 
@@ -143,7 +155,7 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         None => out.null(),
     }
-    list(&conflicts, out);
+    list(s, Some((old.branch(), old.begun_after(), "")), &conflicts, out);
     Ok(())
 }
 
@@ -180,22 +192,36 @@ fn choice(whose: &[u8], path: Option<&[u8]>) -> Result<(Vec<u8>, Preferred), Fai
     Ok((path.ok_or(Failure::SYNTAX)?.to_vec(), preferred))
 }
 
-fn list(conflicts: &[Conflicting], out: &mut Output) {
+/// `since`: the branch whose commits are looked at, from the newest one on that both sides have, as
+/// far as that is known; and a label that does not count.
+fn list(
+    s: &Session,
+    since: Option<(&str, u64, &str)>,
+    conflicts: &[Conflicting],
+    out: &mut Output,
+) {
+    let paths: Vec<_> = conflicts.iter().map(|one| (&*one.path, one.key)).collect();
+    let authors = match since {
+        Some(since) => authors::of(s, since, &paths),
+        None => vec![None; paths.len()],
+    };
     out.array(conflicts.len());
-    for Conflicting { path, key, ours, theirs } in conflicts {
-        out.array(4);
+    for (Conflicting { path, key, ours, theirs }, author) in conflicts.iter().zip(&authors) {
+        out.array(5);
         out.bulk(path);
         out.bulk(if *key { b"key" } else { b"path" });
         out.bulk(ours.as_bytes());
         out.bulk(theirs.as_bytes());
+        authors::put(author.as_ref(), out);
     }
 }
 
 /// Begins a merge. Tuples of collections are settled, and named, by the key that they belong to.
 fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
-    let parent = match merge.fork {
-        Some(_) => String::new(),
-        None => s.db().lineage(&merge.clone)?.parent,
+    let parent = match (&merge.fork, &merge.into) {
+        (Some(_), _) => String::new(),
+        (None, Some(into)) => into.clone(),
+        (None, None) => s.db().lineage(&merge.clone)?.parent,
     };
     let now = s.db().view();
     // One of the two may have removed what says which key it is.

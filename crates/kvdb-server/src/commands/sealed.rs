@@ -51,6 +51,7 @@ const FORMS: [(&str, &[&str]); 18] = [
         "txn",
         &[
             "abort",
+            "against",
             "begin",
             "changes",
             "commit",

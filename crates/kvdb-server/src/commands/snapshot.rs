@@ -16,7 +16,8 @@ use crate::session::Session;
 
 pub const USAGE: &str = "CREATE name [OF clone] | LIST | DROP name | ROLLBACK name | CHANGES snapshot [snapshot] [FIELDS] | FILES snapshot [snapshot] [COLLAPSED] | \
      SEND name [BASE snapshot] [FROM position] | RECEIVE clone [AS name] [REPLACE] | RECEIVING | USE name [command ...] | LEAVE";
-pub const CLONE_USAGE: &str = "CREATE snapshot name [LIMIT bytes] | LIMIT name bytes|NONE | LIST | DROP name | \
+pub const CLONE_USAGE: &str = "CREATE snapshot name [LIMIT bytes] [FILES n] | LIMIT name bytes|NONE [FILES n|NONE] | \
+     LIST | DROP name | \
      USE name [command ...] | LEAVE";
 
 pub fn name(arg: &[u8]) -> Result<&str, Failure> {
@@ -257,7 +258,7 @@ fn list(s: &Session, out: &mut Output) {
     }
 }
 
-/// The bytes that a clone may take; `None`: as many as it likes.
+/// The bytes that a clone may take, or the files that it may have; `None`: as many as it likes.
 fn limit(arg: &[u8]) -> Result<Option<u64>, Failure> {
     if is(arg, "none") {
         return Ok(None);
@@ -270,14 +271,27 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     out.will_wait();
     let snapshots = s.shared.snapshots.clone();
     match (args.at(1), args.len()) {
-        (c, 4) if is(c, "create") => snapshots.branch_off(name(args.at(2))?, name(args.at(3))?)?,
-        (c, 6) if is(c, "create") && is(args.at(4), "limit") => {
-            let (clone, bytes) = (name(args.at(3))?, limit(args.at(5))?);
+        (c, 4 | 6 | 8) if is(c, "create") => {
+            let (mut bytes, mut files) = (None, None);
+            for at in (4..args.len()).step_by(2) {
+                match args.at(at) {
+                    o if is(o, "limit") => bytes = Some(limit(args.at(at + 1))?),
+                    o if is(o, "files") => files = Some(limit(args.at(at + 1))?),
+                    _ => return Err(Failure::SYNTAX),
+                }
+            }
+            let clone = name(args.at(3))?;
             snapshots.branch_off(name(args.at(2))?, clone)?;
-            s.db().limit_branch(clone, bytes)?;
+            bytes.map_or(Ok(()), |bytes| s.db().limit_branch(clone, bytes))?;
+            files.map_or(Ok(()), |files| s.db().limit_files(clone, files))?;
         }
         (c, 4) if is(c, "limit") => {
             s.db().limit_branch(name(args.at(2))?, limit(args.at(3))?)?;
+        }
+        (c, 6) if is(c, "limit") && is(args.at(4), "files") => {
+            let (clone, bytes, files) = (name(args.at(2))?, limit(args.at(3))?, limit(args.at(5))?);
+            s.db().limit_branch(clone, bytes)?;
+            s.db().limit_files(clone, files)?;
         }
         (c, 3) if is(c, "drop") => snapshots.remove_clone(name(args.at(2))?)?,
         (c, 3..) if is(c, "use") => {
@@ -292,7 +306,7 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             let all = s.db().branches();
             out.array(all.len());
             for info in all {
-                out.map(4);
+                out.map(6);
                 out.bulk(b"name");
                 out.bulk(info.name.as_bytes());
                 out.bulk(b"snapshot");
@@ -301,6 +315,12 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
                 size(info.limit.map(|limit| limit.bytes), out);
                 out.bulk(b"taken");
                 size(info.limit.map(|limit| limit.taken), out);
+                out.bulk(b"limit_of_files");
+                size(info.limit_of_files, out);
+                out.bulk(b"files");
+                // One that cannot be counted does not hide the others.
+                let count = |_| snapshots.files_of(&info.name).ok().flatten();
+                size(info.limit_of_files.and_then(count), out);
             }
             return Ok(());
         }

@@ -9,7 +9,7 @@ use kvdb::{
     TransactionInfo, TransactionOptions,
 };
 
-use super::{changes, is, merge, revert, snapshot, undo, wrong_arity};
+use super::{authors, changes, is, merge, revert, snapshot, undo, wrong_arity};
 use crate::dictionaries::{self, Place};
 use crate::effects::{Effect, Effects};
 use crate::failure::{Failure, Outcome};
@@ -20,8 +20,8 @@ use crate::session::Session;
 use crate::transactions::{FileChange, Named};
 use crate::waiters::Spot;
 
-pub const USAGE: &str = "BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
-                         COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | MERGE clone [REBASE] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED] | REBASE id [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
+pub const USAGE: &str = "BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [LIMIT bytes] [FILES n] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
+                         COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | AGAINST [id] | MERGE clone [REBASE|INTO branch|FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED] | REBASE id [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     // The others wait for the mount, for a sync or for a lock, or read much.
@@ -71,6 +71,7 @@ pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         c if is(c, "rollback") => rollback(s, args, out),
         c if is(c, "commits") => undo::commits(s, args, out),
         c if is(c, "undo") => undo::undo(s, args, out),
+        c if is(c, "against") => authors::against(s, args, out),
         c if is(c, "merge") => merge::merge(s, args, out),
         c if is(c, "rebase") => merge::rebase(s, args, out),
         c => {
@@ -113,8 +114,8 @@ fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
 }
 
 /// `TXN BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds]
-/// [LIMIT bytes] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED]`: its number. Where the
-/// connection works in a clone, it is of that one.
+/// [LIMIT bytes] [FILES n] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED]`: its number. Where
+/// the connection works in a clone, it is of that one.
 fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut options = TransactionOptions {
         detached: true,
@@ -144,6 +145,10 @@ fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             o if is(o, "limit") => {
                 let bytes = words.next().and_then(integer).and_then(|n| u64::try_from(n).ok());
                 options.limit = Some(bytes.ok_or(Failure::NOT_AN_INTEGER)?);
+            }
+            o if is(o, "files") => {
+                let files = words.next().and_then(integer).and_then(|n| u64::try_from(n).ok());
+                options.limit_of_files = Some(files.ok_or(Failure::NOT_AN_INTEGER)?);
             }
             o if is(o, "nocheck") => options.check_conflicts = false,
             o if is(o, "durable") => options.durable = true,
@@ -426,7 +431,7 @@ fn abort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 /// One transaction, as a map of names and values.
 fn describe(info: &TransactionInfo, out: &mut Output) {
     let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
-    out.map(11);
+    out.map(12);
     out.bulk(b"id");
     out.integer(info.id.0 as i64);
     out.bulk(b"within");
@@ -453,10 +458,12 @@ fn describe(info: &TransactionInfo, out: &mut Output) {
         out.bulk(name.as_bytes());
         out.integer(value);
     }
-    out.bulk(b"limit");
-    match info.limit {
-        Some(limit) => out.integer(i64::try_from(limit).unwrap_or(i64::MAX)),
-        None => out.null(),
+    for (name, limit) in [("limit", info.limit), ("limit_of_files", info.limit_of_files)] {
+        out.bulk(name.as_bytes());
+        match limit {
+            Some(limit) => out.integer(i64::try_from(limit).unwrap_or(i64::MAX)),
+            None => out.null(),
+        }
     }
 }
 

@@ -90,7 +90,8 @@ impl Database {
     /// Edits that build the branches of a version, without their dictionaries, and the snapshots;
     /// and the versions of these, which hold their zones even when they are dropped.
     fn kept(&self, of: &Version, uses: &mut ZoneUse) -> (Vec<Edit>, Vec<Arc<Version>>) {
-        let mut edits: Vec<Edit> = make_branches(&of.branches, &of.limits).collect();
+        let mut edits: Vec<Edit> =
+            make_branches(&of.branches, &of.limits, &of.limits_of_files).collect();
         let (mut runs, mut trees) = (HashMap::new(), HashMap::new());
         let all: Vec<_> =
             self.snapshots.list().into_iter().map(|s| (s.label.clone(), s.version())).collect();

@@ -363,6 +363,7 @@ impl Database {
         version.trees.iter().for_each(|(id, _)| id.hash(&mut all));
         version.branches.iter().for_each(|branch| branch.hash(&mut all));
         version.limits.iter().for_each(|limit| limit.hash(&mut all));
+        version.limits_of_files.iter().for_each(|limit| limit.hash(&mut all));
         for snapshot in self.snapshots.list() {
             (&snapshot.label.name, snapshot.label.id).hash(&mut all);
         }
@@ -379,6 +380,7 @@ impl Database {
         }
         version.branches.iter().for_each(|branch| branch.hash(&mut all));
         version.limits.iter().for_each(|limit| limit.hash(&mut all));
+        version.limits_of_files.iter().for_each(|limit| limit.hash(&mut all));
         for snapshot in self.snapshots.list() {
             (&snapshot.label.name, snapshot.label.id).hash(&mut all);
         }

@@ -149,6 +149,38 @@ impl Kvdb {
         Ok(snapshotter.branch_limit(&branch))
     }
 
+    /// Limits the files that a clone may have of its own, durably; `None`: it may have as many as
+    /// it likes. The store itself knows no files: it keeps the number for the layer above, which
+    /// counts them.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// db.snapshot("monday")?;
+    /// db.clone_snapshot("monday", "what-if")?;
+    /// db.limit_files("what-if", Some(100_000))?;
+    /// assert_eq!(db.branches()[0].limit_of_files, Some(100_000));
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn limit_files(&self, branch: &str, files: Option<u64>) -> Result<()> {
+        if !branch.is_empty() {
+            check_name("branch", branch)?;
+        }
+        self.db.0.snapshotter.limit_files(branch, files)
+    }
+
+    /// Returns the clone that a dictionary is of and the files that it may have of its own. `None`:
+    /// there is no such limit.
+    pub fn limit_of_files(&self, dict: DictionaryId) -> Option<(String, u64)> {
+        self.db.0.snapshotter.limit_of_files(dict)
+    }
+
+    /// Returns the states that the clone of a dictionary does not have of its own: the snapshot
+    /// that it was made of, and those that it was merged or rebased at. Empty: it was made of
+    /// nothing that is known. `None`: the dictionary is of no clone.
+    pub fn states_beneath(&self, dict: DictionaryId) -> Option<Vec<View>> {
+        self.db.0.snapshotter.states_beneath(dict)
+    }
+
     /// Makes a branch without dictionaries.
     pub fn create_branch(&self, name: &str) -> Result<()> {
         check_name("branch", name)?;
@@ -174,6 +206,7 @@ impl Kvdb {
             name: name.clone(),
             snapshot: of(from),
             limit: limit(name),
+            limit_of_files: version.limits_of_files.get(name).copied(),
         })
         .collect()
     }

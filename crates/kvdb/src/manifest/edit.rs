@@ -112,6 +112,11 @@ pub(crate) enum Edit {
         branch: String,
         bytes: u64,
     },
+    /// A branch may have one file of its own less than this number; 0: as many as it likes.
+    LimitFiles {
+        branch: String,
+        below: u64,
+    },
     /// The snapshot's dictionaries take the place of those that its branch has. Commits up to `seq`
     /// are void there.
     RollBack {
@@ -266,6 +271,11 @@ impl Edit {
                 put_bytes(out, branch.as_bytes());
                 put_varint(out, *bytes);
             }
+            Edit::LimitFiles { branch, below } => {
+                out.push(30);
+                put_bytes(out, branch.as_bytes());
+                put_varint(out, *below);
+            }
             Edit::KeptRun(run) => {
                 out.push(23);
                 put_bytes(out, run);
@@ -358,6 +368,7 @@ impl Edit {
             27 => Edit::Options(dictionary(r, String::new())?),
             28 => Edit::RenameSnapshot { from: text(r)?, to: text(r)? },
             29 => Edit::Limit { branch: text(r)?, bytes: r.varint()? },
+            30 => Edit::LimitFiles { branch: text(r)?, below: r.varint()? },
             kind => {
                 return Err(r.corrupt(&format!(
                     "edit {kind} is unknown: a newer version wrote it, or it is damaged"
@@ -525,6 +536,7 @@ mod tests {
             Edit::Branch { name: "try".into(), of: String::new() },
             Edit::DropBranch("try".into()),
             Edit::Limit { branch: "try".into(), bytes: 10 << 30 },
+            Edit::LimitFiles { branch: "try".into(), below: 100_001 },
             Edit::RollBack { snapshot: "monday".into(), seq: 1 << 40 },
             Edit::Since { dict, seq: 12 },
             Edit::Adopt { from: "try".into(), to: String::new() },

@@ -359,6 +359,8 @@ pub(crate) struct Version {
     pub branches: PersistentMap<String, String>,
     /// Bytes that branches may take of their own, of those that have a limit.
     pub limits: PersistentMap<String, u64>,
+    /// Files that branches may have of their own, of those that have a limit.
+    pub limits_of_files: PersistentMap<String, u64>,
     /// Where its zones lie, of a store in object storage that follows what is published.
     pub table: TableHold,
 }
@@ -376,6 +378,7 @@ impl Version {
             installed: 0,
             branches: PersistentMap::default(),
             limits: PersistentMap::default(),
+            limits_of_files: PersistentMap::default(),
             table: TableHold::default(),
         }
     }
@@ -484,6 +487,7 @@ impl Version {
         self.installed += 1;
         self.branches = state.branches.clone();
         self.limits = state.limits.clone();
+        self.limits_of_files = state.limits_of_files.clone();
         let before = std::mem::replace(&mut self.entries, state.dictionaries.clone());
         let mut changed = Vec::new();
         before.difference(&state.dictionaries, |id, old, new| match (old, new) {

@@ -30,9 +30,13 @@ pub struct Lineage {
     pub parent: String,
     /// The state that it was made of.
     pub origin: View,
+    /// The number of the newest commit in that state.
+    pub made_at: u64,
     /// The marks of the common states that are kept besides, the oldest first; see
     /// [`crate::Kvdb::keep_common_state`].
     pub kept: Vec<u64>,
+    /// The number of the newest commit when each of them was kept.
+    pub kept_at: Vec<u64>,
 }
 
 /// The name that a dropped snapshot keeps its state under. `None`: it has such a name.
@@ -96,8 +100,9 @@ impl Snapshotter {
             return Err(unknown("was made of a branch in whose place is another one"));
         }
         let kept = self.kept_of(clone);
-        let kept = kept.iter().filter_map(|s| mark_of(clone, &s.label.name)).collect();
-        Ok(Lineage { parent, origin: self.open(&origin), kept })
+        let marks = kept.iter().filter_map(|s| Some((mark_of(clone, &s.label.name)?, s.label.seq)));
+        let (kept, kept_at) = marks.unzip();
+        Ok(Lineage { parent, made_at: origin.label.seq, origin: self.open(&origin), kept, kept_at })
     }
 
     /// Returns the states that were kept besides the first, the oldest first.

@@ -24,6 +24,7 @@ use crate::manifest::{DictionaryState, Edit};
 use crate::read::snapshot_set::Snapshot;
 use crate::read::version::{Trees, Version};
 use crate::read::version_set::VersionEdit;
+use crate::read::view::View;
 
 /// The bytes that a clone may take of its own, and those that it has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +59,18 @@ struct Found {
 pub(super) struct Limits {
     /// Some branch has one, or had one since the store was opened.
     any: AtomicBool,
+    /// The same of the numbers of files.
+    any_of_files: AtomicBool,
     found: Mutex<HashMap<String, Found>>,
 }
 
 impl Limits {
-    pub(super) fn new(any: bool) -> Limits {
-        Limits { any: AtomicBool::new(any), found: Mutex::default() }
+    pub(super) fn new(version: &Version) -> Limits {
+        Limits {
+            any: AtomicBool::new(!version.limits.is_empty()),
+            any_of_files: AtomicBool::new(!version.limits_of_files.is_empty()),
+            found: Mutex::default(),
+        }
     }
 
     /// The branch is gone, or has another limit.
@@ -105,6 +112,40 @@ impl Snapshotter {
         self.limits.forget(branch);
         self.limits.any.store(true, Ordering::Release);
         self.commits.install(|_| VersionEdit::of([edit]))
+    }
+
+    pub(crate) fn limit_files(&self, branch: &str, files: Option<u64>) -> Result<()> {
+        self.health.writable()?;
+        if branch.is_empty() {
+            return Err(Error::Invalid("the store itself has no limit but its size".into()));
+        }
+        self.commits.flush_before_edit(&*self.admission)?;
+        let _naming = self.snapshots.naming.lock();
+        if !self.versions.load().has_branch(branch) {
+            return Err(Error::NoBranch(branch.into()));
+        }
+        let below = files.map_or(0, |files| files.saturating_add(1));
+        let edit = Edit::LimitFiles { branch: branch.into(), below };
+        self.limits.any_of_files.store(true, Ordering::Release);
+        self.commits.install(|_| VersionEdit::of([edit]))
+    }
+
+    /// Returns the branch of a dictionary and the files that it may have, where they are limited.
+    pub(crate) fn limit_of_files(&self, dict: DictionaryId) -> Option<(String, u64)> {
+        if !self.limits.any_of_files.load(Ordering::Acquire) {
+            return None;
+        }
+        let version = self.versions.load();
+        let branch = &version.trees.get(&dict)?.info().branch;
+        version.limits_of_files.get(branch).map(|&files| (branch.clone(), files))
+    }
+
+    /// Returns the states that the branch of a dictionary has in common with others.
+    pub(crate) fn states_beneath(&self, dict: DictionaryId) -> Option<Vec<View>> {
+        let version = self.versions.load_full();
+        let branch = &version.trees.get(&dict)?.info().branch;
+        let states = || self.states_in_common(&version, branch).map(|state| self.open(&state));
+        (!branch.is_empty()).then(|| states().collect())
     }
 
     /// Returns whether a branch has a limit.

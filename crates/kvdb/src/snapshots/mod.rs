@@ -100,7 +100,7 @@ impl Snapshotter {
             compactor,
             admission,
         } = parts;
-        let limits = Limits::new(!versions.load().limits.is_empty());
+        let limits = Limits::new(&versions.load());
         Snapshotter {
             inline,
             env,
@@ -150,17 +150,29 @@ pub struct BranchInfo {
     pub snapshot: Option<String>,
     /// The bytes that it may take, if they are limited: see [`crate::Kvdb::limit_branch`].
     pub limit: Option<BranchLimit>,
+    /// The files that it may have of its own, if they are limited: see
+    /// [`crate::Kvdb::limit_files`].
+    pub limit_of_files: Option<u64>,
 }
 
-/// A name that may be a file's as well.
+/// A name whose parts between slashes may be names of files, and that as a whole may be one where a
+/// slash takes three bytes.
 pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
+    let length = name.len() + 2 * name.matches('/').count();
     let bad = match name {
         _ if name.is_empty() || name.len() > MAX_SNAPSHOT_NAME => {
             format!("has 1 to {MAX_SNAPSHOT_NAME} bytes, not {}", name.len())
         }
+        _ if length > MAX_SNAPSHOT_NAME => {
+            format!("has 1 to {MAX_SNAPSHOT_NAME} bytes, each slash for three, not {length}")
+        }
         _ if name.starts_with('.') => "does not begin with a dot".into(),
-        _ if name.contains(|c: char| c == '/' || c.is_control()) => {
-            "has no slash and no control characters".into()
+        _ if name.contains(char::is_control) => "has no control characters".into(),
+        _ if name.split('/').any(str::is_empty) => {
+            "neither begins nor ends with a slash, and has no two of them together".into()
+        }
+        _ if name.split('/').any(|part| part.starts_with('.')) => {
+            "has no dot at the beginning of a part between slashes".into()
         }
         _ => return Ok(()),
     };

@@ -45,6 +45,8 @@ const UNDOABLE: u8 = 4;
 const IN_PLACE: u8 = 8;
 /// A flag at the beginning of a log: the transaction has a limit.
 const LIMITED: u8 = 16;
+/// One more: the files that it may make have one.
+const FILES_LIMITED: u8 = 32;
 /// The version of a log of the main branch, and of one that names another branch, which older
 /// programs must not take for one of the main branch.
 const OF_MAIN: u8 = 1;
@@ -59,8 +61,9 @@ fn base_name(id: impl Display) -> String {
 
 /// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2:
 /// with a user, 4: its commit can be undone, 8: it is seen in place of the store, 16: with a
-/// limit), varint idle limit in ms and one (0: none), bytes label, varint user if there is one,
-/// bytes branch in version 2, varint limit in bytes if there is one.
+/// limit, 32: with one of files), varint idle limit in ms and one (0: none), bytes label, varint
+/// user if there is one, bytes branch in version 2, varint limit in bytes if there is one, varint
+/// limit of files if there is one.
 pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     let version = if options.branch.is_empty() { OF_MAIN } else { OF_BRANCH };
@@ -70,7 +73,8 @@ pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
             | flag(options.user.is_some(), WITH_USER)
             | flag(options.undoable, UNDOABLE)
             | flag(options.in_place, IN_PLACE)
-            | flag(options.limit.is_some(), LIMITED),
+            | flag(options.limit.is_some(), LIMITED)
+            | flag(options.limit_of_files.is_some(), FILES_LIMITED),
     ];
     put_varint(&mut out, options.idle_limit.map_or(0, |limit| limit.as_millis() as u64 + 1));
     put_bytes(&mut out, options.label.as_bytes());
@@ -78,7 +82,8 @@ pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
     if version == OF_BRANCH {
         put_bytes(&mut out, options.branch.as_bytes());
     }
-    options.limit.into_iter().for_each(|limit| put_varint(&mut out, limit));
+    let limits = options.limit.into_iter().chain(options.limit_of_files);
+    limits.for_each(|limit| put_varint(&mut out, limit));
     out
 }
 
@@ -103,8 +108,10 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
         _ => String::new(),
     };
     let limit = if flags & LIMITED != 0 { Some(r.varint()?) } else { None };
+    let limit_of_files = if flags & FILES_LIMITED != 0 { Some(r.varint()?) } else { None };
     Ok(TransactionOptions {
         limit,
+        limit_of_files,
         check_conflicts,
         idle_limit,
         branch,

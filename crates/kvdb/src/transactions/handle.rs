@@ -109,6 +109,12 @@ impl Transaction {
         self.shared.info()
     }
 
+    /// The number of the newest commit when it began, or, of one that began before the store was
+    /// opened, when that was.
+    pub fn begun_after(&self) -> u64 {
+        self.shared.since
+    }
+
     /// The transaction that it was begun within; see [`TransactionOptions::within`].
     pub fn within(&self) -> Option<TransactionId> {
         self.shared.options.within

@@ -63,6 +63,8 @@ pub struct TransactionOptions {
     /// too. What is copied by reference counts as if it were written, and what is changed twice may
     /// count twice until it is merged. `None`: as much as there is room for.
     pub limit: Option<u64>,
+    /// The files that it may make. The store itself knows no files: the layer above counts them.
+    pub limit_of_files: Option<u64>,
     /// For people who look at a list of transactions.
     pub label: String,
     /// The user of the system that began it, for interfaces that keep users apart. The store itself
@@ -88,6 +90,7 @@ impl Default for TransactionOptions {
             within: None,
             branch: String::new(),
             limit: None,
+            limit_of_files: None,
             label: String::new(),
             user: None,
             in_place: false,
@@ -148,6 +151,8 @@ pub struct TransactionInfo {
     pub run_bytes: u64,
     /// Its limit, bytes, if it has one.
     pub limit: Option<u64>,
+    /// The files that it may make, if they are limited.
+    pub limit_of_files: Option<u64>,
     /// The transaction whose end a call of this one waits for, since that one holds what it would
     /// lock.
     pub waits_for: Option<TransactionId>,

@@ -371,6 +371,7 @@ impl TransactionState {
             memory,
             run_bytes,
             limit: self.options.limit,
+            limit_of_files: self.options.limit_of_files,
             waits_for: self.registry.parts.locks.waits_for(self.id.0).map(TransactionId),
         }
     }

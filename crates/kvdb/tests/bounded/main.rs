@@ -167,6 +167,7 @@ const OF_ONE: &[&str] = &[
     "Transaction::is_durable",
     "Transaction::is_undoable",
     "Transaction::branch",
+    "Transaction::begun_after",
     "Transaction::within",
     "Transaction::is_in_place",
     "Transaction::options",

@@ -37,6 +37,9 @@ pub const STEPS: &[Step] = &[
             "Kvdb::clone_snapshot",
             "Kvdb::limit_branch",
             "Kvdb::limit_of",
+            "Kvdb::limit_files",
+            "Kvdb::limit_of_files",
+            "Kvdb::states_beneath",
             "Kvdb::make_room_for",
             "Kvdb::has_branch",
             "Kvdb::drop_branch",
@@ -153,6 +156,9 @@ fn clone(w: &mut World) -> Result<()> {
     w.db.clone_snapshot("two", "branch")?;
     let there = w.db.dictionary_in("branch", "large").expect("it is there");
     w.db.limit_branch("branch", Some(1 << 40))?;
+    w.db.limit_files("branch", Some(1 << 40))?;
+    assert_eq!(w.db.limit_of_files(there), Some(("branch".into(), 1 << 40)));
+    assert_eq!(w.db.states_beneath(there).map(|states| states.len()), Some(1));
     w.db.ingest(there, large(w.times, 34))?;
     w.db.put(there, b"small", b"value", Durability::Buffered)?;
     let (before, after) = (w.db.limit_of(there), w.db.make_room_for(there)?);

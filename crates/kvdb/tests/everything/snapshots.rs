@@ -165,7 +165,17 @@ pub fn limit(w: &mut World) -> Result<(), Dead> {
     if w.unless_full(done)?.is_none() {
         return Ok(());
     }
-    for name in ["Kvdb::limit_of", "Kvdb::make_room_for", "Kvdb::has_branch"] {
+    let files = (w.random.below(4) > 0).then(|| w.random.below(1 << 20));
+    w.call("Kvdb::limit_files");
+    let done = w.db.limit_files(&name, files);
+    let limited = w.unless_full(done)?.is_some();
+    for name in [
+        "Kvdb::limit_of",
+        "Kvdb::make_room_for",
+        "Kvdb::has_branch",
+        "Kvdb::limit_of_files",
+        "Kvdb::states_beneath",
+    ] {
         w.call(name);
     }
     assert!(w.db.has_branch(&name), "{}", w.what());
@@ -174,6 +184,11 @@ pub fn limit(w: &mut World) -> Result<(), Dead> {
         let dict = w.db.dictionary_in(&name, dict).expect("the history has it");
         let found = w.db.limit_of(dict);
         assert_eq!(found.map(|found| found.bytes), limit, "{}", w.what());
+        if limited {
+            let found = w.db.limit_of_files(dict);
+            assert_eq!(found, files.map(|files| (name.clone(), files)), "{}", w.what());
+        }
+        assert!(w.db.states_beneath(dict).is_some(), "{}", w.what());
         let room = w.db.make_room_for(dict);
         w.unless_full(room)?;
     }

@@ -507,6 +507,7 @@ fn within(
     let options = TransactionOptions { within: Some(t.id()), ..Default::default() };
     let Some(inner) = w.unless_full(w.db.begin_with(options))? else { return Ok(()) };
     w.call("Transaction::within");
+    w.call("Transaction::begun_after");
     w.call("Transaction::nested");
     assert_eq!((inner.within(), w.ok(t.nested())?), (Some(t.id()), vec![inner.id()]));
     let (changes, batch) = w.batch(&[(branch.clone(), dict.clone(), id)], !open.durable);

@@ -3,6 +3,7 @@
 //!
 //! `make rest` runs a hundred shapes; `KVFS_SEEDS=n` that many, `KVFS_SEED=n` one.
 
+mod full;
 #[path = "../model/mod.rs"]
 mod model;
 mod shape;

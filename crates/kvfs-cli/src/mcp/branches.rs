@@ -15,7 +15,8 @@ use crate::text::show;
 
 /// Makes a clone of what is there now, or of a snapshot.
 pub fn branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
-    let (name, limit) = (given.needed("name")?, given.number("limit"));
+    let name = given.needed("name")?;
+    let limit = [given.number("limit"), given.number("limit_of_files")];
     match (given.text("snapshot"), given.text("of")) {
         (Some(_), Some(_)) => {
             let what = "`snapshot` and `of` are two states to begin from: give one of them";
@@ -42,10 +43,11 @@ pub fn branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     .into())
 }
 
-fn clone(session: &mut Session, snapshot: &str, name: &str, limit: Option<u64>) -> Outcome {
-    let limit = limit.map(|bytes| bytes.to_string());
+fn clone(session: &mut Session, snapshot: &str, name: &str, limit: [Option<u64>; 2]) -> Outcome {
+    let [bytes, files] = limit.map(|most| most.map(|most| most.to_string()));
     let mut words = vec![&b"CLONE"[..], b"CREATE", snapshot.as_bytes(), name.as_bytes()];
-    words.extend(limit.iter().flat_map(|bytes| [b"LIMIT", bytes.as_bytes()]));
+    words.extend(bytes.iter().flat_map(|bytes| [b"LIMIT", bytes.as_bytes()]));
+    words.extend(files.iter().flat_map(|files| [b"FILES", files.as_bytes()]));
     session.mounted.call(&words).map(drop)
 }
 
@@ -115,7 +117,15 @@ fn against(session: &Session, conflicts: &[Conflict], ours: &str, theirs: &str) 
 fn begin_merge(session: &mut Session, given: &Arguments<'_>, rebase: bool) -> Outcome<Told> {
     let choices = choices(given);
     let clone = given.needed("branch")?;
-    let ask = Ask { clone, fork: None, rebase, dry_run: false, attached: true, choices: &choices };
+    let ask = Ask {
+        clone,
+        fork: None,
+        into: given.text("into"),
+        rebase,
+        dry_run: false,
+        attached: true,
+        choices: &choices,
+    };
     let Begun { id, into, from, conflicts } =
         merge_requests::begin(&ask, |words| session.mounted.call(words))?;
     if !conflicts.is_empty() {

@@ -94,7 +94,13 @@ const THEIRS: Parameter =
     may("theirs", Kind::Texts, "Paths where it becomes as what is brought in.");
 const BOTH: Parameter =
     may("both", Kind::Texts, "Paths where both versions are kept, beside each other.");
-const MERGES: &[Parameter] = &[BRANCH, OURS, THEIRS, BOTH];
+const MERGES: &[Parameter] = &[
+    BRANCH,
+    may("into", Kind::Text, "Into this branch, and not into what it was made of; \"\": the store."),
+    OURS,
+    THEIRS,
+    BOTH,
+];
 const REBASES: &[Parameter] = &[
     may("branch", Kind::Text, "The name of the branch."),
     may("transaction", Kind::Number, "The number of an open transaction, instead of a branch."),
@@ -119,6 +125,11 @@ const TOOLS: &[Tool] = &[
                 "limit",
                 Kind::Number,
                 "Bytes that its changes may take: what would take more fails as on a full disk.",
+            ),
+            may(
+                "limit_of_files",
+                Kind::Number,
+                "Files that it may make: making more fails as on a full disk.",
             ),
             may(
                 "branch",
@@ -240,6 +251,11 @@ const TOOLS: &[Tool] = &[
                 "limit",
                 Kind::Number,
                 "Bytes that it may take of its own: what would take more fails in it as on a full disk.",
+            ),
+            may(
+                "limit_of_files",
+                Kind::Number,
+                "Files that it may have of its own: making more fails in it as on a full disk.",
             ),
         ],
         effect: Effect::Adds,

@@ -11,6 +11,7 @@ use super::session::Session;
 use crate::changes::{Changes, Choice, Detail, Style, Wanted};
 use crate::mounted::{Commit, NotCommitted, fields};
 use crate::output::{Exit, Failure, Outcome};
+use crate::place::View;
 use crate::text::{show, show_json};
 use crate::tree::time_text;
 use crate::undo::stands_against;
@@ -23,6 +24,7 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let isolation = given.text("isolation").unwrap_or("si").to_ascii_uppercase();
     let within = given.number("within").map(|id| id.to_string());
     let limit = given.number("limit").map(|bytes| bytes.to_string());
+    let files = given.number("limit_of_files").map(|files| files.to_string());
     let label = given.text("label").unwrap_or("agent");
     let mut words = vec!["BEGIN"];
     words.extend(given.text("branch").into_iter().flat_map(|branch| ["OF", branch]));
@@ -36,6 +38,7 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     words.push("ATTACHED");
     words.extend(given.flag("durable").then_some("DURABLE"));
     words.extend(limit.iter().flat_map(|bytes| ["LIMIT", bytes.as_str()]));
+    words.extend(files.iter().flat_map(|files| ["FILES", files.as_str()]));
     let Reply::Integer(id) = session.mounted.txn(&words)? else { return Err(odd()) };
     let id = u64::try_from(id).map_err(|_| odd())?;
     session.begun.push(id);
@@ -86,7 +89,7 @@ pub fn diff(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
             words.extend((!wanted.all).then_some(&b"COLLAPSED"[..]));
             let files = session.mounted.call(&words)?;
             let root = &session.mounted.mount_point;
-            let before: PathBuf = root.join(".kvfs/snapshot").join(name);
+            let before: PathBuf = View::Snapshot(name.into()).path(root);
             Changes::between(files, keys, Some((before, root.clone())))?
         }
         _ => {

@@ -100,6 +100,7 @@ impl Fork {
         let source = Source {
             name: self.file.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
             fork: Some(std::fs::canonicalize(&self.file).map_err(|e| self.io(&e))?.into()),
+            into: None,
             rebase: false,
         };
         // What the fork has is its own here, and the newest state the other side.

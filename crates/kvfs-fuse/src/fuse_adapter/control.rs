@@ -6,8 +6,9 @@ use kvfs::{Fs, ViewId};
 
 use super::{FsIn, FuseAdapter, In, STALE, errno};
 use crate::handler::*;
+use crate::name_parts::Part;
 use crate::node_id::Numbering;
-use crate::{control_directory, node_id};
+use crate::{control_directory, name_parts, node_id, view_names};
 
 /// Attributes of the control directory, or of the mainline.
 fn of_view(view: u16, attr: Attr) -> NodeAttr {
@@ -68,6 +69,18 @@ impl FuseAdapter {
 
     pub(super) fn control_attr(&self, ino: Ino) -> Reply<NodeAttr> {
         let root = self.mainline.getattr(ROOT).map_err(errno)?;
+        if name_parts::is_part(ino) {
+            let part = self.parts.part(ino).ok_or(STALE)?;
+            let attr = control_directory::attr(part.kind, &root, self.open_views).ok_or(STALE)?;
+            let attr = match part.link {
+                true => {
+                    let size = part.target().len() as u64;
+                    Attr { ino, kind: FileKind::Symlink, perm: 0o777, nlink: 1, size, ..attr }
+                }
+                false => Attr { ino, ..attr },
+            };
+            return Ok(of_view(node_id::CONTROL, attr));
+        }
         let attr = control_directory::attr(ino, &root, self.open_views).ok_or(STALE)?;
         let attr = match (control_directory::linked(ino), control_directory::around(ino)) {
             (Some(id), _) => Attr { size: self.link_target(id)?.len() as u64, ..attr },
@@ -83,11 +96,65 @@ impl FuseAdapter {
         Ok(control_directory::target(&self.chain(id), user))
     }
 
+    /// The names of the views of a kind that are to be seen in this mount.
+    fn names_of(&self, kind: Ino) -> Vec<String> {
+        match kind {
+            control_directory::SNAPSHOTS => self.snapshots_seen().collect(),
+            control_directory::CLONES => {
+                self.views.clones().into_iter().map(|info| info.name).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The number of a part of the name of a view.
+    fn part(&self, part: Part) -> Ino {
+        self.parts.number(part, |part| self.leads(part))
+    }
+
+    fn leads(&self, part: &Part) -> bool {
+        let leads = |name: &String| match part.link {
+            true => *name == part.name,
+            false => name.strip_prefix(&part.name).is_some_and(|rest| rest.starts_with('/')),
+        };
+        self.names_of(part.kind).iter().any(leads)
+    }
+
+    /// What `name` stands for in a directory that is a part of the names of views, or (`None`) in
+    /// that of a kind.
+    fn find_part(&self, kind: Ino, above: Option<&Part>, name: &[u8]) -> Reply<NodeAttr> {
+        let none = Errno(libc::ENOENT);
+        let name = std::str::from_utf8(name).map_err(|_| none)?;
+        let name = above.map_or(name.into(), |above| format!("{}/{name}", above.name));
+        let parts = [true, false].map(|link| Part { kind, name: name.clone(), link });
+        // In the directory of its kind the view itself has the name.
+        let mut parts = parts.into_iter().skip(usize::from(above.is_none()));
+        let part = parts.find(|part| self.leads(part)).ok_or(none)?;
+        self.control_attr(self.part(part))
+    }
+
+    /// The directories that lead to a view, as far as the kernel may know them.
+    pub(crate) fn parts_above(&self, view: &ViewId) -> Vec<Ino> {
+        match view {
+            ViewId::Snapshot(name) => self.parts.above(control_directory::SNAPSHOTS, name),
+            ViewId::Clone(name) => self.parts.above(control_directory::CLONES, name),
+            ViewId::Mainline | ViewId::Transaction(_) => Vec::new(),
+        }
+    }
+
     /// What `name` stands for in the control directory.
     pub(super) fn find_control(&self, dir: Ino, name: &[u8]) -> Reply<NodeAttr> {
         let none = Errno(libc::ENOENT);
         match (dir, name) {
             (_, b".") => self.control_attr(dir),
+            (dir, name) if name_parts::is_part(dir) => {
+                let part = self.parts.part(dir).filter(|part| !part.link).ok_or(STALE)?;
+                match (name, part.above()) {
+                    (b"..", Some(above)) => self.control_attr(self.part(above)),
+                    (b"..", None) => self.control_attr(part.kind),
+                    (name, _) => self.find_part(part.kind, Some(&part), name),
+                }
+            }
             (control_directory::TOP_ALONE, b"..") => {
                 self.root_of(&ViewId::Clone(self.alone.clone().ok_or(none)?))
             }
@@ -146,7 +213,10 @@ impl FuseAdapter {
                     }
                     _ => true,
                 };
-                if lies_here { self.root_of(&view) } else { Err(none) }
+                match if lies_here { self.root_of(&view) } else { Err(none) } {
+                    Err(Errno(libc::ENOENT)) => self.find_part(dir, None, name),
+                    found => found,
+                }
             }
         }
     }
@@ -186,6 +256,7 @@ impl FuseAdapter {
                 let id = control_directory::around(dir);
                 here(id.and_then(control_directory::top_of).unwrap_or(dir))
             }
+            dir if name_parts::is_part(dir) => self.find_control(dir, b"..")?.node,
             kind => here(self.top_of_kind(kind)),
         };
         let directory = |name: &str, node| (name.to_string(), node, FileKind::Dir);
@@ -194,14 +265,27 @@ impl FuseAdapter {
             entries.extend(self.kinds_in(dir).map(|(name, ino)| directory(name, here(ino))));
         } else if let Some(id) = control_directory::topped(dir) {
             entries.extend(control_directory::within(id).map(|ino| directory("txn", here(ino))));
-        } else {
-            let views = match dir {
-                control_directory::SNAPSHOTS => {
-                    self.snapshots_seen().map(ViewId::Snapshot).collect()
-                }
-                _ => self.views.all(),
+        } else if name_parts::is_part(dir)
+            || matches!(dir, control_directory::SNAPSHOTS | control_directory::CLONES)
+        {
+            let part = self.parts.part(dir);
+            let (kind, above) = match &part {
+                Some(part) => (part.kind, part.name.as_str()),
+                None => (dir, ""),
             };
-            for view in views {
+            let names = self.names_of(kind);
+            for (name, is_dir) in name_parts::listed(above, names.iter().map(String::as_str)) {
+                let full = if above.is_empty() { name.clone() } else { format!("{above}/{name}") };
+                let part = |link| here(self.part(Part { kind, name: full.clone(), link }));
+                entries.push(match (is_dir, above.is_empty()) {
+                    (true, _) => (name, part(false), FileKind::Dir),
+                    // Listing opens nothing: a number on the wire is given to what is looked up.
+                    (false, true) => directory(&view_names::directory_name(&full), here(ROOT)),
+                    (false, false) => (name, part(true), FileKind::Symlink),
+                });
+            }
+        } else {
+            for view in self.views.all() {
                 let Some((place, name)) = control_directory::place(&view) else { continue };
                 match view {
                     ViewId::Transaction(id) if !self.is_seen(id) => {}
@@ -212,7 +296,6 @@ impl FuseAdapter {
                         );
                     }
                     ViewId::Transaction(id) if !self.lies_in(id, dir) => {}
-                    // Listing opens nothing: a number on the wire is given to what is looked up.
                     ViewId::Transaction(_) => entries.push(directory(&name, here(ROOT))),
                     _ if place == dir => entries.push(directory(&name, here(ROOT))),
                     _ => {}

@@ -16,6 +16,7 @@ use super::{Core, Fs, Parent};
 use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::dirty_queue::DirtyQueue;
 use crate::error::{Error, Result};
+use crate::file_account::FileAccount;
 use crate::freeze_lock::FreezeLock;
 use crate::inode_allocator::{Counter, InodeAllocator};
 use crate::inode_cache::InodeCache;
@@ -173,6 +174,7 @@ impl Fs {
             tree: Mutex::new(()),
             dirty: DirtyQueue::default(),
             space,
+            files: FileAccount::default(),
             promises,
             lost: Lost::default(),
             listings,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvdb::{Batch, Clash, DictionaryId, DictionaryInfo, Settled, Transaction, TransactionOptions};
 
-use super::{Views, Wait, common_states};
+use super::{Views, Wait, ancestry, common_states};
 use crate::difference::{Numbering, Side};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
@@ -89,7 +89,7 @@ impl Views {
     pub fn merge(&self, options: &MergeOptions, settle: &SettleKeys<'_>) -> Result<Merged> {
         let (db, clone) = (&self.shared.db, &options.clone);
         self.shared.mainline.writable()?;
-        let lineage = db.lineage(clone)?;
+        let (lineage, other) = self.lineage_for(options)?;
         let sides = [clone.clone(), lineage.parent.clone()];
         let [into, from] = if options.rebase { sides } else { [sides[1].clone(), clone.clone()] };
         let relation = self.branch(clone)?.fs.core.layout.imap;
@@ -104,7 +104,9 @@ impl Views {
         let begun = self.merge_state(options, settle, &lineage, (&into, &from), (&state, mark));
         let unused = begun.as_ref().is_ok_and(|(merged, _)| !merged.conflicts.is_empty());
         let keep = match &begun {
-            Ok((_, marks)) if !unused => marks.clone(),
+            Ok((_, marks)) if !unused && !other => marks.clone(),
+            // Those that it has in common with its parent stay.
+            Ok(_) if !unused => common_states::with(&lineage.kept, mark),
             _ => lineage.kept.clone(),
         };
         if !options.dry_run {
@@ -117,8 +119,39 @@ impl Views {
                 }
             }
             db.drop_common_states(clone, &keep)?;
+            // What is its own is what these do not have.
+            self.branch(clone)?.fs.core.files.forget();
         }
         begun.map(|(merged, _)| merged)
+    }
+
+    /// What a clone has in common with the branch that it is merged into. `true`: that is not its
+    /// parent.
+    fn lineage_for(&self, options: &MergeOptions) -> Result<(kvdb::Lineage, bool)> {
+        let (db, clone) = (&self.shared.db, &options.clone);
+        let invalid = |why: String| Error::Store(kvdb::Error::Invalid(why));
+        let Some(into) = &options.into else { return Ok((db.lineage(clone)?, false)) };
+        if !db.has_branch(clone) || !db.has_branch(into) {
+            let missing = if db.has_branch(clone) { into } else { clone };
+            return Err(kvdb::Error::NoBranch(missing.clone()).into());
+        }
+        if into == clone {
+            return Err(invalid(format!("clone {clone} is not merged into itself")));
+        }
+        let known = db.lineage(clone);
+        if let Ok(lineage) = &known
+            && lineage.parent == *into
+        {
+            return Ok((lineage.clone(), false));
+        }
+        if options.rebase {
+            let why = format!("clone {clone} is rebased onto what it was made of and nothing else");
+            return Err(invalid(why));
+        }
+        let (origin, made_at) = ancestry::shared_state(db, clone, into)?;
+        let (kept, kept_at) =
+            known.map_or_else(|_| Default::default(), |known| (known.kept, known.kept_at));
+        Ok((kvdb::Lineage { parent: into.clone(), origin, made_at, kept, kept_at }, true))
     }
 
     /// Merges a state of `from`. Gives the marks that both have in common when it has committed.
@@ -142,6 +175,7 @@ impl Views {
         }
         let begun = TransactionOptions { branch: into.into(), ..options.transaction.clone() };
         let (transaction, parent) = self.begin_at_rest(begun)?;
+        let mut since = None;
         let merged = || -> Result<(Vec<MergeConflict>, Vec<u64>)> {
             let (view, layout) = (transaction.view()?, parent.fs.core.layout);
             let notes = [
@@ -153,6 +187,8 @@ impl Views {
                 Some(mark) => db.common_state(&options.clone, *mark)?,
                 None => lineage.origin.clone(),
             };
+            let kept = common.last().and_then(|mark| lineage.kept.iter().position(|m| m == mark));
+            since = kept.map_or(Some(lineage.made_at), |at| lineage.kept_at.get(at).copied());
             let three = Three {
                 base: State::kept(&base)?,
                 from: from_state,
@@ -161,7 +197,7 @@ impl Views {
             let rules = Rules {
                 choices: &Choices::new(&options.choices),
                 settle,
-                suffix: if from.is_empty() { "main" } else { from },
+                suffix: &suffix_of(from),
             };
             let conflicts = three.merge(&rules, &parent.fs, &transaction)?;
             let marks = common_states::with(&common, mark);
@@ -177,7 +213,7 @@ impl Views {
         let entry = self.open_begun(transaction, parent)?;
         self.tell(|watcher| watcher.appeared(&entry.view));
         let (into, from) = (into.to_owned(), from.to_owned());
-        Ok((Merged { transaction: id, into, from, conflicts }, marks))
+        Ok((Merged { transaction: id, into, from, conflicts, since }, marks))
     }
 
     /// Makes those dictionaries that `from` has and neither the branch `into` nor the state that
@@ -313,4 +349,9 @@ fn of_clash(path: Vec<u8>, clash: &Clash<'_>) -> MergeConflict {
     };
     let (ours, theirs) = (deed(clash.here), deed(clash.changed));
     MergeConflict { path, key: true, ours, theirs }
+}
+
+/// What is behind the names of the versions of a branch where both are kept.
+fn suffix_of(branch: &str) -> String {
+    if branch.is_empty() { "main".into() } else { branch.replace('/', "-") }
 }

@@ -69,7 +69,7 @@ impl Views {
         let entry = self.open_begun(transaction, parent)?;
         self.tell(|watcher| watcher.appeared(&entry.view));
         let (into, from) = (String::new(), options.name.clone());
-        Ok(Merged { transaction: id, into, from, conflicts })
+        Ok(Merged { transaction: id, into, from, conflicts, since: None })
     }
 
     /// Sets numbers aside for all that the fork has given since it began.

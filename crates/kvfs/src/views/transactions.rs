@@ -220,13 +220,14 @@ impl Views {
             remove_content(&parent.fs, transaction, &mut changes.orphans)?;
         }
         parent.fs.core.inode_allocator.take_over(&entry.fs.core.inode_allocator);
-        let committed = self.commit_to(parent, transaction, changes, options)?;
+        let committed = self.commit_to(&entry.fs, parent, transaction, changes, options)?;
         Ok(Committed { running, ..committed })
     }
 
     /// Commits a transaction, and brings the memory of the view that it is of up to it.
     fn commit_to<'a>(
         &self,
+        view: &Fs,
         Parent { fs: parent, number }: &'a Parent,
         transaction: &Transaction,
         changes: ChangeSet,
@@ -234,13 +235,17 @@ impl Views {
     ) -> Result<Committed<'a>> {
         let unsynced = Cell::new(None);
         let options = CommitOptions { durability: Durability::Buffered, ..options };
-        let commit = || match transaction.commit_with(options) {
-            // It has happened: what is in memory follows it.
-            Err(error @ kvdb::Error::NotSynced(_)) => {
-                unsynced.set(Some(error));
-                Ok(())
+        let commit = || {
+            // Nothing else is made there at this moment.
+            view.check_files_of_commit()?;
+            match transaction.commit_with(options) {
+                // It has happened: what is in memory follows it.
+                Err(error @ kvdb::Error::NotSynced(_)) => {
+                    unsynced.set(Some(error));
+                    Ok(())
+                }
+                committed => Ok(committed?),
             }
-            committed => Ok(committed?),
         };
         if changes.names.is_empty() && changes.inodes.is_empty() {
             commit()?;

@@ -9,7 +9,7 @@ pub const STEPS: &[Step] = &[
     (&["Fs::read", "Fs::read_for", "Fs::read_into", "Fs::read_into_for", "Fs::seek"], read),
     (&["Fs::copy_file_range", "Fs::copy_file_range_for", "Fs::mknod"], copy),
     (&["Fs::fallocate", "Fs::fallocate_for"], allocate),
-    (&["Fs::setattr", "Fs::statfs", "Fs::sync_store"], cut),
+    (&["Fs::setattr", "Fs::statfs", "Fs::files_of_its_own", "Fs::sync_store"], cut),
     (&["Fs::setxattr", "Fs::getxattr", "Fs::listxattr", "Fs::removexattr"], xattrs),
 ];
 

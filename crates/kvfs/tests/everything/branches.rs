@@ -184,6 +184,7 @@ pub fn merge(w: &mut World) -> Result<(), Dead> {
     let choice = [None, Some(Choice::Ours), Some(Choice::Theirs), Some(Choice::Both)];
     let choice = choice[w.random.below(4) as usize];
     let options = MergeOptions {
+        into: None,
         clone: clone.clone(),
         rebase: w.random.one_in(2),
         choices: choice.into_iter().map(|choice| (Vec::new(), choice)).collect(),

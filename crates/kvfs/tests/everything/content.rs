@@ -416,6 +416,7 @@ pub fn read(w: &mut World, site: &Site) -> Result<(), Dead> {
         "Fs::listxattr",
         "Fs::getxattr",
         "Fs::statfs",
+        "Fs::files_of_its_own",
     ] {
         w.call(&[name]);
     }

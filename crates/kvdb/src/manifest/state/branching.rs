@@ -60,6 +60,15 @@ impl ManifestState {
                     bytes => _ = self.limits.insert(branch, bytes),
                 }
             }
+            Edit::LimitFiles { branch, below } => {
+                if !self.branches.contains_key(&branch) {
+                    return Err(contradiction(format!("branch {branch:?} does not exist")));
+                }
+                match below.checked_sub(1) {
+                    None => _ = self.limits_of_files.remove(&branch),
+                    Some(files) => _ = self.limits_of_files.insert(branch, files),
+                }
+            }
             Edit::DropBranch(name) => {
                 self.remove_branch(&name)?;
                 self.dictionaries.remove_branch(&name);
@@ -84,11 +93,13 @@ impl ManifestState {
                 self.remove_branch(&from)?;
                 // The branch that takes its place was not cloned, and has its limit.
                 let limit = self.limits.get(&to).copied();
+                let of_files = self.limits_of_files.get(&to).copied();
                 if self.branches.contains_key(&to) {
                     self.remove_branch(&to)?;
                 }
                 self.know_branch(&to);
                 limit.map(|limit| self.limits.insert(to.clone(), limit));
+                of_files.map(|limit| self.limits_of_files.insert(to.clone(), limit));
                 self.dictionaries.remove_branch(&to);
                 for d in self.dictionaries.remove_branch(&from).values() {
                     let mut d = DictionaryState::clone(d);
@@ -180,6 +191,7 @@ impl ManifestState {
 
     fn remove_branch(&mut self, name: &str) -> Result<()> {
         self.limits.remove(name);
+        self.limits_of_files.remove(name);
         let of = self.branches.remove(name);
         let of = of.ok_or_else(|| contradiction(format!("branch {name:?} does not exist")))?;
         match self.clones.get_mut(&of) {

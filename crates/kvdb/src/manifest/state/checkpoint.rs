@@ -17,11 +17,17 @@ use crate::persistent_map::PersistentMap;
 pub(crate) fn make_branches(
     branches: &PersistentMap<String, String>,
     limits: &PersistentMap<String, u64>,
+    limits_of_files: &PersistentMap<String, u64>,
 ) -> impl Iterator<Item = Edit> {
     let branch =
         |(name, of): (&String, &String)| Edit::Branch { name: name.clone(), of: of.clone() };
     let limit = |(branch, &bytes): (&String, &u64)| Edit::Limit { branch: branch.clone(), bytes };
-    branches.iter().map(branch).chain(limits.iter().map(limit))
+    let of_files = |(branch, &files): (&String, &u64)| Edit::LimitFiles {
+        branch: branch.clone(),
+        below: files.saturating_add(1),
+    };
+    let limits = limits.iter().map(limit).chain(limits_of_files.iter().map(of_files));
+    branches.iter().map(branch).chain(limits)
 }
 
 impl ManifestState {
@@ -113,7 +119,7 @@ impl ManifestState {
     pub(crate) fn checkpoint(&self) -> Vec<Edit> {
         let mut edits = Vec::new();
         let kept = self.checkpoint_snapshots(&mut edits);
-        edits.extend(make_branches(&self.branches, &self.limits));
+        edits.extend(make_branches(&self.branches, &self.limits, &self.limits_of_files));
         for (&dict, d) in self.dictionaries.iter() {
             edits.push(Edit::Dictionary(d.info.clone()));
             edits.extend(d.runs.iter().map(|(&id, (level, run))| match kept.get(run) {

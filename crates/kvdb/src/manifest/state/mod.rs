@@ -83,6 +83,8 @@ pub(crate) struct ManifestState {
     clones: PersistentMap<String, usize>,
     /// Bytes that branches may take of their own, of those that have a limit.
     pub limits: PersistentMap<String, u64>,
+    /// Files that branches may have of their own, of those that have a limit.
+    pub limits_of_files: PersistentMap<String, u64>,
     /// Dictionaries that were rolled back: what the journal has of them up to this commit is void.
     pub since: BTreeMap<DictionaryId, Seq>,
     /// The journal's segments in order, those prepared but not yet written included.

@@ -1,0 +1,119 @@
+//! Who has changed what stands against a merge, a rebase or a commit: the newest commit of a
+//! transaction to the branch that has changed the path or the key since both sides had it in
+//! common. Only commits that can be undone are known, with their labels and times
+//! ([`kvdb::Kvdb::undoable_commits`]); what was written outside of transactions has no author.
+
+use std::collections::BTreeSet;
+
+use kvdb::{TransactionId, UndoableCommit, View};
+
+use super::txn::{arity, named};
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::session::Session;
+
+/// Paths that a commit has changed.
+struct Changed(BTreeSet<Vec<u8>>);
+
+impl Changed {
+    /// Returns whether the commit has changed what lies at a path, or below it, or took away what
+    /// is above.
+    fn has(&self, path: &[u8]) -> bool {
+        let below = [path, b"/"].concat();
+        let is_below = self.0.range(below.clone()..).next().is_some_and(|p| p.starts_with(&below));
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        is_below || self.0.contains(path) || ends.into_iter().any(|at| self.0.contains(&path[..at]))
+    }
+}
+
+fn has_changed_key(before: &View, after: &View, branch: &str, key: &[u8]) -> Option<bool> {
+    let at = key.iter().position(|byte| *byte == b':')?;
+    let name = std::str::from_utf8(&key[..at]).ok()?;
+    let value = |view: &View| {
+        let dict = view.dictionary_in(branch, name).or_else(|| view.dictionary(name))?;
+        view.get(dict, &key[at + 1..]).ok()
+    };
+    Some(value(before)? != value(after)?)
+}
+
+/// Returns for each of these paths, and (`true`) keys, the commit to a branch after the number
+/// `since` that has changed it last. One with the label `but` has changed nothing: it is an earlier
+/// merge, which made both sides alike.
+pub fn of(
+    s: &Session,
+    (branch, since, but): (&str, u64, &str),
+    all: &[(&[u8], bool)],
+) -> Vec<Option<UndoableCommit>> {
+    let mut authors: Vec<Option<UndoableCommit>> = vec![None; all.len()];
+    let commits = s.db().undoable_commits().into_iter().rev();
+    let is_one = |c: &UndoableCommit| c.branch == branch && c.number > since;
+    for commit in commits.filter(|c| is_one(c) && (but.is_empty() || c.label != but)) {
+        if authors.iter().all(Option::is_some) {
+            break;
+        }
+        let Ok((before, after)) = s.db().states_around(commit.number) else { continue };
+        // What cannot be listed, or is too much, names no one.
+        let files = s.shared.snapshots.files_between(&before, &after, false).unwrap_or_default();
+        let changed = Changed(files.into_iter().map(|file| file.path).collect());
+        for ((path, key), author) in all.iter().zip(&mut authors).filter(|(_, by)| by.is_none()) {
+            let is_its = match key {
+                true => has_changed_key(&before, &after, branch, path) == Some(true),
+                false => changed.has(path),
+            };
+            if is_its {
+                *author = Some(commit.clone());
+            }
+        }
+    }
+    authors
+}
+
+/// The number of a commit, its label and the second since 1970 in which it was made, or null.
+pub fn put(author: Option<&UndoableCommit>, out: &mut Output) {
+    match author {
+        None => out.null(),
+        Some(commit) => {
+            out.array(3);
+            out.integer(i64::try_from(commit.number).unwrap_or(i64::MAX));
+            out.bulk(commit.label.as_bytes());
+            out.integer(i64::try_from(commit.created.as_secs()).unwrap_or(i64::MAX));
+        }
+    }
+}
+
+/// `TXN AGAINST [id]`: what the transaction has changed of the files and others have, too, since it
+/// began: of each path, and by which commit.
+pub fn against(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 2, 3)?;
+    let transaction = named(s, args, 2)?;
+    let id: TransactionId = transaction.id();
+    let since = transaction.begun_after();
+    let files = s.shared.transactions.files(id, false).map_err(Failure::from)?;
+    let paths: Vec<(&[u8], bool)> = files.iter().map(|file| (&*file.path, false)).collect();
+    let authors = of(s, (transaction.branch(), since, ""), &paths);
+    let known: Vec<_> = paths.iter().zip(&authors).filter(|(_, by)| by.is_some()).collect();
+    out.array(known.len());
+    for ((path, _), author) in known {
+        out.array(2);
+        out.bulk(path);
+        put(author.as_ref(), out);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_has_changed_what_lies_below_and_what_it_took_away_from_above() {
+        let changed = Changed([&b"a/b"[..], b"c"].map(<[u8]>::to_vec).into());
+        for path in [&b"a/b"[..], b"a", b"a/b/c", b"c", b"c/d/e"] {
+            assert!(changed.has(path), "{}", path.escape_ascii());
+        }
+        for path in [&b"a/bc"[..], b"b", b"a/c", b"cd", b"ca/b"] {
+            assert!(!changed.has(path), "{}", path.escape_ascii());
+        }
+    }
+}

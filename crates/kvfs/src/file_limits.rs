@@ -1,0 +1,246 @@
+//! Limits of numbers of files: how many a transaction may make, and how many a clone may have of
+//! its own. A directory, a symbolic link or a device counts as a file does; another name of a file
+//! counts for nothing, nor does a file without a name, which a program has open.
+//!
+//! A file is a view's own if the states beneath it do not have it: of a transaction, the state that
+//! it reads; of a clone, the snapshot that it was made of and those that it was merged or rebased
+//! at. What a transaction removes of the files that the views around it have made is taken off
+//! these. Nothing is stored for it: a view with a limit is compared with the state beneath it when
+//! it is asked first, and again after its state was replaced as a whole or by a commit; from there
+//! on, calls count what they make and remove. Where there is no limit, nothing is counted.
+
+use kvdb::{DictionaryId, Scope, View};
+
+use crate::attr::Ino;
+use crate::error::{Error, Result};
+use crate::file_account::{AdmittedFiles, FileMoment, Files};
+use crate::fs::Fs;
+use crate::layout::{self, ImapKey, Layout};
+
+/// The number of no dictionary: a view has nothing of it.
+const NO_DICTIONARY: DictionaryId = DictionaryId(u32::MAX);
+
+impl Fs {
+    /// This view and those around it: each one began in the next.
+    fn and_around(&self) -> impl Iterator<Item = &Fs> {
+        std::iter::successors(Some(self), |fs| fs.around())
+    }
+
+    fn around(&self) -> Option<&Fs> {
+        self.core.parent.as_ref().map(|parent| &parent.fs)
+    }
+
+    /// The limit that the view itself has, and what a call is told that goes beyond it.
+    fn limit_of_files(&self) -> Option<(u64, kvdb::Error)> {
+        match &self.core.scope {
+            Scope::Transaction(one) => one.options().limit_of_files.map(|limit| {
+                let id = one.id();
+                (limit, kvdb::Error::TooManyFiles { id, limit })
+            }),
+            Scope::Mainline(db) => {
+                let (branch, limit) = db.limit_of_files(self.core.layout.imap)?;
+                Some((limit, kvdb::Error::CloneTooManyFiles { branch, limit }))
+            }
+            Scope::Frozen(_) => None,
+        }
+    }
+
+    fn has_limit_of_files(&self) -> bool {
+        self.and_around().any(|fs| fs.limit_of_files().is_some())
+    }
+
+    /// Fails where so many files more are beyond the limit of the view, or of one around it.
+    pub(crate) fn admit_files(&self, more: u64) -> Result<AdmittedFiles<'_>> {
+        let account = &self.core.files;
+        if more == 0 || !self.has_limit_of_files() {
+            return Ok(AdmittedFiles::uncounted());
+        }
+        let mut counted = account.counted.lock();
+        let (own, admitted) = account.files(&mut counted, || self.look_for_files())?;
+        self.check_files((own, admitted), more, 0)?;
+        Ok(AdmittedFiles::of(account, &mut counted, more))
+    }
+
+    /// [`Fs::admit_files`], for a file without a name that gets one.
+    pub(crate) fn admit_named(&self, ino: Ino) -> Result<AdmittedFiles<'_>> {
+        // One that was there before is none of its own when it is back.
+        let own = self.has_limit_of_files() && !self.is_beneath(ino)?;
+        self.admit_files(own.into())
+    }
+
+    /// Fails where the commit of a transaction would take the view around it beyond a limit. One
+    /// that removes as many of the files of that view as it makes does not.
+    pub(crate) fn check_files_of_commit(&self) -> Result<()> {
+        if !self.around().is_some_and(Fs::has_limit_of_files) {
+            return Ok(());
+        }
+        self.check_files((self.look_for_files()?, 0), 0, 1)
+    }
+
+    /// Adds up what this view has made and the views around it, and looks at the limits from the
+    /// view `first` on.
+    fn check_files(&self, of_this: (Files, u64), more: u64, first: usize) -> Result<()> {
+        self.each_limit(of_this, |level, limit, taken, added, refused| {
+            let within = taken.saturating_add(more) <= limit || level > 0 && more + added == 0;
+            if within || level < first { Ok(()) } else { Err(refused.into()) }
+        })
+    }
+
+    /// Calls `see` with each limit: how far out it is, its files, those that are taken of it, by
+    /// how many that is more for what this view has done, and what is said beyond it.
+    fn each_limit(
+        &self,
+        of_this: (Files, u64),
+        mut see: impl FnMut(usize, u64, u64, u64, kvdb::Error) -> Result<()>,
+    ) -> Result<()> {
+        // Further out nothing is counted.
+        let limited = self.and_around().map(|fs| fs.limit_of_files().is_some());
+        let limited: Vec<bool> = limited.collect();
+        let levels = limited.iter().rposition(|limited| *limited).map_or(0, |last| last + 1);
+        let mut all = Vec::new();
+        for (level, fs) in self.and_around().take(levels).enumerate() {
+            all.push(match level {
+                0 => of_this.clone(),
+                _ => {
+                    let account = &fs.core.files;
+                    account.files(&mut account.counted.lock(), || fs.look_for_files())?
+                }
+            });
+            let Some((limit, refused)) = fs.limit_of_files() else { continue };
+            let (mut made, mut removed) = (0u64, 0u64);
+            for (at, (files, admitted)) in all.iter().enumerate() {
+                made = made.saturating_add(files.made).saturating_add(*admitted);
+                removed = removed.saturating_add(files.removed_up_to(level - at));
+            }
+            let (own, admitted) = &all[0];
+            let added = (own.made + admitted).saturating_sub(own.removed_up_to(level));
+            see(level, limit, made.saturating_sub(removed), added, refused)?;
+        }
+        Ok(())
+    }
+
+    /// The files that may still be made; `None`: there is no limit.
+    pub(crate) fn room_of_files(&self) -> Result<Option<u64>> {
+        if !self.has_limit_of_files() {
+            return Ok(None);
+        }
+        let account = &self.core.files;
+        let of_this = account.files(&mut account.counted.lock(), || self.look_for_files())?;
+        let mut least = None;
+        self.each_limit(of_this, |_, limit, taken, _, _| {
+            let room = limit.saturating_sub(taken);
+            least = Some(least.map_or(room, |least: u64| least.min(room)));
+            Ok(())
+        })?;
+        Ok(least)
+    }
+
+    /// The files that the view has of its own.
+    pub fn files_of_its_own(&self) -> Result<u64> {
+        let account = &self.core.files;
+        Ok(account.files(&mut account.counted.lock(), || self.look_for_files())?.0.made)
+    }
+
+    /// A file has lost its last name; `at`: before it did.
+    pub(crate) fn file_is_gone(&self, ino: Ino, at: FileMoment) {
+        let account = &self.core.files;
+        if !account.is_used() {
+            return;
+        }
+        let mut counted = account.counted.lock();
+        let Some(files) = &mut counted.files else { return };
+        let level = match account.moment() == at {
+            true => self.made_in(ino),
+            false => Err(Error::NotFound),
+        };
+        match level {
+            Ok(None) => {}
+            Ok(Some(0)) if files.made > 0 => files.made -= 1,
+            Ok(Some(level)) if level > 0 => files.remove(level - 1),
+            // It is counted when something asks.
+            _ => counted.files = None,
+        }
+    }
+
+    /// Which view of this one and those around it has made a file. `None`: it is older, or has come
+    /// back.
+    fn made_in(&self, ino: Ino) -> Result<Option<usize>> {
+        let mut made = None;
+        for (level, fs) in self.and_around().enumerate() {
+            match (fs.is_beneath(ino)?, made) {
+                (true, Some(_)) => return Ok(None),
+                (true, None) | (false, Some(_)) => {}
+                (false, None) => made = Some(level),
+            }
+        }
+        Ok(made)
+    }
+
+    /// Returns whether a state beneath the view has a file.
+    fn is_beneath(&self, ino: Ino) -> Result<bool> {
+        let key = layout::node_key(ino);
+        for (state, imap) in self.beneath()? {
+            if state.get(imap, &key)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The states beneath the view, the newest last, and the inodes there.
+    fn beneath(&self) -> Result<Vec<(View, DictionaryId)>> {
+        let imap = self.core.layout.imap;
+        Ok(match &self.core.scope {
+            Scope::Transaction(transaction) => vec![(transaction.view()?.beneath(), imap)],
+            Scope::Mainline(db) => {
+                // The main files are their own beginning.
+                let states = db.states_beneath(imap).unwrap_or_else(|| vec![db.view()]);
+                let with_inodes = |state: View| Layout::of_state(&state).map(|of| (state, of.imap));
+                states.into_iter().filter_map(with_inodes).collect()
+            }
+            Scope::Frozen(view) => vec![(view.clone(), imap)],
+        })
+    }
+
+    /// Compares the view with what is beneath it.
+    fn look_for_files(&self) -> Result<Files> {
+        let (now, imap) = (self.core.scope.view()?, self.core.layout.imap);
+        let mut files = Files::default();
+        match &self.core.scope {
+            Scope::Mainline(db) if db.states_beneath(imap).is_none() => return Ok(files),
+            Scope::Frozen(_) => return Ok(files),
+            _ => {}
+        }
+        let beneath = self.beneath()?;
+        let (base, older) = match beneath.split_last() {
+            Some(((base, of), older)) => (base.difference(*of, &now, imap)?, older),
+            None => (now.difference(NO_DICTIONARY, &now, imap)?, &[][..]),
+        };
+        'changes: for change in base {
+            let change = change?;
+            let ImapKey::Node(ino) = layout::decode_imap_key(&change.key)? else { continue };
+            match (&change.before, &change.after) {
+                (None, Some(_)) => {
+                    for (state, of) in older {
+                        if state.get(*of, &change.key)?.is_some() {
+                            continue 'changes;
+                        }
+                    }
+                    // A rebase brings what a state beneath the clone has.
+                    for around in self.and_around().skip(1) {
+                        if around.is_beneath(ino)? {
+                            continue 'changes;
+                        }
+                    }
+                    files.made += 1;
+                }
+                (Some(_), None) => {
+                    let level = self.around().map(|around| around.made_in(ino)).transpose()?;
+                    level.flatten().into_iter().for_each(|level| files.remove(level));
+                }
+                _ => {}
+            }
+        }
+        Ok(files)
+    }
+}
