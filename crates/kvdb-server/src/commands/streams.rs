@@ -33,6 +33,9 @@ use crate::session::seen::Collection;
 
 const NO_KEY: Failure = Failure::Request(std::borrow::Cow::Borrowed("no such key"));
 
+/// Bytes of an entry, at most: it is one tuple.
+const ENTRY: usize = 4 << 20;
+
 /// `XADD key [NOMKSTREAM] [MAXLEN|MINID [=|~] threshold [LIMIT count]] *|id field value ...`
 pub fn xadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let key = args.at(1);
@@ -46,7 +49,7 @@ pub fn xadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         return Err(Failure::request("The ID specified in XADD must be greater than 0-0"));
     }
     s.check_key(key)?;
-    let most = s.shared.limits.argument;
+    let most = s.shared.limits.argument.min(ENTRY);
     if args.from(at).map(|word| word.len() + 4).sum::<usize>() > most {
         return Err(Failure::Limit(format!("an entry of a stream takes more than {most} bytes")));
     }
