@@ -35,10 +35,12 @@ impl Session {
             (_, None) => self.clock(),
         }
     }
+
     /// The clock of the store, milliseconds since 1970.
     pub fn clock(&self) -> u64 {
         u64::try_from(self.shared.db.wall_clock().as_millis()).unwrap_or(u64::MAX)
     }
+
     /// A random number.
     pub fn random(&self) -> u64 {
         self.shared.db.random()
@@ -58,10 +60,12 @@ impl Session {
             made => made.map(Some),
         }
     }
+
     fn locks_what_it_reads(&self) -> bool {
         let joined = !matches!(self.executing, Some(Executing::Own(_)));
         joined && self.inside().is_some_and(|t| t.isolation() == Isolation::Serializable)
     }
+
     /// Another dictionary if it exists.
     fn existing_of(&self, dictionary: &Selected) -> Result<Option<Keyspace>, Failure> {
         let db = &self.shared.db;
@@ -72,11 +76,13 @@ impl Session {
             place => dictionary.existing_at(place, db),
         }
     }
+
     /// The selected dictionary, made if need be; with that of its types where
     /// [`Session::existing`] makes it.
     pub fn writable(&self) -> Result<Keyspace, Failure> {
         if self.locks_what_it_reads() { self.typed() } else { self.made() }
     }
+
     fn made(&self) -> Result<Keyspace, Failure> {
         let db = &self.shared.db;
         match &self.place {
@@ -96,6 +102,7 @@ impl Session {
             },
         }
     }
+
     /// The selected dictionary with that of its types, both made if need be.
     pub fn typed(&self) -> Result<Keyspace, Failure> {
         let space = self.made()?;
@@ -152,6 +159,7 @@ impl Session {
         }
         self.change_commuting(space, keys, change)
     }
+
     /// As [`Session::change`], for changes that commute with those of others inside a transaction:
     /// there, what was read is no reason for a conflict.
     pub fn change_commuting<'k, T>(
@@ -162,6 +170,7 @@ impl Session {
     ) -> Result<T, Failure> {
         self.keeping_clear(|| self.change_under_locks(space, keys.clone(), &mut change))
     }
+
     /// Does `work`, which takes locks of keys, as [`keeping_clear`] has it. What works in a
     /// transaction waits for others before it takes any.
     fn keeping_clear<T>(&self, mut work: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
@@ -170,6 +179,7 @@ impl Session {
             None => keeping_clear(&self.shared.stopping, work),
         }
     }
+
     fn change_under_locks<'k, T>(
         &self,
         space: Keyspace,
@@ -205,6 +215,7 @@ impl Session {
         self.settle(effects);
         Ok(done)
     }
+
     /// Commits a small change without a transaction, if what it has read is unchanged by then; with
     /// the effects of that. `None`: nothing is committed, because it is large or others come
     /// between.
@@ -232,10 +243,12 @@ impl Session {
         }
         Ok(None)
     }
+
     /// The keyspace again, now that keys of it are locked: others may have made its types.
     pub fn under_locks(&self, space: Keyspace) -> Result<Keyspace, Failure> {
         self.under_locks_of(&self.dictionary, space)
     }
+
     /// As [`Session::under_locks`], of a dictionary that need not be the selected one.
     pub fn under_locks_of(
         &self,
@@ -280,6 +293,7 @@ impl Session {
             Ok(())
         })
     }
+
     /// Puts strings without a look at what was there before; `false`: that cannot be, because the
     /// dictionary has types, or because others want to hear of new keys.
     fn put_under_locks<'k>(
