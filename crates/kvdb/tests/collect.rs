@@ -426,3 +426,144 @@ fn a_survey_names_what_is_missing_and_who_needs_it() {
     lab.objects.put(&keys[0], whole, Condition::Absent).expect("put");
     lab.is_whole();
 }
+
+/// Reads a number of seven bits a byte.
+fn varint(bytes: &[u8], at: &mut usize) -> usize {
+    let (mut value, mut shift) = (0, 0);
+    loop {
+        let byte = bytes[*at];
+        *at += 1;
+        value |= usize::from(byte & 0x7f) << shift;
+        shift += 7;
+        if byte < 0x80 {
+            return value;
+        }
+    }
+}
+
+fn put_varint(out: &mut Vec<u8>, mut value: usize) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// The bytes of a head of version 4 before the state that it has in itself, and that state.
+fn state_in(head: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let mut at = 12;
+    assert_eq!(head[at], 4, "a head with a state in itself");
+    at += 4;
+    varint(head, &mut at);
+    varint(head, &mut at);
+    at += 48;
+    varint(head, &mut at);
+    for _ in 0..2 {
+        at += varint(head, &mut at);
+        varint(head, &mut at);
+        at += 4;
+    }
+    at += 17;
+    varint(head, &mut at);
+    at += varint(head, &mut at);
+    assert_eq!(head[at], 0, "no journal");
+    at += 1;
+    let before = head[..at].to_vec();
+    varint(head, &mut at);
+    at += 4;
+    let len = varint(head, &mut at);
+    assert_eq!(at + len, head.len());
+    (before, zstd::decode_all(&head[at..]).expect("a frame"))
+}
+
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let sum = zones::crc32c(&bytes[12..]);
+    bytes[8..12].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+/// A head that has another state in itself.
+fn with_state(before: &[u8], state: &[u8]) -> Vec<u8> {
+    let mut head = before.to_vec();
+    let frame = zstd::encode_all(state, 3).expect("a frame");
+    put_varint(&mut head, state.len());
+    head.extend_from_slice(&zones::crc32c(state).to_le_bytes());
+    put_varint(&mut head, frame.len());
+    head.extend_from_slice(&frame);
+    sealed(head)
+}
+
+/// The state with another fingerprint of its last piece, so that its checksum is `sum`.
+fn with_sum(state: &[u8], sum: u32) -> Vec<u8> {
+    let first = state.len() - 16;
+    let flipped = |bits: u128| {
+        let mut other = state.to_vec();
+        for (byte, flips) in other[first..].iter_mut().zip(bits.to_le_bytes()) {
+            *byte ^= flips;
+        }
+        sealed(other)
+    };
+    let begun = zones::crc32c(&flipped(0));
+    // Each bit flips some of the sum; which ones does not depend on the others.
+    let mut basis: Vec<(u32, u128)> = Vec::new();
+    let reduced = |basis: &[(u32, u128)], mut sum: u32, mut bits: u128| {
+        for (of, with) in basis {
+            if sum ^ of < sum {
+                (sum, bits) = (sum ^ of, bits ^ with);
+            }
+        }
+        (sum, bits)
+    };
+    for bit in 0..128 {
+        let flips = zones::crc32c(&flipped(1 << bit)) ^ begun;
+        let (left, bits) = reduced(&basis, flips, 1 << bit);
+        if left != 0 {
+            basis.push((left, bits));
+            basis.sort_by(|a, b| b.0.cmp(&a.0));
+        }
+    }
+    let (left, bits) = reduced(&basis, begun ^ sum, 0);
+    assert_eq!(left, 0, "there is such a state");
+    flipped(bits)
+}
+
+// FINDING of a hostile review: a collector tells states that heads have in themselves from each
+// other by a length and 32 bits, and passes by one that it takes for another.
+#[test]
+fn states_of_one_length_and_checksum_are_two_states() {
+    let lab = Lab::new();
+    let published = |name: &str| {
+        let db = create(Arc::new(MemoryDevice::new()), fresh(), small()).expect("a store");
+        let to = RemoteStore::new(lab.objects.clone(), name).expect("a name");
+        let dict = db.open_dictionary("d").expect("a dictionary");
+        for key in ["a", "b"] {
+            dict.insert(key, name.to_owned()).expect("put");
+            db.push(&to, &mut |_| Ok(())).expect("published");
+        }
+        to
+    };
+    let head_of = |name: &str| {
+        let key = Key::new(format!("m/{name}/head")).expect("a key");
+        lab.objects.get(&key, Part::Whole).expect("a head").bytes.to_vec()
+    };
+    let _apple = published("apple");
+    let like = state_in(&head_of("apple")).1;
+    let pears: Vec<RemoteStore> = (0..40).map(|n| published(&format!("pear{n:02}"))).collect();
+    let alike = |to: &&RemoteStore| state_in(&head_of(to.name())).1.len() == like.len();
+    let pear = pears.iter().find(alike).expect("one of the same length");
+    let (before, state) = state_in(&head_of(pear.name()));
+    let other = with_sum(&state, zones::crc32c(&like));
+    assert!(other != like && other.len() == like.len());
+    lab.put(&format!("m/{}/head", pear.name()), with_state(&before, &other));
+
+    let read = || -> kvdb::Result<Model> {
+        let device = Arc::new(MemoryDevice::new());
+        pear.copy_to(device.clone(), fresh())?;
+        lab.read(&device)
+    };
+    let was = read().expect("read");
+    assert!(!was.is_empty());
+    lab.settle();
+    lab.settle();
+    assert_eq!(read().expect("its zones are there"), was);
+}

@@ -12,6 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,8 +78,10 @@ pub(super) struct Marks {
     origins: HashMap<[u8; 16], u32>,
     /// Where the journal of each store goes on, of those that have one.
     journals: HashMap<String, JournalPlace>,
-    /// States whose zones are marked.
-    marked: HashSet<StateMark>,
+    /// States whose zones are marked. Lengths and checksums alone do not tell states apart that
+    /// heads have in themselves, since no two of those have another name.
+    marked: HashSet<(StateMark, u64)>,
+    keys: RandomState,
     /// Objects with states, and with notes of publications.
     pub states: HashMap<Key, Need>,
     pub zones: HashMap<ZoneObject, Need>,
@@ -193,8 +196,8 @@ impl Marks {
 
     /// Marks a state, and the zones in it.
     fn state(&mut self, store: &RemoteStore, name: &StateName, by: &Referrer) -> Result<()> {
-        // All who name it name the same bytes, or one of them names none that are there.
-        if !self.marked.insert(name.mark()) {
+        let it = (name.mark(), self.keys.hash_one(name));
+        if !self.marked.insert(it) {
             return Ok(());
         }
         let known = store.get_state(name)?.known;
