@@ -567,3 +567,27 @@ fn states_of_one_length_and_checksum_are_two_states() {
     lab.settle();
     assert_eq!(read().expect("its zones are there"), was);
 }
+
+// FINDING of a hostile review: a state that could not be read counted as marked from then on, so a
+// second fork of it was no error, and what that fork needs was deleted.
+#[test]
+fn a_fork_whose_state_cannot_be_read_is_an_error_whatever_becomes_of_another_fork_of_it() {
+    let mut lab = Lab::new();
+    let forks: Vec<_> = (0..2).map(|_| lab.fork(&ForkOptions::default()).1.fork).collect();
+    let state = lab.keys("c/").remove(0);
+    lab.publish();
+    lab.objects.delete(&state).expect("deleted");
+    for dropped in forks.into_iter().flatten() {
+        for request in 0..20 {
+            let key = Key::new(format!("f/fruit/{dropped}")).expect("a key");
+            let bytes = lab.objects.get(&key, Part::Whole).expect("there").bytes;
+            let seen = Seen::new(lab.objects.clone());
+            let (to, options) = (lab.to.clone(), CollectOptions { grace: GRACE, dry_run: true });
+            seen.before(request, move || _ = to.drop_fork(dropped));
+            let place = RemotePlace::new(seen);
+            let outcome = place.collect(&*fresh(), options, &mut |_| Ok(()));
+            assert!(outcome.is_err(), "{dropped} is dropped before request {request}: {outcome:?}");
+            lab.put(key.as_str(), bytes.to_vec());
+        }
+    }
+}

@@ -197,11 +197,13 @@ impl Marks {
     /// Marks a state, and the zones in it.
     fn state(&mut self, store: &RemoteStore, name: &StateName, by: &Referrer) -> Result<()> {
         let it = (name.mark(), self.keys.hash_one(name));
-        if !self.marked.insert(it) {
+        if self.marked.contains(&it) {
             return Ok(());
         }
         let known = store.get_state(name)?.known;
         self.zones_of(&known, name.object.as_ref(), by);
+        // One that cannot be read is an error for each who names it.
+        self.marked.insert(it);
         Ok(())
     }
 
