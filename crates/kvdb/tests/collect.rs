@@ -568,6 +568,31 @@ fn states_of_one_length_and_checksum_are_two_states() {
     assert_eq!(read().expect("its zones are there"), was);
 }
 
+// FINDING of a hostile review: each registration is read with a store of its own, which keeps the
+// object of its state in memory until all forks are marked.
+#[test]
+fn an_object_that_many_forks_make_changes_to_is_read_once_by_a_collector() {
+    let mut lab = Lab::new();
+    let mut forks = 0;
+    for in_head in (100..4000).step_by(20) {
+        lab.to = lab.to.clone().with_state_in_head(in_head);
+        lab.publish();
+        let state = lab.to.head().expect("read").expect("a head").state.expect("a state");
+        if state.changes.is_some() && state.object.is_some() {
+            lab.fork(&ForkOptions::default());
+            forks += 1;
+        }
+    }
+    // Newest first, each object with a state is counted once.
+    let states = lab.keys("c/").len() as u64;
+    let counted = Arc::new(CountObjects::new(lab.objects.clone()));
+    let place = RemotePlace::new(counted.clone());
+    let options = CollectOptions { grace: GRACE, dry_run: true };
+    place.collect(&*fresh(), options, &mut |_| Ok(())).expect("collected");
+    let (gets, heads) = (counted.counts().get.requests, 1);
+    assert!(forks > 3 && gets <= heads + forks + states, "{gets} gets: {forks} forks, {states}");
+}
+
 // FINDING of a hostile review: a state that could not be read counted as marked from then on, so a
 // second fork of it was no error, and what that fork needs was deleted.
 #[test]

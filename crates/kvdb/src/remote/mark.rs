@@ -29,6 +29,8 @@ use crate::error::{Error, Result};
 
 /// A head is read anew so many times, if what it names is gone because it was replaced.
 const ATTEMPTS: u32 = 16;
+/// So many registrations are in memory together.
+const READ_TOGETHER: usize = 256;
 
 /// Who refers to an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,26 +110,21 @@ impl Marks {
             marks.store(&RemoteStore::new(objects.clone(), &name)?)?;
         }
 
-        let mut listed = Vec::new();
+        let mut listed: Vec<(RemoteStore, ForkId, Key, Duration)> = Vec::new();
         each_listed(&**objects, "f/", &mut |entry| {
             let fork = contents::fork_of(&entry.key);
             let (name, id) = fork.ok_or_else(|| unknown(objects, &entry.key, "a fork"))?;
-            let store = RemoteStore::new(objects.clone(), name)?;
+            // All forks of a store share the object with a state that is kept in memory.
+            let store = match listed.last() {
+                Some((last, ..)) if last.name() == name => last.clone(),
+                _ => RemoteStore::new(objects.clone(), name)?,
+            };
             listed.push((store, id, entry.key.clone(), entry.modified));
             Ok(())
         })?;
-        let read = Mutex::new(Vec::new());
-        at_once(&listed, |(store, id, key, made)| {
-            if let Some(fork) = store.registration(*id)? {
-                read.lock().push((store, *id, key, *made, fork));
-            }
-            Ok(())
-        })?;
-        for (store, id, key, made, fork) in read.into_inner() {
-            match fork.expires(made).filter(|expires| *expires <= now) {
-                Some(expired) => marks.expired.push((key.clone(), expired)),
-                None => marks.fork(store, id, fork)?,
-            }
+        // A registration can have tens of thousands of bytes.
+        for some in listed.chunks(READ_TOGETHER) {
+            marks.forks(some, now)?;
         }
         Ok(marks)
     }
@@ -163,6 +160,38 @@ impl Marks {
             }
         }
         Err(Error::Limit(format!("{} changes all the time: try again", store.place())))
+    }
+
+    /// Reads these registrations, and marks what they name.
+    fn forks(
+        &mut self,
+        listed: &[(RemoteStore, ForkId, Key, Duration)],
+        now: Duration,
+    ) -> Result<()> {
+        let read = Mutex::new(Vec::new());
+        at_once(listed, |(store, id, key, made)| {
+            if let Some(fork) = store.registration(*id)? {
+                read.lock().push((store, *id, key, *made, fork));
+            }
+            Ok(())
+        })?;
+        let mut read = read.into_inner();
+        read.sort_by_cached_key(|(store, _, _, _, fork)| {
+            let object = fork.base.object.as_ref().map(|object| object.key.as_str().to_owned());
+            (store.name().to_owned(), object)
+        });
+        let mut last: Option<&RemoteStore> = None;
+        for (store, id, key, made, fork) in read {
+            if let Some(last) = last.replace(store).filter(|last| last.name() != store.name()) {
+                last.forget_object();
+            }
+            match fork.expires(made).filter(|expires| *expires <= now) {
+                Some(expired) => self.expired.push((key.clone(), expired)),
+                None => self.fork(store, id, fork)?,
+            }
+        }
+        last.into_iter().for_each(RemoteStore::forget_object);
+        Ok(())
     }
 
     /// Marks the base of a fork.
