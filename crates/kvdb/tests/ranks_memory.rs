@@ -1,0 +1,56 @@
+//! What ranks cost a store that has many small ranges which are
+//! counted, as a server with ten thousand leaderboards has.
+
+use std::time::{Duration, Instant};
+
+use kvdb::{Batch, CreateOptions, DictionaryId, Durability, Kvdb, OpenOptions};
+use zones::MemoryDevice;
+
+const MEMORY: usize = 4 << 20;
+
+fn store(memory: usize) -> (Kvdb, DictionaryId) {
+    let open = OpenOptions { memory, threads: false, ..OpenOptions::default() };
+    let create = CreateOptions { open, ..CreateOptions::default() };
+    let device = std::sync::Arc::new(MemoryDevice::new());
+    let env = std::sync::Arc::new(env::Simulated::new(7));
+    let db = Kvdb::create(device, env, create).expect("a store");
+    let d = db.open_dictionary("d").expect("a dictionary").id();
+    (db, d)
+}
+
+fn key(range: u64, n: u64) -> String {
+    format!("{range:06}/{n:02}")
+}
+
+/// Asks for a rank in each of so many ranges of ten keys.
+fn counted(db: &Kvdb, d: DictionaryId, ranges: u64) {
+    for range in 0..ranges {
+        let mut batch = Batch::new();
+        (0..10).for_each(|n| batch.put(d, key(range, n), ""));
+        db.commit(batch, Durability::Buffered).expect("committed");
+    }
+    for range in 0..ranges {
+        let (from, to) = (key(range, 0), key(range + 1, 0));
+        let rank = db.rank(&db.view(), d, &from[..]..&to[..], &key(range, 5)).expect("a rank");
+        assert_eq!(rank, 5);
+    }
+}
+
+#[test]
+fn a_commit_does_not_cost_more_where_many_other_ranges_are_counted() {
+    let took = |ranges: u64| {
+        let (db, d) = store(16 * MEMORY);
+        counted(&db, d, ranges);
+        let put = |n: u64| {
+            let begun = Instant::now();
+            db.put(d, key(999_999, n % 10).as_bytes(), b"", Durability::Buffered).expect("put");
+            begun.elapsed()
+        };
+        let mut times: Vec<Duration> = (0..201).map(put).collect();
+        times.sort();
+        times[100]
+    };
+    let (few, many) = (took(1), took(10_000));
+    println!("a put takes {few:?} where 1 range is counted, {many:?} where 10,000 are");
+    assert!(many < 3 * few + Duration::from_micros(10), "{few:?} and {many:?}");
+}
