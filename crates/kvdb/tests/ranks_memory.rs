@@ -1,6 +1,9 @@
 //! What ranks cost a store that has many small ranges which are
 //! counted, as a server with ten thousand leaderboards has.
 
+#[path = "bounded/counting.rs"]
+mod counting;
+
 use std::time::{Duration, Instant};
 
 use kvdb::{Batch, CreateOptions, DictionaryId, Durability, Kvdb, OpenOptions};
@@ -34,6 +37,38 @@ fn counted(db: &Kvdb, d: DictionaryId, ranges: u64) {
         let rank = db.rank(&db.view(), d, &from[..]..&to[..], &key(range, 5)).expect("a rank");
         assert_eq!(rank, 5);
     }
+}
+
+/// Changes one key of each range so many times.
+fn change(db: &Kvdb, d: DictionaryId, ranges: u64, times: u64) {
+    for range in 0..ranges {
+        let mut left = times;
+        while left > 0 {
+            let now = left.min(500);
+            let mut batch = Batch::new();
+            (0..now).for_each(|n| batch.put(d, key(range, n % 10), ""));
+            db.commit(batch, Durability::Buffered).expect("committed");
+            left -= now;
+        }
+    }
+}
+
+// FINDING of a hostile review, which is not mended: what waits for a range of ten keys are thousands of changes of these, and no limit knows of them.
+#[test]
+fn changes_that_wait_for_a_question_take_a_share_of_the_memory_and_no_more() {
+    let ranges = 300;
+    let took = |asked: bool| {
+        let (db, d) = store(MEMORY);
+        counted(&db, d, if asked { ranges } else { 0 });
+        let before = counting::held();
+        change(&db, d, ranges, 4000);
+        db.flush().expect("flushed");
+        counting::held().saturating_sub(before)
+    };
+    let (without, with) = (took(false), took(true));
+    println!("without ranks {without} bytes, with {ranges} ranges {with} bytes");
+    let most = without + MEMORY;
+    assert!(with <= most, "{with} bytes are held, {without} without ranks, of {MEMORY}");
 }
 
 #[test]
