@@ -568,3 +568,25 @@ fn a_lost_request_to_publish_what_is_published_already_is_made_again() {
     assert_eq!(keys(taken.db()), BTreeSet::from(["base".into(), "told".into()]));
     assert!(now.generation > before.generation && now.journal.is_some(), "{now:?}");
 }
+
+// FINDING of a hostile review, which is not mended: the right of an older copy holds as long as no
+// newer state was published, whatever the journal has since, and that is given up.
+#[test]
+fn an_older_copy_of_the_file_does_not_go_on_without_what_the_journal_has() {
+    let (bucket, _) = published();
+    let machine = Machine::opened(&bucket, false);
+    insert(machine.db(), "base").unwrap();
+    machine.publish().unwrap();
+    let older = Arc::new(MemoryDevice::clone(&machine.device));
+    insert(machine.db(), "told").unwrap();
+    drop(machine);
+    // As of a virtual machine that is brought back to yesterday.
+    let mut back = Machine { device: older, open: None };
+    let opened = back.try_open(&bucket, false);
+    if opened.is_ok() && insert(back.db(), "later").is_ok() {
+        back.publish().unwrap();
+    }
+    drop(back);
+    let taken = Machine::opened(&bucket, true);
+    assert!(keys(taken.db()).contains("told"), "{:?}", keys(taken.db()));
+}
