@@ -519,7 +519,7 @@ fn with_sum(state: &[u8], sum: u32) -> Vec<u8> {
         let (left, bits) = reduced(&basis, flips, 1 << bit);
         if left != 0 {
             basis.push((left, bits));
-            basis.sort_by(|a, b| b.0.cmp(&a.0));
+            basis.sort_by_key(|of| std::cmp::Reverse(of.0));
         }
     }
     let (left, bits) = reduced(&basis, begun ^ sum, 0);
@@ -527,8 +527,7 @@ fn with_sum(state: &[u8], sum: u32) -> Vec<u8> {
     flipped(bits)
 }
 
-// FINDING of a hostile review: a collector tells states that heads have in themselves from each
-// other by a length and 32 bits, and passes by one that it takes for another.
+// A collector told states that heads have in themselves from each other by a length and 32 bits.
 #[test]
 fn states_of_one_length_and_checksum_are_two_states() {
     let lab = Lab::new();
@@ -568,8 +567,8 @@ fn states_of_one_length_and_checksum_are_two_states() {
     assert_eq!(read().expect("its zones are there"), was);
 }
 
-// FINDING of a hostile review: each registration is read with a store of its own, which keeps the
-// object of its state in memory until all forks are marked.
+// Each registration was read with a store of its own, which kept the object of its state in memory
+// until all forks were marked.
 #[test]
 fn an_object_that_many_forks_make_changes_to_is_read_once_by_a_collector() {
     let mut lab = Lab::new();
@@ -583,7 +582,6 @@ fn an_object_that_many_forks_make_changes_to_is_read_once_by_a_collector() {
             forks += 1;
         }
     }
-    // Newest first, each object with a state is counted once.
     let states = lab.keys("c/").len() as u64;
     let counted = Arc::new(CountObjects::new(lab.objects.clone()));
     let place = RemotePlace::new(counted.clone());
@@ -593,8 +591,8 @@ fn an_object_that_many_forks_make_changes_to_is_read_once_by_a_collector() {
     assert!(forks > 3 && gets <= heads + forks + states, "{gets} gets: {forks} forks, {states}");
 }
 
-// FINDING of a hostile review: a state that could not be read counted as marked from then on, so a
-// second fork of it was no error, and what that fork needs was deleted.
+// A state that could not be read counted as marked from then on, so a second fork of it was no
+// error, and what that fork needs was deleted.
 #[test]
 fn a_fork_whose_state_cannot_be_read_is_an_error_whatever_becomes_of_another_fork_of_it() {
     let mut lab = Lab::new();

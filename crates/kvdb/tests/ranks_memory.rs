@@ -34,7 +34,7 @@ fn counted(db: &Kvdb, d: DictionaryId, ranges: u64) {
     }
     for range in 0..ranges {
         let (from, to) = (key(range, 0), key(range + 1, 0));
-        let rank = db.rank(&db.view(), d, &from[..]..&to[..], &key(range, 5)).expect("a rank");
+        let rank = db.rank(&db.view(), d, &from[..]..&to[..], key(range, 5)).expect("a rank");
         assert_eq!(rank, 5);
     }
 }
@@ -53,7 +53,8 @@ fn change(db: &Kvdb, d: DictionaryId, ranges: u64, times: u64) {
     }
 }
 
-// FINDING of a hostile review, which is not mended: what waits for a range of ten keys are thousands of changes of these, and no limit knows of them.
+// FINDING of a hostile review, which is not mended: thousands of changes wait for a range of ten
+// keys, and no limit knows of them.
 #[test]
 fn changes_that_wait_for_a_question_take_a_share_of_the_memory_and_no_more() {
     let ranges = 300;

@@ -1,5 +1,5 @@
-//! `kvfs rebase FORK`: the names that it makes besides the fork's are nobody else's, and one that
-//! was cut off goes on. FINDINGS of a hostile review.
+//! `kvfs rebase FORK`: a file that has one of the names which it needs stays, if it has not left it
+//! there itself, and a rebase that was cut off is done again.
 
 mod command;
 
