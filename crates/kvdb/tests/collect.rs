@@ -426,3 +426,191 @@ fn a_survey_names_what_is_missing_and_who_needs_it() {
     lab.objects.put(&keys[0], whole, Condition::Absent).expect("put");
     lab.is_whole();
 }
+
+/// Reads a number of seven bits a byte.
+fn varint(bytes: &[u8], at: &mut usize) -> usize {
+    let (mut value, mut shift) = (0, 0);
+    loop {
+        let byte = bytes[*at];
+        *at += 1;
+        value |= usize::from(byte & 0x7f) << shift;
+        shift += 7;
+        if byte < 0x80 {
+            return value;
+        }
+    }
+}
+
+fn put_varint(out: &mut Vec<u8>, mut value: usize) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// The bytes of a head of version 4 before the state that it has in itself, and that state.
+fn state_in(head: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let mut at = 12;
+    assert_eq!(head[at], 4, "a head with a state in itself");
+    at += 4;
+    varint(head, &mut at);
+    varint(head, &mut at);
+    at += 48;
+    varint(head, &mut at);
+    for _ in 0..2 {
+        at += varint(head, &mut at);
+        varint(head, &mut at);
+        at += 4;
+    }
+    at += 17;
+    varint(head, &mut at);
+    at += varint(head, &mut at);
+    assert_eq!(head[at], 0, "no journal");
+    at += 1;
+    let before = head[..at].to_vec();
+    varint(head, &mut at);
+    at += 4;
+    let len = varint(head, &mut at);
+    assert_eq!(at + len, head.len());
+    (before, zstd::decode_all(&head[at..]).expect("a frame"))
+}
+
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let sum = zones::crc32c(&bytes[12..]);
+    bytes[8..12].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+/// A head that has another state in itself.
+fn with_state(before: &[u8], state: &[u8]) -> Vec<u8> {
+    let mut head = before.to_vec();
+    let frame = zstd::encode_all(state, 3).expect("a frame");
+    put_varint(&mut head, state.len());
+    head.extend_from_slice(&zones::crc32c(state).to_le_bytes());
+    put_varint(&mut head, frame.len());
+    head.extend_from_slice(&frame);
+    sealed(head)
+}
+
+/// The state with another fingerprint of its last piece, so that its checksum is `sum`.
+fn with_sum(state: &[u8], sum: u32) -> Vec<u8> {
+    let first = state.len() - 16;
+    let flipped = |bits: u128| {
+        let mut other = state.to_vec();
+        for (byte, flips) in other[first..].iter_mut().zip(bits.to_le_bytes()) {
+            *byte ^= flips;
+        }
+        sealed(other)
+    };
+    let begun = zones::crc32c(&flipped(0));
+    // Each bit flips some of the sum; which ones does not depend on the others.
+    let mut basis: Vec<(u32, u128)> = Vec::new();
+    let reduced = |basis: &[(u32, u128)], mut sum: u32, mut bits: u128| {
+        for (of, with) in basis {
+            if sum ^ of < sum {
+                (sum, bits) = (sum ^ of, bits ^ with);
+            }
+        }
+        (sum, bits)
+    };
+    for bit in 0..128 {
+        let flips = zones::crc32c(&flipped(1 << bit)) ^ begun;
+        let (left, bits) = reduced(&basis, flips, 1 << bit);
+        if left != 0 {
+            basis.push((left, bits));
+            basis.sort_by_key(|of| std::cmp::Reverse(of.0));
+        }
+    }
+    let (left, bits) = reduced(&basis, begun ^ sum, 0);
+    assert_eq!(left, 0, "there is such a state");
+    flipped(bits)
+}
+
+// A collector told states that heads have in themselves from each other by a length and 32 bits.
+#[test]
+fn states_of_one_length_and_checksum_are_two_states() {
+    let lab = Lab::new();
+    let published = |name: &str| {
+        let db = create(Arc::new(MemoryDevice::new()), fresh(), small()).expect("a store");
+        let to = RemoteStore::new(lab.objects.clone(), name).expect("a name");
+        let dict = db.open_dictionary("d").expect("a dictionary");
+        for key in ["a", "b"] {
+            dict.insert(key, name.to_owned()).expect("put");
+            db.push(&to, &mut |_| Ok(())).expect("published");
+        }
+        to
+    };
+    let head_of = |name: &str| {
+        let key = Key::new(format!("m/{name}/head")).expect("a key");
+        lab.objects.get(&key, Part::Whole).expect("a head").bytes.to_vec()
+    };
+    let _apple = published("apple");
+    let like = state_in(&head_of("apple")).1;
+    let pears: Vec<RemoteStore> = (0..40).map(|n| published(&format!("pear{n:02}"))).collect();
+    let alike = |to: &&RemoteStore| state_in(&head_of(to.name())).1.len() == like.len();
+    let pear = pears.iter().find(alike).expect("one of the same length");
+    let (before, state) = state_in(&head_of(pear.name()));
+    let other = with_sum(&state, zones::crc32c(&like));
+    assert!(other != like && other.len() == like.len());
+    lab.put(&format!("m/{}/head", pear.name()), with_state(&before, &other));
+
+    let read = || -> kvdb::Result<Model> {
+        let device = Arc::new(MemoryDevice::new());
+        pear.copy_to(device.clone(), fresh())?;
+        lab.read(&device)
+    };
+    let was = read().expect("read");
+    assert!(!was.is_empty());
+    lab.settle();
+    lab.settle();
+    assert_eq!(read().expect("its zones are there"), was);
+}
+
+// Each registration was read with a store of its own, which kept the object of its state in memory
+// until all forks were marked.
+#[test]
+fn an_object_that_many_forks_make_changes_to_is_read_once_by_a_collector() {
+    let mut lab = Lab::new();
+    let mut forks = 0;
+    for in_head in (100..4000).step_by(20) {
+        lab.to = lab.to.clone().with_state_in_head(in_head);
+        lab.publish();
+        let state = lab.to.head().expect("read").expect("a head").state.expect("a state");
+        if state.changes.is_some() && state.object.is_some() {
+            lab.fork(&ForkOptions::default());
+            forks += 1;
+        }
+    }
+    let states = lab.keys("c/").len() as u64;
+    let counted = Arc::new(CountObjects::new(lab.objects.clone()));
+    let place = RemotePlace::new(counted.clone());
+    let options = CollectOptions { grace: GRACE, dry_run: true };
+    place.collect(&*fresh(), options, &mut |_| Ok(())).expect("collected");
+    let (gets, heads) = (counted.counts().get.requests, 1);
+    assert!(forks > 3 && gets <= heads + forks + states, "{gets} gets: {forks} forks, {states}");
+}
+
+// A state that could not be read counted as marked from then on, so a second fork of it was no
+// error, and what that fork needs was deleted.
+#[test]
+fn a_fork_whose_state_cannot_be_read_is_an_error_whatever_becomes_of_another_fork_of_it() {
+    let mut lab = Lab::new();
+    let forks: Vec<_> = (0..2).map(|_| lab.fork(&ForkOptions::default()).1.fork).collect();
+    let state = lab.keys("c/").remove(0);
+    lab.publish();
+    lab.objects.delete(&state).expect("deleted");
+    for dropped in forks.into_iter().flatten() {
+        for request in 0..20 {
+            let key = Key::new(format!("f/fruit/{dropped}")).expect("a key");
+            let bytes = lab.objects.get(&key, Part::Whole).expect("there").bytes;
+            let seen = Seen::new(lab.objects.clone());
+            let (to, options) = (lab.to.clone(), CollectOptions { grace: GRACE, dry_run: true });
+            seen.before(request, move || _ = to.drop_fork(dropped));
+            let place = RemotePlace::new(seen);
+            let outcome = place.collect(&*fresh(), options, &mut |_| Ok(()));
+            assert!(outcome.is_err(), "{dropped} is dropped before request {request}: {outcome:?}");
+            lab.put(key.as_str(), bytes.to_vec());
+        }
+    }
+}

@@ -561,3 +561,63 @@ fn forks_that_are_merged_into_later_ones_at_random_have_the_changes_of_both() {
         }
     }
 }
+
+#[test]
+fn forks_with_a_rollback_of_the_store_in_between_have_the_changes_of_both_or_conflicts() {
+    let (mut clean, mut refused) = (0, 0);
+    for seed in seeds(40) {
+        println!("seed {seed}");
+        let mut random = Random::new(seed);
+        let (bucket, store) = (Bucket::new(), Store::new());
+        let act = |on: &Store, random: &mut Random| {
+            act_in(&on.w, &on.w.fs, "", random, Calls::InPlace);
+        };
+        for _ in 0..20 {
+            act(&store, &mut random);
+        }
+        store.views.snapshot(&kvfs::ViewId::Mainline, "s", Durability::Buffered).expect("made");
+        for _ in 0..10 {
+            act(&store, &mut random);
+        }
+        let early = random.one_in(3);
+        if early {
+            store.views.rollback("s").expect("rolled back");
+        }
+        let fork = bucket.fork(&store, "store");
+        let base = tree(&store.w.fs);
+        for _ in 0..1 + random.below(6) {
+            act(&fork, &mut random);
+        }
+        for _ in 0..random.below(6) {
+            act(&store, &mut random);
+        }
+        if !early || random.one_in(2) {
+            store.views.rollback("s").expect("rolled back");
+        }
+        for _ in 0..random.below(6) {
+            act(&store, &mut random);
+        }
+        let to_store = random.one_in(3);
+        let later = if to_store { None } else { Some(bucket.fork(&store, "store")) };
+        let into = later.as_ref().unwrap_or(&store);
+        if random.one_in(2) {
+            act(into, &mut random);
+        }
+        let (main, mine) = (tree(&into.w.fs), tree(&fork.w.fs));
+        let (merged, expected) = oracle(&base, &main, &mine);
+        let found = into.merge(&fork, &options(None));
+        if !found.is_empty() {
+            refused += 1;
+            assert_eq!(tree(&into.w.fs), main, "seed {seed}");
+            let all = [Choice::Ours, Choice::Theirs, Choice::Both];
+            let _ = into.merge(&fork, &options(Some(all[random.below(3) as usize])));
+            continue;
+        }
+        clean += 1;
+        assert!(expected.is_empty(), "seed {seed}: {expected:?} is no conflict");
+        assert_eq!(without_links(tree(&into.w.fs)), merged, "seed {seed}");
+    }
+    if std::env::var("KVFS_SEED").is_err() {
+        assert!(clean > 3 && refused > 3, "{clean} without and {refused} with conflicts");
+    }
+}

@@ -28,7 +28,7 @@ const WINDOW_LOG: u32 = 23;
 const LEVEL: i32 = 3;
 
 /// Names a state, and says what it must be: at least one of both is there.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StateName {
     /// The object that has it, or the one that the changes apply to; `None`: they apply to
     /// nothing.
@@ -49,7 +49,7 @@ pub struct StateObject {
 }
 
 /// StateChanges to a state.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct StateChanges {
     /// Length of the changed state, bytes, and its CRC-32C.
     len: u32,

@@ -263,8 +263,8 @@ impl RemoteStore {
         replaced.ok_or_else(|| Error::Overtaken(self.place()))
     }
 
-    /// As [`RemoteStore::replace_head`], of a head with a state that has never been in one. Returns
-    /// `None` if the state is the newest one, but another publisher has replaced the head since.
+    /// As [`RemoteStore::replace_head`], of a head with a publication of its own. Returns `None` if
+    /// that is the newest one, but another publisher has replaced the head since.
     pub(super) fn publish_head(&self, before: &Tag, head: &Head) -> Result<Option<Tag>> {
         self.swap_head(Some(before), head, true)
     }
@@ -279,12 +279,18 @@ impl RemoteStore {
                 Created::Taken(_) => Err(overtaken()),
             },
             Some(tag) => {
-                // Others keep the state that they find. So a head with a state that is new comes
-                // after this attempt, if it is not that.
+                // Others keep the publication that they find. So a head with this one comes after
+                // this attempt, if it is not that. The state alone does not tell: that of the head
+                // before is the same where nothing was changed.
+                let publication = |of: &Head| (of.generation, of.published);
                 let is_later = Cell::new(false);
                 let judge = |bytes: &[u8]| match Head::decode(bytes) {
                     Ok(found) if found.nonce == head.nonce => Verdict::Mine,
-                    Ok(found) if publishes && found.state == head.state => {
+                    Ok(found)
+                        if publishes
+                            && publication(&found) == publication(head)
+                            && found.state == head.state =>
+                    {
                         is_later.set(true);
                         Verdict::Mine
                     }

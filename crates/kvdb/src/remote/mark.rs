@@ -12,6 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ use crate::error::{Error, Result};
 
 /// A head is read anew so many times, if what it names is gone because it was replaced.
 const ATTEMPTS: u32 = 16;
+/// So many registrations are in memory together.
+const READ_TOGETHER: usize = 256;
 
 /// Who refers to an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,8 +80,10 @@ pub(super) struct Marks {
     origins: HashMap<[u8; 16], u32>,
     /// Where the journal of each store goes on, of those that have one.
     journals: HashMap<String, JournalPlace>,
-    /// States whose zones are marked.
-    marked: HashSet<StateMark>,
+    /// States whose zones are marked. Lengths and checksums alone do not tell states apart that
+    /// heads have in themselves, since no two of those have another name.
+    marked: HashSet<(StateMark, u64)>,
+    keys: RandomState,
     /// Objects with states, and with notes of publications.
     pub states: HashMap<Key, Need>,
     pub zones: HashMap<ZoneObject, Need>,
@@ -105,26 +110,21 @@ impl Marks {
             marks.store(&RemoteStore::new(objects.clone(), &name)?)?;
         }
 
-        let mut listed = Vec::new();
+        let mut listed: Vec<(RemoteStore, ForkId, Key, Duration)> = Vec::new();
         each_listed(&**objects, "f/", &mut |entry| {
             let fork = contents::fork_of(&entry.key);
             let (name, id) = fork.ok_or_else(|| unknown(objects, &entry.key, "a fork"))?;
-            let store = RemoteStore::new(objects.clone(), name)?;
+            // All forks of a store share the object with a state that is kept in memory.
+            let store = match listed.last() {
+                Some((last, ..)) if last.name() == name => last.clone(),
+                _ => RemoteStore::new(objects.clone(), name)?,
+            };
             listed.push((store, id, entry.key.clone(), entry.modified));
             Ok(())
         })?;
-        let read = Mutex::new(Vec::new());
-        at_once(&listed, |(store, id, key, made)| {
-            if let Some(fork) = store.registration(*id)? {
-                read.lock().push((store, *id, key, *made, fork));
-            }
-            Ok(())
-        })?;
-        for (store, id, key, made, fork) in read.into_inner() {
-            match fork.expires(made).filter(|expires| *expires <= now) {
-                Some(expired) => marks.expired.push((key.clone(), expired)),
-                None => marks.fork(store, id, fork)?,
-            }
+        // A registration can have tens of thousands of bytes.
+        for some in listed.chunks(READ_TOGETHER) {
+            marks.forks(some, now)?;
         }
         Ok(marks)
     }
@@ -162,6 +162,38 @@ impl Marks {
         Err(Error::Limit(format!("{} changes all the time: try again", store.place())))
     }
 
+    /// Reads these registrations, and marks what they name.
+    fn forks(
+        &mut self,
+        listed: &[(RemoteStore, ForkId, Key, Duration)],
+        now: Duration,
+    ) -> Result<()> {
+        let read = Mutex::new(Vec::new());
+        at_once(listed, |(store, id, key, made)| {
+            if let Some(fork) = store.registration(*id)? {
+                read.lock().push((store, *id, key, *made, fork));
+            }
+            Ok(())
+        })?;
+        let mut read = read.into_inner();
+        read.sort_by_cached_key(|(store, _, _, _, fork)| {
+            let object = fork.base.object.as_ref().map(|object| object.key.as_str().to_owned());
+            (store.name().to_owned(), object)
+        });
+        let mut last: Option<&RemoteStore> = None;
+        for (store, id, key, made, fork) in read {
+            if let Some(last) = last.replace(store).filter(|last| last.name() != store.name()) {
+                last.forget_object();
+            }
+            match fork.expires(made).filter(|expires| *expires <= now) {
+                Some(expired) => self.expired.push((key.clone(), expired)),
+                None => self.fork(store, id, fork)?,
+            }
+        }
+        last.into_iter().for_each(RemoteStore::forget_object);
+        Ok(())
+    }
+
     /// Marks the base of a fork.
     fn fork(&mut self, store: &RemoteStore, id: ForkId, fork: Registration) -> Result<()> {
         let store_name = store.name().to_owned();
@@ -193,12 +225,14 @@ impl Marks {
 
     /// Marks a state, and the zones in it.
     fn state(&mut self, store: &RemoteStore, name: &StateName, by: &Referrer) -> Result<()> {
-        // All who name it name the same bytes, or one of them names none that are there.
-        if !self.marked.insert(name.mark()) {
+        let it = (name.mark(), self.keys.hash_one(name));
+        if self.marked.contains(&it) {
             return Ok(());
         }
         let known = store.get_state(name)?.known;
         self.zones_of(&known, name.object.as_ref(), by);
+        // One that cannot be read is an error for each who names it.
+        self.marked.insert(it);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 //! that; and that takes the place of its file.
 
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use kvdb::{ForkId, LocalCopy, RemoteStore};
@@ -80,6 +81,7 @@ impl Fork {
             let value = json!({"generation": newest, "rebased": false});
             return output.print(text, value).map(|()| true);
         }
+        self.remove_half_kept(&before, args.dry_run)?;
         if before.exists() && !args.drop && !args.dry_run {
             let what = format!("{} is there: it is what {file} was before", before.display());
             return Err(Failure::new(Exit::Usage, what)
@@ -94,6 +96,7 @@ impl Fork {
             ));
         };
         // One that was cut off has left its file.
+        self.check_left(&now)?;
         self.remove(&now, output)?;
         let made = || Ok::<(), Failure>(());
         let copy = places::fork(address, &now, &options, made, |text| output.note(text))?;
@@ -122,7 +125,7 @@ impl Fork {
                 return self.not_rebased(other?, args, output);
             }
         };
-        self.replace(&now, (!args.drop).then_some(&before))?;
+        self.replace((&now, copy.fork), (!args.drop).then_some(&before))?;
         if args.drop
             && let Err(e) = self.store.drop_fork(self.id)
         {
@@ -183,13 +186,44 @@ impl Fork {
         Failure::io(format!("cannot rebase {}", self.file.display()), e)
     }
 
+    /// Fails where something lies at `file` that a rebase which was cut off has not left, or that
+    /// one which is under way has made.
+    fn check_left(&self, file: &Path) -> Outcome {
+        if std::fs::symlink_metadata(file).is_err() {
+            return Ok(());
+        }
+        let (place, name) = (self.store.objects().place(), self.store.name());
+        let is_left = local_copy(file).is_some_and(|copy| {
+            let is_of = copy.place == place && copy.name == name;
+            is_of && copy.fork.is_some_and(|id| id != self.id)
+        });
+        if !is_left {
+            let what = format!("{} is there, and no rebase has left it", file.display());
+            return Err(Failure::new(Exit::Usage, what).hint("move it or remove it"));
+        }
+        Judge::replacing().judge_path(file)
+    }
+
+    /// Removes the name that a rebase which was cut off has given to the file as it still is.
+    fn remove_half_kept(&self, before: &Path, dry_run: bool) -> Outcome {
+        let of = |path: &Path| {
+            let found = std::fs::symlink_metadata(path).ok();
+            found.map(|found| (found.dev(), found.ino()))
+        };
+        match of(before) {
+            Some(it) if Some(it) == of(&self.file) && !dry_run => {
+                std::fs::remove_file(before).map_err(|e| self.io(&e))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Removes the file of a fork that is not to be, and its registration.
     fn remove(&self, file: &Path, output: &Output) -> Outcome {
         if !file.exists() {
             return Ok(());
         }
-        let note = FileDevice::open(file, false).ok().map(|device| LocalCopy::of(&device));
-        if let Some(Ok(Some(copy))) = note
+        if let Some(copy) = local_copy(file)
             && let Some(id) = copy.fork.filter(|id| *id != self.id)
             && let Err(e) = self.store.drop_fork(id)
         {
@@ -199,9 +233,14 @@ impl Fork {
     }
 
     /// Puts `now` in the place of the file, all at once, which stays under the name `before`.
-    fn replace(&self, now: &Path, before: Option<&PathBuf>) -> Outcome {
-        // Others may have mounted it since it was read.
+    fn replace(&self, (now, fork): (&Path, Option<ForkId>), before: Option<&PathBuf>) -> Outcome {
+        // Others may have mounted it since it was read, or rebased it.
         Judge::replacing().judge_path(&self.file)?;
+        let fork_in = |path: &Path| local_copy(path).and_then(|copy| copy.fork);
+        if fork_in(now) != fork || fork_in(&self.file) != Some(self.id) {
+            let what = format!("{} is being rebased by another command", self.file.display());
+            return Err(Failure::new(Exit::Busy, what));
+        }
         let replaced = || {
             if let Some(before) = before {
                 std::fs::hard_link(&self.file, before)?;
@@ -212,6 +251,12 @@ impl Fork {
         };
         replaced().map_err(|e: std::io::Error| self.io(&e))
     }
+}
+
+/// What a local file says of where it comes from.
+fn local_copy(file: &Path) -> Option<LocalCopy> {
+    let device = FileDevice::open(file, false).ok()?;
+    LocalCopy::of(&device).ok().flatten()
 }
 
 fn unread(target: &Path, e: kvdb::Error) -> Failure {

@@ -18,7 +18,7 @@
 mod blocks;
 mod corrections;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -117,18 +117,20 @@ struct Counted {
     ranges: BTreeMap<(DictionaryId, Bytes), CountedRange>,
     older: VecDeque<OfOlderState>,
     clock: u64,
+    /// Ranges that the commit under way has left with many changes.
+    full: BTreeSet<(DictionaryId, Bytes)>,
 }
 
 impl Counted {
-    fn at(&mut self, dict: DictionaryId, key: &[u8]) -> Option<&mut CountedRange> {
-        let up_to = (dict, Bytes::copy_from_slice(key));
-        let ((of, _), range) = self.ranges.range_mut(..=up_to).next_back()?;
-        (*of == dict && (range.end.is_empty() || range.end > key)).then_some(range)
-    }
-
     fn add(&mut self, dict: DictionaryId, key: &[u8], seq: Seq, change: impl FnOnce() -> Change) {
-        if let Some(range) = self.at(dict, key) {
-            range.add(seq, change());
+        let up_to = (dict, Bytes::copy_from_slice(key));
+        let Some((first, range)) = self.ranges.range_mut(..=up_to).next_back() else { return };
+        if first.0 != dict || !range.end.is_empty() && range.end <= key {
+            return;
+        }
+        range.add(seq, change());
+        if range.is_full() {
+            self.full.insert(first.clone());
         }
     }
 
@@ -145,6 +147,9 @@ impl Counted {
         for (key, range) in &mut self.ranges {
             if met(key, range) {
                 range.add(seq, Change::DeleteRange { start: start.clone(), end: end.clone() });
+                if range.is_full() {
+                    self.full.insert(key.clone());
+                }
             }
         }
     }
@@ -154,6 +159,10 @@ impl CountedRange {
     fn add(&mut self, seq: Seq, change: Change) {
         self.changes.push_back((seq, change));
         self.unasked += 1;
+    }
+
+    fn is_full(&self) -> bool {
+        self.changes.len() > WAITING || self.unasked >= UNASKED
     }
 
     /// Has the index take in what waits for longest, if no question is under way.
@@ -267,8 +276,13 @@ impl Ranks {
     }
 
     fn noted(&self, counted: &mut Counted, to: Seq) {
-        counted.ranges.values_mut().for_each(CountedRange::relieve);
-        counted.ranges.retain(|_, range| range.unasked < UNASKED);
+        // All others are as they were: a commit costs the same however many are counted.
+        for key in std::mem::take(&mut counted.full) {
+            match counted.ranges.get_mut(&key) {
+                Some(range) if range.unasked < UNASKED => range.relieve(),
+                _ => _ = counted.ranges.remove(&key),
+            }
+        }
         self.noted.store(to, Ordering::Release);
         self.on.store(!counted.ranges.is_empty(), Ordering::Release);
     }
@@ -489,8 +503,10 @@ impl Ranks {
     /// longest.
     fn settle(&self, counted: &Span, blocks: usize) {
         let mut all = self.counted.lock();
-        if let Some(range) = all.ranges.get_mut(&(counted.dict, counted.start.clone())) {
-            range.blocks = blocks;
+        // As many as before are not too many now.
+        match all.ranges.get_mut(&(counted.dict, counted.start.clone())) {
+            Some(range) if range.blocks != blocks => range.blocks = blocks,
+            _ => return,
         }
         while all.ranges.len() > 1
             && all.ranges.values().map(|range| range.blocks).sum::<usize>() > self.most
