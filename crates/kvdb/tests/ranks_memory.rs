@@ -53,8 +53,6 @@ fn change(db: &Kvdb, d: DictionaryId, ranges: u64, times: u64) {
     }
 }
 
-// FINDING of a hostile review, which is not mended: thousands of changes wait for a range of ten
-// keys, and no limit knows of them.
 #[test]
 fn changes_that_wait_for_a_question_take_a_share_of_the_memory_and_no_more() {
     let ranges = 300;

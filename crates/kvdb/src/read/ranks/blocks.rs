@@ -177,6 +177,18 @@ impl Blocks {
         }
     }
 
+    /// Forgets the oldest of what is remembered, until it takes no more than so many bytes.
+    pub fn forget_beyond(&mut self, most: usize) {
+        let mut bytes: usize = self.remembered.iter().map(|(_, change)| change.memory()).sum();
+        while bytes > most
+            && let Some((seq, change)) = self.remembered.pop_front()
+        {
+            bytes -= change.memory();
+            self.remembers_from = self.remembers_from.max(seq);
+        }
+        self.remembered.shrink_to(2 * self.remembered.len());
+    }
+
     /// Counts the uncertain blocks from `at` on that lie together, in the state that the index is
     /// of.
     fn count(&mut self, at: usize, view: &View, span: &Span) -> Result<()> {

@@ -42,8 +42,11 @@ const STAYING: usize = 1024;
 const UNASKED: u64 = 1 << 20;
 /// Indexes of older states that are kept.
 const OF_OLDER_STATES: usize = 8;
-/// Memory of a block, about.
+/// Memory of a block, about, and of a change without its keys.
 const BLOCK_MEMORY: usize = 96;
+const CHANGE_MEMORY: usize = 120;
+/// The bytes of changes that a range may have at least while it is counted, or asked.
+const UNDER_WAY: usize = 1 << 20;
 
 /// A change of a key in a range that is counted.
 #[derive(Clone, Debug)]
@@ -56,6 +59,19 @@ enum Change {
     Uncertain { key: Bytes },
     /// All of `[start, end)` was deleted.
     DeleteRange { start: Bytes, end: Bytes },
+}
+
+impl Change {
+    /// The memory that it takes, bytes, about.
+    fn memory(&self) -> usize {
+        let keys = match self {
+            Change::Put { key, .. } | Change::Delete { key, .. } | Change::Uncertain { key } => {
+                key.len()
+            }
+            Change::DeleteRange { start, end } => start.len() + end.len(),
+        };
+        CHANGE_MEMORY + keys
+    }
 }
 
 /// A range of a dictionary; an empty end is that of the dictionary.
@@ -87,6 +103,8 @@ struct CountedRange {
     index: Index,
     /// All changes after `from`, in their order, that the index has not taken in.
     changes: VecDeque<(Seq, Change)>,
+    /// The memory that these take.
+    bytes: usize,
     from: Seq,
     /// Changes since the last question.
     unasked: u64,
@@ -119,17 +137,24 @@ struct Counted {
     clock: u64,
     /// Ranges that the commit under way has left with many changes.
     full: BTreeSet<(DictionaryId, Bytes)>,
+    /// Bytes that all changes may take.
+    most_changes: usize,
 }
 
 impl Counted {
+    /// The bytes of changes that each range may have, and remember.
+    fn share(&self) -> usize {
+        self.most_changes / 2 / self.ranges.len().max(1)
+    }
+
     fn add(&mut self, dict: DictionaryId, key: &[u8], seq: Seq, change: impl FnOnce() -> Change) {
-        let up_to = (dict, Bytes::copy_from_slice(key));
+        let (up_to, share) = ((dict, Bytes::copy_from_slice(key)), self.share());
         let Some((first, range)) = self.ranges.range_mut(..=up_to).next_back() else { return };
         if first.0 != dict || !range.end.is_empty() && range.end <= key {
             return;
         }
         range.add(seq, change());
-        if range.is_full() {
+        if range.is_full(share) {
             self.full.insert(first.clone());
         }
     }
@@ -144,10 +169,11 @@ impl Counted {
             let all = *start <= key.1 && !range.end.is_empty() && range.end <= *end;
             !(all && met(key, range))
         });
+        let share = self.share();
         for (key, range) in &mut self.ranges {
             if met(key, range) {
                 range.add(seq, Change::DeleteRange { start: start.clone(), end: end.clone() });
-                if range.is_full() {
+                if range.is_full(share) {
                     self.full.insert(key.clone());
                 }
             }
@@ -157,23 +183,50 @@ impl Counted {
 
 impl CountedRange {
     fn add(&mut self, seq: Seq, change: Change) {
+        self.bytes += change.memory();
         self.changes.push_back((seq, change));
         self.unasked += 1;
     }
 
-    fn is_full(&self) -> bool {
-        self.changes.len() > WAITING || self.unasked >= UNASKED
+    fn is_full(&self, share: usize) -> bool {
+        self.changes.len() > WAITING || self.bytes > share || self.unasked >= UNASKED
     }
 
-    /// Has the index take in what waits for longest, if no question is under way.
-    fn relieve(&mut self) {
-        if self.changes.len() <= WAITING {
-            return;
+    /// Has the index take in what waits for longest, if no question is under way. Returns whether
+    /// the range can be kept.
+    fn relieve(&mut self, share: usize) -> bool {
+        if !self.is_full(share) {
+            return true;
         }
-        let Some(mut index) = self.index.try_lock() else { return };
-        let Some(blocks) = &mut *index else { return };
-        let up_to = self.changes[self.changes.len() - STAYING].0;
+        let index = self.index.clone();
+        let mut index = index.try_lock();
+        let Some(blocks) = index.as_deref_mut().and_then(Option::as_mut) else {
+            return self.bytes <= share.max(UNDER_WAY);
+        };
+        // What is left is a half of the share.
+        let (mut stays, mut bytes) = (0, 0);
+        for (_, change) in self.changes.iter().rev().take(STAYING) {
+            bytes += change.memory();
+            if bytes > share / 2 {
+                break;
+            }
+            stays += 1;
+        }
+        let Some((up_to, _)) = self.changes.get(self.changes.len() - 1 - stays) else {
+            return true;
+        };
+        let up_to = *up_to;
+        self.take_in(blocks, up_to, share);
+        true
+    }
+
+    /// Has an index take in the changes of commits up to this one, and remember those of them that
+    /// fit into its share.
+    fn take_in(&mut self, blocks: &mut Blocks, up_to: Seq, share: usize) {
         take_in(blocks, &mut self.changes, up_to);
+        blocks.forget_beyond(share);
+        self.changes.shrink_to(2 * self.changes.len());
+        self.bytes = self.changes.iter().map(|(_, change)| change.memory()).sum();
         self.from = self.from.max(up_to);
     }
 }
@@ -216,7 +269,7 @@ impl Ranks {
         Ranks {
             on: AtomicBool::new(false),
             noted: AtomicU64::new(0),
-            counted: Mutex::default(),
+            counted: Mutex::new(Counted { most_changes: memory, ..Counted::default() }),
             most: memory / BLOCK_MEMORY,
         }
     }
@@ -277,10 +330,14 @@ impl Ranks {
 
     fn noted(&self, counted: &mut Counted, to: Seq) {
         // All others are as they were: a commit costs the same however many are counted.
+        let share = counted.share();
         for key in std::mem::take(&mut counted.full) {
-            match counted.ranges.get_mut(&key) {
-                Some(range) if range.unasked < UNASKED => range.relieve(),
-                _ => _ = counted.ranges.remove(&key),
+            let stays = counted
+                .ranges
+                .get_mut(&key)
+                .is_some_and(|range| range.unasked < UNASKED && range.relieve(share));
+            if !stays {
+                counted.ranges.remove(&key);
             }
         }
         self.noted.store(to, Ordering::Release);
@@ -402,6 +459,7 @@ impl Ranks {
                 end: span.end.clone(),
                 index: begun.1.clone(),
                 changes: VecDeque::new(),
+                bytes: 0,
                 from: newest,
                 unasked: 0,
                 asked: counted.clock,
@@ -465,14 +523,14 @@ impl Ranks {
             env.await_noted();
         }
         let mut all = self.counted.lock();
+        let share = all.share();
         let Some(range) = all.ranges.get_mut(&(counted.dict, counted.start.clone())) else {
             return false;
         };
         if !Arc::ptr_eq(&range.index, index) || range.from > blocks.at {
             return false;
         }
-        take_in(blocks, &mut range.changes, at);
-        range.from = range.from.max(at);
+        range.take_in(blocks, at, share);
         true
     }
 
