@@ -4,8 +4,8 @@ CARGO ?= cargo
 KVFS   = target/release/kvfs
 
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
-	bounded many remote bench-remote measurements mutants redis-fuzz soak crash-live \
-	crash-kept crash-transactions \
+	bounded many remote bench-remote measurements mutants redis-fuzz foreign-text soak \
+	crash-live crash-kept crash-transactions \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
 	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis \
 	bench-ranks lint-bench lint-fuzz python lint-python install install-files deb boot \
@@ -108,6 +108,12 @@ measurements:
 redis-fuzz: setup
 	KVFS_COMMANDS=$${KVFS_COMMANDS:-1000000} KVFS_SEED=$${KVFS_SEED:-1} \
 		$(CARGO) test --release -p kvdb-server --test beside_redis -- --nocapture
+
+## make foreign-text every command, on names that act on terminals, on deep trees, and told to write
+##                   onto a store
+foreign-text:
+	$(CARGO) test --release -p kvfs-cli \
+		--test foreign_text --test deep_trees --test destinations -- --nocapture
 
 ## make mutants      plant each bug of proof/mutants and see its tests fail; what has a result is
 ##                   not run again (ONLY=name)

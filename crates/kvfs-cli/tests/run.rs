@@ -226,6 +226,37 @@ fn of_two_that_change_a_file_the_second_is_told_to_run_again() {
 }
 
 #[test]
+fn without_a_check_the_last_of_two_keys_wins_and_files_are_compared_all_the_same() {
+    let Some(mount) = Mount::new() else { return };
+    fs::write(mount.path("file"), "0").expect("write");
+    // Another one commits while this one runs: the key, and then the file as well.
+    for (both, code) in [(false, 0), (true, 75)] {
+        let script = "cd $KVFS_MOUNT; kvfs kv put . key inside; echo inside > made
+                      echo inside > file; echo ready; read line; exit 0";
+        let mut child = run(&mount.root(), &["--no-check"], script)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let mut said = [0; 6];
+        let out = child.stdout.as_mut().expect("a pipe");
+        std::io::Read::read_exact(out, &mut said).expect("ready");
+        succeeds(kvfs(&["kv", "put"]).arg(mount.root()).args(["key", "outside"]));
+        if both {
+            fs::write(mount.path("file"), "outside").expect("write");
+        }
+        drop(child.stdin.take());
+        let ended = child.wait_with_output().expect("it ends");
+        assert_eq!(ended.status.code(), Some(code), "{}", text(&ended.stderr));
+        let wins = if both { "outside" } else { "inside" };
+        assert_eq!(succeeds(kvfs(&["kv", "get"]).arg(mount.root()).arg("key")), wins);
+        assert_eq!(read(mount.path("file")).expect("there").trim(), wins);
+        assert_eq!(read(mount.path("made")).as_deref(), Some("inside\n"));
+    }
+}
+
+#[test]
 fn signals_pass_through() {
     let Some(mount) = Mount::new() else { return };
     let script = "trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.05; done";
