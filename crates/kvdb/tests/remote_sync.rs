@@ -569,8 +569,6 @@ fn a_lost_request_to_publish_what_is_published_already_is_made_again() {
     assert!(now.generation > before.generation && now.journal.is_some(), "{now:?}");
 }
 
-// FINDING of a hostile review, which is not mended: the right of an older copy holds as long as no
-// newer state was published, whatever the journal has since, and that is given up.
 #[test]
 fn an_older_copy_of_the_file_does_not_go_on_without_what_the_journal_has() {
     let (bucket, _) = published();

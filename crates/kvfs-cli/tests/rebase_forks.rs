@@ -98,8 +98,6 @@ fn a_rebase_that_was_cut_off_before_its_last_step_is_done_again() {
     assert!(code == Some(2) && told.contains("mine.kvfs.before is there"), "{code:?}: {told}");
 }
 
-// FINDING of a hostile review, which is not mended: the generation that it was made of is the
-// newest one, so it is told that it began as the newest state.
 #[test]
 fn a_fork_of_a_snapshot_is_rebased_though_nothing_was_published_since() {
     let both = Both::new();

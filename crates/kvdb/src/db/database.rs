@@ -46,6 +46,8 @@ pub(super) struct Database {
     pub(super) signals: Arc<Signals>,
 
     pub(super) versions: Arc<VersionSet>,
+    /// The last commit that the store had when it was opened.
+    pub(super) recovered: u64,
     pub(super) commits: Arc<CommitPipeline>,
     pub(super) feed: Arc<Feed>,
     pub(super) ranks: Arc<Ranks>,
@@ -182,6 +184,7 @@ impl Database {
             counters,
             signals,
             versions,
+            recovered: parts.next_seq - 1,
             commits,
             feed,
             ranks,

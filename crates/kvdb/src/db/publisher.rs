@@ -196,6 +196,8 @@ impl Publisher {
         let database = self.db.db.0.clone();
         let (env, to) = (database.env.clone(), self.to.clone());
         let (is_writer, mut claimant) = (self.is_writer(), self.claimant());
+        let chain = self.journal.as_ref().map(|journal| journal.chain());
+        claimant.has = Some((database.recovered, chain));
         if is_writer || self.label.is_some() {
             let since = database.env.exact_wall().as_nanos() as u64;
             let label = self.label.clone().unwrap_or_default();

@@ -190,6 +190,11 @@ impl RemoteJournal {
         RemoteJournal { db: Arc::downgrade(db), to, publish, chain, state, ended }
     }
 
+    /// Its chain.
+    pub(super) fn chain(&self) -> [u8; 16] {
+        self.chain
+    }
+
     fn sync_there(&self) -> Result<()> {
         let Some(db) = self.db.upgrade() else { return Ok(()) };
         let (wanted, shape) = (db.versions.visible.load(Ordering::Acquire), db.shape_stamp());

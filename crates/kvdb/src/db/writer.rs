@@ -65,8 +65,7 @@ impl RemoteStore {
             let mut note = note.unwrap_or_default();
             let is_same = copy.is_of(self) && copy.store == head.store;
             if is_same && note.right != Right::default() && note.right.holds(&head) {
-                let claimant =
-                    Claimant { store: head.store, owner: owner(id), takes_up: false, takes: false };
+                let claimant = Claimant { owner: owner(id), ..Claimant::itself(head.store) };
                 let mut keep = |right: &Right| write_note(&*device, right);
                 Claim::begin(env, self.clone(), &claimant, &mut note.right, &mut keep)?;
                 return Ok(copy);
@@ -76,8 +75,13 @@ impl RemoteStore {
             }
         }
         let id = random_id(&*env);
-        let claimant =
-            Claimant { store: head.store, owner: owner(id), takes_up: true, takes: take };
+        let claimant = Claimant {
+            store: head.store,
+            owner: owner(id),
+            takes_up: true,
+            takes: take,
+            has: None,
+        };
         let mut right = Right::default();
         let mut claim =
             Claim::begin(env.clone(), self.clone(), &claimant, &mut right, &mut |_| Ok(()))?;

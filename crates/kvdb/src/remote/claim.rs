@@ -113,8 +113,15 @@ impl Claim {
             return Err(Error::Overtaken(to.place()));
         }
         claimant.check(&head, &to)?;
-        // Then nothing can have come to the journal that this file does not have.
+        // Then nothing can have come to the journal that this file does not have, unless it is an
+        // older copy of itself.
         let goes_on = right.epoch.is_some();
+        if let (true, Some(from), Some((last, own))) = (goes_on, head.journal, claimant.has)
+            && own != Some(from.chain)
+            && to.journal_reaches(from)?.is_some_and(|there| there > last)
+        {
+            return Err(Error::WrittenElsewhere(to.place()));
+        }
         let before_it = std::mem::replace(&mut head.owner, claimant.owner.clone());
         head.epoch = head
             .epoch

@@ -222,6 +222,16 @@ impl RemoteStore {
         }
     }
 
+    /// Returns the last commit that the journal has from `place` on; `None`: it has none.
+    pub(super) fn journal_reaches(&self, place: JournalPlace) -> Result<Option<Seq>> {
+        let (mut place, mut last) = (place, None);
+        while let Some(JournalContent::Commits(commits)) = self.get_journal(&place)? {
+            last = commits.last().map(JournalCommit::last).max(last);
+            place = place.next()?;
+        }
+        Ok(last)
+    }
+
     /// Ends the journal from `place` on: what is not there by now never comes. Returns the place of
     /// the seal.
     pub(super) fn seal_journal(&self, place: JournalPlace, env: &dyn Env) -> Result<JournalPlace> {

@@ -5,6 +5,8 @@
 //! at its address. As long as one of those is open, no other file may publish. Once it is closed,
 //! the next one may begin with the newest state; files that lack that state may not go on.
 
+use vt_tree::Seq;
+
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
@@ -66,12 +68,16 @@ pub(crate) struct Claimant {
     pub takes_up: bool,
     /// The claim is made even if that costs what another file has published, or may publish yet.
     pub takes: bool,
+    /// The last commit that the file had when it was opened, and the chain of the journal that is
+    /// its own since.
+    pub has: Option<(Seq, Option<[u8; 16]>)>,
 }
 
 impl Claimant {
     /// The store's own file.
     pub fn itself(store: [u8; 16]) -> Claimant {
-        Claimant { store, owner: Owner::itself(store), takes_up: false, takes: false }
+        let owner = Owner::itself(store);
+        Claimant { store, owner, takes_up: false, takes: false, has: None }
     }
 
     /// Fails unless the file may publish over `head`.

@@ -18,6 +18,7 @@ use crate::failures;
 use crate::merge_requests::{Begun, Choices, Conflict, listed};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::proposed;
+use crate::store::{self, Access};
 use crate::text::{show, with_paths};
 
 /// The file of a fork, and where that comes from.
@@ -75,12 +76,6 @@ impl Fork {
         let (file, address) = (self.file.display(), &self.address);
         let head = self.store.head().map_err(|e| self.cannot(e))?;
         let newest = head.map_or(0, |head| head.generation);
-        if newest == self.generation {
-            let text =
-                format!("{file} began as the newest state of {address}, generation {newest}");
-            let value = json!({"generation": newest, "rebased": false});
-            return output.print(text, value).map(|()| true);
-        }
         self.remove_half_kept(&before, args.dry_run)?;
         if before.exists() && !args.drop && !args.dry_run {
             let what = format!("{} is there: it is what {file} was before", before.display());
@@ -100,6 +95,16 @@ impl Fork {
         self.remove(&now, output)?;
         let made = || Ok::<(), Failure>(());
         let copy = places::fork(address, &now, &options, made, |text| output.note(text))?;
+        // A fork of a snapshot began as an older state than the one of its generation.
+        let is_newest = newest == self.generation
+            && began_at(&self.file, &copy.store)? == began_at(&now, &copy.store)?;
+        if is_newest {
+            self.remove(&now, output)?;
+            let text =
+                format!("{file} began as the newest state of {address}, generation {newest}");
+            let value = json!({"generation": newest, "rebased": false});
+            return output.print(text, value).map(|()| true);
+        }
         let source = Source {
             name: self.file.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
             fork: Some(std::fs::canonicalize(&self.file).map_err(|e| self.io(&e))?.into()),
@@ -257,6 +262,14 @@ impl Fork {
 fn local_copy(file: &Path) -> Option<LocalCopy> {
     let device = FileDevice::open(file, false).ok()?;
     LocalCopy::of(&device).ok().flatten()
+}
+
+/// The number of the commit of a store that a fork of it began at.
+fn began_at(file: &Path, of: &[u8; 16]) -> Outcome<Option<u64>> {
+    let fork = store::open_waiting(file, Access::ReadOnly, None)?;
+    let commit = fork.db.fork_base(of).map(|base| base.commit);
+    fork.close()?;
+    Ok(commit)
 }
 
 fn unread(target: &Path, e: kvdb::Error) -> Failure {
