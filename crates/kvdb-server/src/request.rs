@@ -202,7 +202,7 @@ impl Parser {
                 if self.skip > 0 {
                     return Ok(self.pass_over());
                 }
-                // What ends it.
+                // The end of it.
                 self.bulk = Some(0);
             }
             let len = match self.bulk {

@@ -67,7 +67,7 @@ pub struct Shared {
     pub publish: Option<Publish>,
     pub socket: String,
     pub tcp: Option<SocketAddr>,
-    /// What comes by that address is encrypted, by a relay for each connection.
+    /// Connections to that address are encrypted, by a relay for each.
     pub relayed: bool,
     pub locks: KeyLocks,
     pub transactions: Arc<dyn Transactions>,

@@ -54,13 +54,13 @@ impl KeyRange {
         }
     }
 
-    /// The key behind all others of the range; empty: there is no end.
+    /// The key after all others of the range; empty: there is no end.
     fn heads_end(&self) -> Vec<u8> {
         if self.end.is_empty() { b"l".to_vec() } else { head_key(&self.end) }
     }
 
-    /// Whether each key of the range is a string in one tuple without a deadline: then the tuples
-    /// need only be counted.
+    /// Returns whether each key of the range is a string in one tuple without a deadline: then the
+    /// tuples need only be counted.
     fn is_plain(&self, seen: &Seen<'_>) -> Result<bool, Failure> {
         if !self.strings_only || self.pattern.is_some() {
             return Ok(false);

@@ -219,7 +219,7 @@ fn more_connections_are_allowed_while_the_server_runs() {
     let mut third = served.connect();
     third.expect(&[("PING", "PONG")]);
     assert!(show(&served.connect().reply().expect("a reply")).contains("max number of clients"));
-    // Those that are there stay.
+    // Connections that are there stay.
     a.expect(&[("CONFIG SET maxclients 1", "OK"), ("PING", "PONG")]);
     third.expect(&[("PING", "PONG")]);
     assert!(a.run("CONFIG SET maxclients 0").contains("must be between 1 and"));

@@ -500,7 +500,7 @@ fn what_is_too_much_is_refused() {
         let reply = c.run(command);
         assert!(reply.starts_with("(error) LIMIT more than 65536 bytes"), "{command}: {reply}");
     }
-    // What goes into the store, or comes in an order that is there, is not gathered.
+    // Results that go into the store, or come in an order that is there, are not gathered.
     c.expect(&[
         ("SCARD s", "(integer) 1200"),
         ("SUNIONSTORE t s s", "(integer) 1200"),

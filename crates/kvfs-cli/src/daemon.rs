@@ -340,7 +340,7 @@ fn listen_to_signals(
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let handle = signals.handle();
     let listen = move || {
-        // Those that come when the first thread holds them wait for the next program.
+        // Signals that come while the first thread holds them wait for the next program.
         handover::hold_signals();
         for signal in signals.forever() {
             if signal == SIGHUP {

@@ -4,7 +4,7 @@
 //! A record is named by the mount's device number ("0:45.json"), which is the same whatever path
 //! leads into the mount (bind mounts, private name spaces, directories inside it), and is asked of
 //! the kernel alone. It says which process serves which store, and where its socket is. A daemon
-//! that died leaves its record behind; a record whose process is gone is never trusted. Where a
+//! that died leaves its record; a record whose process is gone is never trusted. Where a
 //! keeper is there, another daemon follows: a command that comes between the two waits for it, as
 //! programs that use the mount do.
 //!
@@ -220,7 +220,7 @@ impl Record {
         places.iter().find_map(|path| Record::read_file(path).filter(|r| r.is_of(self)))
     }
 
-    /// That of a mount. Between a daemon that has died and the one that follows it, it waits.
+    /// The record of a mount. Between a daemon that has died and the one that follows it, it waits.
     pub fn read(device: &str) -> Option<Record> {
         Record::read_as_it_is(device).map(Record::followed)
     }

@@ -58,7 +58,7 @@ impl Death {
     }
 }
 
-/// What follows a death.
+/// The step that follows a death.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
     /// Another daemon, after this time.
@@ -108,7 +108,7 @@ impl Deaths {
         Next::Begin(pause)
     }
 
-    /// What the next daemon is told.
+    /// The words that the next daemon is told.
     pub fn told(&self) -> BegunAnew {
         BegunAnew { count: self.count, last: self.last.as_ref().map(Death::to_string) }
     }

@@ -170,7 +170,7 @@ impl Held {
         [self.connection.as_fd(), store, mirror, references, views, mount]
     }
 
-    /// What a daemon finds in the argument of [`KEPT`]: the numbers of the descriptors, then how
+    /// The argument of [`KEPT`] that a daemon gets: the numbers of the descriptors, then how
     /// often a daemon was begun anew, and what became of the last one.
     fn list(&self, life: &OwnedFd, begun_anew: &BegunAnew) -> String {
         let numbers = self.all().map(|fd| fd.as_raw_fd().to_string()).join(",");
@@ -282,7 +282,7 @@ impl Held {
 #[derive(Default)]
 struct Child {
     pid: Option<Pid>,
-    /// Those that came before it was there, and those that end it.
+    /// Signals that came before it was there, and those that end it.
     waiting: Vec<Signal>,
 }
 

@@ -41,7 +41,7 @@ pub struct FuseAdapter {
     /// The clone that the mount shows alone.
     alone: Option<String>,
     kernel_has_labels: bool,
-    /// What names of views with slashes lead through.
+    /// The directories that names of views with slashes lead through.
     parts: NameParts,
 }
 

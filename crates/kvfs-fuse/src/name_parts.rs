@@ -92,7 +92,7 @@ impl NameParts {
     }
 }
 
-/// What lies in `dir`, a part of a name or (empty) the directory of a kind, by these names of
+/// The entries of `dir`, a part of a name or (empty) the directory of a kind, by these names of
 /// views: the next parts, `true` for those that are directories, each once.
 pub(crate) fn listed<'a>(dir: &str, names: impl Iterator<Item = &'a str>) -> Vec<(String, bool)> {
     let mut found: std::collections::BTreeMap<&str, bool> = std::collections::BTreeMap::new();

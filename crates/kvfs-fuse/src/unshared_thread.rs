@@ -92,7 +92,7 @@ fn take_no_signals() {
     }
 }
 
-/// Gives this thread a table of descriptors of its own, and has it take no signals; a program that
+/// Has this thread use a table of descriptors of its own, and take no signals; a program that
 /// it starts takes none either. Standard input, output and error are nothing in it: the program
 /// that started the daemon may wait until every copy of them is closed.
 pub(crate) fn leave_descriptors() -> io::Result<()> {

@@ -23,7 +23,7 @@ pub(crate) struct Counted {
     pub admitted: u64,
 }
 
-/// What a view has made, and what it has removed.
+/// The files that a view has made, and those that it has removed.
 #[derive(Clone, Default)]
 pub(crate) struct Files {
     pub made: u64,

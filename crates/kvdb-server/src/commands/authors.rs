@@ -53,7 +53,7 @@ pub fn of(
             break;
         }
         let Ok((before, after)) = s.db().states_around(commit.number) else { continue };
-        // What cannot be listed, or is too much, names no one.
+        // Changes that cannot be listed, or are too many, name no one.
         let files = s.shared.snapshots.files_between(&before, &after, false).unwrap_or_default();
         let changed = Changed(files.into_iter().map(|file| file.path).collect());
         for ((path, key), author) in all.iter().zip(&mut authors).filter(|(_, by)| by.is_none()) {

@@ -38,7 +38,7 @@ pub fn visit(
     go(s, cursor, backward, visit)
 }
 
-/// Shows what a cursor stands before, or behind.
+/// Shows the element before or after the place of a cursor.
 fn go(
     s: &Session,
     mut cursor: Cursor,

@@ -155,7 +155,7 @@ struct Chosen {
 }
 
 impl Chosen {
-    /// Whether the next element is one of them.
+    /// Returns whether the next element is one of them.
     fn takes_next(&mut self) -> bool {
         // The steps of SplitMix64.
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -292,7 +292,7 @@ pub fn united(
     mut visit: impl FnMut(Bytes, &[(usize, Tuple)]) -> Result<bool, Failure>,
 ) -> Outcome {
     let mut cursors = Vec::new();
-    // What each stands before, by name.
+    // The element that each stands before, by name.
     let mut next: BTreeSet<(Bytes, usize)> = BTreeSet::new();
     let mut heads: Vec<Option<Tuple>> = vec![None; all.len()];
     for (i, of) in all.iter().enumerate() {
@@ -365,7 +365,7 @@ fn combine<'k>(
         first = (0..sets.len()).min_by_key(len).unwrap_or(0);
     }
     let Some(base) = sets.get(first).copied().flatten() else { return Ok(()) };
-    // What is asked for many members is announced as a whole.
+    // Questions about many members are announced as a whole.
     let many = base.live.count > FEW as i64;
     if many {
         sets.iter().flatten().try_for_each(|of| announce(seen, of))?;

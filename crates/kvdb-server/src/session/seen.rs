@@ -45,7 +45,7 @@ pub struct Seen<'a> {
     session: &'a Session,
     /// Effects that happen when the batch is committed.
     effects: RefCell<Vec<Effect>>,
-    /// What the batch has had already, in a transaction that others use, too.
+    /// Bytes that the batch has had already, in a transaction that others use, too.
     relieved: RefCell<Option<NestedBatch>>,
     /// Bytes of changes since the batch was last relieved.
     unrelieved: Cell<usize>,
@@ -53,7 +53,7 @@ pub struct Seen<'a> {
 
 /// Bytes of changes that a batch gathers, about.
 const GATHERED: usize = 1 << 20;
-/// What a change takes in memory besides its key and its value, about.
+/// Memory of a change besides its key and its value, bytes, about.
 const CHANGE: usize = 96;
 
 impl<'a> Seen<'a> {

@@ -136,7 +136,7 @@ impl Batch {
     pub fn put(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) {
         self.changes.push(BatchChange::Put(dict, key.into(), value.into()));
     }
-    /// Gives `key`, which has none, a value. That it has none must be sure when the batch is
+    /// Puts a value for `key`, which has none. That it has none must be sure when the batch is
     /// committed: it was read, and [`Kvdb::commit_if_unchanged`](crate::Kvdb::commit_if_unchanged)
     /// depends on it. Ranks ([`Kvdb::rank`](crate::Kvdb::rank)) are then kept without another look;
     /// all else is as with [`Batch::put`].

@@ -240,7 +240,7 @@ impl CommitPipeline {
         self.ranks.note_unlisted(None, to);
     }
 
-    /// Whether somebody wants to know what a commit has changed.
+    /// Returns whether changes of commits are asked for.
     pub(crate) fn wants_changes(&self) -> bool {
         self.feed.is_on() || self.ranks.is_on()
     }

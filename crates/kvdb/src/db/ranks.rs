@@ -38,7 +38,7 @@ impl Kvdb {
     /// there.
     ///
     /// The first question about a range walks through all of it and counts, and so does one about a
-    /// state that the range has left behind by more than some thousand changes. What is counted is
+    /// state since which the range had more than some thousand changes. What is counted is
     /// kept in memory (a 32nd of [`OpenOptions::memory`](crate::OpenOptions::memory) for all ranges
     /// together). Every later question costs a search in that, a walk over some dozens of keys, and
     /// what was changed of the range since the last one, some microseconds for each change at most;

@@ -111,7 +111,7 @@ impl Fork {
             into: None,
             rebase: false,
         };
-        // What the fork has is its own here, and the newest state the other side.
+        // The fork is "ours" here, and the newest state "theirs".
         let Choices { ours, theirs, both } = args.choices.clone();
         let merging = Args {
             target: self.file.clone(),
@@ -258,7 +258,7 @@ impl Fork {
     }
 }
 
-/// What a local file says of where it comes from.
+/// Reads the note of a local file about where it comes from.
 fn local_copy(file: &Path) -> Option<LocalCopy> {
     let device = FileDevice::open(file, false).ok()?;
     LocalCopy::of(&device).ok().flatten()

@@ -120,7 +120,7 @@ impl FuseAdapter {
         self.names_of(part.kind).iter().any(leads)
     }
 
-    /// What `name` stands for in a directory that is a part of the names of views, or (`None`) in
+    /// The meaning of `name` in a directory that is a part of the names of views, or (`None`) in
     /// that of a kind.
     fn find_part(&self, kind: Ino, above: Option<&Part>, name: &[u8]) -> Reply<NodeAttr> {
         let none = Errno(libc::ENOENT);

@@ -1,5 +1,5 @@
-//! What two branches share that need not be a clone and its parent: the newest state that both come
-//! from.
+//! The state that two branches share, which need not be a clone and its parent: the newest one that
+//! both come from.
 //!
 //! Each clone says what it was made of, so the ways of both up to the main branch are known. Where
 //! they meet is a branch that both come from, or one of them is. Of its states the older one of

@@ -105,7 +105,7 @@ impl Views {
         let unused = begun.as_ref().is_ok_and(|(merged, _)| !merged.conflicts.is_empty());
         let keep = match &begun {
             Ok((_, marks)) if !unused && !other => marks.clone(),
-            // Those that it has in common with its parent stay.
+            // States that it has in common with its parent stay.
             Ok(_) if !unused => common_states::with(&lineage.kept, mark),
             _ => lineage.kept.clone(),
         };
@@ -119,14 +119,14 @@ impl Views {
                 }
             }
             db.drop_common_states(clone, &keep)?;
-            // What is its own is what these do not have.
+            // Its own files are those that these do not have.
             self.branch(clone)?.fs.core.files.forget();
         }
         begun.map(|(merged, _)| merged)
     }
 
-    /// What a clone has in common with the branch that it is merged into. `true`: that is not its
-    /// parent.
+    /// The state that a clone has in common with the branch that it is merged into. `true`: that is
+    /// not its parent.
     fn lineage_for(&self, options: &MergeOptions) -> Result<(kvdb::Lineage, bool)> {
         let (db, clone) = (&self.shared.db, &options.clone);
         let invalid = |why: String| Error::Store(kvdb::Error::Invalid(why));
@@ -351,7 +351,7 @@ fn of_clash(path: Vec<u8>, clash: &Clash<'_>) -> MergeConflict {
     MergeConflict { path, key: true, ours, theirs }
 }
 
-/// What is behind the names of the versions of a branch where both are kept.
+/// The ending of the names of the versions of a branch where both are kept.
 fn suffix_of(branch: &str) -> String {
     if branch.is_empty() { "main".into() } else { branch.replace('/', "-") }
 }

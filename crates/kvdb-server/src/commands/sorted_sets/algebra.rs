@@ -143,7 +143,7 @@ impl<'a> Combining<'a> {
         }
         let smallest = (0..sources.len()).min_by_key(|i| sources[*i].len()).unwrap_or(0);
         let base = if self.how == Algebra::Difference { 0 } else { smallest };
-        // What is asked for many members is announced as a whole.
+        // Questions about many members are announced as a whole.
         let many = sources[base].len() > FEW as i64;
         if many {
             sources.iter().filter_map(|source| source.0).try_for_each(|of| announce(seen, &of))?;

@@ -256,7 +256,7 @@ impl Range<'_> {
     }
 }
 
-/// Members that are passed over one by one; the place behind more of them is found by its rank.
+/// Members that are passed over one by one; the place after more of them is found by its rank.
 const SKIPPED: i64 = 32;
 /// Members of an answer that are gathered before it begins.
 const FEW: i64 = crate::commands::collections::FEW as i64;
@@ -472,7 +472,7 @@ pub fn zlexcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     count(s, args, By::Name, out)
 }
 
-/// What the changes take that remove a member, besides its name.
+/// Bytes of the changes that remove a member, besides its name.
 const CHANGE: usize = 128;
 
 /// Removes members, of which there are so many; where those are many, their places as one range.

@@ -71,7 +71,7 @@ impl Blocks {
     }
 
     /// Passes over blocks from `at` on, with `before` keys before it, as long as they are counted
-    /// and the `n`th key lies behind them; returns the same of the place that is reached.
+    /// and the `n`th key lies after them; returns the same of the place that is reached.
     pub fn passed(&self, mut at: usize, mut before: u64, n: u64) -> (usize, u64) {
         for count in &self.counts[at..] {
             if *count == UNCERTAIN || before + u64::from(*count) > n {
@@ -239,7 +239,7 @@ impl Blocks {
         Ok(self.counts.get(at).copied())
     }
 
-    /// What an older state has that the index does not count, and the other way round; `None`: that
+    /// The keys that an older state has and the index does not count, and the others; `None`: that
     /// is not known.
     pub fn since(&self, older: &View, span: &Span) -> Result<Option<Corrections>> {
         if older.at < self.remembers_from {

@@ -60,7 +60,7 @@ impl Corrections {
         self.of[places].iter().map(|(_, more)| more).sum()
     }
 
-    /// What a transaction has changed in a range of the state `below`; `None`: that is no short
+    /// The changes of a transaction in a range of the state `below`; `None`: they are no short
     /// list.
     pub fn of_own(view: &View, below: &View, span: &Span) -> Result<Option<Corrections>> {
         let mut keys = BTreeSet::new();

@@ -38,7 +38,7 @@ use crate::read::view::View;
 const WAITING: usize = 4096;
 /// Of these so many stay, for views that are a little older than the newest.
 const STAYING: usize = 1024;
-/// Changes of a range after which nobody asks any more.
+/// After so many changes without a question a range is counted no longer.
 const UNASKED: u64 = 1 << 20;
 /// Indexes of older states that are kept.
 const OF_OLDER_STATES: usize = 8;
@@ -55,7 +55,7 @@ enum Change {
     Put { key: Bytes, new: bool },
     /// The key has none from here on; `there`: it is known that it had one.
     Delete { key: Bytes, there: bool },
-    /// What came of it is not known.
+    /// It is not known whether the key has a value from here on.
     Uncertain { key: Bytes },
     /// All of `[start, end)` was deleted.
     DeleteRange { start: Bytes, end: Bytes },
@@ -113,10 +113,10 @@ struct CountedRange {
     blocks: usize,
 }
 
-/// `None`: nobody has asked yet.
+/// `None`: there was no question yet.
 type Index = Arc<Mutex<Option<Blocks>>>;
 
-/// What an index of an older state is of.
+/// The state that an index of an older one is of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Commit(Seq),
@@ -203,7 +203,7 @@ impl CountedRange {
         let Some(blocks) = index.as_deref_mut().and_then(Option::as_mut) else {
             return self.bytes <= share.max(UNDER_WAY);
         };
-        // What is left is a half of the share.
+        // A half of the share is left.
         let (mut stays, mut bytes) = (0, 0);
         for (_, change) in self.changes.iter().rev().take(STAYING) {
             bytes += change.memory();
@@ -243,7 +243,7 @@ fn take_in(blocks: &mut Blocks, changes: &mut VecDeque<(Seq, Change)>, up_to: Se
     blocks.at = blocks.at.max(up_to);
 }
 
-/// What is counted, and what was changed of that since.
+/// The ranges that are counted, and their changes since.
 pub(crate) struct Ranks {
     on: AtomicBool,
     /// While something is counted: the changes of commits up to this one are noted.
@@ -253,7 +253,7 @@ pub(crate) struct Ranks {
     most: usize,
 }
 
-/// What a question needs of the store.
+/// The parts of the store that a question needs.
 pub(crate) trait RanksEnv {
     /// The newest state.
     fn newest(&self) -> View;
@@ -274,7 +274,7 @@ impl Ranks {
         }
     }
 
-    /// Whether something is counted.
+    /// Returns whether something is counted.
     pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Acquire)
     }
@@ -580,7 +580,7 @@ impl Ranks {
 struct Asked<'a> {
     blocks: &'a mut Blocks,
     view: &'a View,
-    /// What the index counts.
+    /// The state that the index counts.
     below: View,
     span: &'a Span,
     corrections: Corrections,
