@@ -5,10 +5,13 @@ use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 
-use kvdb_server::{Limits, Reply};
+use kvdb_server::Reply;
 
 use super::Connection;
 use crate::output::{Failure, Outcome};
+
+/// The bytes of a piece: a command takes more, and more of them in memory at once gains nothing.
+const PIECE: usize = 4 << 20;
 
 /// A value that is to be put.
 #[derive(Default)]
@@ -21,11 +24,10 @@ pub struct NewValue {
 
 /// The next piece from standard input.
 fn piece() -> Outcome<Vec<u8>> {
-    let most = Limits::default().argument;
     let mut bytes = Vec::new();
     io::stdin()
         .lock()
-        .take(most as u64)
+        .take(PIECE as u64)
         .read_to_end(&mut bytes)
         .map_err(|e| Failure::io("cannot read the value from standard input", &e))?;
     Ok(bytes)
@@ -38,7 +40,7 @@ impl NewValue {
             return Ok(NewValue { first: value.as_bytes().to_vec(), more: false });
         }
         let first = piece()?;
-        let more = first.len() == Limits::default().argument;
+        let more = first.len() == PIECE;
         Ok(NewValue { first, more })
     }
 }
