@@ -6,6 +6,7 @@ mod real;
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use env::Machine;
 use kvdb::{CreateOptions, Kvdb, OpenOptions};
@@ -40,6 +41,15 @@ fn append(log: &mut File, line: &[u8]) -> bool {
     }
 }
 
+/// Waits until something holds, for half a minute.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn no_line_of_a_log_stands_behind_a_hole_of_one_that_was_refused() {
     // Several requests, the last one of which is short: there may be space for it, and not for
@@ -59,11 +69,15 @@ fn no_line_of_a_log_stands_behind_a_hole_of_one_that_was_refused() {
             match i {
                 5 => fill(&m),
                 12 => std::fs::remove_file(m.path("fill")).expect("removed"),
-                // A program that knows where its log ends goes on there.
-                16 => log.set_len(kept.len() as u64).expect("the size is set"),
+                // A program that knows where its log ends goes on there, as soon as the space of
+                // the file that was removed has come back.
+                16 => until("there is space again", || {
+                    log.set_len(kept.len() as u64).expect("the size is set");
+                    append(&mut log, &line(i))
+                }),
                 _ => {}
             }
-            if append(&mut log, &line(i)) {
+            if i == 16 || append(&mut log, &line(i)) {
                 kept.extend(line(i));
             } else {
                 refused += 1;
