@@ -1,12 +1,14 @@
 //! The numbers of keys of a range, block by block.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use vt_tree::Seq;
 
+use super::asked::walk;
+use super::changes::{Change, Changes};
 use super::corrections::Corrections;
-use super::{Change, Span, walk};
+use super::span::Span;
 use crate::error::Result;
 use crate::read::view::View;
 
@@ -32,7 +34,7 @@ pub(super) struct Blocks {
     /// Keys of a block.
     size: u32,
     /// The newest changes that were taken in, all after `remembers_from`.
-    remembered: VecDeque<(Seq, Change)>,
+    remembered: Changes,
     remembers_from: Seq,
 }
 
@@ -45,7 +47,7 @@ impl Blocks {
             counts: Vec::new(),
             uncertain: 0,
             size: KEYS,
-            remembered: VecDeque::new(),
+            remembered: Changes::default(),
             remembers_from: noted_from.min(view.at),
         };
         (blocks.firsts, blocks.counts) = blocks.divided(view, span, &span.start, &span.end)?;
@@ -169,24 +171,24 @@ impl Blocks {
 
     /// Remembers a change, which is counted.
     pub fn remember(&mut self, seq: Seq, change: Change) {
-        self.remembered.push_back((seq, change));
-        if self.remembered.len() > REMEMBERED
-            && let Some((seq, _)) = self.remembered.pop_front()
-        {
+        self.remembered.push(seq, change);
+        if self.remembered.len() > REMEMBERED {
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some((seq, _)) = self.remembered.pop() {
             self.remembers_from = self.remembers_from.max(seq);
         }
     }
 
     /// Forgets the oldest of what is remembered, until it takes no more than so many bytes.
     pub fn forget_beyond(&mut self, most: usize) {
-        let mut bytes: usize = self.remembered.iter().map(|(_, change)| change.memory()).sum();
-        while bytes > most
-            && let Some((seq, change)) = self.remembered.pop_front()
-        {
-            bytes -= change.memory();
-            self.remembers_from = self.remembers_from.max(seq);
+        while self.remembered.bytes() > most {
+            self.forget_oldest();
         }
-        self.remembered.shrink_to(2 * self.remembered.len());
+        self.remembered.trim();
     }
 
     /// Counts the uncertain blocks from `at` on that lie together, in the state that the index is
@@ -246,7 +248,7 @@ impl Blocks {
             return Ok(None);
         }
         let mut now: BTreeMap<&Bytes, bool> = BTreeMap::new();
-        for (_, change) in self.remembered.iter().rev().take_while(|(seq, _)| *seq > older.at) {
+        for change in self.remembered.newest_after(older.at) {
             let (key, there) = match change {
                 Change::Put { key, .. } => (key, true),
                 Change::Delete { key, .. } => (key, false),

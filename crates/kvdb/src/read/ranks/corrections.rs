@@ -6,7 +6,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use vt_tree::{BodyRef, Input, RunCursor, Source};
 
-use super::Span;
+use super::span::Span;
 use crate::error::Result;
 use crate::read::view::View;
 

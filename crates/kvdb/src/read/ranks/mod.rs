@@ -15,10 +15,13 @@
 //! The lock of an index is held over reads, and while the pipeline's is waited for. Who holds a
 //! ranked lock only tries it.
 
+mod asked;
 mod blocks;
+mod changes;
 mod corrections;
+mod counted;
+mod span;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -26,222 +29,19 @@ use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use vt_tree::Seq;
 
+use self::asked::Asked;
 use self::blocks::Blocks;
+use self::changes::{Change, Changes};
 use self::corrections::Corrections;
+use self::counted::{Counted, CountedRange, Index, OF_OLDER_STATES, OfOlderState, State, UNASKED};
+pub(crate) use self::span::Span;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::{Op, Ops};
 use crate::read::view::View;
 
-/// Changes of a range that wait for the next question; beyond, the older ones are taken in by the
-/// writer.
-const WAITING: usize = 4096;
-/// Of these so many stay, for views that are a little older than the newest.
-const STAYING: usize = 1024;
-/// After so many changes without a question a range is counted no longer.
-const UNASKED: u64 = 1 << 20;
-/// Indexes of older states that are kept.
-const OF_OLDER_STATES: usize = 8;
-/// Memory of a block, about, and of a change without its keys.
+/// Memory of a block, bytes, about.
 const BLOCK_MEMORY: usize = 96;
-const CHANGE_MEMORY: usize = 120;
-/// The bytes of changes that a range may have at least while it is counted, or asked.
-const UNDER_WAY: usize = 1 << 20;
-
-/// A change of a key in a range that is counted.
-#[derive(Clone, Debug)]
-enum Change {
-    /// The key has a value from here on; `new`: it is known that it had none.
-    Put { key: Bytes, new: bool },
-    /// The key has none from here on; `there`: it is known that it had one.
-    Delete { key: Bytes, there: bool },
-    /// It is not known whether the key has a value from here on.
-    Uncertain { key: Bytes },
-    /// All of `[start, end)` was deleted.
-    DeleteRange { start: Bytes, end: Bytes },
-}
-
-impl Change {
-    /// The memory that it takes, bytes, about.
-    fn memory(&self) -> usize {
-        let keys = match self {
-            Change::Put { key, .. } | Change::Delete { key, .. } | Change::Uncertain { key } => {
-                key.len()
-            }
-            Change::DeleteRange { start, end } => start.len() + end.len(),
-        };
-        CHANGE_MEMORY + keys
-    }
-}
-
-/// A range of a dictionary; an empty end is that of the dictionary.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
-    pub dict: DictionaryId,
-    pub start: Bytes,
-    pub end: Bytes,
-}
-
-impl Span {
-    fn has(&self, key: &[u8]) -> bool {
-        self.start <= key && (self.end.is_empty() || self.end > key)
-    }
-
-    fn contains(&self, other: &Span) -> bool {
-        let ends = self.end.is_empty() || !other.end.is_empty() && other.end <= self.end;
-        self.dict == other.dict && self.start <= other.start && ends
-    }
-
-    fn meets(&self, start: &[u8], end: &[u8]) -> bool {
-        (self.end.is_empty() || start < &self.end[..]) && (end.is_empty() || end > &self.start[..])
-    }
-}
-
-/// A range that is counted, as the newest commits leave it.
-struct CountedRange {
-    end: Bytes,
-    index: Index,
-    /// All changes after `from`, in their order, that the index has not taken in.
-    changes: VecDeque<(Seq, Change)>,
-    /// The memory that these take.
-    bytes: usize,
-    from: Seq,
-    /// Changes since the last question.
-    unasked: u64,
-    /// When it was last asked for.
-    asked: u64,
-    blocks: usize,
-}
-
-/// `None`: there was no question yet.
-type Index = Arc<Mutex<Option<Blocks>>>;
-
-/// The state that an index of an older one is of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum State {
-    Commit(Seq),
-    Snapshot([u8; 16]),
-}
-
-struct OfOlderState {
-    state: State,
-    span: Span,
-    index: Index,
-}
-
-#[derive(Default)]
-struct Counted {
-    /// By dictionary and first key; none overlaps another one.
-    ranges: BTreeMap<(DictionaryId, Bytes), CountedRange>,
-    older: VecDeque<OfOlderState>,
-    clock: u64,
-    /// Ranges that the commit under way has left with many changes.
-    full: BTreeSet<(DictionaryId, Bytes)>,
-    /// Bytes that all changes may take.
-    most_changes: usize,
-}
-
-impl Counted {
-    /// The bytes of changes that each range may have, and remember.
-    fn share(&self) -> usize {
-        self.most_changes / 2 / self.ranges.len().max(1)
-    }
-
-    fn add(&mut self, dict: DictionaryId, key: &[u8], seq: Seq, change: impl FnOnce() -> Change) {
-        let (up_to, share) = ((dict, Bytes::copy_from_slice(key)), self.share());
-        let Some((first, range)) = self.ranges.range_mut(..=up_to).next_back() else { return };
-        if first.0 != dict || !range.end.is_empty() && range.end <= key {
-            return;
-        }
-        range.add(seq, change());
-        if range.is_full(share) {
-            self.full.insert(first.clone());
-        }
-    }
-
-    /// Ranges of which the deletion leaves nothing are counted no longer.
-    fn delete_range(&mut self, dict: DictionaryId, start: &Bytes, end: &Bytes, seq: Seq) {
-        let met = |(of, first): &(DictionaryId, Bytes), range: &CountedRange| {
-            let span = Span { dict, start: first.clone(), end: range.end.clone() };
-            *of == dict && span.meets(start, end)
-        };
-        self.ranges.retain(|key, range| {
-            let all = *start <= key.1 && !range.end.is_empty() && range.end <= *end;
-            !(all && met(key, range))
-        });
-        let share = self.share();
-        for (key, range) in &mut self.ranges {
-            if met(key, range) {
-                range.add(seq, Change::DeleteRange { start: start.clone(), end: end.clone() });
-                if range.is_full(share) {
-                    self.full.insert(key.clone());
-                }
-            }
-        }
-    }
-}
-
-impl CountedRange {
-    fn add(&mut self, seq: Seq, change: Change) {
-        self.bytes += change.memory();
-        self.changes.push_back((seq, change));
-        self.unasked += 1;
-    }
-
-    fn is_full(&self, share: usize) -> bool {
-        self.changes.len() > WAITING || self.bytes > share || self.unasked >= UNASKED
-    }
-
-    /// Has the index take in what waits for longest, if no question is under way. Returns whether
-    /// the range can be kept.
-    fn relieve(&mut self, share: usize) -> bool {
-        if !self.is_full(share) {
-            return true;
-        }
-        let index = self.index.clone();
-        let mut index = index.try_lock();
-        let Some(blocks) = index.as_deref_mut().and_then(Option::as_mut) else {
-            return self.bytes <= share.max(UNDER_WAY);
-        };
-        // A half of the share is left.
-        let (mut stays, mut bytes) = (0, 0);
-        for (_, change) in self.changes.iter().rev().take(STAYING) {
-            bytes += change.memory();
-            if bytes > share / 2 {
-                break;
-            }
-            stays += 1;
-        }
-        let Some((up_to, _)) = self.changes.get(self.changes.len() - 1 - stays) else {
-            return true;
-        };
-        let up_to = *up_to;
-        self.take_in(blocks, up_to, share);
-        true
-    }
-
-    /// Has an index take in the changes of commits up to this one, and remember those of them that
-    /// fit into its share.
-    fn take_in(&mut self, blocks: &mut Blocks, up_to: Seq, share: usize) {
-        take_in(blocks, &mut self.changes, up_to);
-        blocks.forget_beyond(share);
-        self.changes.shrink_to(2 * self.changes.len());
-        self.bytes = self.changes.iter().map(|(_, change)| change.memory()).sum();
-        self.from = self.from.max(up_to);
-    }
-}
-
-/// Has an index take in the changes of commits up to this one.
-fn take_in(blocks: &mut Blocks, changes: &mut VecDeque<(Seq, Change)>, up_to: Seq) {
-    while changes.front().is_some_and(|(seq, _)| *seq <= up_to) {
-        match changes.pop_front() {
-            Some((seq, change)) if seq > blocks.at => blocks.take_in(seq, change),
-            Some((seq, change)) => blocks.remember(seq, change),
-            None => {}
-        }
-    }
-    blocks.at = blocks.at.max(up_to);
-}
 
 /// The ranges that are counted, and their changes since.
 pub(crate) struct Ranks {
@@ -458,8 +258,7 @@ impl Ranks {
             let range = CountedRange {
                 end: span.end.clone(),
                 index: begun.1.clone(),
-                changes: VecDeque::new(),
-                bytes: 0,
+                changes: Changes::default(),
                 from: newest,
                 unasked: 0,
                 asked: counted.clock,
@@ -574,91 +373,4 @@ impl Ranks {
             all.ranges.remove(&key);
         }
     }
-}
-
-/// An index that answers for a view, after corrections.
-struct Asked<'a> {
-    blocks: &'a mut Blocks,
-    view: &'a View,
-    /// The state that the index counts.
-    below: View,
-    span: &'a Span,
-    corrections: Corrections,
-}
-
-impl Asked<'_> {
-    fn before(&mut self, key: &[u8]) -> Result<u64> {
-        if key <= &self.span.start[..] {
-            return Ok(0);
-        }
-        let at = self.blocks.counted_up_to(key, &self.below, self.span)?;
-        let first = self.blocks.first(at);
-        let sum = self.blocks.sum(at) as i64 + self.corrections.before(first);
-        let mut rest = 0;
-        walk(self.view, self.span.dict, first, key, |_| {
-            rest += 1;
-            true
-        })?;
-        Ok(u64::try_from(sum).unwrap_or(0) + rest)
-    }
-
-    fn len(&mut self) -> Result<u64> {
-        self.blocks.count_all(&self.below, self.span)?;
-        let sum = self.blocks.sum(self.blocks.len()) as i64;
-        let more = self.corrections.between(&self.span.start, &[]);
-        Ok(u64::try_from(sum + more).unwrap_or(0))
-    }
-
-    fn nth(&mut self, n: u64) -> Result<Option<Bytes>> {
-        let (mut at, mut before) = (0, 0);
-        loop {
-            if self.corrections.is_empty() {
-                (at, before) = self.blocks.passed(at, before, n);
-            }
-            let Some(count) = self.blocks.counted(at, &self.below, self.span)? else {
-                return Ok(None);
-            };
-            let next = self.blocks.next(at).unwrap_or(&self.span.end);
-            let count = i64::from(count) + self.corrections.between(self.blocks.first(at), next);
-            let count = u64::try_from(count).unwrap_or(0);
-            if n < before + count {
-                break;
-            }
-            (at, before) = (at + 1, before + count);
-        }
-        let (mut left, mut found) = (n - before, None);
-        walk(self.view, self.span.dict, self.blocks.first(at), &self.span.end, |key| {
-            if left == 0 {
-                found = Some(Bytes::copy_from_slice(key));
-            }
-            left = left.saturating_sub(1);
-            found.is_none()
-        })?;
-        Ok(found)
-    }
-}
-
-/// Shows the keys of `[start, end)` in a view until `visit` says `false`; an empty end is that of
-/// the dictionary.
-fn walk(
-    view: &View,
-    dict: DictionaryId,
-    start: &[u8],
-    end: &[u8],
-    mut visit: impl FnMut(&[u8]) -> bool,
-) -> Result<()> {
-    let mut cursor = view.tree_cursor(dict, view.inputs(dict)?);
-    cursor.keys_only();
-    cursor.seek(start);
-    while cursor.advance()? {
-        match cursor.current() {
-            Some(tuple) if end.is_empty() || tuple.key < end => {
-                if !visit(tuple.key) {
-                    break;
-                }
-            }
-            _ => break,
-        }
-    }
-    Ok(())
 }
