@@ -96,25 +96,22 @@ fn runs_of(trees: &Trees) -> Vec<*const Run> {
 }
 
 impl Snapshotter {
+    /// Limits the bytes that a branch may take of its own. `None`: it has no limit.
     pub(crate) fn limit_branch(&self, branch: &str, bytes: Option<u64>) -> Result<()> {
-        self.health.writable()?;
-        if branch.is_empty() {
-            return Err(Error::Invalid("the store itself has no limit but its size".into()));
-        }
-        self.commits.flush_before_edit(&*self.admission)?;
-        let _naming = self.snapshots.naming.lock();
-        if !self.versions.load().has_branch(branch) {
-            return Err(Error::NoBranch(branch.into()));
-        }
         // A limit of nothing is one of a byte: there is no room for it either.
         let bytes = bytes.map_or(0, |bytes| bytes.max(1));
-        let edit = Edit::Limit { branch: branch.into(), bytes };
-        self.limits.forget(branch);
-        self.limits.any.store(true, Ordering::Release);
-        self.commits.install(|_| VersionEdit::of([edit]))
+        self.edit_limit(branch, Edit::Limit { branch: branch.into(), bytes }, &self.limits.any)
     }
 
+    /// Limits the files that a branch may have more than its origin, likewise.
     pub(crate) fn limit_files(&self, branch: &str, files: Option<u64>) -> Result<()> {
+        let below = files.map_or(0, |files| files.saturating_add(1));
+        let edit = Edit::LimitFiles { branch: branch.into(), below };
+        self.edit_limit(branch, edit, &self.limits.any_of_files)
+    }
+
+    /// Installs the edit of a limit, of which there is `any` from now on.
+    fn edit_limit(&self, branch: &str, edit: Edit, any: &AtomicBool) -> Result<()> {
         self.health.writable()?;
         if branch.is_empty() {
             return Err(Error::Invalid("the store itself has no limit but its size".into()));
@@ -124,9 +121,8 @@ impl Snapshotter {
         if !self.versions.load().has_branch(branch) {
             return Err(Error::NoBranch(branch.into()));
         }
-        let below = files.map_or(0, |files| files.saturating_add(1));
-        let edit = Edit::LimitFiles { branch: branch.into(), below };
-        self.limits.any_of_files.store(true, Ordering::Release);
+        self.limits.forget(branch);
+        any.store(true, Ordering::Release);
         self.commits.install(|_| VersionEdit::of([edit]))
     }
 
