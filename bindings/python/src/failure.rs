@@ -201,9 +201,12 @@ fn of_store(error: &kvdb::Error) -> (&'static str, i32) {
 fn of_places(error: &places::Error) -> (&'static str, i32) {
     use places::Error;
     match error {
-        Error::NoName(_) | Error::NoAddress(_) | Error::NoPlace(_) | Error::Name(_) => {
-            ("invalid", 0)
-        }
+        Error::NoName(_)
+        | Error::NoAddress(_)
+        | Error::NoPlace(_)
+        | Error::Name(_)
+        | Error::NoSecret(_)
+        | Error::Secret { .. } => ("invalid", 0),
         Error::Empty(_) | Error::NoSnapshot(_) | Error::NothingHere(_) => ("not_found", 0),
         Error::Place { source, .. } => of_place(source),
         Error::Stores { source, .. }
@@ -223,7 +226,7 @@ fn of_places(error: &places::Error) -> (&'static str, i32) {
 fn of_place(error: &ObjectsError) -> (&'static str, i32) {
     match error {
         ObjectsError::NotFound { .. } | ObjectsError::NoBucket { .. } => ("not_found", 0),
-        ObjectsError::Invalid(_) => ("invalid", 0),
+        ObjectsError::Invalid(_) | ObjectsError::Secret { .. } => ("invalid", 0),
         ObjectsError::Denied { .. } => ("file", 13),
         ObjectsError::Io { source, .. } => of_io(source),
         _ => ("device", EIO),

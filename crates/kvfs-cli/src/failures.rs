@@ -41,6 +41,8 @@ fn of_objects(error: &ObjectsError) -> Exit {
     match error {
         ObjectsError::NotFound { .. } | ObjectsError::NoBucket { .. } => Exit::NotFound,
         ObjectsError::Io { source, .. } => Exit::of(source),
+        ObjectsError::Damaged { .. } => Exit::Damaged,
+        ObjectsError::Secret { .. } => Exit::Usage,
         _ => Exit::Failed,
     }
 }
@@ -53,7 +55,9 @@ impl From<Error> for Failure {
             Error::NoName(_) | Error::NoAddress(_) => Failure::new(Exit::Usage, text).hint(FORMS),
             Error::NoPlace(_) => Failure::new(Exit::Usage, text).hint(FORMS_OF_PLACES),
             Error::Empty(_) => Failure::new(Exit::NotFound, text).hint(FORMS_OF_PLACES),
-            Error::Name(_) => Failure::new(Exit::Usage, text),
+            Error::Name(_) | Error::NoSecret(_) | Error::Secret { .. } => {
+                Failure::new(Exit::Usage, text)
+            }
             Error::NoSnapshot(_) => Failure::new(Exit::NotFound, text),
             Error::Place { source, .. } => Failure::new(of_objects(&source), text),
             Error::Unsafe(_) | Error::NotPublished { .. } => Failure::new(Exit::Failed, text),

@@ -73,6 +73,7 @@ mod sandbox;
 mod scripts;
 mod scrub;
 mod scrubbing;
+mod secret;
 mod send;
 mod service;
 mod show;
@@ -165,6 +166,7 @@ enum Command {
     Forks(forks::Args),
     Gc(gc::Args),
     Unpublish(unpublish::Args),
+    Secret(secret::Args),
     Bench(bench::Args),
     Doctor(doctor::Args),
     Completions(manual::CompletionsArgs),
@@ -250,6 +252,7 @@ fn main() -> ExitCode {
         Command::Forks(args) => forks::run(args, &output),
         Command::Gc(args) => gc::run(args, &output),
         Command::Unpublish(args) => unpublish::run(args, &output),
+        Command::Secret(args) => secret::run(args, &output),
         Command::Bench(args) => bench::run(args, &output),
         Command::Doctor(args) => doctor::run(args, &output),
         Command::Completions(args) => manual::completions(args, Cli::command(), &output),

@@ -304,6 +304,7 @@ fn files_are_opened_to_be_written_in_one_place() {
         ("terminal.rs", "the terminal"),
         ("run.rs", "the terminal"),
         ("mcp/files.rs", "files in a transaction of the store"),
+        ("secrets.rs", "a new file, where nothing is"),
         ("merge/fork_file.rs", "a fork in the place of a fork, after the judgement of that"),
     ];
     const OPENS: &[&str] = &[

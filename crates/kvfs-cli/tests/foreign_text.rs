@@ -230,6 +230,7 @@ fn walks(
         ("forks", calls(&["forks TEXT", "forks PLACE", "forks PLACE --drop TEXT"])),
         ("gc", calls(&["gc TEXT", "gc PLACE", "gc NOWHERE", "--json gc PLACE --dry-run"])),
         ("unpublish", calls(&["unpublish NOWHERE --yes", "unpublish PLACE --yes"])),
+        ("secret", calls(&["secret TEXT", "secret TEXT", "secret STORE"])),
         ("receive", calls(&["receive ROOT TEXT", "receive MISSING"])),
         (
             "restore",

@@ -10,6 +10,7 @@ use crate::Objects;
 use crate::error::Result;
 use crate::key::Key;
 use crate::object::{Condition, Object, Page, Part, Tag};
+use crate::secret_id::SecretId;
 
 /// Objects whose requests are counted.
 #[derive(Debug)]
@@ -131,6 +132,10 @@ impl Objects for CountObjects {
 
     fn place(&self) -> String {
         self.inner.place()
+    }
+
+    fn secret(&self) -> Option<SecretId> {
+        self.inner.secret()
     }
 }
 

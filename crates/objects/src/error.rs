@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::key::{InvalidKey, Key};
+use crate::secret_id::SecretId;
 
 /// The result of an operation on objects.
 pub type Result<T, E = ObjectsError> = std::result::Result<T, E>;
@@ -73,6 +74,27 @@ pub enum ObjectsError {
         /// The place, as [`crate::Objects::place`] has it.
         place: String,
     },
+    /// An encrypted object is not what was encrypted under its key.
+    #[error("the object {key} in {place} is damaged, or was replaced: it cannot be decrypted")]
+    Damaged {
+        /// The key.
+        key: Key,
+        /// The place, as [`crate::Objects::place`] has it.
+        place: String,
+    },
+    /// An object is encrypted with another secret, or it is encrypted and there is none, or it is
+    /// not encrypted and there is one.
+    #[error("{}", of_secrets(.key, .place, *.found, *.own))]
+    Secret {
+        /// The key.
+        key: Key,
+        /// The place, as [`crate::Objects::place`] has it.
+        place: String,
+        /// The secret with which the object is encrypted.
+        found: Option<SecretId>,
+        /// The secret with which the place is used.
+        own: Option<SecretId>,
+    },
     /// A call that can never succeed; the text is a sentence.
     #[error("{0}")]
     Invalid(String),
@@ -84,6 +106,22 @@ pub enum ObjectsError {
         /// The error of the host.
         source: Arc<io::Error>,
     },
+}
+
+/// Says how the secrets of an object and of its user differ, and what to do.
+fn of_secrets(key: &Key, place: &str, found: Option<SecretId>, own: Option<SecretId>) -> String {
+    match (found, own) {
+        (Some(found), Some(own)) => format!(
+            "{key} in {place} is encrypted with the secret {found}, and the one that is given is \
+             {own}: give the other one"
+        ),
+        (Some(found), None) => format!(
+            "{key} in {place} is encrypted with the secret {found}, and none is given: give it"
+        ),
+        (None, _) => format!(
+            "{key} in {place} is not encrypted, and a secret is given: use this place without one"
+        ),
+    }
 }
 
 /// Says what the user can do about an error of the host.

@@ -6,6 +6,7 @@
 //! - [`DirectoryObjects`] keeps them in a folder that any number of processes share.
 //! - [`MemoryObjects`] keeps them in memory, and [`FaultyObjects`] makes any place behave as badly
 //!   as a network and a busy server do, reproducibly from a seed.
+//! - `EncryptedObjects` encrypts them before they are sent (feature `encryption`).
 //! - [`CountObjects`] counts requests and bytes, and [`Unreachable`] answers none.
 //! - [`swap`] and [`create`] are the protocol by which all users replace and create an object that
 //!   others may replace or create too. They resolve answers that were lost.
@@ -30,23 +31,29 @@
 
 mod count;
 mod directory;
+#[cfg(feature = "encryption")]
+mod encrypted;
 mod error;
 mod faults;
 mod key;
 mod memory;
 mod object;
 mod retry;
+mod secret_id;
 mod swap;
 mod unreachable;
 
 pub use count::{CountObjects, Counts, KindCounts};
 pub use directory::DirectoryObjects;
+#[cfg(feature = "encryption")]
+pub use encrypted::{EncryptedObjects, Secret};
 pub use error::{ObjectsError, Result};
 pub use faults::{Event, FaultyObjects, Injected, Rates};
 pub use key::{InvalidKey, Key};
 pub use memory::MemoryObjects;
 pub use object::{Condition, Listed, Object, Page, Part, Tag};
 pub use retry::{Patience, get_other_patiently, get_patiently};
+pub use secret_id::SecretId;
 pub use swap::{Created, Swapped, Verdict, create, swap};
 pub use unreachable::Unreachable;
 
@@ -87,4 +94,9 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
 
     /// The place, for messages: `dir:/mnt/x`, `s3://bucket/name`. It has no secrets.
     fn place(&self) -> String;
+
+    /// The secret with which the objects are encrypted before they are sent; `None`: they are not.
+    fn secret(&self) -> Option<SecretId> {
+        None
+    }
 }

@@ -15,6 +15,19 @@ use objects::{
 
 /// Checks a rule for every place, with pages of three entries.
 fn everywhere(rule: impl Fn(&dyn Objects)) {
+    wherever_bytes_make_tags(&rule);
+    // The same bytes are others each time that they are encrypted.
+    #[cfg(feature = "encryption")]
+    {
+        use objects::{EncryptedObjects, Secret};
+        let secret = Secret::parse(&"5e".repeat(32)).expect("64 digits");
+        let memory = MemoryObjects::new().with_pages_of(3);
+        rule(&EncryptedObjects::new(Arc::new(memory), Some(secret)));
+    }
+}
+
+/// Checks a rule for every place where the same bytes have the same tag again.
+fn wherever_bytes_make_tags(rule: impl Fn(&dyn Objects)) {
     let memory = || MemoryObjects::new().with_pages_of(3);
     rule(&memory());
     let folder = tempfile::tempdir().expect("a folder");
@@ -23,6 +36,8 @@ fn everywhere(rule: impl Fn(&dyn Objects)) {
     rule(&faulty);
     assert_eq!(faulty.trace(), [], "rates of zero inject nothing");
     rule(&CountObjects::new(Arc::new(memory())));
+    #[cfg(feature = "encryption")]
+    rule(&objects::EncryptedObjects::new(Arc::new(memory()), None));
 }
 
 fn key(name: &str) -> Key {
@@ -178,7 +193,7 @@ fn a_swap_needs_the_tag_that_is_there() {
 #[test]
 fn a_stale_tag_is_accepted_when_the_same_bytes_recur() {
     // So it is on every server tried: tags are made of the bytes. A head needs a nonce.
-    everywhere(|objects| {
+    wherever_bytes_make_tags(|objects| {
         let stale = put(objects, "a", "1");
         put(objects, "a", "2");
         put(objects, "a", "1");
@@ -348,7 +363,7 @@ fn history(objects: &dyn Objects, seed: u64, steps: usize) {
 
 #[test]
 fn a_history_gives_what_a_map_gives() {
-    everywhere(|objects| history(objects, 4711, 3000));
+    wherever_bytes_make_tags(|objects| history(objects, 4711, 3000));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use objects::{DirectoryObjects, Objects, ObjectsError};
 use zones::Device;
 
 use crate::error::{Error, Result};
+use crate::secrets::with_secret;
 
 /// The beginnings of addresses of a folder and of a bucket.
 const FOLDER: &str = "dir:";
@@ -119,9 +120,9 @@ fn open(place: &str, make: bool) -> Result<Arc<dyn Objects>> {
     if let Some(folder) = place.strip_prefix(FOLDER).map(PathBuf::from) {
         let opened =
             if make { DirectoryObjects::create(folder) } else { DirectoryObjects::open(folder) };
-        return Ok(Arc::new(opened.map_err(cannot)?));
+        return with_secret(Arc::new(opened.map_err(cannot)?));
     }
-    in_bucket(place).map_err(cannot)
+    with_secret(in_bucket(place).map_err(cannot)?)
 }
 
 #[cfg(feature = "s3")]
@@ -137,11 +138,6 @@ fn in_bucket(address: &str) -> Result<Arc<dyn Objects>, ObjectsError> {
     Err(ObjectsError::Invalid(what))
 }
 
-/// The zones of a local file that was made from this place.
-pub fn zones_in(place: &str) -> Result<RemoteZones> {
-    open(place, false).map(RemoteZones::new)
-}
-
 /// Where the zones of the store lie, if they are in object storage. A file that is no store is
 /// refused when it is opened.
 pub fn zones_of(device: &dyn Device) -> Result<Option<RemoteZones>> {
@@ -152,7 +148,18 @@ pub fn zones_of(device: &dyn Device) -> Result<Option<RemoteZones>> {
         }
         Err(_) => None,
     };
-    copy.map(|copy| zones_in(&copy.place)).transpose()
+    copy.map(|copy| zones_in(&copy)).transpose()
+}
+
+/// The zones of a local file.
+fn zones_in(copy: &LocalCopy) -> Result<RemoteZones> {
+    let objects = open(&copy.place, false)?;
+    let given = objects.secret();
+    if given != copy.secret {
+        // Zones are read in ranges, which do not tell how they are encrypted.
+        return Err(Error::Secret { place: copy.place.clone(), of_file: copy.secret, given });
+    }
+    Ok(RemoteZones::new(objects))
 }
 
 /// The place that a word names, as it is shown, with all stores in it: by itself, or by the address

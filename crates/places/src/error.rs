@@ -4,10 +4,31 @@
 use std::io;
 use std::path::PathBuf;
 
-use objects::ObjectsError;
+use objects::{ObjectsError, SecretId};
+
+/// The variable of the environment that names the file of the secret.
+pub const VARIABLE: &str = "KVFS_SECRET_FILE";
 
 /// The result of what is done with a store in object storage.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
+
+/// Says how the secret of a local file and the one that is given differ, and what to do.
+fn of_secrets(place: &str, of_file: Option<SecretId>, given: Option<SecretId>) -> String {
+    let variable = VARIABLE;
+    match (of_file, given) {
+        (Some(of_file), None) => format!(
+            "the store in {place} is encrypted with the secret {of_file}: name the file that has \
+             it in {variable}"
+        ),
+        (Some(of_file), Some(given)) => format!(
+            "the store in {place} is encrypted with the secret {of_file}, and {variable} names a \
+             file with another one, {given}"
+        ),
+        (None, _) => {
+            format!("the store in {place} is not encrypted: use it without {variable}")
+        }
+    }
+}
 
 /// Says why something could not be done with a store in object storage.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +70,22 @@ pub enum Error {
     /// The server does not keep the conditions on which heads depend; the text is a sentence.
     #[error("{0}")]
     Unsafe(String),
+    /// The file that the environment names has no secret.
+    #[error(
+        "{} has no secret, which is 64 hexadecimal digits: make a file with one by kvfs secret",
+        .0.display()
+    )]
+    NoSecret(PathBuf),
+    /// A local file was made of a store that is encrypted with another secret, or with none.
+    #[error("{}", of_secrets(.place, *.of_file, *.given))]
+    Secret {
+        /// The place of the store.
+        place: String,
+        /// The secret that the local file was made with.
+        of_file: Option<SecretId>,
+        /// The secret that is given.
+        given: Option<SecretId>,
+    },
     /// A file or directory of this machine cannot be used.
     #[error("cannot use {}: {source}", path.display())]
     Path {

@@ -3,6 +3,7 @@
 //!
 //! - `address`: `dir:FOLDER/NAME` and `s3://BUCKET/NAME`, and the objects that they lead to;
 //! - `server`: the trial of a server before a store depends on it;
+//! - `secrets`: the secret with which objects are encrypted;
 //! - `local_copies`: the local files of readers and writers, where they lie, and how they are
 //!   claimed;
 //! - `forking`: a store of one's own that begins as one there;
@@ -33,9 +34,10 @@ mod forking;
 mod host;
 pub mod local_copies;
 pub mod publishing;
+pub mod secrets;
 mod server;
 
-pub use address::{Address, FORMS, FORMS_OF_PLACES, place, zones_in, zones_of};
+pub use address::{Address, FORMS, FORMS_OF_PLACES, place, zones_of};
 pub use error::{Error, Result};
 pub use forking::fork;
 pub use host::host_name;

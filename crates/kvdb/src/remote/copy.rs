@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::Env;
+use objects::SecretId;
 use vt_tree::{BlockCache, Run};
 use zones::remote::{Home, ZoneTable};
 use zones::{Device, FormatOptions, Zones};
@@ -36,12 +37,16 @@ pub struct LocalCopy {
     /// The identity of the file by which the store goes on at its address. Without it and without
     /// a registration the file is a cache.
     pub writer: Option<[u8; 16]>,
+    /// The secret with which objects of the place are encrypted.
+    pub secret: Option<SecretId>,
 }
 
 /// Version of the note of a cache, of that of a fork, and of that of a writer.
 const VERSION: u8 = 1;
 const VERSION_OF_FORKS: u8 = 2;
 const VERSION_OF_WRITERS: u8 = 3;
+/// Added to these where objects of the place are encrypted.
+const ENCRYPTED: u8 = 3;
 
 impl LocalCopy {
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -50,7 +55,7 @@ impl LocalCopy {
             (Some(_), _) => VERSION_OF_FORKS,
             (None, Some(_)) => VERSION_OF_WRITERS,
         };
-        let mut note = vec![version];
+        let mut note = vec![version + if self.secret.is_some() { ENCRYPTED } else { 0 }];
         put_bytes(&mut note, self.place.as_bytes());
         put_bytes(&mut note, self.name.as_bytes());
         put_varint(&mut note, self.generation);
@@ -58,15 +63,18 @@ impl LocalCopy {
         note.extend_from_slice(&self.store);
         let id = self.fork.map(|fork| fork.0).or(self.writer);
         id.iter().for_each(|id| note.extend_from_slice(id));
+        self.secret.iter().for_each(|secret| note.extend_from_slice(&secret.0));
         note
     }
 
     pub(crate) fn decode(note: &[u8]) -> Result<LocalCopy> {
         let mut r = Decoder::new(note, "what the local file says of its home");
         let version = r.u8()?;
-        if !(VERSION..=VERSION_OF_WRITERS).contains(&version) {
+        if !(VERSION..=VERSION_OF_WRITERS + ENCRYPTED).contains(&version) {
             return Err(r.corrupt("it has an unknown version"));
         }
+        let is_encrypted = version > VERSION_OF_WRITERS;
+        let version = if is_encrypted { version - ENCRYPTED } else { version };
         let mut text = || -> Result<String> {
             let text = str::from_utf8(r.bytes()?);
             text.map(str::to_owned).map_err(|_| Error::Corrupt("a place is not UTF-8".into()))
@@ -81,7 +89,11 @@ impl LocalCopy {
             VERSION_OF_WRITERS => (None, Some(id()?)),
             _ => (None, None),
         };
-        Ok(LocalCopy { place, name, generation, published, store, fork, writer })
+        let secret = match is_encrypted {
+            true => Some(SecretId(r.take(8)?.try_into().unwrap_or_default())),
+            false => None,
+        };
+        Ok(LocalCopy { place, name, generation, published, store, fork, writer, secret })
     }
 
     /// Returns whether it was made from this store.
@@ -208,7 +220,8 @@ impl RemoteStore {
             Kind::Fork(fork, _) => (random_id(&*env), Some(fork), None),
             Kind::Writer(id, _) => (store, None, Some(id)),
         };
-        let local = LocalCopy { place, name, generation, published, store, fork, writer };
+        let secret = self.objects().secret();
+        let local = LocalCopy { place, name, generation, published, store, fork, writer, secret };
         let home = Home { note: local.encode(), table: state.known.table, first: state.first };
         let format = FormatOptions {
             // Of the host's space this takes what it reads and writes, wherever zones lie.

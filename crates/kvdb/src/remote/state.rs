@@ -183,6 +183,7 @@ impl RemoteStore {
         let got = get_patiently(&**self.objects(), &name.key, part, Patience::default());
         let object = got.map_err(|e| match e {
             ObjectsError::NotFound { .. } => damaged("is missing".into()),
+            ObjectsError::Damaged { .. } => damaged("cannot be decrypted".into()),
             other => other.into(),
         })?;
         if object.bytes.len() as u64 != name.len || crc32c(&object.bytes) != name.checksum {

@@ -18,6 +18,7 @@ use crate::Objects;
 use crate::error::{ObjectsError, Result};
 use crate::key::Key;
 use crate::object::{Condition, Listed, Object, Page, Part, Tag};
+use crate::secret_id::SecretId;
 
 /// A late list may lack so many of the newest objects, and have so many that were deleted last.
 const RECENT: usize = 32;
@@ -314,5 +315,9 @@ impl Objects for FaultyObjects {
 
     fn place(&self) -> String {
         self.inner.place()
+    }
+
+    fn secret(&self) -> Option<SecretId> {
+        self.inner.secret()
     }
 }

@@ -516,6 +516,7 @@ impl Remote {
     ) -> io::Result<bytes::Bytes> {
         let len = range.end - range.start;
         let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
+        let mut was_damaged = false;
         loop {
             self.counters.asked(purpose);
             let error = match self.second_gets.get(&self.objects, &key, range.clone()) {
@@ -546,7 +547,17 @@ impl Remote {
                         self.objects.place()
                     )));
                 }
-                Err(e) => io::Error::other(e.to_string()),
+                // It may have been damaged on the way.
+                Err(e @ ObjectsError::Damaged { .. }) if was_damaged => {
+                    return Err(damage(e.to_string()));
+                }
+                Err(e @ ObjectsError::Secret { .. }) => {
+                    return Err(io::Error::other(e.to_string()));
+                }
+                Err(e) => {
+                    was_damaged = matches!(e, ObjectsError::Damaged { .. });
+                    io::Error::other(e.to_string())
+                }
             };
             // A store that was closed is not kept by a wait.
             if waited >= self.options.timeout || self.is_closed() {
