@@ -245,7 +245,7 @@ pub static COMMANDS: &[Command] = &[
         InMulti::Refused,
         reads(
             "defrag",
-            "START [RATE bytes] [FULLEST percent] | STATUS | STOP",
+            "START [RATE bytes] [FULLEST percent] [OBJECTS 0|1] | STATUS | STOP",
             -2,
             NONE,
             defrag::defrag,

@@ -111,7 +111,11 @@ fn clients_go_on_meanwhile_and_it_can_be_stopped_and_begun_again() {
     let reclaimable = db.stats().zones_reclaimable;
     let mut expected = contents(&db).unwrap();
     // So slow that it would take minutes.
-    let slow = DefragOptions { bytes_per_second: Some(1 << 20), fullest_percent: 99 };
+    let slow = DefragOptions {
+        bytes_per_second: Some(1 << 20),
+        fullest_percent: 99,
+        ..DefragOptions::default()
+    };
     assert!(db.defragment(slow).unwrap());
     assert!(!db.defragment(slow).unwrap(), "one at a time");
     while db.defrag_progress().bytes_moved == 0 {

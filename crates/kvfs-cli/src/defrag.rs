@@ -26,6 +26,10 @@ pub struct Args {
     /// Leave zones alone of which more percent than this is in use.
     #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u8).range(1..=99))]
     fullest: u8,
+    /// Of a store in object storage: also fetch what is left in objects of which less than half is
+    /// in use. The next publication does not refer to them, and kvfs gc deletes them.
+    #[arg(long)]
+    objects: bool,
     /// Only say how far it is.
     #[arg(long, conflicts_with = "stop")]
     status: bool,
@@ -48,6 +52,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             rate.as_bytes(),
             b"FULLEST",
             fullest.as_bytes(),
+            b"OBJECTS",
+            if args.objects { b"1" } else { b"0" },
         ])?;
         let bar = output.progress("defragmenting", Some(0), false);
         loop {

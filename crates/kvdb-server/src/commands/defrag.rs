@@ -8,8 +8,8 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// `DEFRAG START [RATE bytes-a-second] [FULLEST percent]`, `DEFRAG STATUS`, `DEFRAG STOP`. The
-/// status is names and numbers in turn.
+/// `DEFRAG START [RATE bytes-a-second] [FULLEST percent] [OBJECTS 0|1]`, `DEFRAG STATUS`,
+/// `DEFRAG STOP`. The status is names and numbers in turn.
 pub fn defrag(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, n) if is(c, "start") && n.is_multiple_of(2) => {
@@ -23,6 +23,7 @@ pub fn defrag(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
                         options.bytes_per_second = Some(number).filter(|n| *n > 0)
                     }
                     o if is(o, "fullest") && number <= 99 => options.fullest_percent = number as u8,
+                    o if is(o, "objects") && number <= 1 => options.objects = number == 1,
                     _ => return Err(Failure::SYNTAX),
                 }
             }

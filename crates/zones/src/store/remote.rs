@@ -281,6 +281,11 @@ impl Zones {
         self.remote().is_some_and(|remote| remote.layout().parts.is_remote(zone))
     }
 
+    /// Returns whether a zone can be read now without a request.
+    pub fn is_here_whole(&self, zone: ZoneId) -> bool {
+        self.is_here(zone.start(), ZONE_SIZE)
+    }
+
     /// Returns whether these bytes can be read now without a request.
     pub(crate) fn is_here(&self, addr: u64, len: u64) -> bool {
         self.remote().is_none_or(|remote| remote.has(addr, len) || remote.has_first(addr, len))

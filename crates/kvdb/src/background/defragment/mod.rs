@@ -21,10 +21,12 @@
 //!
 //! - `victims`: which zones to empty;
 //! - `evacuate`: emptying them, part by part;
+//! - `objects`: the zones that lie in object storage;
 //! - `request`: what is asked for, and how far it is;
 //! - here: the rounds.
 
 mod evacuate;
+mod objects;
 mod request;
 mod victims;
 
@@ -83,11 +85,14 @@ pub struct DefragOptions {
     /// Zones of which more percent than this is in use stay as they are: the fuller a zone, the
     /// more must be moved for what it gives.
     pub fullest_percent: u8,
+    /// Empties the zones of objects, too, of which less than half is in use: what is left in them
+    /// is fetched, and published again, so that a collector can delete them.
+    pub objects: bool,
 }
 
 impl Default for DefragOptions {
     fn default() -> Self {
-        DefragOptions { bytes_per_second: None, fullest_percent: 90 }
+        DefragOptions { bytes_per_second: None, fullest_percent: 90, objects: false }
     }
 }
 
@@ -163,6 +168,20 @@ impl Defragmenter {
             self.sort_values(options)?;
             update(&|p| p.bytes_moved += self.counters.copied.get().saturating_sub(before));
         }
+        let between = |moved: u64, rate: Option<u64>| {
+            update(&|p| p.bytes_moved += moved);
+            if let Some(rate) = rate.filter(|_| !self.inline) {
+                let pause = Duration::from_secs_f64(moved as f64 / rate.max(1) as f64);
+                self.pause(pause, || self.signals.stopping());
+                self.stand_back();
+            }
+            !stop()
+        };
+        if options.objects {
+            self.empty_objects(&stop, &update, &mut |moved| {
+                between(moved, options.bytes_per_second)
+            })?;
+        }
         loop {
             let all = self.victims(u64::MAX, fullest)?.gain();
             update(&|p| p.zones_reclaimable = p.zones_reclaimable.max(p.zones_reclaimed + all));
@@ -184,16 +203,7 @@ impl Defragmenter {
                 &victims,
                 PART.min(self.compactor.part_size()),
                 OtherMerges::Running,
-                &mut |moved| {
-                    update(&|p| p.bytes_moved += moved);
-                    let rate = if automatic { self.automatic_rate() } else { rate };
-                    if let Some(rate) = rate.filter(|_| !self.inline) {
-                        let pause = Duration::from_secs_f64(moved as f64 / rate.max(1) as f64);
-                        self.pause(pause, || self.signals.stopping());
-                        self.stand_back();
-                    }
-                    !stop()
-                },
+                &mut |moved| between(moved, if automatic { self.automatic_rate() } else { rate }),
             )?;
             if stop() {
                 return Ok(());
@@ -344,7 +354,7 @@ impl Defragmenter {
             }
             self.state.lock().seen = (holes.zones, holes.live);
             self.request(
-                DefragOptions { bytes_per_second: None, fullest_percent: CHEAP_PERCENT },
+                DefragOptions { fullest_percent: CHEAP_PERCENT, ..DefragOptions::default() },
                 true,
             );
         }

@@ -129,7 +129,8 @@ mod tests {
     use super::*;
     use crate::{CreateOptions, Kvdb, OpenOptions};
 
-    const BY_ITSELF: DefragOptions = DefragOptions { bytes_per_second: None, fullest_percent: 75 };
+    const BY_ITSELF: DefragOptions =
+        DefragOptions { bytes_per_second: None, fullest_percent: 75, objects: false };
 
     /// A caller is told that its own has begun: all of it is done, not the rest of another one.
     #[test]
@@ -139,7 +140,7 @@ mod tests {
         assert!(defragmenter.request(BY_ITSELF, true));
         // Its thread takes it.
         assert_eq!(defragmenter.wait(|| false), Some(BY_ITSELF));
-        let asked = DefragOptions { bytes_per_second: Some(1), fullest_percent: 90 };
+        let asked = DefragOptions { bytes_per_second: Some(1), ..DefragOptions::default() };
         assert!(defragmenter.request(asked, false));
         assert!(!defragmenter.request(asked, false), "it is under way");
         defragmenter.end();

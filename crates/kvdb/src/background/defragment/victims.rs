@@ -159,12 +159,18 @@ impl Defragmenter {
         })
     }
 
-    /// The zones that may be emptied, the cheapest first.
-    fn candidates(&self, version: &Version, fullest_percent: u64) -> Result<Vec<Candidate>> {
-        let mut weights: BTreeMap<ZoneId, ZoneWeight> = BTreeMap::new();
+    /// What the runs of a version have in each zone.
+    pub(super) fn weigh(&self, version: &Version) -> Result<BTreeMap<ZoneId, ZoneWeight>> {
+        let mut weights = BTreeMap::new();
         for numbered in version.trees.values().flat_map(|t| t.runs()) {
             numbered.run.weigh_zones(&mut weights)?;
         }
+        Ok(weights)
+    }
+
+    /// The zones that may be emptied, the cheapest first.
+    fn candidates(&self, version: &Version, fullest_percent: u64) -> Result<Vec<Candidate>> {
+        let weights = self.weigh(version)?;
         // What a snapshot keeps is not gained by moving what others have there.
         let kept = self.snapshots.zones();
         let open: BTreeSet<ZoneId> =

@@ -1,0 +1,98 @@
+//! Zones in object storage: objects of which less than half is in use, and whose space comes back
+//! there when nothing refers to them. They are emptied only when that is asked for, since what is
+//! left in them has to be fetched.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zones::remote::ZoneObject;
+use zones::{ZONE_SIZE, ZoneId};
+
+use super::evacuate::OtherMerges;
+use super::victims::Victims;
+use super::{DefragProgress, Defragmenter, PART, ROUND};
+use crate::error::Result;
+
+/// Bytes of an object: those that it has, and an estimate of those that are in use.
+#[derive(Default)]
+struct Weight {
+    has: u64,
+    live: u64,
+}
+
+impl Defragmenter {
+    /// Empties the zones of objects that are mostly holes, round by round. Each round ends with
+    /// fewer of them, since what is moved lies in zones of this file.
+    pub(super) fn empty_objects(
+        &self,
+        stop: &dyn Fn() -> bool,
+        update: &dyn Fn(&dyn Fn(&mut DefragProgress)),
+        between: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<()> {
+        let all = self.zones_of_holes()?.len() as u64;
+        update(&|p| p.zones_reclaimable += all);
+        while !stop() {
+            let mut victims = Victims::default();
+            let most = self.round_size().min(ROUND);
+            for (zone, live) in self.zones_of_holes()? {
+                if victims.live + live > most && !victims.zones.is_empty() {
+                    break;
+                }
+                victims.live += live;
+                victims.zones.insert(zone);
+            }
+            if victims.zones.is_empty() {
+                return Ok(());
+            }
+            let part = PART.min(self.compactor.part_size());
+            self.evacuate(&victims, part, OtherMerges::Running, between)?;
+            let emptied = self.emptied(&victims.zones);
+            update(&|p| {
+                p.zones_reclaimed += emptied;
+                p.rounds += 1;
+            });
+            if emptied == 0 {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the zones that lie, in part at least, in objects of which less than half is in use,
+    /// with the bytes that are in use; those that are here come first, then those with the least.
+    fn zones_of_holes(&self) -> Result<Vec<(ZoneId, u64)>> {
+        let Some(table) = self.zones.remote_table() else { return Ok(Vec::new()) };
+        let version = self.versions.load_full();
+        let live = self.weigh(&version)?;
+        let kept = self.snapshots.zones();
+        let live_in = |zone: ZoneId| match kept.contains(&zone) {
+            // A snapshot keeps it, whatever is moved.
+            true => ZONE_SIZE,
+            false => live.get(&zone).map_or(0, |weight| weight.bytes),
+        };
+        let mut objects: BTreeMap<ZoneObject, Weight> = BTreeMap::new();
+        for piece in table.pieces() {
+            let has: u64 = table.pieces_of(piece.zone).iter().map(|p| u64::from(p.len)).sum();
+            let len = u64::from(piece.len);
+            let weight = objects.entry(table.object(piece)).or_default();
+            weight.has += len;
+            // The bytes in use are taken for spread evenly over the pieces of a zone.
+            weight.live += live_in(piece.zone).min(has) * len / has.max(1);
+        }
+        let holes: BTreeSet<ZoneId> = table
+            .pieces()
+            .iter()
+            .filter(|piece| {
+                objects.get(&table.object(piece)).is_some_and(|w| w.live * 2 < w.has)
+                    && !kept.contains(&piece.zone)
+                    && live.contains_key(&piece.zone)
+            })
+            .map(|piece| piece.zone)
+            .collect();
+        let mut zones: Vec<(bool, u64, ZoneId)> = holes
+            .into_iter()
+            .map(|zone| (!self.zones.is_here_whole(zone), live_in(zone), zone))
+            .collect();
+        zones.sort_unstable();
+        Ok(zones.into_iter().map(|(_, live, zone)| (zone, live)).collect())
+    }
+}
