@@ -82,7 +82,10 @@ impl Reply {
             Reply::Failed(Failure { code, what }) => {
                 out.push(code.code());
                 // A longer sentence is cut: it is for people.
-                let end = what.floor_char_boundary(MAX_NAME);
+                let mut end = what.len().min(MAX_NAME);
+                while !what.is_char_boundary(end) {
+                    end -= 1;
+                }
                 put_bytes(&mut out, &what.as_bytes()[..end]);
                 FAILED
             }
