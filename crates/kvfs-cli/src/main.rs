@@ -74,6 +74,7 @@ mod scripts;
 mod scrub;
 mod scrubbing;
 mod send;
+mod serve;
 mod service;
 mod show;
 mod sizes;
@@ -130,6 +131,7 @@ enum Command {
     Explore(explore::Args),
     Txn(txn::Args),
     Mcp(mcp::Args),
+    Serve(serve::Args),
     Web(web::Args),
     Top(top::Args),
     Snapshot(snapshot::Args),
@@ -215,6 +217,7 @@ fn main() -> ExitCode {
         Command::Umount(args) => umount::run(args, &output),
         Command::List(args) => list::run(args, &output),
         Command::Mcp(args) => mcp::run(args, &output),
+        Command::Serve(args) => serve::run(args, &output),
         Command::Web(args) => web::run(args, &output),
         Command::Top(args) => top::run(args, &output),
         Command::Kv(args) => kv::run(args, &output),
