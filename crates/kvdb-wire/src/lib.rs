@@ -5,10 +5,10 @@
 //! on a [`kvdb::Scope`] works on them. Every byte is in `docs/wire.md`, and why it is so in
 //! `docs/decisions/160-the-seam.md`.
 //!
-//! From the bytes up: `frame` (a length, a checksum, a number), `request` and `reply` (what
-//! they bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on). The client: `client` (a
-//! connection that many threads ask on), `pages` (what it has read), `snapshot_view`. The server:
-//! `server` (listens), `conversation` (one connection).
+//! From the bytes up: `frame` (a length, a checksum, a number), `request` and `reply` (what they
+//! bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on). The client:
+//! `client` (a connection that many threads ask on), `pages` (what it has read), `snapshot_view`.
+//! The server: `server` (listens), `conversation` (one connection).
 
 #![warn(missing_docs)]
 
