@@ -84,6 +84,7 @@ pub use glob::matches as matches_glob;
 pub use limits::Limits;
 pub use server::{Server, ServerOptions};
 pub use session::{Check, Describe, InfoSource, Publish};
+pub use socket::PrivateSocket;
 pub use tls::Tls;
 pub use transactions::{
     Cloned, Conflicting, FileChange, FileDetail, FinishRebase, Importing, Merge, Merging, Paths,

@@ -14,12 +14,14 @@ use crate::error::Error;
 
 /// A listening Unix socket and its name, which is removed with it.
 pub struct PrivateSocket {
+    /// Does not block.
     pub listener: UnixListener,
     path: PathBuf,
     device_and_inode: (u64, u64),
 }
 
 impl PrivateSocket {
+    /// Listens under this name, in the place of a dead server at most.
     pub fn listen(path: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::Socket { path: path.into(), error };
         refuse_if_taken(path)?;

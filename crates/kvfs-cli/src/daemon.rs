@@ -253,7 +253,7 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
 }
 
 /// The limits and habits of a process that others' writes go through.
-fn prepare_process() {
+pub fn prepare_process() {
     // Memory that one thread takes and another gives back collects in the heaps that glibc makes
     // for each thread; with a 64 MiB budget the process then grew to twice that. Two heaps are
     // enough for as many threads as there are cores here, and keep to it.
@@ -287,7 +287,7 @@ pub fn default_log() -> Option<PathBuf> {
 
 /// Sends the log to `path`, or to standard error. `KVFS_LOG` says how much (as "debug" or
 /// "info,kvfs=trace").
-fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
+pub fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("KVFS_LOG").unwrap_or_else(|_| {
         // A log that was not asked for must not grow.
         let quiet = path.is_some_and(|p| p.starts_with(daemons::directory()));

@@ -75,6 +75,7 @@ mod scrub;
 mod scrubbing;
 mod secret;
 mod send;
+mod serve;
 mod service;
 mod show;
 mod sizes;
@@ -131,6 +132,7 @@ enum Command {
     Explore(explore::Args),
     Txn(txn::Args),
     Mcp(mcp::Args),
+    Serve(serve::Args),
     Web(web::Args),
     Top(top::Args),
     Snapshot(snapshot::Args),
@@ -217,6 +219,7 @@ fn main() -> ExitCode {
         Command::Umount(args) => umount::run(args, &output),
         Command::List(args) => list::run(args, &output),
         Command::Mcp(args) => mcp::run(args, &output),
+        Command::Serve(args) => serve::run(args, &output),
         Command::Web(args) => web::run(args, &output),
         Command::Top(args) => top::run(args, &output),
         Command::Kv(args) => kv::run(args, &output),

@@ -5,14 +5,19 @@
 //! (`--serving`): it reports through its standard output, a pipe, that the mount answers or what
 //! went wrong; the one in front prints that and ends.
 //!
-//! mount(8) and `/etc/fstab` come in by `run_as_mount_helper`: as `mount.fuse.kvfs` or
-//! `mount.kvfs`, or through `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`.
+//! mount(8) and `/etc/fstab` come in by `helper`: as `mount.fuse.kvfs` or `mount.kvfs`, or through
+//! `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`. A snapshot of a store that `kvfs serve`
+//! serves is mounted by `served`.
+
+mod helper;
+mod served;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 
+pub use helper::run_as_mount_helper;
 use kvfs_fuse::{Unmount, mounts, unmount};
 use places::{Address, local_copies};
 
@@ -38,7 +43,8 @@ use crate::upgrade;
 pub struct Args {
     /// The store: a file or a block device made by `kvfs create`, or one in object storage,
     /// dir:FOLDER/NAME or s3://BUCKET/NAME, which is mounted read-only and shows what is published
-    /// there, or with @SNAPSHOT after it as it was then; or to be written, with --write.
+    /// there, or with @SNAPSHOT after it as it was then; or to be written, with --write; or
+    /// kvfs+unix:SOCKET, which `kvfs serve` serves, with --snapshot.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// The directory to mount it on.
@@ -53,6 +59,9 @@ pub struct Args {
     /// the mount: they wait for a moment and see nothing else. The options of the mount stay.
     #[arg(long, value_name = "DIR", exclusive = true)]
     upgrade: Option<PathBuf>,
+    /// Mount this snapshot and nothing else, read-only, as -o snapshot=NAME does.
+    #[arg(long, value_name = "NAME")]
+    snapshot: Option<String>,
     /// Mount options, separated by commas; may be given several times.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
@@ -120,8 +129,12 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         Failure::new(Exit::Usage, format!("which {what}?"))
             .hint(format!("give it, or write `{what} = PATH` into the file of --config"))
     };
-    let store = args.store.ok_or_else(|| missing("store"))?;
-    let dir = args.dir.ok_or_else(|| missing("directory"))?;
+    let store = args.store.take().ok_or_else(|| missing("store"))?;
+    let dir = args.dir.take().ok_or_else(|| missing("directory"))?;
+    if let Some(server) = served::address(&store) {
+        return served::run(&server?, &dir, &args, output);
+    }
+    args.options.extend(args.snapshot.take().map(|name| format!("snapshot={name}").into()));
     let address = Address::parse(&store)?;
     let is_started = args.serving || args.kept.is_some() || args.resume.is_some() || args.fits;
     args.options.extend(args.write.then(|| "write".into()));
@@ -505,107 +518,4 @@ fn serve_kept(
     let outcome = daemon::serve(begin, options, arguments, &mut ready);
     lock.let_go();
     if first && !is_ready && !foreground { outcome.map_err(tell) } else { outcome }
-}
-
-/// Exit codes of mount(8).
-const WRONG_USAGE: u8 = 1;
-const MOUNT_FAILED: u8 = 32;
-
-/// When called as mount(8) calls its helpers: does what it asks for and gives its exit code.
-/// `commands` are those of `kvfs` itself.
-pub fn run_as_mount_helper(
-    arguments: &[OsString],
-    commands: fn() -> clap::Command,
-) -> Option<ExitCode> {
-    let name = Path::new(arguments.first()?).file_name()?.to_str()?;
-    let words = &arguments[1..];
-    let outcome = match name {
-        "mount.kvfs" | "mount.fuse.kvfs" | "mount.fuse3.kvfs" => helper_mount(words),
-        "umount.kvfs" | "umount.fuse.kvfs" => crate::umount::run_as_umount_helper(words),
-        // `mount.fuse3 STORE DIR -t fuse.kvfs -o ...` calls "kvfs STORE DIR -o ...".
-        _ if words.len() >= 2
-            && !is_command(&words[0], commands)
-            && !starts_with_dash(&words[0])
-            && !starts_with_dash(&words[1]) =>
-        {
-            helper_mount(words)
-        }
-        _ => return None,
-    };
-    Some(match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            Output::new(false).print_error(&failure);
-            ExitCode::from(if failure.exit == Exit::Usage { WRONG_USAGE } else { MOUNT_FAILED })
-        }
-    })
-}
-
-fn is_command(word: &OsString, commands: fn() -> clap::Command) -> bool {
-    word == "help" || word.to_str().is_some_and(|w| commands().find_subcommand(w).is_some())
-}
-
-fn starts_with_dash(word: &OsString) -> bool {
-    word.as_encoded_bytes().starts_with(b"-")
-}
-
-/// `STORE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`, in any order.
-fn helper_mount(words: &[OsString]) -> Outcome {
-    let mut places = Vec::new();
-    let mut options = Vec::new();
-    let mut fake = false;
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let needs = || Failure::new(Exit::Usage, format!("{} needs a value", word.display()));
-        match word.to_str() {
-            Some("-o") => options.push(words.next().ok_or_else(needs)?.clone()),
-            Some("-t" | "-N") => drop(words.next().ok_or_else(needs)?),
-            Some(flags)
-                if flags.len() > 1
-                    && flags.starts_with('-')
-                    && flags[1..].chars().all(|c| "sfnvrw".contains(c)) =>
-            {
-                fake |= flags.contains('f');
-                options.extend(flags.contains('r').then(|| "ro".into()));
-            }
-            Some(flag) if flag.starts_with('-') => {
-                return Err(Failure::new(Exit::Usage, format!("unknown flag {flag}")));
-            }
-            _ => places.push(PathBuf::from(word)),
-        }
-    }
-    let Ok([store, dir]) = <[PathBuf; 2]>::try_from(places) else {
-        return Err(Failure::new(
-            Exit::Usage,
-            "a mount helper is called with a store, a directory, and -o with options",
-        ));
-    };
-    if fake {
-        return mount_options::parse(&options)?.check();
-    }
-    // mount(8) itself says nothing when all is well.
-    let quiet = Output::quiet();
-    run(
-        Args {
-            store: Some(store),
-            dir: Some(dir),
-            config: None,
-            upgrade: None,
-            options,
-            foreground: false,
-            memory: None,
-            write: false,
-            take: false,
-            offline: false,
-            cache: None,
-            cache_size: None,
-            log: None,
-            metrics: None,
-            serving: false,
-            resume: None,
-            kept: None,
-            fits: false,
-        },
-        &quiet,
-    )
 }

@@ -10,7 +10,7 @@ const FLOORS: &[&[&str]] = &[
     &["vt-tree"],
     &["kvdb"],
     &["kvfs"],
-    &["kvfs-fuse", "kvdb-server", "objects-s3"],
+    &["kvfs-fuse", "kvdb-server", "kvdb-wire", "objects-s3"],
     &["places"],
     &["kvfs-cli"],
 ];

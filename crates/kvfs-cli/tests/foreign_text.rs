@@ -294,6 +294,7 @@ fn walks(
         ("merge", calls(&["merge ROOT NAME --dry-run", "merge ROOT NONE"])),
         ("rebase", calls(&["rebase ROOT NAME --dry-run", "rebase ROOT NONE"])),
         ("undo", calls(&["undo ROOT --dry-run", "undo ROOT --commit 4711"])),
+        ("serve", calls(&["serve MISSING --listen unix:NONE", "serve FILE --listen MISSING"])),
         ("web", calls(&["web MISSING"])),
     ])
 }

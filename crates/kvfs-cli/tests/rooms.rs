@@ -24,6 +24,7 @@ const CRATES: &[&str] = &[
     "kvfs",
     "kvfs-fuse",
     "kvdb-server",
+    "kvdb-wire",
     "objects-s3",
     "places",
     "kvfs-cli",

@@ -105,7 +105,7 @@ impl Fs {
         drop(self.lock_dir(&*self.inode(parent)?)?);
         self.commit_older_than(Duration::MAX)?;
         // What has a place is referred to; what has none would be copied.
-        self.core.db.write_out()?;
+        self.core.db.here()?.write_out()?;
         let (transaction, alone) = match &self.core.scope {
             // The new inodes are not reachable yet, and the directory stays locked while it
             // commits.
@@ -114,7 +114,7 @@ impl Fs {
                 true,
             ),
             Scope::Transaction(t) => (t.clone(), false),
-            Scope::Frozen(_) => return Err(Error::ReadOnly),
+            Scope::Frozen(_) | Scope::Served(_) => return Err(Error::ReadOnly),
         };
         let (view, source, tree) = match earlier {
             // It does not change, so there is nothing to lock.

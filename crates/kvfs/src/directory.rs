@@ -20,7 +20,7 @@
 
 use std::hash::Hasher;
 
-use kvdb::Tuple;
+use kvdb::{ScopeCursor, Tuple};
 use siphasher::sip::SipHasher13;
 
 use crate::attr::{DirEntry, FileKind, Ino};
@@ -153,9 +153,17 @@ impl Fs {
         }
         // Names that were added since came after the cursor's opening, or are known by now.
         let added = self.core.listings.has_added(ino, listing);
+        let announces = plus && self.core.scope.is_served();
+        let mut announced = 0;
         let mut next = || -> Result<Option<(Tuple, u64)>> {
             loop {
                 let Some(tuple) = cursor.next()? else { return Ok(None) };
+                if announces {
+                    if announced == 0 {
+                        announced = self.announce_nodes(ino, &tuple, &cursor)?;
+                    }
+                    announced -= 1;
+                }
                 let name = self.name_hash(layout::decode_name_key(&tuple.key)?.1);
                 if !(added && self.core.listings.is_added(ino, listing, name)) {
                     return Ok(Some((tuple, position(name))));
@@ -188,6 +196,18 @@ impl Fs {
             listing.clear_emitted();
         }
         Ok(true)
+    }
+
+    /// Says that the nodes of these entries are going to be read: of the first one, and of those
+    /// that have come with it. Returns how many that are.
+    fn announce_nodes(&self, dir: Ino, first: &Tuple, cursor: &ScopeCursor) -> Result<usize> {
+        let mut nodes = vec![layout::node_key(layout::decode_name(dir, &first.value()?)?.0)];
+        for (_, value) in cursor.fetched() {
+            nodes.push(layout::node_key(layout::decode_name(dir, value)?.0));
+        }
+        let keys: Vec<&[u8]> = nodes.iter().map(|key| &key[..]).collect();
+        self.core.scope.announce(self.core.layout.imap, &keys);
+        Ok(nodes.len())
     }
 
     fn name_hash(&self, name: &[u8]) -> u64 {

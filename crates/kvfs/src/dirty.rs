@@ -180,7 +180,7 @@ impl Fs {
         let lasts = match &self.core.scope {
             Scope::Mainline(_) => true,
             Scope::Transaction(transaction) => transaction.is_durable(),
-            Scope::Frozen(_) => false,
+            Scope::Frozen(_) | Scope::Served(_) => false,
         };
         self.core.options.write_through && lasts
     }

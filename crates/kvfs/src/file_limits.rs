@@ -41,7 +41,7 @@ impl Fs {
                 let (branch, limit) = db.limit_of_files(self.core.layout.imap)?;
                 Some((limit, kvdb::Error::CloneTooManyFiles { branch, limit }))
             }
-            Scope::Frozen(_) => None,
+            Scope::Frozen(_) | Scope::Served(_) => None,
         }
     }
 
@@ -199,18 +199,20 @@ impl Fs {
                 states.into_iter().filter_map(with_inodes).collect()
             }
             Scope::Frozen(view) => vec![(view.clone(), imap)],
+            Scope::Served(_) => Vec::new(),
         })
     }
 
     /// Compares the view with what is beneath it.
     fn look_for_files(&self) -> Result<Files> {
-        let (now, imap) = (self.core.scope.view()?, self.core.layout.imap);
+        let imap = self.core.layout.imap;
         let mut files = Files::default();
         match &self.core.scope {
             Scope::Mainline(db) if db.states_beneath(imap).is_none() => return Ok(files),
-            Scope::Frozen(_) => return Ok(files),
+            Scope::Frozen(_) | Scope::Served(_) => return Ok(files),
             _ => {}
         }
+        let now = self.core.scope.view()?;
         let beneath = self.beneath()?;
         let (base, older) = match beneath.split_last() {
             Some(((base, of), older)) => (base.difference(*of, &now, imap)?, older),

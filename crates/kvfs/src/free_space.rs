@@ -44,7 +44,7 @@ impl Fs {
         match &self.core.scope {
             Scope::Transaction(transaction) => _ = transaction.make_room()?,
             Scope::Mainline(db) => _ = db.make_room_for(self.core.layout.imap)?,
-            Scope::Frozen(_) => {}
+            Scope::Frozen(_) | Scope::Served(_) => {}
         }
         Ok(fits(cost_of(self.core.space.dirty_bytes() as u64)))
     }
@@ -54,7 +54,7 @@ impl Fs {
         match &self.core.scope {
             Scope::Transaction(transaction) => transaction.room(),
             Scope::Mainline(db) => db.limit_of(self.core.layout.imap).map(BranchLimit::room),
-            Scope::Frozen(_) => None,
+            Scope::Frozen(_) | Scope::Served(_) => None,
         }
     }
 

@@ -8,6 +8,7 @@ mod open;
 mod options;
 mod resolve;
 mod rewritten;
+mod served;
 mod statistics;
 pub(crate) mod superseded;
 
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use env::Env;
 use env::sync::{Mutex, RwLockWriteGuard};
-use kvdb::{Batch, Durability, Kvdb, Scope};
+use kvdb::{Batch, Durability, Scope};
 
 pub use self::options::{Atime, FsOptions, ZONE_SIZE};
 use self::statistics::Counters;
@@ -35,10 +36,11 @@ use crate::listing_table::ListingTable;
 use crate::lost::Lost;
 use crate::promises::Promises;
 use crate::space_account::SpaceAccount;
+use crate::store::Store;
 use crate::ticker::Ticker;
 
 pub(crate) struct Core {
-    pub db: Kvdb,
+    pub db: Store,
     /// Where this view reads and writes: everything it does to the store goes here.
     pub scope: Scope,
     /// The view that a transaction began in and commits to; `None` in any other view.
@@ -90,7 +92,7 @@ impl Fs {
     pub fn user(&self) -> Option<u32> {
         match &self.core.scope {
             Scope::Transaction(transaction) => transaction.user(),
-            Scope::Mainline(_) | Scope::Frozen(_) => None,
+            Scope::Mainline(_) | Scope::Frozen(_) | Scope::Served(_) => None,
         }
     }
 
@@ -133,11 +135,7 @@ impl Fs {
     /// What every call that changes something begins with. A store that has failed takes nothing
     /// more: what would wait in memory could never be committed.
     pub(crate) fn writable(&self) -> Result<()> {
-        if self.core.options.read_only {
-            Err(Error::ReadOnly)
-        } else {
-            Ok(self.core.db.takes_writes()?)
-        }
+        if self.core.options.read_only { Err(Error::ReadOnly) } else { self.core.db.takes_writes() }
     }
 
     /// The inode in memory, loaded if need be.
@@ -199,7 +197,7 @@ impl Fs {
         let commit = || self.core.scope.apply(batch, Durability::Buffered);
         match &self.core.scope {
             Scope::Mainline(_) => Ok(kvdb::without_lock_waits(commit)?),
-            Scope::Transaction(_) | Scope::Frozen(_) => Ok(commit()?),
+            Scope::Transaction(_) | Scope::Frozen(_) | Scope::Served(_) => Ok(commit()?),
         }
     }
 }

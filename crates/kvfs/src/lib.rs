@@ -22,7 +22,7 @@
 //!
 //! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `data`,
 //!   `attributes`, `xattr`, `allocate`, `reflink`, `statfs`. Every call begins in `fs`,
-//!   `freeze_lock` and `locks`.
+//!   `freeze_lock` and `locks`; the store that it reads and writes is `store`, or a scope of it.
 //! - In memory: `inode` (with the order of locks), `partial_page`, `inode_cache`,
 //!   `inode_allocator` (on `reservation`); what is not committed yet: `dirty`, `dirty_queue`,
 //!   `sync`, `free_space` on `space_account`; writes out of a cache: `cached_writes`, `lost`; the
@@ -91,6 +91,7 @@ mod scrub_note;
 mod snapshots;
 mod space_account;
 mod statfs;
+mod store;
 mod sync;
 mod three_way;
 mod ticker;

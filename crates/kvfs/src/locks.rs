@@ -57,7 +57,7 @@ impl Fs {
             Scope::Mainline(_) if !self.core.env.inline() => retry_while_locked(call),
             // The environment runs inline: no other thread could end the transaction.
             Scope::Mainline(_) => kvdb::without_lock_waits(call),
-            Scope::Transaction(_) | Scope::Frozen(_) => call(),
+            Scope::Transaction(_) | Scope::Frozen(_) | Scope::Served(_) => call(),
         }
     }
 

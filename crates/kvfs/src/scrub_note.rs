@@ -10,7 +10,7 @@ impl Fs {
     /// When everything was last read again to its end, seconds since 1970, and in how many places
     /// that found damage. `None`: never, as far as is noted.
     pub fn last_scrub(&self) -> Result<Option<(u64, u64)>> {
-        let value = self.core.db.get(self.core.layout.imap, &layout::SCRUB_KEY)?;
+        let value = self.core.db.here()?.get(self.core.layout.imap, &layout::SCRUB_KEY)?;
         Ok(value.and_then(|value| layout::decode_scrub(&value)))
     }
 
@@ -19,6 +19,6 @@ impl Fs {
         let mut batch = Batch::new();
         let value = layout::encode_scrub(self.core.env.wall().as_secs(), faults);
         batch.put(self.core.layout.imap, layout::SCRUB_KEY.to_vec(), value);
-        Ok(self.core.db.commit(batch, Durability::Buffered)?)
+        Ok(self.core.db.here()?.commit(batch, Durability::Buffered)?)
     }
 }

@@ -372,7 +372,7 @@ impl Fs {
         let value = state.get(layout.imap, &layout::SUPER_KEY)?.ok_or(Error::NotFound)?;
         let hash_key = Super::decode(&value)?.hash_key;
         Ok(Fs::without_parent(
-            db.clone(),
+            db.clone().into(),
             Scope::Frozen(state),
             env,
             layout,

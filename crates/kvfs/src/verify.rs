@@ -62,7 +62,7 @@ impl Fs {
     /// Commits what is dirty and checks the whole file system.
     pub fn verify(&self) -> Result<Report> {
         self.sync_all()?;
-        check(self.core.scope.view()?, self.core.layout, &self.core.db)
+        check(self.core.scope.view()?, self.core.layout, self.core.db.here()?)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use env::sync::atomic::Ordering;
-use kvdb::{Batch, BulkRun, Scope, Transaction};
+use kvdb::{Batch, BulkRun, Kvdb, Scope, Transaction};
 
 use crate::attr::{FileKind, Ino, Timestamp};
 use crate::error::{Error, Result};
@@ -160,11 +160,14 @@ impl Fs {
         }
         // In the order of their pages.
         made.sort_unstable_by_key(|(ino, ..)| *ino);
-        let run = match &self.core.scope {
-            Scope::Transaction(t) if bytes >= LEAST_RUN && t.takes_bulk() => Some(t),
+        let run = match (&self.core.scope, self.core.db.here()) {
+            (Scope::Transaction(t), Ok(db)) if bytes >= LEAST_RUN && t.takes_bulk() => {
+                Some((t, db))
+            }
             _ => None,
         };
-        let run = match run.map(|t| Ok((t, self.pages_as_run(t, &made)?))).transpose() {
+        let run = run.map(|(t, db)| Ok((t, self.pages_as_run(t, db, &made)?)));
+        let run = match run.transpose() {
             // A batch finds room that is left by what was deleted.
             Err(kvdb::Error::NoSpace) => None,
             run => run?,
@@ -221,9 +224,10 @@ impl Fs {
     fn pages_as_run(
         &self,
         transaction: &Transaction,
+        db: &Kvdb,
         made: &[(Ino, Attributes, &Whole)],
     ) -> kvdb::Result<Option<BulkRun>> {
-        let mut bulk = transaction.bulk(self.core.layout.dmap, &self.core.db.view())?;
+        let mut bulk = transaction.bulk(self.core.layout.dmap, &db.view())?;
         for (ino, attr, whole) in made {
             if let Body::Paged(count) = attr.body {
                 let mut keys = PageKeys::with_capacity(count as usize);

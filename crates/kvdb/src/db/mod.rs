@@ -22,6 +22,7 @@ pub(crate) mod repair;
 pub(crate) mod scope;
 mod scrub;
 pub(crate) mod send;
+pub(crate) mod served;
 pub(crate) mod snapshots;
 pub(crate) mod stats;
 mod threads;

@@ -10,15 +10,17 @@ use crate::db::database::Database;
 /// Space that the store keeps free for batches that take promised space
 /// ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). Its owner looks whether
 /// there is so much before it promises more ([`Kvdb::space`]). Dropping it gives the space back.
+#[derive(Default)]
 pub struct PromisedSpace {
-    db: Arc<Database>,
+    /// `None`: of no store, where nothing is ever committed.
+    db: Option<Arc<Database>>,
     bytes: AtomicU64,
 }
 
 impl Kvdb {
     /// Makes an empty promise of space, for an owner that accepts data and commits it later.
     pub fn promised_space(&self) -> PromisedSpace {
-        PromisedSpace { db: self.db.0.clone(), bytes: AtomicU64::new(0) }
+        PromisedSpace { db: Some(self.db.0.clone()), bytes: AtomicU64::new(0) }
     }
 }
 
@@ -26,7 +28,9 @@ impl PromisedSpace {
     /// Promises `bytes` more.
     pub fn grow(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.db.zones.promise(bytes);
+        if let Some(db) = &self.db {
+            db.zones.promise(bytes);
+        }
     }
 
     /// Gives `bytes` back: they are committed, or never will be.
@@ -37,13 +41,19 @@ impl PromisedSpace {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |had| had.checked_sub(bytes))
             .is_ok()
         {
-            self.db.zones.release(bytes);
+            self.release(bytes);
         }
     }
 
     /// Gives everything back: nothing of it will be committed any more.
     pub fn give_back(&self) {
-        self.db.zones.release(self.bytes.swap(0, Ordering::Relaxed));
+        self.release(self.bytes.swap(0, Ordering::Relaxed));
+    }
+
+    fn release(&self, bytes: u64) {
+        if let Some(db) = &self.db {
+            db.zones.release(bytes);
+        }
     }
 }
 

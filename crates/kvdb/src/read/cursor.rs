@@ -52,6 +52,11 @@ impl std::fmt::Debug for Tuple {
 }
 
 impl Tuple {
+    /// A tuple whose value is here already.
+    pub(crate) fn small(key: Bytes, value: Bytes) -> Tuple {
+        Tuple { key, value: TupleValue::Small(value) }
+    }
+
     /// `update` is what changes a large value.
     pub(crate) fn of(
         key: Bytes,

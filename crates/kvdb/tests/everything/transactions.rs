@@ -261,6 +261,10 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
             for name in ["Scope::get", "Scope::scan", "Scope::cursor", "Scope::view"] {
                 w.call(name);
             }
+            w.call("Scope::is_served");
+            w.call("Scope::announce");
+            assert!(!scope.is_served());
+            scope.announce(id, &[&key]);
             assert_eq!(w.ok(scope.scan(id, &a, &b, 7))?, found);
             assert_eq!(w.ok(scope.get(id, &key))?.map(|v| v.to_vec()), all.get(&key).cloned());
             assert_eq!(

@@ -3,7 +3,7 @@
 use env::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use kvdb::Cursor;
+use kvdb::ScopeCursor;
 
 use crate::attr::Ino;
 use crate::error::{Error, Result};
@@ -146,7 +146,7 @@ pub(super) fn checked_page(ino: Ino, page: &[u8]) -> Result<&[u8]> {
 
 /// A walk over the page keys of one file.
 pub(crate) struct StoredBlocks {
-    cursor: Cursor,
+    cursor: ScopeCursor,
     ino: Ino,
     /// The cursor stands before the first stored block at or above this.
     position: u64,

@@ -296,7 +296,8 @@ impl Fs {
     /// The same of what has come from another store, with its snapshots. It may have numbers that
     /// directories have reserved here.
     pub(crate) fn count_received(&self, branch: &str) {
-        let kept = kept_below(&self.core.db, |of| of == branch);
+        let Ok(db) = self.core.db.here() else { return };
+        let kept = kept_below(db, |of| of == branch);
         self.count_branch(branch, numbers_below, kept, true);
     }
 
@@ -307,7 +308,7 @@ impl Fs {
         kept: Ino,
         has_come: bool,
     ) {
-        let db = &self.core.db;
+        let Ok(db) = self.core.db.here() else { return };
         let Some(layout) = Layout::find_in(db, branch) else { return };
         let below = possible(below(&db.view(), &layout), || format!("branch {branch:?}"));
         if let Err(e) = self.count(below.max(kept), Some((layout.imap, has_come))) {
@@ -318,7 +319,7 @@ impl Fs {
     /// No number below this is given from here on, also after a kill. `branch`: the `imap` of the
     /// one that has them, and whether that came from elsewhere.
     pub(crate) fn count(&self, below: Ino, branch: Option<(DictionaryId, bool)>) -> Result<()> {
-        let db = &self.core.db;
+        let db = self.core.db.here()?;
         let counter = self.core.inode_allocator.counter();
         let Some(notes) = counter.notes else { return Ok(()) };
         counter.raise_next_to(below);

@@ -57,7 +57,8 @@ impl Fs {
                 batch.put(notes, branch_key(imap), encode_number(reserved.mark));
                 batch.put(imap, layout::RESERVED_KEY.to_vec(), reserved.encode());
             }
-            let commit = || core.db.commit(batch, Durability::Buffered);
+            let db = core.db.here()?;
+            let commit = || db.commit(batch, Durability::Buffered);
             Ok(kvdb::without_lock_waits(commit)?)
         })
     }

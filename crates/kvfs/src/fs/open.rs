@@ -25,6 +25,7 @@ use crate::listing_table::ListingTable;
 use crate::lost::Lost;
 use crate::promises::Promises;
 use crate::space_account::SpaceAccount;
+use crate::store::Store;
 
 impl Fs {
     /// Opens the file system in `db`; makes it, with an empty root directory, when there is none.
@@ -91,7 +92,7 @@ impl Fs {
         let options = FsOptions { zone_size: Some(zone_size), ..options };
         let inode_allocator = allocator_of(&db, &layout, counter, zone_size)?;
         let fs = Fs::without_parent(
-            db.clone(),
+            db.clone().into(),
             Scope::Mainline(db),
             env,
             layout,
@@ -130,11 +131,11 @@ impl Fs {
     /// Removes orphans. None of them may be open.
     pub(crate) fn empty_orphans(&self) -> Result<usize> {
         let _call = self.enter()?;
-        empty_orphans(&self.core.db, &self.core.layout, |_| false)
+        empty_orphans(self.core.db.here()?, &self.core.layout, |_| false)
     }
 
     pub(crate) fn without_parent(
-        db: Kvdb,
+        db: Store,
         scope: Scope,
         env: Arc<dyn Env>,
         layout: Layout,
@@ -148,7 +149,7 @@ impl Fs {
     #[allow(clippy::too_many_arguments)]
     fn build(
         parent: Option<Parent>,
-        db: Kvdb,
+        db: Store,
         scope: Scope,
         env: Arc<dyn Env>,
         layout: Layout,

@@ -83,27 +83,23 @@ pub(crate) struct Layout {
 impl Layout {
     /// The dictionaries of `db`, or `None` when one of them is missing.
     pub fn find(db: &Kvdb) -> Option<Layout> {
-        Some(Layout {
-            nmap: db.dictionary("nmap")?,
-            imap: db.dictionary("imap")?,
-            dmap: db.dictionary("dmap")?,
-        })
+        Layout::of_names(|name| db.dictionary(name))
     }
 
     /// The dictionaries of a branch, or `None` when one of them is missing.
     pub fn find_in(db: &Kvdb, branch: &str) -> Option<Layout> {
-        let find = |name| db.dictionary_in(branch, name);
-        Some(Layout { nmap: find("nmap")?, imap: find("imap")?, dmap: find("dmap")? })
+        Layout::of_names(|name| db.dictionary_in(branch, name))
     }
 
     /// The dictionaries of a snapshot, or of the main branch of a state, or `None` when one of them
     /// is missing.
     pub fn of_state(state: &kvdb::View) -> Option<Layout> {
-        Some(Layout {
-            nmap: state.dictionary("nmap")?,
-            imap: state.dictionary("imap")?,
-            dmap: state.dictionary("dmap")?,
-        })
+        Layout::of_names(|name| state.dictionary(name))
+    }
+
+    /// The dictionaries that have these names, or `None` when one of them is missing.
+    pub fn of_names(find: impl Fn(&str) -> Option<DictionaryId>) -> Option<Layout> {
+        Some(Layout { nmap: find("nmap")?, imap: find("imap")?, dmap: find("dmap")? })
     }
 
     pub fn create(db: &Kvdb) -> Result<Layout> {

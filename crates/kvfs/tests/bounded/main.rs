@@ -164,6 +164,7 @@ const OF_ONE: &[&str] = &[
     "Fs::note_scrub",
     "Fs::readlink",
     "Fs::rmdir",
+    "Fs::served",
     "Fs::symlink",
     "Fs::tick",
     "Fs::tmpfile",

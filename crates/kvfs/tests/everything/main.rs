@@ -49,8 +49,9 @@ const TYPES: [&str; 4] = ["Fs", "Views", "Report", "FileChange"];
 const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
 /// By which a file system goes on in another process. No history does that yet: `views::in_use` has
 /// tests of it, and `kvfs-fuse --test handover`; where the first one was killed, `views::notes` and
-/// `kvfs-cli --test keeper_views`.
-const ELSEWHERE: [&str; 8] = [
+/// `kvfs-cli --test keeper_views`. One that a server has the store of: `kvdb-wire --test files`.
+const ELSEWHERE: [&str; 9] = [
+    "Fs::served",
     "Fs::take_over",
     "Views::forget_ended",
     "Views::in_use",

@@ -1,0 +1,40 @@
+//! A store over a wire: a file system is here, and its transactional store is there.
+//!
+//! A [`Server`] answers frames on a socket out of a [`kvdb::Kvdb`]; a [`Client`] asks it, and opens
+//! views of snapshots ([`SnapshotView`]) which are [`kvdb::ServedView`]s, so that code that works
+//! on a [`kvdb::Scope`] works on them. Every byte is in `docs/wire.md`, and why it is so in
+//! `docs/decisions/160-the-seam.md`.
+//!
+//! From the bytes up: `frame` (a length, a checksum, a number), `request` and `reply` (what they
+//! bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on). The client:
+//! `client` (a connection that many threads ask on), `pages` (what it has read), `snapshot_view`.
+//! The server: `server` (listens), `conversation` (one connection).
+
+#![warn(missing_docs)]
+
+mod body;
+mod changes;
+mod client;
+mod conversation;
+mod error;
+mod failure;
+mod frame;
+mod pages;
+#[cfg(any(test, fuzzing))]
+pub mod parsers;
+mod reply;
+mod request;
+mod server;
+mod snapshot_view;
+mod socket;
+
+pub use changes::Change;
+pub use client::{Client, ClientOptions, Counts};
+pub use error::{Error, Result};
+pub use failure::{Failure, FailureCode};
+pub use frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame, write_frame};
+pub use reply::Reply;
+pub use request::Request;
+pub use server::{Server, ServerOptions};
+pub use snapshot_view::SnapshotView;
+pub use socket::Socket;

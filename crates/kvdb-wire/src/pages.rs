@@ -1,0 +1,176 @@
+//! Values and pages that a client keeps of a view. The view does not change, so what is kept is
+//! never stale, and nothing has to be asked before it is used: it only has to be bounded.
+//!
+//! Kept are values by their keys, and the last pages of tuples. A page answers each request for a
+//! part of its range, as where a listing goes on from call to call.
+
+use std::collections::{HashMap, VecDeque};
+
+use bytes::Bytes;
+use kvdb::{DictionaryId, PageRequest, TuplePage};
+
+/// Pages that are kept at most, so that looking through them stays cheap.
+const PAGES: usize = 32;
+/// Values longer than this are not kept: who has read one has it.
+const LONGEST: usize = 64 << 10;
+/// Bytes that an entry takes in addition to its key and its value, about.
+const ENTRY: usize = 96;
+
+/// Values and pages of one view.
+pub struct Pages {
+    /// Bytes that each of both may take.
+    most: usize,
+    values: HashMap<(DictionaryId, Bytes), Option<Bytes>>,
+    /// The keys in the order in which they came, the oldest first.
+    order: VecDeque<(DictionaryId, Bytes)>,
+    value_bytes: usize,
+    pages: VecDeque<Page>,
+    page_bytes: usize,
+}
+
+struct Page {
+    dict: DictionaryId,
+    keys_only: bool,
+    /// The range that it has all tuples of: from here
+    start: Bytes,
+    /// to its last tuple, and if it has ended to here.
+    end: Bytes,
+    page: TuplePage,
+    bytes: usize,
+}
+
+impl Pages {
+    pub fn new(memory: usize) -> Pages {
+        Pages {
+            most: memory / 2,
+            values: HashMap::new(),
+            order: VecDeque::new(),
+            value_bytes: 0,
+            pages: VecDeque::new(),
+            page_bytes: 0,
+        }
+    }
+
+    /// The value of a key, or that it has none; `None`: that is not known.
+    pub fn value(&self, dict: DictionaryId, key: &Bytes) -> Option<Option<Bytes>> {
+        self.values.get(&(dict, key.clone())).cloned()
+    }
+
+    pub fn keep_value(&mut self, dict: DictionaryId, key: &Bytes, value: Option<&Bytes>) {
+        if value.is_some_and(|value| value.len() > LONGEST) {
+            return;
+        }
+        // Both are parts of a whole frame, which they would keep.
+        let own = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
+        let (at, value) = ((dict, own(key)), value.map(own));
+        let bytes = ENTRY + key.len() + value.as_ref().map_or(0, Bytes::len);
+        if self.values.insert(at.clone(), value).is_some() {
+            return;
+        }
+        self.order.push_back(at);
+        self.value_bytes += bytes;
+        while self.value_bytes > self.most {
+            let Some(oldest) = self.order.pop_front() else { break };
+            let gone = self.values.remove(&oldest).flatten();
+            self.value_bytes -= ENTRY + oldest.1.len() + gone.map_or(0, |value| value.len());
+        }
+    }
+
+    /// Tuples of a page that was read before, some at least of those that are asked for.
+    pub fn page(&self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<TuplePage> {
+        if request.backward {
+            return None;
+        }
+        self.pages.iter().rev().find_map(|kept| kept.part(dict, request))
+    }
+
+    pub fn keep_page(&mut self, dict: DictionaryId, request: &PageRequest<'_>, page: &TuplePage) {
+        let size = |(key, value): &(Bytes, Bytes)| key.len() + value.len() + ENTRY;
+        let bytes = page.tuples.iter().map(size).sum::<usize>() + ENTRY;
+        // One that takes a large part of the memory is one of a long read, which does not come
+        // back.
+        if request.backward || bytes > self.most / 4 {
+            return;
+        }
+        self.page_bytes += bytes;
+        self.pages.push_back(Page {
+            dict,
+            keys_only: request.keys_only,
+            start: Bytes::copy_from_slice(request.start),
+            end: Bytes::copy_from_slice(request.end),
+            page: page.clone(),
+            bytes,
+        });
+        while self.page_bytes > self.most || self.pages.len() > PAGES {
+            let Some(oldest) = self.pages.pop_front() else { break };
+            self.page_bytes -= oldest.bytes;
+        }
+    }
+}
+
+impl Page {
+    fn part(&self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<TuplePage> {
+        let same = self.dict == dict
+            && self.keys_only == request.keys_only
+            && self.end == request.end
+            && self.start <= request.start;
+        if !same {
+            return None;
+        }
+        let from = self.page.tuples.partition_point(|(key, _)| key < request.start);
+        let rest = &self.page.tuples[from..];
+        if rest.is_empty() && !self.page.ended {
+            return None;
+        }
+        let taken = rest.len().min(request.tuples as usize);
+        let ended = self.page.ended && taken == rest.len();
+        Some(TuplePage { tuples: rest[..taken].to_vec(), ended })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DICT: DictionaryId = DictionaryId(1);
+
+    fn request<'a>(start: &'a [u8], end: &'a [u8], tuples: u32) -> PageRequest<'a> {
+        PageRequest { start, end, backward: false, keys_only: false, tuples, bytes: 1000 }
+    }
+
+    fn page(keys: &[&'static str], ended: bool) -> TuplePage {
+        let tuples = keys.iter().map(|key| (Bytes::from(*key), Bytes::new())).collect();
+        TuplePage { tuples, ended }
+    }
+
+    #[test]
+    fn a_page_answers_for_each_part_of_its_range() {
+        let mut pages = Pages::new(1 << 20);
+        pages.keep_page(DICT, &request(b"b", b"x", 3), &page(&["c", "e", "g"], false));
+        assert_eq!(pages.page(DICT, &request(b"d", b"x", 10)), Some(page(&["e", "g"], false)));
+        assert_eq!(pages.page(DICT, &request(b"b", b"x", 1)), Some(page(&["c"], false)));
+        assert_eq!(pages.page(DICT, &request(b"h", b"x", 10)), None, "after its last tuple");
+        assert_eq!(pages.page(DICT, &request(b"a", b"x", 10)), None, "before its range");
+        assert_eq!(pages.page(DICT, &request(b"d", b"y", 10)), None, "another end");
+        assert_eq!(pages.page(DictionaryId(2), &request(b"d", b"x", 10)), None);
+        pages.keep_page(DICT, &request(b"g\0", b"x", 3), &page(&["h"], true));
+        assert_eq!(pages.page(DICT, &request(b"h", b"x", 10)), Some(page(&["h"], true)));
+        assert_eq!(pages.page(DICT, &request(b"i", b"x", 10)), Some(page(&[], true)));
+        assert_eq!(pages.page(DICT, &request(b"h", b"x", 0)), Some(page(&[], false)));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut pages = Pages::new(100_000);
+        for i in 0..10_000u32 {
+            let key = Bytes::from(i.to_be_bytes().to_vec());
+            pages.keep_value(DICT, &key, Some(&Bytes::from(vec![0; 1000])));
+            let tuples = vec![(key.clone(), Bytes::from(vec![0; 1000]))];
+            pages.keep_page(DICT, &request(&key, b"", 1), &TuplePage { tuples, ended: false });
+            assert!(pages.value_bytes <= 50_000 && pages.page_bytes <= 50_000);
+            assert_eq!(pages.values.len(), pages.order.len());
+        }
+        let last = Bytes::from(9_999u32.to_be_bytes().to_vec());
+        assert!(pages.value(DICT, &last).is_some(), "the newest one is kept");
+    }
+}

@@ -1,0 +1,180 @@
+//! The server: listens, and has each connection answered by threads of its own.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use env::sync::atomic::{AtomicBool, Ordering};
+use env::sync::{Condvar, Mutex};
+use env::thread::JoinHandle;
+use kvdb::Kvdb;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+
+use crate::conversation::Conversation;
+use crate::error::Result;
+use crate::socket::Socket;
+
+/// Threads that answer one connection.
+const THREADS: usize = 2;
+
+/// How a server behaves.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Clients must send this; empty: nothing.
+    pub token: Bytes,
+    /// Connections at a time; more are closed at once.
+    pub connections: usize,
+    /// A client that takes no byte of an answer for so long is cut off.
+    pub patience: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions { token: Bytes::new(), connections: 1024, patience: Duration::from_secs(30) }
+    }
+}
+
+/// A server, which answers until it is dropped.
+pub struct Server {
+    shared: Arc<Shared>,
+    listening: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    db: Kvdb,
+    options: ServerOptions,
+    /// Written to when the server stops.
+    stop: OwnedFd,
+    stopping: AtomicBool,
+    open: Mutex<Vec<Weak<Conversation>>>,
+    /// Threads that answer.
+    threads: Mutex<usize>,
+    /// Told when one of them has ended.
+    ended: Condvar,
+}
+
+/// A thread that answers, until this is dropped.
+struct Answering(Arc<Shared>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        *self.0.threads.lock() -= 1;
+        self.0.ended.notify_all();
+    }
+}
+
+impl Server {
+    /// Answers for this store on the socket.
+    pub fn begin(db: Kvdb, listener: UnixListener, options: ServerOptions) -> Result<Server> {
+        listener.set_nonblocking(true)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?;
+        let shared = Arc::new(Shared {
+            db,
+            options,
+            stop,
+            stopping: AtomicBool::new(false),
+            open: Mutex::default(),
+            threads: Mutex::new(0),
+            ended: Condvar::new(),
+        });
+        let listens = shared.clone();
+        let listening = env::thread::Builder::new()
+            .name("wire-accept".into())
+            .spawn(move || listens.listen(&listener))?;
+        Ok(Server { shared, listening: Some(listening) })
+    }
+
+    /// Answers one more connection, however it was made.
+    pub fn serve(&self, socket: Socket) -> Result<()> {
+        self.shared.serve(socket)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
+        let _ = self.listening.take().map(JoinHandle::join);
+        for conversation in self.shared.open.lock().drain(..).filter_map(|open| open.upgrade()) {
+            conversation.end();
+        }
+        // The store is closed after this, so none of them may still use it.
+        let mut threads = self.shared.threads.lock();
+        while *threads > 0 {
+            self.shared.ended.wait(&mut threads);
+        }
+    }
+}
+
+impl Shared {
+    fn listen(self: &Arc<Shared>, listener: &UnixListener) {
+        while !self.stopping.load(Ordering::Relaxed) {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    if let Err(e) = self.serve(stream.into()) {
+                        tracing::warn!("a connection is not served: {e}");
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.wait(listener, None),
+                Err(e) => {
+                    tracing::warn!("no connection is accepted: {e}");
+                    // As when there are no more descriptors: others may give some back.
+                    self.wait(&self.stop, Some(Duration::from_millis(100)));
+                }
+            }
+        }
+    }
+
+    /// Waits until there is something to accept, or the server stops.
+    fn wait(&self, on: &impl AsFd, time: Option<Duration>) {
+        let mut on = [PollFd::new(on, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
+        let time = time.and_then(|time| Timespec::try_from(time).ok());
+        // A signal ends it early, and the caller looks again.
+        let _ = rustix::event::poll(&mut on, time.as_ref());
+    }
+
+    fn serve(self: &Arc<Shared>, socket: Socket) -> Result<()> {
+        socket.limit_writes(Some(self.options.patience))?;
+        let conversation =
+            Arc::new(Conversation::new(self.db.clone(), self.options.token.clone(), socket));
+        {
+            let mut open = self.open.lock();
+            open.retain(|open| open.strong_count() > 0);
+            // The server ends those that it finds here when it stops.
+            if self.stopping.load(Ordering::Relaxed) || open.len() >= self.options.connections {
+                conversation.end();
+                return Err(io::Error::other("there are too many, or the server stops").into());
+            }
+            open.push(Arc::downgrade(&conversation));
+        }
+        let shared = self.clone();
+        self.spawn(move || {
+            if let Err(e) = conversation.greet() {
+                tracing::debug!("a connection was not greeted: {e}");
+                return conversation.end();
+            }
+            for _ in 1..THREADS {
+                let another = conversation.clone();
+                if let Err(e) = shared.spawn(move || another.serve()) {
+                    tracing::warn!("a connection has one thread less: {e}");
+                }
+            }
+            conversation.serve();
+        })
+    }
+
+    fn spawn(self: &Arc<Shared>, serve: impl FnOnce() + Send + 'static) -> Result<()> {
+        *self.threads.lock() += 1;
+        let answering = Answering(self.clone());
+        let answer = move || {
+            // What it holds of the store goes before it counts as ended.
+            let _answering = answering;
+            serve();
+        };
+        env::thread::Builder::new().name("wire-serve".into()).spawn(answer)?;
+        Ok(())
+    }
+}

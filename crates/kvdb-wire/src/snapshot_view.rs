@@ -1,0 +1,230 @@
+//! A snapshot that a server has, as a view here. After a connection has failed it is opened again
+//! on the next one, by the name of the snapshot, whose id says that it is still the same.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use env::sync::Mutex;
+use kvdb::{DictionaryId, PageRequest, ServedView, Space, TuplePage};
+
+use crate::body::{ANSWER_BYTES, MAX_KEYS, MAX_TUPLES};
+use crate::client::{Client, Connection};
+use crate::error::{Error, Result};
+use crate::failure::{Failure, FailureCode};
+use crate::pages::Pages;
+use crate::reply::Reply;
+use crate::request::Request;
+
+/// Pauses before a failed request is sent again: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+/// Bytes of the keys of one request, about.
+const KEY_BYTES: usize = 1 << 20;
+
+/// A view of a snapshot.
+pub struct SnapshotView {
+    client: Arc<Client>,
+    name: String,
+    id: [u8; 16],
+    space: Space,
+    dictionaries: HashMap<String, DictionaryId>,
+    /// The connection that it was opened on last, and its number there.
+    open: Mutex<Option<(Arc<Connection>, u64)>>,
+    pages: Mutex<Pages>,
+}
+
+impl SnapshotView {
+    /// Opens the snapshot of this name.
+    pub fn open(client: &Arc<Client>, name: &str) -> Result<SnapshotView> {
+        let connection = client.connection()?;
+        let opened = open(&connection, name)?;
+        let dictionaries = opened.dictionaries.into_iter().map(|(id, name)| (name, id)).collect();
+        Ok(SnapshotView {
+            client: client.clone(),
+            name: name.into(),
+            id: opened.snapshot,
+            space: opened.space,
+            dictionaries,
+            open: Mutex::new(Some((connection, opened.view))),
+            pages: Mutex::new(Pages::new(client.options.memory)),
+        })
+    }
+
+    /// Returns the connection and the number of the view there, which is opened again if need be.
+    fn opened(&self) -> Result<(Arc<Connection>, u64)> {
+        let mut open_there = self.open.lock();
+        let connection = self.client.connection()?;
+        if let Some((there, view)) = &*open_there
+            && Arc::ptr_eq(there, &connection)
+        {
+            return Ok((connection, *view));
+        }
+        let opened = open(&connection, &self.name)?;
+        if opened.snapshot != self.id {
+            // The number that was opened ends with the connection.
+            let what = format!("{} was dropped, and another one has its name", self.name);
+            return Err(Error::Failed(Failure { code: FailureCode::NoSnapshot, what }));
+        }
+        *open_there = Some((connection.clone(), opened.view));
+        Ok((connection, opened.view))
+    }
+
+    /// Asks until there is an answer, or for as long as the client may.
+    fn ask(&self, request: impl Fn(u64) -> Request) -> kvdb::Result<Reply> {
+        let begun = Instant::now();
+        let mut pause = PAUSES.0;
+        loop {
+            let asked =
+                self.opened().and_then(|(connection, view)| connection.call(&request(view)));
+            match asked {
+                Ok(reply) => return Ok(reply),
+                Err(e) if e.is_of_connection() => {
+                    if begun.elapsed() + pause > self.client.options.timeout {
+                        return Err(self.told(e));
+                    }
+                    tracing::debug!("asked again after {pause:?}: {e}");
+                    env::thread::sleep(pause);
+                    pause = (pause * 2).min(PAUSES.1);
+                }
+                Err(e) => return Err(self.told(e)),
+            }
+        }
+    }
+
+    /// The error that a reader of the store meets.
+    fn told(&self, error: Error) -> kvdb::Error {
+        match error {
+            Error::Failed(Failure { code: FailureCode::Corrupt, what }) => {
+                kvdb::Error::Corrupt(what)
+            }
+            Error::Failed(Failure { code: FailureCode::NoSnapshot, what }) => {
+                kvdb::Error::NoSnapshot(what)
+            }
+            Error::Failed(Failure { code: FailureCode::NoDictionary, what }) => {
+                kvdb::Error::NoDictionary(what)
+            }
+            error => kvdb::Error::Io(std::io::Error::other(format!(
+                "snapshot {} of the server is not to be read: {error}",
+                self.name
+            ))),
+        }
+    }
+
+    fn unexpected(&self) -> kvdb::Error {
+        self.told(Error::Unexpected)
+    }
+
+    /// The values of some of these keys, from the first one on.
+    fn values(&self, dict: DictionaryId, keys: &[Bytes]) -> kvdb::Result<Vec<Option<Bytes>>> {
+        let mut bytes = 0;
+        let fitting = keys.iter().take(MAX_KEYS).take_while(|key| {
+            bytes += key.len();
+            bytes <= KEY_BYTES.max(key.len())
+        });
+        let asked: Vec<Bytes> = fitting.cloned().collect();
+        let request = |view| Request::GetMany { view, dict, keys: asked.clone() };
+        match self.ask(request)? {
+            Reply::Values(values) if (1..=asked.len()).contains(&values.len()) => {
+                let mut pages = self.pages.lock();
+                for (key, value) in asked.iter().zip(&values) {
+                    pages.keep_value(dict, key, value.as_ref());
+                }
+                Ok(values)
+            }
+            _ => Err(self.unexpected()),
+        }
+    }
+}
+
+/// All that a server tells of a view that it has opened.
+struct Opened {
+    view: u64,
+    snapshot: [u8; 16],
+    space: Space,
+    dictionaries: Vec<(DictionaryId, String)>,
+}
+
+fn open(connection: &Connection, name: &str) -> Result<Opened> {
+    match connection.call(&Request::View { snapshot: Some(name.into()) })? {
+        Reply::Viewed { view, snapshot, space, dictionaries } => {
+            Ok(Opened { view, snapshot, space, dictionaries })
+        }
+        _ => Err(Error::Unexpected),
+    }
+}
+
+impl ServedView for SnapshotView {
+    fn dictionary(&self, name: &str) -> Option<DictionaryId> {
+        self.dictionaries.get(name).copied()
+    }
+
+    fn space(&self) -> Space {
+        self.space
+    }
+
+    fn get_many(&self, dict: DictionaryId, keys: &[&[u8]]) -> kvdb::Result<Vec<Option<Bytes>>> {
+        let keys: Vec<Bytes> = keys.iter().map(|key| Bytes::copy_from_slice(key)).collect();
+        let mut found: Vec<Option<Option<Bytes>>> = {
+            let pages = self.pages.lock();
+            keys.iter().map(|key| pages.value(dict, key)).collect()
+        };
+        let mut places: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
+        while !places.is_empty() {
+            let missing: Vec<Bytes> = places.iter().map(|&i| keys[i].clone()).collect();
+            let values = self.values(dict, &missing)?;
+            for (place, value) in places.drain(..values.len()).zip(values) {
+                found[place] = Some(value);
+            }
+        }
+        Ok(found.into_iter().map(Option::flatten).collect())
+    }
+
+    fn page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
+        if let Some(kept) = self.pages.lock().page(dict, page) {
+            return Ok(kept);
+        }
+        let request = |view| Request::Iterate {
+            view,
+            dict,
+            backward: page.backward,
+            keys_only: page.keys_only,
+            tuples: page.tuples.min(MAX_TUPLES),
+            bytes: page.bytes.min(ANSWER_BYTES as u32),
+            start: Bytes::copy_from_slice(page.start),
+            end: Bytes::copy_from_slice(page.end),
+        };
+        let Reply::Tuples { ended, tuples } = self.ask(request)? else {
+            return Err(self.unexpected());
+        };
+        let answer = TuplePage { tuples, ended };
+        self.pages.lock().keep_page(dict, page, &answer);
+        Ok(answer)
+    }
+
+    fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) {
+        let keys: Vec<Bytes> = {
+            let pages = self.pages.lock();
+            let keys = keys.iter().map(|key| Bytes::copy_from_slice(key));
+            keys.filter(|key| pages.value(dict, key).is_none()).collect()
+        };
+        let mut rest = &keys[..];
+        while !rest.is_empty() {
+            match self.values(dict, rest) {
+                Ok(values) => rest = &rest[values.len()..],
+                // The read of the key meets it again.
+                Err(_) => break,
+            }
+        }
+    }
+}
+
+impl Drop for SnapshotView {
+    fn drop(&mut self) {
+        if let Some((connection, view)) = self.open.lock().take()
+            && !connection.has_failed()
+        {
+            connection.tell(&Request::Drop { view });
+        }
+    }
+}

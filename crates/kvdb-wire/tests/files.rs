@@ -1,0 +1,182 @@
+//! A file system over the wire is that of the snapshot where the store is: every name, attribute
+//! and byte, however the connection fares.
+
+mod wire;
+
+use std::sync::Arc;
+
+use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT, Views};
+use wire::{Cut, Proxy, Store, tree};
+
+/// The same snapshot, here and over the wire.
+fn both(store: &Store, client: &Arc<kvdb_wire::Client>) -> (Fs, Fs) {
+    let views = Views::new(store.db.clone(), store.fs.clone());
+    let here = views.fs(&kvfs::ViewId::Snapshot("monday".into())).unwrap();
+    (here, wire::served(client, "monday"))
+}
+
+#[test]
+fn a_tree_over_the_wire_is_the_tree_of_the_snapshot() {
+    let store = Store::with_tree(7, 400);
+    let client = store.client();
+    let (here, there) = both(&store, &client);
+    let (expected, found) = (tree(&here), tree(&there));
+    assert!(expected.len() > 200, "{} entries", expected.len());
+    assert_eq!(found, expected);
+    // What is read again is here by now, but for the content of files.
+    let before = client.counts().requests;
+    assert_eq!(tree(&there), expected);
+    assert!(client.counts().requests - before <= expected.len() as u64);
+}
+
+#[test]
+fn what_is_changed_after_the_snapshot_is_not_seen_over_the_wire() {
+    let store = Store::with_tree(8, 100);
+    let client = store.client();
+    let there = wire::served(&client, "monday");
+    let before = tree(&there);
+    for name in [&b"new"[..], b"newer"] {
+        store.fs.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).unwrap();
+    }
+    store.fs.shutdown().unwrap();
+    assert_eq!(tree(&wire::served(&client, "monday")), before);
+}
+
+#[test]
+fn nothing_can_be_changed_over_the_wire() {
+    let store = Store::with_tree(9, 10);
+    let there = wire::served(&store.client(), "monday");
+    let made = there.mknod(ROOT, b"n", FileKind::File, 0o644, 0, Caller::default());
+    assert!(matches!(made, Err(kvfs::Error::ReadOnly)), "{made:?}");
+    assert!(matches!(there.unlink(ROOT, b"n"), Err(kvfs::Error::ReadOnly)));
+}
+
+#[test]
+fn the_first_listing_of_a_large_directory_takes_few_requests() {
+    let store = Store::new();
+    for i in 0..1000 {
+        let name = format!("file{i:04}");
+        store.fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, Caller::default()).unwrap();
+    }
+    store.snapshot("monday");
+    let client = store.client();
+    let there = wire::served(&client, "monday");
+    let begun = client.counts().requests;
+    assert!(begun <= 3, "{begun} requests to open it");
+    let mut cookie = 0;
+    let mut names = 0;
+    loop {
+        // As the kernel asks: some tens of entries a call.
+        let (mut taken, from) = (0, cookie);
+        let mut emit = |entry: kvfs::DirEntry<'_>| {
+            if taken == 30 {
+                return false;
+            }
+            assert!(entry.attr.is_some());
+            (taken, cookie, names) = (taken + 1, entry.cookie, names + 1);
+            true
+        };
+        there.readdir(ROOT, from, true, &mut emit).unwrap();
+        if taken < 30 {
+            break;
+        }
+    }
+    assert_eq!(names, 1002);
+    let asked = client.counts().requests - begun;
+    assert!(asked <= 10, "{asked} requests for a thousand names and nodes");
+}
+
+#[test]
+fn a_connection_that_is_cut_anywhere_is_made_again_and_changes_nothing() {
+    let store = Store::with_tree(10, 60);
+    let expected = tree(&both(&store, &store.client()).0);
+    // Each connection is cut after so many bytes of requests, or of answers. With fewer than the
+    // longest of them has, that one never gets through.
+    for (cut, longest) in [(Cut::Requests, 4 << 10), (Cut::Answers, 256 << 10)] {
+        let mut after = 1;
+        let mut cuts = 0;
+        while after < longest * 3 {
+            let proxy = Proxy::new(store.path(), cut, after);
+            if let Ok(client) = proxy.client() {
+                if let Ok(there) = wire::try_served(&client, "monday") {
+                    match wire::try_tree(&there) {
+                        Ok(found) => assert_eq!(found, expected, "cut after {after}"),
+                        Err(e) => assert!(after < longest, "cut after {after}: {e}"),
+                    }
+                }
+            }
+            cuts += proxy.cuts();
+            after = after * 5 / 4 + 1;
+        }
+        assert!(cuts > 20, "{cuts} cuts");
+    }
+}
+
+#[test]
+fn a_server_that_is_begun_again_goes_on_with_its_clients() {
+    let mut store = Store::with_tree(11, 60);
+    let client = store.client();
+    let (here, there) = both(&store, &client);
+    let expected = tree(&here);
+    drop(here);
+    store.stop_serving();
+    let again = {
+        let there = there.clone();
+        std::thread::spawn(move || tree(&there))
+    };
+    store.serve();
+    assert_eq!(again.join().unwrap(), expected);
+    assert_eq!(client.counts().connections, 2);
+}
+
+#[test]
+fn a_snapshot_that_was_replaced_by_another_of_its_name_is_not_taken_for_it() {
+    let mut store = Store::with_tree(12, 20);
+    let client = store.client();
+    let there = wire::served(&client, "monday");
+    store.stop_serving();
+    store.db.drop_snapshot("monday").unwrap();
+    store.fs.mknod(ROOT, b"other", FileKind::File, 0o644, 0, Caller::default()).unwrap();
+    store.snapshot("monday");
+    store.serve();
+    let found = there.lookup(ROOT, b"other");
+    assert!(matches!(&found, Err(kvfs::Error::Store(kvdb::Error::NoSnapshot(_)))), "{found:?}");
+}
+
+#[test]
+fn a_view_without_a_file_system_is_not_found() {
+    let db = kvdb::Kvdb::in_memory();
+    db.snapshot("monday").unwrap();
+    let store = Store::of(db);
+    let opened = wire::try_served(&store.client(), "monday");
+    assert!(matches!(opened, Err(kvfs::Error::NotFound)));
+    let gone = kvdb_wire::SnapshotView::open(&store.client(), "tuesday").err().unwrap();
+    assert!(matches!(
+        gone,
+        kvdb_wire::Error::Failed(kvdb_wire::Failure {
+            code: kvdb_wire::FailureCode::NoSnapshot,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn many_threads_read_over_one_connection() {
+    let store = Store::with_tree(13, 200);
+    let client = store.client();
+    let (here, _) = both(&store, &client);
+    let expected = tree(&here);
+    let options = FsOptions::default();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            let (client, expected, options) = (&client, &expected, options.clone());
+            scope.spawn(move || {
+                let view = kvdb_wire::SnapshotView::open(client, "monday").unwrap();
+                let env = Arc::new(env::Machine::default());
+                let there = Fs::served(Arc::new(view), env, options).unwrap();
+                assert_eq!(&tree(&there), expected);
+            });
+        }
+    });
+    assert_eq!(client.counts().connections, 1);
+}

@@ -1,0 +1,312 @@
+//! Clients that do not keep to the protocol, servers that do not, and a way between them that
+//! repeats frames: nobody else is hurt, nothing runs away, and nothing wrong is believed.
+
+mod wire;
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kvdb::{DictionaryId, Error, Scope, Space};
+use kvdb_wire::{
+    Client, ClientOptions, Failure, FailureCode, Reply, Request, Server, ServerOptions,
+    SnapshotView, Socket, VERSION, read_frame, write_frame,
+};
+use wire::{Store, tree};
+
+/// A client that says what a test says.
+struct Raw(UnixStream);
+
+impl Raw {
+    fn connect(store: &Store) -> Raw {
+        Raw(UnixStream::connect(store.path()).unwrap())
+    }
+
+    fn greeted(store: &Store) -> Raw {
+        let mut raw = Raw::connect(store);
+        let welcome = raw.ask(&Request::Hello { version: VERSION, token: Bytes::new() });
+        assert!(matches!(welcome, Ok(Reply::Welcome { version: VERSION, .. })), "{welcome:?}");
+        raw
+    }
+
+    fn ask(&mut self, request: &Request) -> kvdb_wire::Result<Reply> {
+        let (kind, body) = request.encode();
+        write_frame(&mut self.0, 1, kind, &body)?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> kvdb_wire::Result<Reply> {
+        let frame = read_frame(&mut self.0)?;
+        Reply::decode(frame.kind, &frame.body)
+    }
+
+    #[track_caller]
+    fn is_refused(&mut self, request: &Request, with: FailureCode) {
+        let answer = self.ask(request);
+        assert!(
+            matches!(&answer, Ok(Reply::Failed(Failure { code, .. })) if *code == with),
+            "{answer:?}"
+        );
+    }
+}
+
+const MONDAY: fn() -> Request = || Request::View { snapshot: Some("monday".into()) };
+
+#[test]
+fn a_connection_begins_with_one_greeting() {
+    let store = Store::with_tree(1, 10);
+    let mut raw = Raw::connect(&store);
+    raw.is_refused(&MONDAY(), FailureCode::NotAllowed);
+    assert!(raw.ask(&MONDAY()).is_err(), "it has ended");
+    let mut raw = Raw::greeted(&store);
+    let again = Request::Hello { version: VERSION, token: Bytes::new() };
+    raw.is_refused(&again, FailureCode::NotAllowed);
+}
+
+#[test]
+fn a_client_of_another_version_is_told_and_left() {
+    let store = Store::with_tree(1, 10);
+    let mut raw = Raw::connect(&store);
+    let answer = raw.ask(&Request::Hello { version: VERSION + 1, token: Bytes::new() });
+    assert!(matches!(answer, Ok(Reply::Welcome { version: VERSION, .. })), "{answer:?}");
+    assert!(raw.ask(&MONDAY()).is_err(), "it has ended");
+}
+
+#[test]
+fn a_client_without_the_token_of_the_server_is_refused() {
+    let store = Store::with_tree(1, 10);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let token = Bytes::from_static(b"secret");
+    let options = ServerOptions { token: token.clone(), ..ServerOptions::default() };
+    let _server = Server::begin(store.db.clone(), listener, options).unwrap();
+    for (token, may) in
+        [(&b"secret"[..], true), (b"", false), (b"secre", false), (b"secreT", false)]
+    {
+        let path = path.clone();
+        let options =
+            ClientOptions { token: Bytes::copy_from_slice(token), ..ClientOptions::default() };
+        let client = Client::connect(move || Socket::connect_unix(&path), options);
+        assert_eq!(client.is_ok(), may, "{token:?}");
+    }
+}
+
+#[test]
+fn bytes_that_are_no_request_end_their_connection_and_no_other() {
+    let store = Store::with_tree(2, 30);
+    let client = store.client();
+    let there = wire::served(&client, "monday");
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[9, 0, 0, 0, 0, 0, 0, 0, 1, 2]] {
+        let mut raw = Raw::greeted(&store);
+        raw.0.write_all(bytes).unwrap();
+        // A part of a frame alone would wait for its rest.
+        raw.0.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(raw.answer().is_err());
+    }
+    let mut raw = Raw::greeted(&store);
+    write_frame(&mut raw.0, 1, 99, b"").unwrap();
+    assert!(raw.answer().is_err(), "a kind that is not known");
+    assert!(!tree(&there).is_empty());
+    assert_eq!(client.counts().connections, 1);
+}
+
+#[test]
+fn a_server_stops_though_a_client_has_sent_half_a_frame() {
+    let mut store = Store::with_tree(2, 10);
+    let mut raw = Raw::greeted(&store);
+    raw.0.write_all(&[100, 0, 0, 0, 1]).unwrap();
+    store.stop_serving();
+    assert!(raw.answer().is_err());
+}
+
+#[test]
+fn a_connection_has_so_many_views_and_no_more() {
+    let store = Store::with_tree(3, 10);
+    let mut raw = Raw::greeted(&store);
+    let mut last = 0;
+    for _ in 0..256 {
+        let Ok(Reply::Viewed { view, .. }) = raw.ask(&MONDAY()) else { panic!("not opened") };
+        last = view;
+    }
+    raw.is_refused(&MONDAY(), FailureCode::Limit);
+    assert!(matches!(raw.ask(&Request::Drop { view: last }), Ok(Reply::Done)));
+    raw.is_refused(&Request::Drop { view: last }, FailureCode::NoView);
+    assert!(matches!(raw.ask(&MONDAY()), Ok(Reply::Viewed { .. })));
+}
+
+#[test]
+fn a_reader_can_change_nothing_by_any_request() {
+    let store = Store::with_tree(3, 10);
+    let mut raw = Raw::greeted(&store);
+    for request in [
+        Request::Begin { serializable: false },
+        Request::Apply { transaction: 1, batch: 1, changes: vec![] },
+        Request::Commit { transaction: 1, synced: true },
+        Request::Abort { transaction: 1 },
+        Request::Sync,
+        Request::Snapshot { branch: String::new(), name: "n".into(), synced: true },
+        Request::Clone { snapshot: "monday".into(), name: "n".into() },
+    ] {
+        raw.is_refused(&request, FailureCode::NotAllowed);
+    }
+    assert_eq!(store.db.snapshots().len(), 1);
+}
+
+#[test]
+fn a_client_that_takes_no_answers_is_cut_off() {
+    let store = Store::with_tree(4, 200);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let options =
+        ServerOptions { patience: Duration::from_millis(100), ..ServerOptions::default() };
+    let _server = Server::begin(store.db.clone(), listener, options).unwrap();
+    let mut raw = Raw(UnixStream::connect(&path).unwrap());
+    raw.ask(&Request::Hello { version: VERSION, token: Bytes::new() }).unwrap();
+    let Ok(Reply::Viewed { view, dictionaries, .. }) = raw.ask(&MONDAY()) else { panic!() };
+    let dict = dictionaries.iter().find(|(_, name)| name == "dmap").unwrap().0;
+    let request = Request::Iterate {
+        view,
+        dict,
+        backward: false,
+        keys_only: false,
+        tuples: 4096,
+        bytes: 4 << 20,
+        start: Bytes::new(),
+        end: Bytes::new(),
+    };
+    let (kind, body) = request.encode();
+    raw.0.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+    let ended = (0..1_000_000).find_map(|i| write_frame(&mut raw.0, i, kind, &body).err());
+    assert!(
+        matches!(&ended, Some(kvdb_wire::Error::Io(e)) if e.kind() == std::io::ErrorKind::BrokenPipe),
+        "{ended:?}"
+    );
+}
+
+/// A client of a server that answers as `answer` says.
+fn scripted(answer: impl Fn(Request) -> Reply + Send + Sync + 'static) -> Arc<Client> {
+    let answer = Arc::new(answer);
+    let connect = move || {
+        let (near, mut far) = UnixStream::pair()?;
+        let answer = answer.clone();
+        std::thread::spawn(move || {
+            while let Ok(frame) = read_frame(&mut far) {
+                let reply = match Request::decode(frame.kind, &frame.body) {
+                    Ok(Request::Hello { .. }) => {
+                        Reply::Welcome { version: VERSION, under_way: 4, views: 4 }
+                    }
+                    Ok(Request::View { .. }) => Reply::Viewed {
+                        view: 1,
+                        snapshot: [1; 16],
+                        space: Space { total: 0, free: 0 },
+                        dictionaries: vec![(DICT, "d".into())],
+                    },
+                    Ok(request) => answer(request),
+                    Err(_) => break,
+                };
+                let (kind, body) = reply.encode();
+                if write_frame(&mut far, frame.number, kind, &body).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Socket::from(near))
+    };
+    Client::connect(connect, ClientOptions::default()).unwrap()
+}
+
+const DICT: DictionaryId = DictionaryId(5);
+
+fn scope(client: &Arc<Client>) -> Scope {
+    Scope::Served(Arc::new(SnapshotView::open(client, "monday").unwrap()))
+}
+
+fn tuples(keys: &[&'static str], ended: bool) -> Reply {
+    let tuples = keys.iter().map(|key| (Bytes::from(*key), Bytes::new())).collect();
+    Reply::Tuples { ended, tuples }
+}
+
+#[test]
+fn tuples_that_were_not_asked_for_are_not_believed_and_no_walk_is_endless() {
+    for keys in [&["c", "b"][..], &["b", "b"], &["a"], &["x"], &["b", "c", "x"]] {
+        let scope = scope(&scripted(move |_| tuples(keys, false)));
+        let found = scope.scan(DICT, b"b", b"d", 100);
+        assert!(matches!(found, Err(Error::Corrupt(_))), "{keys:?}: {found:?}");
+        let mut cursor = scope.cursor(DICT, b"b", b"d").unwrap();
+        assert!(matches!(cursor.next(), Err(Error::Corrupt(_))), "{keys:?}");
+    }
+    // The same page again and again.
+    let scope = scope(&scripted(|_| tuples(&["b", "c"], false)));
+    let mut cursor = scope.cursor(DICT, b"b", b"d").unwrap();
+    let steps: Vec<_> = (0..5).map(|_| cursor.next()).collect();
+    assert!(steps.iter().any(|step| matches!(step, Err(Error::Corrupt(_)))), "{steps:?}");
+}
+
+#[test]
+fn an_answer_to_something_else_is_an_error() {
+    let client = scripted(|_| Reply::Done);
+    assert!(scope(&client).get(DICT, b"k").is_err());
+    let none = scripted(|_| Reply::Values(vec![]));
+    assert!(scope(&none).get(DICT, b"k").is_err(), "which would be asked for again for ever");
+    let many = scripted(|_| Reply::Values(vec![None; 9]));
+    assert!(scope(&many).get(DICT, b"k").is_err());
+}
+
+#[test]
+fn a_server_that_stops_in_the_middle_fails_the_call_in_time() {
+    let (near, mut far) = UnixStream::pair().unwrap();
+    let near = std::sync::Mutex::new(Some(near));
+    let connect = move || {
+        let near = near.lock().unwrap().take();
+        near.map(Socket::from).ok_or_else(|| std::io::Error::other("the server is gone"))
+    };
+    let server = std::thread::spawn(move || {
+        let frame = read_frame(&mut far).unwrap();
+        let (kind, body) = Reply::Welcome { version: VERSION, under_way: 1, views: 1 }.encode();
+        write_frame(&mut far, frame.number, kind, &body).unwrap();
+        read_frame(&mut far).unwrap();
+        far.write_all(&[200, 0, 0, 0, 1, 2]).unwrap();
+        // It stays open until the client has given up.
+        assert!(read_frame(&mut far).is_err());
+    });
+    let options = ClientOptions { timeout: Duration::from_millis(200), ..ClientOptions::default() };
+    let client = Client::connect(connect, options).unwrap();
+    let begun = Instant::now();
+    assert!(SnapshotView::open(&client, "monday").is_err());
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    server.join().unwrap();
+}
+
+#[test]
+fn requests_and_answers_that_come_twice_change_nothing() {
+    let store = Store::with_tree(5, 60);
+    let path = store.path();
+    let expected = tree(&wire::served(&store.client(), "monday"));
+    let connect = move || {
+        let (near, far) = UnixStream::pair()?;
+        let server = UnixStream::connect(&path)?;
+        for (mut from, mut to) in
+            [(far.try_clone()?, server.try_clone()?), (server.try_clone()?, far.try_clone()?)]
+        {
+            std::thread::spawn(move || {
+                while let Ok(frame) = read_frame(&mut from) {
+                    for _ in 0..2 {
+                        if write_frame(&mut to, frame.number, frame.kind, &frame.body).is_err() {
+                            break;
+                        }
+                    }
+                }
+                let _ = to.shutdown(std::net::Shutdown::Both);
+            });
+        }
+        Ok(Socket::from(near))
+    };
+    let client = Client::connect(connect, ClientOptions::default()).unwrap();
+    let there = wire::served(&client, "monday");
+    assert_eq!(tree(&there), expected);
+    assert_eq!(client.counts().connections, 1);
+}

@@ -1,0 +1,246 @@
+//! A store that is served on a socket of its own, a proxy that cuts connections, and what a tree of
+//! files looks like from outside.
+#![allow(dead_code, reason = "each test takes what it needs")]
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use env::{Machine, Random};
+use kvdb::{Durability, Kvdb};
+use kvdb_wire::{Client, ClientOptions, Server, ServerOptions, SnapshotView, Socket};
+use kvfs::{Attr, Caller, FileKind, Fs, FsOptions, Ino, ROOT};
+
+/// A store with a file system, and its server.
+pub struct Store {
+    pub db: Kvdb,
+    pub fs: Fs,
+    server: Option<Server>,
+    directory: tempfile::TempDir,
+}
+
+impl Store {
+    /// With an empty file system.
+    pub fn new() -> Store {
+        Store::of(Kvdb::in_memory())
+    }
+
+    /// A store whose snapshots may be without one.
+    pub fn of(db: Kvdb) -> Store {
+        let fs = Fs::open(db.clone(), Arc::new(Machine::default()), FsOptions::default()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut store = Store { db, fs, server: None, directory };
+        store.serve();
+        store
+    }
+
+    /// With the snapshot `monday` of a random tree.
+    pub fn with_tree(seed: u64, calls: u64) -> Store {
+        let store = Store::new();
+        fill(&store.fs, seed, calls);
+        store.snapshot("monday");
+        store
+    }
+
+    pub fn snapshot(&self, name: &str) {
+        self.fs.shutdown().unwrap();
+        self.db.snapshot_of("", name, Durability::Synced).unwrap();
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    pub fn serve(&mut self) {
+        let listener = UnixListener::bind(self.path()).unwrap();
+        let server = Server::begin(self.db.clone(), listener, ServerOptions::default());
+        self.server = Some(server.unwrap());
+    }
+
+    pub fn stop_serving(&mut self) {
+        self.server = None;
+        std::fs::remove_file(self.path()).unwrap();
+    }
+
+    pub fn client(&self) -> Arc<Client> {
+        client(&self.path(), Duration::from_secs(60)).unwrap()
+    }
+}
+
+pub fn client(path: &Path, timeout: Duration) -> kvdb_wire::Result<Arc<Client>> {
+    let path = path.to_path_buf();
+    let options = ClientOptions { timeout, ..ClientOptions::default() };
+    Client::connect(move || Socket::connect_unix(&path), options)
+}
+
+pub fn try_served(client: &Arc<Client>, snapshot: &str) -> Result<Fs, kvfs::Error> {
+    let opened = SnapshotView::open(client, snapshot);
+    let view = opened.map_err(|e| kvfs::Error::Store(kvdb::Error::Io(std::io::Error::other(e))))?;
+    Fs::served(Arc::new(view), Arc::new(Machine::default()), FsOptions::default())
+}
+
+pub fn served(client: &Arc<Client>, snapshot: &str) -> Fs {
+    try_served(client, snapshot).unwrap()
+}
+
+/// Random files, directories, links and attributes.
+fn fill(fs: &Fs, seed: u64, calls: u64) {
+    let mut random = Random::new(seed);
+    let caller = Caller { uid: 7, gid: 8, pid: 1 };
+    let mut dirs = vec![ROOT];
+    let mut files: Vec<Ino> = Vec::new();
+    for i in 0..calls {
+        let dir = *random.pick(&dirs).unwrap();
+        let name = format!("{}{i}", "n".repeat(random.below(100) as usize)).into_bytes();
+        match random.below(10) {
+            0 | 1 => dirs.push(fs.mkdir(dir, &name, 0o750, caller).unwrap().ino),
+            2 => {
+                let target = vec![b't'; 1 + random.below(600) as usize];
+                fs.symlink(dir, &name, &target, caller).unwrap();
+            }
+            3 if !files.is_empty() => {
+                let file = *random.pick(&files).unwrap();
+                fs.link(file, dir, &name).unwrap();
+            }
+            4 if !files.is_empty() => {
+                let file = *random.pick(&files).unwrap();
+                let mut value = vec![0; random.below(5000) as usize];
+                random.fill(&mut value);
+                let name = format!("user.{i}");
+                fs.setxattr(file, name.as_bytes(), &value, Default::default()).unwrap();
+            }
+            _ => {
+                let file = fs.mknod(dir, &name, FileKind::File, 0o640, 0, caller).unwrap().ino;
+                let most = 1 << random.below(18);
+                let mut content = vec![0; random.below(most) as usize];
+                random.fill(&mut content);
+                // Holes, too.
+                let offset = if random.one_in(4) { random.below(100_000) } else { 0 };
+                fs.write(file, offset, &content, Default::default()).unwrap();
+                files.push(file);
+            }
+        }
+    }
+}
+
+/// All that can be seen of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Seen {
+    attr: Attr,
+    content: Vec<u8>,
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+pub type Tree = BTreeMap<Vec<u8>, Seen>;
+
+pub fn tree(fs: &Fs) -> Tree {
+    try_tree(fs).unwrap()
+}
+
+pub fn try_tree(fs: &Fs) -> Result<Tree, kvfs::Error> {
+    let mut all = Tree::new();
+    let mut dirs = vec![(Vec::new(), ROOT)];
+    while let Some((path, dir)) = dirs.pop() {
+        let mut entries = Vec::new();
+        fs.readdir(dir, 2, true, &mut |entry| {
+            entries.push((entry.name.to_vec(), entry.ino, entry.attr));
+            true
+        })?;
+        for (name, ino, attr) in entries {
+            let path = [&path[..], b"/", &name].concat();
+            assert_eq!(attr, Some(fs.getattr(ino)?), "of the listing");
+            let attr = fs.lookup(dir, &name)?;
+            fs.forget(ino, 2);
+            let content = match attr.kind {
+                FileKind::File => fs.read(ino, 0, attr.size as u32)?.to_vec(),
+                FileKind::Symlink => fs.readlink(ino)?,
+                _ => Vec::new(),
+            };
+            let mut xattrs = Vec::new();
+            for name in fs.listxattr(ino)?.split(|byte| *byte == 0).filter(|name| !name.is_empty())
+            {
+                xattrs.push((name.to_vec(), fs.getxattr(ino, name)?));
+            }
+            if attr.kind == FileKind::Dir {
+                dirs.push((path.clone(), ino));
+            }
+            all.insert(path, Seen { attr, content, xattrs });
+        }
+    }
+    Ok(all)
+}
+
+/// The way on which a proxy counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    Requests,
+    Answers,
+}
+
+/// Forwards connections to a server, each until so many bytes have passed on one way.
+pub struct Proxy {
+    directory: tempfile::TempDir,
+    cuts: Arc<AtomicU64>,
+}
+
+impl Proxy {
+    pub fn new(server: PathBuf, cut: Cut, after: usize) -> Proxy {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("proxy")).unwrap();
+        let cuts = Arc::new(AtomicU64::new(0));
+        let counts = cuts.clone();
+        // It ends with the test's process: a proxy that is dropped has no more connections.
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let (Ok(near), Ok(far)) = (near, UnixStream::connect(&server)) else { continue };
+                for (from, to, way) in [
+                    (near.try_clone(), far.try_clone(), Cut::Requests),
+                    (far.try_clone(), near.try_clone(), Cut::Answers),
+                ] {
+                    let (from, to) = (from.unwrap(), to.unwrap());
+                    let most = if way == cut { after } else { usize::MAX };
+                    let cuts = counts.clone();
+                    std::thread::spawn(move || {
+                        if forward(&from, &to, most) {
+                            cuts.fetch_add(1, Ordering::Relaxed);
+                        }
+                        let _ = from.shutdown(std::net::Shutdown::Both);
+                        let _ = to.shutdown(std::net::Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Proxy { directory, cuts }
+    }
+
+    /// A client with little patience, for where no request gets through.
+    pub fn client(&self) -> kvdb_wire::Result<Arc<Client>> {
+        client(&self.directory.path().join("proxy"), Duration::from_millis(200))
+    }
+
+    pub fn cuts(&self) -> u64 {
+        self.cuts.load(Ordering::Relaxed)
+    }
+}
+
+/// `true`: it was cut, and did not end.
+fn forward(mut from: &UnixStream, mut to: &UnixStream, mut most: usize) -> bool {
+    let mut room = [0; 4096];
+    while most > 0 {
+        let wanted = room.len().min(most);
+        match from.read(&mut room[..wanted]) {
+            Ok(0) | Err(_) => return false,
+            Ok(read) => {
+                most -= read;
+                if to.write_all(&room[..read]).is_err() {
+                    return false;
+                }
+            }
+        }
+    }
+    true
+}

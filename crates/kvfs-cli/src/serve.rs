@@ -1,0 +1,75 @@
+//! `kvfs serve`: has clients elsewhere read the snapshots of a store, whose file systems they
+//! mount. The protocol is in `docs/wire.md`, and `kvdb-wire` speaks it; here are words and signals.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use kvdb_server::PrivateSocket;
+use kvdb_wire::{Server, ServerOptions};
+use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store::{self, Access};
+use crate::{sizes, text};
+
+/// Serve the snapshots of a store to mounts that have it not: virtual machines, containers.
+#[derive(clap::Args)]
+#[command(after_help = "\
+It serves until Ctrl-C or SIGTERM ends it; clients wait for one that is begun again.
+
+  kvfs serve my.kvfs --listen unix:/run/my.sock
+  kvfs mount kvfs+unix:/run/my.sock /mnt --snapshot monday
+
+Only its user can connect to the socket. The store is not mounted at the same time; what clients \
+see are its snapshots, which do not change.")]
+pub struct Args {
+    /// The store: a file or a block device made by `kvfs create`.
+    store: PathBuf,
+    /// Where to listen: unix:SOCKET, the path of a socket that is made.
+    #[arg(long, value_name = "ADDRESS")]
+    listen: OsString,
+    /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit
+    /// (64M, 2G); default 320M.
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
+    memory: Option<u64>,
+}
+
+pub fn run(args: Args, output: &Output) -> Outcome {
+    let path = socket_of(&args.listen)?;
+    let cannot = |e| Failure::io("cannot listen to signals", &e);
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(cannot)?;
+    let store = store::open(&args.store, Access::ReadOnly, args.memory)?;
+    let refused = |why: String| Failure::new(Exit::Failed, why);
+    let socket = PrivateSocket::listen(&path).map_err(|e| refused(e.to_string()))?;
+    let listener = socket.listener.try_clone();
+    let listener = listener.map_err(|e| Failure::io("cannot listen", &e))?;
+    let server = Server::begin(store.db.clone(), listener, ServerOptions::default())
+        .map_err(|e| refused(format!("cannot serve {}: {e}", args.store.display())))?;
+    let said = format!("{} is served at unix:{}", args.store.display(), path.display());
+    let value =
+        text::with_paths(json!({}), &[("store", Some(&args.store)), ("socket", Some(&path))]);
+    output.print(said, value)?;
+    output.note("Ctrl-C ends it");
+    signals.forever().next();
+    // In this order: no client comes any more, none of them is answered, and the store is closed.
+    drop(socket);
+    drop(server);
+    store.close()
+}
+
+/// The path in `unix:PATH`, in full.
+fn socket_of(address: &OsStr) -> Outcome<PathBuf> {
+    let wrong = || {
+        let what = format!("{} is no address to listen at", address.display());
+        Failure::new(Exit::Usage, what).hint("write unix:SOCKET, with the path of a socket")
+    };
+    let path = address.as_bytes().strip_prefix(b"unix:").ok_or_else(wrong)?;
+    if path.is_empty() {
+        return Err(wrong());
+    }
+    let path = Path::new(OsStr::from_bytes(path));
+    std::path::absolute(path).map_err(|e| Failure::io("cannot listen there", &e))
+}

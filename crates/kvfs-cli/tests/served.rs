@@ -1,0 +1,169 @@
+//! A store that `kvfs serve` serves, and mounts of its snapshots which have only a socket.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+fn kvfs() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.stdin(Stdio::null());
+    command
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> Output {
+    let output = command.output().expect("kvfs runs");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+/// A server of a store, killed when dropped.
+struct Serving(Child);
+
+impl Serving {
+    /// It answers when this returns.
+    fn begin(store: &Path, socket: &Path) -> Serving {
+        let mut listen = std::ffi::OsString::from("unix:");
+        listen.push(socket);
+        let mut command = kvfs();
+        command.arg("serve").arg(store).arg("--listen").arg(listen).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("kvfs runs");
+        let mut line = String::new();
+        let out = child.stdout.as_mut().expect("a pipe");
+        BufReader::new(out).read_line(&mut line).expect("text");
+        assert!(line.contains("is served at"), "{line:?}");
+        Serving(child)
+    }
+
+    fn ends_when_asked(mut self) {
+        let id = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it is there");
+        assert!(self.0.wait().expect("it ends").success());
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A store with two snapshots of some files, and a directory to mount on, which is unmounted when
+/// dropped.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        let place = Place(tempfile::tempdir().expect("a temporary directory"));
+        let tree = place.path("tree");
+        std::fs::create_dir_all(tree.join("a/b")).expect("mkdir");
+        std::fs::create_dir(place.path("mnt")).expect("mkdir");
+        for i in 0..300 {
+            let content = format!("{i} ").repeat(i * 7);
+            std::fs::write(tree.join(format!("a/file{i}")), content).expect("written");
+        }
+        std::fs::write(tree.join("a/b/large"), vec![7; 3 << 20]).expect("written");
+        std::os::unix::fs::symlink("../file1", tree.join("a/b/link")).expect("a link");
+        let store = place.path("store");
+        succeeds(kvfs().arg("create").arg(&store));
+        succeeds(kvfs().arg("import").arg(&store).arg(&tree));
+        succeeds(kvfs().args(["snapshot", "create"]).arg(&store).arg("monday"));
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn address(&self) -> String {
+        format!("kvfs+unix:{}", self.path("socket").display())
+    }
+
+    fn serve(&self) -> Serving {
+        Serving::begin(&self.path("store"), &self.path("socket"))
+    }
+
+    fn mount(&self, snapshot: &str) -> Command {
+        let mut command = kvfs();
+        command.arg("mount").arg(self.address()).arg(self.path("mnt"));
+        command.args(["--snapshot", snapshot]);
+        command
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = kvfs().arg("umount").arg(self.path("mnt")).output();
+    }
+}
+
+fn may_mount() -> bool {
+    let may = std::fs::File::open("/dev/fuse").is_ok() && rustix::process::geteuid().is_root();
+    if !may {
+        eprintln!("SKIPPED: no FUSE here, or not root");
+    }
+    may
+}
+
+/// The differences that diff(1) sees, links as links.
+#[track_caller]
+fn assert_same(a: &Path, b: &Path) {
+    let mut diff = Command::new("diff");
+    let output = diff.args(["-r", "--no-dereference"]).arg(a).arg(b).output().expect("diff runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn a_snapshot_is_mounted_from_a_server_and_read_alone() {
+    if !may_mount() {
+        return;
+    }
+    let place = Place::new();
+    let serving = place.serve();
+    succeeds(&mut place.mount("monday"));
+    let mnt = place.path("mnt");
+    assert_same(&place.path("tree"), &mnt);
+    let refused = std::fs::write(mnt.join("new"), "x").expect_err("a snapshot");
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    succeeds(kvfs().arg("umount").arg(&mnt));
+    assert!(!mnt.join("a").exists());
+    serving.ends_when_asked();
+    assert!(!place.path("socket").exists(), "the socket goes with its server");
+}
+
+#[test]
+fn a_mount_goes_on_when_its_server_was_killed_and_is_begun_again() {
+    if !may_mount() {
+        return;
+    }
+    let place = Place::new();
+    let serving = place.serve();
+    succeeds(&mut place.mount("monday"));
+    drop(serving);
+    let (mnt, tree) = (place.path("mnt"), place.path("tree"));
+    let reader = std::thread::spawn(move || assert_same(&tree, &mnt));
+    let serving = place.serve();
+    reader.join().expect("it has read all of it");
+    drop(serving);
+}
+
+#[test]
+fn a_mount_without_a_server_or_a_snapshot_says_so() {
+    let place = Place::new();
+    let refused = |command: &mut Command| {
+        let output = command.output().expect("kvfs runs");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(refused(&mut place.mount("monday")).contains("cannot read kvfs+unix:"));
+    let _serving = place.serve();
+    let said = refused(&mut place.mount("tuesday"));
+    assert!(said.contains("no snapshot tuesday"), "{said}");
+    let said = refused(kvfs().arg("mount").arg(place.address()).arg(place.path("mnt")));
+    assert!(said.contains("which snapshot"), "{said}");
+    let said = refused(place.mount("monday").args(["-o", "scrub=7"]));
+    assert!(said.contains("the store is with a server"), "{said}");
+    let said = refused(kvfs().arg("serve").arg(place.path("store")).args(["--listen", "here"]));
+    assert!(said.contains("no address to listen at"), "{said}");
+}
