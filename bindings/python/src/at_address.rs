@@ -104,7 +104,7 @@ fn make(to: &Address, directory: Option<&Path>) -> Outcome<()> {
         return Ok(());
     }
     if places::needs_trial(to, &there)? {
-        places::trial(to, &there)?;
+        places::trial(to)?;
     }
     let directory = local_copies::directory_of_writers(directory)?;
     let used = |source| Error::Path { path: directory.clone(), source };
@@ -133,7 +133,7 @@ pub fn push(open: &Open, word: &Path, take: bool) -> Outcome<PushStats> {
     }
     let store = to.store(true)?;
     if places::needs_trial(&to, &store)? {
-        places::trial(&to, &store)?;
+        places::trial(&to)?;
     }
     let (mut publisher, stats) =
         publishing::push(&open.db, &store, take, &mut |_| Ok(())).map_err(cannot)?;

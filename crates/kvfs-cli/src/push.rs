@@ -77,7 +77,7 @@ pub fn check(to: &Address, store: &RemoteStore, output: &Output) -> Outcome {
         return Ok(());
     }
     let bar = output.progress("trying the server", None, false);
-    let tried = places::trial(to, store);
+    let tried = places::trial(to);
     bar.finish_and_clear();
     Ok(tried?)
 }

@@ -116,13 +116,18 @@ fn absolute(folder: &str) -> Result<PathBuf> {
 }
 
 fn open(place: &str, make: bool) -> Result<Arc<dyn Objects>> {
+    with_secret(open_as_it_is(place, make)?)
+}
+
+/// The objects of a place with the bytes that lie there, whether they are encrypted or not.
+pub(crate) fn open_as_it_is(place: &str, make: bool) -> Result<Arc<dyn Objects>> {
     let cannot = |source| Error::Place { place: place.to_owned(), source };
     if let Some(folder) = place.strip_prefix(FOLDER).map(PathBuf::from) {
         let opened =
             if make { DirectoryObjects::create(folder) } else { DirectoryObjects::open(folder) };
-        return with_secret(Arc::new(opened.map_err(cannot)?));
+        return Ok(Arc::new(opened.map_err(cannot)?));
     }
-    with_secret(in_bucket(place).map_err(cannot)?)
+    in_bucket(place).map_err(cannot)
 }
 
 #[cfg(feature = "s3")]

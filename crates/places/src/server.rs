@@ -2,8 +2,9 @@
 //! that not every server keeps.
 
 use kvdb::RemoteStore;
+use objects::Objects;
 
-use crate::address::Address;
+use crate::address::{Address, open_as_it_is};
 use crate::error::{Error, Result};
 
 /// Returns whether the server has to be tried before a store is published: it is one of a bucket,
@@ -14,8 +15,10 @@ pub fn needs_trial(to: &Address, store: &RemoteStore) -> Result<bool> {
 
 /// Refuses a server that does not keep the conditions on which heads depend. This takes some
 /// hundred requests.
-pub fn trial(to: &Address, store: &RemoteStore) -> Result {
-    match probed(store).map_err(|e| cannot(to, e.into()))? {
+pub fn trial(to: &Address) -> Result {
+    // What a server does with ranges is seen of bytes as they are.
+    let objects = open_as_it_is(&to.place, false)?;
+    match probed(&*objects).map_err(|e| cannot(to, e.into()))? {
         None => Ok(()),
         Some(wrong) => Err(Error::Unsafe(wrong)),
     }
@@ -27,12 +30,12 @@ fn cannot(to: &Address, source: kvdb::Error) -> Error {
 
 /// Says what is wrong with the server, as a sentence.
 #[cfg(feature = "s3")]
-fn probed(store: &RemoteStore) -> Result<Option<String>, objects::ObjectsError> {
-    let found = objects_s3::probe(&**store.objects(), "")?;
+fn probed(objects: &dyn Objects) -> Result<Option<String>, objects::ObjectsError> {
+    let found = objects_s3::probe(objects, "")?;
     Ok((!found.is_fine()).then(|| found.verdict()))
 }
 
 #[cfg(not(feature = "s3"))]
-fn probed(_: &RemoteStore) -> Result<Option<String>, objects::ObjectsError> {
+fn probed(_: &dyn Objects) -> Result<Option<String>, objects::ObjectsError> {
     Ok(None)
 }
