@@ -97,12 +97,12 @@ fn a_connection_that_is_cut_anywhere_is_made_again_and_changes_nothing() {
         let mut cuts = 0;
         while after < longest * 3 {
             let proxy = Proxy::new(store.path(), cut, after);
-            if let Ok(client) = proxy.client() {
-                if let Ok(there) = wire::try_served(&client, "monday") {
-                    match wire::try_tree(&there) {
-                        Ok(found) => assert_eq!(found, expected, "cut after {after}"),
-                        Err(e) => assert!(after < longest, "cut after {after}: {e}"),
-                    }
+            if let Ok(client) = proxy.client()
+                && let Ok(there) = wire::try_served(&client, "monday")
+            {
+                match wire::try_tree(&there) {
+                    Ok(found) => assert_eq!(found, expected, "cut after {after}"),
+                    Err(e) => assert!(after < longest, "cut after {after}: {e}"),
                 }
             }
             cuts += proxy.cuts();

@@ -227,6 +227,7 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
     drop(service.following);
     notifier.stop();
     drop(service.metrics);
+    drop(service.serving);
     if let Some(server) = service.server {
         server.stop();
     }

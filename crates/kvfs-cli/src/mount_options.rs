@@ -5,7 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -41,6 +41,8 @@ pub struct Options {
     pub metrics: Option<SocketAddr>,
     /// Where clients of the socket's commands are served, too.
     pub network: Network,
+    /// Socket at which snapshots are served to mounts that have not the store.
+    pub serve: Option<PathBuf>,
     /// How often everything is read again; `None`: never by itself.
     pub scrub: Option<Interval>,
     /// Where the store is published by itself.
@@ -125,6 +127,8 @@ Options for -o, separated by commas:
                               that lead to a known authority behind it, and its key, in PEM
   max_clients=N               connections that may be open to the socket and the address
                               (default: 10000, as far as descriptors are allowed)
+  serve=unix:SOCKET           serve snapshots to mounts elsewhere, as kvfs serve does; the path of
+                              the socket in full
   transport=auto, uring, device
                               how requests come from the kernel. uring: over io_uring, which
                               takes Linux 6.14 and root, or that root has set
@@ -275,6 +279,12 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 let address = value.to_str().and_then(|text| text.parse().ok());
                 let wrong = || bad("write an address and a port, as 127.0.0.1:6379".into());
                 options.network.listen = Some(address.ok_or_else(wrong)?);
+            }
+            ("serve", Some(value)) => {
+                let path = value.as_bytes().strip_prefix(b"unix:").map(OsStr::from_bytes);
+                let path = path.map(PathBuf::from).filter(|path| path.is_absolute());
+                let wrong = || bad("write unix: and the path of a socket in full".into());
+                options.serve = Some(path.ok_or_else(wrong)?);
             }
             ("max_clients", Some(value)) => {
                 let most = value.to_str().and_then(|text| text.parse::<usize>().ok());
@@ -486,6 +496,7 @@ fn takes_a_value(name: &str) -> bool {
         "snapshot",
         "clone",
         "listen",
+        "serve",
         "max_clients",
         "password_file",
         "tls_cert",

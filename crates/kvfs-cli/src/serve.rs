@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use kvdb::Kvdb;
 use kvdb_server::PrivateSocket;
 use kvdb_wire::{Server, ServerOptions};
 use serde_json::json;
@@ -23,8 +24,8 @@ It serves until Ctrl-C or SIGTERM ends it; clients wait for one that is begun ag
   kvfs serve my.kvfs --listen unix:/run/my.sock
   kvfs mount kvfs+unix:/run/my.sock /mnt --snapshot monday
 
-Only its user can connect to the socket. The store is not mounted at the same time; what clients \
-see are its snapshots, which do not change.")]
+Only its user can connect to the socket. Clients see the snapshots of the store, which do not \
+change. A store that is mounted is served by its mount: kvfs mount -o serve=unix:SOCKET.")]
 pub struct Args {
     /// The store: a file or a block device made by `kvfs create`.
     store: PathBuf,
@@ -42,22 +43,34 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let cannot = |e| Failure::io("cannot listen to signals", &e);
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(cannot)?;
     let store = store::open(&args.store, Access::ReadOnly, args.memory)?;
-    let refused = |why: String| Failure::new(Exit::Failed, why);
-    let socket = PrivateSocket::listen(&path).map_err(|e| refused(e.to_string()))?;
-    let listener = socket.listener.try_clone();
-    let listener = listener.map_err(|e| Failure::io("cannot listen", &e))?;
-    let server = Server::begin(store.db.clone(), listener, ServerOptions::default())
-        .map_err(|e| refused(format!("cannot serve {}: {e}", args.store.display())))?;
+    let serving = Serving::begin(&store.db, &path)?;
     let said = format!("{} is served at unix:{}", args.store.display(), path.display());
     let value =
         text::with_paths(json!({}), &[("store", Some(&args.store)), ("socket", Some(&path))]);
     output.print(said, value)?;
     output.note("Ctrl-C ends it");
     signals.forever().next();
-    // In this order: no client comes any more, none of them is answered, and the store is closed.
-    drop(socket);
-    drop(server);
+    drop(serving);
     store.close()
+}
+
+/// Serves an open store at a socket, until it is dropped.
+pub struct Serving {
+    // In this order: no client comes any more, and none of them is answered.
+    _socket: PrivateSocket,
+    _server: Server,
+}
+
+impl Serving {
+    pub fn begin(db: &Kvdb, path: &Path) -> Outcome<Serving> {
+        let refused = |why: String| Failure::new(Exit::Failed, why);
+        let socket = PrivateSocket::listen(path).map_err(|e| refused(e.to_string()))?;
+        let listener = socket.listener.try_clone();
+        let listener = listener.map_err(|e| Failure::io("cannot listen", &e))?;
+        let server = Server::begin(db.clone(), listener, ServerOptions::default())
+            .map_err(|e| refused(format!("cannot serve at {}: {e}", path.display())))?;
+        Ok(Serving { _socket: socket, _server: server })
+    }
 }
 
 /// The path in `unix:PATH`, in full.

@@ -31,6 +31,7 @@ use crate::place;
 use crate::push;
 use crate::scripts;
 use crate::scrubbing::Scrubbing;
+use crate::serve::Serving;
 use crate::sockets;
 use crate::statistics;
 use crate::statistics::MountFigures;
@@ -82,6 +83,8 @@ pub enum Mounting<'a> {
 pub struct Service {
     pub server: Option<Server>,
     pub metrics: Option<Listening>,
+    /// Serves snapshots to mounts elsewhere, where that is asked for.
+    pub serving: Option<Serving>,
     figures: Arc<OnceLock<MountFigures>>,
     adapter: Arc<FuseAdapter>,
     pub mounted: Mounted,
@@ -124,6 +127,8 @@ impl Service {
         };
         let metrics = options.metrics.map(|address| metrics::start(address, sources()));
         let metrics = or_without(metrics.transpose(), needed)?;
+        let serving = options.serve.as_deref().map(|path| Serving::begin(&store.db, path));
+        let serving = or_without(serving.transpose(), needed)?;
         let source = options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string());
         let mounted_alone = place::view_at(&options.mount.root);
         let adapter = FuseAdapter::new(views.clone())
@@ -155,6 +160,7 @@ impl Service {
         Ok(Service {
             server,
             metrics,
+            serving,
             figures,
             adapter,
             mounted,
@@ -242,7 +248,7 @@ impl Service {
         scrubbing: Option<Scrubbing>,
         (say, events): (&Sender<Event>, &Receiver<Event>),
     ) -> Waited<'a> {
-        let Service { server, metrics, mounted, keeper, publishing, following, .. } = self;
+        let Service { server, metrics, serving, mounted, keeper, publishing, following, .. } = self;
         let (stopper, before) = (mounted.stopper(), mounted.handover());
         let mut scrubbing = Some(scrubbing);
         let mut stopped_for = None;
@@ -294,6 +300,7 @@ impl Service {
                 // In this order: none of them is begun anew by one that is still there, and all get
                 // the answers that they wait for.
                 drop((metrics.take(), scrubbing.take(), publishing.take(), following.take()));
+                drop(serving.take());
                 if let Some(server) = server.take() {
                     server.stop();
                 }

@@ -149,6 +149,32 @@ fn a_mount_goes_on_when_its_server_was_killed_and_is_begun_again() {
 }
 
 #[test]
+fn a_store_that_is_mounted_is_served_by_its_mount() {
+    if !may_mount() {
+        return;
+    }
+    let place = Place::new();
+    let own = place.path("own");
+    std::fs::create_dir(&own).expect("mkdir");
+    let serve = format!("serve=unix:{}", place.path("socket").display());
+    succeeds(kvfs().args(["mount", "-o", &serve]).arg(place.path("store")).arg(&own));
+    std::fs::write(own.join("later"), "before tuesday").expect("written");
+    succeeds(kvfs().args(["snapshot", "create"]).arg(&own).arg("tuesday"));
+    std::fs::write(own.join("later"), "after tuesday").expect("written");
+    succeeds(&mut place.mount("tuesday"));
+    let mnt = place.path("mnt");
+    let later = std::fs::read_to_string(mnt.join("later")).expect("read");
+    assert_eq!(later, "before tuesday");
+    assert_eq!(std::fs::read(mnt.join("a/b/large")).expect("read"), vec![7; 3 << 20]);
+    succeeds(kvfs().arg("umount").arg(&mnt));
+    succeeds(kvfs().arg("umount").arg(&own));
+    assert!(!place.path("socket").exists(), "the socket goes with the mount");
+    let relative = kvfs().args(["mount", "-o", "serve=unix:s"]).arg("store").arg("mnt").output();
+    let said = String::from_utf8_lossy(&relative.expect("kvfs runs").stderr).into_owned();
+    assert!(said.contains("path of a socket in full"), "{said}");
+}
+
+#[test]
 fn a_mount_without_a_server_or_a_snapshot_says_so() {
     let place = Place::new();
     let refused = |command: &mut Command| {

@@ -2,8 +2,8 @@
 //! store is with a server (`kvfs serve`). The daemon has no store to lock and nothing to commit, so
 //! it is far less than that of `daemon`: it answers the kernel until the mount ends.
 //!
-//! A server that is gone for a while is waited for; a call fails when that takes longer than
-//! `--timeout`.
+//! A server that is gone for a while is waited for; a call fails when that takes longer than a
+//! minute.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -96,6 +96,7 @@ fn refuse_of_local_stores(options: &Options, args: &Args) -> Outcome {
         || options.publish.is_some()
         || options.scrub.is_some()
         || options.keeper
+        || options.serve.is_some()
         || options.metrics.is_some()
         || options.network.listen.is_some();
     if !is_local {
