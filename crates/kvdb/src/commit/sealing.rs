@@ -143,7 +143,7 @@ impl CommitPipeline {
                 }
                 None => {
                     let dicts: Vec<DictionaryId> = runs.iter().map(|(dict, _)| *dict).collect();
-                    self.feed.note_unlisted(&version, Some(&dicts), seq, || self.env.random());
+                    self.feed.note_unlisted(&version, &dicts, seq);
                     self.ranks.note_unlisted(Some(&dicts), seq);
                 }
             }
