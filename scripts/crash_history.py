@@ -2,8 +2,8 @@
 what may be left of it.
 
 Whatever it does (names, hard and symbolic links, renames over files, holes punched and filled, tree
-copies, keys alone, in batches, ranges and `MULTI`, transactions over both with savepoints,
-durable ones, snapshots, clones, rollbacks) is whole or not there, and happens in its order. So
+copies, keys alone, in batches, ranges and `MULTI`, transactions over both with savepoints and others
+within them, durable ones, snapshots, clones, merges, rebases, rollbacks) is whole or not there, and happens in its order. So
 after a kill the store holds the state after one of the steps: at least the last one that was made
 durable, at most the last one that was begun. Everything is compared: names, which of them are one
 file, contents, keys; each snapshot and each clone, too."""
@@ -30,9 +30,11 @@ class State:
         # File number: content.
         self.files = dict(other.files) if other else {}
         self.keys = dict(other.keys) if other else {}
-        # Name: what it shows. Of a clone, the state that it has, and only its keys change.
+        # Name: what it shows. Of a clone, the state that it has.
         self.snapshots = dict(other.snapshots) if other else {}
         self.clones = dict(other.clones) if other else {}
+        # Clone: the newest state that it has in common with the store.
+        self.common = dict(other.common) if other else {}
 
     def tree(self):
         """What a walk finds: by path the kind, the content, and the least path of the same file."""
@@ -54,6 +56,35 @@ class State:
             "snapshots": views(self.snapshots),
             "clones": views(self.clones),
         }
+
+
+def merged(common, into, source):
+    """`into` with what differs from `common` in `source`, or nothing where both have changed the
+    same, or what one has made lies in what the other has removed."""
+
+    def changed(of):
+        return {
+            (what, name)
+            for what in ("names", "files", "keys")
+            for a, b in [(getattr(common, what), getattr(of, what))]
+            for name in a.keys() | b.keys()
+            if a.get(name) != b.get(name)
+        }
+
+    theirs = changed(source)
+    if theirs & changed(into):
+        return None
+    state = State(into)
+    for what, name in theirs:
+        mine, other = getattr(state, what), getattr(source, what)
+        if name in other:
+            mine[name] = other[name]
+        else:
+            mine.pop(name, None)
+    sound = all(
+        state.names.get(os.path.dirname(path)) == ("d",) for path in state.names if "/" in path
+    ) and all(v[0] != "f" or v[1] in state.files for v in state.names.values())
+    return state if sound else None
 
 
 def walk(root):
@@ -106,7 +137,7 @@ class Historian:
             (self.clone_tree, 3), (self.remove_tree, 2), (self.set_keys, 8),
             (self.delete_range, 3), (self.count, 3), (self.multi, 3), (self.transaction, 6),
             (self.durable, 2), (self.snapshot, 2), (self.drop_snapshot, 1), (self.clone, 1),
-            (self.in_clone, 2), (self.sync, 6),
+            (self.in_clone, 4), (self.merge, 3), (self.sync, 6),
         ]  # fmt: skip
         if self.alone:
             steps.append((self.rollback, 3))
@@ -357,7 +388,8 @@ class Historian:
     def transaction(self, rnd):
         """Files and keys together, and a part of it undone."""
         state = self.begin()
-        txn = self.client.call("TXN", "BEGIN", rnd.choice(["SI", "SER"])).decode()
+        isolation = rnd.choice(["SI", "SER"])
+        txn = self.client.call("TXN", "BEGIN", isolation).decode()
         view = self.mnt / ".kvfs" / "txn" / txn
         self.joined.call("TXN", "JOIN", txn)
         number, path, key = self.new(), f"n{rnd.randrange(self.FILES)}", self.name_of_key(rnd)
@@ -370,9 +402,30 @@ class Historian:
                 f.write(data)
             os.rename(view / f"{self.directory}.new", view / self.directory / path)
 
+        def within():
+            """Another one within it, which is committed into it or aborted."""
+            inner = self.client.call("TXN", "BEGIN", "WITHIN", txn).decode()
+            nested, there = self.new(), self.mnt / ".kvfs" / "txn" / inner
+            name, text = f"t{nested}", content(f"within {self.n} {nested}", 5000)
+            with open(there / f"{self.directory}.new", "wb") as f:
+                f.write(text)
+            os.rename(there / f"{self.directory}.new", there / self.directory / name)
+            self.joined.call("TXN", "JOIN", inner)
+            self.joined.call("SET", f"{self.key}within", text)
+            self.joined.call("TXN", "JOIN", txn)
+            if rnd.random() < 0.3:
+                self.client.call("TXN", "ABORT", inner)
+                return
+            self.client.call("TXN", "COMMIT", inner)
+            state.names[name], state.files[nested] = ("f", nested), text
+            state.keys[f"{self.key}within"] = text
+            self.done["within"] += 1
+
         try:
             put(path, data)
             self.joined.call("SET", key, data[:5000])
+            if isolation == "SI" and rnd.random() < 0.5:
+                within()
             if rnd.random() < 0.5:
                 self.joined.call("TXN", "SAVEPOINT", "here")
                 put("undone", b"of no account")
@@ -433,7 +486,7 @@ class Historian:
             return False
         name = f"s-{self.n}-{self.new()}"
         frozen = State(state)
-        frozen.snapshots, frozen.clones = {}, {}
+        frozen.snapshots, frozen.clones, frozen.common = {}, {}, {}
         state.snapshots[name] = frozen
         self.will_be(state)
         self.client.call("SNAPSHOT", "CREATE", name)
@@ -459,11 +512,12 @@ class Historian:
         if len(state.clones) >= self.SNAPSHOTS:
             name = rnd.choice(sorted(state.clones))
             del state.clones[name]
+            state.common.pop(name, None)
             self.will_be(state)
             self.client.call("CLONE", "DROP", name)
         else:
             snapshot, name = rnd.choice(sorted(state.snapshots)), f"c-{self.n}-{self.new()}"
-            state.clones[name] = state.snapshots[snapshot]
+            state.clones[name] = state.common[name] = state.snapshots[snapshot]
             self.will_be(state)
             self.client.call("CLONE", "CREATE", snapshot, name)
         self.certain()
@@ -472,16 +526,67 @@ class Historian:
         state = self.begin()
         if not state.clones:
             return False
-        name, key, value = (
-            rnd.choice(sorted(state.clones)),
-            self.name_of_key(rnd),
-            b"clone %d" % self.new(),
-        )
+        name, number = rnd.choice(sorted(state.clones)), self.new()
         inside = State(state.clones[name])
-        inside.keys[key] = value
         state.clones[name] = inside
+        path = self.place(rnd)
+        parent = os.path.dirname(path)
+        is_free = inside.names.get(path, ("f",))[0] != "d"
+        if rnd.random() < 0.5 and is_free and (not parent or inside.names.get(parent) == ("d",)):
+            there = self.mnt / ".kvfs" / "clone" / name
+            data = content(f"clone {self.n} {number}", rnd.choice([40, 5000, 70_000]))
+            self.write(there / f"{self.directory}.new", data)
+            # That has committed what was written in the clone, and all before it.
+            self.certain()
+            inside.names[path], inside.files[number] = ("f", number), data
+            self.will_be(state)
+            os.rename(there / f"{self.directory}.new", there / self.directory / path)
+            return
+        key, value = self.name_of_key(rnd), b"clone %d" % number
+        inside.keys[key] = value
         self.will_be(state)
         self.client.call("CLONE", "USE", name, "SET", key, value)
+
+    def merge(self, rnd):
+        """Brings what was changed in a clone into the store, or the other way round."""
+        state = self.begin()
+        if not state.clones:
+            return False
+        name, rebase = rnd.choice(sorted(state.clones)), rnd.random() < 0.3
+        if name not in state.common:
+            return False
+        clone, words = state.clones[name], ["REBASE"] if rebase else []
+        into, source = (clone, state) if rebase else (state, clone)
+        result = merged(state.common[name], into, source)
+        if result is None:
+            return False
+        frozen = State(source)
+        frozen.snapshots, frozen.clones, frozen.common = {}, {}, {}
+        state.common[name] = frozen
+        if rebase:
+            result.snapshots, result.clones, result.common = {}, {}, {}
+            state.clones[name] = result
+        else:
+            state.names, state.files, state.keys = result.names, result.files, result.keys
+        try:
+            txn, _, _, conflicts = self.client.call("TXN", "MERGE", name, *words)
+            if conflicts:
+                # A directory was removed and another one made of its name, say.
+                self.client.call("TXN", "ABORT", txn.decode())
+                return False
+            synced = rnd.random() < 0.5
+            self.will_be(state)
+            self.client.call("TXN", "COMMIT", txn.decode(), *(["SYNC"] if synced else []))
+            if synced:
+                self.certain()
+        except RuntimeError as e:
+            if not str(e).startswith(("CONFLICT", "LOCKED", "NOTXN")):
+                raise
+            if self.states[-1] is state:
+                self.states.pop()
+            self.done["refused"] += 1
+            return False
+        self.done["rebase"] += rebase
 
     def rollback(self, rnd):
         state = self.begin()
@@ -490,6 +595,8 @@ class Historian:
         name = rnd.choice(sorted(state.snapshots))
         then = state.snapshots[name]
         state.names, state.files, state.keys = dict(then.names), dict(then.files), dict(then.keys)
+        # What was merged since is not, and an earlier state counts.
+        state.common = {}
         self.will_be(state)
         self.client.call("SNAPSHOT", "ROLLBACK", name)
         self.certain()

@@ -4,6 +4,10 @@
 //! messages in the same order. The thread of a connection empties its own mailbox between two
 //! commands and while it waits: no message comes into the middle of a reply, and no publisher waits
 //! for a subscriber. A mailbox has a bound, beyond which the connection is closed, as in Redis.
+//!
+//! A message reaches all who have subscribed to its channel. An event of a key is one of a branch:
+//! it reaches those who have subscribed while they worked in that branch, since the keys of a clone
+//! have the names that the store's have.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,8 +41,31 @@ pub enum To {
     Shard,
 }
 
+/// Whom a message concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Among<'a> {
+    All,
+    /// Connections that have subscribed in a branch; `""`: in the store itself.
+    Branch(&'a str),
+}
+
+/// A connection, and the branch that it worked in when it subscribed.
+struct Subscriber {
+    connection: Arc<Connection>,
+    branch: Arc<str>,
+}
+
+impl Subscriber {
+    fn is(&self, among: Among<'_>) -> bool {
+        match among {
+            Among::All => true,
+            Among::Branch(branch) => *self.branch == *branch,
+        }
+    }
+}
+
 /// The subscribers of each channel or pattern, by the numbers of their connections.
-type Subscribers = BTreeMap<Bytes, BTreeMap<u64, Arc<Connection>>>;
+type Subscribers = BTreeMap<Bytes, BTreeMap<u64, Subscriber>>;
 
 #[derive(Default)]
 struct Subscriptions {
@@ -58,18 +85,24 @@ impl Subscriptions {
         }
     }
 
-    fn each(&self, to: To, channel: &[u8], mut visit: impl FnMut(Via, &Arc<Connection>)) {
+    fn each(
+        &self,
+        (to, among): (To, Among<'_>),
+        channel: &[u8],
+        mut visit: impl FnMut(Via, &Arc<Connection>),
+    ) {
+        let among = |one: &&Subscriber| one.is(among);
         let (all, via) = match to {
             To::Channel => (&self.channels, Via::Channel),
             To::Shard => (&self.shards, Via::Shard),
         };
-        for connection in all.get(channel).into_iter().flat_map(BTreeMap::values) {
-            visit(via.clone(), connection);
+        for one in all.get(channel).into_iter().flat_map(BTreeMap::values).filter(among) {
+            visit(via.clone(), &one.connection);
         }
         for (pattern, subscribers) in self.patterns.iter().filter(|_| to == To::Channel) {
             if glob::matches(pattern, channel) {
-                for connection in subscribers.values() {
-                    visit(Via::Pattern(pattern.clone()), connection);
+                for one in subscribers.values().filter(among) {
+                    visit(Via::Pattern(pattern.clone()), &one.connection);
                 }
             }
         }
@@ -79,18 +112,22 @@ impl Subscriptions {
     /// a channel there, which their literal start decides.
     fn each_within(
         &self,
+        among: Among<'_>,
         (start, end): (&Bytes, &Bytes),
         mut visit: impl FnMut(&Bytes, Via, &Arc<Connection>),
     ) {
+        let among = |one: &&Subscriber| one.is(among);
         for (channel, subscribers) in self.channels.range(start.clone()..end.clone()) {
-            subscribers.values().for_each(|connection| visit(channel, Via::Channel, connection));
+            for one in subscribers.values().filter(among) {
+                visit(channel, Via::Channel, &one.connection);
+            }
         }
         for (pattern, subscribers) in &self.patterns {
             let prefix = glob::literal_prefix(pattern).0;
             let behind = glob::prefix_end(&prefix);
             if prefix < *end && (behind.is_empty() || behind > *start) {
-                for connection in subscribers.values() {
-                    visit(start, Via::Pattern(pattern.clone()), connection);
+                for one in subscribers.values().filter(among) {
+                    visit(start, Via::Pattern(pattern.clone()), &one.connection);
                 }
             }
         }
@@ -113,10 +150,19 @@ impl Channels {
         Channels { state, subscriptions, most, most_waiting }
     }
 
-    /// Notes a subscription. Messages that are published after this returns reach the connection.
-    pub fn subscribe(&self, by: By, name: &Bytes, connection: &Arc<Connection>) -> Outcome {
+    /// Notes a subscription of a connection that works in a branch. Messages that are published
+    /// after this returns reach the connection. A second one to the same name takes the place of
+    /// the first.
+    pub fn subscribe(
+        &self,
+        by: By,
+        name: &Bytes,
+        connection: &Arc<Connection>,
+        branch: &str,
+    ) -> Outcome {
         let mut state = self.state.lock();
         let size = name.len() + OVERHEAD;
+        let subscriber = Subscriber { connection: connection.clone(), branch: branch.into() };
         if state.bytes + size > self.most {
             return Err(Failure::Limit(format!(
                 "the subscriptions of all connections take more than {} bytes: UNSUBSCRIBE from some",
@@ -124,7 +170,7 @@ impl Channels {
             )));
         }
         let subscribers = state.of(by).entry(name.clone()).or_default();
-        if subscribers.insert(connection.id, connection.clone()).is_none() {
+        if subscribers.insert(connection.id, subscriber).is_none() {
             state.bytes += size;
             self.subscriptions.fetch_add(1, Relaxed);
         }
@@ -152,6 +198,15 @@ impl Channels {
 
     /// Puts a message into the mailboxes of all subscribers; gives their number.
     pub fn publish(&self, to: To, channel: &Bytes, payload: &Bytes) -> usize {
+        self.publish_among((to, Among::All), channel, payload)
+    }
+
+    /// Puts an event of a branch into the mailboxes of those whom it concerns.
+    pub fn publish_event(&self, branch: &str, channel: &Bytes, payload: &Bytes) {
+        self.publish_among((To::Channel, Among::Branch(branch)), channel, payload);
+    }
+
+    fn publish_among(&self, to: (To, Among<'_>), channel: &Bytes, payload: &Bytes) -> usize {
         if !self.are_used() {
             return 0;
         }
@@ -163,11 +218,12 @@ impl Channels {
         receivers
     }
 
-    /// Says the same on every channel of `[start, end)`: those who have subscribed to one of them
-    /// hear it there, those whose pattern may match one on the channel `start`.
-    pub fn publish_within(&self, start: &Bytes, end: &Bytes, payload: &Bytes) {
+    /// Says the same of a branch on every channel of `[start, end)`: those who have subscribed to
+    /// one of them hear it there, those whose pattern may match one on the channel `start`.
+    pub fn publish_within(&self, branch: &str, (start, end): (&Bytes, &Bytes), payload: &Bytes) {
         if self.are_used() && start < end {
-            self.state.lock().each_within((start, end), |channel, via, connection| {
+            let among = Among::Branch(branch);
+            self.state.lock().each_within(among, (start, end), |channel, via, connection| {
                 self.put(channel, via, payload, connection);
             });
         }
@@ -186,7 +242,7 @@ impl Channels {
     pub fn receivers(&self, to: To, channel: &[u8]) -> usize {
         let mut receivers = 0;
         if self.are_used() {
-            self.state.lock().each(to, channel, |_, _| receivers += 1);
+            self.state.lock().each((to, Among::All), channel, |_, _| receivers += 1);
         }
         receivers
     }

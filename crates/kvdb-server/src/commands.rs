@@ -45,6 +45,7 @@ mod sort;
 mod sorted_sets;
 mod streams;
 mod strings;
+mod tell;
 mod tree;
 mod txn;
 mod undo;

@@ -145,19 +145,15 @@ impl Reached<'_> {
                 Effect::Message { to, channel, payload } => {
                     self.channels.publish(*to, channel, payload);
                 }
-                // Clones send no notifications: their keys have the names of the store's keys.
-                Effect::Event { event, key } if spot.clone.is_none() => {
-                    if self.channels.are_used() {
-                        let all = self.notifications.messages(&spot.dictionary, *event, key);
-                        for (channel, payload) in all {
-                            self.channels.publish(To::Channel, &channel.into(), &payload.into());
-                        }
+                Effect::Event { event, key } if self.channels.are_used() => {
+                    let all = self.notifications.messages(&spot.dictionary, *event, key);
+                    for (channel, payload) in all {
+                        let (channel, payload) = (channel.into(), payload.into());
+                        self.channels.publish_event(spot.branch(), &channel, &payload);
                     }
                 }
-                Effect::Range { event, start, end } if spot.clone.is_none() => {
-                    if self.channels.are_used() {
-                        self.tell_of_range(&spot.dictionary, *event, (start, end));
-                    }
+                Effect::Range { event, start, end } if self.channels.are_used() => {
+                    self.tell_of_range(spot, *event, (start, end));
                 }
                 Effect::Event { .. } | Effect::Range { .. } | Effect::Filled { .. } => {}
             }
@@ -165,14 +161,14 @@ impl Reached<'_> {
         self.wake(spot, effects);
     }
 
-    fn tell_of_range(&self, dictionary: &str, event: Event, keys: (&[u8], &[u8])) {
-        let said = self.notifications.of_range(dictionary, event, keys);
+    fn tell_of_range(&self, spot: &Spot, event: Event, keys: (&[u8], &[u8])) {
+        let said = self.notifications.of_range(&spot.dictionary, event, keys);
         if let Some((start, end)) = said.channels {
             let name = Bytes::from_static(event.name.as_bytes());
-            self.channels.publish_within(&start.into(), &end.into(), &name);
+            self.channels.publish_within(spot.branch(), (&start.into(), &end.into()), &name);
         }
         if let Some((channel, payload)) = said.message {
-            self.channels.publish(To::Channel, &channel.into(), &payload.into());
+            self.channels.publish_event(spot.branch(), &channel.into(), &payload.into());
         }
     }
 

@@ -244,18 +244,20 @@ pub trait Transactions: Send + Sync {
         let _ = (id, dictionary, start, end);
         None
     }
-    /// Reserved dictionaries whose keys tell what commits have changed of the files.
-    fn followed(&self) -> Vec<DictionaryId> {
+    /// Reserved dictionaries of a branch whose keys tell what commits have changed of its files.
+    fn followed(&self, branch: &str) -> Vec<DictionaryId> {
+        let _ = branch;
         Vec::new()
     }
-    /// What the changes of one commit to these dictionaries are to the files.
-    fn paths(&self, changes: &[(DictionaryId, CommittedKey)]) -> Result<Paths> {
-        let _ = changes;
+    /// Returns what the changes of one commit to these dictionaries of a branch are to the files.
+    fn paths(&self, branch: &str, changes: &[(DictionaryId, CommittedKey)]) -> Result<Paths> {
+        let _ = (branch, changes);
         Ok(Paths::default())
     }
-    /// Everything that programs have written to files before this call is committed when it
-    /// returns, what the kernel holds back included; on disk it need not be.
-    fn settle(&self) -> Result<()> {
+    /// Everything that programs have written to files of a branch before this call is committed
+    /// when it returns, what the kernel holds back included; on disk it need not be.
+    fn settle(&self, branch: &str) -> Result<()> {
+        let _ = branch;
         Ok(())
     }
     /// Everything that was acknowledged is on disk when this returns, files included.

@@ -24,6 +24,13 @@ pub struct Spot {
     pub dictionary: String,
 }
 
+impl Spot {
+    /// The branch of the store that it is in; `""`: the store itself.
+    pub fn branch(&self) -> &str {
+        self.clone.as_deref().unwrap_or_default()
+    }
+}
+
 /// What is waited for: an element under a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Awaited {

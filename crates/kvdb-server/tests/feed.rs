@@ -31,6 +31,12 @@ fn rows(reply: &Reply) -> (Vec<String>, String) {
     (rows.iter().map(row).collect(), String::from_utf8_lossy(next).into_owned())
 }
 
+/// The rows of the next reply.
+#[track_caller]
+fn rows_of(c: &mut Raw) -> Vec<String> {
+    rows(&c.reply().expect("a reply")).0
+}
+
 fn now(c: &mut Raw) -> String {
     c.run("CHANGES NOW").trim_matches('"').to_string()
 }
@@ -110,6 +116,67 @@ fn a_long_string_is_named_once_whatever_of_it_was_changed() {
         "0 key long (nil)",
     ];
     assert_eq!(since(&mut c, &start, "").0, want);
+}
+
+#[test]
+fn a_clone_has_a_list_of_its_own() {
+    let served = serve(ServerOptions::default());
+    let (mut c, mut other) = (served.connect(), served.connect());
+    c.expect(&[("SET k 1", "OK"), ("SNAPSHOT CREATE s", "OK")]);
+    c.expect(&[("CLONE CREATE s one", "OK"), ("CLONE CREATE s two", "OK")]);
+    let of_store = now(&mut other);
+    c.expect(&[("CLONE USE one", "OK")]);
+    let of_one = now(&mut c);
+    c.expect(&[
+        ("SET in-one 1", "OK"),
+        ("TXN BEGIN", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("HSET h f v", "(integer) 1"),
+        ("TXN COMMIT", "OK"),
+        ("CLONE USE one", "OK"),
+    ]);
+    other.expect(&[("SET in-store 1", "OK"), ("CLONE USE two SET in-two 1", "OK")]);
+    let want = ["0 key in-one string", "0 key h hash"];
+    let (rows, next) = since(&mut c, &of_one, "");
+    assert_eq!(rows, want);
+    assert_eq!(since(&mut c, &next, "").0, Vec::<String>::new());
+    assert_eq!(since(&mut other, &of_store, "").0, ["0 key in-store string"]);
+    // A wait for the clone's next commit does not end with one of the store.
+    c.send(format!("CHANGES SINCE {next} BLOCK 0\r\n").as_bytes());
+    other.expect(&[("SET in-store 2", "OK"), ("CLONE USE one SET last 1", "OK")]);
+    assert_eq!(rows_of(&mut c), ["0 key last string"]);
+    // The list ends with the clone, and is none of another one of its name.
+    let last = now(&mut c);
+    other.expect(&[("CLONE DROP one", "OK"), ("CLONE CREATE s one", "OK")]);
+    let gone = c.run(&format!("CHANGES SINCE {last}"));
+    assert!(gone.starts_with("(error) NOFEED "), "{gone}");
+    other.expect(&[("CLONE DROP one", "OK")]);
+    assert!(c.run("CHANGES").starts_with("(error) "), "there is no such clone");
+    // After a rollback of a clone nothing there is as it was, and the store's list goes on.
+    other.expect(&[("SNAPSHOT CREATE of-two OF two", "OK"), ("CLONE USE two", "OK")]);
+    let before = now(&mut other);
+    other.expect(&[("SNAPSHOT ROLLBACK of-two", "OK")]);
+    assert!(other.run(&format!("CHANGES SINCE {before}")).starts_with("(error) NOFEED "));
+    other.expect(&[("CLONE LEAVE", "OK")]);
+    let store = ["0 key in-store string", "0 key in-store string"];
+    assert_eq!(since(&mut other, &of_store, "").0, store);
+}
+
+#[test]
+fn all_lists_share_one_bound_and_the_oldest_commit_is_left_out() {
+    let limits = Limits { feed: 4000, ..Limits::default() };
+    let served = serve(ServerOptions { limits, ..ServerOptions::default() });
+    let mut c = served.connect();
+    c.expect(&[("SET k 1", "OK"), ("SNAPSHOT CREATE s", "OK"), ("CLONE CREATE s one", "OK")]);
+    let of_store = now(&mut c);
+    let quiet = c.run("CLONE USE one CHANGES NOW").replace('"', "");
+    for i in 0..100 {
+        assert_eq!(c.run(&format!("SET k{i} v")), "OK");
+    }
+    assert!(c.run(&format!("CHANGES SINCE {of_store}")).starts_with("(error) NOFEED "));
+    // Nothing of the clone's was left out.
+    let still = c.run(&format!("CLONE USE one CHANGES SINCE {quiet}"));
+    assert!(still.ends_with(" []]"), "{still}");
 }
 
 #[test]

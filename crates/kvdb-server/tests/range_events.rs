@@ -177,21 +177,74 @@ fn in_a_transaction_a_deleted_range_is_told_of_with_the_commit_or_not_at_all() {
 }
 
 #[test]
-fn a_clone_tells_of_nothing_and_a_dropped_dictionary_of_all_its_keys() {
+fn a_clone_tells_those_alone_who_listen_in_it() {
     let (served, mut c) = with_events(1);
     let (mut a, mut other) = (subscriber(&served, "PSUBSCRIBE __keyevent*"), served.connect());
     c.run("USE photos");
     c.run("MSET a 1 b 2");
     c.expect(&[("SNAPSHOT CREATE s", "OK"), ("CLONE CREATE s c", "OK")]);
+    c.expect(&[("CLONE CREATE s c2", "OK")]);
+    let within = |name: &str| {
+        let mut client = served.connect();
+        client.expect(&[(&format!("CLONE USE {name}"), "OK")]);
+        client.run("PSUBSCRIBE __key*");
+        client.run("SUBSCRIBE end");
+        client
+    };
+    let (mut b, mut b2) = (within("c"), within("c2"));
     told(&mut a, &mut other);
     c.expect(&[
         ("CLONE USE c DEL a", "(integer) 1"),
         ("CLONE USE c FLUSHALL", "OK"),
-        ("CLONE DROP c", "OK"),
+        ("CLONE USE c SET later 1", "OK"),
+        ("CLONE USE c DICT DROP photos", "OK"),
     ]);
+    let want = [
+        "__keyspace@photos__:a del",
+        "__keyevent@photos__:del a",
+        "__keyspace@photos__:b del",
+        "__keyevent@photos__:del b",
+        "__keyspace@photos__:later set",
+        "__keyevent@photos__:set later",
+        "__keyspace@photos__: delrange",
+        "__keyevent@photos__:delrange 0  ",
+    ];
+    assert_eq!(told(&mut b, &mut other), want);
+    // With its end all of its keys are gone.
+    c.expect(&[("CLONE USE c SET k 1", "OK"), ("CLONE DROP c", "OK")]);
+    assert_eq!(told(&mut b, &mut other)[2..], want[6..]);
+    assert_eq!(told(&mut a, &mut other), Vec::<String>::new(), "no key of the store has changed");
+    c.expect(&[("SET a 2", "OK"), ("USE 0", "OK"), ("DICT DROP photos", "OK")]);
+    let of_store = ["__keyevent@photos__:set a", "__keyevent@photos__:delrange 0  "];
+    assert_eq!(told(&mut a, &mut other), of_store);
+    for client in [&mut b, &mut b2] {
+        assert_eq!(told(client, &mut other), Vec::<String>::new(), "nor one of another clone");
+    }
+}
+
+#[test]
+fn a_commit_to_a_clone_and_a_message_reach_whom_they_concern() {
+    let (served, mut c) = with_events(4);
+    c.expect(&[("SET k 1", "OK"), ("SNAPSHOT CREATE s", "OK"), ("CLONE CREATE s c", "OK")]);
+    let (mut a, mut other) = (subscriber(&served, "SUBSCRIBE __keyspace@0__:k"), served.connect());
+    let mut b = served.connect();
+    b.run("CLONE USE c SUBSCRIBE __keyspace@0__:k");
+    b.run("SUBSCRIBE end");
+    c.expect(&[
+        ("TXN BEGIN OF c", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("SET k 2", "OK"),
+        ("TXN COMMIT", "OK"),
+        ("TXN LEAVE", "OK"),
+    ]);
+    assert_eq!(told(&mut b, &mut other), ["__keyspace@0__:k set"]);
     assert_eq!(told(&mut a, &mut other), Vec::<String>::new());
-    c.expect(&[("USE 0", "OK"), ("DICT DROP photos", "OK")]);
-    assert_eq!(told(&mut a, &mut other), ["__keyevent@photos__:delrange 0  "]);
+    // Who subscribes anew hears of where it works then.
+    b.run("SUBSCRIBE __keyspace@0__:k");
+    c.expect(&[("CLONE USE c SET k 3", "OK"), ("SET k 4", "OK")]);
+    for client in [&mut a, &mut b] {
+        assert_eq!(told(client, &mut other), ["__keyspace@0__:k set"]);
+    }
 }
 
 #[test]
@@ -208,8 +261,13 @@ fn a_rollback_is_told_to_every_dictionary() {
     c.run("SNAPSHOT CREATE of-clone OF c");
     told(&mut a, &mut other);
     told(&mut key, &mut other);
+    let mut within = served.connect();
+    within.expect(&[("CLONE USE c", "OK")]);
+    within.run("SUBSCRIBE end");
+    within.run("SUBSCRIBE __keyspace@0__:k");
     c.expect(&[("SNAPSHOT ROLLBACK of-clone", "OK")]);
     assert_eq!(told(&mut a, &mut other), Vec::<String>::new(), "no key of the store has changed");
+    assert_eq!(told(&mut within, &mut other), ["__keyspace@0__:k rollback"]);
     c.expect(&[
         ("SNAPSHOT DROP of-clone", "OK"),
         ("CLONE DROP c", "OK"),

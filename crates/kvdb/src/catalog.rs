@@ -89,11 +89,11 @@ impl Catalog {
     ) -> Result<()> {
         self.health.writable()?;
         let version = self.versions.load_full();
-        let mut changed = Changed::Unfollowed;
+        let mut branches = BTreeSet::new();
         for dict in dicts {
             let info = version.tree(*dict)?.info();
-            if info.branch.is_empty() && !info.options.reserved {
-                changed = Changed::Unlisted;
+            if !info.options.reserved {
+                branches.insert(info.branch.clone());
             }
         }
         drop(version);
@@ -104,7 +104,9 @@ impl Catalog {
         // It is a commit: who has read what is dropped can tell.
         let entered = self.commits.enter_in_order(Priority::Flush)?;
         let installed =
-            self.commits.install_commit(entered, changed, |state| Ok(drops(state, dicts)))?;
+            self.commits.install_commit(entered, Changed::Unlisted(branches), |state| {
+                Ok(drops(state, dicts))
+            })?;
         drop((naming, locked));
         self.signals.compaction_wanted();
         installed.finish(&*self.admission)

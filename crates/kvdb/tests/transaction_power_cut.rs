@@ -1,6 +1,6 @@
 //! Power cuts at every kind of moment of stores that transactions work on, small ones and such that
-//! outgrow memory and bind runs of their own: each of them is there whole or not at all, in the
-//! order of their commits; those that were synced are there.
+//! outgrow memory and bind runs of their own, and such that others were committed into: each of them
+//! is there whole or not at all, in the order of their commits; those that were synced are there.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one.
 
@@ -43,6 +43,39 @@ impl Running {
             changes: Vec::new(),
             savepoints: Vec::new(),
         })
+    }
+
+    /// Some changes in a transaction within this one, which is committed into it or aborted.
+    fn change_within(
+        &mut self,
+        db: &Kvdb,
+        random: &mut Random,
+        dicts: &[DictionaryId],
+    ) -> kvdb::Result<bool> {
+        let within = Some(self.transaction.id());
+        let mut inner = Running {
+            transaction: db.begin_with(TransactionOptions { within, ..Default::default() })?,
+            base: self.base.clone(),
+            changes: self.changes.clone(),
+            savepoints: Vec::new(),
+        };
+        for _ in 0..1 + random.below(3) {
+            inner.change(random, dicts)?;
+        }
+        inner.verify(dicts[0], &self.base)?;
+        if random.one_in(4) {
+            inner.transaction.abort();
+            return Ok(false);
+        }
+        match inner.transaction.commit(Durability::Buffered) {
+            Ok(()) => self.changes = inner.changes,
+            Err(Error::NoSpace) => {
+                inner.transaction.abort();
+                return Ok(false);
+            }
+            Err(e) => return Err(e),
+        }
+        Ok(true)
     }
 
     /// Some changes, perhaps so large that they are written out.
@@ -107,7 +140,7 @@ fn work(
     dicts: &[DictionaryId],
     history: &mut History,
     steps: u64,
-    committed: &mut [u64; 2],
+    committed: &mut [u64; 3],
 ) -> kvdb::Result<()> {
     let mut running: Vec<Running> = Vec::new();
     for _ in 0..steps {
@@ -119,10 +152,14 @@ fn work(
             }
             0..=14 if !running.is_empty() => {
                 let dict = dicts[random.below(dicts.len() as u64) as usize];
-                let step = match random.below(11) {
+                let may_nest = running[one].transaction.isolation() == Isolation::Snapshot;
+                let step = match random.below(12) {
                     0 => running[one].mark(),
                     1 => running[one].go_back(random),
                     2 => running[one].verify(dict, history.newest()),
+                    3 if may_nest => running[one]
+                        .change_within(db, random, dicts)
+                        .map(|nested| committed[2] += u64::from(nested)),
                     _ => running[one].change(random, dicts),
                 };
                 match step {
@@ -177,8 +214,8 @@ fn work(
     Ok(())
 }
 
-/// Commits of transactions in memory, and of such with runs.
-fn run(seed: u64) -> [u64; 2] {
+/// Commits of transactions in memory, of such with runs, and of such within others.
+fn run(seed: u64) -> [u64; 3] {
     let mut random = Random::new(seed);
     let env = Arc::new(Simulated::new(seed));
     // Every fourth store is so small that it fills up.
@@ -195,7 +232,7 @@ fn run(seed: u64) -> [u64; 2] {
         dicts
     };
     let mut history = History { possible: vec![with_all(Model::new(), &dicts)] };
-    let mut committed = [0; 2];
+    let mut committed = [0; 3];
     for life in 0..1 + random.below(4) {
         let device = Arc::new(CrashDevice::over(image.clone()));
         // Sometimes within recovery itself.
@@ -237,15 +274,15 @@ fn run(seed: u64) -> [u64; 2] {
 
 #[test]
 fn a_transaction_survives_a_power_cut_whole_or_not_at_all() {
-    let mut committed = [0; 2];
+    let mut committed = [0; 3];
     let seeds = seeds(150);
     let many = seeds.end - seeds.start >= 20;
     for seed in seeds {
         let these = run(seed);
-        committed = [committed[0] + these[0], committed[1] + these[1]];
+        committed.iter_mut().zip(these).for_each(|(all, one)| *all += one);
     }
     assert!(
         !many || committed.iter().all(|n| *n > 20),
-        "both kinds of commits are meant: {committed:?} happened"
+        "all kinds of commits are meant: {committed:?} happened"
     );
 }

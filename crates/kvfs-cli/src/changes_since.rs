@@ -1,4 +1,4 @@
-//! `kvfs changes`: what is committed to a mounted store, as it comes: keys and paths.
+//! `kvfs changes`: what is committed to a mounted store or a clone, as it comes: keys and paths.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output, taken};
 use crate::text;
 
-/// Show which files and keys commits to a mounted store have changed, one a line.
+/// Show which files and keys commits to a mounted store, or a clone, have changed, one a line.
 #[derive(clap::Args)]
 #[command(after_help = "\
 A line has the number of the commit, and a path with what has become of it (made, changed, \
@@ -19,14 +19,16 @@ removed), or a dictionary and a key with its type now; of a deleted range its bo
 hold is read where it is. --json prints an object a line; the last one has the position behind \
 them, from which --since goes on.
 
-The daemon keeps the newest commits, from the first use of this command on, and forgets them \
+A clone has a list of its own: of what was committed to it. The daemon keeps the newest commits, \
+from the first use of this command on, and forgets them \
 when it ends. What is not kept any more is an error and never left out: begin anew then, and \
 compare with a snapshot (kvfs diff).
 
   kvfs changes /mnt --follow                        # as they come
+  kvfs changes /mnt/.kvfs/clone/trial --follow      # those of a clone
   at=$(kvfs changes /mnt); make; kvfs changes /mnt --since $at")]
 pub struct Args {
-    /// The directory a store is mounted on.
+    /// The directory a store is mounted on, or a clone in it.
     mount: PathBuf,
     /// Go on with what comes, until interrupted.
     #[arg(long, short = 'f')]
@@ -107,7 +109,8 @@ fn print(text: &str) -> Outcome<bool> {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let mut mounted = Mounted::find(&args.mount)?;
+    let mut mounted = Mounted::find_branch(&args.mount)?;
+    mounted.use_branch()?;
     let now = text_of(&mounted.call(&[b"CHANGES", b"NOW"])?)?;
     let mut position = match (args.since, args.follow) {
         (Some(since), _) => since,

@@ -10,6 +10,7 @@ mod changes;
 mod changes_since;
 mod check;
 mod clone_tree;
+mod clones;
 mod create;
 mod daemon;
 mod daemons;

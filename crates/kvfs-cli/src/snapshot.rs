@@ -8,6 +8,7 @@ use kvdb_server::Reply;
 use serde_json::{Value, json};
 
 use crate::changes::{Changes, Detail, Wanted};
+use crate::clones;
 use crate::failures;
 use crate::kv::Connection;
 use crate::mounted::{Mounted, fields};
@@ -348,26 +349,8 @@ pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
             output.print("", json!({"dropped": name}))
         }
         CloneAction::List { target } => {
-            let all = list(with(target, false, &["CLONE", "LIST"])?)?;
-            let line = |info: &serde_json::Map<String, Value>| {
-                let of = info["snapshot"]
-                    .as_str()
-                    .map(|snapshot| format!("  of snapshot {}", show(snapshot.as_bytes())))
-                    .unwrap_or_default();
-                let mut limit = String::new();
-                if let (Some(taken), Some(most)) = (info["taken"].as_u64(), info["limit"].as_u64())
-                {
-                    limit = format!("  {} of {}", human_size(taken), human_size(most));
-                }
-                // They are counted where the store is mounted.
-                limit = match (info["files"].as_u64(), info["limit_of_files"].as_u64()) {
-                    (Some(files), Some(most)) => format!("{limit}  {files} of {most} files"),
-                    (None, Some(most)) => format!("{limit}  at most {most} files"),
-                    (_, None) => limit,
-                };
-                format!("{}{of}{limit}\n", show(info["name"].as_str().unwrap_or("").as_bytes()))
-            };
-            output.print(all.iter().map(line).collect::<String>(), all)
+            let all = clones::of_reply(with(target, false, &clones::LIST)?)?;
+            output.print(all.iter().map(clones::line).collect::<String>(), all)
         }
     }
 }

@@ -6,16 +6,19 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use kvdb_server::{Client, Reply};
 use serde_json::{Map, Value, json};
 
+use crate::clones;
 use crate::daemons::Record;
 use crate::figures;
 use crate::files::Files;
+use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
+use crate::place::{self, Place};
 use crate::sizes::human_size;
 use crate::sockets;
 use crate::statistics;
@@ -25,7 +28,8 @@ use crate::{text, tree, waiting};
 /// Show space, dictionaries, runs and amplification of a store, or the attributes of a file in it.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The directory a store is mounted on, or a store's file.
+    /// The directory a store is mounted on, or a store's file; or a clone, of which its limits are
+    /// shown.
     target: PathBuf,
     /// A file in the store, of which its attributes are shown.
     path: Option<OsString>,
@@ -35,20 +39,23 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     if let Some(path) = &args.path {
         return file(&args.target, path.as_bytes(), output);
     }
+    if let Some(name) = clone_at(&args.target)? {
+        return clone(&args.target, &name, output);
+    }
     let full = paths::full_path(&args.target)
         .map_err(|e| Failure::io(format!("cannot find {}", args.target.display()), &e))?;
     let record = Record::all().into_iter().find(|r| r.store == full || r.mount_point == full);
     let mut all = Map::new();
-    crate::place::must_be_the_store(&args.target)?;
+    place::must_be_the_store(&args.target)?;
     match (sockets::socket_of(&args.target)?, record) {
         (Some(socket), record) => {
             let cannot = |e| {
                 Failure::io(format!("cannot ask the store's daemon at {}", socket.display()), &e)
             };
             let _waiting = waiting::on(&socket);
-            let reply = Client::connect(&socket)
-                .and_then(|mut c| c.call(&[b"KVFS.STAT"]))
-                .map_err(cannot)?;
+            let mut client = Client::connect(&socket).map_err(cannot)?;
+            let reply = client.call(&[b"KVFS.STAT"]).map_err(cannot)?;
+            let listed = client.call(&clones::LIST.map(str::as_bytes)).map_err(cannot)?;
             let stat: Option<Value> = match &reply {
                 Reply::Bulk(json) => serde_json::from_slice(json).ok(),
                 _ => None,
@@ -63,6 +70,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
                 all.extend(store);
             }
             all.insert("clients".into(), stat["server"].take());
+            all.insert("clones".into(), json!(clones::of_reply(listed)?));
             all.insert(
                 "daemon".into(),
                 record.map_or(text::with_paths(json!({}), &[("socket", Some(&socket))]), |r| {
@@ -89,10 +97,28 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             }
             let losses = kvfs::losses(&store.db).unwrap_or_default();
             all.insert("lost".into(), statistics::lost(losses));
+            all.insert("clones".into(), json!(clones::of_store(&store.db)));
             store.close()?;
         }
     }
     output.print(show(&all), &all)
+}
+
+/// The clone that a path names, which neither lies deeper in it nor shows it as a mount.
+fn clone_at(target: &Path) -> Outcome<Option<String>> {
+    let place = place::of_target(target)?;
+    let named = |place: Place| place.view.clone_name().map(String::from);
+    Ok(place.filter(|place| !place.bound && place.rest.as_os_str().is_empty()).and_then(named))
+}
+
+/// A clone by itself.
+fn clone(target: &Path, name: &str, output: &Output) -> Outcome {
+    let mut mounted = Mounted::find_view(target)?;
+    let all = clones::of_reply(mounted.call(&clones::LIST.map(str::as_bytes))?)?;
+    let found = all.into_iter().find(|info| info["name"] == *name).ok_or_else(|| {
+        Failure::new(Exit::NotFound, format!("there is no clone {}", text::show(name.as_bytes())))
+    })?;
+    output.print(clones::line(&found), found)
 }
 
 fn daemon(record: &Record) -> Value {
@@ -110,7 +136,7 @@ fn daemon(record: &Record) -> Value {
     text::with_paths(value, &paths)
 }
 
-fn file(target: &std::path::Path, path: &[u8], output: &Output) -> Outcome {
+fn file(target: &Path, path: &[u8], output: &Output) -> Outcome {
     let files = Files::of(target)?;
     let attr = files.look(path, false)?;
     let mut object = Map::new();
@@ -205,6 +231,16 @@ fn show(all: &Map<String, Value>) -> String {
             "space",
             format!("{} used, {} free", human_size(total.saturating_sub(free)), human_size(free)),
         );
+    }
+    if let Some(all) = all["clones"].as_array().filter(|all| !all.is_empty()) {
+        line("clones", all.len().to_string());
+        for info in all.iter().filter_map(Value::as_object) {
+            let limits = clones::limits(info);
+            if !limits.is_empty() {
+                let name = info["name"].as_str().unwrap_or_default();
+                line("limit", format!("{}: {limits}", text::show(name.as_bytes())));
+            }
+        }
     }
     if let Some(profile) = all["device"]["profile"].as_str() {
         let seek = bytes(&all["device"]["seek_bytes"]);

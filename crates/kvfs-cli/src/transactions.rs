@@ -142,12 +142,13 @@ impl Transactions for OverFiles {
         Ok(Rebased { id: rebased.transaction, conflicts })
     }
 
-    fn followed(&self) -> Vec<DictionaryId> {
-        self.0.followed(&ViewId::Mainline).unwrap_or_default()
+    fn followed(&self, branch: &str) -> Vec<DictionaryId> {
+        self.0.followed(&ViewId::of_branch(branch)).unwrap_or_default()
     }
 
-    fn paths(&self, changes: &[(DictionaryId, CommittedKey)]) -> Result<Paths> {
-        let changed = self.0.changed_paths(&ViewId::Mainline, changes).map_err(of_store)?;
+    fn paths(&self, branch: &str, changes: &[(DictionaryId, CommittedKey)]) -> Result<Paths> {
+        let changed =
+            self.0.changed_paths(&ViewId::of_branch(branch), changes).map_err(of_store)?;
         let paths = changed.paths.into_iter().map(|(path, change)| (path, change.word())).collect();
         Ok(Paths { paths, more: changed.more })
     }
@@ -178,8 +179,8 @@ impl Transactions for OverFiles {
         Ok(listed(self.0.difference(id, listing(collapsed)).map_err(of_store)?))
     }
 
-    fn settle(&self) -> Result<()> {
-        self.0.settle().map_err(of_store)
+    fn settle(&self, branch: &str) -> Result<()> {
+        self.0.settle(&ViewId::of_branch(branch)).map_err(of_store)
     }
 
     fn sync(&self) -> Result<()> {

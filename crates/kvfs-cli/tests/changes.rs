@@ -68,6 +68,34 @@ fn files_are_named_by_path_and_keys_by_dictionary() {
 }
 
 #[test]
+fn a_clone_has_a_list_of_its_own() {
+    let Some(p) = Place::new() else { return };
+    p.mounted();
+    let root = p.mnt();
+    succeeds(kvfs(&["snapshot", "create"]).arg(&root).arg("s"));
+    succeeds(kvfs(&["clone", "create"]).arg(&root).args(["s", "c"]));
+    let clone = root.join(".kvfs/clone/c");
+    let position = |at: &std::path::Path| succeeds(kvfs(&["changes"]).arg(at)).trim().to_owned();
+    let (of_store, of_clone) = (position(&root), position(&clone));
+    fs::write(clone.join("in-clone"), "1").expect("a file");
+    fs::write(root.join("in-store"), "1").expect("a file");
+    succeeds(kvfs(&["kv", "put"]).arg(&clone).args(["k", "v"]));
+    p.ask(&["SYNC"]);
+    let told = succeeds(kvfs(&["changes"]).arg(&clone).args(["--since", &of_clone]));
+    assert!(told.contains("/in-clone") && told.contains("0: k"), "{told}");
+    assert!(!told.contains("in-store"), "{told}");
+    let rows = since(&p, &of_store).0;
+    assert!(rows.contains(&"/in-store made".into()), "{rows:?}");
+    assert!(rows.iter().all(|row| row.starts_with("/in-store ")), "{rows:?}");
+    // Merged changes come with their commit.
+    let (_, before) = since(&p, &of_store);
+    succeeds(kvfs(&["merge"]).arg(&clone));
+    let mut merged = since(&p, &before).0;
+    merged.retain(|row| !row.starts_with("/ "));
+    assert_eq!(merged, ["/in-clone made", "0:k string"]);
+}
+
+#[test]
 fn what_comes_is_told_at_once() {
     let Some(p) = Place::new() else { return };
     p.mounted();

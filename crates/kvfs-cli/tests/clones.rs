@@ -347,6 +347,11 @@ fn a_clone_that_takes_too_much_is_full_and_the_store_is_not() {
     let listed = succeeds(kvfs(&["clone", "list"]).arg(&root));
     let line = listed.lines().find(|line| line.starts_with("small")).expect("listed");
     assert!(line.contains(" of 8.0 MiB"), "{line}");
+    let shown = succeeds(kvfs(&["stat"]).arg(&root));
+    assert!(
+        shown.lines().any(|line| line.starts_with("limit") && line.contains("small: ")),
+        "{shown}"
+    );
     let free = free_in(&small);
     assert!(free < 1 << 20, "df shows what is left: {free}");
     // Removing something gives room back.
@@ -380,6 +385,14 @@ fn a_clone_that_has_too_many_files_is_full_and_the_store_is_not() {
     fs::write(mount.path("outside"), "outside").expect("the store has room");
     let listed = || succeeds(kvfs(&["clone", "list"]).arg(&root));
     assert!(listed().contains("3 of 3 files"), "{}", listed());
+    let of_clone = succeeds(kvfs(&["stat"]).arg(&few));
+    assert!(of_clone.starts_with("few  of snapshot origin  3 of 3 files"), "{of_clone}");
+    for (target, pointer) in [(&few, ""), (&root, "/clones/0")] {
+        let json = succeeds(kvfs(&["--json", "stat"]).arg(target));
+        let all: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        let found = all.pointer(pointer).expect("it is there");
+        assert_eq!((&found["files"], &found["limit_of_files"]), (&3.into(), &3.into()), "{json}");
+    }
     fs::remove_file(few.join("two")).expect("removed");
     assert!(listed().contains("2 of 3 files"), "{}", listed());
     make("four").expect("there is room again");

@@ -325,3 +325,19 @@ fn a_view_that_is_not_there_mounts_nothing() {
     let said = fails(4, &mut mount(&p, "snapshot=monday"));
     assert!(said.contains("mounted"), "{said}");
 }
+
+#[test]
+fn what_is_committed_to_the_clone_is_told_and_nothing_of_the_store() {
+    let Some(p) = prepared() else { return };
+    succeeds(&mut mount(&p, "clone=trial"));
+    let at = succeeds(kvfs(&["changes"]).arg(p.mnt())).trim().to_owned();
+    fs::write(p.mnt().join("dir/file"), "in the clone").expect("written");
+    succeeds(kvfs(&["kv", "put"]).arg(p.mnt()).args(["k", "v"]));
+    // A key of the store, through the socket.
+    p.ask(&["SET", "of-store", "1"]);
+    p.ask(&["SYNC"]);
+    let told = succeeds(kvfs(&["changes"]).arg(p.mnt()).args(["--since", &at]));
+    assert!(!told.contains("of-store"), "{told}");
+    let has = |what: &str| told.lines().any(|line| line.ends_with(what));
+    assert!(has("changed /dir/file") && has("string  0: k"), "{told}");
+}

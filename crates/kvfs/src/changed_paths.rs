@@ -47,15 +47,15 @@ pub struct ChangedPaths {
 }
 
 impl Views {
-    /// Commits everything that programs have written to the main files before this call: what the
-    /// kernel holds back (dirty pages of mappings, gathered writes) and what waits in memory. It
-    /// does not wait for the device. So what is committed by then has every change that a program
-    /// has made before it asked.
+    /// Commits everything that programs have written to the files of a view before this call: what
+    /// the kernel holds back (dirty pages of mappings, gathered writes) and what waits in memory.
+    /// It does not wait for the device. So what is committed by then has every change that a
+    /// program has made before it asked.
     ///
     /// An error where something cannot be committed now, such as a file that a transaction has
     /// locked: what is committed does not have every change then.
-    pub fn settle(&self) -> Result<()> {
-        let fs = self.fs(&ViewId::Mainline)?;
+    pub fn settle(&self, view: &ViewId) -> Result<()> {
+        let fs = self.fs(view)?;
         if fs.core.options.read_only {
             return Ok(());
         }

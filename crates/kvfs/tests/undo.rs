@@ -209,7 +209,7 @@ fn commits_tell_the_paths_that_they_have_changed() {
     let b = Both::new();
     let view = ViewId::of_branch(branch());
     let followed = b.views.followed(&view).expect("it is there");
-    let from = b.w.db.follow_commits_with(1 << 20, &followed);
+    let from = b.w.db.follow_branch(branch(), 1 << 20, &followed).expect("it is there");
     let dir = b.w.dir(ROOT, "dir");
     let f = b.w.file_with(dir, "f", b"x");
     b.w.fs.sync_all().expect("synced");

@@ -3,9 +3,9 @@
 use kvdb::{ADAPTIVE, ADAPTIVE_SEPARATION, Compression, DictionaryInfo, DictionaryOptions, Join};
 
 use super::ranges::bounds;
-use super::txn::tell_all;
+use super::tell::tell_all;
 use super::{is, wrong_arity};
-use crate::dictionaries::{Place, Selected, listed};
+use crate::dictionaries::{Selected, listed_at};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::types_name;
 use crate::output::Output;
@@ -20,15 +20,15 @@ pub const USAGE: &str = "LIST | INFO [name] | CREATE name [option value ...] | \
 
 pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
-    if !matches!(s.place, Place::Store) {
+    let Some(branch) = s.place.branch().map(String::from) else {
         return Err(Failure::request(
-            "DICT works on the store itself: leave the snapshot or clone",
+            "DICT works on the store or a clone: a snapshot does not change, leave it",
         ));
-    }
+    };
     let pairs = args.len() >= 3 && args.len() % 2 == 1;
     match (args.at(1), args.len()) {
         (c, 2) if is(c, "list") => {
-            let all = listed(s.db());
+            let all = listed_at(&s.place, s.db());
             out.array(all.len());
             all.iter().for_each(|(name, _)| out.bulk(name.as_bytes()));
             Ok(())
@@ -41,10 +41,10 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         (c, _) if is(c, "create") && pairs => {
             let selected = Selected::choose(s.db(), args.at(2))?;
             let options = changed(DictionaryOptions::default(), args)?;
-            if selected.existing(s.db())?.is_some() {
+            if selected.existing_at(&s.place, s.db())?.is_some() {
                 return Err(Failure::request("such a dictionary exists: DICT SET changes it"));
             }
-            s.db().create_dictionary(selected.name(), options)?;
+            s.db().create_dictionary_in(&branch, selected.name(), options)?;
             out.ok();
             Ok(())
         }
@@ -59,10 +59,10 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             let _held = s.shared.locks.all();
             let info = existing(s, args.at(2))?;
             // As one change: types that were left behind would show in the next one of the name.
-            let types = s.db().dictionary(&types_name(&info.name));
+            let types = s.db().dictionary_in(&branch, &types_name(&info.name));
             let both: Vec<_> = [info.id].into_iter().chain(types).collect();
             s.db().drop_dictionaries(&both)?;
-            tell_all("delrange", [info.name], s);
+            tell_all("delrange", &branch, [info.name], s);
             out.ok();
             Ok(())
         }
@@ -106,8 +106,8 @@ pub fn compact(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 /// A dictionary of the user that exists.
 fn existing(s: &Session, name: &[u8]) -> Result<DictionaryInfo, Failure> {
     let selected = Selected::choose(s.db(), name)?;
-    let id = selected.existing(s.db())?;
-    let info = s.db().dictionaries().into_iter().find(|info| Some(info.id) == id);
+    let id = selected.existing_at(&s.place, s.db())?.map(|found| found.strings);
+    let info = s.place.all(s.db()).into_iter().find(|info| Some(info.id) == id);
     info.ok_or_else(|| Failure::request(format!("there is no dictionary '{}'", selected.name())))
 }
 

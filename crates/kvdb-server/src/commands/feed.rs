@@ -1,5 +1,6 @@
 //! `CHANGES`: which keys were changed since a commit, in the order of the commits, as far as the
 //! store keeps a list: from the first use of this command on, the newest ones, until it is closed.
+//! A connection that works in a clone has the list of that clone.
 //!
 //! What is listed are keys; what they hold is read where it is, and is then what the listed commit
 //! has made of it, or something newer.
@@ -12,6 +13,7 @@ use kvdb::{CommitPosition, CommittedKey, CommittedKeys, DictionaryId, View};
 
 use super::is;
 use super::txn::size;
+use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Head, TYPES_PREFIX, count_key, owner_key, parse_element, types_name};
 use crate::output::Output;
@@ -28,8 +30,7 @@ const MOST: usize = 65_536;
 const LOOK: Duration = Duration::from_millis(200);
 
 pub fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    let files = s.shared.transactions.followed();
-    let newest = s.db().follow_commits_with(s.shared.limits.feed, &files);
+    let newest = newest(s)?;
     match args.at(1) {
         _ if args.len() == 1 => {}
         c if args.len() == 2 && is(c, "now") => {}
@@ -39,6 +40,17 @@ pub fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     }
     out.bulk(shown(newest).as_bytes());
     Ok(())
+}
+
+/// The branch that is followed: of a snapshot, which does not change, the store.
+fn branch(s: &Session) -> &str {
+    s.place.branch().unwrap_or_default()
+}
+
+/// The position after all that is committed to the branch, which is followed from here on.
+fn newest(s: &Session) -> Result<CommitPosition, Failure> {
+    let files = s.shared.transactions.followed(branch(s));
+    Ok(s.db().follow_branch(branch(s), s.shared.limits.feed, &files)?)
 }
 
 /// `CHANGES SETTLED`: the position after everything that programs have written to files before this
@@ -51,9 +63,8 @@ fn settled(s: &mut Session, out: &mut Output) -> Outcome {
         ));
     }
     out.will_wait();
-    s.shared.transactions.settle()?;
-    let files = s.shared.transactions.followed();
-    out.bulk(shown(s.db().follow_commits_with(s.shared.limits.feed, &files)).as_bytes());
+    s.shared.transactions.settle(branch(s))?;
+    out.bulk(shown(newest(s)?).as_bytes());
     Ok(())
 }
 
@@ -201,12 +212,14 @@ struct Rows(Vec<(u64, String, What)>);
 
 impl Rows {
     fn of(s: &Session, commits: &[CommittedKeys], with_files: bool) -> Result<Rows, Failure> {
+        let branch = branch(s);
+        let followed = Place::of_branch(branch);
         let ids: HashMap<DictionaryId, String> =
-            s.db().dictionaries().into_iter().map(|info| (info.id, info.name)).collect();
+            followed.all(s.db()).into_iter().map(|info| (info.id, info.name)).collect();
         let of_names: HashMap<&str, DictionaryId> =
             ids.iter().map(|(id, name)| (name.as_str(), *id)).collect();
         let mut names = Names { view: s.db().view(), now: s.clock(), heads: HashMap::new() };
-        let files = s.shared.transactions.followed();
+        let files = s.shared.transactions.followed(branch);
         let mut rows = Vec::new();
         for commit in commits {
             s.check_stopping()?;
@@ -214,7 +227,7 @@ impl Rows {
             let is_of_file = |(id, _): &&(DictionaryId, CommittedKey)| files.contains(id);
             if with_files && commit.changes.iter().any(|change| is_of_file(&change)) {
                 let of_files: Vec<_> = commit.changes.iter().filter(is_of_file).cloned().collect();
-                let changed = s.shared.transactions.paths(&of_files)?;
+                let changed = s.shared.transactions.paths(branch, &of_files)?;
                 let row = |what| (commit.number, String::new(), what);
                 rows.extend(changed.paths.into_iter().map(|(path, to)| row(What::File(path, to))));
                 rows.extend(changed.more.then(|| row(What::MoreFiles)));

@@ -12,7 +12,6 @@ use kvdb::{Batch, Cursor, DictionaryId};
 
 use super::is;
 use super::strings::reply_with_part;
-use crate::dictionaries::Place;
 use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
 use crate::glob;
@@ -193,7 +192,7 @@ fn events_of(
 ) -> Result<Option<Vec<Effect>>, Failure> {
     let wanted = s.notes(Classes::GENERIC) || s.notes(Classes::EXPIRED);
     let is_empty = !end.is_empty() && start >= end;
-    if !wanted || is_empty || !matches!(s.place, Place::Store) {
+    if !wanted || is_empty || s.place.branch().is_none() {
         return Ok(None);
     }
     let of_range = || {
@@ -350,8 +349,9 @@ pub fn flushall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     flush_mode(args)?;
     delete_atomically(s, |s, batch, events| {
         let all = s.dictionaries();
+        let branch = s.place.branch().unwrap_or_default();
         for (name, strings) in &all {
-            let types = s.db().dictionary(&types_name(name));
+            let types = s.db().dictionary_in(branch, &types_name(name));
             let space = Keyspace { strings: *strings, types };
             events.extend(events_of(s, space, (b"", b""))?.map(|events| (name.clone(), events)));
         }

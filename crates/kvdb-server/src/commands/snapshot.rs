@@ -6,9 +6,10 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 use kvdb::{Durability, ReceiveOptions, Received};
 
-use super::txn::{arity, list_files, size, tell_all};
+use super::tell::tell_all;
+use super::txn::{arity, list_files, size};
 use super::{changes, is};
-use crate::dictionaries::{Place, listed};
+use crate::dictionaries::{Place, listed_at};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -37,13 +38,11 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         (c, 3) if is(c, "rollback") => {
             let snapshot = name(args.at(2))?;
             let label = s.db().snapshot_label(snapshot);
-            let of_clone = label.is_some_and(|label| !label.branch.is_empty());
-            let before = listed(s.db());
+            let branch = label.map(|label| label.branch).unwrap_or_default();
+            let before = names_in(&branch, s);
             snapshots.roll_back(snapshot)?;
-            if !of_clone {
-                let all = before.into_iter().chain(listed(s.db())).map(|(name, _)| name);
-                tell_all("rollback", all.collect::<BTreeSet<_>>(), s);
-            }
+            let all: BTreeSet<_> = before.into_iter().chain(names_in(&branch, s)).collect();
+            tell_all("rollback", &branch, all, s);
             s.shared.waiters.wake_all();
         }
         (c, _) if is(c, "list") => {
@@ -83,6 +82,12 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     }
     out.ok();
     Ok(())
+}
+
+/// The dictionaries of a branch.
+fn names_in(branch: &str, s: &Session) -> Vec<String> {
+    let all = listed_at(&Place::of_branch(branch), s.db());
+    all.into_iter().map(|(name, _)| name).collect()
 }
 
 /// `USE name`: the commands of this connection work there from here on, but for transactions it has
@@ -179,6 +184,7 @@ fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         return Ok(());
     }
     let snapshots = s.shared.snapshots.clone();
+    let mut of_clone: BTreeSet<String> = names_in(&options.branch, s).into_iter().collect();
     let mut input = BufReader::with_capacity(1 << 20, Raw(out));
     let mut all = Vec::new();
     let failed = loop {
@@ -197,6 +203,10 @@ fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             Err(error) => break Some(kvdb::Error::Io(error).into()),
         }
     };
+    if !all.is_empty() {
+        of_clone.extend(names_in(&options.branch, s));
+        tell_all("rollback", &options.branch, of_clone, s);
+    }
     s.shared.waiters.wake_all();
     if let Some(failure) = failed {
         let before = match all.len() {
@@ -293,7 +303,12 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             s.db().limit_branch(clone, bytes)?;
             s.db().limit_files(clone, files)?;
         }
-        (c, 3) if is(c, "drop") => snapshots.remove_clone(name(args.at(2))?)?,
+        (c, 3) if is(c, "drop") => {
+            let clone = name(args.at(2))?;
+            let all = names_in(clone, s);
+            snapshots.remove_clone(clone)?;
+            tell_all("delrange", clone, all, s);
+        }
         (c, 3..) if is(c, "use") => {
             let clone = name(args.at(2))?;
             if clone.is_empty() || !s.db().has_branch(clone) {

@@ -9,16 +9,16 @@ use kvdb::{
     TransactionInfo, TransactionOptions,
 };
 
+use super::tell::tell_all;
 use super::{authors, changes, is, merge, revert, snapshot, undo, wrong_arity};
 use crate::dictionaries::{self, Place};
-use crate::effects::{Effect, Effects};
+use crate::effects::Effects;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{TYPES_PREFIX, head_key, key_in_tuple, owner_key, parse_element};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::transactions::{FileChange, Named};
-use crate::waiters::Spot;
 
 pub const USAGE: &str = "BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [LIMIT bytes] [FILES n] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED] | JOIN id | LEAVE | \
                          COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | AGAINST [id] | MERGE clone [REBASE|INTO branch|FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED] | REBASE id [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
@@ -256,7 +256,10 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     }
     let id = id_of(s, id)?;
-    let around = s.db().transaction(id).ok().and_then(|transaction| transaction.within());
+    let (around, branch) = match s.db().transaction(id) {
+        Ok(transaction) => (transaction.within(), transaction.branch().to_owned()),
+        Err(_) => (None, String::new()),
+    };
     let done = s.shared.transactions.commit(id, options);
     // It has happened all the same.
     let (done, unsynced) = match done {
@@ -285,7 +288,9 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
                 }
             }
             if s.shared.transaction_states.is_older(id) {
-                tell_all("lost", dictionaries::listed(s.db()).into_iter().map(|(name, _)| name), s);
+                let place = Place::of_branch(&branch);
+                let all = dictionaries::listed_at(&place, s.db()).into_iter().map(|(name, _)| name);
+                tell_all("lost", &branch, all, s);
             }
             s.shared.waiters.wake_all();
             over(s, id);
@@ -295,14 +300,6 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             out.ok();
             Ok(())
         }
-    }
-}
-
-/// Tells of all keys of dictionaries of the store that something may have happened to them.
-pub fn tell_all(event: &'static str, dictionaries: impl IntoIterator<Item = String>, s: &Session) {
-    for dictionary in dictionaries {
-        let spot = Spot { dictionary, ..Spot::default() };
-        s.shared.reached().carry_out_at(&spot, &[Effect::of_all(event)]);
     }
 }
 

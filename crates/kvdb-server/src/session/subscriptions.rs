@@ -44,7 +44,8 @@ impl Session {
             return Err(Failure::request(format!("a channel's name has up to {most} bytes")));
         }
         let name = Bytes::copy_from_slice(name);
-        self.shared.channels.subscribe(by, &name, &self.connection)?;
+        let branch = self.place.branch().unwrap_or_default();
+        self.shared.channels.subscribe(by, &name, &self.connection, branch)?;
         self.subscriptions.by(by).insert(name);
         Ok(())
     }

@@ -27,8 +27,9 @@ use crate::ids::RunId;
 
 use crate::lock_order::{Mutex, MutexGuard, Rank};
 use crate::manifest::{Edit, ManifestState};
+use crate::read::generation::{Generation, Layer};
 use crate::read::snapshot_set::{Snapshot, Snapshots};
-use crate::read::version::{Generation, Layer, Version};
+use crate::read::version::Version;
 use crate::read::version_set::{Order, VersionEdit, VersionSet};
 use crate::signals::Signals;
 

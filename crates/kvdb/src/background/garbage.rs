@@ -16,7 +16,8 @@ use env::sync::Mutex;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::RunId;
-use crate::read::version::{Layer, NumberedRun, Tree, Version};
+use crate::read::generation::Layer;
+use crate::read::version::{NumberedRun, Tree, Version};
 
 /// Keys of a memtable that are looked for below.
 const SAMPLE: usize = 64;

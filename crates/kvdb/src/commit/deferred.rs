@@ -23,7 +23,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::{Writer, record};
 use crate::log::chunk::HEADER;
-use crate::read::version::{Generation, Layer};
+use crate::read::generation::{Generation, Layer};
 
 /// Values whose places are told to a memtable at once: readers wait for that long.
 const PER_LOCK: usize = 256;

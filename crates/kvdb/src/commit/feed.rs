@@ -1,13 +1,15 @@
 //! What was committed lately, for those who follow the store: the keys of each commit, not their
 //! values, which are read where they are.
 //!
-//! Nothing is kept until the first reader follows. From then on the newest commits are, up to so
-//! many bytes: those of the main branch, in dictionaries that are not reserved, and in reserved
-//! ones that were asked for. A reader that comes too late is told so, and so is one that followed
-//! another opening of the store: the numbers of commits that a crash has undone are given again.
+//! Nothing is kept until the first reader follows. Each branch has a list of its own, which begins
+//! when it is first followed: the store's, and those of clones. It has the newest commits of that
+//! branch in dictionaries that are not reserved, and in reserved ones that were asked for. All lists
+//! share one bound in bytes, and the oldest commit of any of them is left out first. A reader that
+//! comes too late is told so, and so is one that followed another opening of the store: the numbers
+//! of commits that a crash has undone are given again.
 
-use std::collections::VecDeque;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use env::sync::atomic::{AtomicBool, Ordering};
@@ -63,28 +65,103 @@ pub struct RecentKeys {
 /// Memory that a commit takes in addition to its keys, and a change.
 const OVERHEAD: usize = 64;
 
+/// The list of one branch.
+struct List {
+    /// Commits above this one are there.
+    from: Seq,
+    /// The newest one that has changed anything here.
+    newest: Seq,
+    /// Reserved dictionaries that are followed.
+    also: BTreeSet<DictionaryId>,
+}
+
+/// A commit to one branch. The number of its list may be one that is over.
+struct Kept {
+    feed: u64,
+    keys: CommittedKeys,
+    bytes: usize,
+}
+
 #[derive(Default)]
 struct FeedState {
     /// Zero: nothing is kept.
     most: usize,
-    feed: u64,
-    /// Commits above this one are here.
-    from: Seq,
+    /// The newest commit of all.
     to: Seq,
-    commits: VecDeque<(CommittedKeys, usize)>,
+    commits: VecDeque<Kept>,
     bytes: usize,
+    /// The numbers of the lists, by branch.
+    branches: HashMap<String, u64>,
+    lists: BTreeMap<u64, List>,
 }
 
 impl FeedState {
-    /// There is no list of what has changed up to here.
-    fn lose(&mut self, to: Seq, feed: u64) {
-        (self.from, self.to, self.feed) = (to, to, feed);
+    /// The list that has the changes of a dictionary of this version.
+    fn list_of(&self, version: &Version, dict: DictionaryId) -> Option<u64> {
+        let tree = version.trees.get(&dict)?;
+        let info = tree.info();
+        let feed = *self.branches.get(&*info.branch)?;
+        let list = self.lists.get(&feed)?;
+        (!info.options.reserved || list.also.contains(&dict)).then_some(feed)
+    }
+
+    fn keep(&mut self, feed: u64, changes: Vec<(DictionaryId, CommittedKey)>, to: Seq) {
+        let Some(list) = self.lists.get_mut(&feed).filter(|_| !changes.is_empty()) else { return };
+        list.newest = to;
+        let bytes =
+            OVERHEAD + changes.iter().map(|(_, change)| OVERHEAD + len(change)).sum::<usize>();
+        self.bytes += bytes;
+        self.commits.push_back(Kept { feed, keys: CommittedKeys { number: to, changes }, bytes });
+        while self.bytes > self.most {
+            let Some(oldest) = self.commits.pop_front() else { break };
+            self.bytes -= oldest.bytes;
+            if let Some(list) = self.lists.get_mut(&oldest.feed) {
+                list.from = oldest.keys.number;
+            }
+        }
+    }
+
+    /// There is no list of what has changed in a branch: who follows it begins anew.
+    fn end(&mut self, branch: &str) {
+        let ended = self.branches.remove(branch).and_then(|feed| self.lists.remove(&feed));
+        if ended.is_some() && self.lists.is_empty() {
+            self.commits.clear();
+            self.bytes = 0;
+        }
+    }
+
+    fn end_all(&mut self) {
+        self.branches.clear();
+        self.lists.clear();
         self.commits.clear();
         self.bytes = 0;
     }
 
-    fn position(&self) -> CommitPosition {
-        CommitPosition { number: self.to, feed: self.feed }
+    /// Adds the changes of one commit to the lists of their branches.
+    fn keep_each(
+        &mut self,
+        version: &Version,
+        changes: impl Iterator<Item = (DictionaryId, CommittedKey)>,
+        to: Seq,
+    ) {
+        let mut found: Vec<(u64, Vec<(DictionaryId, CommittedKey)>)> = Vec::new();
+        let mut last = None;
+        for (dict, change) in changes {
+            let feed = match last {
+                Some((of, feed)) if of == dict => feed,
+                _ => self.list_of(version, dict),
+            };
+            last = Some((dict, feed));
+            let Some(feed) = feed else { continue };
+            match found.iter_mut().find(|(of, _)| *of == feed) {
+                Some((_, changes)) => changes.push((dict, change)),
+                None => found.push((feed, vec![(dict, change)])),
+            }
+        }
+        self.to = to;
+        for (feed, changes) in found {
+            self.keep(feed, changes, to);
+        }
     }
 }
 
@@ -93,40 +170,42 @@ pub(crate) struct Feed {
     on: AtomicBool,
     kept: Mutex<FeedState>,
     grown: Condvar,
-    /// Reserved dictionaries that are followed.
-    also: Mutex<Vec<DictionaryId>>,
-}
-
-/// Whether a dictionary's changes are followed, reserved ones apart.
-fn is_open(version: &Version, dict: DictionaryId) -> bool {
-    let info = version.trees.get(&dict).map(|tree| tree.info());
-    info.is_some_and(|info| !info.options.reserved && info.branch.is_empty())
 }
 
 impl Feed {
-    /// Keeps commits from here on. Called where none comes in between: `visible` is the newest one.
-    /// `reserved`: dictionaries that are followed besides those that are not reserved.
+    /// Keeps commits to a branch from here on. Called where none comes in between: `visible` is the
+    /// newest one. `reserved`: dictionaries that are followed besides those that are not reserved.
+    /// `feed`: the number of a new list.
     pub(crate) fn follow(
         &self,
+        branch: &str,
         most: usize,
         reserved: &[DictionaryId],
         visible: Seq,
         feed: u64,
     ) -> CommitPosition {
-        let mut also = self.also.lock();
         let mut kept = self.kept.lock();
-        let new: Vec<_> = reserved.iter().filter(|dict| !also.contains(dict)).copied().collect();
-        if kept.most == 0 || !new.is_empty() {
-            kept.lose(visible, feed);
-        }
-        also.extend(new);
-        drop(also);
+        kept.to = visible;
         kept.most = kept.most.max(most.max(1));
+        let there = kept.branches.get(branch).copied();
+        let mut also = there.and_then(|feed| kept.lists.get(&feed)).map(|list| list.also.clone());
+        let feed = match (there, &also) {
+            (Some(feed), Some(also)) if reserved.iter().all(|dict| also.contains(dict)) => feed,
+            _ => {
+                there.and_then(|old| kept.lists.remove(&old));
+                let mut also = also.take().unwrap_or_default();
+                also.extend(reserved);
+                kept.branches.insert(branch.into(), feed);
+                kept.lists.insert(feed, List { from: visible, newest: visible, also });
+                self.grown.notify_all();
+                feed
+            }
+        };
         self.on.store(true, Ordering::Release);
-        kept.position()
+        CommitPosition { number: visible, feed }
     }
 
-    /// Whether commits are kept.
+    /// Returns whether commits are kept.
     pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Acquire)
     }
@@ -134,124 +213,108 @@ impl Feed {
     /// The changes of a commit whose last number is `to`, and which readers see. All calls come
     /// under the pipeline's lock, in the order of the commits.
     pub(crate) fn note(&self, version: &Version, changes: &Ops, to: Seq) {
-        if !self.on.load(Ordering::Acquire) {
+        if !self.is_on() {
             return;
         }
-        let mut found = Vec::new();
-        for some in changes.chunk_by(|a, b| a.0 == b.0) {
-            if self.is_followed(version, some[0].0) {
-                found.extend(some.iter().map(|(dict, op)| (*dict, touched(op))));
-            }
-        }
-        self.keep(found, to);
+        let mut kept = self.kept.lock();
+        // Keys of what is not followed are not copied.
+        let followed: Vec<_> = changes
+            .chunk_by(|a, b| a.0 == b.0)
+            .filter(|some| kept.list_of(version, some[0].0).is_some())
+            .flat_map(|some| some.iter().map(|(dict, op)| (*dict, touched(op))))
+            .collect();
+        kept.keep_each(version, followed.into_iter(), to);
+        self.grown.notify_all();
     }
 
     /// A put by itself.
     pub(crate) fn note_put(&self, version: &Version, dict: DictionaryId, key: &[u8], to: Seq) {
-        if !self.on.load(Ordering::Acquire) {
+        if !self.is_on() {
             return;
         }
-        let put = || (dict, CommittedKey::Put(Bytes::copy_from_slice(key)));
-        self.keep(self.is_followed(version, dict).then(put).into_iter().collect(), to);
+        let mut kept = self.kept.lock();
+        kept.to = to;
+        if let Some(feed) = kept.list_of(version, dict) {
+            kept.keep(feed, vec![(dict, CommittedKey::Put(Bytes::copy_from_slice(key)))], to);
+            self.grown.notify_all();
+        }
     }
 
     /// The dictionaries that are followed, of a version; empty if nothing is kept.
     pub(crate) fn followed(&self, version: &Version) -> Vec<DictionaryId> {
-        match self.is_on() {
-            true => {
-                let all = version.trees.keys().copied();
-                all.filter(|dict| self.is_followed(version, *dict)).collect()
-            }
-            false => Vec::new(),
+        if !self.is_on() {
+            return Vec::new();
         }
+        let kept = self.kept.lock();
+        let all = version.trees.keys().copied();
+        all.filter(|dict| kept.list_of(version, *dict).is_some()).collect()
     }
 
     /// Commits up to `to` that were made elsewhere, as one. `None`: there is no list.
     pub(crate) fn note_published(
         &self,
+        version: &Version,
         changes: Option<Vec<(DictionaryId, CommittedKey)>>,
         to: Seq,
-        feed: impl FnOnce() -> u64,
     ) {
         if !self.is_on() {
             return;
         }
+        let mut kept = self.kept.lock();
         match changes {
-            Some(changes) => self.keep(changes, to),
+            Some(changes) => kept.keep_each(version, changes.into_iter(), to),
             None => {
-                self.kept.lock().lose(to, feed());
-                self.grown.notify_all();
+                kept.to = to;
+                kept.end_all();
             }
         }
+        self.grown.notify_all();
     }
 
-    /// A commit of which there is no list: of these dictionaries, or of any.
-    pub(crate) fn note_unlisted(
-        &self,
-        version: &Version,
-        dicts: Option<&[DictionaryId]>,
-        to: Seq,
-        feed: impl FnOnce() -> u64,
-    ) {
-        if !self.on.load(Ordering::Acquire) {
+    /// A commit of which there is no list, to these dictionaries.
+    pub(crate) fn note_unlisted(&self, version: &Version, dicts: &[DictionaryId], to: Seq) {
+        if !self.is_on() {
             return;
         }
-        match dicts {
-            Some(dicts) if !dicts.iter().any(|dict| is_open(version, *dict)) => {
-                let also = self.also.lock().clone();
-                let followed = dicts.iter().filter(|dict| also.contains(dict));
-                self.keep(followed.map(|dict| (*dict, CommittedKey::Unlisted)).collect(), to);
-            }
-            _ => {
-                self.kept.lock().lose(to, feed());
-                self.grown.notify_all();
-            }
+        let mut kept = self.kept.lock();
+        let open = dicts.iter().filter_map(|dict| version.trees.get(dict));
+        let open = open.map(|tree| tree.info()).filter(|info| !info.options.reserved);
+        open.for_each(|info| kept.end(&info.branch));
+        let unlisted = dicts.iter().map(|dict| (*dict, CommittedKey::Unlisted));
+        kept.keep_each(version, unlisted, to);
+        self.grown.notify_all();
+    }
+
+    /// A commit that has made something else of these branches, or ended them.
+    pub(crate) fn end<'a>(&self, branches: impl IntoIterator<Item = &'a String>, to: Seq) {
+        if self.is_on() {
+            let mut kept = self.kept.lock();
+            kept.to = to;
+            branches.into_iter().for_each(|branch| kept.end(branch));
+            self.grown.notify_all();
         }
     }
 
     /// The store is closed: nothing is kept any more, and who waits is told so.
     pub(crate) fn close(&self) {
-        if self.on.load(Ordering::Acquire) {
+        if self.is_on() {
             let mut kept = self.kept.lock();
-            let (to, feed) = (kept.to, kept.feed.wrapping_add(1));
-            kept.lose(to, feed);
+            kept.end_all();
             kept.most = 0;
             self.grown.notify_all();
         }
     }
 
-    fn is_followed(&self, version: &Version, dict: DictionaryId) -> bool {
-        is_open(version, dict) || self.also.lock().contains(&dict)
-    }
-
-    fn keep(&self, changes: Vec<(DictionaryId, CommittedKey)>, to: Seq) {
-        let bytes =
-            OVERHEAD + changes.iter().map(|(_, change)| OVERHEAD + len(change)).sum::<usize>();
-        let mut kept = self.kept.lock();
-        kept.to = to;
-        if changes.is_empty() {
-            return;
-        }
-        kept.bytes += bytes;
-        kept.commits.push_back((CommittedKeys { number: to, changes }, bytes));
-        while kept.bytes > kept.most {
-            let Some((oldest, bytes)) = kept.commits.pop_front() else { break };
-            kept.bytes -= bytes;
-            kept.from = oldest.number;
-        }
-        self.grown.notify_all();
-    }
-
     /// The commits behind a position, until they have `most` changes; `None`: they are not here.
     pub(crate) fn since(&self, since: CommitPosition, most: usize) -> Option<RecentKeys> {
         let kept = self.kept.lock();
-        let reaches = since.feed == kept.feed && (kept.from..=kept.to).contains(&since.number);
-        if kept.most == 0 || !reaches {
+        let list = kept.lists.get(&since.feed)?;
+        if !(list.from..=kept.to).contains(&since.number) {
             return None;
         }
-        let first = kept.commits.partition_point(|(commit, _)| commit.number <= since.number);
+        let first = kept.commits.partition_point(|commit| commit.keys.number <= since.number);
         let (mut commits, mut changes) = (Vec::new(), 0);
-        for (commit, _) in kept.commits.range(first..) {
+        for commit in kept.commits.range(first..).filter(|commit| commit.feed == since.feed) {
             if changes >= most.max(1) {
                 let up_to = commits.last().map_or(since.number, |last: &CommittedKeys| last.number);
                 return Some(RecentKeys {
@@ -259,25 +322,28 @@ impl Feed {
                     up_to: CommitPosition { number: up_to, ..since },
                 });
             }
-            changes += commit.changes.len();
-            commits.push(commit.clone());
+            changes += commit.keys.changes.len();
+            commits.push(commit.keys.clone());
         }
-        Some(RecentKeys { commits, up_to: kept.position() })
+        Some(RecentKeys { commits, up_to: CommitPosition { number: kept.to, ..since } })
     }
 
     /// Waits until there are changes behind the position, or it cannot be followed from any more.
     pub(crate) fn wait(&self, since: CommitPosition, at_most: Duration) -> bool {
         let mut kept = self.kept.lock();
         let there = |kept: &FeedState| {
-            since.feed != kept.feed
-                || since.number < kept.from
-                || kept.most == 0
-                || kept.commits.back().is_some_and(|(commit, _)| commit.number > since.number)
+            let list = kept.lists.get(&since.feed);
+            list.is_none_or(|list| since.number < list.from || list.newest > since.number)
         };
-        if !there(&kept) {
-            self.grown.wait_for(&mut kept, at_most);
+        let begun = Instant::now();
+        // A commit to another branch wakes all, too.
+        while !there(&kept) {
+            let left = at_most.saturating_sub(begun.elapsed());
+            if left.is_zero() || self.grown.wait_for(&mut kept, left).timed_out() {
+                return there(&kept);
+            }
         }
-        there(&kept)
+        true
     }
 }
 

@@ -9,7 +9,8 @@ use vt_tree::{Compression, Seq, Value, Writer};
 use super::deferred::{self, DeferredValue};
 use crate::dictionary::DictionaryId;
 use crate::journal::record::Op;
-use crate::read::version::{Layer, Version};
+use crate::read::generation::Layer;
+use crate::read::version::Version;
 
 /// Writes one put whose value has no place yet. Gives what is to be placed, whose reference in the
 /// journal is not known yet.

@@ -220,11 +220,25 @@ impl CommitPipeline {
         }
     }
 
-    /// Keeps the keys of the commits that come, in so many bytes.
-    pub(crate) fn follow(&self, bytes: usize, reserved: &[DictionaryId]) -> CommitPosition {
+    /// Keeps the keys of the commits to the main branch that come, in so many bytes.
+    pub(crate) fn follow_main(&self, bytes: usize, reserved: &[DictionaryId]) -> CommitPosition {
         let feed = self.env.random();
         let pipeline = self.pipeline.lock();
-        self.feed.follow(bytes, reserved, pipeline.next_seq - 1, feed)
+        self.feed.follow("", bytes, reserved, pipeline.next_seq - 1, feed)
+    }
+
+    /// The same of any branch. Returns `None` where there is no such branch.
+    pub(crate) fn follow(
+        &self,
+        branch: &str,
+        bytes: usize,
+        reserved: &[DictionaryId],
+    ) -> Option<CommitPosition> {
+        let feed = self.env.random();
+        let pipeline = self.pipeline.lock();
+        // It cannot end in between: its end is a commit.
+        let is_there = self.versions.load().has_branch(branch);
+        is_there.then(|| self.feed.follow(branch, bytes, reserved, pipeline.next_seq - 1, feed))
     }
 
     /// Goes on from a commit that was made elsewhere, in a store that is open for reading only.
@@ -236,7 +250,7 @@ impl CommitPipeline {
     ) {
         let mut pipeline = self.pipeline.lock();
         pipeline.next_seq = to + 1;
-        self.feed.note_published(changes, to, || self.env.random());
+        self.feed.note_published(&self.versions.load(), changes, to);
         self.ranks.note_unlisted(None, to);
     }
 

@@ -12,9 +12,10 @@
 //! for what is added, or is dropped unseen by commits. Drops, rollbacks and ingests are commits
 //! themselves: [`CommitPipeline::enter_in_order`] lets no other commit in between.
 
-use env::sync::atomic::Ordering;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use env::sync::atomic::Ordering;
 use vt_tree::{Run, Seq};
 use zones::Priority;
 
@@ -35,10 +36,8 @@ use crate::read::version_set::{CommitsSynced, Order, VersionEdit};
 pub(crate) enum Changed {
     /// What is in this run, of one dictionary.
     Run(DictionaryId, Arc<Run>),
-    /// Something of which there is no list.
-    Unlisted,
-    /// Nothing that is followed.
-    Unfollowed,
+    /// Something of which there is no list, in these branches.
+    Unlisted(BTreeSet<String>),
 }
 
 impl CommitPipeline {
@@ -175,7 +174,7 @@ impl CommitPipeline {
             Changed::Run(dict, run) => {
                 Some(RecentCommit { dict: *dict, run: run.clone(), newest: seq, one_seq: true })
             }
-            Changed::Unlisted | Changed::Unfollowed => None,
+            Changed::Unlisted(_) => None,
         };
         let logged = |pipeline: &mut Pipeline| {
             if self.options.journal {
@@ -191,13 +190,18 @@ impl CommitPipeline {
         let pipeline = &mut *pipeline;
         let gone = self.versions.install_commit(synced, seq, pipeline, plan, logged, show)?;
         let version = self.versions.load();
-        let listed = match &changed {
-            Changed::Run(dict, _) => Some(std::slice::from_ref(dict)),
-            Changed::Unfollowed => Some(&[][..]),
-            Changed::Unlisted => None,
-        };
-        self.feed.note_unlisted(&version, listed, seq, || self.env.random());
-        self.ranks.note_unlisted(listed, seq);
+        match &changed {
+            Changed::Run(dict, _) => {
+                let dicts = std::slice::from_ref(dict);
+                self.feed.note_unlisted(&version, dicts, seq);
+                self.ranks.note_unlisted(Some(dicts), seq);
+            }
+            Changed::Unlisted(branches) => {
+                self.feed.end(branches, seq);
+                let of_the_store = branches.contains("");
+                self.ranks.note_unlisted((!of_the_store).then_some(&[][..]), seq);
+            }
+        }
         Ok(Installed { applied, gone })
     }
 }

@@ -19,7 +19,8 @@ use crate::journal::record::Ops;
 use crate::journal::{self, Writer, record};
 use crate::lock_order::{self, MutexGuard};
 use crate::manifest::JournalStart;
-use crate::read::version::{Generation, Version};
+use crate::read::generation::Generation;
+use crate::read::version::Version;
 
 /// A generation that takes no more commits, and where the journal begins once it is in runs.
 #[derive(Clone)]
@@ -142,7 +143,7 @@ impl CommitPipeline {
                 }
                 None => {
                     let dicts: Vec<DictionaryId> = runs.iter().map(|(dict, _)| *dict).collect();
-                    self.feed.note_unlisted(&version, Some(&dicts), seq, || self.env.random());
+                    self.feed.note_unlisted(&version, &dicts, seq);
                     self.ranks.note_unlisted(Some(&dicts), seq);
                 }
             }

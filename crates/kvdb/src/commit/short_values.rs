@@ -7,7 +7,8 @@ use super::CommitPipeline;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::manifest::Edit;
-use crate::read::version::{Layer, Tree, Version};
+use crate::read::generation::Layer;
+use crate::read::version::{Tree, Version};
 use crate::read::version_set::{Order, VersionEdit};
 
 /// Short values of a memtable that is full of them are this part of it, at the least.

@@ -26,7 +26,9 @@ fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
         assert!(!inner.recent.may_begin(), "the commit is noted and not visible yet");
     };
     let plan = |_: &ManifestState| Ok(VersionEdit::of([Edit::Streams(inner.zones.positions())]));
-    inner.install_commit_with(entered, Changed::Unlisted, plan, between).expect("installed");
+    inner
+        .install_commit_with(entered, Changed::Unlisted([String::new()].into()), plan, between)
+        .expect("installed");
     assert!(asked.get());
     assert!(inner.recent.may_begin(), "it is visible");
 }

@@ -26,7 +26,7 @@ use crate::ids::RunId;
 use crate::journal::record;
 use crate::locks::KeyRangeRef;
 use crate::manifest::Edit;
-use crate::read::version::Layer;
+use crate::read::generation::Layer;
 use crate::read::version_set::VersionEdit;
 
 /// Bytes taken in after which the space is looked at.

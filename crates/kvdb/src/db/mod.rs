@@ -46,7 +46,7 @@ use crate::commit::batch::{Batch, Durability};
 use crate::commit::conditional::Reads;
 use crate::commit::feed::{CommitPosition, RecentKeys};
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::{CreateOptions, OpenOptions};
 use crate::read::bounds;
 use crate::read::view::View;
@@ -188,7 +188,7 @@ impl Kvdb {
     /// Begins to keep the keys of the commits that come, the newest in so many bytes, and gives the
     /// position behind the newest of all; where that has begun already, it goes on, with the larger
     /// of the sizes. Kept are commits of the main branch in dictionaries that are not reserved, for
-    /// as long as the store is open.
+    /// as long as the store is open; of a clone, see [`Kvdb::follow_branch`].
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -208,7 +208,20 @@ impl Kvdb {
     /// As [`Kvdb::follow_commits`], for what is kept in some reserved dictionaries as well. Where
     /// they were not followed yet, no earlier position can be followed from any more.
     pub fn follow_commits_with(&self, bytes: usize, reserved: &[DictionaryId]) -> CommitPosition {
-        self.db.0.commits.follow(bytes, reserved)
+        self.db.0.commits.follow_main(bytes, reserved)
+    }
+
+    /// As [`Kvdb::follow_commits_with`], for the commits to a branch. Each branch that is followed
+    /// has a list of its own; the bytes are those of all lists together. The list of a clone ends
+    /// with the clone, and when it is rolled back or replaced.
+    pub fn follow_branch(
+        &self,
+        branch: &str,
+        bytes: usize,
+        reserved: &[DictionaryId],
+    ) -> Result<CommitPosition> {
+        let position = self.db.0.commits.follow(branch, bytes, reserved);
+        position.ok_or_else(|| Error::NoBranch(branch.into()))
     }
 
     /// The keys of the commits behind a position, up to about `most` changes and always whole

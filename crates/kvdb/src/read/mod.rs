@@ -5,6 +5,7 @@ pub(crate) mod ahead;
 pub(crate) mod bounds;
 pub(crate) mod cursor;
 pub(crate) mod estimate;
+pub(crate) mod generation;
 pub(crate) mod iter;
 pub(crate) mod ranks;
 pub(crate) mod read_snapshots;

@@ -19,7 +19,8 @@ use crate::lock_order::{self, Rank};
 use crate::manifest::{
     DictionaryState, Edit, ManifestState, OfBranch, SnapshotState, SnapshotStates,
 };
-use crate::read::version::{Generation, OpenRun, Tree, Trees, Version};
+use crate::read::generation::Generation;
+use crate::read::version::{OpenRun, Tree, Trees, Version};
 
 /// One snapshot.
 pub(crate) struct Snapshot {
@@ -228,7 +229,9 @@ impl Snapshots {
             let live = live.filter(|live| live.entry.runs.get(&id).is_some_and(|(_, r)| r == root));
             live?.runs().find(|p| p.id == id).map(|p| p.run.clone())
         };
-        tree.follow(entry, &mut |id, root| of_live(id, root).map_or_else(|| open(id, root), Ok))?;
+        tree.follow(entry, &mut |id: RunId, root: &Bytes| {
+            of_live(id, root).map_or_else(|| open.open(id, root), Ok)
+        })?;
         Ok(Arc::new(tree))
     }
 

@@ -7,15 +7,10 @@
 //! commits that follow need none, until the generation is sealed.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
-use env::sync::Mutex;
-use env::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use vt_tree::{
-    BlockCache, Input, Lookup, Memtable, MergeOptions, Placement, Pool, Probe, Run, Seq, Value,
-};
-use zones::ZonePin;
+use vt_tree::{BlockCache, Input, Lookup, MergeOptions, Placement, Probe, Run, Seq, Value};
 use zones::remote::TableHold;
 
 use crate::dictionary::{DictionaryId, DictionaryInfo};
@@ -23,106 +18,11 @@ use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::manifest::{BranchedDictionaries, DictionaryState, ManifestState, OfBranch};
 use crate::persistent_map::PersistentMap;
+use crate::read::generation::{Generation, Layer};
 use crate::short_values::ShortValues;
 
 /// Runs that a lookup asks side by side.
 const TOGETHER: usize = 16;
-
-/// The memtables of all dictionaries that are sealed, and flushed, together; so the journal has one
-/// position for all of them.
-pub(crate) struct Generation {
-    pub number: u64,
-    /// Memory that the memtables of all generations share: what a flushed one leaves, the next one
-    /// fills.
-    pool: Arc<Pool>,
-    /// What late binding placed for commits of this generation stays until the runs refer to it.
-    pins: Mutex<ZonePin>,
-    /// The bytes of `pins`, and those of all generations that are there.
-    held: AtomicU64,
-    held_by_all: Arc<AtomicU64>,
-}
-
-impl Drop for Generation {
-    fn drop(&mut self) {
-        self.held_by_all.fetch_sub(self.held(), Relaxed);
-    }
-}
-
-impl Generation {
-    pub(crate) fn first() -> Arc<Generation> {
-        Arc::new(Generation {
-            number: 1,
-            pool: Pool::new(),
-            pins: Mutex::default(),
-            held: AtomicU64::default(),
-            held_by_all: Arc::default(),
-        })
-    }
-
-    fn next(&self) -> Arc<Generation> {
-        Arc::new(Generation {
-            number: self.number + 1,
-            pool: self.pool.clone(),
-            pins: Mutex::default(),
-            held: AtomicU64::default(),
-            held_by_all: self.held_by_all.clone(),
-        })
-    }
-
-    /// Gives the memory back to the system that no memtable uses now.
-    pub(crate) fn release_idle_memory(&self) {
-        self.pool.release();
-    }
-
-    /// A dictionary's layer of this generation, empty.
-    pub(crate) fn layer(self: &Arc<Self>) -> Layer {
-        Layer {
-            generation: self.clone(),
-            memtable: Arc::new(Memtable::in_pool(&self.pool)),
-            bound: Vec::new(),
-        }
-    }
-
-    /// Bytes that late binding placed for commits of this generation.
-    pub(crate) fn held(&self) -> u64 {
-        self.held.load(Relaxed)
-    }
-
-    /// The same of all generations that are not gone: those that wait for their flush, and those
-    /// that a reader still has.
-    pub(crate) fn held_by_all(&self) -> u64 {
-        self.held_by_all.load(Relaxed)
-    }
-
-    pub(crate) fn pin(&self, pin: ZonePin) {
-        let bytes = pin.uses().total_bytes();
-        self.held.fetch_add(bytes, Relaxed);
-        self.held_by_all.fetch_add(bytes, Relaxed);
-        self.pins.lock().merge(pin);
-    }
-}
-
-/// What one dictionary got in one generation.
-#[derive(Clone)]
-pub(crate) struct Layer {
-    pub generation: Arc<Generation>,
-    pub memtable: Arc<Memtable>,
-    /// Runs of a transaction that was committed as this generation began, newest first: above all
-    /// older layers, beneath the memtable.
-    pub bound: Vec<Arc<Run>>,
-}
-
-impl Layer {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.memtable.is_empty() && self.bound.is_empty()
-    }
-
-    /// What is in it, newest first.
-    pub(crate) fn inputs(&self) -> impl Iterator<Item = Input> {
-        let memtable = (!self.memtable.is_empty()).then(|| Input::Memtable(self.memtable.clone()));
-        memtable.into_iter().chain(self.bound.iter().cloned().map(Input::Run))
-    }
-}
 
 /// A run with its number in the manifest.
 #[derive(Clone)]
@@ -131,6 +31,9 @@ pub(crate) struct NumberedRun {
     pub run: Arc<Run>,
 }
 
+/// The open runs of a dictionary, level by level.
+pub(crate) type Levels = Arc<Vec<Vec<NumberedRun>>>;
+
 /// One dictionary.
 #[derive(Clone)]
 pub(crate) struct Tree {
@@ -138,8 +41,9 @@ pub(crate) struct Tree {
     pub entry: Arc<DictionaryState>,
     /// Newest first, of those generations alone in which something was written to it.
     pub layers: Vec<Layer>,
-    /// `levels[0]` is the youngest; within a level newest first.
-    pub levels: Vec<Vec<NumberedRun>>,
+    /// `levels[0]` is the youngest; within a level newest first. A clone has those of its snapshot,
+    /// shared until it gets others.
+    pub levels: Levels,
     /// The last rollback undid commits up to this one: their memtables are void. 0: none.
     pub since: Seq,
     /// Where short values lie, for all versions of this dictionary.
@@ -153,13 +57,17 @@ impl Tree {
     }
 
     fn empty(entry: Arc<DictionaryState>) -> Tree {
-        Tree { entry, layers: Vec::new(), levels: Vec::new(), since: 0, short: Arc::default() }
+        let short = short_values_of(entry.info.branch.is_empty());
+        Tree { entry, layers: Vec::new(), levels: Levels::default(), since: 0, short }
     }
 
     /// The dictionary that the manifest describes by `entry`, with nothing in memory.
     fn of(entry: &Arc<DictionaryState>, open: &mut OpenRun<'_>) -> Result<Tree> {
         let mut tree = Tree::empty(entry.clone());
-        tree.follow(entry, open)?;
+        match open.levels_like(entry) {
+            Some(levels) => tree.levels = levels,
+            None => tree.follow(entry, open)?,
+        }
         Ok(tree)
     }
 
@@ -169,6 +77,13 @@ impl Tree {
         entry: &Arc<DictionaryState>,
         open: &mut OpenRun<'_>,
     ) -> Result<()> {
+        if self.entry.info.branch.is_empty() != entry.info.branch.is_empty() {
+            self.short = short_values_of(entry.info.branch.is_empty());
+        }
+        if Arc::ptr_eq(&self.entry.runs, &entry.runs) && !self.levels.is_empty() {
+            self.entry = entry.clone();
+            return Ok(());
+        }
         let before: HashMap<RunId, Arc<Run>> =
             self.runs().map(|numbered| (numbered.id, numbered.run.clone())).collect();
         let unchanged = |id, root: &Bytes| {
@@ -180,7 +95,7 @@ impl Tree {
         for (&id, (level, root)) in entry.runs.iter() {
             let run = match unchanged(id, root) {
                 Some(run) => run,
-                None => open(id, root)?,
+                None => open.open(id, root)?,
             };
             let level = *level as usize;
             if levels.len() <= level {
@@ -189,7 +104,7 @@ impl Tree {
             levels[level].push(NumberedRun { id, run });
         }
         levels.iter_mut().for_each(|level| level.reverse());
-        self.levels = levels;
+        self.levels = Arc::new(levels);
         self.entry = entry.clone();
         Ok(())
     }
@@ -325,8 +240,32 @@ impl Tree {
     }
 }
 
-/// Gives the open run that the manifest names by this number and root.
-pub(crate) type OpenRun<'a> = dyn FnMut(RunId, &Bytes) -> Result<Arc<Run>> + 'a;
+/// Where the short values of a new dictionary lie. In a clone that does not adapt, so one account of
+/// nothing does for all clones.
+fn short_values_of(of_main: bool) -> Arc<ShortValues> {
+    static OF_CLONES: LazyLock<Arc<ShortValues>> = LazyLock::new(Arc::default);
+    if of_main { Arc::default() } else { OF_CLONES.clone() }
+}
+
+/// Opens what the manifest names.
+pub(crate) trait OpenRuns {
+    /// Returns the open run of this number and root.
+    fn open(&mut self, id: RunId, root: &Bytes) -> Result<Arc<Run>>;
+
+    /// Returns the levels of a dictionary that has the very runs of this new one, if they are open.
+    fn levels_like(&self, new: &DictionaryState) -> Option<Levels> {
+        let _ = new;
+        None
+    }
+}
+
+impl<F: FnMut(RunId, &Bytes) -> Result<Arc<Run>>> OpenRuns for F {
+    fn open(&mut self, id: RunId, root: &Bytes) -> Result<Arc<Run>> {
+        self(id, root)
+    }
+}
+
+pub(crate) type OpenRun<'a> = dyn OpenRuns + 'a;
 
 /// [`Version::installed`] of a snapshot's version; none of the store has that number.
 const OF_SNAPSHOT: u64 = u64::MAX;

@@ -26,10 +26,10 @@ use crate::health::Health;
 use crate::ids::RunId;
 use crate::journal::record::Op;
 use crate::lock_order::{MappedMutexGuard, Mutex, Rank};
-use crate::manifest::{Edit, Manifest, ManifestState};
+use crate::manifest::{DictionaryState, Edit, Manifest, ManifestState};
 use crate::read::read_snapshots::{PinnedVersion, ReadSnapshots};
 use crate::read::snapshot_set::{Snapshot, Snapshots};
-use crate::read::version::{OpenRun, Version, read};
+use crate::read::version::{Levels, OpenRun, OpenRuns, Version, read};
 use crate::read::view::View;
 
 /// Why an edit may become durable: wherever it is there after a power cut, all commits before it
@@ -108,6 +108,27 @@ fn named(runs: &HashMap<Bytes, Arc<Run>>) -> impl FnMut(RunId, &Bytes) -> Result
     |id, root| {
         let run = runs.get(root).cloned();
         run.ok_or_else(|| Error::Invalid(format!("run {} was named without its run", id.0)))
+    }
+}
+
+/// Opens the runs that an edit has named. A clone has the levels of the snapshot that it was made
+/// of, so a thousand of them have them once.
+struct Named<'a> {
+    runs: &'a HashMap<Bytes, Arc<Run>>,
+    state: &'a ManifestState,
+    snapshots: &'a Snapshots,
+}
+
+impl OpenRuns for Named<'_> {
+    fn open(&mut self, id: RunId, root: &Bytes) -> Result<Arc<Run>> {
+        named(self.runs)(id, root)
+    }
+
+    fn levels_like(&self, new: &DictionaryState) -> Option<Levels> {
+        let origin = self.state.branches.get(&new.info.branch)?;
+        let version = self.snapshots.get(origin)?.version();
+        let like = version.trees.values().find(|tree| Arc::ptr_eq(&tree.entry.runs, &new.runs));
+        like.map(|tree| tree.levels.clone())
     }
 }
 
@@ -254,7 +275,7 @@ impl VersionSet {
     ) -> Result<Vec<Arc<Snapshot>>> {
         // The manifest has it: a version that does not would not be what the next open finds.
         version
-            .follow(state, &mut named(runs))
+            .follow(state, &mut Named { runs, state, snapshots: &self.snapshots })
             .and_then(|()| self.snapshots.follow(state, version, &mut named(runs)))
             .map_err(|e| self.health.fail("changing the version", &e))
     }

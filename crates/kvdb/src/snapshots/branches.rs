@@ -96,7 +96,8 @@ impl Snapshotter {
             edits.extend(undoable.iter().map(|s| Edit::DropSnapshot(s.label.name.clone())));
             Ok(VersionEdit::of(edits))
         };
-        let installed = self.commits.install_commit(entered, Changed::Unfollowed, plan)?;
+        let installed =
+            self.commits.install_commit(entered, Changed::Unlisted([name.into()].into()), plan)?;
         drop((naming, locked));
         // Their runs are let go outside of all locks.
         drop(undoable);
@@ -180,7 +181,11 @@ impl Snapshotter {
                 know(&mut change, state, &to);
                 Ok(change)
             };
-            self.commits.install_commit(entered, Changed::Unlisted, plan)?
+            self.commits.install_commit(
+                entered,
+                Changed::Unlisted([branch.clone()].into()),
+                plan,
+            )?
         };
         drop((naming, flushing, alone, locked));
         self.signals.reclaimable.store(true, Ordering::Release);
@@ -234,8 +239,11 @@ impl Snapshotter {
             edits.extend(undoable.iter().map(|s| Edit::DropSnapshot(s.label.name.clone())));
             Ok(VersionEdit::of(edits))
         };
-        let changed = if to.is_empty() { Changed::Unlisted } else { Changed::Unfollowed };
-        let installed = self.commits.install_commit(entered, changed, plan)?;
+        let installed = self.commits.install_commit(
+            entered,
+            Changed::Unlisted([from.into(), to.into()].into()),
+            plan,
+        )?;
         drop(naming);
         // Their runs are let go outside of all locks.
         drop(undoable);

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use kvdb::{Batch, Durability, Reads, Result, Scope};
+use kvdb::{Batch, DictionaryOptions, Durability, Reads, Result, Scope};
 
 use crate::{Step, World, key, large, small};
 
@@ -14,6 +14,7 @@ pub const STEPS: &[Step] = &[
     (&["Kvdb::commit_if_unchanged"], commit_if_unchanged),
     (&["Kvdb::rank", "Kvdb::select", "Kvdb::count"], ranks),
     (&["Kvdb::follow_commits", "Kvdb::follow_commits_with", "Kvdb::commits_since"], follow),
+    (&["Kvdb::follow_branch"], follow_branch),
     (&["Scope::cursor", "Scope::scan", "Scope::view"], scope_reads),
     (&["Scope::apply", "Scope::sync", "Scope::sync_at_interval"], scope_writes),
 ];
@@ -103,6 +104,20 @@ fn follow(w: &mut World) -> Result<()> {
     w.db.ingest(w.small, small(w.times, 5))?;
     _ = w.db.commits_since(since, 10);
     Ok(())
+}
+
+/// The lists of several branches have one bound.
+fn follow_branch(w: &mut World) -> Result<()> {
+    w.db.create_branch("followed")?;
+    let dict = w.db.create_dictionary_in("followed", "d", DictionaryOptions::default())?;
+    for branch in ["", "followed"] {
+        w.db.follow_branch(branch, 64 << 10, &[])?;
+    }
+    for (key, value) in small(w.times, 6).step_by(10) {
+        w.db.put(w.small, &key, &value, Durability::Buffered)?;
+        w.db.put(dict, &key, &value, Durability::Buffered)?;
+    }
+    w.db.drop_branch("followed")
 }
 
 fn scopes(w: &World) -> Result<[Scope; 3]> {

@@ -175,7 +175,7 @@ fn run(seed: u64, steps: &Steps) -> (BTreeSet<&'static str>, u64) {
         let found = observe(&w.db).unwrap_or_else(|e| panic!("{}: {e}", w.what()));
         let when = w.what();
         w.history.found(found, &when);
-        if let Some((old, _)) = w.followed.take() {
+        for (old, _) in std::mem::take(&mut w.followed).into_values() {
             assert!(w.db.commits_since(old, 1).is_none(), "{when}: followed across an opening");
         }
         transactions::restored(&mut w, before).expect("the power is on");

@@ -233,11 +233,12 @@ pub fn everything(w: &mut World) -> Result<(), Dead> {
     Ok(())
 }
 
-/// The keys of recent commits are those that were changed.
+/// The keys of recent commits to a branch are those that were changed.
 pub fn recent_commits(w: &mut World) -> Result<(), Dead> {
     for name in [
         "Kvdb::follow_commits",
         "Kvdb::follow_commits_with",
+        "Kvdb::follow_branch",
         "Kvdb::commits_since",
         "Kvdb::wait_for_commits",
     ] {
@@ -245,11 +246,16 @@ pub fn recent_commits(w: &mut World) -> Result<(), Dead> {
     }
     // Some histories fall behind what is kept.
     let bytes = if w.seed.is_multiple_of(3) { 4 << 10 } else { 1 << 20 };
-    let newest = match w.random.one_in(2) {
-        true => w.db.follow_commits(bytes),
-        false => w.db.follow_commits_with(bytes, &[]),
+    let branches: Vec<String> = w.history.newest().branches.keys().cloned().collect();
+    let branch = w.random.pick(&branches).expect("the main one").clone();
+    let newest = match (w.random.below(3), branch.is_empty()) {
+        (0, true) => w.db.follow_commits(bytes),
+        (1, true) => w.db.follow_commits_with(bytes, &[]),
+        _ => w.ok(w.db.follow_branch(&branch, bytes, &[]))?,
     };
-    let followed = w.followed.replace((newest, w.committed.len()));
+    let none = w.db.follow_branch("no such branch", bytes, &[]);
+    assert!(matches!(none, Err(kvdb::Error::NoBranch(_))), "{}: {none:?}", w.what());
+    let followed = w.followed.insert(branch.clone(), (newest, w.committed.len()));
     let Some((mut since, index)) = followed else { return Ok(()) };
     let (mut listed, most) = (Vec::new(), w.random.below(40) as usize);
     while since != newest {
@@ -267,7 +273,7 @@ pub fn recent_commits(w: &mut World) -> Result<(), Dead> {
     }
     assert!(!w.db.wait_for_commits(newest, Duration::ZERO), "{}: that was all", w.what());
     let names: BTreeMap<_, _> =
-        w.db.dictionaries().into_iter().map(|info| (info.id, info.name)).collect();
+        w.db.dictionaries_in(&branch).into_iter().map(|info| (info.id, info.name)).collect();
     let told = |dict: &str, key: &[u8]| {
         listed.iter().any(|(id, touched)| {
             let of = names.get(id).is_some_and(|name| name == dict);
@@ -279,7 +285,7 @@ pub fn recent_commits(w: &mut World) -> Result<(), Dead> {
         })
     };
     let changed: Vec<&Change> =
-        w.committed[index..].iter().filter(|change| change.branch.is_empty()).collect();
+        w.committed[index..].iter().filter(|change| change.branch == branch).collect();
     for number in 0..150 {
         let key = format!("k{number:03}").into_bytes();
         for change in changes_at(&changed, None, &key) {

@@ -34,8 +34,8 @@ pub struct World {
     pub open: Vec<Open>,
     /// Of commits that can be undone the main branch before and after.
     pub undoable: BTreeMap<u64, (Branch, Branch)>,
-    /// From where on recent commits are followed, here and in `committed`.
-    pub followed: Option<(CommitPosition, usize)>,
+    /// From where on recent commits to a branch are followed, here and in `committed`.
+    pub followed: BTreeMap<String, (CommitPosition, usize)>,
     /// Views that are held, and what they must show for ever.
     pub views: Vec<(View, ManifestState)>,
     /// Where the store is published.
@@ -77,7 +77,7 @@ impl World {
             events: Vec::new(),
             open: Vec::new(),
             undoable: BTreeMap::new(),
-            followed: None,
+            followed: BTreeMap::new(),
             views: Vec::new(),
             bucket: RemoteStore::new(Arc::new(MemoryObjects::new()), "store").expect("a name"),
             publisher: None,

@@ -26,6 +26,9 @@ const THREADS: u64 = 3;
 const OPERATIONS: u64 = 5;
 /// So many kinds of operations are drawn from, some of them more than once.
 const CHOICES: u64 = 20;
+/// Transactions within others. Apart from the others, so that a seed without it has the program that
+/// it had before there were any.
+const NESTED: u64 = CHOICES;
 const SNAPSHOT: &str = "s";
 
 fn key(register: usize) -> Vec<u8> {
@@ -64,9 +67,13 @@ struct World {
 
 /// All kinds, or some: what takes several operations of few kinds to go wrong is found sooner where
 /// there are no others (swarm testing: Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012).
-fn choices(random: &mut Random) -> Vec<u64> {
+fn choices(seed: u64, random: &mut Random) -> Vec<u64> {
     let all = random.one_in(3);
-    let drawn: Vec<u64> = (0..CHOICES).filter(|_| all || random.one_in(2)).collect();
+    let mut drawn: Vec<u64> = (0..CHOICES).filter(|_| all || random.one_in(2)).collect();
+    let nested = Random::new(seed ^ 0x4e57).below(4);
+    // In one of four programs they are as frequent as all others.
+    let times = [drawn.len().max(1), 1, 0, 0][nested as usize];
+    drawn.extend(std::iter::repeat_n(NESTED, times));
     if drawn.is_empty() { vec![0] } else { drawn }
 }
 
@@ -167,6 +174,59 @@ impl World {
         // What a transaction under snapshot isolation reads and does not change belongs to its
         // beginning.
         if isolation == Isolation::Snapshot && !wrote.is_empty() {
+            read.retain(|(register, _)| wrote.iter().any(|(w, _)| w == register));
+        }
+        Ok(Effect::Change { read, wrote })
+    }
+
+    /// Reads and changes registers in a transaction, and in some within it, one after the other,
+    /// each of which is committed into it or aborted.
+    fn transact_within(&self, durability: Durability, random: &mut Random) -> kvdb::Result<Effect> {
+        let around = self.db.begin(Isolation::Snapshot)?;
+        let mut work = || {
+            let (mut read, mut wrote) = self.work(&around, random)?;
+            for _ in 0..1 + random.below(2) {
+                let within = TransactionOptions { within: Some(around.id()), ..Default::default() };
+                let t = self.db.begin_with(within)?;
+                let (seen, changed) = self.work(&t, random)?;
+                for (register, value) in seen {
+                    match wrote.iter().rfind(|(own, _)| *own == register) {
+                        Some((_, own)) => assert_eq!(value, *own, "it sees what is around it"),
+                        None => read.push((register, value)),
+                    }
+                }
+                match random.one_in(3) {
+                    true => t.abort(),
+                    false => {
+                        t.commit(Durability::Buffered)?;
+                        wrote.extend(changed);
+                    }
+                }
+            }
+            Ok((read, wrote))
+        };
+        let did = work().and_then(|did| around.commit(durability).map(|()| did));
+        if did.is_err() {
+            around.abort();
+        }
+        let (mut read, wrote) = did?;
+        if !wrote.is_empty() {
+            read.retain(|(register, _)| wrote.iter().any(|(w, _)| w == register));
+        }
+        Ok(Effect::Change { read, wrote })
+    }
+
+    /// Reads and changes registers in a transaction within the one that all threads share.
+    fn transact_in(&self, around: &Transaction, random: &mut Random) -> kvdb::Result<Effect> {
+        let within = TransactionOptions { within: Some(around.id()), ..Default::default() };
+        let t = self.db.begin_with(within)?;
+        let did = self.work(&t, random);
+        let did = did.and_then(|did| t.commit(Durability::Buffered).map(|()| did));
+        if did.is_err() {
+            t.abort();
+        }
+        let (mut read, wrote) = did?;
+        if !wrote.is_empty() {
             read.retain(|(register, _)| wrote.iter().any(|(w, _)| w == register));
         }
         Ok(Effect::Change { read, wrote })
@@ -284,6 +344,12 @@ impl World {
         let choice = *random.pick(&self.choices).expect("there is one");
         let from = self.tick();
         let (what, outcome) = match (&self.shared, choice) {
+            (Some(t), NESTED) => {
+                ("transaction within", self.transact_in(t, random).map(|e| vec![e]))
+            }
+            (None, NESTED) => {
+                ("nested transaction", self.transact_within(durability, random).map(|e| vec![e]))
+            }
             (Some(t), 0..5) => {
                 let (batch, wrote) = self.changes(random);
                 ("apply", t.apply(batch).map(|()| vec![Effect::Change { read: Vec::new(), wrote }]))
@@ -389,7 +455,7 @@ pub fn run(seed: u64, kind: Kind) -> BTreeMap<&'static str, u64> {
         clock: AtomicU64::new(0),
         done: Mutex::default(),
         naming: Mutex::new(false),
-        choices: choices(&mut random),
+        choices: choices(seed, &mut random),
     });
     let threads: Vec<_> = (0..THREADS)
         .map(|_| {
@@ -421,6 +487,8 @@ pub fn run(seed: u64, kind: Kind) -> BTreeMap<&'static str, u64> {
         "nested batch",
         "conditional commit",
         "drop",
+        "nested transaction",
+        "transaction within",
     ];
     names
         .into_iter()

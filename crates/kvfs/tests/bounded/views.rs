@@ -268,6 +268,6 @@ fn receive(w: &mut World) -> Result<()> {
 
 fn go_down(w: &mut World) -> Result<()> {
     fill(w.fs(), w.large, 6)?;
-    w.views.settle()?;
+    w.views.settle(&ViewId::Mainline)?;
     w.views.go_down(GoingDown::Synced)
 }

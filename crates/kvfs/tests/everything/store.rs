@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use env::Env;
 use kvdb::{Batch, Compression, DefragOptions, DictionaryId, DictionaryOptions, Durability, Scope};
-use kvfs::{Error, FSync};
+use kvfs::{Error, FSync, ViewId};
 
 use crate::content;
 use crate::found::DICTIONARIES;
@@ -162,10 +162,11 @@ pub fn sync(w: &mut World, site: &Site) -> Result<(), Dead> {
         (1, _) => sync_views(w)?,
         (5, _) => {
             w.call(&["Views::settle"]);
-            if let Err(e) = w.views.settle() {
-                return w.judge(&mainline(), e, "settle", &[]);
+            let view = ViewId::of_branch(&branch);
+            if let Err(e) = w.views.settle(&view) {
+                return w.judge(&Site::Branch(branch), e, "settle", &[]);
             }
-            w.settle("");
+            w.settle(&branch);
         }
         (2, Site::Branch(_)) => {
             w.call(&["Fs::verify"]);

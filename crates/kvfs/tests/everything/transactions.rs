@@ -461,7 +461,7 @@ pub fn end(w: &mut World) -> Result<(), Dead> {
     let view = ViewId::of_branch(&branch);
     let number = w.ok(w.views.number(&view))?;
     let followed = w.ok(w.views.followed(&view))?;
-    let followed = w.db.follow_commits_with(1 << 20, &followed);
+    let followed = w.ok(w.db.follow_branch(&branch, 1 << 20, &followed).map_err(Into::into))?;
     let newest = w.db.undoable_commits().pop().map_or(0, |commit| commit.number);
     let in_its_state = w.random.one_in(3);
     if in_its_state {

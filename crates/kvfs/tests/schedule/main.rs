@@ -1,7 +1,7 @@
 //! Programs of several threads on the files of one store, each under the schedule of a seed, with
 //! the file system's and the store's own threads and syncs that take their time: writes,
-//! truncations and fsyncs on the mainline, transactions over files and a key, a snapshot and
-//! rollbacks to it. One order of all operations must explain what each has read, see `history`.
+//! truncations and fsyncs on the mainline, transactions over files and a key and within each other,
+//! clones that are merged, before or after a rebase, a snapshot and rollbacks to it. One order of all operations must explain what each has read, see `history`.
 //!
 //! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
 //! Long runs: `KVFS_SEEDS=20000 cargo test --profile simulation -p kvfs --test schedule`.
@@ -21,9 +21,9 @@ use env::{Random, Scheduled, schedule, thread};
 use history::{Effect, Operation, REGISTERS};
 use kvdb::{
     CreateOptions, DictionaryId, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions,
-    TransactionOptions,
+    Settled, TransactionOptions,
 };
-use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, ViewId, Views};
+use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, MergeOptions, ROOT, SetAttr, ViewId, Views};
 use slow_sync::SlowSync;
 use zones::CrashDevice;
 
@@ -59,6 +59,12 @@ enum Kind {
     Return,
     Look,
     Flush,
+    /// A transaction, and one within it.
+    Nested,
+    /// A clone, which is merged.
+    Merge,
+    /// A clone, which is rebased before it is merged.
+    Rebase,
 }
 
 /// How often each kind is drawn.
@@ -75,12 +81,19 @@ const KINDS: [(Kind, usize); 8] = [
 
 /// All kinds, or some: what takes several operations of few kinds to go wrong is found sooner where
 /// there are no others (swarm testing: Groce, Zhang, Eide, Chen, Regehr, ISSTA 2012).
-fn kinds(random: &mut Random) -> Vec<Kind> {
+fn kinds(seed: u64, random: &mut Random) -> Vec<Kind> {
     let all = random.one_in(3);
     let mut drawn = Vec::new();
     for (kind, weight) in KINDS {
         if all || kind == Kind::Write || random.one_in(2) {
             drawn.extend(std::iter::repeat_n(kind, weight));
+        }
+    }
+    // Apart from the others, so that a seed without them has the program that it had before.
+    let mut random = Random::new(seed ^ 0x3e46);
+    if random.one_in(2) {
+        for kind in [Kind::Nested, Kind::Merge, Kind::Rebase] {
+            drawn.extend(std::iter::repeat_n(kind, random.below(6) as usize));
         }
     }
     drawn
@@ -202,6 +215,104 @@ impl World {
         Ok((read, wrote))
     }
 
+    /// Works in a transaction, and in one within it, which is committed into it or aborted.
+    fn transact_within(&self, durability: Durability, random: &mut Random) -> kvfs::Result<Effect> {
+        let id = self.views.begin(TransactionOptions::default())?;
+        let mut work = || {
+            let (mut read, mut wrote) = self.work(id, Isolation::Snapshot, random)?;
+            let within = TransactionOptions { within: Some(id), ..TransactionOptions::default() };
+            let inner = self.views.begin(within)?;
+            let (seen, changed) = self.work(inner, Isolation::Snapshot, random)?;
+            for (register, value) in seen {
+                match wrote.iter().rfind(|(own, _)| *own == register) {
+                    Some((_, own)) => assert_eq!(value, *own, "it sees what is around it"),
+                    None => read.push((register, value)),
+                }
+            }
+            if random.one_in(3) {
+                self.views.abort(inner)?;
+            } else {
+                self.views.commit(inner, Durability::Buffered)?;
+                wrote.extend(changed);
+            }
+            self.views.commit(id, durability)?;
+            Ok((read, wrote))
+        };
+        let did: kvfs::Result<_> = work();
+        if did.is_err() {
+            let _ = self.views.abort(id);
+        }
+        let (mut read, wrote) = did?;
+        if !wrote.is_empty() {
+            read.retain(|(register, _)| wrote.iter().any(|(w, _)| w == register));
+        }
+        Ok(Effect::Change { read, wrote })
+    }
+
+    /// Reads and changes registers in a clone, which is merged then, perhaps after a rebase: it
+    /// reads what there was when its snapshot was made, and its merge is its commit.
+    fn branch(
+        &self,
+        rebases: bool,
+        durability: Durability,
+        random: &mut Random,
+    ) -> kvfs::Result<Option<Effect>> {
+        let name = format!("b{}", self.number());
+        self.views.snapshot(&ViewId::Mainline, &name, Durability::Buffered)?;
+        let made = self.views.clone_snapshot(&name, &name);
+        self.views.drop_snapshot(&name)?;
+        made?;
+        let did = self.work_in_branch(&name, (rebases, durability), random);
+        self.views.drop_clone(&name)?;
+        did
+    }
+
+    fn work_in_branch(
+        &self,
+        name: &str,
+        (rebases, durability): (bool, Durability),
+        random: &mut Random,
+    ) -> kvfs::Result<Option<Effect>> {
+        let fs = self.views.fs(&ViewId::Clone(name.into()))?;
+        let dict = self.db.dictionary_in(name, "user").expect("it was cloned");
+        let (mut read, mut wrote) = (Vec::new(), Vec::new());
+        for register in 0..REGISTERS {
+            if random.one_in(2) {
+                continue;
+            }
+            let value = match register {
+                KEYED => self.db.get(dict, KEY)?.and_then(|v| decode(&v)),
+                file => self.read_file(&fs, file)?,
+            };
+            read.push((register, value));
+            if random.one_in(3) {
+                continue;
+            }
+            let new = self.number();
+            match register {
+                KEYED => self.db.put(dict, KEY, &encode(new), Durability::Buffered)?,
+                file => self.write_file(&fs, file, Some(new))?,
+            }
+            wrote.push((register, Some(new)));
+        }
+        for rebase in [true, false].into_iter().filter(|rebase| rebases || !rebase) {
+            let options = MergeOptions { clone: name.into(), rebase, ..MergeOptions::default() };
+            let merged = self.views.merge(&options, &|_, _| Settled::Conflict)?;
+            if !merged.conflicts.is_empty() {
+                self.views.abort(merged.transaction)?;
+                return Ok(None);
+            }
+            if let Err(e) = self.views.commit(merged.transaction, durability) {
+                let _ = self.views.abort(merged.transaction);
+                return Err(e);
+            }
+        }
+        if !wrote.is_empty() {
+            read.retain(|(register, _)| wrote.iter().any(|(w, _)| w == register));
+        }
+        Ok(Some(Effect::Change { read, wrote }))
+    }
+
     fn look(&self) -> kvfs::Result<Vec<(usize, Option<u64>)>> {
         let fs = self.views.fs(&ViewId::Snapshot(SNAPSHOT.into()))?;
         let mut read = vec![(
@@ -265,6 +376,11 @@ impl World {
                 "ser transaction",
                 self.transact(Isolation::Serializable, durability, random).map(Some),
             ),
+            Kind::Nested => {
+                ("nested transaction", self.transact_within(durability, random).map(Some))
+            }
+            Kind::Merge => ("merge", self.branch(false, durability, random)),
+            Kind::Rebase => ("rebase and merge", self.branch(true, durability, random)),
             Kind::Return => {
                 let mut named = self.naming.lock();
                 if *named {
@@ -325,7 +441,7 @@ fn program(seed: u64) -> BTreeMap<&'static str, u64> {
         clock: AtomicU64::new(0),
         done: Mutex::default(),
         naming: Mutex::new(false),
-        kinds: kinds(&mut random),
+        kinds: kinds(seed, &mut random),
     };
     let world = Arc::new(world);
     let threads: Vec<_> = (0..THREADS)
@@ -349,6 +465,9 @@ fn program(seed: u64) -> BTreeMap<&'static str, u64> {
         "rollback",
         "snapshot",
         "look into the snapshot",
+        "nested transaction",
+        "merge",
+        "rebase and merge",
     ];
     names
         .into_iter()

@@ -1,5 +1,5 @@
-//! Power cuts of stores in which transactions change files and keys together, among changes
-//! outside of them, snapshots, clones and rollbacks. What comes back is one state of the common
+//! Power cuts of stores in which transactions change files and keys together, some within others,
+//! among changes outside of them, snapshots, clones, merges, rebases and rollbacks. What comes back is one state of the common
 //! history of all of it, not older than the last sync: each transaction is there whole or not at
 //! all, files and keys alike; durable ones that had not ended are open again with what they had
 //! changed; and the store and the file system in it check clean, links and sizes included.
@@ -13,13 +13,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use action::{Action, choose};
+use action::choose;
 use env::{Random, Simulated};
 use kvdb::{
     CreateOptions, DictionaryId, DictionaryOptions, Durability, Isolation, Kvdb, OpenOptions,
-    Savepoint, Scope, TransactionId, TransactionOptions,
+    Savepoint, Scope, Settled, TransactionId, TransactionOptions,
 };
-use kvfs::{Error, Fs, FsOptions, Ino, ViewId, Views};
+use kvfs::{Error, Fs, FsOptions, Ino, MergeOptions, ViewId, Views};
 use state::{Id, Overlay, Seen, Tree, is, look, stored};
 use zones::{CrashDevice, MemoryDevice};
 
@@ -29,6 +29,8 @@ struct Store {
     main: Arc<Tree>,
     snapshots: BTreeMap<String, Arc<Tree>>,
     clones: BTreeMap<String, Arc<Tree>>,
+    /// The newest state that a clone and the store have in common.
+    common: BTreeMap<String, Arc<Tree>>,
     /// Durable transactions that are open, by label: what they have changed.
     durable: BTreeMap<String, Overlay>,
 }
@@ -90,6 +92,12 @@ struct Tally {
     snapshots: u64,
     rollbacks: u64,
     cuts: u64,
+    /// Transactions that were committed into others.
+    nested: u64,
+    merged: u64,
+    rebased: u64,
+    /// Merges and rebases with conflicts.
+    apart: u64,
 }
 
 struct World<'a> {
@@ -187,22 +195,34 @@ impl World<'_> {
         if let Some(label) = &durable {
             self.history.attempt(|s| drop(s.durable.insert(label.clone(), over.clone())));
         }
+        // Some are made in a transaction within this one.
+        let nests = running.isolation == Isolation::Snapshot && random.one_in(6);
         let mut perform = || {
-            let (inside, transaction) = (
-                self.views.fs(&ViewId::Transaction(running.id))?,
-                self.views.transaction(running.id)?,
-            );
+            let id = match nests {
+                true => {
+                    let within = Some(running.id);
+                    self.views.begin(TransactionOptions { within, ..Default::default() })?
+                }
+                false => running.id,
+            };
+            let (inside, transaction) =
+                (self.views.fs(&ViewId::Transaction(id))?, self.views.transaction(id)?);
+            let held = if nests { &mut Vec::new() } else { &mut running.held };
             action.perform(
                 &inside,
                 &Scope::Transaction(transaction),
                 self.keys,
                 &tree,
-                &mut running.held,
+                held,
                 random,
             )?;
+            if nests {
+                self.views.commit(id, Durability::Buffered)?;
+                self.tally.nested += 1;
+            }
             if running.durable.is_some() && action.waits() {
                 // What waits in memory is not the transaction's yet.
-                inside.sync_all()?;
+                self.views.fs(&ViewId::Transaction(running.id))?.sync_all()?;
             }
             Ok(())
         };
@@ -360,9 +380,10 @@ impl World<'_> {
         let tree = clone.as_ref().map_or(&now.main, |name| &now.clones[name]).clone();
         let Some(action) = choose(random, &tree, self.fresh) else { return Ok(()) };
         // The keys of a clone are another dictionary.
-        if clone.is_some() && matches!(action, Action::Keys(_) | Action::KeyRange(..)) {
-            return Ok(());
-        }
+        let keys = match &clone {
+            Some(name) => self.db.dictionary_in(name, "user").expect("a clone has the keys"),
+            None => self.keys,
+        };
         let next = Arc::new(tree.with(&action.effect(&tree)));
         self.history.attempt(|s| match &clone {
             Some(name) => drop(s.clones.insert(name.clone(), next)),
@@ -373,14 +394,8 @@ impl World<'_> {
             None => self.fs.clone(),
         };
         let mut held = Vec::new();
-        match action.perform(
-            &fs,
-            &Scope::Mainline(self.db.clone()),
-            self.keys,
-            &tree,
-            &mut held,
-            random,
-        ) {
+        match action.perform(&fs, &Scope::Mainline(self.db.clone()), keys, &tree, &mut held, random)
+        {
             Ok(()) if action.waits() => {
                 fs.sync_all()?;
                 self.history.certain();
@@ -431,13 +446,15 @@ impl World<'_> {
             (4, Some(name), _) if clones.len() < 2 => {
                 *self.fresh += 1;
                 let clone = format!("clone{}", self.fresh);
-                self.history
-                    .attempt(|s| drop(s.clones.insert(clone.clone(), s.snapshots[&name].clone())));
+                self.history.attempt(|s| {
+                    s.common.insert(clone.clone(), s.snapshots[&name].clone());
+                    s.clones.insert(clone.clone(), s.snapshots[&name].clone());
+                });
                 self.views.clone_snapshot(&name, &clone)?;
                 self.history.certain();
             }
             (5, _, Some(name)) => {
-                self.history.attempt(|s| drop(s.clones.remove(&name)));
+                self.history.attempt(|s| drop((s.clones.remove(&name), s.common.remove(&name))));
                 self.views.drop_clone(&name)?;
                 self.history.certain();
             }
@@ -449,7 +466,12 @@ impl World<'_> {
                         self.history.attempt(|s| drop(s.durable.remove(&label)));
                     }
                 }
-                self.history.attempt(|s| s.main = s.snapshots[&name].clone());
+                self.history.attempt(|s| {
+                    s.main = s.snapshots[&name].clone();
+                    // Later merges are undone with it, and an earlier state counts: see `merge_random`
+                    // for that.
+                    s.common.clear();
+                });
                 self.views.rollback(&name)?;
                 assert_eq!(self.views.list(), [], "a rollback ends all transactions");
                 self.commits += 1;
@@ -457,6 +479,58 @@ impl World<'_> {
                 self.history.certain();
             }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// Merges a clone into the store, or the store into the clone. Where both have changed other
+    /// things, that is what comes of it; else it may conflict, and comes to nothing.
+    fn merge(&mut self, name: &str, rebase: bool, durability: Durability) -> kvfs::Result<()> {
+        let now = self.history.now();
+        let Some(common) = now.common.get(name).cloned() else { return Ok(()) };
+        let (main, clone) = (now.main.clone(), now.clones[name].clone());
+        let (into, from) = if rebase { (&clone, &main) } else { (&main, &clone) };
+        let theirs = Overlay::between(&common, from);
+        let ours = Overlay::between(&common, into);
+        let merged = Arc::new(into.with(&theirs));
+        let apart = theirs.has_something_of(&ours) || !merged.is_sound();
+        let options = MergeOptions { clone: name.into(), rebase, ..MergeOptions::default() };
+        let found = match self.views.merge(&options, &|_, _| Settled::Conflict) {
+            Err(e) if is_locked(&e) => {
+                self.tally.locked += 1;
+                return Ok(());
+            }
+            found => found?,
+        };
+        if apart || !found.conflicts.is_empty() {
+            assert!(apart, "{name}, rebase: {rebase}: no conflict, but {:?}", found.conflicts);
+            self.tally.apart += 1;
+            return self.views.abort(found.transaction);
+        }
+        self.history.attempt(|s| {
+            s.common.insert(name.into(), from.clone());
+            match rebase {
+                true => drop(s.clones.insert(name.into(), merged)),
+                false => s.main = merged,
+            }
+        });
+        match kvdb::without_lock_waits(|| self.views.commit(found.transaction, durability)) {
+            Err(e) if is_locked(&e) => {
+                self.tally.locked += 1;
+                self.history.undo();
+                return self.views.abort(found.transaction);
+            }
+            committed => committed?,
+        }
+        match rebase {
+            true => self.tally.rebased += 1,
+            false => {
+                self.commits += 1;
+                self.tally.merged += 1;
+            }
+        }
+        if durability == Durability::Synced {
+            self.history.certain();
         }
         Ok(())
     }
@@ -489,6 +563,12 @@ impl World<'_> {
                 20..=24 if !self.running.is_empty() => self.commit(one, durability, random)?,
                 25 if !self.running.is_empty() => self.abort(one)?,
                 26..=28 => self.outside(None, random)?,
+                29 if random.one_in(3) => {
+                    let clone = self.history.now().clones.keys().next_back().cloned();
+                    if let Some(clone) = clone {
+                        self.merge(&clone, random.one_in(3), durability)?;
+                    }
+                }
                 29 => {
                     let clone = self.history.now().clones.keys().next_back().cloned();
                     self.outside(clone, random)?;
@@ -752,6 +832,10 @@ fn transactions_over_files_and_keys_survive_power_cuts_whole_or_not_at_all() {
         snapshots,
         rollbacks,
         cuts,
+        nested,
+        merged,
+        rebased,
+        apart,
     } = tally;
     let all = [
         small,
@@ -765,6 +849,10 @@ fn transactions_over_files_and_keys_survive_power_cuts_whole_or_not_at_all() {
         snapshots,
         rollbacks,
         cuts,
+        nested,
+        merged,
+        rebased,
+        apart,
     ];
     assert!(!many || all.iter().all(|n| *n > 0), "each of these is meant to happen: {tally:?}");
 }

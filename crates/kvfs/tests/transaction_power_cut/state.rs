@@ -44,11 +44,36 @@ fn lay<K: Ord + Clone, V: Clone>(map: &mut BTreeMap<K, V>, over: &BTreeMap<K, Op
     }
 }
 
+fn changed<K: Ord + Clone, V: Clone + PartialEq>(
+    before: &BTreeMap<K, V>,
+    after: &BTreeMap<K, V>,
+) -> BTreeMap<K, Option<V>> {
+    let all: BTreeSet<&K> = before.keys().chain(after.keys()).collect();
+    let other = all.into_iter().filter(|k| before.get(*k) != after.get(*k));
+    other.map(|k| (k.clone(), after.get(k).cloned())).collect()
+}
+
 impl Overlay {
     pub fn add(&mut self, more: &Overlay) {
         self.entries.extend(more.entries.clone());
         self.nodes.extend(more.nodes.clone());
         self.keys.extend(more.keys.clone());
+    }
+
+    /// Returns what is other in a tree than in an earlier state of it.
+    pub fn between(before: &Tree, after: &Tree) -> Overlay {
+        Overlay {
+            entries: changed(&before.entries, &after.entries),
+            nodes: changed(&before.nodes, &after.nodes),
+            keys: changed(&before.keys, &after.keys),
+        }
+    }
+
+    /// Something is other in both, whatever it has become.
+    pub fn has_something_of(&self, other: &Overlay) -> bool {
+        self.entries.keys().any(|at| other.entries.contains_key(at))
+            || self.nodes.keys().any(|id| other.nodes.contains_key(id))
+            || self.keys.keys().any(|key| other.keys.contains_key(key))
     }
 
     /// Something here that is not in `now` as it was in `base`: who commits this has to find a
@@ -82,6 +107,30 @@ impl Tree {
         lay(&mut tree.nodes, &over.nodes);
         lay(&mut tree.keys, &over.keys);
         tree
+    }
+
+    /// Every name is in a directory that is there and leads up to the root; whatever is there has a
+    /// name, and a directory has one.
+    pub fn is_sound(&self) -> bool {
+        let leads_up = |mut dir: Id| {
+            for _ in 0..100 {
+                if dir == TOP {
+                    return true;
+                }
+                match self.entries.iter().find(|(_, at)| **at == dir) {
+                    Some(((parent, _), _)) => dir = *parent,
+                    None => return false,
+                }
+            }
+            false
+        };
+        let names = |id: Id| self.entries.values().filter(|at| **at == id).count();
+        self.entries.iter().all(|((dir, _), id)| {
+            self.is_dir(*dir) && self.nodes.contains_key(id) && leads_up(*dir)
+        }) && self.nodes.iter().all(|(id, node)| match node {
+            Node::Dir => names(*id) == 1,
+            Node::File(_) => names(*id) > 0,
+        })
     }
 
     /// The path of a node, by one of its names.

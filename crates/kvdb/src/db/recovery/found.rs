@@ -12,8 +12,9 @@ use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::journal::Segment;
 use crate::manifest;
+use crate::read::generation::Generation;
 use crate::read::snapshot_set::Snapshots;
-use crate::read::version::{Generation, Version};
+use crate::read::version::Version;
 
 /// What the manifest names, pinned; nothing changed.
 pub(crate) struct Found {

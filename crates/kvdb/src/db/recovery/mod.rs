@@ -33,8 +33,9 @@ use crate::health::Health;
 use crate::journal::Writer;
 use crate::manifest::{Manifest, ManifestState};
 use crate::options::{CreateOptions, OpenOptions, Shares};
+use crate::read::generation::Generation;
 use crate::read::snapshot_set::Snapshots;
-use crate::read::version::{Generation, Version};
+use crate::read::version::Version;
 use crate::remote::open_zones;
 
 /// What opening a store found and did.

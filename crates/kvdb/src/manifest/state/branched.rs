@@ -8,12 +8,26 @@ use super::{Dictionaries, DictionaryState};
 use crate::dictionary::DictionaryId;
 use crate::persistent_map::PersistentMap;
 
+/// Dictionaries among which one is looked for by name without an index. Most branches have no more,
+/// and an idle clone takes half of the memory without one.
+const FEW: usize = 16;
+
 /// The dictionaries of one branch, or of a snapshot of it, read as a map by number.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct OfBranch {
     dictionaries: Dictionaries,
+    /// By name. Empty as long as there are few.
     names: PersistentMap<String, DictionaryId>,
 }
+
+impl PartialEq for OfBranch {
+    /// The index says nothing more.
+    fn eq(&self, other: &OfBranch) -> bool {
+        self.dictionaries == other.dictionaries
+    }
+}
+
+impl Eq for OfBranch {}
 
 impl Deref for OfBranch {
     type Target = Dictionaries;
@@ -30,11 +44,32 @@ impl OfBranch {
         if self.dictionaries.get(&info.id).is_some_and(|there| there.info.name != info.name) {
             self.remove(info.id);
         }
-        // Of two that damaged bytes give one name the first one is found.
-        if !self.names.contains_key(&info.name) {
-            self.names.insert(info.name.clone(), info.id);
+        let (id, name) = (info.id, info.name.clone());
+        self.dictionaries.insert(id, state);
+        if self.names.is_empty() {
+            self.index_if_many();
+        } else if !self.names.contains_key(&name) {
+            // Of two that damaged bytes give one name the first one is found.
+            self.names.insert(name, id);
         }
-        self.dictionaries.insert(info.id, state);
+    }
+
+    fn index_if_many(&mut self) {
+        if self.dictionaries.len() > FEW {
+            for (id, state) in self.dictionaries.iter() {
+                if !self.names.contains_key(&state.info.name) {
+                    self.names.insert(state.info.name.clone(), *id);
+                }
+            }
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<DictionaryId> {
+        if !self.names.is_empty() {
+            return self.names.get(name).copied();
+        }
+        let mut all = self.dictionaries.values();
+        all.find(|state| state.info.name == name).map(|state| state.info.id)
     }
 
     pub(crate) fn remove(&mut self, id: DictionaryId) {
@@ -97,7 +132,7 @@ impl BranchedDictionaries {
 
     /// The dictionary of that name in a branch.
     pub(crate) fn find(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        self.branches.get(branch)?.names.get(name).copied()
+        self.branches.get(branch)?.find(name)
     }
 
     /// The dictionaries of a branch.
