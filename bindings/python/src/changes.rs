@@ -16,8 +16,8 @@ use crate::slot::Slot;
 /// Path, kind (`d`, `f`, `l`, `o`), bytes before, bytes after.
 pub type ChangedFile = (Vec<u8>, char, Option<u64>, Option<u64>);
 
-/// Bytes of paths that Python gets in one list, which is kept in memory: those of a deep tree are as
-/// long as the square of its depth.
+/// Bytes of paths that Python gets in one list, which is kept in memory: those of a deep tree are
+/// as long as the square of its depth.
 const MOST: usize = 256 << 20;
 
 /// Changes of the files as Python gets them, each with its whole path.

@@ -1,5 +1,5 @@
-//! What programs see of a view that takes the place of the mainline, and of files that they run from
-//! while a commit changes them.
+//! What programs see of a view that takes the place of the mainline, and of files that they run
+//! from while a commit changes them.
 
 mod real;
 

@@ -1,5 +1,6 @@
-//! Orphans: inodes without a name of which something is stored, each with a record. They are removed
-//! when their last user has closed them, or after the commit or the rollback that has left them.
+//! Orphans: inodes without a name of which something is stored, each with a record. They are
+//! removed when their last user has closed them, or after the commit or the rollback that has left
+//! them.
 //!
 //! What cannot be removed at that moment, since its host gives the store no space, say, or a
 //! transaction has it locked, is noted here and removed by a later tick: it keeps its space until
@@ -42,8 +43,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Removes these orphans as [`Fs::remove_orphans`] does, those that cannot be removed now with a
-    /// later tick.
+    /// Removes these orphans as [`Fs::remove_orphans`] does, those that cannot be removed now with
+    /// a later tick.
     pub(crate) fn remove_orphans_or_leave(&self, orphans: Vec<Ino>) {
         if let Err(e) = self.remove_orphans(&orphans) {
             self.leave_orphans(&orphans, &e);

@@ -104,7 +104,8 @@ impl Fs {
     }
 
     /// Commits what has waited for half the flush interval, removes the orphans that could not be
-    /// removed before, and syncs the store. Called by the file system's own thread every half interval; by the owner under an environment that runs inline.
+    /// removed before, and syncs the store. Called by the file system's own thread every half
+    /// interval; by the owner under an environment that runs inline.
     pub fn tick(&self) -> Result<()> {
         if self.core.options.read_only {
             return Ok(());

@@ -2,10 +2,10 @@
 //! the paths of all of them together are as long as the square of it.
 //!
 //! So a list tells at most [`LONGEST`] bytes of a path: where it would be longer, the directory
-//! that it leads through becomes an *anchor* of the list, and what lies below is told from there. The
-//! path of what lies below anchor 3 begins with `/3/`, which no other path does, for they have no
-//! slash in front. An anchor has a path of its own, which may begin at another anchor. So a list is as
-//! long as what it lists, however deep that lies, and still says where each thing is.
+//! that it leads through becomes an *anchor* of the list, and what lies below is told from there.
+//! The path of what lies below anchor 3 begins with `/3/`, which no other path does, for they have
+//! no slash in front. An anchor has a path of its own, which may begin at another anchor. So a list
+//! is as long as what it lists, however deep that lies, and still says where each thing is.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,7 +16,8 @@ use super::side::joined;
 /// The longest path that is told from the root or from an anchor, bytes: what a call takes.
 const LONGEST: usize = 4096;
 
-/// The anchors of a list that is being made. One directory is one anchor, whichever way leads there.
+/// The anchors of a list that is being made. One directory is one anchor, whichever way leads
+/// there.
 #[derive(Default)]
 pub(crate) struct Anchors(RefCell<Known>);
 
