@@ -7,13 +7,16 @@
 
 Every reply is compared, in RESP2 and in RESP3 in turn, and now and then all keys with their types,
 their times to live and what they hold. The first difference of each command is printed with the
-commands that led to it for its key, and the exit code is 1. Where redis-server is not installed
-nothing is compared, which is said, and the exit code is 0.
+fewest commands that lead to it, and the exit code is 1. A difference that does not come again with
+the same commands is none where one of its keys was to expire: both servers need not come to a
+command on the same side of that moment. It is counted. Where redis-server is not installed nothing
+is compared, which is said, and the exit code is 0.
 """
 
 import argparse
 import contextlib
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -418,11 +421,86 @@ def same_start(servers):
         server.call("FLUSHALL")
 
 
+def answered(server, commands):
+    """The replies to these commands."""
+    replies = []
+    for at in range(0, len(commands), 60):
+        some = commands[at : at + 60]
+        server.send(some)
+        replies.extend(server.read() for _ in some)
+    return replies
+
+
+def differing(both, version, commands):
+    """How many of these commands it takes to the first reply that differs, or to other keys;
+    `None`: nothing differs."""
+    same_start(both)
+    for server in both:
+        server.call("HELLO", version)
+    here, there = (answered(server, commands) for server in both)
+    queued = []
+    for at, (words, a, b) in enumerate(zip(commands, here, there, strict=True)):
+        if not same(words, a, b, queued):
+            return at + 1
+        if b == ("+", b"QUEUED"):
+            queued.append(words)
+        elif words[0] in (b"EXEC", b"DISCARD"):
+            queued = []
+    for server in both:
+        server.call("DISCARD")
+    return len(commands) if compare_all(*both) else None
+
+
+def shortened(both, version, commands):
+    """The fewest commands that differ, as far as they are found in a minute; `None`: these do not
+    differ again."""
+    needed = differing(both, version, commands)
+    if needed is None:
+        return None
+    commands = commands[:needed]
+    until = time.monotonic() + 60
+    size = max(1, len(commands) // 2)
+    while time.monotonic() < until:
+        at, shorter = 0, False
+        while at < len(commands) and time.monotonic() < until:
+            without = commands[:at] + commands[at + size :]
+            needed = differing(both, version, without)
+            if needed is None:
+                at += size
+            else:
+                commands, shorter = without[:needed], True
+        if size == 1 and not shorter:
+            break
+        size = max(1, size // 2)
+    return commands
+
+
+EXPIRES = re.compile(rb"P?EXPIRE(AT)?|P?SETEX|EX|PX|EXAT|PXAT")
+
+
+def may_have_expired(words, history):
+    """Whether a key of a command, or where it names none, any key was to expire."""
+    keys = set(words[1:]) & {*KEYS, *STREAMS}
+    limited = (w for w in history if any(EXPIRES.fullmatch(word) for word in w))
+    return any(not keys or keys & set(w[1:]) for w in limited)
+
+
 def fuzz(paths, seed, commands, most):
     rng = random.Random(seed)
     ours, theirs = both = [Server(path) for path in paths]
-    found, history, count, compared = {}, [], 0, 0
+    found, history, count, compared, expired, version = {}, [], 0, 0, 0, "2"
     same_start(both)
+
+    def note(name, words, here, there):
+        """Notes a difference. Returns whether it was a matter of time."""
+        if name in found:
+            return False
+        shortest = shortened(both, version, history)
+        if shortest is None and may_have_expired(words, history):
+            return True
+        found[name] = (words, here, there, shortest)
+        return False
+
     while count < commands and len(found) < most:
         if rng.random() < 0.001:
             same_start(both)
@@ -436,15 +514,14 @@ def fuzz(paths, seed, commands, most):
         batch = [*batch[: drawn + 1], [b"EXEC"], [b"PING"]]
         for server in both:
             server.send(batch)
-        queued, drawn, differs = [], [], False
+        queued, drawn, differs = [], [], None
         for words in batch:
             name = words[0].decode()
             here, there = ours.read(), theirs.read()
             history.append(words)
             count += 1
             if not differs and not same(words, here, there, queued):
-                differs = True
-                found.setdefault(name, (words, here, there, history[-2000:]))
+                differs = (name, words, here, there)
             if there == ("+", b"QUEUED"):
                 queued.append(words)
             elif name in ("EXEC", "DISCARD"):
@@ -460,12 +537,12 @@ def fuzz(paths, seed, commands, most):
             compared = count
             difference = compare_all(ours, theirs)
             if difference:
-                differs = True
-                found.setdefault("all keys", ([b"all keys"], difference, "", history[-2000:]))
+                differs = ("all keys", [b"all keys"], difference, "")
         if differs:
+            expired += note(*differs)
             same_start(both)
             history = []
-    return count, found
+    return count, found, expired
 
 
 def shown(words):
@@ -484,13 +561,14 @@ def main():
         return 0
     print(f"seed {args.seed}", flush=True)
     with redis_server() as path:
-        count, found = fuzz((args.socket, path), args.seed, args.commands, args.most)
-    for words, here, there, history in found.values():
+        count, found, expired = fuzz((args.socket, path), args.seed, args.commands, args.most)
+    for words, here, there, led in found.values():
         print(f"\n{shown(words)}\n    here:  {str(here)[:300]}\n    Redis: {str(there)[:300]}")
-        keys = set(words[1:]) & {*KEYS, *STREAMS}
-        led = [w for w in history[:-1] if keys & set(w[1:])][-12:]
-        print("".join(f"    after {shown(w)}\n" for w in led), end="")
-    print(f"{count} commands, {len(found)} kinds of differences")
+        if led is None:
+            print("    which does not come again with the same commands")
+        print("".join(f"    after {shown(w)}\n" for w in led or []), end="")
+    print(f"{count} commands, {len(found)} kinds of differences, "
+          f"{expired} keys that expired in between")
     return 1 if found else 0
 
 

@@ -16,16 +16,29 @@ use crate::slot::Slot;
 /// Path, kind (`d`, `f`, `l`, `o`), bytes before, bytes after.
 pub type ChangedFile = (Vec<u8>, char, Option<u64>, Option<u64>);
 
-/// A change of the files as Python gets it.
-pub fn changed_file(change: FileChange) -> ChangedFile {
-    let kind = match change.after.or(change.before).map(|attr| attr.kind) {
-        Some(FileKind::Dir) => 'd',
-        Some(FileKind::File) => 'f',
-        Some(FileKind::Symlink) => 'l',
-        _ => 'o',
+/// Bytes of paths that Python gets in one list, which is kept in memory: those of a deep tree are
+/// as long as the square of its depth.
+const MOST: usize = 256 << 20;
+
+/// Changes of the files as Python gets them, each with its whole path.
+pub fn changed_files(changes: kvfs::Difference) -> Outcome<Vec<ChangedFile>> {
+    let mut left = MOST;
+    let one = |change: &FileChange| {
+        let kind = match change.after.or(change.before).map(|attr| attr.kind) {
+            Some(FileKind::Dir) => 'd',
+            Some(FileKind::File) => 'f',
+            Some(FileKind::Symlink) => 'l',
+            _ => 'o',
+        };
+        let size = |attr: Option<kvfs::Attr>| attr.map(|attr| attr.size);
+        let path = changes.whole(&change.path);
+        left = left.checked_sub(path.len()).ok_or_else(|| {
+            let why = format!("the paths of what differs take more than {} MiB", MOST >> 20);
+            kvdb::Error::Limit(why)
+        })?;
+        Ok((path, kind, size(change.before), size(change.after)))
     };
-    let size = |attr: Option<kvfs::Attr>| attr.map(|attr| attr.size);
-    (change.path, kind, size(change.before), size(change.after))
+    changes.iter().map(one).collect()
 }
 
 struct Changed {

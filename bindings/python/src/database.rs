@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::at_address::{self, Writing, interval};
-use crate::changes::{ChangedFile, Changes, Comparison, changed_file};
+use crate::changes::{ChangedFile, Changes, Comparison, changed_files};
 use crate::failure::{Failure, Outcome};
 use crate::merging::{Conflicting, choice, listed, merge};
 use crate::scope::Scope;
@@ -337,7 +337,7 @@ impl Database {
         self.call(py, |open| {
             let changes =
                 open.views()?.difference_of_snapshots(before, after, Default::default())?;
-            Ok(changes.into_iter().map(changed_file).collect())
+            changed_files(changes)
         })
     }
 

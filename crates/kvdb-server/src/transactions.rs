@@ -19,10 +19,11 @@ use crate::locks::KeyLocks;
 /// A file that a transaction has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileChange {
-    /// From the root of the file system, without a slash in front.
+    /// From the root of the file system, without a slash in front; `/3/…`: from the third anchor of
+    /// the list, where it would be longer than a call takes. So are the paths in details.
     pub path: Vec<u8>,
-    /// `d` a directory, `f` a file, `l` a symbolic link, `o` anything else; of the entry as it is
-    /// now, or was.
+    /// `a` an anchor of the list, `d` a directory, `f` a file, `l` a symbolic link, `o` anything
+    /// else; of the entry as it is now, or was.
     pub kind: char,
     /// Bytes before; `None`: it was not there.
     pub before: Option<u64>,
@@ -32,11 +33,25 @@ pub struct FileChange {
     pub details: Vec<FileDetail>,
 }
 
-/// One thing in which a file differs: `kind`, `mode`, `owner`, `device`, `content` (without
-/// values), `target`, `links` (how many; the same number twice where they are others), `linked-to`
-/// (another path of the same file), `below` (of a directory, what lies below it and is not listed:
-/// files, directories, bytes, and what has moved with it), `time` (of the last change), or `xattr:`
-/// and the name of an extended attribute.
+impl FileChange {
+    /// The row of an anchor, a directory at which long paths of the list begin: the first is `/1`.
+    pub fn anchor(number: usize, path: Vec<u8>) -> FileChange {
+        let anchor = FileDetail { what: b"anchor".to_vec(), before: None, after: Some(path) };
+        FileChange {
+            path: format!("/{number}").into_bytes(),
+            kind: 'a',
+            before: None,
+            after: None,
+            details: vec![anchor],
+        }
+    }
+}
+
+/// One thing in which a file differs: `anchor` (of an anchor: its path), `kind`, `mode`, `owner`,
+/// `device`, `content` (without values), `target`, `links` (how many; the same number twice where
+/// they are others), `linked-to` (another path of the same file), `below` (of a directory, what
+/// lies below it and is not listed: files, directories, bytes, and what has moved with it), `time`
+/// (of the last change), or `xattr:` and the name of an extended attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDetail {
     /// In what it differs.

@@ -16,25 +16,29 @@ use zones::MemoryDevice;
 /// Operations of one measurement.
 const EACH: usize = 50;
 
-/// The cost of one operation: the mean time, and the bytes that the median allocates, since a
-/// checkpoint of the manifest is written by one in many.
-#[derive(Clone, Copy)]
+/// The cost of one operation: the mean time, that of the median and of the slowest, and the bytes
+/// that the median allocates, since a checkpoint of the manifest is written by one in many.
+#[derive(Clone, Copy, Default)]
 struct Cost {
     micros: f64,
+    median: f64,
+    slowest: f64,
     allocated: u64,
 }
 
 fn cost(mut operation: impl FnMut(usize)) -> Cost {
     let start = Instant::now();
     let counted = |n| {
-        let before = counting::allocated();
+        let (before, begun) = (counting::allocated(), Instant::now());
         operation(n);
-        counting::allocated() - before
+        (counting::allocated() - before, begun.elapsed().as_secs_f64() * 1e6)
     };
-    let mut allocated: Vec<u64> = (0..EACH).map(counted).collect();
-    allocated.sort_unstable();
+    let (mut allocated, mut times): (Vec<u64>, Vec<f64>) = (0..EACH).map(counted).unzip();
     let micros = start.elapsed().as_secs_f64() * 1e6 / EACH as f64;
-    Cost { micros, allocated: allocated[EACH / 2] }
+    allocated.sort_unstable();
+    times.sort_unstable_by(f64::total_cmp);
+    let (median, slowest) = (times[EACH / 2], times[EACH - 1]);
+    Cost { micros, median, slowest, allocated: allocated[EACH / 2] }
 }
 
 struct World {
@@ -157,15 +161,15 @@ fn rows(many: usize) -> Vec<Row> {
     let start = Instant::now();
     let listed = world.db.snapshots().len();
     let micros = start.elapsed().as_secs_f64() * 1e6 / listed as f64;
-    rows.push(("list a snapshot", Cost { micros, allocated: 0 }));
+    rows.push(("list a snapshot", Cost { micros, ..Cost::default() }));
     let (db, _, few) = begun().open_again();
     drop(db);
     let (db, micros, all) = world.open_again();
     assert_eq!(db.snapshots().len(), listed);
     drop(db);
     let (micros, each) = (micros / listed as f64, all.saturating_sub(few) / listed);
-    rows.push(("close and open, a snapshot", Cost { micros, allocated: 0 }));
-    rows.push(("memory of a snapshot", Cost { micros: 0.0, allocated: each as u64 }));
+    rows.push(("close and open, a snapshot", Cost { micros, ..Cost::default() }));
+    rows.push(("memory of a snapshot", Cost { allocated: each as u64, ..Cost::default() }));
 
     let world = begun();
     (0..many).for_each(|n| world.branch(n));
@@ -184,7 +188,7 @@ fn rows(many: usize) -> Vec<Row> {
     let start = Instant::now();
     world.db.flush().expect("flushed");
     let micros = start.elapsed().as_secs_f64() * 1e6 / (many + EACH) as f64;
-    rows.push(("flush a pending snapshot", Cost { micros, allocated: 0 }));
+    rows.push(("flush a pending snapshot", Cost { micros, ..Cost::default() }));
     rows
 }
 
@@ -216,6 +220,26 @@ fn an_operation_allocates_the_same_beside_few_and_many() {
             "{what}: {before} bytes beside 100, {after} beside 1000"
         );
     }
+}
+
+#[test]
+fn a_snapshot_of_many_filled_dictionaries_is_dropped_without_a_look_at_each() {
+    let dropped_beside = |many: usize| {
+        let world = begun();
+        for n in 0..many {
+            world.dictionary(n);
+            let d = world.db.dictionary_in("", &format!("d{n:06}")).expect("there");
+            world.db.put(d, b"key", b"value", Durability::Buffered).expect("put");
+        }
+        world.db.flush().expect("flushed");
+        let dropped = cost(|n| {
+            world.snapshot(n);
+            world.db.drop_snapshot(&format!("s{n:06}")).expect("dropped");
+        });
+        dropped.allocated
+    };
+    let (few, many) = (dropped_beside(20), dropped_beside(2000));
+    assert!(many <= 2 * few + 1024, "{few} bytes beside 20, {many} beside 2,000");
 }
 
 /// A store without threads flushes those that wait with one of them now and then, and few at a
@@ -282,11 +306,15 @@ fn table() {
     let most: usize = std::env::var("KVFS_MANY").map_or(10_000, |n| n.parse().expect("a number"));
     let sizes: Vec<usize> = [1000, 10_000, 100_000].into_iter().filter(|n| *n <= most).collect();
     let columns: Vec<Vec<Row>> = sizes.iter().map(|n| rows(*n)).collect();
+    println!("mean, median and slowest of {EACH}, allocated, beside {sizes:?}");
     for (n, (what, _)) in columns[0].iter().enumerate() {
         let cells: Vec<String> = columns
             .iter()
-            .map(|rows| format!("{:9.1} us {:8} B", rows[n].1.micros, rows[n].1.allocated))
+            .map(|rows| {
+                let Cost { micros, median, slowest, allocated } = rows[n].1;
+                format!("{micros:9.1} {median:7.1} {slowest:9.1} us {allocated:8} B")
+            })
             .collect();
-        println!("{what:40} {}", cells.join(" "));
+        println!("{what:40} {}", cells.join(" | "));
     }
 }

@@ -21,13 +21,14 @@ pub fn open(
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     match rustix::fs::openat2(&directory, path, flags, mode, resolve) {
-        Err(Errno::NOSYS) => {}
+        // The path is longer than a call takes.
+        Err(Errno::NOSYS | Errno::NAMETOOLONG) => {}
         opened => return opened,
     }
     open_by_names(directory, path, flags, mode)
 }
 
-/// Before Linux 5.6: name by name.
+/// Before Linux 5.6, and a path that is longer than a call takes: name by name.
 fn open_by_names(
     directory: impl AsFd,
     path: &[u8],

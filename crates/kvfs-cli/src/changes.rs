@@ -1,6 +1,7 @@
 //! What a transaction would change, or what two snapshots differ in, for people and programs: files
 //! by path, keys by dictionary.
 
+mod anchors;
 mod choices;
 mod file;
 mod git_binary;
@@ -16,6 +17,7 @@ use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::pager::Pager;
 use crate::sizes::human_size;
+use anchors::Anchors;
 pub use choices::Choice;
 use file::{File, files};
 use keys::{Gathered, Key};
@@ -102,8 +104,12 @@ impl Wanted {
     pub const ALL: Wanted = Wanted { fields: true, all: true };
 }
 
+/// Bytes of lines that are written at once.
+const PIECE: usize = 64 << 10;
+
 pub struct Changes {
     files: Vec<File>,
+    anchors: Anchors,
     keys: Vec<Key>,
     /// Which state of the transaction it is, where it is one's.
     pub state: Option<String>,
@@ -147,7 +153,8 @@ impl Changes {
         roots: Option<Roots>,
     ) -> Outcome<Changes> {
         let keys = Gathered::between(keys_reply)?;
-        Ok(Changes { files: files(files_reply)?, keys, state: None, roots })
+        let (files, anchors) = files(files_reply)?;
+        Ok(Changes { files, anchors, keys, state: None, roots })
     }
 
     /// Of a transaction.
@@ -158,17 +165,18 @@ impl Changes {
         let id = id.to_string();
         let mut words = vec!["FILES", &id];
         words.extend((!wanted.all).then_some("COLLAPSED"));
-        let files = files(mounted.txn(&words)?)?;
+        let (files, anchors) = files(mounted.txn(&words)?)?;
         let mut words = vec!["CHANGES", &id, "BEFORE"];
         words.extend(wanted.fields.then_some("FIELDS"));
         let keys = Gathered::of_transaction(mounted.txn(&words)?)?;
-        Ok(Changes { files, keys, state, roots })
+        Ok(Changes { files, anchors, keys, state, roots })
     }
 
     /// Of a transaction, from the replies to `TXN FILES` and `TXN CHANGES BEFORE`.
     pub fn of_replies(files_reply: Reply, keys_reply: Reply) -> Outcome<Changes> {
         let keys = Gathered::of_transaction(keys_reply)?;
-        Ok(Changes { files: files(files_reply)?, keys, state: None, roots: None })
+        let (files, anchors) = files(files_reply)?;
+        Ok(Changes { files, anchors, keys, state: None, roots: None })
     }
 
     /// Those that are to be shown.
@@ -221,14 +229,22 @@ impl Changes {
             return self.patch(&files, &renames, style, put);
         }
         let mut out = Vec::new();
-        let mut line = |letter: char, line: String| {
-            style.put(Paint::of(letter), line.as_bytes(), &mut out);
+        let line = |out: &mut Vec<u8>, letter: char, line: String| {
+            style.put(Paint::of(letter), line.as_bytes(), out);
             out.push(b'\n');
         };
         if !detail.stat {
+            let mut told = 0;
             for file in files.iter().filter(|file| !renames.is_implied(file)) {
-                line(file.letter(), file.line(renames.below(file)));
+                for anchor in self.anchors.lines(file, &mut told) {
+                    line(&mut out, '=', anchor);
+                }
+                line(&mut out, file.letter(), file.line(renames.below(file)));
+                if out.len() >= PIECE && !put(&std::mem::take(&mut out))? {
+                    return Ok(());
+                }
             }
+            let mut line = |letter, one| line(&mut out, letter, one);
             self.keys.iter().for_each(|key| key.lines(&mut line));
         }
         out.extend_from_slice(self.summary(&files).as_bytes());
@@ -243,14 +259,23 @@ impl Changes {
         put: &mut dyn FnMut(&[u8]) -> Outcome<bool>,
     ) -> Outcome {
         let mut writer = patch::Writer { roots: self.roots.as_ref(), style, out: Vec::new() };
+        let mut told = 0;
         for file in files {
+            for anchor in self.anchors.lines(file, &mut told) {
+                writer.remark('=', &anchor);
+            }
             let below = renames.below(file);
+            // No program opens such a path at once, `git apply` neither.
+            let is_deep = [Some(&file.path), file.from.as_ref()];
+            let is_deep = is_deep.into_iter().flatten().any(|path| Anchors::is_deep(path));
             if !renames.is_implied(file)
-                && (below > 0 || !file.is_file() || !file.remarks().is_empty())
+                && (is_deep || below > 0 || !file.is_file() || !file.remarks().is_empty())
             {
                 writer.remark(file.letter(), &file.line(below));
             }
-            writer.file(file);
+            if !is_deep {
+                writer.file(file);
+            }
             if !put(&std::mem::take(&mut writer.out))? {
                 return Ok(());
             }
@@ -287,6 +312,9 @@ impl Changes {
             "files": self.shown(detail).iter().map(|file| file.json(detail.times)).collect::<Vec<_>>(),
             "keys": self.keys.iter().map(Key::json).collect::<Vec<_>>(),
         });
+        if let Some(anchors) = self.anchors.json() {
+            object["anchors"] = anchors;
+        }
         if let Some(state) = &self.state {
             object["state"] = json!(state);
         }

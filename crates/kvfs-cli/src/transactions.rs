@@ -478,8 +478,8 @@ pub fn listing(collapsed: bool) -> Listing {
     if collapsed { Listing::Collapsed } else { Listing::All }
 }
 
-/// As the socket's clients are told.
-pub fn listed(all: Vec<kvfs::FileChange>) -> Vec<FileChange> {
+/// As the socket's clients are told: the anchors first.
+pub fn listed(all: kvfs::Difference) -> Vec<FileChange> {
     let kind = |kind| match kind {
         Some(FileKind::Dir) => 'd',
         Some(FileKind::File) => 'f',
@@ -493,7 +493,9 @@ pub fn listed(all: Vec<kvfs::FileChange>) -> Vec<FileChange> {
         details: details(&change),
         path: change.path,
     };
-    all.into_iter().map(one).collect()
+    let anchor = |(at, path): (usize, &Vec<u8>)| FileChange::anchor(at + 1, path.clone());
+    let anchors: Vec<FileChange> = all.anchors.iter().enumerate().map(anchor).collect();
+    anchors.into_iter().chain(all.into_iter().map(one)).collect()
 }
 
 fn owned(value: &Option<impl AsRef<[u8]>>) -> Option<Vec<u8>> {

@@ -76,6 +76,7 @@ mod recall;
 mod ring;
 mod security_labels;
 mod session;
+mod shown_changes;
 mod size_setter;
 pub mod switch;
 mod unshared_thread;

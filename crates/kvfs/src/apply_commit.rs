@@ -33,15 +33,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvdb::{Batch, Changed, Savepoint, Transaction};
 
-use crate::attr::{Ino, ROOT};
+use crate::attr::{FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::fs::superseded::ChangeTurn;
 use crate::inode::{Inode, InodeState};
 use crate::layout::{self, Attributes, ImapKey, Layout};
 
-/// Orphans removed in one batch.
-const REMOVED_AT_ONCE: usize = 64;
+/// Names that were removed of which it is noted what they stood for.
+const REMOVED_LOOKED_UP: usize = 1000;
 /// Pages put back in one batch.
 const PUT_BACK_AT_ONCE: usize = 16 << 10;
 
@@ -55,6 +55,11 @@ pub struct ChangeSet {
     pub names: Vec<ChangedName>,
     /// Inodes that were made or changed, or (`true`) removed.
     pub inodes: Vec<(Ino, bool)>,
+    /// What the names that were removed stood for, where it is known and they are few.
+    pub removed: Vec<(Ino, Box<[u8]>, FileKind)>,
+    /// What has changed exactly, for programs that watch, where the names and inodes here are all
+    /// that caches may know.
+    pub exact: Option<Box<ChangeSet>>,
     /// Inodes without a name of which something is stored.
     pub(crate) orphans: HashSet<Ino>,
     /// Files of which the note of their promised space was made, changed or removed.
@@ -85,7 +90,31 @@ impl ChangeSet {
                 }
             }
         }
+        let state = transaction.view()?.beneath();
+        changes.look_up_removed(|parent, name| {
+            state.get(layout.nmap, &layout::name_key(parent, name)).map_err(Error::from)
+        })?;
         Ok(changes)
+    }
+
+    /// Notes what the removed names stood for in the state before, of which `entry` has the values,
+    /// if they are few.
+    pub(crate) fn look_up_removed(
+        &mut self,
+        entry: impl Fn(Ino, &[u8]) -> Result<Option<Bytes>>,
+    ) -> Result<()> {
+        let removed = || self.names.iter().filter(|(.., removed)| *removed);
+        if removed().count() > REMOVED_LOOKED_UP {
+            return Ok(());
+        }
+        let mut kinds = Vec::new();
+        for (parent, name, _) in removed() {
+            if let Some(value) = entry(*parent, name)? {
+                kinds.push((*parent, name.clone(), layout::decode_name(*parent, &value)?.1));
+            }
+        }
+        self.removed = kinds;
+        Ok(())
     }
 }
 
@@ -353,32 +382,6 @@ impl Fs {
                 self.core.inode_cache.leave(inode);
             }
         }
-    }
-
-    /// Removes those of these inodes that are orphans and not open, with their records. One that a
-    /// rollback or an undo has brought back since its number was noted has no record any more. In a
-    /// transaction those go that are its own; the others are left to its commit.
-    pub(crate) fn remove_orphans(&self, orphans: &[Ino]) -> Result<()> {
-        let imap = self.core.layout.imap;
-        for some in orphans.chunks(REMOVED_AT_ONCE) {
-            // Under the freeze lock, so that nothing is brought back behind the look.
-            let _call = self.enter()?;
-            let mut batch = Batch::new();
-            for &ino in some {
-                let record = layout::orphan_key(ino);
-                if self.core.inode_cache.references(ino) == 0
-                    && self.may_remove(ino)
-                    && self.core.scope.get(imap, &record)?.is_some()
-                {
-                    self.core.layout.stage_removal(ino, &mut batch);
-                    batch.delete(imap, record);
-                }
-            }
-            if !batch.is_empty() {
-                self.apply(batch)?;
-            }
-        }
-        Ok(())
     }
 
     /// The inodes that the kernel refers to, also when the view is over.

@@ -62,6 +62,8 @@ pub(crate) struct Core {
     pub listings: ListingTable,
     pub hash_key: [u8; 16],
     pub counters: Counters,
+    /// Orphans that could not be removed when they were to be; see `orphans`.
+    pub left_orphans: Mutex<Vec<Ino>>,
     ticker: Arc<Ticker>,
 }
 

@@ -74,6 +74,7 @@ mod lost;
 mod merge;
 mod merging;
 mod namespace;
+mod orphans;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
 mod partial_page;
@@ -111,7 +112,7 @@ pub use attr::{
 pub use changed_paths::{ChangedPaths, PathChange};
 pub use clone_tree::{CloneStats, Earlier};
 pub use describe_keys::describe_keys;
-pub use difference::{Below, FileChange, Listing, XattrChange, difference_of_states};
+pub use difference::{Below, Difference, FileChange, Listing, XattrChange, difference_of_states};
 pub use error::{Error, Result};
 pub use first_reads::rehearse;
 pub use fs::{Atime, Fs, FsOptions, Statistics, ZONE_SIZE};

@@ -118,10 +118,7 @@ impl Fs {
             self.core.layout.stage_removal(inode.ino, &mut batch);
             batch.delete(self.core.layout.imap, layout::orphan_key(inode.ino));
             if let Err(e) = self.apply(batch) {
-                tracing::warn!(
-                    ino = inode.ino,
-                    "an unlinked file keeps its space until the next mount: {e}"
-                );
+                self.leave_orphans(&[inode.ino], &e);
             }
         }
         self.discard(inode.ino, &mut state);

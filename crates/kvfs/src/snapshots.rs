@@ -15,7 +15,7 @@ use kvdb::{
     BranchInfo, Durability, Kvdb, ReceiveOptions, ReceiveStats, Scope, SnapshotInfo, SnapshotLabel,
 };
 
-use crate::difference::{FileChange, Listing, Side, between, difference_of_states};
+use crate::difference::{Difference, Listing, Side, between, difference_of_states};
 use crate::error::{Error, Result};
 use crate::fs::counter::numbers_of;
 use crate::fs::in_use::ViewInUse;
@@ -68,7 +68,7 @@ impl Views {
         before: &str,
         after: Option<&str>,
         listing: Listing,
-    ) -> Result<Vec<FileChange>> {
+    ) -> Result<Difference> {
         let db = &self.shared.db;
         let state = db.open_snapshot(before)?;
         if let Some(after) = after {
@@ -238,7 +238,10 @@ impl Views {
         };
         // Files that were open without a name when the snapshot was made.
         if let Err(e) = fs.empty_orphans() {
-            tracing::warn!("files without a name keep their space until the next mount: {e}");
+            match fs.orphans() {
+                Ok(orphans) => fs.leave_orphans(&orphans, &e),
+                Err(e) => tracing::warn!("removed files keep their space until a mount: {e}"),
+            }
         }
         self.tell(|watcher| watcher.changed(number, &fs, &changes));
         drop((turn, untold));

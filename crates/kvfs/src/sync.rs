@@ -103,8 +103,9 @@ impl Fs {
         committed.map_err(Error::of_sync)
     }
 
-    /// Commits what has waited for half the flush interval and syncs the store. Called by the file
-    /// system's own thread every half interval; by the owner under an environment that runs inline.
+    /// Commits what has waited for half the flush interval, removes the orphans that could not be
+    /// removed before, and syncs the store. Called by the file system's own thread every half
+    /// interval; by the owner under an environment that runs inline.
     pub fn tick(&self) -> Result<()> {
         if self.core.options.read_only {
             return Ok(());
@@ -114,6 +115,7 @@ impl Fs {
         let committed = self
             .enter()
             .and_then(|_call| kvdb::without_lock_waits(|| self.commit_older_than(limit)));
+        self.remove_left_orphans();
         self.core.scope.sync_at_interval()?;
         committed
     }

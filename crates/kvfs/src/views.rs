@@ -413,7 +413,7 @@ impl Views {
             }
         }
         let orphans = std::mem::take(&mut *self.shared.orphans.lock());
-        orphans.iter().for_each(|(fs, orphans)| self.remove(fs, orphans));
+        orphans.into_iter().for_each(|(fs, orphans)| fs.remove_orphans_or_leave(orphans));
     }
 
     fn remove_orphans(&self, fs: &Fs, orphans: Vec<Ino>) {
@@ -422,16 +422,7 @@ impl Views {
             self.shared.ticker.wake();
             return;
         }
-        self.remove(fs, &orphans);
-    }
-
-    fn remove(&self, fs: &Fs, orphans: &[Ino]) {
-        if let Err(e) = fs.remove_orphans(orphans) {
-            tracing::warn!(
-                "{} removed files keep their space until the next mount: {e}",
-                orphans.len()
-            );
-        }
+        fs.remove_orphans_or_leave(orphans);
     }
 
     fn start_ticker(&self) {

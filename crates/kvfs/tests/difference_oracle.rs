@@ -11,8 +11,8 @@ use std::sync::Arc;
 use env::{Env, Simulated};
 use kvdb::{Durability, Kvdb};
 use kvfs::{
-    Caller, FileChange, FileKind, Fs, FsOptions, Ino, Listing, ROOT, RenameFlags, SetAttr, TimeSet,
-    Timestamp, ViewId, Views, XattrFlags,
+    Caller, Difference, FileChange, FileKind, Fs, FsOptions, Ino, Listing, ROOT, RenameFlags,
+    SetAttr, TimeSet, Timestamp, ViewId, Views, XattrFlags,
 };
 
 type Path = Vec<u8>;
@@ -471,7 +471,7 @@ fn case(seed: u64) {
     }
     views.snapshot(&ViewId::Mainline, "a", Durability::Buffered).expect("a snapshot");
     let a = walk(&views.fs(&ViewId::Snapshot("a".into())).expect("a view"));
-    let check = |found: Vec<FileChange>, old: &Tree, new: &Tree, what: &str, log: &[String]| {
+    let check = |found: Difference, old: &Tree, new: &Tree, what: &str, log: &[String]| {
         let (found, want) = (told(&found), naive(old, new));
         assert!(
             found == want,

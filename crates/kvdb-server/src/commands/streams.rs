@@ -200,13 +200,9 @@ pub fn xsetid(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let space = s.existing()?.ok_or(NO_KEY)?;
     s.change(space, [key], |seen, batch| {
         let mut stream = Stream::find(seen, key)?.ok_or(NO_KEY)?;
-        // Of a stream without entries Redis looks at neither.
+        // Of a stream without entries Redis looks at neither, and an ID below the greatest one that
+        // was deleted is taken.
         if let Some(top) = stream.outermost(s, seen, (Id::MIN, Id::MAX), true)? {
-            if last < stream.state.deleted {
-                return Err(Failure::request(
-                    "The ID specified in XSETID is smaller than current max_deleted_entry_id",
-                ));
-            }
             if last < top.id {
                 return Err(Failure::request(
                     "The ID specified in XSETID is smaller than the target stream top item",

@@ -194,8 +194,13 @@ impl Snapshotter {
             return Err(Error::NoSnapshot(name.into()));
         };
         self.commits.install(|state| {
-            let mut change = VersionEdit::of([bases::drop_of(state, &gone)]);
-            know(&mut change, state, &gone);
+            let edit = bases::drop_of(state, &gone);
+            // Its dictionaries are gone through for a new name alone.
+            let stays = matches!(edit, Edit::RenameSnapshot { .. });
+            let mut change = VersionEdit::of([edit]);
+            if stays {
+                know(&mut change, state, &gone);
+            }
             change
         })?;
         drop(naming);

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, XattrFlags};
 
+use super::anchors::Anchors;
 use super::file::{File, XATTR};
 use super::keys::KeyChange;
 use super::paint::{Paint, Style};
@@ -62,22 +63,16 @@ fn goes_with(path: &[u8], above: &[u8]) -> Failure {
     Failure::new(Exit::Usage, what).hint(format!("name that: {above}"))
 }
 
-/// The directory that a path is in; `None`: it is in the root.
-fn parent(path: &[u8]) -> Option<&[u8]> {
-    let end = path.iter().rposition(|byte| *byte == b'/')?;
-    Some(&path[..end])
-}
-
 fn not_given_back(file: &File, error: rustix::io::Errno) -> Failure {
     let doing = format!("cannot give {} its attributes back", text::show(&file.path));
     Failure::io(doing, &error.into())
 }
 
-/// A directory of a view.
-fn opened(view: &Path, file: &File) -> Outcome<OwnedFd> {
+/// The directory of a view at a path from its root, which a file has.
+fn opened(view: &Path, path: &[u8], file: &File) -> Outcome<OwnedFd> {
     let way = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(view, way, Mode::empty()).map_err(|e| not_given_back(file, e))?;
-    let path = if file.path.is_empty() { b"." } else { &file.path[..] };
+    let path = if path.is_empty() { b"." } else { path };
     beneath::open(&root, path, way, Mode::empty()).map_err(|e| not_given_back(file, e))
 }
 
@@ -97,9 +92,10 @@ impl Changes {
         // that each is looked at once, however deep it lies.
         let mut highest: HashMap<usize, usize> = HashMap::new();
         let mut by_length: Vec<(usize, &File)> = files.clone();
-        by_length.sort_by_key(|(_, file)| file.path.len());
+        by_length.sort_by_key(|(_, file)| Anchors::depth(&file.path));
         for (n, file) in by_length {
-            let above = parent(&file.path).and_then(|directory| at.get(directory)).copied();
+            let directory = self.anchors.parent(&file.path);
+            let above = directory.and_then(|directory| at.get(directory)).copied();
             let top = above.filter(|above| whole(&self.files[*above]));
             let top = top.and_then(|above| highest.get(&above)).copied();
             highest.insert(n, top.unwrap_or(n));
@@ -141,7 +137,8 @@ impl Changes {
         let meets = |file: &File, path: &[u8]| {
             let at_or_around =
                 |one: &[u8]| one == path || is_below(one, path) || is_below(path, one);
-            at_or_around(&file.path) || file.moved().is_some_and(at_or_around)
+            at_or_around(&self.anchors.whole(&file.path))
+                || file.moved().is_some_and(|path| at_or_around(&self.anchors.whole(path)))
         };
         !counted.any(|file| paths.iter().any(|path| meets(file, bare(path))))
     }
@@ -149,9 +146,11 @@ impl Changes {
     /// Keeps what is at these paths and below them; of what was renamed, at either.
     pub fn keep(&mut self, paths: &[&[u8]]) -> Outcome {
         let paths: Vec<&[u8]> = paths.iter().map(|path| bare(path)).collect();
+        let anchors = &self.anchors;
         let at = |file: &File, path: &[u8]| {
             let within = |one: &[u8]| one == path || is_below(one, path);
-            within(&file.path) || file.moved().is_some_and(within)
+            within(&anchors.whole(&file.path))
+                || file.moved().is_some_and(|path| within(&anchors.whole(path)))
         };
         for path in &paths {
             if !self.files.iter().any(|file| at(file, path)) {
@@ -167,25 +166,26 @@ impl Changes {
     /// Those at a path and below it. Fails where one of them goes beyond it.
     pub fn choices_at(&self, path: &[u8]) -> Outcome<Vec<Choice>> {
         let within = |n: &usize| {
-            let at = &self.files[*n].path;
-            at == path || is_below(at, path)
+            let at = self.anchors.whole(&self.files[*n].path);
+            *at == *path || is_below(&at, path)
         };
         let all = self.choices_of(|_| true).into_iter();
         let touched = all.filter(|choice| choice.files.iter().any(within));
         let touched: Vec<Choice> = touched.collect();
         if touched.is_empty() {
             // It is not listed by itself where all of its directory is new, or gone.
-            let around = |file: &&File| whole(file) && is_below(path, &file.path);
+            let around =
+                |file: &&File| whole(file) && is_below(path, &self.anchors.whole(&file.path));
             if let Some(above) = self.files.iter().find(around) {
-                return Err(goes_with(path, &above.path));
+                return Err(goes_with(path, &self.anchors.whole(&above.path)));
             }
             let what = format!("nothing was changed at {}", text::show(path));
             return Err(Failure::new(Exit::NotFound, what));
         }
         for choice in &touched {
-            let top = choice.tops.iter().map(|n| &self.files[*n].path);
-            if let Some(above) = top.into_iter().find(|top| is_below(path, top)) {
-                return Err(goes_with(path, above));
+            let mut tops = choice.tops.iter().map(|n| self.anchors.whole(&self.files[*n].path));
+            if let Some(above) = tops.find(|top| is_below(path, top)) {
+                return Err(goes_with(path, &above));
             }
         }
         Ok(touched)
@@ -195,7 +195,8 @@ impl Changes {
     pub fn patch_of(&self, choice: &Choice, style: Style) -> Vec<u8> {
         let files = choice.files.iter().map(|n| self.files[*n].clone()).collect();
         let keys = choice.key.iter().map(|n| self.keys[*n].clone()).collect();
-        let alone = Changes { files, keys, state: None, roots: self.roots.clone() };
+        let (anchors, roots) = (self.anchors.clone(), self.roots.clone());
+        let alone = Changes { files, anchors, keys, state: None, roots };
         alone.text(Detail::default().with_patch(), style)
     }
 
@@ -209,7 +210,9 @@ impl Changes {
         let files = choice.files.iter().map(|n| self.files[*n].clone()).collect();
         let files = renames::joined(files);
         let renames = Renames::of(&files);
+        let mut told = 0;
         for file in files.iter().filter(|file| !renames.is_implied(file)) {
+            self.anchors.lines(file, &mut told).into_iter().for_each(|anchor| put('=', anchor));
             put(file.letter(), file.line(renames.below(file)));
         }
         if let Some(key) = choice.key.map(|key| &self.keys[key]) {
@@ -250,12 +253,16 @@ impl Changes {
         let (number, view) = (id.to_string(), &mounted.view(id));
         let tops = || choices.iter().flat_map(|choice| &choice.tops).map(|n| &self.files[*n]);
         for file in tops().filter(|file| whole(file) && file.after.is_some()) {
-            mounted.call(&[b"RMTREE", &file.path, b"TXN", number.as_bytes()])?;
+            let path = self.anchors.whole(&file.path);
+            mounted.call(&[b"RMTREE", &path, b"TXN", number.as_bytes()])?;
         }
         // Together, so that hard links among them stay links.
         let again = tops().filter(|file| whole(file) && file.before.is_some());
         let places: Vec<Vec<u8>> = again
-            .flat_map(|file| [[b"/.kvfs/beneath/", &file.path[..]].concat(), file.path.clone()])
+            .flat_map(|file| {
+                let path = self.anchors.whole(&file.path);
+                [[b"/.kvfs/beneath/", &path[..]].concat(), path.into_owned()]
+            })
             .collect();
         if !places.is_empty() {
             let mut words = vec![&b"CLONETREE"[..]];
@@ -268,7 +275,7 @@ impl Changes {
         }
         // Last, and from below: to make or remove something gives its directory another time.
         let mut directories: Vec<&File> = tops().filter(|file| !whole(file)).collect();
-        directories.sort_by_key(|file| std::cmp::Reverse(file.path.len()));
+        directories.sort_by_key(|file| std::cmp::Reverse(Anchors::depth(&file.path)));
         directories.into_iter().try_for_each(|file| self.revert_time(view, file))?;
         choices.iter().filter_map(|choice| choice.key).try_for_each(|key| {
             // A key goes with its elements and its deadline. Where others have changed it since the
@@ -282,7 +289,8 @@ impl Changes {
 
     /// Mode, owner and extended attributes of a directory that stays.
     fn revert_attributes(&self, view: &Path, file: &File) -> Outcome {
-        let (directory, cannot) = (opened(view, file)?, |e| not_given_back(file, e));
+        let path = self.anchors.whole(&file.path);
+        let (directory, cannot) = (opened(view, &path, file)?, |e| not_given_back(file, e));
         let before = |what: &[u8]| {
             let detail = file.details.iter().find(|d| d.what == what);
             detail.and_then(|d| String::from_utf8(d.before.clone()?).ok())
@@ -320,7 +328,7 @@ impl Changes {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
             last_modification: Timespec { tv_sec, tv_nsec },
         };
-        let directory = opened(view, file)?;
+        let directory = opened(view, &self.anchors.whole(&file.path), file)?;
         rustix::fs::futimens(&directory, &times).map_err(|e| not_given_back(file, e))
     }
 }

@@ -4,6 +4,7 @@
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
 
+use super::anchors::Anchors;
 use super::{bulk, lists, number, odd, sizes, word};
 use crate::output::Outcome;
 use crate::sizes::human_size;
@@ -74,9 +75,9 @@ fn value(bytes: &[u8]) -> String {
     }
 }
 
-/// The files of `TXN FILES` and `SNAPSHOT FILES`.
-pub(super) fn files(reply: Reply) -> Outcome<Vec<File>> {
-    let mut files = Vec::new();
+/// The files of `TXN FILES` and `SNAPSHOT FILES`, and the anchors that their paths begin at.
+pub(super) fn files(reply: Reply) -> Outcome<(Vec<File>, Anchors)> {
+    let (mut files, mut anchors) = (Vec::new(), Anchors::default());
     for mut f in lists(reply)? {
         let (path, kind) =
             (bulk(f.next())?, String::from_utf8_lossy(&bulk(f.next())?).into_owned());
@@ -89,9 +90,13 @@ pub(super) fn files(reply: Reply) -> Outcome<Vec<File>> {
                 after: bytes(d.next())?,
             });
         }
-        files.push(File { path, from: None, kind, before, after, details });
+        if kind == "a" {
+            anchors.push(&path, details.pop().and_then(|detail| detail.after))?;
+        } else {
+            files.push(File { path, from: None, kind, before, after, details });
+        }
     }
-    Ok(files)
+    Ok((files, anchors))
 }
 
 impl File {
@@ -161,6 +166,11 @@ impl File {
     /// The path where it was, or is now, as the store's daemon says.
     pub(super) fn moved(&self) -> Option<&[u8]> {
         self.detail("moved").and_then(|d| d.before.as_deref().or(d.after.as_deref()))
+    }
+
+    /// Another path of the same file.
+    pub(super) fn linked_to(&self) -> Option<&[u8]> {
+        self.detail("linked-to").and_then(|d| d.after.as_deref().or(d.before.as_deref()))
     }
 
     pub(super) fn content_differs(&self) -> bool {

@@ -8,6 +8,7 @@
 
 use std::rc::Rc;
 
+use super::anchors::Anchors;
 use super::side::{Side, StoredNode};
 use super::{Comparison, Error, FileChange, FileKind, Result};
 use crate::attr::Ino;
@@ -33,17 +34,30 @@ pub(super) struct Way(Option<Rc<Step>>);
 struct Step {
     name: Vec<u8>,
     above: Way,
+    /// The anchor that the path begins at from here on.
+    anchor: Option<Vec<u8>>,
+    /// Bytes of the path.
+    path_len: usize,
 }
 
 impl Way {
-    pub fn to(&self, name: &[u8]) -> Way {
-        Way(Some(Rc::new(Step { name: name.to_vec(), above: self.clone() })))
+    pub fn to(&self, name: &[u8], anchors: &Anchors) -> Way {
+        let above = self.0.as_ref().map_or(0, |step| step.path_len);
+        let anchor = anchors.begin(above, name.len(), || self.path());
+        let before = anchor.as_ref().map_or(above, Vec::len);
+        let path_len = before + usize::from(before > 0) + name.len();
+        Way(Some(Rc::new(Step { name: name.to_vec(), above: self.clone(), anchor, path_len })))
     }
 
+    /// The path, from the root or from an anchor.
     pub fn path(&self) -> Vec<u8> {
         let (mut names, mut at) = (Vec::new(), self);
         while let Way(Some(step)) = at {
             names.push(step.name.as_slice());
+            if let Some(anchor) = &step.anchor {
+                names.push(anchor);
+                break;
+            }
             at = &step.above;
         }
         names.reverse();
@@ -106,14 +120,14 @@ impl Comparison {
                 let Some(node) = side.entry(dir, &name)? else { continue };
                 let is_directory = node.attr.kind == FileKind::Dir;
                 if is_directory {
-                    todo.push((node.ino, way.to(&name)));
+                    todo.push((node.ino, way.to(&name, &self.anchors)));
                 }
                 let follows = has_moved
                     && !self.marks.inodes.contains(&node.ino)
                     && other.entry(dir, &name)?.is_some_and(|there| there.ino == node.ino);
                 if follows {
                     below.moved += 1;
-                    let counted = (way.to(&name), at_top.clone());
+                    let counted = (way.to(&name, &self.anchors), at_top.clone());
                     self.followed[usize::from(added)].insert(node.ino, counted);
                 } else if has_moved || is_special(&node) || twin(other, &node)?.is_some() {
                     listed.push((name, node));
@@ -127,7 +141,7 @@ impl Comparison {
             }
             for (name, node) in listed {
                 let (was, is) = if added { (None, Some(node)) } else { (Some(node), None) };
-                self.list(&way.to(&name), was, is)?;
+                self.list(&way.to(&name, &self.anchors), was, is)?;
             }
         }
         if let Some(change) = self.changes.get_mut(&at_top[..]) {

@@ -5,7 +5,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 
 use super::Room;
-use super::side::{Side, StoredNode, joined};
+use super::anchors::Anchors;
+use super::side::{Side, StoredNode};
 use crate::attr::{FileKind, Ino};
 use crate::error::Result;
 
@@ -50,8 +51,15 @@ impl Linked {
         self.inodes.is_empty()
     }
 
-    pub fn groups(&self, old: &Side, new: &Side, room: &mut Room) -> Result<Groups> {
-        let mut groups = Groups { old: self.names(old, room)?, new: self.names(new, room)? };
+    pub fn groups(
+        &self,
+        old: &Side,
+        new: &Side,
+        anchors: &Anchors,
+        room: &mut Room,
+    ) -> Result<Groups> {
+        let mut groups =
+            Groups { old: self.names(old, anchors, room)?, new: self.names(new, anchors, room)? };
         // A path that led to one of them, and leads to a file without other names now, or the other
         // way round.
         for (path, &(was, is)) in &self.met {
@@ -61,14 +69,16 @@ impl Linked {
         Ok(groups)
     }
 
-    fn names(&self, side: &Side, room: &mut Room) -> Result<Names> {
+    fn names(&self, side: &Side, anchors: &Anchors, room: &mut Room) -> Result<Names> {
         let found = side.names_of(&self.inodes)?;
-        let paths = side.paths(&found.iter().map(|(parent, ..)| *parent).collect(), room)?;
+        let parents = found.iter().map(|(parent, ..)| *parent).collect();
+        let paths = side.paths_by_anchors(&parents, anchors, room)?;
         let mut groups: HashMap<Ino, Group> = HashMap::new();
         for (parent, name, ino) in found {
             if let Some(parent) = paths.get(&parent) {
-                room.take_path(parent.len() + name.len())?;
-                groups.entry(ino).or_default().insert(joined(parent, &name));
+                let path = anchors.join(parent, &name);
+                room.take(path.len())?;
+                groups.entry(ino).or_default().insert(path);
             }
         }
         let mut names = Names::default();

@@ -16,6 +16,7 @@
 //! whose hint is out of date, costs a look at all names, some 80 ns each. Everything is read from
 //! frozen states, so that nothing is locked and no call waits.
 
+mod anchors;
 mod collapse;
 mod content;
 mod links;
@@ -32,6 +33,8 @@ use kvdb::View;
 use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::layout::{self, ImapKey, Layout};
+use anchors::Anchors;
+pub use anchors::Difference;
 pub use collapse::Below;
 use collapse::Way;
 pub(crate) use content::{same as same_content, same_xattrs};
@@ -42,7 +45,8 @@ pub(crate) use side::{Named, Side, StoredNode, joined};
 /// A path at which the two states are not alike.
 #[derive(Clone, Debug)]
 pub struct FileChange {
-    /// From the root, without a slash in front.
+    /// From the root, without a slash in front; `/3/…`: from the third anchor of the list, where
+    /// it would be longer than what a call takes. So are all paths here.
     pub path: Vec<u8>,
     /// `None`: there was nothing.
     pub before: Option<Attr>,
@@ -69,8 +73,7 @@ pub struct FileChange {
 /// What a list names of a directory that was added or is gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Listing {
-    /// Everything below it, path by path. For a deep tree that is a list as long as the square of
-    /// its depth.
+    /// Everything below it, path by path.
     #[default]
     All,
     /// The directory, with how much lies below it; and of that only what is not merely new or gone:
@@ -141,11 +144,7 @@ impl FileChange {
 /// What has changed from one state of a store to another, each a snapshot, the mainline or a
 /// transaction's; sorted by path. It takes the time that the changes take. (What waits in the
 /// memory of an [`crate::Fs`] is not in any state yet.)
-pub fn difference_of_states(
-    before: &View,
-    after: &View,
-    listing: Listing,
-) -> Result<Vec<FileChange>> {
+pub fn difference_of_states(before: &View, after: &View, listing: Listing) -> Result<Difference> {
     let side = |state: &View| {
         let layout = Layout::of_state(state).ok_or(Error::NotFound)?;
         Ok::<Side, Error>(Side::new(state.clone(), layout))
@@ -159,18 +158,18 @@ pub(crate) fn difference_in(
     before: View,
     after: View,
     listing: Listing,
-) -> Result<Vec<FileChange>> {
+) -> Result<Difference> {
     between(Side::new(before, layout), Side::new(after, layout), listing)
 }
 
 /// Bytes of paths, targets and attributes that one list has at most: it is kept in memory, several
-/// times while it is told. A deep tree has paths as long as the square of its depth, a file with
-/// many names one for each of them.
+/// times while it is told. A file with many names has a path for each of them.
 const MOST_LISTED: usize = 256 << 20;
 /// The longest path that a call takes, bytes. Longer ones can be made step by step.
 const LONGEST_USABLE: usize = 4096;
-/// The most bytes that the paths of one list have beyond that, all together. Names that lie so deep
-/// cost who makes them next to nothing, and who lists them the square of the depth.
+/// The most bytes that whole paths have beyond that, all together, where there are no anchors for
+/// them. Names that lie so deep cost who makes them next to nothing, and who lists them the square
+/// of the depth.
 const MOST_BEYOND: usize = 32 << 20;
 
 /// What differs in the dictionaries.
@@ -251,6 +250,7 @@ struct Comparison {
     listing: Listing,
     /// Bytes that may still be listed.
     room: Room,
+    anchors: Anchors,
     old: Side,
     new: Side,
     marks: Marks,
@@ -270,7 +270,7 @@ struct Comparison {
 pub(crate) struct Room {
     left: usize,
     most: usize,
-    /// Of that, what paths may still have beyond the length that a call takes.
+    /// Of that, what whole paths may still have beyond the length that a call takes.
     beyond: usize,
 }
 
@@ -284,7 +284,7 @@ impl Room {
         Room { left: most, most, beyond: MOST_BEYOND }
     }
 
-    fn take(&mut self, bytes: usize) -> Result<()> {
+    pub fn take(&mut self, bytes: usize) -> Result<()> {
         let more = || {
             kvdb::Error::Limit(format!(
                 "the paths and attributes of what has changed take more than {} MiB: list it \
@@ -296,7 +296,7 @@ impl Room {
         Ok(())
     }
 
-    /// For a path of that length.
+    /// For a whole path of that length.
     pub fn take_path(&mut self, bytes: usize) -> Result<()> {
         self.take(bytes)?;
         let deeper = || {
@@ -313,15 +313,16 @@ impl Room {
     }
 }
 
-pub(crate) fn between(old: Side, new: Side, listing: Listing) -> Result<Vec<FileChange>> {
+pub(crate) fn between(old: Side, new: Side, listing: Listing) -> Result<Difference> {
     between_within(old, new, listing, MOST_LISTED)
 }
 
-fn between_within(old: Side, new: Side, listing: Listing, most: usize) -> Result<Vec<FileChange>> {
+fn between_within(old: Side, new: Side, listing: Listing, most: usize) -> Result<Difference> {
     let marks = Marks::of(&old, &new)?;
     let mut comparison = Comparison {
         listing,
         room: Room::of(most),
+        anchors: Anchors::default(),
         old,
         new,
         marks,
@@ -343,7 +344,7 @@ fn between_within(old: Side, new: Side, listing: Listing, most: usize) -> Result
     comparison.list_other_sides()?;
     comparison.links()?;
     comparison.moves()?;
-    Ok(comparison.changes.into_values().collect())
+    Ok(comparison.anchors.list(comparison.changes.into_values()))
 }
 
 impl Comparison {
@@ -380,7 +381,7 @@ impl Comparison {
         for name in names {
             let was = old.map_or(Ok(None), |dir| self.old.entry(dir, &name))?;
             let is = new.map_or(Ok(None), |dir| self.new.entry(dir, &name))?;
-            self.compare(way.to(&name), was, is)?;
+            self.compare(way.to(&name, &self.anchors), was, is)?;
         }
         Ok(())
     }
@@ -421,7 +422,7 @@ impl Comparison {
                 return Ok(());
             }
         }
-        self.room.take_path(change.path.len())?;
+        self.room.take(change.path.len())?;
         self.room.take(change.bytes())?;
         self.changes.insert(change.path.clone(), change);
         Ok(())
@@ -448,8 +449,8 @@ impl Comparison {
                 (Some(a), Some(b)) => self.other_content(&a, &b)?,
                 _ => continue,
             };
-            self.room.take_path(gone.len())?;
-            self.room.take_path(added.len())?;
+            self.room.take(gone.len())?;
+            self.room.take(added.len())?;
             if let Some(change) = self.changes.get_mut(&gone) {
                 change.moved = Some(added.clone());
             }
@@ -467,14 +468,14 @@ impl Comparison {
         }
         // The part that is not listed is let go of.
         let mut room = Room::of(self.room.most);
-        let groups = self.linked.groups(&self.old, &self.new, &mut room)?;
+        let groups = self.linked.groups(&self.old, &self.new, &self.anchors, &mut room)?;
         for change in self.changes.values_mut() {
             change.linked_to = match (&change.before, &change.after) {
                 (None, Some(_)) => groups.new.other(&change.path),
                 (Some(_), None) => groups.old.other(&change.path),
                 _ => None,
             };
-            self.room.take_path(change.linked_to.as_ref().map_or(0, Vec::len))?;
+            self.room.take(change.linked_to.as_ref().map_or(0, Vec::len))?;
         }
         for path in groups.differing() {
             if let Some(change) = self.changes.get_mut(&path) {
@@ -490,7 +491,7 @@ impl Comparison {
                     links: true,
                     ..FileChange::of(path.clone(), Some(&was), Some(&is))
                 };
-                self.room.take_path(path.len())?;
+                self.room.take(path.len())?;
                 self.room.take(change.bytes())?;
                 self.changes.insert(path, change);
             }
@@ -512,7 +513,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     /// What is listed of a file system that was empty, where so much may be.
-    fn listed(make: impl FnOnce(&Fs), listing: Listing, most: usize) -> Result<Vec<FileChange>> {
+    fn listed(make: impl FnOnce(&Fs), listing: Listing, most: usize) -> Result<Difference> {
         let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
         let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
         fs.sync_all().unwrap();
@@ -523,7 +524,7 @@ mod tests {
         between_within(side(before), side(db.view()), listing, most)
     }
 
-    fn is_refused(listed: Result<Vec<FileChange>>) -> bool {
+    fn is_refused(listed: Result<Difference>) -> bool {
         matches!(listed, Err(Error::Store(kvdb::Error::Limit(_))))
     }
 
@@ -533,30 +534,25 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_tree_is_listed_collapsed_and_not_path_by_path() {
+    fn a_deep_tree_takes_room_for_its_names_and_not_for_the_square_of_its_depth() {
         let deep = |fs: &Fs| {
             let mut parent = ROOT;
-            for _ in 0..150 {
+            for _ in 0..2000 {
                 let name = [b'n'; 200];
                 parent = fs.mkdir(parent, &name, 0o755, Caller::default()).unwrap().ino;
             }
         };
+        // 402 MB of whole paths.
         assert!(is_refused(listed(deep, Listing::All, MIB)));
-        assert_eq!(listed(deep, Listing::All, 4 * MIB).unwrap().len(), 150);
+        let list = listed(deep, Listing::All, 5 * MIB).unwrap();
+        assert_eq!(list.len(), 2000);
+        let deepest = list.iter().map(|change| list.whole(&change.path).len()).max();
+        assert_eq!(deepest, Some(2000 * 201 - 1));
         assert_eq!(listed(deep, Listing::Collapsed, MIB).unwrap().len(), 1);
     }
 
     #[test]
-    fn paths_beyond_what_a_call_takes_have_a_limit_of_their_own() {
-        let deep = |depth: usize, fs: &Fs| {
-            (0..depth).fold(ROOT, |parent, _| {
-                fs.mkdir(parent, &[b'n'; 200], 0o755, Caller::default()).unwrap().ino
-            })
-        };
-        // 24 and 36 MiB in all, and other names of a file in each directory, which are not listed.
-        let of_depth = |depth| listed(|fs| _ = deep(depth, fs), Listing::All, MOST_LISTED);
-        assert_eq!(of_depth(500).unwrap().len(), 500);
-        assert!(is_refused(of_depth(620)));
+    fn other_names_of_a_file_that_lie_deep_take_no_more_room() {
         let linked = |fs: &Fs| {
             let ino = file(fs, ROOT, b"f");
             let mut parent = ROOT;
@@ -565,7 +561,10 @@ mod tests {
                 fs.link(ino, parent, b"f").unwrap();
             }
         };
-        assert!(is_refused(listed(linked, Listing::Collapsed, MOST_LISTED)));
+        let list = listed(linked, Listing::Collapsed, 8 * MIB).unwrap();
+        assert_eq!(list.len(), 622);
+        assert!(list.iter().all(|change| change.path.len() <= LONGEST_USABLE));
+        assert_eq!(list.iter().filter(|change| change.linked_to.is_some()).count(), 621);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use bytes::Bytes;
 use kvdb::View;
 
+use super::anchors::Anchors;
 use super::{Numbering, Room};
 use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
@@ -222,6 +223,34 @@ impl Side {
             if let Some(way) = way_to(dir, &steps) {
                 room.take_path(way.iter().map(|name| name.len() + 1).sum())?;
                 paths.insert(dir, way.join(&b'/'));
+            }
+        }
+        Ok(paths)
+    }
+
+    /// The paths of these directories, and of those above them, in a list with anchors.
+    pub fn paths_by_anchors(
+        &self,
+        dirs: &BTreeSet<Ino>,
+        anchors: &Anchors,
+        room: &mut Room,
+    ) -> Result<HashMap<Ino, Vec<u8>>> {
+        let steps = self.steps(dirs)?;
+        let mut paths = HashMap::from([(ROOT, Vec::new())]);
+        for &dir in dirs {
+            // Up to a directory whose path is known, and down again; each is walked once.
+            let (mut way, mut at) = (Vec::new(), dir);
+            while !paths.contains_key(&at)
+                && let Some((parent, name)) = steps.get(&at).filter(|_| way.len() < steps.len())
+            {
+                way.push((at, name));
+                at = *parent;
+            }
+            let Some(mut path) = paths.get(&at).cloned() else { continue };
+            for (dir, name) in way.into_iter().rev() {
+                path = anchors.join(&path, name);
+                room.take(path.len())?;
+                paths.insert(dir, path.clone());
             }
         }
         Ok(paths)

@@ -134,6 +134,19 @@ impl Fs {
         empty_orphans(self.core.db.here()?, &self.core.layout, |_| false)
     }
 
+    /// The inodes that have an orphan record.
+    pub(crate) fn orphans(&self) -> Result<Vec<Ino>> {
+        let (start, end) = layout::orphan_range();
+        let mut cursor = self.core.db.view().cursor(self.core.layout.imap, &start, &end)?;
+        let mut orphans = Vec::new();
+        while let Some(tuple) = cursor.next()? {
+            if let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? {
+                orphans.push(ino);
+            }
+        }
+        Ok(orphans)
+    }
+
     pub(crate) fn without_parent(
         db: Store,
         scope: Scope,
@@ -181,6 +194,7 @@ impl Fs {
             listings,
             hash_key,
             counters: Counters::default(),
+            left_orphans: Mutex::default(),
             ticker: Arc::default(),
         };
         Fs { core: Arc::new(core) }

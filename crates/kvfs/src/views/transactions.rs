@@ -17,7 +17,7 @@ use super::{AWAITS_COMMIT, OpenView, Running, Untold, VIEW_SHARE, ViewId, Views,
 use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::describe_keys::describe_keys_in;
-use crate::difference::{FileChange, Listing, difference_in};
+use crate::difference::{Difference, Listing, difference_in};
 use crate::error::{Error, Result};
 use crate::fs::superseded::ChangeTurn;
 use crate::fs::{Fs, FsOptions, Parent};
@@ -423,7 +423,7 @@ impl Views {
     /// What a transaction has changed of the files, by path, against the state that it reads: it
     /// commits onto nothing else, for where others have changed the same since then, that is a
     /// conflict.
-    pub fn difference(&self, id: TransactionId, listing: Listing) -> Result<Vec<FileChange>> {
+    pub fn difference(&self, id: TransactionId, listing: Listing) -> Result<Difference> {
         let transaction = self.as_written(id)?;
         let view = transaction.view()?;
         let layout = self.parent(&transaction)?.fs.core.layout;

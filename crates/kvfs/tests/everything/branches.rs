@@ -74,7 +74,7 @@ pub fn see(w: &mut World) -> Result<(), Dead> {
     let refused = fs.mkdir(kvfs::ROOT, b"no", 0o755, Default::default());
     assert_eq!(refused.map_err(|e| e.errno()), Err(libc::EROFS), "{}", w.what());
     w.call(&["Views::difference_of_snapshots", "difference_of_states", "Views::all"]);
-    let paths = |changes: Vec<kvfs::FileChange>| -> Vec<Vec<u8>> {
+    let paths = |changes: kvfs::Difference| -> Vec<Vec<u8>> {
         let mut all: Vec<_> =
             changes.into_iter().filter(|c| !c.times_alone()).map(|c| c.path).collect();
         all.sort();

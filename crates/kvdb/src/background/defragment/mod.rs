@@ -178,9 +178,7 @@ impl Defragmenter {
             !stop()
         };
         if options.objects {
-            self.empty_objects(&stop, &update, &mut |moved| {
-                between(moved, options.bytes_per_second)
-            })?;
+            self.empty_objects(&stop, &mut |moved| between(moved, options.bytes_per_second))?;
         }
         loop {
             let all = self.victims(u64::MAX, fullest)?.gain();

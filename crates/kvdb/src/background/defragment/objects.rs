@@ -9,7 +9,7 @@ use zones::{ZONE_SIZE, ZoneId};
 
 use super::evacuate::OtherMerges;
 use super::victims::Victims;
-use super::{DefragProgress, Defragmenter, PART, ROUND};
+use super::{Defragmenter, PART, ROUND};
 use crate::error::Result;
 
 /// Bytes of an object: those that it has, and an estimate of those that are in use.
@@ -25,11 +25,10 @@ impl Defragmenter {
     pub(super) fn empty_objects(
         &self,
         stop: &dyn Fn() -> bool,
-        update: &dyn Fn(&dyn Fn(&mut DefragProgress)),
         between: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
         let all = self.zones_of_holes()?.len() as u64;
-        update(&|p| p.zones_reclaimable += all);
+        self.state.lock().progress.zones_reclaimable += all;
         while !stop() {
             let mut victims = Victims::default();
             let most = self.round_size().min(ROUND);
@@ -46,10 +45,9 @@ impl Defragmenter {
             let part = PART.min(self.compactor.part_size());
             self.evacuate(&victims, part, OtherMerges::Running, between)?;
             let emptied = self.emptied(&victims.zones);
-            update(&|p| {
-                p.zones_reclaimed += emptied;
-                p.rounds += 1;
-            });
+            let progress = &mut self.state.lock().progress;
+            progress.zones_reclaimed += emptied;
+            progress.rounds += 1;
             if emptied == 0 {
                 return Ok(());
             }

@@ -1,0 +1,119 @@
+//! The anchors of a list: directories at which paths begin that would be longer than a call takes.
+//! What lies below the third anchor is told as `/3/…`; see `kvfs::Difference`.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
+
+use super::file::File;
+use super::odd;
+use crate::output::Outcome;
+use crate::text;
+
+/// The paths of the anchors, which may begin at earlier ones.
+#[derive(Clone, Default)]
+pub(super) struct Anchors(Vec<Vec<u8>>);
+
+/// The number of the anchor that a path begins at, and the rest of the path; 0 is the root.
+fn parted(path: &[u8]) -> (usize, &[u8]) {
+    let Some(within) = path.strip_prefix(b"/") else { return (0, path) };
+    let end = within.iter().position(|byte| *byte == b'/').unwrap_or(within.len());
+    let number = std::str::from_utf8(&within[..end]).ok().and_then(|n| n.parse().ok());
+    (number.unwrap_or(0), within.get(end + 1..).unwrap_or_default())
+}
+
+impl Anchors {
+    /// Takes the next one of a list.
+    pub fn push(&mut self, name: &[u8], path: Option<Vec<u8>>) -> Outcome {
+        let path = path.ok_or_else(odd)?;
+        let number = self.0.len() + 1;
+        // Each begins at an earlier one, so that every path ends at the root.
+        if name != format!("/{number}").as_bytes() || parted(&path).0 >= number {
+            return Err(odd());
+        }
+        self.0.push(path);
+        Ok(())
+    }
+
+    /// A path from the root.
+    pub fn whole<'a>(&self, path: &'a [u8]) -> Cow<'a, [u8]> {
+        let (mut number, rest) = parted(path);
+        if number == 0 {
+            return path.into();
+        }
+        let mut parts = vec![rest];
+        while let Some(anchor) = number.checked_sub(1).and_then(|at| self.0.get(at)) {
+            let (above, rest) = parted(anchor);
+            parts.push(rest);
+            number = above;
+        }
+        parts.reverse();
+        parts.join(&b'/').into()
+    }
+
+    /// The directory that a path is in, as it is listed; `None`: it is in the root.
+    pub fn parent<'a>(&'a self, path: &'a [u8]) -> Option<&'a [u8]> {
+        let directory = &path[..path.iter().rposition(|byte| *byte == b'/')?];
+        match parted(directory) {
+            (number, b"") if number > 0 => self.0.get(number - 1).map(Vec::as_slice),
+            _ => Some(directory),
+        }
+    }
+
+    /// What sorts paths so that a directory comes before what lies below it.
+    pub fn depth(path: &[u8]) -> (usize, usize) {
+        (parted(path).0, path.len())
+    }
+
+    /// Whether a path is longer than a call takes.
+    pub fn is_deep(path: &[u8]) -> bool {
+        parted(path).0 > 0
+    }
+
+    /// The lines for the anchors that a file needs and that have none yet; `told` have one.
+    pub fn lines(&self, file: &File, told: &mut usize) -> Vec<String> {
+        let paths = [Some(&file.path[..]), file.from.as_deref(), file.linked_to()];
+        let needed = paths.into_iter().flatten().map(|path| parted(path).0).max().unwrap_or(0);
+        let needed = needed.min(self.0.len());
+        let line =
+            |number: usize| format!("=  /{:<39}  {}/", number + 1, text::show(&self.0[number]));
+        let lines = (*told..needed).map(line).collect();
+        *told = needed.max(*told);
+        lines
+    }
+
+    /// By their names; `None`: there are none.
+    pub fn json(&self) -> Option<Value> {
+        let mut all = Map::new();
+        for (at, path) in self.0.iter().enumerate() {
+            text::put(&mut all, &format!("/{}", at + 1), path);
+        }
+        (!all.is_empty()).then_some(Value::Object(all))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_from_a_place_is_whole_again_and_its_directory_is_the_one_that_is_listed() {
+        let mut anchors = Anchors::default();
+        anchors.push(b"/1", Some(b"a/b".to_vec())).unwrap();
+        anchors.push(b"/2", Some(b"/1/c/d".to_vec())).unwrap();
+        assert_eq!(&anchors.whole(b"/2/e/f")[..], b"a/b/c/d/e/f");
+        assert_eq!(&anchors.whole(b"x/y")[..], b"x/y");
+        assert_eq!(anchors.parent(b"/2/e/f"), Some(&b"/2/e"[..]));
+        assert_eq!(anchors.parent(b"/2/e"), Some(&b"/1/c/d"[..]));
+        assert_eq!(anchors.parent(b"x/y"), Some(&b"x"[..]));
+        assert_eq!(anchors.parent(b"x"), None);
+    }
+
+    #[test]
+    fn a_place_that_begins_at_itself_is_refused() {
+        let mut anchors = Anchors::default();
+        assert!(anchors.push(b"/1", Some(b"/1/a".to_vec())).is_err());
+        assert!(anchors.push(b"/2", Some(b"a".to_vec())).is_err());
+        assert!(anchors.push(b"/1", None).is_err());
+    }
+}

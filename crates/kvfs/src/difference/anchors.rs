@@ -1,0 +1,168 @@
+//! Paths that are longer than a call takes. Directories can be made step by step to any depth, and
+//! the paths of all of them together are as long as the square of it.
+//!
+//! So a list tells at most [`LONGEST`] bytes of a path: where it would be longer, the directory
+//! that it leads through becomes an *anchor* of the list, and what lies below is told from there.
+//! The path of what lies below anchor 3 begins with `/3/`, which no other path does, for they have
+//! no slash in front. An anchor has a path of its own, which may begin at another anchor. So a list
+//! is as long as what it lists, however deep that lies, and still says where each thing is.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use super::FileChange;
+use super::side::joined;
+
+/// The longest path that is told from the root or from an anchor, bytes: what a call takes.
+const LONGEST: usize = 4096;
+
+/// The anchors of a list that is being made. One directory is one anchor, whichever way leads
+/// there.
+#[derive(Default)]
+pub(crate) struct Anchors(RefCell<Known>);
+
+#[derive(Default)]
+struct Known {
+    numbers: HashMap<Vec<u8>, usize>,
+    paths: Vec<Vec<u8>>,
+}
+
+/// In front of what is told from an anchor.
+fn prefix(number: usize) -> Vec<u8> {
+    format!("/{number}").into_bytes()
+}
+
+/// The anchor that a path begins at, and the rest of it; 0 is the root.
+fn parted(path: &[u8]) -> (usize, &[u8]) {
+    let Some(within) = path.strip_prefix(b"/") else { return (0, path) };
+    let end = within.iter().position(|byte| *byte == b'/').unwrap_or(within.len());
+    let number = std::str::from_utf8(&within[..end]).ok().and_then(|n| n.parse().ok());
+    (number.unwrap_or(0), within.get(end + 1..).unwrap_or_default())
+}
+
+impl Anchors {
+    /// The path that begins where names in a directory begin, if `len` bytes follow: `None` where
+    /// they fit behind the path of the directory, which has `path_len` bytes and is `path`.
+    pub fn begin(
+        &self,
+        path_len: usize,
+        name_len: usize,
+        path: impl FnOnce() -> Vec<u8>,
+    ) -> Option<Vec<u8>> {
+        if path_len + 1 + name_len <= LONGEST {
+            return None;
+        }
+        let path = path();
+        let mut known = self.0.borrow_mut();
+        if let Some(number) = known.numbers.get(&path) {
+            return Some(prefix(*number));
+        }
+        known.paths.push(path.clone());
+        let number = known.paths.len();
+        known.numbers.insert(path, number);
+        Some(prefix(number))
+    }
+
+    /// The path of a name in a directory.
+    pub fn join(&self, directory: &[u8], name: &[u8]) -> Vec<u8> {
+        match self.begin(directory.len(), name.len(), || directory.to_vec()) {
+            None => joined(directory, name),
+            Some(anchor) => joined(&anchor, name),
+        }
+    }
+
+    /// The list of these changes: the anchors in the order in which they were met, and each after
+    /// the one that it begins at.
+    pub fn list(self, changes: impl Iterator<Item = FileChange>) -> Difference {
+        let mut changes: Vec<FileChange> = changes.collect();
+        // They are in the order of their paths already.
+        changes.sort_by_key(|change| parted(&change.path).0);
+        Difference { anchors: self.0.into_inner().paths, changes }
+    }
+}
+
+/// What two states differ in, by path.
+#[derive(Clone, Debug, Default)]
+pub struct Difference {
+    /// The paths of the directories at which long paths begin: `/1/…` begins at the first. Each
+    /// begins at the root, or at an earlier one.
+    pub anchors: Vec<Vec<u8>>,
+    /// What differs; first all that is told from the root, in the order of the paths, then what is
+    /// told from the first anchor, and so on.
+    pub changes: Vec<FileChange>,
+}
+
+impl Difference {
+    /// The anchor that a path begins at; `None`: the root.
+    pub fn anchor_of(path: &[u8]) -> Option<usize> {
+        Some(parted(path).0).filter(|number| *number > 0)
+    }
+
+    /// A path of the list, from the root.
+    pub fn whole(&self, path: &[u8]) -> Vec<u8> {
+        let (mut number, rest) = parted(path);
+        let mut parts = vec![rest];
+        // An anchor begins at an earlier one.
+        while let Some(anchor) = number.checked_sub(1).and_then(|at| self.anchors.get(at)) {
+            let (above, rest) = parted(anchor);
+            parts.push(rest);
+            number = above.min(number - 1);
+        }
+        parts.reverse();
+        parts.join(&b'/')
+    }
+}
+
+impl IntoIterator for Difference {
+    type Item = FileChange;
+    type IntoIter = std::vec::IntoIter<FileChange>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.changes.into_iter()
+    }
+}
+
+impl std::ops::Deref for Difference {
+    type Target = [FileChange];
+
+    fn deref(&self) -> &[FileChange] {
+        &self.changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_told_from_the_root_or_from_a_place_and_is_the_same_whole() {
+        let anchors = Anchors::default();
+        let name = [b'n'; 200];
+        let (mut path, mut whole) = (Vec::new(), Vec::new());
+        let mut all = Vec::new();
+        for _ in 0..1000 {
+            (path, whole) = (anchors.join(&path, &name), joined(&whole, &name));
+            assert!(path.len() <= LONGEST);
+            all.push((path.clone(), whole.clone()));
+        }
+        // The same way leads to the same anchor.
+        let again = all.iter().fold(Vec::new(), |at, _| anchors.join(&at, &name));
+        assert_eq!(again, path);
+        let list = anchors.list(std::iter::empty());
+        assert_eq!(list.anchors.len(), 49);
+        assert!(all.iter().all(|(path, whole)| list.whole(path) == *whole));
+        assert_eq!(
+            (Difference::anchor_of(&all[0].0), Difference::anchor_of(&path)),
+            (None, Some(49))
+        );
+    }
+
+    #[test]
+    fn what_begins_at_no_place_or_at_a_later_one_ends() {
+        let list =
+            Difference { anchors: vec![b"/2/a".to_vec(), b"/9/b".to_vec()], changes: vec![] };
+        for path in [&b"/"[..], b"/x/y", b"/1/c", b"/2/c", b"/77/c", b"/"] {
+            assert!(list.whole(path).len() < 20);
+        }
+    }
+}

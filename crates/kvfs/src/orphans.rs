@@ -1,0 +1,130 @@
+//! Orphans: inodes without a name of which something is stored, each with a record. They are
+//! removed when their last user has closed them, or after the commit or the rollback that has left
+//! them.
+//!
+//! What cannot be removed at that moment, since its host gives the store no space, say, or a
+//! transaction has it locked, is noted here and removed by a later tick: it keeps its space until
+//! then, and not until the next mount.
+
+use kvdb::Batch;
+
+use crate::attr::Ino;
+use crate::error::{Error, Result};
+use crate::fs::Fs;
+use crate::layout;
+
+/// Orphans removed in one batch.
+const REMOVED_AT_ONCE: usize = 64;
+
+impl Fs {
+    /// Removes those of these inodes that are orphans and not open, with their records. One that a
+    /// rollback or an undo has brought back since its number was noted has no record any more. In a
+    /// transaction those go that are its own; the others are left to its commit.
+    pub(crate) fn remove_orphans(&self, orphans: &[Ino]) -> Result<()> {
+        let imap = self.core.layout.imap;
+        for some in orphans.chunks(REMOVED_AT_ONCE) {
+            // Under the freeze lock, so that nothing is brought back behind the look.
+            let _call = self.enter()?;
+            let mut batch = Batch::new();
+            for &ino in some {
+                let record = layout::orphan_key(ino);
+                if self.core.inode_cache.references(ino) == 0
+                    && self.may_remove(ino)
+                    && self.core.scope.get(imap, &record)?.is_some()
+                {
+                    self.core.layout.stage_removal(ino, &mut batch);
+                    batch.delete(imap, record);
+                }
+            }
+            if !batch.is_empty() {
+                self.apply(batch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes these orphans as [`Fs::remove_orphans`] does, those that cannot be removed now with
+    /// a later tick.
+    pub(crate) fn remove_orphans_or_leave(&self, orphans: Vec<Ino>) {
+        if let Err(e) = self.remove_orphans(&orphans) {
+            self.leave_orphans(&orphans, &e);
+        }
+    }
+
+    /// Leaves orphans that could not be removed to the next tick.
+    pub(crate) fn leave_orphans(&self, orphans: &[Ino], why: &Error) {
+        tracing::warn!("{} removed files keep their space for now: {why}", orphans.len());
+        self.core.left_orphans.lock().extend(orphans);
+    }
+
+    /// Removes the orphans that could not be removed before.
+    pub(crate) fn remove_left_orphans(&self) {
+        let left = std::mem::take(&mut *self.core.left_orphans.lock());
+        if left.is_empty() {
+            return;
+        }
+        if let Err(e) = kvdb::without_lock_waits(|| self.remove_orphans(&left)) {
+            tracing::debug!("{} removed files still keep their space: {e}", left.len());
+            self.core.left_orphans.lock().extend(left);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use env::Simulated;
+    use kvdb::{Durability, Isolation, Kvdb, Transaction, TransactionOptions};
+
+    use super::*;
+    use crate::{Caller, FileKind, FsOptions, ROOT, ViewId, Views};
+
+    /// A file system with a closed file of some pages on disk, and a transaction that has locked
+    /// the first of them.
+    fn with_locked_pages() -> (Fs, Views, Transaction) {
+        let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        let file = fs.mknod(ROOT, b"f", FileKind::File, 0o644, 0, Caller::default()).unwrap();
+        fs.write(file.ino, 0, &[7; 100_000], Default::default()).unwrap();
+        fs.sync_all().unwrap();
+        fs.forget(file.ino, 1);
+        let isolation = Isolation::Serializable;
+        let reader = db.begin_with(TransactionOptions { isolation, ..Default::default() }).unwrap();
+        let page = layout::page_key(file.ino, 0);
+        assert!(reader.get(fs.core.layout.dmap, &page).unwrap().is_some());
+        (fs.clone(), Views::new(db, fs), reader)
+    }
+
+    /// Orphans and pages that the store has.
+    fn stored(fs: &Fs) -> (u64, u64) {
+        let report = fs.verify().unwrap();
+        assert_eq!(report.findings, []);
+        (report.orphans, report.pages)
+    }
+
+    #[test]
+    fn a_file_that_is_locked_at_its_last_close_is_removed_by_a_later_tick() {
+        let (fs, _views, reader) = with_locked_pages();
+        let open = fs.lookup(ROOT, b"f").unwrap().ino;
+        fs.unlink(ROOT, b"f").unwrap();
+        fs.forget(open, 1);
+        fs.tick().unwrap();
+        assert_eq!(stored(&fs), (1, 25), "it is locked still");
+        reader.abort();
+        fs.tick().unwrap();
+        assert_eq!(stored(&fs), (0, 0));
+    }
+
+    #[test]
+    fn so_is_one_that_a_commit_has_removed() {
+        let (fs, views, reader) = with_locked_pages();
+        let id = views.begin(Default::default()).unwrap();
+        views.fs(&ViewId::Transaction(id)).unwrap().unlink(ROOT, b"f").unwrap();
+        views.commit(id, Durability::Buffered).unwrap();
+        assert_eq!(stored(&fs), (1, 25), "it is locked still");
+        reader.abort();
+        fs.tick().unwrap();
+        assert_eq!(stored(&fs), (0, 0));
+    }
+}
