@@ -137,7 +137,7 @@ impl Fs {
     /// The inodes that have an orphan record.
     pub(crate) fn orphans(&self) -> Result<Vec<Ino>> {
         let (start, end) = layout::orphan_range();
-        let mut cursor = self.core.db.view().cursor(self.core.layout.imap, &start, &end)?;
+        let mut cursor = self.core.db.here()?.view().cursor(self.core.layout.imap, &start, &end)?;
         let mut orphans = Vec::new();
         while let Some(tuple) = cursor.next()? {
             if let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? {
