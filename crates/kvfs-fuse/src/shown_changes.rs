@@ -37,12 +37,15 @@ const KINDS: [FileKind; 7] = [
     FileKind::BlockDevice,
 ];
 
+/// A change of a name in a directory.
+type Named = (NodeId, Box<[u8]>, ShownChange);
+
 #[derive(Default)]
 pub(crate) struct ShownChanges {
     /// The thread that shows them; 0: none does.
     thread: AtomicU32,
     /// What it is at.
-    current: Mutex<Option<(NodeId, Box<[u8]>, ShownChange)>>,
+    current: Mutex<Option<Named>>,
     /// How many have been removed.
     gone: AtomicU64,
 }

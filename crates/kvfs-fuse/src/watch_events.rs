@@ -201,11 +201,14 @@ impl Waiting {
     }
 }
 
+/// Names of a directory, and the files that they stand for.
+type Entries = Vec<(Box<[u8]>, Attr)>;
+
 /// What is touched, as it is in the store.
 struct Found {
     view: u16,
     /// Directories, each with what its names stand for.
-    names: Vec<(Ino, Option<Attr>, Vec<(Box<[u8]>, Attr)>)>,
+    names: Vec<(Ino, Option<Attr>, Entries)>,
     removed: Vec<(Ino, Box<[u8]>, FileKind)>,
     /// Files whose names are not among these.
     files: Vec<Attr>,

@@ -166,10 +166,16 @@ fn read_back(
 ) -> Result<(Object, Verdict)> {
     let mut attempts = patience.begin();
     loop {
-        let object = get_patiently(objects, key, Part::Whole, patience)?;
-        let verdict = judge(&object.bytes);
-        if verdict != Verdict::Damaged {
-            return Ok((object, verdict));
+        match get_patiently(objects, key, Part::Whole, patience) {
+            // It may have been damaged on the way.
+            Err(ObjectsError::Damaged { .. }) => {}
+            Err(e) => return Err(e),
+            Ok(object) => {
+                let verdict = judge(&object.bytes);
+                if verdict != Verdict::Damaged {
+                    return Ok((object, verdict));
+                }
+            }
         }
         if !attempts.next() {
             let why = "what was read back is damaged".into();

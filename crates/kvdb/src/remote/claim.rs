@@ -14,6 +14,7 @@ use zones::remote::{FirstReads, Known, Marks, Progress, Publication, Published, 
 use zones::{ZoneUse, Zones};
 
 use super::changes::{StateMark, StateName, StateObject};
+use super::contents::check_secret_of_others;
 use super::head::Head;
 use super::state::PublishedState;
 use super::{Claimant, Error, JournalPlace, Owner, RemoteStore, Result, random_id};
@@ -104,7 +105,10 @@ impl Claim {
         to.forget_object();
         let (before, mut head) = match to.tagged_head()? {
             Some((head, tag)) => (Some(tag), head),
-            None => (None, Head::first(random_id(&*env))),
+            None => {
+                check_secret_of_others(&**to.objects())?;
+                (None, Head::first(random_id(&*env)))
+            }
         };
         if head.is_free() {
             (head.store, head.owner) = (claimant.store, claimant.owner.clone());

@@ -161,9 +161,24 @@ pub(super) fn delete(objects: &dyn Objects, key: &Key) -> Result<()> {
 /// Returns whether there is an object, which is not empty.
 pub(super) fn is_there(objects: &dyn Objects, key: &Key) -> Result<bool> {
     match objects::get_patiently(objects, key, Part::Range(0..1), Patience::default()) {
-        Ok(_) => Ok(true),
+        Ok(_) | Err(ObjectsError::Damaged { .. }) => Ok(true),
         Err(ObjectsError::NotFound { .. } | ObjectsError::OutOfRange { .. }) => Ok(false),
         Err(e) => Err(e.into()),
+    }
+}
+
+/// Fails if another store of the place is encrypted with another secret than is given, or with one
+/// where none is, or the other way round: collectors read all stores of a place.
+pub(super) fn check_secret_of_others(objects: &dyn Objects) -> Result<()> {
+    let page = patiently(|| objects.list("m/", ""))?;
+    let Some(head) = page.entries.into_iter().find(|entry| head_of(&entry.key).is_some()) else {
+        return Ok(());
+    };
+    let beginning = Part::Range(0..64);
+    match objects::get_patiently(objects, &head.key, beginning, Patience::default()) {
+        Err(e @ ObjectsError::Secret { .. }) => Err(e.into()),
+        // Whatever else is wrong with it is no matter of this store.
+        _ => Ok(()),
     }
 }
 

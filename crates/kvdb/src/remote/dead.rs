@@ -86,6 +86,10 @@ pub(super) fn read(objects: &Arc<dyn Objects>, listed: &Listed) -> Result<Option
             Err(e) => Err(e),
         },
         Err(ObjectsError::NotFound { .. }) => Ok(None),
+        Err(e @ ObjectsError::Damaged { .. }) => {
+            tracing::warn!("{e}; it is no list, and goes");
+            Ok(Some(DeadList { key, found, keys: Vec::new() }))
+        }
         // It is empty.
         Err(ObjectsError::OutOfRange { .. }) => Ok(Some(DeadList { key, found, keys: Vec::new() })),
         Err(e) => Err(e.into()),

@@ -157,38 +157,51 @@ impl Defragmenter {
         }
     }
 
-    /// Rounds of it until nothing is to be gained, or it is to stop.
     fn defragment(&self, options: DefragOptions) -> Result<()> {
         let _job = Job::Defragmentation.begin();
-        let fullest = u64::from(options.fullest_percent.min(99));
-        let stop = || self.signals.stopping() || self.stopping() || self.is_superseded();
-        let update = |change: &dyn Fn(&mut DefragProgress)| change(&mut self.state.lock().progress);
         if !self.progress().automatic && !self.inline {
             let before = self.counters.copied.get();
             self.sort_values(options)?;
-            update(&|p| p.bytes_moved += self.counters.copied.get().saturating_sub(before));
+            let moved = self.counters.copied.get().saturating_sub(before);
+            self.update(|p| p.bytes_moved += moved);
         }
-        let between = |moved: u64, rate: Option<u64>| {
-            update(&|p| p.bytes_moved += moved);
-            if let Some(rate) = rate.filter(|_| !self.inline) {
-                let pause = Duration::from_secs_f64(moved as f64 / rate.max(1) as f64);
-                self.pause(pause, || self.signals.stopping());
-                self.stand_back();
-            }
-            !stop()
-        };
-        if options.objects {
-            self.empty_objects(&stop, &mut |moved| between(moved, options.bytes_per_second))?;
+        self.rounds(u64::from(options.fullest_percent.min(99)))?;
+        match options.objects {
+            true => self.empty_objects(options.bytes_per_second),
+            false => Ok(()),
         }
+    }
+
+    fn update(&self, change: impl Fn(&mut DefragProgress)) {
+        change(&mut self.state.lock().progress);
+    }
+
+    fn is_to_stop(&self) -> bool {
+        self.signals.stopping() || self.stopping() || self.is_superseded()
+    }
+
+    /// Pauses after a part that has moved so many bytes. Returns whether to go on.
+    fn between(&self, moved: u64, rate: Option<u64>) -> bool {
+        self.update(|p| p.bytes_moved += moved);
+        if let Some(rate) = rate.filter(|_| !self.inline) {
+            let pause = Duration::from_secs_f64(moved as f64 / rate.max(1) as f64);
+            self.pause(pause, || self.signals.stopping());
+            self.stand_back();
+        }
+        !self.is_to_stop()
+    }
+
+    /// Rounds of it until nothing is to be gained, or it is to stop.
+    fn rounds(&self, fullest: u64) -> Result<()> {
         loop {
             let all = self.victims(u64::MAX, fullest)?.gain();
-            update(&|p| p.zones_reclaimable = p.zones_reclaimable.max(p.zones_reclaimed + all));
+            self.update(|p| p.zones_reclaimable = p.zones_reclaimable.max(p.zones_reclaimed + all));
             let automatic = self.progress().automatic;
             let enough = || {
                 self.holes().percent() < BEGIN_PERCENT * 3 / 4
                     || self.compactor.merges_into_bottom()
             };
-            if stop() || all == 0 || (automatic && enough()) {
+            if self.is_to_stop() || all == 0 || (automatic && enough()) {
                 return Ok(());
             }
             let victims = self.victims(self.round_size().min(ROUND), fullest)?;
@@ -201,14 +214,16 @@ impl Defragmenter {
                 &victims,
                 PART.min(self.compactor.part_size()),
                 OtherMerges::Running,
-                &mut |moved| between(moved, if automatic { self.automatic_rate() } else { rate }),
+                &mut |moved| {
+                    self.between(moved, if automatic { self.automatic_rate() } else { rate })
+                },
             )?;
-            if stop() {
+            if self.is_to_stop() {
                 return Ok(());
             }
             let written = self.written().saturating_sub(before);
             let emptied = self.emptied(&victims.zones);
-            update(&|p| {
+            self.update(|p| {
                 // What the round was chosen for, or less.
                 let gained = emptied.saturating_sub(written / ZONE_SIZE);
                 p.zones_reclaimed += gained.min(victims.gain());
@@ -252,12 +267,18 @@ impl Defragmenter {
                 |of: fn(&RunStats) -> u64| tree.runs().map(|p| of(&p.run.stats())).sum::<u64>();
             let (blocks, values, spans) =
                 (sum(|s| s.block_bytes), sum(|s| s.value_bytes), sum(|s| s.value_spans));
+            // What is elsewhere would be fetched to be laid in another order.
+            let mut uses = tree.runs().flat_map(|p| p.run.uses().iter());
+            let here = uses.all(|(zone, _)| self.zones.is_here_whole(zone));
             drop(version);
             if blocks.saturating_mul(SMALL_BLOCKS) <= values && !self.stopping() {
                 let room = self.zones.space().free_for_user
                     > values.saturating_add(self.flusher.unflushed_bytes());
-                let scattered =
-                    room && options.bytes_per_second.is_none() && values / spans.max(1) < TOGETHER;
+                // What lies elsewhere would be fetched for it.
+                let scattered = here
+                    && room
+                    && options.bytes_per_second.is_none()
+                    && values / spans.max(1) < TOGETHER;
                 unless_in_vain(self.compactor.compact_to_defragment(
                     dict,
                     scattered.then(|| Placement {

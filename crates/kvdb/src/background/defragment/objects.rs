@@ -21,17 +21,14 @@ struct Weight {
 
 impl Defragmenter {
     /// Empties the zones of objects that are mostly holes, round by round. Each round ends with
-    /// fewer of them, since what is moved lies in zones of this file.
-    pub(super) fn empty_objects(
-        &self,
-        stop: &dyn Fn() -> bool,
-        between: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<()> {
+    /// fewer of them, since what is moved lies in zones of this file. No zone becomes free here for
+    /// it, so it ends where there is not room for two rounds.
+    pub(super) fn empty_objects(&self, rate: Option<u64>) -> Result<()> {
         let all = self.zones_of_holes()?.len() as u64;
-        self.state.lock().progress.zones_reclaimable += all;
-        while !stop() {
-            let mut victims = Victims::default();
+        self.update(|p| p.zones_reclaimable += all);
+        while !self.is_to_stop() {
             let most = self.round_size().min(ROUND);
+            let mut victims = Victims::default();
             for (zone, live) in self.zones_of_holes()? {
                 if victims.live + live > most && !victims.zones.is_empty() {
                     break;
@@ -39,15 +36,18 @@ impl Defragmenter {
                 victims.live += live;
                 victims.zones.insert(zone);
             }
-            if victims.zones.is_empty() {
+            let room = self.zones.space().free_for_user;
+            if victims.zones.is_empty() || room < 2 * victims.live.max(ZONE_SIZE) {
                 return Ok(());
             }
             let part = PART.min(self.compactor.part_size());
-            self.evacuate(&victims, part, OtherMerges::Running, between)?;
+            let mut between = |moved| self.between(moved, rate);
+            self.evacuate(&victims, part, OtherMerges::Running, &mut between)?;
             let emptied = self.emptied(&victims.zones);
-            let progress = &mut self.state.lock().progress;
-            progress.zones_reclaimed += emptied;
-            progress.rounds += 1;
+            self.update(|p| {
+                p.zones_reclaimed += emptied;
+                p.rounds += 1;
+            });
             if emptied == 0 {
                 return Ok(());
             }
