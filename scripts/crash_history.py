@@ -1,12 +1,13 @@
 """A worker for crash_live.py that does a little of everything, one thing after the other, and knows
 what may be left of it.
 
-Whatever it does (names, hard and symbolic links, renames over files, holes punched and filled, tree
-copies, keys alone, in batches, ranges and `MULTI`, transactions over both with savepoints and others
-within them, durable ones, snapshots, clones, merges, rebases, rollbacks) is whole or not there, and happens in its order. So
-after a kill the store holds the state after one of the steps: at least the last one that was made
-durable, at most the last one that was begun. Everything is compared: names, which of them are one
-file, contents, keys; each snapshot and each clone, too."""
+Whatever it does (names, hard and symbolic links, renames over files, holes punched and filled,
+tree copies, keys alone, in batches, ranges and `MULTI`, transactions over both with savepoints
+and others within them, durable ones, snapshots, clones, merges, rebases, rollbacks) is whole or
+not there, and happens in its order. So after a kill the store holds the state after one of the
+steps: at least the last one that was made durable, at most the last one that was begun.
+Everything is compared: names, which of them are one file, contents, keys; each snapshot and each
+clone, too."""
 
 import errno
 import hashlib

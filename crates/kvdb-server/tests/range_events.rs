@@ -241,6 +241,8 @@ fn a_commit_to_a_clone_and_a_message_reach_whom_they_concern() {
     assert_eq!(told(&mut a, &mut other), Vec::<String>::new());
     // Who subscribes anew hears of where it works then.
     b.run("SUBSCRIBE __keyspace@0__:k");
+    // The confirmation comes after the ends that others have sent.
+    told(&mut b, &mut other);
     c.expect(&[("CLONE USE c SET k 3", "OK"), ("SET k 4", "OK")]);
     for client in [&mut a, &mut b] {
         assert_eq!(told(client, &mut other), ["__keyspace@0__:k set"]);

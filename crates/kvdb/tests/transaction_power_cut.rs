@@ -1,6 +1,7 @@
 //! Power cuts at every kind of moment of stores that transactions work on, small ones and such that
-//! outgrow memory and bind runs of their own, and such that others were committed into: each of them
-//! is there whole or not at all, in the order of their commits; those that were synced are there.
+//! outgrow memory and bind runs of their own, and such that others were committed into: each of
+//! them is there whole or not at all, in the order of their commits; those that were synced are
+//! there.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one.
 

@@ -3,10 +3,10 @@
 //!
 //! Nothing is kept until the first reader follows. Each branch has a list of its own, which begins
 //! when it is first followed: the store's, and those of clones. It has the newest commits of that
-//! branch in dictionaries that are not reserved, and in reserved ones that were asked for. All lists
-//! share one bound in bytes, and the oldest commit of any of them is left out first. A reader that
-//! comes too late is told so, and so is one that followed another opening of the store: the numbers
-//! of commits that a crash has undone are given again.
+//! branch in dictionaries that are not reserved, and in reserved ones that were asked for. All
+//! lists share one bound in bytes, and the oldest commit of any of them is left out first. A reader
+//! that comes too late is told so, and so is one that followed another opening of the store: the
+//! numbers of commits that a crash has undone are given again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};

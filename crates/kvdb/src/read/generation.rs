@@ -1,5 +1,5 @@
-//! A generation: the memtables of all dictionaries between two seals, and what one dictionary has in
-//! one of them.
+//! A generation: the memtables of all dictionaries between two seals, and what one dictionary has
+//! in one of them.
 
 use std::sync::Arc;
 

@@ -240,8 +240,8 @@ impl Tree {
     }
 }
 
-/// Where the short values of a new dictionary lie. In a clone that does not adapt, so one account of
-/// nothing does for all clones.
+/// Where the short values of a new dictionary lie. In a clone that does not adapt, so one account
+/// of nothing does for all clones.
 fn short_values_of(of_main: bool) -> Arc<ShortValues> {
     static OF_CLONES: LazyLock<Arc<ShortValues>> = LazyLock::new(Arc::default);
     if of_main { Arc::default() } else { OF_CLONES.clone() }

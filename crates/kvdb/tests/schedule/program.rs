@@ -26,8 +26,8 @@ const THREADS: u64 = 3;
 const OPERATIONS: u64 = 5;
 /// So many kinds of operations are drawn from, some of them more than once.
 const CHOICES: u64 = 20;
-/// Transactions within others. Apart from the others, so that a seed without it has the program that
-/// it had before there were any.
+/// Transactions within others. Apart from the others, so that a seed without it has the program
+/// that it had before there were any.
 const NESTED: u64 = CHOICES;
 const SNAPSHOT: &str = "s";
 

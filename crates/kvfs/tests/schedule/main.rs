@@ -1,7 +1,8 @@
 //! Programs of several threads on the files of one store, each under the schedule of a seed, with
 //! the file system's and the store's own threads and syncs that take their time: writes,
 //! truncations and fsyncs on the mainline, transactions over files and a key and within each other,
-//! clones that are merged, before or after a rebase, a snapshot and rollbacks to it. One order of all operations must explain what each has read, see `history`.
+//! clones that are merged, before or after a rebase, a snapshot and rollbacks to it. One order of
+//! all operations must explain what each has read, see `history`.
 //!
 //! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
 //! Long runs: `KVFS_SEEDS=20000 cargo test --profile simulation -p kvfs --test schedule`.

@@ -1,8 +1,9 @@
 //! Power cuts of stores in which transactions change files and keys together, some within others,
-//! among changes outside of them, snapshots, clones, merges, rebases and rollbacks. What comes back is one state of the common
-//! history of all of it, not older than the last sync: each transaction is there whole or not at
-//! all, files and keys alike; durable ones that had not ended are open again with what they had
-//! changed; and the store and the file system in it check clean, links and sizes included.
+//! among changes outside of them, snapshots, clones, merges, rebases and rollbacks. What comes back
+//! is one state of the common history of all of it, not older than the last sync: each transaction
+//! is there whole or not at all, files and keys alike; durable ones that had not ended are open
+//! again with what they had changed; and the store and the file system in it check clean, links and
+//! sizes included.
 //!
 //! `KVFS_SEEDS=n` runs n seeds instead of the usual few; `KVFS_SEED=n` runs one.
 
@@ -468,8 +469,7 @@ impl World<'_> {
                 }
                 self.history.attempt(|s| {
                     s.main = s.snapshots[&name].clone();
-                    // Later merges are undone with it, and an earlier state counts: see `merge_random`
-                    // for that.
+                    // Later merges are undone with it, and an earlier state counts.
                     s.common.clear();
                 });
                 self.views.rollback(&name)?;
