@@ -63,9 +63,7 @@ fn bytes_there(bucket: &Bucket) -> u64 {
     let place = RemotePlace::new(bucket.memory.clone());
     let options = CollectOptions { grace: Duration::ZERO, dry_run: false };
     for world in 0..2 {
-        place
-            .collect(&Simulated::new(world + (9 << 20)), options.clone(), &mut |_| Ok(()))
-            .unwrap();
+        place.collect(&Simulated::new(world + (9 << 20)), options, &mut |_| Ok(())).unwrap();
     }
     assert_eq!(place.survey(&Simulated::new(11 << 20)).unwrap().missing, []);
     bucket.memory.list("z/", "").unwrap().entries.iter().map(|entry| entry.len).sum()

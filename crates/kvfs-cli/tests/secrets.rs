@@ -150,7 +150,13 @@ fn without_the_secret_or_with_another_one_everything_says_so_and_nothing_is_chan
     succeeds(kvfs(&["push"]).arg(&another).arg(&open));
     refused(with(&secret, &["push"]).arg(&another).arg(&open), &["is not encrypted"]);
     refused(with(&secret, &["fork", &open]).arg(world.path("x.kvfs")), &["is not encrypted"]);
-    // Offline, what is in the local file is read without it.
+    // Nor is a store of another name in a place half encrypted.
+    let (new, new_open) = (format!("{place}/new"), open.replace("/work", "/new"));
+    refused(kvfs(&["push"]).arg(&another).arg(&new), &["encrypted with the secret"]);
+    refused(with(&other, &["push"]).arg(&another).arg(&new), &["encrypted with the secret"]);
+    refused(with(&secret, &["push"]).arg(&another).arg(&new_open), &["is not encrypted"]);
+    succeeds(with(&secret, &["push"]).arg(&another).arg(&new));
+    succeeds(with(&secret, &["gc", &place, "--dry-run"]).arg("--json"));
     let again = ends(kvfs(&["secret"]).arg(&secret));
     assert!(again.0 != Some(0) && again.2.contains("exists"), "{again:?}");
 }

@@ -433,7 +433,7 @@ mod tests {
         let notes = crate::fs::counter::notes_of(&db);
         let allocator = InodeAllocator::of_branch(Arc::new(Counter::from(notes, a)), 0);
         let fs = Fs::without_parent(
-            db.clone(),
+            db.clone().into(),
             scope,
             env.clone(),
             core.layout,

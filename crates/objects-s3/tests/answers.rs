@@ -46,6 +46,8 @@ fn kind<T: std::fmt::Debug>(outcome: Result<T>) -> &'static str {
         Err(ObjectsError::NoBucket { .. }) => "NoBucket",
         Err(ObjectsError::Invalid(_)) => "Invalid",
         Err(ObjectsError::Io { .. }) => "Io",
+        Err(ObjectsError::Damaged { .. }) => "Damaged",
+        Err(ObjectsError::Secret { .. }) => "Secret",
     }
 }
 

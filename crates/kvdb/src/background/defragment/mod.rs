@@ -49,6 +49,7 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::options::OpenOptions;
 use crate::read::snapshot_set::Snapshots;
+use crate::read::version::NumberedRun;
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
 
@@ -268,8 +269,10 @@ impl Defragmenter {
             let (blocks, values, spans) =
                 (sum(|s| s.block_bytes), sum(|s| s.value_bytes), sum(|s| s.value_spans));
             // What is elsewhere would be fetched to be laid in another order.
-            let mut uses = tree.runs().flat_map(|p| p.run.uses().iter());
-            let here = uses.all(|(zone, _)| self.zones.is_here_whole(zone));
+            let here = |p: &NumberedRun| {
+                p.run.uses().iter().all(|(zone, _)| self.zones.is_here_whole(zone))
+            };
+            let here = tree.runs().all(here);
             drop(version);
             if blocks.saturating_mul(SMALL_BLOCKS) <= values && !self.stopping() {
                 let room = self.zones.space().free_for_user
