@@ -141,6 +141,9 @@ fn a_clone_has_a_list_of_its_own() {
     assert_eq!(rows, want);
     assert_eq!(since(&mut c, &next, "").0, Vec::<String>::new());
     assert_eq!(since(&mut other, &of_store, "").0, ["0 key in-store string"]);
+    // A position of the store's list says nothing of the clone's.
+    let elsewhere = c.run(&format!("CHANGES SINCE {of_store}"));
+    assert!(elsewhere.starts_with("(error) NOFEED "), "{elsewhere}");
     // A wait for the clone's next commit does not end with one of the store.
     c.send(format!("CHANGES SINCE {next} BLOCK 0\r\n").as_bytes());
     other.expect(&[("SET in-store 2", "OK"), ("CLONE USE one SET last 1", "OK")]);

@@ -147,6 +147,20 @@ fn older_views_and_snapshots_have_the_ranks_of_their_time() {
 }
 
 #[test]
+fn a_clone_that_was_rolled_back_has_the_ranks_of_its_snapshot() {
+    let (db, d) = store();
+    fill(&db, d, 0..1000);
+    db.snapshot("base").expect("a snapshot");
+    db.clone_snapshot("base", "trial").expect("a clone");
+    let of_clone = db.dictionary_in("trial", "d").expect("it is in the clone");
+    db.snapshot_of("trial", "begun", Durability::Buffered).expect("a snapshot of the clone");
+    fill(&db, of_clone, 1000..3000);
+    assert_eq!(db.count::<&[u8]>(&db.view(), of_clone, ..).expect("counted"), 3000);
+    db.rollback("begun").expect("rolled back");
+    assert_eq!(db.count::<&[u8]>(&db.view(), of_clone, ..).expect("counted"), 1000);
+}
+
+#[test]
 fn a_transaction_has_ranks_of_its_own_changes_too() {
     const MOST: u64 = 5_000;
     let (mut numbers, (db, d)) = (Numbers(9), store());

@@ -26,7 +26,7 @@ use crate::handler::*;
 use crate::ioctl;
 use crate::kept::{Kept, Slot};
 use crate::wire::{self, Answer, Fields, Head, init, valid};
-use crate::{name_parts, node_id, shown_changes};
+use crate::{name_parts, node_id};
 
 /// What is sent back for one request.
 pub(crate) enum Outcome {
@@ -295,9 +295,6 @@ impl<H: Handler> Dispatcher<H> {
         }
         let node = head.node;
         let caller = Caller { uid: head.uid, gid: head.gid, pid: head.pid };
-        if let Some(answered) = self.show(request, node, f, caller, reply) {
-            return answered;
-        }
         match request {
             Request::Lookup => match h.lookup(node, f.name()?)? {
                 Some(attr) => Ok(self.entry(reply, &attr)),
@@ -516,52 +513,9 @@ impl<H: Handler> Dispatcher<H> {
     }
 
     /// For how many seconds the kernel may believe that a name leads to a node, and what it has.
-    /// Answers a call that changes nothing and is only to be shown; `None`: it is any other call.
-    fn show(
-        &self,
-        request: Request,
-        node: NodeId,
-        mut f: Fields<'_>,
-        caller: Caller,
-        reply: &mut ReplyBuffer,
-    ) -> Option<Reply<Outcome>> {
-        let before_name = match request {
-            Request::Lookup | Request::Unlink | Request::RmDir | Request::SymLink => 0,
-            Request::MkDir => 2,
-            Request::MkNod => 4,
-            _ => return None,
-        };
-        (0..before_name).try_for_each(|_| f.u32().map(drop)).ok()?;
-        let name = f.name().ok()?;
-        let shown = match self.handler.shown(node, name, caller)? {
-            Ok(shown) => shown,
-            Err(e) => return Some(Err(e)),
-        };
-        Some(match (request, shown) {
-            (Request::Lookup, Shown::Made) => {
-                reply.answer.no_entry_out(0);
-                Ok(Outcome::Answer)
-            }
-            (Request::Lookup, Shown::Removed(attr)) => Ok(self.entry(reply, &attr)),
-            (Request::Unlink | Request::RmDir, Shown::Removed(_)) => done(Ok(())),
-            (Request::MkNod | Request::MkDir | Request::SymLink, Shown::Made) => {
-                match self.handler.lookup(node, name) {
-                    Ok(Some(made)) => Ok(self.entry(reply, &made)),
-                    Ok(None) => Err(Errno(libc::ENOENT)),
-                    Err(e) => Err(e),
-                }
-            }
-            _ => Err(Errno(libc::EBUSY)),
-        })
-    }
-
     fn ttl_of(&self, node: NodeId) -> (u64, u64) {
         match node_id::split(node) {
-            (node_id::CONTROL, ino)
-                if name_parts::is_part(ino) || shown_changes::gone_kind(ino).is_some() =>
-            {
-                (0, 0)
-            }
+            (node_id::CONTROL, ino) if name_parts::is_part(ino) => (0, 0),
             _ => (self.policy.entry_ttl.as_secs(), self.policy.attr_ttl.as_secs()),
         }
     }

@@ -8,6 +8,7 @@
 mod control;
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -18,16 +19,16 @@ use crate::name_parts::NameParts;
 use crate::node_id::Numbering;
 use crate::quiesce_barrier::QuiesceBarrier;
 use crate::recall::Recall;
-use crate::shown_changes::{ShownChange, ShownChanges};
 use crate::size_setter::SizeGuard;
-use crate::{control_directory, node_id, security_labels, shown_changes};
+use crate::{control_directory, node_id, security_labels};
 
 /// Answers the requests of the kernel with a KVFS file system and all its views.
 pub struct FuseAdapter {
     views: Views,
     mainline: Fs,
-    /// The calls of our own that change nothing.
-    shown_changes: Arc<ShownChanges>,
+    /// Our own thread whose changes of attributes change nothing; see
+    /// [`FuseAdapter::ignore_setattr_of`]. 0: none.
+    notifier: AtomicU32,
     /// Of the thread that has the kernel take sizes. Set once the mount is there.
     size_guard: OnceLock<Arc<SizeGuard>>,
     quiesce_barrier: QuiesceBarrier,
@@ -125,7 +126,7 @@ impl FuseAdapter {
         FuseAdapter {
             views,
             mainline,
-            shown_changes: Arc::default(),
+            notifier: AtomicU32::new(0),
             size_guard: OnceLock::new(),
             quiesce_barrier: QuiesceBarrier::default(),
             recall: OnceLock::new(),
@@ -137,10 +138,10 @@ impl FuseAdapter {
         }
     }
 
-    /// The calls that change nothing: they ask only for what the kernel then tells others
-    /// (`watch_events`).
-    pub(crate) fn shown_changes(&self) -> &Arc<ShownChanges> {
-        &self.shown_changes
+    /// From now on a change of attributes that the thread with this number asks for changes
+    /// nothing: it asks only for what the kernel then tells others (`watch_events`).
+    pub(crate) fn ignore_setattr_of(&self, thread: u32) {
+        self.notifier.store(thread, Ordering::Relaxed);
     }
 
     /// From now on a change of attributes by the thread of this guard changes nothing: the kernel
@@ -179,23 +180,6 @@ impl FuseAdapter {
     fn gathers_writes(&self) -> bool {
         let known = self.recall.get().map(|recall| recall.gathers_writes);
         known.or(self.in_use).unwrap_or(false)
-    }
-
-    /// What a name that is not there any more is shown to have been. Where there is such a name
-    /// again, the kernel must not be told that it is removed: it would let go of what it has of it.
-    fn removed(&self, parent: NodeId, name: &[u8], kind: FileKind) -> Reply<NodeAttr> {
-        let (view, ino) = self.inode(parent)?;
-        if view.peek(ino, name).map_err(errno)?.is_some() {
-            return Err(Errno(libc::EBUSY));
-        }
-        self.gone(self.shown_changes.gone(kind), kind)
-    }
-
-    /// What was removed, as the kernel has it until it forgets it.
-    fn gone(&self, ino: Ino, kind: FileKind) -> Reply<NodeAttr> {
-        let of = self.mainline.getattr(ROOT).map_err(errno)?;
-        let attr = Attr { ino, kind, perm: 0o700, nlink: 1, rdev: 0, size: 0, blocks: 0, ..of };
-        Ok(NodeAttr { node: node_id::of(node_id::CONTROL, ino), attr })
     }
 
     /// How programs see the inodes of the view with this number.
@@ -323,13 +307,6 @@ fn answer_to_late_times(node: NodeId, changes: &SetAttr) -> Option<NodeAttr> {
 }
 
 impl Handler for FuseAdapter {
-    fn shown(&self, parent: NodeId, name: &[u8], caller: Caller) -> Option<Reply<Shown>> {
-        let kind = match self.shown_changes.current(parent, name, caller)? {
-            ShownChange::Made => return Some(Ok(Shown::Made)),
-            ShownChange::Removed(kind) => kind,
-        };
-        Some(self.removed(parent, name, kind).map(Shown::Removed))
-    }
     fn lookup(&self, parent: NodeId, name: &[u8]) -> Reply<Option<NodeAttr>> {
         match self.at(parent)? {
             At::View(view, ino) => {
@@ -371,7 +348,9 @@ impl Handler for FuseAdapter {
                         false => Err(Errno(libc::EAGAIN)),
                     };
                 }
-                view.shown(if self.shown_changes.is_by(caller) {
+                let only_shown =
+                    caller.pid != 0 && self.notifier.load(Ordering::Relaxed) == caller.pid;
+                view.shown(if only_shown {
                     view.getattr(ino)
                 } else {
                     view.setattr(ino, changes, caller)
@@ -380,11 +359,7 @@ impl Handler for FuseAdapter {
             Ok(At::Control(control_directory::BARRIER)) => {
                 self.control_attr(control_directory::BARRIER)
             }
-            // A kernel that gathers writes sends the time at which it was removed.
-            Ok(At::Control(ino)) => match shown_changes::gone_kind(ino) {
-                Some(kind) => self.gone(ino, kind),
-                None => Err(NOT_HERE),
-            },
+            Ok(At::Control(_)) => Err(NOT_HERE),
             Err(e) => Err(e),
         };
         match changed {

@@ -90,15 +90,6 @@ pub struct Listed<'a> {
 /// The answer to a request.
 pub type Reply<T> = Result<T, Errno>;
 
-/// What a call of the daemon's own shows to who watches, and does not do (`shown_changes`).
-#[derive(Clone, Copy, Debug)]
-pub enum Shown {
-    /// A name was made that is there already.
-    Made,
-    /// A name was removed that is not there any more; this is what it is shown to have been.
-    Removed(NodeAttr),
-}
-
 /// A file system as FUSE sees it: inodes, names relative to a directory, no paths and no open
 /// files.
 ///
@@ -107,10 +98,6 @@ pub enum Shown {
 /// back. An inode with references stays readable and writable after its last name is gone. Offsets
 /// and lengths are bytes.
 pub trait Handler: Send + Sync + 'static {
-    /// What a call on a name shows without changing anything; `None`: it is to be done.
-    fn shown(&self, _parent: NodeId, _name: &[u8], _caller: Caller) -> Option<Reply<Shown>> {
-        None
-    }
     /// The entry `name` of `parent`; `None`: there is none, and the kernel may remember that.
     fn lookup(&self, parent: NodeId, name: &[u8]) -> Reply<Option<NodeAttr>>;
     /// Takes back `references` of the kernel to an inode.

@@ -133,7 +133,8 @@ impl KernelNotifier {
         let size_setter = SizeSetter::start()?;
         mounted.counters().leave_out(size_setter.guard().number());
         adapter.set_size_guard(size_setter.guard());
-        let watch_events = WatchEvents::start(mount_root.clone(), adapter.shown_changes().clone())?;
+        let watch_events = WatchEvents::start(mount_root.clone())?;
+        adapter.ignore_setattr_of(watch_events.thread()?);
         let drop_all = {
             let invalidator = invalidator.clone();
             move || dropped.iter().flatten().for_each(|ino| drop(invalidator.invalidate_inode(ino)))

@@ -76,7 +76,6 @@ mod recall;
 mod ring;
 mod security_labels;
 mod session;
-mod shown_changes;
 mod size_setter;
 pub mod switch;
 mod unshared_thread;

@@ -1,5 +1,5 @@
-//! What programs see of a view that takes the place of the mainline, and of files that they run
-//! from while a commit changes them.
+//! What programs see of a view that takes the place of the mainline, of files that they run from
+//! while a commit changes them, and of commits when they watch.
 
 mod real;
 
@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdb::{Durability, TransactionOptions};
 use real::Real;
@@ -172,4 +172,50 @@ fn a_rollback_names_the_program_that_is_in_the_way() {
     drop(running.stdin.take());
     assert!(running.wait().expect("it ends").success());
     m.views.rollback("s").expect("nothing runs");
+}
+
+#[test]
+fn who_watches_a_directory_is_told_of_a_commit() {
+    let Some(m) = Real::new(false) else { return };
+    fs::create_dir(m.path("d")).expect("a directory");
+    for name in ["changed", "replaced", "removed"] {
+        fs::write(m.path("d").join(name), "before").expect("a file");
+        fs::read(m.path("d").join(name)).expect("read");
+    }
+    let watch =
+        rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::NONBLOCK).expect("an instance");
+    rustix::fs::inotify::add_watch(
+        &watch,
+        m.path("d"),
+        rustix::fs::inotify::WatchFlags::ALL_EVENTS,
+    )
+    .expect("a watch");
+    let id = m.views.begin(TransactionOptions::default()).expect("it begins");
+    let inside = m.path(&format!(".kvfs/txn/{id}/d"));
+    fs::write(inside.join("changed"), "after").expect("a write");
+    fs::write(inside.join("tmp"), "after").expect("a write");
+    fs::rename(inside.join("tmp"), inside.join("replaced")).expect("a rename");
+    fs::write(inside.join("made"), "after").expect("a write");
+    fs::remove_file(inside.join("removed")).expect("unlink");
+    m.views.commit(id, Durability::Buffered).expect("it commits");
+    let mut told = std::collections::BTreeSet::new();
+    let until = Instant::now() + Duration::from_secs(30);
+    let mut room = [std::mem::MaybeUninit::uninit(); 4096];
+    let mut events = rustix::fs::inotify::Reader::new(&watch, &mut room);
+    while told.len() < 4 && Instant::now() < until {
+        match events.next() {
+            Ok(event) if event.events().contains(rustix::fs::inotify::ReadFlags::MODIFY) => {
+                let name = event.file_name().map(|name| name.to_string_lossy().into_owned());
+                told.insert(name.unwrap_or_default());
+            }
+            Ok(_) => {}
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+    let all = ["", "changed", "made", "replaced"].map(String::from);
+    assert_eq!(told, all.into(), "the directory, and the names");
+    let after = m.views.mainline().resolve(b"d/changed").expect("there").mtime;
+    let shown = fs::metadata(m.path("d/changed")).expect("stat");
+    let times = (after.secs, i64::from(after.nanos));
+    assert_eq!((shown.mtime(), shown.mtime_nsec()), times, "it was touched, and not changed");
 }

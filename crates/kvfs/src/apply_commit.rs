@@ -33,15 +33,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvdb::{Batch, Changed, Savepoint, Transaction};
 
-use crate::attr::{FileKind, Ino, ROOT};
+use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::fs::superseded::ChangeTurn;
 use crate::inode::{Inode, InodeState};
 use crate::layout::{self, Attributes, ImapKey, Layout};
 
-/// Names that were removed of which it is noted what they stood for.
-const REMOVED_LOOKED_UP: usize = 1000;
 /// Pages put back in one batch.
 const PUT_BACK_AT_ONCE: usize = 16 << 10;
 
@@ -55,11 +53,6 @@ pub struct ChangeSet {
     pub names: Vec<ChangedName>,
     /// Inodes that were made or changed, or (`true`) removed.
     pub inodes: Vec<(Ino, bool)>,
-    /// What the names that were removed stood for, where it is known and they are few.
-    pub removed: Vec<(Ino, Box<[u8]>, FileKind)>,
-    /// What has changed exactly, for programs that watch, where the names and inodes here are all
-    /// that caches may know.
-    pub exact: Option<Box<ChangeSet>>,
     /// Inodes without a name of which something is stored.
     pub(crate) orphans: HashSet<Ino>,
     /// Files of which the note of their promised space was made, changed or removed.
@@ -90,31 +83,7 @@ impl ChangeSet {
                 }
             }
         }
-        let state = transaction.view()?.beneath();
-        changes.look_up_removed(|parent, name| {
-            state.get(layout.nmap, &layout::name_key(parent, name)).map_err(Error::from)
-        })?;
         Ok(changes)
-    }
-
-    /// Notes what the removed names stood for in the state before, of which `entry` has the values,
-    /// if they are few.
-    pub(crate) fn look_up_removed(
-        &mut self,
-        entry: impl Fn(Ino, &[u8]) -> Result<Option<Bytes>>,
-    ) -> Result<()> {
-        let removed = || self.names.iter().filter(|(.., removed)| *removed);
-        if removed().count() > REMOVED_LOOKED_UP {
-            return Ok(());
-        }
-        let mut kinds = Vec::new();
-        for (parent, name, _) in removed() {
-            if let Some(value) = entry(*parent, name)? {
-                kinds.push((*parent, name.clone(), layout::decode_name(*parent, &value)?.1));
-            }
-        }
-        self.removed = kinds;
-        Ok(())
     }
 }
 

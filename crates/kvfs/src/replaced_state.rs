@@ -33,9 +33,6 @@ impl ChangeSet {
                 changes.inodes.push((ino, change.after.is_none()));
             }
         }
-        changes.look_up_removed(|parent, name| {
-            before.get(layout.nmap, &layout::name_key(parent, name)).map_err(Into::into)
-        })?;
         Ok(changes)
     }
 }
@@ -127,7 +124,6 @@ impl Fs {
         // back from there, and is no worse for it.
         let _ = kvdb::without_lock_waits(|| self.commit_older_than(Duration::MAX));
         let before = self.state_before_change(None)?;
-        let state_before = self.core.scope.view()?;
         let referenced = self.referenced().into_iter().chain([crate::ROOT]);
         let inodes = referenced.map(|ino| (ino, false)).collect();
         let known_before = ChangeSet { names, inodes, ..ChangeSet::default() };
@@ -164,14 +160,7 @@ impl Fs {
         names.dedup();
         let inodes =
             self.referenced().into_iter().chain([crate::ROOT]).map(|ino| (ino, false)).collect();
-        let exact = self
-            .core
-            .scope
-            .view()
-            .map_err(crate::Error::from)
-            .and_then(|now| ChangeSet::between(&state_before, &now, &self.core.layout));
-        let exact = exact.map(Box::new).ok();
-        Ok(ChangeSet { names, inodes, exact, ..ChangeSet::default() })
+        Ok(ChangeSet { names, inodes, ..ChangeSet::default() })
     }
 
     /// What of these the kernel refers to is.

@@ -117,7 +117,9 @@ fn since(
     let begun = Instant::now();
     let mut at = from;
     loop {
-        let Some(recent) = s.db().commits_since(at, count) else {
+        // A position of another branch's list says nothing of this one.
+        let here = Some(at).filter(|at| at.feed == newest.feed);
+        let Some(recent) = here.and_then(|at| s.db().commits_since(at, count)) else {
             return Err(Failure::Coded(
                 format!(
                     "NOFEED what was committed since {} is not kept, or not any more: begin anew with CHANGES NOW, \

@@ -198,8 +198,8 @@ impl CommitPipeline {
             }
             Changed::Unlisted(branches) => {
                 self.feed.end(branches, seq);
-                let of_the_store = branches.contains("");
-                self.ranks.note_unlisted((!of_the_store).then_some(&[][..]), seq);
+                // A rollback keeps the numbers of dictionaries, whichever branch goes back.
+                self.ranks.note_unlisted(None, seq);
             }
         }
         Ok(Installed { applied, gone })

@@ -111,6 +111,9 @@ fn named(runs: &HashMap<Bytes, Arc<Run>>) -> impl FnMut(RunId, &Bytes) -> Result
     }
 }
 
+/// A clone of more dictionaries than this has levels of its own.
+const LOOKED_THROUGH: usize = 64;
+
 /// Opens the runs that an edit has named. A clone has the levels of the snapshot that it was made
 /// of, so a thousand of them have them once.
 struct Named<'a> {
@@ -127,6 +130,10 @@ impl OpenRuns for Named<'_> {
     fn levels_like(&self, new: &DictionaryState) -> Option<Levels> {
         let origin = self.state.branches.get(&new.info.branch)?;
         let version = self.snapshots.get(origin)?.version();
+        // Each of the dictionaries of a clone is looked for among all of them.
+        if version.trees.len() > LOOKED_THROUGH {
+            return None;
+        }
         let like = version.trees.values().find(|tree| Arc::ptr_eq(&tree.entry.runs, &new.runs));
         like.map(|tree| tree.levels.clone())
     }

@@ -6,6 +6,7 @@
 //! or a symbolic link with a usual mode and no attributes. Of a directory that has moved itself,
 //! what has moved with it and is as it was is counted, and everything else is listed.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 use super::anchors::Anchors;
@@ -34,27 +35,55 @@ pub(super) struct Way(Option<Rc<Step>>);
 struct Step {
     name: Vec<u8>,
     above: Way,
-    /// The anchor that the path begins at from here on.
+    /// How the path is told, once it was asked for.
+    told: OnceCell<Told>,
+}
+
+/// How a path is told in a list.
+struct Told {
+    /// The anchor that it begins at from this step on.
     anchor: Option<Vec<u8>>,
     /// Bytes of the path.
-    path_len: usize,
+    len: usize,
 }
 
 impl Way {
-    pub fn to(&self, name: &[u8], anchors: &Anchors) -> Way {
-        let above = self.0.as_ref().map_or(0, |step| step.path_len);
-        let anchor = anchors.begin(above, name.len(), || self.path());
-        let before = anchor.as_ref().map_or(above, Vec::len);
-        let path_len = before + usize::from(before > 0) + name.len();
-        Way(Some(Rc::new(Step { name: name.to_vec(), above: self.clone(), anchor, path_len })))
+    pub fn to(&self, name: &[u8]) -> Way {
+        let above = self.clone();
+        Way(Some(Rc::new(Step { name: name.to_vec(), above, told: OnceCell::new() })))
     }
 
-    /// The path, from the root or from an anchor.
-    pub fn path(&self) -> Vec<u8> {
+    /// The path, from the root or from an anchor. Anchors are made on the way to what is told, and
+    /// for nothing else.
+    pub fn path(&self, anchors: &Anchors) -> Vec<u8> {
+        let mut untold = Vec::new();
+        let mut at = self;
+        while let Way(Some(step)) = at
+            && step.told.get().is_none()
+        {
+            untold.push(step);
+            at = &step.above;
+        }
+        for step in untold.into_iter().rev() {
+            let above = step.above.len();
+            let anchor = anchors.begin(above, step.name.len(), || step.above.told_path());
+            let before = anchor.as_ref().map_or(above, Vec::len);
+            let len = before + usize::from(before > 0) + step.name.len();
+            step.told.get_or_init(|| Told { anchor, len });
+        }
+        self.told_path()
+    }
+
+    /// Bytes of the path, which was asked for.
+    fn len(&self) -> usize {
+        self.0.as_ref().and_then(|step| step.told.get()).map_or(0, |told| told.len)
+    }
+
+    fn told_path(&self) -> Vec<u8> {
         let (mut names, mut at) = (Vec::new(), self);
         while let Way(Some(step)) = at {
             names.push(step.name.as_slice());
-            if let Some(anchor) = &step.anchor {
+            if let Some(anchor) = step.told.get().and_then(|told| told.anchor.as_deref()) {
                 names.push(anchor);
                 break;
             }
@@ -98,7 +127,7 @@ impl Comparison {
     /// A directory that is there on one side: `added`, on the new one.
     pub(super) fn collapse(&mut self, top: Ino, way: Way, added: bool) -> Result<()> {
         let mut below = Below::default();
-        let at_top: Rc<[u8]> = way.path().into();
+        let at_top: Rc<[u8]> = way.path(&self.anchors).into();
         let mut todo = vec![(top, way)];
         while let Some((dir, way)) = todo.pop() {
             if !self.walked[usize::from(added)].insert(dir) {
@@ -120,14 +149,14 @@ impl Comparison {
                 let Some(node) = side.entry(dir, &name)? else { continue };
                 let is_directory = node.attr.kind == FileKind::Dir;
                 if is_directory {
-                    todo.push((node.ino, way.to(&name, &self.anchors)));
+                    todo.push((node.ino, way.to(&name)));
                 }
                 let follows = has_moved
                     && !self.marks.inodes.contains(&node.ino)
                     && other.entry(dir, &name)?.is_some_and(|there| there.ino == node.ino);
                 if follows {
                     below.moved += 1;
-                    let counted = (way.to(&name, &self.anchors), at_top.clone());
+                    let counted = (way.to(&name), at_top.clone());
                     self.followed[usize::from(added)].insert(node.ino, counted);
                 } else if has_moved || is_special(&node) || twin(other, &node)?.is_some() {
                     listed.push((name, node));
@@ -141,7 +170,7 @@ impl Comparison {
             }
             for (name, node) in listed {
                 let (was, is) = if added { (None, Some(node)) } else { (Some(node), None) };
-                self.list(&way.to(&name, &self.anchors), was, is)?;
+                self.list(&way.to(&name), was, is)?;
             }
         }
         if let Some(change) = self.changes.get_mut(&at_top[..]) {

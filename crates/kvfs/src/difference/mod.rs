@@ -381,7 +381,7 @@ impl Comparison {
         for name in names {
             let was = old.map_or(Ok(None), |dir| self.old.entry(dir, &name))?;
             let is = new.map_or(Ok(None), |dir| self.new.entry(dir, &name))?;
-            self.compare(way.to(&name, &self.anchors), was, is)?;
+            self.compare(way.to(&name), was, is)?;
         }
         Ok(())
     }
@@ -412,9 +412,9 @@ impl Comparison {
                     return Ok(());
                 }
             }
-            _ => self.linked.note(&way.path(), was.as_ref(), is.as_ref()),
+            _ => self.linked.note(&way.path(&self.anchors), was.as_ref(), is.as_ref()),
         }
-        let mut change = FileChange::of(way.path(), was.as_ref(), is.as_ref());
+        let mut change = FileChange::of(way.path(&self.anchors), was.as_ref(), is.as_ref());
         change.xattrs = content::xattrs((&self.old, was.as_ref()), (&self.new, is.as_ref()))?;
         if let (Some(a), Some(b)) = (&was, &is) {
             change.content = self.other_content(a, b)?;
