@@ -6,9 +6,10 @@
 //! `docs/decisions/160-the-seam.md`.
 //!
 //! From the bytes up: `frame` (a length, a checksum, a number), `request` and `reply` (what they
-//! bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on). The client:
-//! `client` (a connection that many threads ask on), `pages` (what it has read), `snapshot_view`.
-//! The server: `server` (listens), `conversation` (one connection).
+//! bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on), `deadline` (by
+//! when). The client: `client` (a connection that many threads ask on), `single_flight` (made by one
+//! of them), `pages` (what it has read), `snapshot_view`. The server: `server` (listens),
+//! `conversation` (one connection).
 
 #![warn(missing_docs)]
 
@@ -16,6 +17,7 @@ mod body;
 mod changes;
 mod client;
 mod conversation;
+mod deadline;
 mod error;
 mod failure;
 mod frame;
@@ -25,6 +27,7 @@ pub mod parsers;
 mod reply;
 mod request;
 mod server;
+mod single_flight;
 mod snapshot_view;
 mod socket;
 

@@ -194,7 +194,7 @@ fn open(server: &Server, snapshot: &str, options: &Options) -> Outcome<Fs> {
         fs_options.inode_memory = memory / 4;
     }
     let socket = server.socket.clone();
-    let client = Client::connect(move || Socket::connect_unix(&socket), client_options);
+    let client = Client::connect(move |time| Socket::connect_unix(&socket, time), client_options);
     let view = SnapshotView::open(&client.map_err(cannot)?, snapshot).map_err(cannot)?;
     Fs::served(Arc::new(view), Arc::new(Machine::default()), fs_options).map_err(|e| {
         let what = format!("the files of snapshot {snapshot} of {address} cannot be read: {e}");
