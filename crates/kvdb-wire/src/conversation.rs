@@ -156,18 +156,16 @@ impl Conversation {
     }
 
     fn view(&self, snapshot: Option<String>) -> std::result::Result<Reply, Failure> {
-        let (view, id) = match &snapshot {
-            None => (self.db.view(), [0; 16]),
-            Some(name) => {
-                let label = self.db.snapshot_label(name).map(|label| label.id);
-                let view = self.db.open_snapshot(name).map_err(of_store)?;
-                // Another one may have taken the name in between.
-                let id = self.db.snapshot_label(name).map(|label| label.id);
-                let Some(id) = id.filter(|id| Some(*id) == label) else {
-                    return Err(failure(FailureCode::NoSnapshot, "the snapshot was dropped"));
-                };
-                (view, id)
-            }
+        // The main branch goes on while it is read, and is the store's own.
+        let Some(name) = &snapshot else {
+            return Err(failure(FailureCode::NotAllowed, "this server shows snapshots alone"));
+        };
+        let label = self.db.snapshot_label(name).map(|label| label.id);
+        let view = self.db.open_snapshot(name).map_err(of_store)?;
+        // Another one may have taken the name in between.
+        let id = self.db.snapshot_label(name).map(|label| label.id);
+        let Some(id) = id.filter(|id| Some(*id) == label) else {
+            return Err(failure(FailureCode::NoSnapshot, "the snapshot was dropped"));
         };
         let mut dictionaries: Vec<_> =
             view.dictionaries_in("").into_iter().map(|info| (info.id, info.name)).collect();

@@ -415,3 +415,10 @@ fn a_server_that_accepts_no_connection_does_not_hold_its_caller() {
     let _first = UnixStream::connect(&path).unwrap();
     ends(move || assert!(wire::client(&path, Duration::from_millis(200)).is_err()));
 }
+
+#[test]
+fn the_main_branch_is_not_shown_to_clients() {
+    let store = Store::with_tree(3, 10);
+    let mut raw = Raw::greeted(&store);
+    raw.is_refused(&Request::View { snapshot: None }, FailureCode::NotAllowed);
+}
