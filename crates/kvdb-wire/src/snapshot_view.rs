@@ -1,5 +1,6 @@
 //! A snapshot that a server has, as a view here. After a connection has failed it is opened again
-//! on the next one, by the name of the snapshot, whose id says that it is still the same.
+//! on the next one, by the name of the snapshot, whose id and the numbers of whose dictionaries say
+//! that it is still the same.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ impl SnapshotView {
         let deadline = client.deadline();
         let connection = client.connection(deadline)?;
         let opened = open(&connection, name, deadline)?;
-        let dictionaries = opened.dictionaries.into_iter().map(|(id, name)| (name, id)).collect();
+        let dictionaries = opened.numbers();
         Ok(SnapshotView {
             client: client.clone(),
             name: name.into(),
@@ -59,7 +60,9 @@ impl SnapshotView {
         let is_there = |(there, _): &(Arc<Connection>, u64)| Arc::ptr_eq(there, &connection);
         self.open.get(deadline, is_there, || {
             let opened = open(&connection, &self.name, deadline)?;
-            if opened.snapshot != self.id {
+            // A copy of the store has the snapshot, and may have other numbers for its dictionaries.
+            let is_same = opened.snapshot == self.id && opened.numbers() == self.dictionaries;
+            if !is_same {
                 // The number that was opened ends with the connection.
                 let what = format!("{} was dropped, and another one has its name", self.name);
                 return Err(Error::Failed(Failure { code: FailureCode::NoSnapshot, what }));
@@ -141,6 +144,12 @@ struct Opened {
     snapshot: [u8; 16],
     space: Space,
     dictionaries: Vec<(DictionaryId, String)>,
+}
+
+impl Opened {
+    fn numbers(&self) -> HashMap<String, DictionaryId> {
+        self.dictionaries.iter().map(|(id, name)| (name.clone(), *id)).collect()
+    }
 }
 
 fn open(connection: &Connection, name: &str, deadline: Instant) -> Result<Opened> {

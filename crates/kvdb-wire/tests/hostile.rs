@@ -6,7 +6,7 @@ mod wire;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -421,4 +421,40 @@ fn the_main_branch_is_not_shown_to_clients() {
     let store = Store::with_tree(3, 10);
     let mut raw = Raw::greeted(&store);
     raw.is_refused(&Request::View { snapshot: None }, FailureCode::NotAllowed);
+}
+
+#[test]
+fn a_snapshot_whose_dictionaries_have_other_numbers_is_not_taken_for_the_same() {
+    let opened = Arc::new(AtomicU32::new(0));
+    let connect = move |_: Duration| {
+        let (near, mut far) = UnixStream::pair()?;
+        let opened = opened.clone();
+        std::thread::spawn(move || {
+            while let Ok(frame) = read_frame(&mut far) {
+                let reply = match Request::decode(frame.kind, &frame.body) {
+                    Ok(Request::Hello { .. }) => {
+                        Reply::Welcome { version: VERSION, under_way: 4, views: 4 }
+                    }
+                    Ok(Request::View { .. }) => Reply::Viewed {
+                        view: 1,
+                        snapshot: [1; 16],
+                        space: Space { total: 0, free: 0 },
+                        dictionaries: vec![(
+                            DictionaryId(opened.fetch_add(1, Ordering::Relaxed)),
+                            "d".into(),
+                        )],
+                    },
+                    // The connection ends, and the next one leads to another store.
+                    _ if opened.load(Ordering::Relaxed) == 1 => break,
+                    _ => Reply::Values(vec![Some(Bytes::from_static(b"of another one"))]),
+                };
+                let (kind, body) = reply.encode();
+                write_frame(&mut far, frame.number, kind, &body).unwrap();
+            }
+        });
+        Ok(Socket::from(near))
+    };
+    let client = Client::connect(connect, ClientOptions::default()).unwrap();
+    let found = scope(&client).get(DictionaryId(0), b"k");
+    assert!(matches!(found, Err(Error::NoSnapshot(_))), "{found:?}");
 }
