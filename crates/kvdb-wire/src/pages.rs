@@ -89,7 +89,7 @@ impl Pages {
         let bytes = page.tuples.iter().map(size).sum::<usize>() + ENTRY;
         // One that takes a large part of the memory is one of a long read, which does not come
         // back.
-        if request.backward || bytes > self.most / 4 {
+        if request.backward || bytes > self.most / 4 || !is_part_of_range(request, page) {
             return;
         }
         self.page_bytes += bytes;
@@ -106,6 +106,17 @@ impl Pages {
             self.page_bytes -= oldest.bytes;
         }
     }
+}
+
+/// Returns whether a page has tuples of the range, in order, as a server should have sent it. The
+/// reader refuses any other one, and would meet it again if it were kept.
+fn is_part_of_range(request: &PageRequest<'_>, page: &TuplePage) -> bool {
+    let inside =
+        |key: &Bytes| key >= request.start && (request.end.is_empty() || key < request.end);
+    page.tuples.windows(2).all(|pair| pair[0].0 < pair[1].0)
+        && page.tuples.iter().all(|(key, _)| inside(key))
+        && page.tuples.len() <= request.tuples as usize
+        && (page.ended || !page.tuples.is_empty())
 }
 
 impl Page {

@@ -458,3 +458,16 @@ fn a_snapshot_whose_dictionaries_have_other_numbers_is_not_taken_for_the_same() 
     let found = scope(&client).get(DictionaryId(0), b"k");
     assert!(matches!(found, Err(Error::NoSnapshot(_))), "{found:?}");
 }
+
+#[test]
+fn a_page_that_is_refused_is_asked_for_again() {
+    let is_bad = Arc::new(AtomicBool::new(true));
+    let bad = is_bad.clone();
+    let scope = scope(&scripted(move |_| match bad.load(Ordering::Relaxed) {
+        true => tuples(&["c", "b"], true),
+        false => tuples(&["b", "c"], true),
+    }));
+    assert!(matches!(scope.scan(DICT, b"b", b"d", 100), Err(Error::Corrupt(_))));
+    is_bad.store(false, Ordering::Relaxed);
+    assert_eq!(scope.scan(DICT, b"b", b"d", 100).unwrap().len(), 2);
+}
