@@ -2,7 +2,7 @@
 //! on the next one, by the name of the snapshot, whose id and the numbers of whose dictionaries say
 //! that it is still the same.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -178,11 +178,19 @@ impl ServedView for SnapshotView {
         };
         let mut places: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
         while !places.is_empty() {
-            let missing: Vec<Bytes> = places.iter().map(|&i| keys[i].clone()).collect();
+            // Each key once, however often it is asked for.
+            let mut missing: Vec<Bytes> = Vec::with_capacity(places.len());
+            let mut seen = HashSet::new();
+            missing.extend(places.iter().map(|&i| &keys[i]).filter(|k| seen.insert(*k)).cloned());
             let values = self.values(dict, &missing)?;
-            for (place, value) in places.drain(..values.len()).zip(values) {
-                found[place] = Some(value);
-            }
+            let known: HashMap<&Bytes, Option<Bytes>> = missing.iter().zip(values).collect();
+            places.retain(|&place| match known.get(&keys[place]) {
+                Some(value) => {
+                    found[place] = Some(value.clone());
+                    false
+                }
+                None => true,
+            });
         }
         Ok(found.into_iter().map(Option::flatten).collect())
     }
