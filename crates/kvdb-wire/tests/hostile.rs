@@ -240,6 +240,10 @@ fn tuples_that_were_not_asked_for_are_not_believed_and_no_walk_is_endless() {
         let mut cursor = scope.cursor(DICT, b"b", b"d").unwrap();
         assert!(matches!(cursor.next(), Err(Error::Corrupt(_))), "{keys:?}");
     }
+    // None, though there are more.
+    let empty = scope(&scripted(|_| tuples(&[], false)));
+    assert!(matches!(empty.scan(DICT, b"b", b"d", 100), Err(Error::Corrupt(_))));
+    assert!(matches!(empty.cursor(DICT, b"b", b"d").unwrap().next(), Err(Error::Corrupt(_))));
     // The same page again and again.
     let scope = scope(&scripted(|_| tuples(&["b", "c"], false)));
     let mut cursor = scope.cursor(DICT, b"b", b"d").unwrap();
