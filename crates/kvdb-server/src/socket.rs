@@ -32,7 +32,12 @@ impl PrivateSocket {
         making.push("~");
         let making = PathBuf::from(making);
         let address = SocketAddrUnix::new(&making).map_err(|_| Error::PathTooLong(path.into()))?;
-        let _ = std::fs::remove_file(&making);
+        // One that a server has left which ended here. Anything else is not this program's.
+        match std::fs::symlink_metadata(&making) {
+            Ok(meta) if meta.file_type().is_socket() => drop(std::fs::remove_file(&making)),
+            Ok(_) => return Err(Error::NotASocket(making)),
+            Err(_) => {}
+        }
         let make = || -> Result<UnixListener, Errno> {
             let socket = rustix::net::socket_with(
                 AddressFamily::UNIX,

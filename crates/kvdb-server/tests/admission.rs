@@ -51,6 +51,17 @@ fn a_dead_servers_socket_is_replaced_and_a_living_ones_is_not() {
     ));
     assert_eq!(std::fs::read(&path).expect("the file"), b"precious");
 
+    // Under this name a socket is made, before it is moved.
+    std::fs::remove_file(&path).expect("removed");
+    let making = dir.path().join("s~");
+    std::fs::write(&making, "precious").expect("a file");
+    let refused = Server::start(db.clone(), &path, ServerOptions::default()).err();
+    assert!(matches!(refused, Some(Error::NotASocket(p)) if p == making));
+    assert_eq!(std::fs::read(&making).expect("the file"), b"precious");
+    std::fs::remove_file(&making).expect("removed");
+    drop(UnixListener::bind(&making).expect("a socket"));
+    drop(Server::start(db.clone(), &path, ServerOptions::default()).expect("a dead server's"));
+
     let long = dir.path().join("x".repeat(120));
     assert!(matches!(
         Server::start(db, &long, ServerOptions::default()).err(),

@@ -5,22 +5,28 @@
 //! answer is taken by the thread that waits for it, without waking another one, which would cost
 //! more than the answer does.
 //!
+//! A call has a deadline, by which all ends that it waits for: a turn to write, an answer, the thread
+//! that reads. The one that reads ends the connection at its own deadline, since it may have read a
+//! part of a frame.
+//!
 //! A connection that has failed is of no use any more, and all that wait on it are told. The next
 //! request makes a new one.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use env::sync::atomic::{AtomicU64, Ordering};
 use env::sync::{Condvar, Mutex};
 
+use crate::deadline::{Until, left};
 use crate::error::{Error, Result};
 use crate::frame::{FRAME_OVERHEAD, Frame, VERSION, read_frame, write_frame};
 use crate::reply::Reply;
 use crate::request::Request;
+use crate::single_flight::SingleFlight;
 use crate::socket::Socket;
 
 /// How a client behaves.
@@ -64,44 +70,51 @@ pub(crate) struct Counters {
 /// Bytes that are read at once, if there are so many.
 const READ_BYTES: usize = 64 << 10;
 
-type Connect = dyn Fn() -> io::Result<Socket> + Send + Sync;
+/// Time to tell the server what is not answered.
+const TELLING: Duration = Duration::from_secs(1);
+
+type Connect = dyn Fn(Duration) -> io::Result<Socket> + Send + Sync;
 
 /// A client of one server.
 pub struct Client {
     connect: Box<Connect>,
     pub(crate) options: ClientOptions,
-    current: Mutex<Option<Arc<Connection>>>,
+    current: SingleFlight<Arc<Connection>>,
     counters: Arc<Counters>,
 }
 
 impl Client {
-    /// Connects to a server by `connect`, which is called again after a connection has failed.
-    /// Fails if there is no server, or it speaks another version, or does not know the token.
+    /// Connects to a server by `connect`, which is called again after a connection has failed, and
+    /// has so much time. Fails if there is no server, or it speaks another version, or does not know the token.
     pub fn connect(
-        connect: impl Fn() -> io::Result<Socket> + Send + Sync + 'static,
+        connect: impl Fn(Duration) -> io::Result<Socket> + Send + Sync + 'static,
         options: ClientOptions,
     ) -> Result<Arc<Client>> {
         let client = Client {
             connect: Box::new(connect),
             options,
-            current: Mutex::new(None),
+            current: SingleFlight::new(None),
             counters: Arc::default(),
         };
-        client.connection()?;
+        client.connection(client.deadline())?;
         Ok(Arc::new(client))
     }
 
+    /// By when a call that begins now must be answered.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.options.timeout
+    }
+
     /// The connection that is in use, or a new one.
-    pub(crate) fn connection(&self) -> Result<Arc<Connection>> {
-        let mut current = self.current.lock();
-        if let Some(connection) = current.as_ref().filter(|connection| !connection.has_failed()) {
-            return Ok(connection.clone());
-        }
-        let socket = (self.connect)()?;
-        let connection = Arc::new(Connection::new(socket, &self.options, self.counters.clone())?);
-        self.counters.connections.fetch_add(1, Ordering::Relaxed);
-        *current = Some(connection.clone());
-        Ok(connection)
+    pub(crate) fn connection(&self, deadline: Instant) -> Result<Arc<Connection>> {
+        let connect = || {
+            let socket = (self.connect)(left(deadline)?)?;
+            let counters = self.counters.clone();
+            let connection = Connection::new(socket, &self.options.token, counters, deadline)?;
+            self.counters.connections.fetch_add(1, Ordering::Relaxed);
+            Ok(Arc::new(connection))
+        };
+        self.current.get(deadline, |connection| !connection.has_failed(), connect)
     }
 
     /// Returns what was sent and received.
@@ -119,11 +132,11 @@ impl Client {
 pub(crate) struct Connection {
     socket: Socket,
     /// Locked by the thread that reads.
-    reading: Mutex<BufReader<Socket>>,
-    /// Locked while a frame is written.
-    writing: Mutex<Socket>,
+    reading: Mutex<BufReader<Until>>,
+    /// Locked by the thread that writes a frame.
+    writing: Mutex<Until>,
     waiting: Mutex<Waiting>,
-    /// Told when an answer was handed over, or when no thread reads any more.
+    /// Told when an answer was handed over, or when no thread reads or writes any more.
     changed: Condvar,
     counters: Arc<Counters>,
 }
@@ -135,6 +148,8 @@ struct Waiting {
     answers: HashMap<u64, Option<Frame>>,
     /// A thread reads.
     is_read: bool,
+    /// A thread writes. So the lock of what it writes to is never waited for.
+    is_written: bool,
     /// Says why there are no answers any more.
     failed: Option<String>,
     /// Requests that may be under way.
@@ -142,21 +157,24 @@ struct Waiting {
 }
 
 impl Connection {
-    fn new(socket: Socket, options: &ClientOptions, counters: Arc<Counters>) -> Result<Connection> {
-        // Of a server that stops in the middle nothing is heard any more.
-        socket.limit_reads(Some(options.timeout))?;
-        socket.limit_writes(Some(options.timeout))?;
+    fn new(
+        socket: Socket,
+        token: &Bytes,
+        counters: Arc<Counters>,
+        deadline: Instant,
+    ) -> Result<Connection> {
+        let until = || Until { socket: socket.clone(), deadline: Some(deadline) };
         let waiting = Waiting { most: 1, ..Waiting::default() };
         let connection = Connection {
-            reading: Mutex::new(BufReader::with_capacity(READ_BYTES, socket.clone())),
-            writing: Mutex::new(socket.clone()),
+            reading: Mutex::new(BufReader::with_capacity(READ_BYTES, until())),
+            writing: Mutex::new(until()),
             socket,
             waiting: Mutex::new(waiting),
             changed: Condvar::new(),
             counters,
         };
-        let hello = Request::Hello { version: VERSION, token: options.token.clone() };
-        match connection.call(&hello)? {
+        let hello = Request::Hello { version: VERSION, token: token.clone() };
+        match connection.call(&hello, deadline)? {
             Reply::Welcome { version: VERSION, under_way, .. } => {
                 connection.waiting.lock().most = (under_way as usize).max(1);
                 Ok(connection)
@@ -176,32 +194,21 @@ impl Connection {
     fn fail(&self, why: &Error) {
         let mut waiting = self.waiting.lock();
         waiting.failed.get_or_insert_with(|| why.to_string());
-        waiting.is_read = false;
+        (waiting.is_read, waiting.is_written) = (false, false);
         drop(waiting);
         self.socket.end();
         self.changed.notify_all();
     }
 
     /// Asks, and waits for the answer. A failure that the server tells is an error here.
-    pub fn call(&self, request: &Request) -> Result<Reply> {
+    pub fn call(&self, request: &Request, deadline: Instant) -> Result<Reply> {
         let (kind, body) = request.encode();
-        let number = self.number()?;
-        let sent = write_frame(&mut *self.writing.lock(), number, kind, &body);
-        match sent {
-            Ok(bytes) => {
-                self.counters.requests.fetch_add(1, Ordering::Relaxed);
-                self.counters.sent.fetch_add(bytes as u64, Ordering::Relaxed);
-            }
-            Err(e) => {
-                self.waiting.lock().answers.remove(&number);
-                // A message that is too large was not begun.
-                if !matches!(e, Error::Malformed(_)) {
-                    self.fail(&e);
-                }
-                return Err(e);
-            }
+        let number = self.turn_to_write(true, deadline)?;
+        if let Err(e) = self.write(number, kind, &body, deadline) {
+            self.waiting.lock().answers.remove(&number);
+            return Err(e);
         }
-        let frame = self.answer(number)?;
+        let frame = self.answer(number, deadline)?;
         match Reply::decode(frame.kind, &frame.body) {
             Ok(Reply::Failed(failure)) => Err(Error::Failed(failure)),
             Ok(reply) => Ok(reply),
@@ -215,23 +222,32 @@ impl Connection {
     /// Asks for something that ends with the connection anyway, and does not wait for the answer.
     pub fn tell(&self, request: &Request) {
         let (kind, body) = request.encode();
+        let deadline = Instant::now() + TELLING;
         // No request that waits has this number, so its answer is left.
-        if let Err(e) = write_frame(&mut *self.writing.lock(), 0, kind, &body) {
-            self.fail(&e);
+        let told = self.turn_to_write(false, deadline);
+        if let Err(e) = told.and_then(|number| self.write(number, kind, &body, deadline)) {
+            tracing::debug!("a server was not told: {e}");
         }
     }
 
-    /// The number of a request, when there may be another one under way.
-    fn number(&self) -> Result<u64> {
+    /// Waits until no other thread writes and, for a request that is answered, until one more may be
+    /// under way. Returns the number of the request.
+    fn turn_to_write(&self, is_answered: bool, deadline: Instant) -> Result<u64> {
         let mut waiting = self.waiting.lock();
         loop {
             if let Some(why) = &waiting.failed {
                 return Err(Error::Io(io::Error::other(why.clone())));
             }
-            if waiting.answers.len() < waiting.most {
+            let time = left(deadline)?;
+            let has_room = !is_answered || waiting.answers.len() < waiting.most;
+            if has_room && !waiting.is_written {
                 break;
             }
-            self.changed.wait(&mut waiting);
+            self.changed.wait_for(&mut waiting, time);
+        }
+        waiting.is_written = true;
+        if !is_answered {
+            return Ok(0);
         }
         waiting.last += 1;
         let number = waiting.last;
@@ -239,7 +255,28 @@ impl Connection {
         Ok(number)
     }
 
-    fn answer(&self, number: u64) -> Result<Frame> {
+    /// Writes a frame, and ends the turn.
+    fn write(&self, number: u64, kind: u8, body: &[u8], deadline: Instant) -> Result<()> {
+        let written = {
+            let mut to = self.writing.lock();
+            to.deadline = Some(deadline);
+            write_frame(&mut *to, number, kind, body)
+        };
+        match &written {
+            Ok(bytes) => {
+                self.counters.requests.fetch_add(1, Ordering::Relaxed);
+                self.counters.sent.fetch_add(*bytes as u64, Ordering::Relaxed);
+            }
+            // A message that is too large was not begun.
+            Err(Error::Malformed(_)) => {}
+            Err(e) => self.fail(e),
+        }
+        self.waiting.lock().is_written = false;
+        self.changed.notify_all();
+        written.map(drop)
+    }
+
+    fn answer(&self, number: u64, deadline: Instant) -> Result<Frame> {
         let mut waiting = self.waiting.lock();
         loop {
             if let Some(Some(_)) = waiting.answers.get(&number) {
@@ -254,13 +291,27 @@ impl Connection {
                 waiting.answers.remove(&number);
                 return Err(Error::Io(why));
             }
+            // Checked by the one that reads, too: answers to others may come for ever.
+            let time = match left(deadline) {
+                Ok(time) => time,
+                Err(e) => {
+                    waiting.answers.remove(&number);
+                    drop(waiting);
+                    self.changed.notify_all();
+                    return Err(e.into());
+                }
+            };
             if waiting.is_read {
-                self.changed.wait(&mut waiting);
+                self.changed.wait_for(&mut waiting, time);
                 continue;
             }
             waiting.is_read = true;
             drop(waiting);
-            let read = read_frame(&mut *self.reading.lock());
+            let read = {
+                let mut from = self.reading.lock();
+                from.get_mut().deadline = Some(deadline);
+                read_frame(&mut *from)
+            };
             waiting = self.waiting.lock();
             match read {
                 Ok(frame) => {

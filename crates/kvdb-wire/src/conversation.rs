@@ -5,10 +5,13 @@
 //! from one thread to another.
 //!
 //! All that a connection can make the server hold is bounded: a frame for each of its threads, an
-//! answer for each of them, and so many views. One that does not read its answers is ended.
+//! answer for each of them, and so many views. One that does not read its answers in time is ended.
+//! All connections together hold so many bytes of answers as the server's options say.
 
 use std::collections::HashMap;
 use std::io::BufReader;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use env::sync::Mutex;
@@ -16,27 +19,60 @@ use env::sync::atomic::{AtomicBool, Ordering};
 use kvdb::{DictionaryId, Kvdb, View};
 
 use crate::body::{ANSWER_BYTES, MAX_DICTIONARIES, MAX_TUPLES};
+use crate::budget::Budget;
+use crate::deadline::Until;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
-use crate::frame::{Frame, VERSION, read_frame, write_frame};
+use crate::frame::{Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::socket::Socket;
 
 /// Requests of one connection that may be under way; more of them wait in the socket.
 const UNDER_WAY: u32 = 64;
+/// Bytes of the largest first frame of a connection.
+const MAX_GREETING: usize = 4 << 10;
 /// Views that one connection may have open.
 pub(crate) const MAX_VIEWS: usize = 256;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 64 << 10;
 
+/// How a server behaves.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Clients must send this; empty: nothing.
+    pub token: Bytes,
+    /// Connections at a time; more are closed at once.
+    pub connections: usize,
+    /// A client that has not greeted for so long is cut off.
+    pub greeting: Duration,
+    /// A client that has not taken all of an answer for so long is cut off.
+    pub patience: Duration,
+    /// Bytes that the answers under way may take together; more requests wait.
+    pub answers: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
+            token: Bytes::new(),
+            connections: 128,
+            greeting: Duration::from_secs(10),
+            patience: Duration::from_secs(30),
+            answers: 64 << 20,
+        }
+    }
+}
+
 /// A connection.
 pub(crate) struct Conversation {
     db: Kvdb,
-    token: Bytes,
+    options: ServerOptions,
+    /// Of all connections.
+    answers: Arc<Budget>,
     socket: Socket,
-    reading: Mutex<BufReader<Socket>>,
-    writing: Mutex<Socket>,
+    reading: Mutex<BufReader<Until>>,
+    writing: Mutex<Until>,
     greeted: AtomicBool,
     views: Mutex<Views>,
 }
@@ -48,12 +84,21 @@ struct Views {
 }
 
 impl Conversation {
-    pub fn new(db: Kvdb, token: Bytes, socket: Socket) -> Conversation {
+    pub fn new(
+        db: Kvdb,
+        options: ServerOptions,
+        answers: Arc<Budget>,
+        socket: Socket,
+    ) -> Conversation {
+        // Of a client that is not known yet little is taken, and not for long.
+        let greeted_by = Some(Instant::now() + options.greeting);
+        let until = |deadline| Until { socket: socket.clone(), deadline };
         Conversation {
             db,
-            token,
-            reading: Mutex::new(BufReader::with_capacity(READ_BYTES, socket.clone())),
-            writing: Mutex::new(socket.clone()),
+            options,
+            answers,
+            reading: Mutex::new(BufReader::with_capacity(READ_BYTES, until(greeted_by))),
+            writing: Mutex::new(until(None)),
             socket,
             greeted: AtomicBool::new(false),
             views: Mutex::default(),
@@ -62,7 +107,8 @@ impl Conversation {
 
     /// Answers the greeting, which comes before all else and is answered alone.
     pub fn greet(&self) -> Result<()> {
-        self.answer_next()?;
+        self.answer_next(MAX_GREETING)?;
+        self.reading.lock().get_mut().deadline = None;
         match self.greeted.load(Ordering::Relaxed) {
             true => Ok(()),
             false => Err(Error::Closed),
@@ -72,7 +118,7 @@ impl Conversation {
     /// Answers requests until the connection ends. Several threads may do so.
     pub fn serve(&self) {
         loop {
-            match self.answer_next() {
+            match self.answer_next(MAX_FRAME) {
                 Ok(()) => {}
                 Err(Error::Closed) => break,
                 Err(e) => {
@@ -89,19 +135,24 @@ impl Conversation {
         self.socket.end();
     }
 
-    fn answer_next(&self) -> Result<()> {
-        let Frame { number, kind, body } = read_frame(&mut *self.reading.lock())?;
+    fn answer_next(&self, most: usize) -> Result<()> {
+        let Frame { number, kind, body } = read_frame_of(&mut *self.reading.lock(), most)?;
         // What cannot be read as a request may be one of a newer version, or anything: nothing that
         // follows would be understood.
         let request = Request::decode(kind, &body)?;
         drop(body);
+        let mut share = self.answers.take(most_of_answer(&request));
         let reply = match self.answer(request) {
             Ok(reply) => reply,
             Err(failure) => Reply::Failed(failure),
         };
         let (kind, body) = reply.encode();
         drop(reply);
-        write_frame(&mut *self.writing.lock(), number, kind, &body)?;
+        // A client that reads slowly holds what its answer takes, and no more.
+        share.shrink(body.len());
+        let mut to = self.writing.lock();
+        to.deadline = Some(Instant::now() + self.options.patience);
+        write_frame(&mut *to, number, kind, &body)?;
         Ok(())
     }
 
@@ -144,8 +195,8 @@ impl Conversation {
 
     fn hello(&self, version: u16, token: &Bytes) -> std::result::Result<Reply, Failure> {
         // Of a wrong token it is not told by the time how much of it is right.
-        let differs = token.iter().zip(&self.token).fold(0, |all, (a, b)| all | (a ^ b));
-        if differs != 0 || token.len() != self.token.len() {
+        let differs = token.iter().zip(&self.options.token).fold(0, |all, (a, b)| all | (a ^ b));
+        if differs != 0 || token.len() != self.options.token.len() {
             return Err(failure(FailureCode::NotAllowed, "the token is not that of this server"));
         }
         // A client of another version is told this one, and decides.
@@ -156,18 +207,16 @@ impl Conversation {
     }
 
     fn view(&self, snapshot: Option<String>) -> std::result::Result<Reply, Failure> {
-        let (view, id) = match &snapshot {
-            None => (self.db.view(), [0; 16]),
-            Some(name) => {
-                let label = self.db.snapshot_label(name).map(|label| label.id);
-                let view = self.db.open_snapshot(name).map_err(of_store)?;
-                // Another one may have taken the name in between.
-                let id = self.db.snapshot_label(name).map(|label| label.id);
-                let Some(id) = id.filter(|id| Some(*id) == label) else {
-                    return Err(failure(FailureCode::NoSnapshot, "the snapshot was dropped"));
-                };
-                (view, id)
-            }
+        // The main branch goes on while it is read, and is the store's own.
+        let Some(name) = &snapshot else {
+            return Err(failure(FailureCode::NotAllowed, "this server shows snapshots alone"));
+        };
+        let label = self.db.snapshot_label(name).map(|label| label.id);
+        let view = self.db.open_snapshot(name).map_err(of_store)?;
+        // Another one may have taken the name in between.
+        let id = self.db.snapshot_label(name).map(|label| label.id);
+        let Some(id) = id.filter(|id| Some(*id) == label) else {
+            return Err(failure(FailureCode::NoSnapshot, "the snapshot was dropped"));
         };
         let mut dictionaries: Vec<_> =
             view.dictionaries_in("").into_iter().map(|info| (info.id, info.name)).collect();
@@ -184,6 +233,15 @@ impl Conversation {
 
     fn find(&self, view: u64) -> std::result::Result<View, Failure> {
         self.views.lock().open.get(&view).cloned().ok_or_else(no_view)
+    }
+}
+
+/// Bytes that the answer to a request may take, about. One value alone may be longer.
+fn most_of_answer(request: &Request) -> usize {
+    match request {
+        Request::Iterate { bytes, .. } => (*bytes as usize).min(ANSWER_BYTES),
+        Request::GetMany { .. } | Request::GetPart { .. } => ANSWER_BYTES,
+        _ => 0,
     }
 }
 

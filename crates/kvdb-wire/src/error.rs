@@ -40,6 +40,19 @@ impl Error {
     pub fn is_of_connection(&self) -> bool {
         matches!(self, Error::Io(_) | Error::Closed | Error::Malformed(_))
     }
+
+    /// The same failure, for another one that has met it.
+    pub(crate) fn again(&self) -> Error {
+        match self {
+            Error::Io(e) => Error::Io(io::Error::new(e.kind(), e.to_string())),
+            Error::Closed => Error::Closed,
+            Error::Malformed(what) => Error::Malformed(what),
+            Error::Version { theirs, ours } => Error::Version { theirs: *theirs, ours: *ours },
+            Error::Failed(failure) => Error::Failed(failure.clone()),
+            Error::Unexpected => Error::Unexpected,
+            Error::Address(address) => Error::Address(address.clone()),
+        }
+    }
 }
 
 /// A result of the wire.

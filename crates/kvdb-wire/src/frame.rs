@@ -62,6 +62,11 @@ pub fn write_frame(to: &mut impl Write, number: u64, kind: u8, body: &[u8]) -> R
 
 /// Reads the next frame. `Closed`: the other side has ended between two frames.
 pub fn read_frame(from: &mut impl Read) -> Result<Frame> {
+    read_frame_of(from, MAX_FRAME)
+}
+
+/// Reads the next frame, which has so many bytes after its checksum at most.
+pub(crate) fn read_frame_of(from: &mut impl Read, most: usize) -> Result<Frame> {
     let mut head = [0; 8];
     match read_first(from, &mut head)? {
         0 => return Err(Error::Closed),
@@ -69,7 +74,7 @@ pub fn read_frame(from: &mut impl Read) -> Result<Frame> {
     }
     let counted = u32::from_le_bytes(head[..4].try_into().expect("4 bytes")) as usize;
     let sum = u32::from_le_bytes(head[4..].try_into().expect("4 bytes"));
-    if !(NUMBER_AND_KIND..=MAX_FRAME).contains(&counted) {
+    if !(NUMBER_AND_KIND..=most).contains(&counted) {
         return Err(Error::Malformed("the length of a frame"));
     }
     let mut bytes = Vec::with_capacity(counted.min(STEP));

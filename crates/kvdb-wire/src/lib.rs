@@ -6,16 +6,19 @@
 //! `docs/decisions/160-the-seam.md`.
 //!
 //! From the bytes up: `frame` (a length, a checksum, a number), `request` and `reply` (what they
-//! bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on). The client:
-//! `client` (a connection that many threads ask on), `pages` (what it has read), `snapshot_view`.
-//! The server: `server` (listens), `conversation` (one connection).
+//! bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on), `deadline` (by
+//! when). The client: `client` (a connection that many threads ask on), `single_flight` (made by one
+//! of them), `pages` (what it has read), `snapshot_view`. The server: `server` (listens),
+//! `conversation` (one connection), `budget` (of the answers of all of them).
 
 #![warn(missing_docs)]
 
 mod body;
+mod budget;
 mod changes;
 mod client;
 mod conversation;
+mod deadline;
 mod error;
 mod failure;
 mod frame;
@@ -25,16 +28,18 @@ pub mod parsers;
 mod reply;
 mod request;
 mod server;
+mod single_flight;
 mod snapshot_view;
 mod socket;
 
 pub use changes::Change;
 pub use client::{Client, ClientOptions, Counts};
+pub use conversation::ServerOptions;
 pub use error::{Error, Result};
 pub use failure::{Failure, FailureCode};
 pub use frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame, write_frame};
 pub use reply::Reply;
 pub use request::Request;
-pub use server::{Server, ServerOptions};
+pub use server::Server;
 pub use snapshot_view::SnapshotView;
 pub use socket::Socket;

@@ -64,11 +64,15 @@ impl Pages {
         let own = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
         let (at, value) = ((dict, own(key)), value.map(own));
         let bytes = ENTRY + key.len() + value.as_ref().map_or(0, Bytes::len);
-        if self.values.insert(at.clone(), value).is_some() {
-            return;
-        }
-        self.order.push_back(at);
         self.value_bytes += bytes;
+        match self.values.insert(at.clone(), value) {
+            None => self.order.push_back(at),
+            // A server that sends another value than before is wrong, and the bound holds all the
+            // same.
+            Some(before) => {
+                self.value_bytes -= ENTRY + key.len() + before.map_or(0, |value| value.len());
+            }
+        }
         while self.value_bytes > self.most {
             let Some(oldest) = self.order.pop_front() else { break };
             let gone = self.values.remove(&oldest).flatten();
@@ -89,7 +93,7 @@ impl Pages {
         let bytes = page.tuples.iter().map(size).sum::<usize>() + ENTRY;
         // One that takes a large part of the memory is one of a long read, which does not come
         // back.
-        if request.backward || bytes > self.most / 4 {
+        if request.backward || bytes > self.most / 4 || !is_part_of_range(request, page) {
             return;
         }
         self.page_bytes += bytes;
@@ -106,6 +110,17 @@ impl Pages {
             self.page_bytes -= oldest.bytes;
         }
     }
+}
+
+/// Returns whether a page has tuples of the range, in order, as a server should have sent it. The
+/// reader refuses any other one, and would meet it again if it were kept.
+fn is_part_of_range(request: &PageRequest<'_>, page: &TuplePage) -> bool {
+    let inside =
+        |key: &Bytes| key >= request.start && (request.end.is_empty() || key < request.end);
+    page.tuples.windows(2).all(|pair| pair[0].0 < pair[1].0)
+        && page.tuples.iter().all(|(key, _)| inside(key))
+        && page.tuples.len() <= request.tuples as usize
+        && (page.ended || !page.tuples.is_empty())
 }
 
 impl Page {
@@ -157,6 +172,18 @@ mod tests {
         assert_eq!(pages.page(DICT, &request(b"h", b"x", 10)), Some(page(&["h"], true)));
         assert_eq!(pages.page(DICT, &request(b"i", b"x", 10)), Some(page(&[], true)));
         assert_eq!(pages.page(DICT, &request(b"h", b"x", 0)), Some(page(&[], false)));
+    }
+
+    #[test]
+    fn a_value_that_replaces_another_one_is_counted_in_its_place() {
+        let mut pages = Pages::new(1 << 20);
+        let key = Bytes::from_static(b"k");
+        for len in [0, 60_000, 10] {
+            pages.keep_value(DICT, &key, Some(&Bytes::from(vec![0; len])));
+            assert_eq!(pages.value_bytes, ENTRY + 1 + len);
+        }
+        pages.keep_value(DICT, &key, None);
+        assert_eq!((pages.value_bytes, pages.order.len()), (ENTRY + 1, 1));
     }
 
     #[test]

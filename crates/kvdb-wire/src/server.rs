@@ -6,36 +6,19 @@ use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use bytes::Bytes;
 use env::sync::atomic::{AtomicBool, Ordering};
 use env::sync::{Condvar, Mutex};
 use env::thread::JoinHandle;
 use kvdb::Kvdb;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
-use crate::conversation::Conversation;
+use crate::budget::Budget;
+use crate::conversation::{Conversation, ServerOptions};
 use crate::error::Result;
 use crate::socket::Socket;
 
 /// Threads that answer one connection.
 const THREADS: usize = 2;
-
-/// How a server behaves.
-#[derive(Clone, Debug)]
-pub struct ServerOptions {
-    /// Clients must send this; empty: nothing.
-    pub token: Bytes,
-    /// Connections at a time; more are closed at once.
-    pub connections: usize,
-    /// A client that takes no byte of an answer for so long is cut off.
-    pub patience: Duration,
-}
-
-impl Default for ServerOptions {
-    fn default() -> ServerOptions {
-        ServerOptions { token: Bytes::new(), connections: 1024, patience: Duration::from_secs(30) }
-    }
-}
 
 /// A server, which answers until it is dropped.
 pub struct Server {
@@ -46,6 +29,7 @@ pub struct Server {
 struct Shared {
     db: Kvdb,
     options: ServerOptions,
+    answers: Arc<Budget>,
     /// Written to when the server stops.
     stop: OwnedFd,
     stopping: AtomicBool,
@@ -73,6 +57,7 @@ impl Server {
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?;
         let shared = Arc::new(Shared {
             db,
+            answers: Budget::new(options.answers),
             options,
             stop,
             stopping: AtomicBool::new(false),
@@ -137,9 +122,8 @@ impl Shared {
     }
 
     fn serve(self: &Arc<Shared>, socket: Socket) -> Result<()> {
-        socket.limit_writes(Some(self.options.patience))?;
-        let conversation =
-            Arc::new(Conversation::new(self.db.clone(), self.options.token.clone(), socket));
+        let (db, options, answers) = (self.db.clone(), self.options.clone(), self.answers.clone());
+        let conversation = Arc::new(Conversation::new(db, options, answers, socket));
         {
             let mut open = self.open.lock();
             open.retain(|open| open.strong_count() > 0);

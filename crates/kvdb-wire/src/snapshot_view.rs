@@ -1,7 +1,8 @@
 //! A snapshot that a server has, as a view here. After a connection has failed it is opened again
-//! on the next one, by the name of the snapshot, whose id says that it is still the same.
+//! on the next one, by the name of the snapshot, whose id and the numbers of whose dictionaries say
+//! that it is still the same.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use crate::failure::{Failure, FailureCode};
 use crate::pages::Pages;
 use crate::reply::Reply;
 use crate::request::Request;
+use crate::single_flight::SingleFlight;
 
 /// Pauses before a failed request is sent again: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -30,57 +32,56 @@ pub struct SnapshotView {
     space: Space,
     dictionaries: HashMap<String, DictionaryId>,
     /// The connection that it was opened on last, and its number there.
-    open: Mutex<Option<(Arc<Connection>, u64)>>,
+    open: SingleFlight<(Arc<Connection>, u64)>,
     pages: Mutex<Pages>,
 }
 
 impl SnapshotView {
     /// Opens the snapshot of this name.
     pub fn open(client: &Arc<Client>, name: &str) -> Result<SnapshotView> {
-        let connection = client.connection()?;
-        let opened = open(&connection, name)?;
-        let dictionaries = opened.dictionaries.into_iter().map(|(id, name)| (name, id)).collect();
+        let deadline = client.deadline();
+        let connection = client.connection(deadline)?;
+        let opened = open(&connection, name, deadline)?;
+        let dictionaries = opened.numbers();
         Ok(SnapshotView {
             client: client.clone(),
             name: name.into(),
             id: opened.snapshot,
             space: opened.space,
             dictionaries,
-            open: Mutex::new(Some((connection, opened.view))),
+            open: SingleFlight::new(Some((connection, opened.view))),
             pages: Mutex::new(Pages::new(client.options.memory)),
         })
     }
 
     /// Returns the connection and the number of the view there, which is opened again if need be.
-    fn opened(&self) -> Result<(Arc<Connection>, u64)> {
-        let mut open_there = self.open.lock();
-        let connection = self.client.connection()?;
-        if let Some((there, view)) = &*open_there
-            && Arc::ptr_eq(there, &connection)
-        {
-            return Ok((connection, *view));
-        }
-        let opened = open(&connection, &self.name)?;
-        if opened.snapshot != self.id {
-            // The number that was opened ends with the connection.
-            let what = format!("{} was dropped, and another one has its name", self.name);
-            return Err(Error::Failed(Failure { code: FailureCode::NoSnapshot, what }));
-        }
-        *open_there = Some((connection.clone(), opened.view));
-        Ok((connection, opened.view))
+    fn opened(&self, deadline: Instant) -> Result<(Arc<Connection>, u64)> {
+        let connection = self.client.connection(deadline)?;
+        let is_there = |(there, _): &(Arc<Connection>, u64)| Arc::ptr_eq(there, &connection);
+        self.open.get(deadline, is_there, || {
+            let opened = open(&connection, &self.name, deadline)?;
+            // A copy of the store has the snapshot, and may have other numbers for its dictionaries.
+            let is_same = opened.snapshot == self.id && opened.numbers() == self.dictionaries;
+            if !is_same {
+                // The number that was opened ends with the connection.
+                let what = format!("{} was dropped, and another one has its name", self.name);
+                return Err(Error::Failed(Failure { code: FailureCode::NoSnapshot, what }));
+            }
+            Ok((connection.clone(), opened.view))
+        })
     }
 
     /// Asks until there is an answer, or for as long as the client may.
     fn ask(&self, request: impl Fn(u64) -> Request) -> kvdb::Result<Reply> {
-        let begun = Instant::now();
+        let deadline = self.client.deadline();
         let mut pause = PAUSES.0;
         loop {
-            let asked =
-                self.opened().and_then(|(connection, view)| connection.call(&request(view)));
+            let opened = self.opened(deadline);
+            let asked = opened.and_then(|(there, view)| there.call(&request(view), deadline));
             match asked {
                 Ok(reply) => return Ok(reply),
                 Err(e) if e.is_of_connection() => {
-                    if begun.elapsed() + pause > self.client.options.timeout {
+                    if Instant::now() + pause > deadline {
                         return Err(self.told(e));
                     }
                     tracing::debug!("asked again after {pause:?}: {e}");
@@ -145,8 +146,14 @@ struct Opened {
     dictionaries: Vec<(DictionaryId, String)>,
 }
 
-fn open(connection: &Connection, name: &str) -> Result<Opened> {
-    match connection.call(&Request::View { snapshot: Some(name.into()) })? {
+impl Opened {
+    fn numbers(&self) -> HashMap<String, DictionaryId> {
+        self.dictionaries.iter().map(|(id, name)| (name.clone(), *id)).collect()
+    }
+}
+
+fn open(connection: &Connection, name: &str, deadline: Instant) -> Result<Opened> {
+    match connection.call(&Request::View { snapshot: Some(name.into()) }, deadline)? {
         Reply::Viewed { view, snapshot, space, dictionaries } => {
             Ok(Opened { view, snapshot, space, dictionaries })
         }
@@ -171,11 +178,19 @@ impl ServedView for SnapshotView {
         };
         let mut places: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
         while !places.is_empty() {
-            let missing: Vec<Bytes> = places.iter().map(|&i| keys[i].clone()).collect();
+            // Each key once, however often it is asked for.
+            let mut missing: Vec<Bytes> = Vec::with_capacity(places.len());
+            let mut seen = HashSet::new();
+            missing.extend(places.iter().map(|&i| &keys[i]).filter(|k| seen.insert(*k)).cloned());
             let values = self.values(dict, &missing)?;
-            for (place, value) in places.drain(..values.len()).zip(values) {
-                found[place] = Some(value);
-            }
+            let known: HashMap<&Bytes, Option<Bytes>> = missing.iter().zip(values).collect();
+            places.retain(|&place| match known.get(&keys[place]) {
+                Some(value) => {
+                    found[place] = Some(value.clone());
+                    false
+                }
+                None => true,
+            });
         }
         Ok(found.into_iter().map(Option::flatten).collect())
     }
@@ -221,7 +236,7 @@ impl ServedView for SnapshotView {
 
 impl Drop for SnapshotView {
     fn drop(&mut self) {
-        if let Some((connection, view)) = self.open.lock().take()
+        if let Some((connection, view)) = self.open.take()
             && !connection.has_failed()
         {
             connection.tell(&Request::Drop { view });

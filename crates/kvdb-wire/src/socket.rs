@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 /// A connected socket. Clones are the same, which is closed with the last of them.
 #[derive(Clone, Debug)]
 pub struct Socket(Arc<UnixStream>);
@@ -18,9 +20,17 @@ impl From<UnixStream> for Socket {
 }
 
 impl Socket {
-    /// Connects to the server that listens under this name.
-    pub fn connect_unix(path: &Path) -> io::Result<Socket> {
-        Ok(UnixStream::connect(path)?.into())
+    /// Connects to the server that listens under this name. One that accepts no connection has a
+    /// full queue of them after a while, and is waited for so long.
+    pub fn connect_unix(path: &Path, time: Duration) -> io::Result<Socket> {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // The limit of writes is that of connecting, too.
+        let time = time.max(Duration::from_millis(1));
+        net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Send, Some(time))?;
+        rustix::io::retry_on_intr(|| net::connect(&socket, &address))?;
+        Ok(UnixStream::from(socket).into())
     }
 
     /// Ends the connection for all that use it: their reads and writes return.

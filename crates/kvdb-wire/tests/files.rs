@@ -4,6 +4,7 @@
 mod wire;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT, Views};
 use wire::{Cut, Proxy, Store, tree};
@@ -179,4 +180,58 @@ fn many_threads_read_over_one_connection() {
         }
     });
     assert_eq!(client.counts().connections, 1);
+}
+
+/// A view whose pages are here, and whose values are with a server that does not answer.
+struct Deaf {
+    view: kvdb_wire::SnapshotView,
+    is_deaf: AtomicBool,
+    asked: AtomicU64,
+}
+
+impl kvdb::ServedView for Deaf {
+    fn dictionary(&self, name: &str) -> Option<kvdb::DictionaryId> {
+        self.view.dictionary(name)
+    }
+
+    fn space(&self) -> kvdb::Space {
+        self.view.space()
+    }
+
+    fn get_many(
+        &self,
+        dict: kvdb::DictionaryId,
+        keys: &[&[u8]],
+    ) -> kvdb::Result<Vec<Option<bytes::Bytes>>> {
+        if self.is_deaf.load(Ordering::Relaxed) {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            return Err(kvdb::Error::Io(std::io::Error::other("no answer")));
+        }
+        self.view.get_many(dict, keys)
+    }
+
+    fn page(
+        &self,
+        dict: kvdb::DictionaryId,
+        page: &kvdb::PageRequest<'_>,
+    ) -> kvdb::Result<kvdb::TuplePage> {
+        self.view.page(dict, page)
+    }
+
+    fn announce(&self, _: kvdb::DictionaryId, _: &[&[u8]]) {}
+}
+
+#[test]
+fn a_listing_fails_with_the_first_node_that_is_not_answered() {
+    let store = Store::with_tree(14, 60);
+    let view = kvdb_wire::SnapshotView::open(&store.client(), "monday").unwrap();
+    let deaf = Arc::new(Deaf { view, is_deaf: AtomicBool::new(false), asked: AtomicU64::new(0) });
+    let env = Arc::new(env::Machine::default());
+    let there = Fs::served(deaf.clone(), env, FsOptions::default()).unwrap();
+    deaf.is_deaf.store(true, Ordering::Relaxed);
+    let listed = there.readdir(ROOT, 0, true, &mut |_| true);
+    assert!(matches!(listed, Err(kvfs::Error::Store(kvdb::Error::Io(_)))), "{listed:?}");
+    assert_eq!(deaf.asked.load(Ordering::Relaxed), 1);
+    deaf.is_deaf.store(false, Ordering::Relaxed);
+    there.readdir(ROOT, 0, true, &mut |_| true).unwrap();
 }

@@ -6,6 +6,7 @@ mod wire;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -89,7 +90,7 @@ fn a_client_without_the_token_of_the_server_is_refused() {
         let path = path.clone();
         let options =
             ClientOptions { token: Bytes::copy_from_slice(token), ..ClientOptions::default() };
-        let client = Client::connect(move || Socket::connect_unix(&path), options);
+        let client = Client::connect(move |time| Socket::connect_unix(&path, time), options);
         assert_eq!(client.is_ok(), may, "{token:?}");
     }
 }
@@ -181,8 +182,10 @@ fn a_client_that_takes_no_answers_is_cut_off() {
     let (kind, body) = request.encode();
     raw.0.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
     let ended = (0..1_000_000).find_map(|i| write_frame(&mut raw.0, i, kind, &body).err());
+    // Reset, when the server has closed it before it was written to again.
+    let cut = [std::io::ErrorKind::BrokenPipe, std::io::ErrorKind::ConnectionReset];
     assert!(
-        matches!(&ended, Some(kvdb_wire::Error::Io(e)) if e.kind() == std::io::ErrorKind::BrokenPipe),
+        matches!(&ended, Some(kvdb_wire::Error::Io(e)) if cut.contains(&e.kind())),
         "{ended:?}"
     );
 }
@@ -190,7 +193,7 @@ fn a_client_that_takes_no_answers_is_cut_off() {
 /// A client of a server that answers as `answer` says.
 fn scripted(answer: impl Fn(Request) -> Reply + Send + Sync + 'static) -> Arc<Client> {
     let answer = Arc::new(answer);
-    let connect = move || {
+    let connect = move |_: Duration| {
         let (near, mut far) = UnixStream::pair()?;
         let answer = answer.clone();
         std::thread::spawn(move || {
@@ -239,6 +242,10 @@ fn tuples_that_were_not_asked_for_are_not_believed_and_no_walk_is_endless() {
         let mut cursor = scope.cursor(DICT, b"b", b"d").unwrap();
         assert!(matches!(cursor.next(), Err(Error::Corrupt(_))), "{keys:?}");
     }
+    // None, though there are more.
+    let empty = scope(&scripted(|_| tuples(&[], false)));
+    assert!(matches!(empty.scan(DICT, b"b", b"d", 100), Err(Error::Corrupt(_))));
+    assert!(matches!(empty.cursor(DICT, b"b", b"d").unwrap().next(), Err(Error::Corrupt(_))));
     // The same page again and again.
     let scope = scope(&scripted(|_| tuples(&["b", "c"], false)));
     let mut cursor = scope.cursor(DICT, b"b", b"d").unwrap();
@@ -260,7 +267,7 @@ fn an_answer_to_something_else_is_an_error() {
 fn a_server_that_stops_in_the_middle_fails_the_call_in_time() {
     let (near, mut far) = UnixStream::pair().unwrap();
     let near = std::sync::Mutex::new(Some(near));
-    let connect = move || {
+    let connect = move |_: Duration| {
         let near = near.lock().unwrap().take();
         near.map(Socket::from).ok_or_else(|| std::io::Error::other("the server is gone"))
     };
@@ -286,7 +293,7 @@ fn requests_and_answers_that_come_twice_change_nothing() {
     let store = Store::with_tree(5, 60);
     let path = store.path();
     let expected = tree(&wire::served(&store.client(), "monday"));
-    let connect = move || {
+    let connect = move |_: Duration| {
         let (near, far) = UnixStream::pair()?;
         let server = UnixStream::connect(&path)?;
         for (mut from, mut to) in
@@ -309,4 +316,197 @@ fn requests_and_answers_that_come_twice_change_nothing() {
     let there = wire::served(&client, "monday");
     assert_eq!(tree(&there), expected);
     assert_eq!(client.counts().connections, 1);
+}
+
+/// A client of a server that answers until `is_dead`, and then takes connections and is silent.
+fn dying(timeout: Duration) -> (Arc<Client>, Arc<AtomicBool>) {
+    let is_dead = Arc::new(AtomicBool::new(false));
+    let dead = is_dead.clone();
+    let connect = move |_: Duration| {
+        let (near, mut far) = UnixStream::pair()?;
+        let dead = dead.clone();
+        std::thread::spawn(move || {
+            while let Ok(frame) = read_frame(&mut far) {
+                let reply = match Request::decode(frame.kind, &frame.body) {
+                    _ if dead.load(Ordering::Relaxed) => continue,
+                    Ok(Request::Hello { .. }) => {
+                        Reply::Welcome { version: VERSION, under_way: 64, views: 4 }
+                    }
+                    _ => Reply::Viewed {
+                        view: 1,
+                        snapshot: [1; 16],
+                        space: Space { total: 0, free: 0 },
+                        dictionaries: vec![(DICT, "d".into())],
+                    },
+                };
+                let (kind, body) = reply.encode();
+                write_frame(&mut far, frame.number, kind, &body).unwrap();
+            }
+        });
+        Ok(Socket::from(near))
+    };
+    let options = ClientOptions { timeout, ..ClientOptions::default() };
+    (Client::connect(connect, options).unwrap(), is_dead)
+}
+
+#[test]
+fn a_dead_server_costs_all_that_wait_one_timeout_together() {
+    let (client, is_dead) = dying(Duration::from_secs(1));
+    let scope = scope(&client);
+    is_dead.store(true, Ordering::Relaxed);
+    let begun = Instant::now();
+    std::thread::scope(|threads| {
+        for i in 0..16u8 {
+            let scope = &scope;
+            threads.spawn(move || assert!(scope.get(DICT, &[i]).is_err()));
+        }
+    });
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+}
+
+/// Runs what must end soon.
+fn ends<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(what()));
+    is_done.recv_timeout(Duration::from_secs(30)).expect("it ends in time")
+}
+
+#[test]
+fn a_server_that_answers_all_but_one_request_does_not_hold_its_caller() {
+    let (near, mut far) = UnixStream::pair().unwrap();
+    let near = std::sync::Mutex::new(Some(near));
+    let connect = move |_: Duration| {
+        let near = near.lock().unwrap().take();
+        near.map(Socket::from).ok_or_else(|| std::io::Error::other("the server is gone"))
+    };
+    std::thread::spawn(move || {
+        let greeting = read_frame(&mut far).unwrap();
+        let (kind, body) = Reply::Welcome { version: VERSION, under_way: 4, views: 1 }.encode();
+        write_frame(&mut far, greeting.number, kind, &body).unwrap();
+        // Answers to something else come for ever.
+        let (kind, body) = Reply::Done.encode();
+        while write_frame(&mut far, 99, kind, &body).is_ok() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let options = ClientOptions { timeout: Duration::from_millis(200), ..ClientOptions::default() };
+    let client = Client::connect(connect, options).unwrap();
+    ends(move || assert!(SnapshotView::open(&client, "monday").is_err()));
+}
+
+#[test]
+fn a_server_whose_answer_trickles_does_not_hold_its_caller() {
+    let connect = move |_: Duration| {
+        let (near, mut far) = UnixStream::pair()?;
+        std::thread::spawn(move || {
+            let _ = far.write_all(&[0, 0, 1, 0, 1, 2, 3, 4]);
+            while far.write_all(&[0]).is_ok() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        Ok(Socket::from(near))
+    };
+    let options = ClientOptions { timeout: Duration::from_millis(200), ..ClientOptions::default() };
+    ends(move || assert!(Client::connect(connect, options).is_err()));
+}
+
+#[test]
+fn a_server_that_accepts_no_connection_does_not_hold_its_caller() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    // A queue for one connection.
+    rustix::net::listen(&listener, 0).unwrap();
+    let _first = UnixStream::connect(&path).unwrap();
+    ends(move || assert!(wire::client(&path, Duration::from_millis(200)).is_err()));
+}
+
+#[test]
+fn a_page_that_is_refused_is_asked_for_again() {
+    let is_bad = Arc::new(AtomicBool::new(true));
+    let bad = is_bad.clone();
+    let scope = scope(&scripted(move |_| match bad.load(Ordering::Relaxed) {
+        true => tuples(&["c", "b"], true),
+        false => tuples(&["b", "c"], true),
+    }));
+    assert!(matches!(scope.scan(DICT, b"b", b"d", 100), Err(Error::Corrupt(_))));
+    is_bad.store(false, Ordering::Relaxed);
+    assert_eq!(scope.scan(DICT, b"b", b"d", 100).unwrap().len(), 2);
+}
+
+#[test]
+fn a_snapshot_whose_dictionaries_have_other_numbers_is_not_taken_for_the_same() {
+    let opened = Arc::new(AtomicU32::new(0));
+    let connect = move |_: Duration| {
+        let (near, mut far) = UnixStream::pair()?;
+        let opened = opened.clone();
+        std::thread::spawn(move || {
+            while let Ok(frame) = read_frame(&mut far) {
+                let reply = match Request::decode(frame.kind, &frame.body) {
+                    Ok(Request::Hello { .. }) => {
+                        Reply::Welcome { version: VERSION, under_way: 4, views: 4 }
+                    }
+                    Ok(Request::View { .. }) => Reply::Viewed {
+                        view: 1,
+                        snapshot: [1; 16],
+                        space: Space { total: 0, free: 0 },
+                        dictionaries: vec![(
+                            DictionaryId(opened.fetch_add(1, Ordering::Relaxed)),
+                            "d".into(),
+                        )],
+                    },
+                    // The connection ends, and the next one leads to another store.
+                    _ if opened.load(Ordering::Relaxed) == 1 => break,
+                    _ => Reply::Values(vec![Some(Bytes::from_static(b"of another one"))]),
+                };
+                let (kind, body) = reply.encode();
+                write_frame(&mut far, frame.number, kind, &body).unwrap();
+            }
+        });
+        Ok(Socket::from(near))
+    };
+    let client = Client::connect(connect, ClientOptions::default()).unwrap();
+    let found = scope(&client).get(DictionaryId(0), b"k");
+    assert!(matches!(found, Err(Error::NoSnapshot(_))), "{found:?}");
+}
+
+#[test]
+fn the_main_branch_is_not_shown_to_clients() {
+    let store = Store::with_tree(3, 10);
+    let mut raw = Raw::greeted(&store);
+    raw.is_refused(&Request::View { snapshot: None }, FailureCode::NotAllowed);
+}
+
+#[test]
+fn a_connection_that_does_not_greet_is_ended_and_so_is_a_long_greeting() {
+    let store = Store::with_tree(4, 10);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let options =
+        ServerOptions { greeting: Duration::from_millis(200), ..ServerOptions::default() };
+    let _server = Server::begin(store.db.clone(), listener, options).unwrap();
+    let mut silent = Raw(UnixStream::connect(&path).unwrap());
+    let mut trickling = Raw(UnixStream::connect(&path).unwrap());
+    let ended = std::thread::spawn(move || ends(move || silent.answer().is_err()));
+    // The beginning of a frame that would take a minute.
+    trickling.0.write_all(&[0xa0, 0x0f, 0, 0, 1, 2, 3, 4]).unwrap();
+    ends(move || {
+        while trickling.0.write_all(&[0]).is_ok() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    assert!(ended.join().unwrap());
+    // One that is greeted may take its time.
+    let mut raw = Raw(UnixStream::connect(&path).unwrap());
+    raw.ask(&Request::Hello { version: VERSION, token: Bytes::new() }).unwrap();
+    std::thread::sleep(Duration::from_millis(400));
+    assert!(matches!(raw.ask(&MONDAY()), Ok(Reply::Viewed { .. })));
+    // No byte of a longer frame than a greeting is waited for.
+    let mut long = Raw::connect(&store);
+    long.0.write_all(&[0, 0x20, 0, 0, 1, 2, 3, 4]).unwrap();
+    let begun = Instant::now();
+    ends(move || assert!(long.answer().is_err()));
+    assert!(begun.elapsed() < Duration::from_secs(5), "it is not the time that ends it");
 }

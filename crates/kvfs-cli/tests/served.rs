@@ -133,6 +133,19 @@ fn a_snapshot_is_mounted_from_a_server_and_read_alone() {
 }
 
 #[test]
+fn a_snapshot_is_named_by_an_option_as_fstab_has_it() {
+    if !may_mount() {
+        return;
+    }
+    let place = Place::new();
+    let _serving = place.serve();
+    let mut mount = kvfs();
+    mount.args(["mount", "-o", "snapshot=monday"]).arg(place.address()).arg(place.path("mnt"));
+    succeeds(&mut mount);
+    assert_same(&place.path("tree"), &place.path("mnt"));
+}
+
+#[test]
 fn a_mount_goes_on_when_its_server_was_killed_and_is_begun_again() {
     if !may_mount() {
         return;
@@ -190,6 +203,15 @@ fn a_mount_without_a_server_or_a_snapshot_says_so() {
     assert!(said.contains("which snapshot"), "{said}");
     let said = refused(place.mount("monday").args(["-o", "scrub=7"]));
     assert!(said.contains("the store is with a server"), "{said}");
+    let said = refused(place.mount("monday").args(["-o", "snapshot=tuesday"]));
+    assert!(said.contains("these are two"), "{said}");
+    let by_option = |option: &str| {
+        let mut command = kvfs();
+        command.arg("mount").args(["-o", option]).arg(place.address()).arg(place.path("mnt"));
+        command
+    };
+    assert!(refused(&mut by_option("snapshot=tuesday")).contains("no snapshot tuesday"));
+    assert!(refused(&mut by_option("clone=mine")).contains("serves snapshots alone"));
     let said = refused(kvfs().arg("serve").arg(place.path("store")).args(["--listen", "here"]));
     assert!(said.contains("no address to listen at"), "{said}");
 }

@@ -178,8 +178,12 @@ impl Fs {
             let cookie = if ahead.is_some() { at(listing, position) } else { AT_END };
             let (_, name) = layout::decode_name_key(&tuple.key)?;
             let (child, kind) = layout::decode_name(ino, &tuple.value()?)?;
-            // `None`: it vanished since the cursor was opened.
-            let attr = if plus { self.reference(child).ok() } else { None };
+            let attr = match plus.then(|| self.reference(child)).transpose() {
+                // It vanished since the cursor was opened.
+                Err(Error::NotFound | Error::Stale(_)) => None,
+                // Of a store that does not answer, each of the next ones would be waited for.
+                attr => attr?,
+            };
             if !emit(DirEntry { ino: child, kind, name, cookie, attr }) {
                 if attr.is_some() {
                     self.release(child, 1);

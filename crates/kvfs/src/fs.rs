@@ -142,7 +142,7 @@ impl Fs {
 
     /// The inode in memory, loaded if need be.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
-        self.core.inode_cache.get_or_load(ino, Error::Stale(ino), || {
+        self.core.inode_cache.get_or_load(ino, || {
             if ino == 0 {
                 return Err(Error::Stale(ino));
             }

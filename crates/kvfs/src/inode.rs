@@ -17,14 +17,16 @@
 //! Commits happen under the locks of the inodes they write, so that the store sees the states of an
 //! inode in their order. Waiting for the disk (`Kvdb::sync`) happens under no lock.
 
-use env::sync::atomic::AtomicU64;
+use env::sync::atomic::{AtomicBool, AtomicU64};
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use bytes::Bytes;
 use env::sync::{Mutex, RwLock};
 use kvdb::{Batch, DictionaryId};
 
 use crate::attr::{FileKind, Ino, Timestamp};
+use crate::error::Error;
 use crate::layout::{Attributes, Body, Xattrs};
 use crate::listing::Listing;
 use crate::partial_page::PartialPage;
@@ -35,8 +37,20 @@ pub(crate) struct Inode {
     /// unlink sees all of them.
     pub references: AtomicU64,
     pub state: RwLock<InodeState>,
+    pub load: Load,
     /// What keeps positions of a directory valid that was listed.
     pub listing: Mutex<Option<Box<Listing>>>,
+}
+
+/// How far an inode is that comes from the store. Set under the lock of the state, which is held
+/// while it is loaded.
+#[derive(Default)]
+pub(crate) struct Load {
+    /// Its state is not what the store has, or not yet.
+    pub is_missing: AtomicBool,
+    /// It never will be, and why, if that is so for others, too: this inode is left, and the next one
+    /// of its number is loaded anew.
+    pub failed: OnceLock<Option<Box<Error>>>,
 }
 
 /// What tells two inodes of one number apart, in states of the store that do not come from each
@@ -176,6 +190,7 @@ impl Inode {
             ino,
             references: AtomicU64::new(references),
             state: RwLock::new(state),
+            load: Load::default(),
             listing: Mutex::new(None),
         }
     }

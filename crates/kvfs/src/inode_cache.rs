@@ -19,6 +19,7 @@ use std::sync::Arc;
 use env::sync::Mutex;
 
 use crate::attr::Ino;
+use crate::error::{Error, Result};
 use crate::inode::{Identity, Inode, InodeState};
 
 const SHARDS: usize = 64;
@@ -97,46 +98,61 @@ impl InodeCache {
         self.shard(ino).lock().map.get(&ino).cloned()
     }
 
-    /// The inode, loaded by `load` if it is not here; `stale`: it is stranded. Other callers
-    /// wait on the state's lock, not on the shard.
-    pub fn get_or_load<E>(
+    /// The inode, loaded by `load` if it is not here. Other callers wait on the state's lock, not on
+    /// the shard; where the load fails they fail as it did, or load themselves.
+    pub fn get_or_load(
         &self,
         ino: Ino,
-        stale: E,
-        load: impl FnOnce() -> Result<InodeState, E>,
-    ) -> Result<Arc<Inode>, E> {
-        let inode = {
+        load: impl Fn() -> Result<InodeState>,
+    ) -> Result<Arc<Inode>> {
+        loop {
             let mut shard = self.shard(ino).lock();
             if let Some(inode) = shard.map.get(&ino) {
-                return Ok(inode.clone());
-            }
-            if shard.stranded.contains_key(&ino) {
-                return Err(stale);
-            }
-            let inode = Arc::new(Inode::new(
-                ino,
-                InodeState::absent(),
-                shard.away.remove(&ino).unwrap_or(0),
-            ));
-            // No other thread has it yet: this does not wait, though it is the wrong order of
-            // locks.
-            let guard = inode.state.write();
-            shard.arrive(inode.clone(), self.capacity);
-            drop(shard);
-            let mut guard = guard;
-            match load() {
-                Ok(state) => *guard = state,
-                Err(e) => {
-                    drop(guard);
-                    // It may be there, but unreadable now: the kernel's references stay.
-                    self.leave(&inode);
-                    return Err(e);
+                let inode = inode.clone();
+                drop(shard);
+                if !inode.load.is_missing.load(Ordering::Acquire) {
+                    return Ok(inode);
+                }
+                // Held while it is loaded.
+                drop(inode.state.read());
+                match inode.load.failed.get() {
+                    // Its state is no inode's: a caller that took it for one would find a file gone
+                    // that is there.
+                    Some(why) => match why.as_deref().and_then(again) {
+                        Some(e) => return Err(e),
+                        None => continue,
+                    },
+                    None => return Ok(inode),
                 }
             }
-            drop(guard);
-            inode
-        };
-        Ok(inode)
+            if shard.stranded.contains_key(&ino) {
+                return Err(Error::Stale(ino));
+            }
+            let references = shard.away.remove(&ino).unwrap_or(0);
+            let inode = Arc::new(Inode::new(ino, InodeState::absent(), references));
+            inode.load.is_missing.store(true, Ordering::Relaxed);
+            // No other thread has it yet: this does not wait, though it is the wrong order of
+            // locks.
+            let mut state = inode.state.write();
+            shard.arrive(inode.clone(), self.capacity);
+            drop(shard);
+            return match load() {
+                Ok(loaded) => {
+                    *state = loaded;
+                    inode.load.is_missing.store(false, Ordering::Release);
+                    drop(state);
+                    Ok(inode)
+                }
+                Err(e) => {
+                    // It may be there, but unreadable now: the kernel's references stay. It leaves
+                    // before those that wait go on, so that they do not find it again.
+                    self.leave(&inode);
+                    let _ = inode.load.failed.set(again(&e).map(Box::new));
+                    drop(state);
+                    Err(e)
+                }
+            };
+        }
     }
 
     /// Inserts a new inode with a new number.
@@ -318,6 +334,20 @@ impl Shard {
     }
 }
 
+/// The error of a load, for another one that waited for it. Those that wait for a dead store or a dead
+/// server wait once. `None`: it may be that of the one caller, as of a transaction that is to end.
+fn again(e: &Error) -> Option<Error> {
+    match e {
+        Error::Stale(ino) => Some(Error::Stale(*ino)),
+        Error::Corrupt { ino, what } => Some(Error::Corrupt { ino: *ino, what: what.clone() }),
+        Error::Store(kvdb::Error::Io(e)) => {
+            let e = std::io::Error::new(e.kind(), e.to_string());
+            Some(Error::Store(kvdb::Error::Io(e)))
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -331,7 +361,7 @@ mod tests {
                 let loading = cache.clone();
                 let loads = env::thread::spawn(move || {
                     for _ in 0..4 {
-                        assert!(loading.get_or_load(5, (), || Err(())).is_err());
+                        assert!(loading.get_or_load(5, || Err(Error::NoSpace)).is_err());
                     }
                 });
                 let known = (0..4).filter(|_| cache.forget(5, 1).is_known()).count();
@@ -339,6 +369,33 @@ mod tests {
                 (known, cache.references(5))
             });
             assert_eq!(ran.unwrap().value, (4, 0), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn an_inode_whose_load_failed_is_not_gone_for_those_that_waited() {
+        let io = || Error::Store(kvdb::Error::Io(std::io::Error::other("no answer")));
+        for (seed, is_io) in (0..200).flat_map(|seed| [(seed, false), (seed, true)]) {
+            let ran = env::schedule::run(seed, move || {
+                let cache = Arc::new(InodeCache::new(0));
+                let failing = cache.clone();
+                let fails = env::thread::spawn(move || {
+                    let load = || {
+                        // Others may come here.
+                        failing.shard(6).lock().order.clear();
+                        Err(if is_io { io() } else { Error::NoSpace })
+                    };
+                    drop(failing.get_or_load(5, load));
+                });
+                let load = || Ok(InodeState { gone: false, ..InodeState::absent() });
+                let found = cache.get_or_load(5, load);
+                fails.join().unwrap();
+                match found {
+                    Ok(inode) => !inode.state.read().gone,
+                    Err(e) => is_io && matches!(e, Error::Store(kvdb::Error::Io(_))),
+                }
+            });
+            assert!(ran.unwrap().value, "seed {seed}, {is_io}");
         }
     }
 }

@@ -74,7 +74,7 @@ impl Store {
 pub fn client(path: &Path, timeout: Duration) -> kvdb_wire::Result<Arc<Client>> {
     let path = path.to_path_buf();
     let options = ClientOptions { timeout, ..ClientOptions::default() };
-    Client::connect(move || Socket::connect_unix(&path), options)
+    Client::connect(move |time| Socket::connect_unix(&path, time), options)
 }
 
 pub fn try_served(client: &Arc<Client>, snapshot: &str) -> Result<Fs, kvfs::Error> {

@@ -164,8 +164,7 @@ impl ServedCursor {
             bytes: PAGE_BYTES,
         };
         let page = checked(self.view.page(self.dict, &request)?, &request)?;
-        // A page without a tuple that is not the last one would be asked for again for ever.
-        self.ended = page.ended || page.tuples.is_empty();
+        self.ended = page.ended;
         self.fetched = page.tuples.into();
         self.page = (self.page * 2).min(MOST_OF_PAGE);
         Ok(())
@@ -202,7 +201,9 @@ impl ServedCursor {
 }
 
 /// A page that a server has sent, whose tuples are some of those that were asked for. Their order
-/// is what makes each request lie beyond the one before, so that a walk ends.
+/// is what makes each request lie beyond the one before, so that a walk ends. One without a tuple is
+/// the last one: it would be asked for again for ever, and a walk that ended there would miss what
+/// follows.
 fn checked(page: TuplePage, request: &PageRequest<'_>) -> Result<TuplePage> {
     let inside = |key: &Bytes| {
         key.as_ref() >= request.start && (request.end.is_empty() || key.as_ref() < request.end)
@@ -212,9 +213,10 @@ fn checked(page: TuplePage, request: &PageRequest<'_>) -> Result<TuplePage> {
         true => pair[0].0 > pair[1].0,
     });
     let fits = page.tuples.len() <= request.tuples as usize;
-    match in_order && fits && page.tuples.iter().all(|(key, _)| inside(key)) {
+    let goes_on = page.ended || !page.tuples.is_empty();
+    match in_order && fits && goes_on && page.tuples.iter().all(|(key, _)| inside(key)) {
         true => Ok(page),
-        false => Err(Error::Corrupt("a server sent tuples that were not asked for".into())),
+        false => Err(Error::Corrupt("a server sent other tuples than were asked for".into())),
     }
 }
 
@@ -249,7 +251,7 @@ pub(crate) fn scan(
             bytes: PAGE_BYTES,
         };
         let page = checked(view.page(dict, &request)?, &request)?;
-        let is_last = page.ended || page.tuples.is_empty();
+        let is_last = page.ended;
         out.extend(page.tuples);
         match out.last() {
             Some((key, _)) if !is_last => from = after(key),

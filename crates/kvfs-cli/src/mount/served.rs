@@ -15,6 +15,7 @@ use env::Machine;
 use kvdb::Kvdb;
 use kvdb_wire::{Client, ClientOptions, FailureCode, SnapshotView, Socket};
 use kvfs::{Fs, FsOptions, Views};
+use kvfs_fuse::view_names::view_name;
 use kvfs_fuse::{FuseAdapter, MountOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -61,11 +62,7 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     options.log = args.log.clone().or(options.log);
     refuse_of_local_stores(&options, args)?;
     let address = server.address();
-    let Some(snapshot) = &args.snapshot else {
-        let what = format!("which snapshot of {}?", address.display());
-        let hint = "give it: --snapshot NAME; those of a store are listed by: kvfs snapshot list";
-        return Err(Failure::new(Exit::Usage, what).hint(hint));
-    };
+    let snapshot = &snapshot_of(&mut options, args, &address)?;
     if args.serving {
         return serve_in_background(server, snapshot, dir, options);
     }
@@ -82,6 +79,36 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     let mut all = arguments("--serving", Path::new(&address), &dir, words, &options);
     all.extend(["--snapshot".into(), snapshot.into()]);
     announce(output, &start(&all)?)
+}
+
+/// The snapshot that is mounted, of `--snapshot` or `-o snapshot=`. It is all that there is in the
+/// mount, so the options name no view any more.
+fn snapshot_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<String> {
+    let view = std::mem::take(&mut options.mount.root);
+    let parts: Vec<&str> = view.iter().filter_map(OsStr::to_str).collect();
+    let named = match parts[..] {
+        [] => None,
+        [_, "snapshot", name] => Some(view_name(name)),
+        _ => {
+            let what = format!("{} has clones, and serves snapshots alone", address.display());
+            let hint = "leave out clone=NAME, and write snapshot=NAME";
+            return Err(Failure::new(Exit::Usage, what).hint(hint));
+        }
+    };
+    match (&args.snapshot, named) {
+        (Some(one), Some(other)) if *one != other => {
+            let what = format!("one snapshot is mounted, and these are two: {one}, {other}");
+            Err(Failure::new(Exit::Usage, what).hint("leave out one of them"))
+        }
+        (Some(name), _) => Ok(name.clone()),
+        (None, Some(name)) => Ok(name),
+        (None, None) => {
+            let what = format!("which snapshot of {}?", address.display());
+            let hint =
+                "give it: --snapshot NAME; those of a store are listed by: kvfs snapshot list";
+            Err(Failure::new(Exit::Usage, what).hint(hint))
+        }
+    }
 }
 
 /// Fails where something is asked for that only a mount of a store has which is here.
@@ -194,7 +221,7 @@ fn open(server: &Server, snapshot: &str, options: &Options) -> Outcome<Fs> {
         fs_options.inode_memory = memory / 4;
     }
     let socket = server.socket.clone();
-    let client = Client::connect(move || Socket::connect_unix(&socket), client_options);
+    let client = Client::connect(move |time| Socket::connect_unix(&socket, time), client_options);
     let view = SnapshotView::open(&client.map_err(cannot)?, snapshot).map_err(cannot)?;
     Fs::served(Arc::new(view), Arc::new(Machine::default()), fs_options).map_err(|e| {
         let what = format!("the files of snapshot {snapshot} of {address} cannot be read: {e}");

@@ -1,0 +1,130 @@
+//! Something that one thread makes for all that wait for it, as a connection. While it is made the
+//! others wait, each until its own deadline; if it cannot be made they fail as the maker does, so
+//! that a dead server costs them one attempt together, and not one after the other.
+
+use std::time::Instant;
+
+use env::sync::{Condvar, Mutex};
+
+use crate::deadline::left;
+use crate::error::{Error, Result};
+
+/// Holds what was made last.
+pub struct SingleFlight<T> {
+    state: Mutex<State<T>>,
+    /// Told when an attempt has ended.
+    ended: Condvar,
+}
+
+struct State<T> {
+    made: Option<T>,
+    is_making: bool,
+    /// Attempts that have ended.
+    attempts: u64,
+    /// Why the last one of them failed.
+    failed: Option<Error>,
+}
+
+impl<T: Clone> SingleFlight<T> {
+    pub fn new(made: Option<T>) -> SingleFlight<T> {
+        let state = State { made, is_making: false, attempts: 0, failed: None };
+        SingleFlight { state: Mutex::new(state), ended: Condvar::new() }
+    }
+
+    /// Returns what is here if it is `good`, and else what this thread or another one makes.
+    pub fn get(
+        &self,
+        deadline: Instant,
+        good: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let mut state = self.state.lock();
+        let begun = state.attempts;
+        loop {
+            if let Some(made) = state.made.as_ref().filter(|made| good(made)) {
+                return Ok(made.clone());
+            }
+            if state.attempts != begun
+                && let Some(why) = &state.failed
+            {
+                return Err(why.again());
+            }
+            if !state.is_making {
+                break;
+            }
+            let time = left(deadline)?;
+            self.ended.wait_for(&mut state, time);
+        }
+        state.is_making = true;
+        drop(state);
+        // The turn ends even if `make` panics.
+        let turn = Turn(self);
+        let made = left(deadline).map_err(Error::from).and_then(|_| make());
+        let mut state = self.state.lock();
+        match &made {
+            Ok(made) => (state.made, state.failed) = (Some(made.clone()), None),
+            Err(e) => state.failed = Some(e.again()),
+        }
+        drop(state);
+        drop(turn);
+        made
+    }
+
+    /// Takes what is here.
+    pub fn take(&self) -> Option<T> {
+        self.state.lock().made.take()
+    }
+}
+
+struct Turn<'a, T>(&'a SingleFlight<T>);
+
+impl<T> Drop for Turn<'_, T> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.is_making = false;
+        state.attempts += 1;
+        drop(state);
+        self.0.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn those_that_wait_fail_with_the_attempt_that_they_waited_for() {
+        let flight = Arc::new(SingleFlight::<u8>::new(None));
+        let (begun, begins) = channel();
+        let (ends, end) = channel::<()>();
+        std::thread::scope(|scope| {
+            let (first, waiter) = (flight.clone(), flight.clone());
+            scope.spawn(move || {
+                let made = first.get(
+                    soon(),
+                    |_| true,
+                    || {
+                        begun.send(()).unwrap();
+                        let _ = end.recv();
+                        Err(Error::Closed)
+                    },
+                );
+                assert!(made.is_err());
+            });
+            begins.recv().unwrap();
+            let early = Instant::now() + Duration::from_millis(5);
+            let late = waiter.get(early, |_| true, || panic!("another one makes it"));
+            assert!(late.is_err_and(|e| e.is_of_connection()), "its deadline is its own");
+            drop(ends);
+        });
+        assert_eq!(flight.get(soon(), |_| true, || Ok(7)).unwrap(), 7, "it is tried again");
+        assert_eq!(flight.get(soon(), |_| true, || panic!("it is here")).unwrap(), 7);
+    }
+}
