@@ -5,9 +5,9 @@
 //! answer is taken by the thread that waits for it, without waking another one, which would cost
 //! more than the answer does.
 //!
-//! A call has a deadline, by which all ends that it waits for: a turn to write, an answer, the thread
-//! that reads. The one that reads ends the connection at its own deadline, since it may have read a
-//! part of a frame.
+//! A call has a deadline, by which all ends that it waits for: a turn to write, an answer, the
+//! thread that reads. The one that reads ends the connection at its own deadline, since it may have
+//! read a part of a frame.
 //!
 //! A connection that has failed is of no use any more, and all that wait on it are told. The next
 //! request makes a new one.
@@ -85,7 +85,8 @@ pub struct Client {
 
 impl Client {
     /// Connects to a server by `connect`, which is called again after a connection has failed, and
-    /// has so much time. Fails if there is no server, or it speaks another version, or does not know the token.
+    /// has so much time. Fails if there is no server, or it speaks another version, or does not
+    /// know the token.
     pub fn connect(
         connect: impl Fn(Duration) -> io::Result<Socket> + Send + Sync + 'static,
         options: ClientOptions,
@@ -230,8 +231,8 @@ impl Connection {
         }
     }
 
-    /// Waits until no other thread writes and, for a request that is answered, until one more may be
-    /// under way. Returns the number of the request.
+    /// Waits until no other thread writes and, for a request that is answered, until one more may
+    /// be under way. Returns the number of the request.
     fn turn_to_write(&self, is_answered: bool, deadline: Instant) -> Result<u64> {
         let mut waiting = self.waiting.lock();
         loop {

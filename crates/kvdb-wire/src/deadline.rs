@@ -1,6 +1,6 @@
 //! Deadlines: a call has one, and all that it waits for ends by it. A limit of a socket is one of
-//! each read and each write, and a peer that sends a byte now and then would never meet it; so it is
-//! set anew before each of them, to what is left.
+//! each read and each write, and a peer that sends a byte now and then would never meet it; so it
+//! is set anew before each of them, to what is left.
 
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};

@@ -6,9 +6,9 @@
 //! `docs/decisions/160-the-seam.md`.
 //!
 //! From the bytes up: `frame` (a length, a checksum, a number), `request` and `reply` (what they
-//! bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on), `deadline` (by
-//! when). The client: `client` (a connection that many threads ask on), `single_flight` (made by one
-//! of them), `pages` (what it has read), `snapshot_view`. The server: `server` (listens),
+//! bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on), `deadline`
+//! (by when). The client: `client` (a connection that many threads ask on), `single_flight` (made
+//! by one of them), `pages` (what it has read), `snapshot_view`. The server: `server` (listens),
 //! `conversation` (one connection), `budget` (of the answers of all of them).
 
 #![warn(missing_docs)]

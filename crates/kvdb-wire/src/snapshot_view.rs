@@ -60,7 +60,7 @@ impl SnapshotView {
         let is_there = |(there, _): &(Arc<Connection>, u64)| Arc::ptr_eq(there, &connection);
         self.open.get(deadline, is_there, || {
             let opened = open(&connection, &self.name, deadline)?;
-            // A copy of the store has the snapshot, and may have other numbers for its dictionaries.
+            // A copy of the store has the snapshot, and other numbers for its dictionaries.
             let is_same = opened.snapshot == self.id && opened.numbers() == self.dictionaries;
             if !is_same {
                 // The number that was opened ends with the connection.

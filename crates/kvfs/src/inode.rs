@@ -48,8 +48,8 @@ pub(crate) struct Inode {
 pub(crate) struct Load {
     /// Its state is not what the store has, or not yet.
     pub is_missing: AtomicBool,
-    /// It never will be, and why, if that is so for others, too: this inode is left, and the next one
-    /// of its number is loaded anew.
+    /// It never will be, and why, if that is so for others, too: this inode is left, and the next
+    /// one of its number is loaded anew.
     pub failed: OnceLock<Option<Box<Error>>>,
 }
 

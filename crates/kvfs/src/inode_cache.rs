@@ -98,8 +98,8 @@ impl InodeCache {
         self.shard(ino).lock().map.get(&ino).cloned()
     }
 
-    /// The inode, loaded by `load` if it is not here. Other callers wait on the state's lock, not on
-    /// the shard; where the load fails they fail as it did, or load themselves.
+    /// The inode, loaded by `load` if it is not here. Other callers wait on the state's lock, not
+    /// on the shard; where the load fails they fail as it did, or load themselves.
     pub fn get_or_load(
         &self,
         ino: Ino,
@@ -334,8 +334,9 @@ impl Shard {
     }
 }
 
-/// The error of a load, for another one that waited for it. Those that wait for a dead store or a dead
-/// server wait once. `None`: it may be that of the one caller, as of a transaction that is to end.
+/// The error of a load, for another one that waited for it. Those that wait for a dead store or a
+/// dead server wait once. `None`: it may be that of the one caller, as of a transaction that is to
+/// end.
 fn again(e: &Error) -> Option<Error> {
     match e {
         Error::Stale(ino) => Some(Error::Stale(*ino)),

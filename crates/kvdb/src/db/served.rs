@@ -201,9 +201,9 @@ impl ServedCursor {
 }
 
 /// A page that a server has sent, whose tuples are some of those that were asked for. Their order
-/// is what makes each request lie beyond the one before, so that a walk ends. One without a tuple is
-/// the last one: it would be asked for again for ever, and a walk that ended there would miss what
-/// follows.
+/// is what makes each request lie beyond the one before, so that a walk ends. One without a tuple
+/// is the last one: it would be asked for again for ever, and a walk that ended there would miss
+/// what follows.
 fn checked(page: TuplePage, request: &PageRequest<'_>) -> Result<TuplePage> {
     let inside = |key: &Bytes| {
         key.as_ref() >= request.start && (request.end.is_empty() || key.as_ref() < request.end)
