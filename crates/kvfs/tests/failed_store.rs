@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use env::Simulated;
-use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions};
+use kvdb::{CreateOptions, Kvdb, OpenOptions};
 use kvfs::{
     Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, ViewId, Views,
     XattrFlags,
@@ -271,33 +271,4 @@ fn a_lookup_that_fails_adds_no_reference() {
     fs.forget(ino, 1);
     fs.unlink(ROOT, b"f").unwrap();
     fails(fs.getattr(ino), libc::ESTALE);
-}
-
-/// The host is full when a transaction that has removed a file is committed and synced: the commit
-/// has happened, and the space of the file is there at once, not with the next mount.
-#[test]
-fn a_commit_whose_sync_finds_no_space_gives_back_what_it_has_removed() {
-    let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
-    let (db, fs) = open(device.clone());
-    let views = Views::new(db, fs.clone());
-    let removed = file(&fs, "removed", &[7; 200_000]);
-    fs.sync_all().unwrap();
-    fs.forget(removed, 1);
-    let id = views.begin(Default::default()).unwrap();
-    let inside = views.fs(&ViewId::Transaction(id)).unwrap();
-    inside.unlink(ROOT, b"removed").unwrap();
-    // Committed, and not on disk: only the sync needs space.
-    file(&fs, "large", &[8; 1 << 20]);
-    fs.tick().ok();
-    views.change_set(id).unwrap();
-    for on in [Operation::Grow, Operation::Write] {
-        device.inject(Fault::always(on, FaultKind::NoSpace));
-    }
-    let committed = views.commit(id, Durability::Synced);
-    let unsynced = matches!(committed, Err(kvfs::Error::Store(kvdb::Error::NotSynced(_))));
-    assert!(unsynced, "{committed:?}");
-    device.clear();
-    let report = fs.verify().unwrap();
-    assert_eq!((report.findings.len(), report.orphans, report.pages), (0, 0, 256));
-    assert!(fs.resolve(b"large").is_ok() && fs.resolve(b"removed").is_err());
 }
