@@ -157,6 +157,11 @@ fn writing(lab: &Lab, command: &str, argument: &str, onto: &Path) -> Vec<Command
             create.arg(onto);
             all.push(create);
         }
+        ("secret", "file") => {
+            let mut secret = kvfs(&["secret"]);
+            secret.arg(onto);
+            all.push(secret);
+        }
         ("mount", "log") => {
             fs::create_dir_all(lab.at("elsewhere")).expect("mkdir");
             let mut mount = kvfs(&["mount"]);

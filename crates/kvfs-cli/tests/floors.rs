@@ -56,7 +56,8 @@ fn no_crate_uses_a_floor_above_it() {
                 in_tests || !machines.contains(&on),
                 "{name} must not use the test machine {on} outside of its tests"
             );
-            if let Some(other) = floor(on) {
+            // A crate may ask for features of its own in its tests.
+            if let Some(other) = floor(on).filter(|_| !(in_tests && on == name)) {
                 assert!(
                     other < mine,
                     "{name} (floor {}) must not use {on} (floor {})",

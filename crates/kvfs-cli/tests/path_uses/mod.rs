@@ -90,6 +90,8 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("fork", "file", Writes),
     ("forks", "store", Store),
     ("gc", "place", Store),
+    ("secret", "file", Writes),
+    ("serve", "store", Store),
     ("unpublish", "store", Store),
     ("bench", "dir", Writes),
     ("doctor", "address", Store),
