@@ -1,12 +1,6 @@
 //! The window in which a merge judges large values. Items are held back in key order until they
 //! have as many bytes of values as a scan reads at once. Then it is known which values lie
 //! contiguously, in whatever order, and which are so scattered that they should move.
-//!
-//! A span that reaches over the end of a window is judged as a whole: else its parts would seem
-//! short, moving them would divide it, and the next merge, whose windows end elsewhere, would find
-//! other parts. A short span at the end waits for the next window, the part of a span that begins
-//! in the window before counts with what lay there, and what may go on in the next one is no reason
-//! to move anything.
 
 use zones::ZONE_SIZE;
 
@@ -24,18 +18,9 @@ pub(crate) struct HeldItem {
     pub placed: bool,
 }
 
-/// A span that stays, as far as it is known.
-struct SpanSoFar {
-    /// The address at which it ends.
-    end: u64,
-    bytes: u64,
-}
-
 /// Items in key order, large values among them.
 #[derive(Default)]
 pub(crate) struct RelocationWindow {
-    /// The spans of the window before, by their ends.
-    before: Vec<SpanSoFar>,
     items: Vec<HeldItem>,
     /// Bytes of the large values.
     bytes: u64,
@@ -67,16 +52,11 @@ impl RelocationWindow {
         self.bytes >= placement.window || self.memory >= WAITING
     }
 
-    /// Empties the window, but for a short span at its end where `more` items follow. Returns its
-    /// items in groups in which all values move (`true`) or none does. A group that moves is no
-    /// longer than a quarter of a zone, which bounds the memory.
-    pub fn judge(&mut self, placement: &Placement, more: bool) -> Vec<(bool, Vec<HeldItem>)> {
-        let mut window = std::mem::take(self);
-        if more {
-            window.without_last_span(placement).into_iter().for_each(|held| self.push(held));
-        }
-        let (moves, spans) = window.scattered(placement, more);
-        self.before = spans;
+    /// Empties the window. Returns its items in groups in which all values move (`true`) or none
+    /// does. A group that moves is no longer than a quarter of a zone, which bounds the memory.
+    pub fn judge(&mut self, placement: &Placement) -> Vec<(bool, Vec<HeldItem>)> {
+        let window = std::mem::take(self);
+        let moves = window.scattered(placement);
         let mut out: Vec<(bool, Vec<HeldItem>)> = Vec::new();
         let mut bytes = 0;
         for (item, moves) in window.items.into_iter().zip(moves) {
@@ -101,8 +81,9 @@ impl RelocationWindow {
         out
     }
 
-    /// The values that may move, with the places of their items, by address.
-    fn values(&self) -> Vec<(ExtentRef, usize)> {
+    /// Returns for each item whether its value must move.
+    fn scattered(&self, placement: &Placement) -> Vec<bool> {
+        let mut moves = vec![false; self.items.len()];
         let mut values: Vec<(ExtentRef, usize)> = Vec::new();
         for (i, HeldItem { item, placed }) in self.items.iter().enumerate() {
             if let Body::Put(Value::Extent(e)) = item.body
@@ -112,80 +93,27 @@ impl RelocationWindow {
             }
         }
         values.sort_unstable_by_key(|(e, i)| (e.addr, *i));
-        values
-    }
-
-    /// Takes the items from the last value's span on out of the window, if that is short, and not
-    /// most of it.
-    fn without_last_span(&mut self, placement: &Placement) -> Vec<HeldItem> {
-        let values = self.values();
-        let last = values.iter().map(|(_, i)| *i).max();
-        let spans = spans(&values, placement);
-        let span = spans.into_iter().find(|span| span.iter().any(|(_, i)| Some(*i) == last));
-        let first = span
-            .filter(|span| placement.is_short(self.length(span, placement)))
-            .and_then(|span| span.iter().map(|(_, i)| *i).min());
-        let behind = |first: usize| {
-            let values = values.iter().filter(|(_, i)| *i >= first);
-            values.map(|(e, _)| u64::from(e.stored)).sum::<u64>()
+        // A gap that takes no longer to read than a seek does not end a span.
+        let joined =
+            |a: &ExtentRef, b: &ExtentRef| b.addr.saturating_sub(a.end()) <= placement.seek_bytes;
+        let spans: Vec<&[(ExtentRef, usize)]> =
+            values.chunk_by(|(a, _), (b, _)| joined(a, b)).collect();
+        let short = |span: &&[(ExtentRef, usize)]| {
+            placement.is_short(span.iter().map(|(e, _)| u64::from(e.stored)).sum())
         };
-        let waits = first.filter(|&first| {
-            !placement.moves_all() && first > self.items.len() / 2 && behind(first) < self.bytes / 2
-        });
-        waits.map_or_else(Vec::new, |first| self.items.split_off(first))
-    }
-
-    /// The bytes of a span, with those before the window.
-    fn length(&self, span: &[(ExtentRef, usize)], placement: &Placement) -> u64 {
-        let own: u64 = span.iter().map(|(e, _)| u64::from(e.stored)).sum();
-        let Some((first, _)) = span.first() else { return own };
-        let ending = self.before.partition_point(|before| before.end <= first.addr);
-        let before = self.before[..ending].last();
-        let before = before.filter(|before| first.addr - before.end <= placement.seek_bytes);
-        own.saturating_add(before.map_or(0, |before| before.bytes))
-    }
-
-    /// Returns for each item whether its value must move; and the spans that stay. `more` items
-    /// follow.
-    fn scattered(&self, placement: &Placement, more: bool) -> (Vec<bool>, Vec<SpanSoFar>) {
-        let mut moves = vec![false; self.items.len()];
-        let values = self.values();
-        // What reaches into the last quarter may go on.
-        let ended = if more { self.items.len() / 4 * 3 } else { self.items.len() };
-        let spans = spans(&values, placement);
-        let short = |span: &&[(ExtentRef, usize)]| placement.is_short(self.length(span, placement));
         // All that moves becomes one span. A single short one, with nothing that it could lie next
         // to, would be as short again, and the next merge would move it again.
         let gains = placement.moves_all()
             || self.items.iter().any(|held| held.placed)
-            || spans
-                .iter()
-                .filter(|span| span.iter().all(|(_, i)| *i < ended) && short(span))
-                .count()
-                > 1;
-        let mut stay = Vec::new();
+            || spans.iter().filter(|span| short(span)).count() > 1;
         for span in spans {
             let together = gains && short(&span);
             for (e, i) in span {
                 moves[*i] = together || placement.moves_value(e);
             }
-            let end = span.iter().map(|(e, _)| e.end()).max();
-            let bytes = self.length(span, placement);
-            stay.extend(end.filter(|_| !together).map(|end| SpanSoFar { end, bytes }));
         }
-        (moves, stay)
+        moves
     }
-}
-
-/// The spans of these values, which come by address. A gap that takes no longer to read than a seek
-/// does not end one.
-fn spans<'a>(
-    values: &'a [(ExtentRef, usize)],
-    placement: &Placement,
-) -> Vec<&'a [(ExtentRef, usize)]> {
-    let joined =
-        |a: &ExtentRef, b: &ExtentRef| b.addr.saturating_sub(a.end()) <= placement.seek_bytes;
-    values.chunk_by(|(a, _), (b, _)| joined(a, b)).collect()
 }
 
 #[cfg(test)]
@@ -206,11 +134,7 @@ mod tests {
 
     fn moved(mut w: RelocationWindow, values_at: u64) -> usize {
         let placement = Placement { values_at, ..Placement::stitch() };
-        w.judge(&placement, false)
-            .iter()
-            .filter(|(moves, _)| *moves)
-            .map(|(_, items)| items.len())
-            .sum()
+        w.judge(&placement).iter().filter(|(moves, _)| *moves).map(|(_, items)| items.len()).sum()
     }
 
     #[test]
@@ -252,61 +176,11 @@ mod tests {
         assert_eq!(moved(long_and_short(), u64::MAX), 130, "all move if all must");
     }
 
-    /// Values that lie in spans longer than the threshold, of which windows of any length cut parts
-    /// off, stay: a merge whose windows end elsewhere than those of the one before moves nothing.
-    #[test]
-    fn a_span_that_a_window_cuts_is_not_taken_for_two_short_ones() {
-        // Spans of 80 pages, each far from the next.
-        let pages = || (0..40u64).flat_map(|span| span * 10_000..span * 10_000 + 80);
-        let placement =
-            Placement { values_at: 256 << 10, window: 512 << 10, ..Placement::stitch() };
-        for skipped in 0..160 {
-            let (mut w, mut moved, mut seen) = (RelocationWindow::default(), 0, 0);
-            let mut count = |groups: Vec<(bool, Vec<HeldItem>)>| {
-                seen += groups.iter().map(|(_, items)| items.len()).sum::<usize>();
-                moved += groups.iter().filter(|(moves, _)| *moves).count();
-            };
-            let mut items = window(pages()).items.into_iter();
-            // What comes first ends at any place in a span.
-            let first: Vec<HeldItem> = items.by_ref().take(skipped).collect();
-            first.into_iter().for_each(|held| w.push(held));
-            count(w.judge(&placement, true));
-            for held in items {
-                w.push(held);
-                if w.is_full(&placement) {
-                    count(w.judge(&placement, true));
-                }
-            }
-            count(w.judge(&placement, false));
-            assert_eq!((moved, seen), (0, 40 * 80), "after {skipped}");
-        }
-    }
-
-    /// The same where two sequences lie next to each other, which have their keys by turns.
-    #[test]
-    fn two_long_spans_side_by_side_that_windows_cut_stay() {
-        let pages = (0..2000u64).map(|key| key % 2 * 1_000_000 + key / 2);
-        let placement =
-            Placement { values_at: 256 << 10, window: 384 << 10, ..Placement::stitch() };
-        let (mut w, mut moved) = (RelocationWindow::default(), 0);
-        let mut count = |groups: Vec<(bool, Vec<HeldItem>)>| {
-            moved += groups.iter().filter(|(moves, _)| *moves).count();
-        };
-        for held in window(pages).items {
-            w.push(held);
-            if w.is_full(&placement) {
-                count(w.judge(&placement, true));
-            }
-        }
-        count(w.judge(&placement, false));
-        assert_eq!(moved, 0);
-    }
-
     #[test]
     fn items_keep_their_order_and_moves_are_bounded() {
         let mut w = window((0..4096).map(|i| i * 2));
         assert!(w.is_full(&Placement::default()));
-        let spans = w.judge(&Placement::copy(), false);
+        let spans = w.judge(&Placement::copy());
         assert!(
             spans.iter().all(|(moves, items)| *moves && items.len() as u64 * 4096 <= ZONE_SIZE / 4)
         );
