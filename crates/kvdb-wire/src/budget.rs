@@ -37,7 +37,7 @@ impl Budget {
 }
 
 impl Share {
-    /// Gives back what is above so many bytes.
+    /// Releases the bytes above this many.
     pub fn shrink(&mut self, to: usize) {
         let spare = self.bytes.saturating_sub(to);
         if spare > 0 {

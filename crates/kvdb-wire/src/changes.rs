@@ -14,7 +14,7 @@ const DELETE_RANGE: u8 = 4;
 /// A change of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Gives a key a value.
+    /// Sets the value of a key.
     Put(DictionaryId, Bytes, Bytes),
     /// Changes the value of a key by an encoded [`Update`].
     Update(DictionaryId, Bytes, Bytes),

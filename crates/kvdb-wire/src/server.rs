@@ -154,7 +154,7 @@ impl Shared {
         *self.threads.lock() += 1;
         let answering = Answering(self.clone());
         let answer = move || {
-            // What it holds of the store goes before it counts as ended.
+            // Its references to the store are dropped before it counts as ended.
             let _answering = answering;
             serve();
         };

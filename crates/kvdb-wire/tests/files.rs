@@ -24,7 +24,7 @@ fn a_tree_over_the_wire_is_the_tree_of_the_snapshot() {
     let (expected, found) = (tree(&here), tree(&there));
     assert!(expected.len() > 200, "{} entries", expected.len());
     assert_eq!(found, expected);
-    // What is read again is here by now, but for the content of files.
+    // A second read finds all but the content of files here.
     let before = client.counts().requests;
     assert_eq!(tree(&there), expected);
     assert!(client.counts().requests - before <= expected.len() as u64);

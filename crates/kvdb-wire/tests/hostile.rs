@@ -1,5 +1,5 @@
 //! Clients that do not keep to the protocol, servers that do not, and a way between them that
-//! repeats frames: nobody else is hurt, nothing runs away, and nothing wrong is believed.
+//! repeats frames: no other client is hurt, nothing runs away, and nothing wrong is believed.
 
 mod wire;
 

@@ -16,7 +16,7 @@ pub fn needs_trial(to: &Address, store: &RemoteStore) -> Result<bool> {
 /// Refuses a server that does not keep the conditions on which heads depend. This takes some
 /// hundred requests.
 pub fn trial(to: &Address) -> Result {
-    // What a server does with ranges is seen of bytes as they are.
+    // Ranges of a server are tried on bytes as they are.
     let objects = open_as_it_is(&to.place, false)?;
     match probed(&*objects).map_err(|e| cannot(to, e.into()))? {
         None => Ok(()),

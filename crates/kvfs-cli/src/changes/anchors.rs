@@ -65,7 +65,7 @@ impl Anchors {
         (parted(path).0, path.len())
     }
 
-    /// Whether a path is longer than a call takes.
+    /// Returns whether a path is longer than a call takes.
     pub fn is_deep(path: &[u8]) -> bool {
         parted(path).0 > 0
     }

@@ -27,7 +27,7 @@ use crate::failures;
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 
-/// What an address of a server begins with.
+/// The beginning of an address of a server.
 const SCHEME: &[u8] = b"kvfs+unix:";
 /// A call waits so long for a server that does not answer, if no other time is given.
 const TIMEOUT: Duration = Duration::from_secs(60);

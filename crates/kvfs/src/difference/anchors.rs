@@ -42,7 +42,7 @@ fn parted(path: &[u8]) -> (usize, &[u8]) {
 
 impl Anchors {
     /// The path that begins where names in a directory begin, if `len` bytes follow: `None` where
-    /// they fit behind the path of the directory, which has `path_len` bytes and is `path`.
+    /// they fit after the path of the directory, which has `path_len` bytes and is `path`.
     pub fn begin(
         &self,
         path_len: usize,
@@ -81,7 +81,7 @@ impl Anchors {
     }
 }
 
-/// What two states differ in, by path.
+/// The differences of two states, by path.
 #[derive(Clone, Debug, Default)]
 pub struct Difference {
     /// The paths of the directories at which long paths begin: `/1/…` begins at the first. Each

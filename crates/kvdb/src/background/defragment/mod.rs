@@ -268,7 +268,6 @@ impl Defragmenter {
                 |of: fn(&RunStats) -> u64| tree.runs().map(|p| of(&p.run.stats())).sum::<u64>();
             let (blocks, values, spans) =
                 (sum(|s| s.block_bytes), sum(|s| s.value_bytes), sum(|s| s.value_spans));
-            // What is elsewhere would be fetched to be laid in another order.
             let here = |p: &NumberedRun| {
                 p.run.uses().iter().all(|(zone, _)| self.zones.is_here_whole(zone))
             };
@@ -277,7 +276,7 @@ impl Defragmenter {
             if blocks.saturating_mul(SMALL_BLOCKS) <= values && !self.stopping() {
                 let room = self.zones.space().free_for_user
                     > values.saturating_add(self.flusher.unflushed_bytes());
-                // What lies elsewhere would be fetched for it.
+                // Values that lie elsewhere would be fetched to be laid in another order.
                 let scattered = here
                     && room
                     && options.bytes_per_second.is_none()

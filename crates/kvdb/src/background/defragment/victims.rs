@@ -159,7 +159,7 @@ impl Defragmenter {
         })
     }
 
-    /// What the runs of a version have in each zone.
+    /// Returns the bytes that the runs of a version have in each zone.
     pub(super) fn weigh(&self, version: &Version) -> Result<BTreeMap<ZoneId, ZoneWeight>> {
         let mut weights = BTreeMap::new();
         for numbered in version.trees.values().flat_map(|t| t.runs()) {
