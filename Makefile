@@ -38,8 +38,8 @@ test: setup lint
 over-io-uring:
 	@if [ -w /sys/module/fuse/parameters/enable_uring ] && [ -c /dev/fuse ]; then \
 		echo "over io_uring: $(OVER_IO_URING)"; \
-		KVFS_TRANSPORT=uring $(CARGO) test --quiet --workspace \
-			$(addprefix --test ,$(OVER_IO_URING)); \
+		KVFS_TRANSPORT=uring $(CARGO) test --quiet --workspace --test it -- \
+			$(addsuffix ::,$(OVER_IO_URING)); \
 	else echo "SKIPPED: requests over io_uring take root and Linux 6.14"; fi
 OVER_IO_URING = held_back views survives killed handles
 
@@ -63,25 +63,26 @@ SIMULATION = $(CARGO) test --profile simulation --quiet
 ## make schedules    programs of several threads under the schedules of many seeds
 ##                   (KVFS_SEEDS=20000)
 schedules:
-	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvdb --test schedule -- --nocapture
-	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvfs --test schedule -- --nocapture
+	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvdb --test it schedule:: -- --nocapture
+	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvfs --test it schedule:: -- --nocapture
 	KVFS_SEEDS=$${KVFS_SEEDS:-20000} \
 		$(SIMULATION) -p kvdb-server --lib schedule_tests -- --nocapture
 
 ## make ace          file workloads of one and two calls, cut in every operation of the device
 ##                   (KVFS_ACE=5000)
 ace:
-	KVFS_ACE=$${KVFS_ACE:-5000} $(SIMULATION) -p kvfs --test power_cut ace -- --nocapture
+	KVFS_ACE=$${KVFS_ACE:-5000} $(SIMULATION) -p kvfs --test it power_cut::ace -- --nocapture
 
 ## make every-io     every operation of the device fails once (KVFS_SEEDS=6)
 every-io:
 	KVFS_SEEDS=$${KVFS_SEEDS:-6} KVFS_IO_STEP=1 \
-		$(SIMULATION) -p kvfs --test power_cut every_io -- --nocapture
+		$(SIMULATION) -p kvfs --test it power_cut::every_io -- --nocapture
 
 ## make rest         every job of the background, run to rest on stores of many shapes: what it
 ##                   writes is bounded (KVFS_SEEDS=100)
 rest:
-	KVFS_SEEDS=$${KVFS_SEEDS:-100} $(CARGO) test --release -p kvdb --test rest -- --nocapture
+	KVFS_SEEDS=$${KVFS_SEEDS:-100} \
+		$(CARGO) test --release -p kvdb --test it rest:: -- --nocapture
 
 ## make bounded      every operation on data a hundred times the memory and more: the heap stays
 ##                   small (KVFS_BOUNDED=1 times that)
@@ -100,20 +101,22 @@ many:
 ##                   opening, commits that can be undone, waits for an upgrade or a keeper, kills
 ##                   every five seconds, a loop that renames 50,000 files as it lists them
 measurements:
-	$(CARGO) test --release --workspace --test closed --test undo --test upgrade --test keeper \
-		--test posix -- --ignored --nocapture --test-threads 1
+	$(CARGO) test --release -p kvdb --test it -- \
+		closed:: undo:: --ignored --nocapture --test-threads 1
+	$(CARGO) test --release -p kvfs-cli --test it -- \
+		upgrade:: keeper:: posix:: --ignored --nocapture --test-threads 1
 
 ## make redis-fuzz   a million random commands on a store and on redis-server: replies and keys are
 ##                   the same (KVFS_COMMANDS=1000000, KVFS_SEED=n)
 redis-fuzz: setup
 	KVFS_COMMANDS=$${KVFS_COMMANDS:-1000000} KVFS_SEED=$${KVFS_SEED:-1} \
-		$(CARGO) test --release -p kvdb-server --test beside_redis -- --nocapture
+		$(CARGO) test --release -p kvdb-server --test it beside_redis:: -- --nocapture
 
 ## make foreign-text every command, on names that act on terminals, on deep trees, and told to write
 ##                   onto a store
 foreign-text:
-	$(CARGO) test --release -p kvfs-cli \
-		--test foreign_text --test deep_trees --test destinations -- --nocapture
+	$(CARGO) test --release -p kvfs-cli --test it -- foreign_text:: destinations:: --nocapture
+	$(CARGO) test --release -p kvfs-cli --test deep_trees -- --nocapture
 
 ## make mutants      plant each bug of proof/mutants and see its tests fail; what has a result is
 ##                   not run again (ONLY=name)
@@ -135,8 +138,8 @@ crash-live: build
 ##                   a compiler and system calls, none of which may see an error (KILLS=200, SEED=1)
 crash-kept:
 	KVFS_KILLS=$${KILLS:-200} KVFS_SEED=$(SEED) \
-		$(CARGO) test --release -p kvfs-cli --test begun_anew each_byte -- --nocapture
-	$(CARGO) test --release -p kvfs-cli --test keeper for_long -- --ignored --nocapture
+		$(CARGO) test --release -p kvfs-cli --test it begun_anew::each_byte -- --nocapture
+	$(CARGO) test --release -p kvfs-cli --test it keeper::for_long -- --ignored --nocapture
 	$(MAKE) syscalls MODE=restart CALLS=100000 SEED=$(SEED)
 
 ## make crash-transactions  SIGKILL at random moments of transactions over a file and its key
@@ -169,9 +172,10 @@ HOSTILE ?= 20000
 hostile:
 	KVFS_HOSTILE=$(HOSTILE) $(CARGO) test --release -p kvfs --test hostile
 	KVFS_HOSTILE=$(HOSTILE) $(CARGO) test --release -p kvfs-cli --bins hostile_archives
-	KVFS_HOSTILE=$$(($(HOSTILE) * 100)) $(CARGO) test --release -p kvdb-server --test parsers
+	KVFS_HOSTILE=$$(($(HOSTILE) * 100)) \
+		$(CARGO) test --release -p kvdb-server --test it parsers::
 	KVFS_HOSTILE=$$(($(HOSTILE) / 100)) \
-		$(CARGO) test --release -p kvfs-cli --test hostile_images
+		$(CARGO) test --release -p kvfs-cli --test it hostile_images::
 
 ## make fuzz         every reader of bytes under libFuzzer, a hundredth of RUNS where a case is a
 ##                   whole store (RUNS=1000000 TARGETS=...)
@@ -192,11 +196,11 @@ bench-remote: build
 ##                   conditions, which must be refused; what cannot be installed is said
 remote:
 	$(CARGO) build --workspace --tests --quiet
-	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test servers -- --ignored
-	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test remote \
-		--test doctor_address -- --ignored --skip keeps_no
+	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test it servers:: -- --ignored
+	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test it -- \
+		remote:: doctor_address:: --ignored --skip keeps_no
 	KVFS_S3_SERVER=s3s-fs scripts/remote_servers.sh \
-		$(CARGO) test --quiet --workspace --test remote -- --ignored keeps_no \
+		$(CARGO) test --quiet --workspace --test it keeps_no -- --ignored \
 		|| [ $$? = 77 ]
 
 ## make syscalls     the same random system calls on a mount and on ext4, each result compared

@@ -4,7 +4,7 @@
 A mutant is a unified diff with comment lines before it:
 
     # what: the journal is not synced before a synced commit is acknowledged
-    # caught by: cargo test -p kvdb --test power_cut
+    # caught by: cargo test -p kvdb --test it power_cut::
 
 It is applied to a work tree of its own (target/mutants/tree, with a target directory next to it),
 the command runs there, and the mutant is *caught* when a test fails. It *survives* when the tests

@@ -1,5 +1,5 @@
 //! The readers of bytes of this crate as functions of bytes, for the fuzz targets under `fuzz/`
-//! and the generator in `tests/parsers.rs`: each takes any bytes, and must neither panic nor run
+//! and the generator in `tests/it/parsers.rs`: each takes any bytes, and must neither panic nor run
 //! away.
 
 use std::hint::black_box;

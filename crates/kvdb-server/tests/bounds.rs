@@ -1,6 +1,8 @@
 //! What clients can pile up in the server, and the error that they meet then: each limit of
 //! `docs/resp.md`.
 
+#[allow(dead_code, reason = "this program uses a part of it")]
+#[path = "it/served/mod.rs"]
 mod served;
 
 use std::io::BufRead;

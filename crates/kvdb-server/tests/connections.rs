@@ -1,5 +1,7 @@
 //! Many connections on few threads: whatever one of them does, or does not do, the others go on.
 
+#[allow(dead_code, reason = "this program uses a part of it")]
+#[path = "it/served/mod.rs"]
 mod served;
 
 use std::io::{Read, Write};

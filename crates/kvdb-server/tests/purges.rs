@@ -1,6 +1,8 @@
 //! Collections that are much larger than the store's memory are purged, copied, stored and read
 //! whole, and memory stays bounded. One test, since the memory is that of the process.
 
+#[allow(dead_code, reason = "this program uses a part of it")]
+#[path = "it/served/mod.rs"]
 mod served;
 
 use std::io::{BufRead, Read};

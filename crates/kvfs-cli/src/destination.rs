@@ -250,7 +250,7 @@ pub fn discard(file: &File, path: &Path) {
 }
 
 #[cfg(test)]
-#[path = "../tests/path_uses/mod.rs"]
+#[path = "../tests/it/path_uses/mod.rs"]
 mod path_uses;
 
 #[cfg(test)]
@@ -309,7 +309,7 @@ mod tests {
             path_uses::PATHS.iter().any(|(c, a, _)| c == command && a == argument)
         };
         let new: Vec<_> = found.iter().filter(|path| !listed(path)).collect();
-        assert!(new.is_empty(), "list these in tests/path_uses/mod.rs: {new:?}");
+        assert!(new.is_empty(), "list these in tests/it/path_uses/mod.rs: {new:?}");
         let is = |(c, a): (&str, &str)| found.iter().any(|(f, g)| f == c && g == a);
         let gone: Vec<_> = path_uses::PATHS.iter().filter(|(c, a, _)| !is((*c, *a))).collect();
         assert!(gone.is_empty(), "these are no arguments any more: {gone:?}");

@@ -6,14 +6,16 @@
 //! Where a path for each is what was asked for (`find`, `du --depth`, `ls -R`, a tar stream), it is
 //! written as it comes, and nothing of it is kept.
 
-mod place;
-
 use std::fs::File;
 use std::io::Read;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+#[allow(dead_code, reason = "this program uses a part of it")]
+#[path = "it/place/mod.rs"]
+mod place;
 
 use place::{Place, fails, kvfs, succeeds, text};
 use rustix::fs::{Mode, OFlags};

@@ -4,6 +4,8 @@
 
 #[path = "../../kvdb/tests/bounded/counting.rs"]
 mod counting;
+#[allow(dead_code, reason = "this program uses a part of it")]
+#[path = "it/world/mod.rs"]
 mod world;
 
 use kvdb::{Durability, Settled};

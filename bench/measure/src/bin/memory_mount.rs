@@ -5,9 +5,9 @@
 //! `memory_mount DIR`: prints "mounted", and serves until it is unmounted. `KVFS_TRANSPORT=uring`:
 //! over io_uring. `KVFS_PERMISSIONS=none`: for root alone, without the kernel's checks.
 
-#[path = "../../../../crates/kvfs-fuse/tests/memory/mod.rs"]
+#[path = "../../../../crates/kvfs-fuse/tests/it/memory/mod.rs"]
 mod memory;
-#[path = "../../../../crates/kvfs-fuse/tests/way/mod.rs"]
+#[path = "../../../../crates/kvfs-fuse/tests/it/way/mod.rs"]
 mod way;
 
 use std::path::Path;

@@ -7,7 +7,7 @@
 //! same bound.
 
 mod counting;
-#[path = "../everything/coverage.rs"]
+#[path = "../it/everything/coverage.rs"]
 mod coverage;
 mod maintenance;
 mod transactions;

@@ -8,7 +8,7 @@
 mod content;
 #[path = "../../../kvdb/tests/bounded/counting.rs"]
 mod counting;
-#[path = "../../../kvdb/tests/everything/coverage.rs"]
+#[path = "../../../kvdb/tests/it/everything/coverage.rs"]
 mod coverage;
 mod trees;
 mod views;

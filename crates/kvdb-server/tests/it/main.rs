@@ -1,0 +1,40 @@
+//! The behaviour tests of `kvdb-server` as one program: a module a theme. One link instead of one
+//! for each file is most of the time that a build of the tests takes.
+
+#[allow(dead_code, reason = "this program uses a part of it")]
+#[path = "../../../kvdb/tests/it/history/mod.rs"]
+mod history;
+mod served;
+
+mod admission;
+mod beside_redis;
+mod blocking;
+mod channels;
+mod clients;
+mod commands;
+mod dump;
+mod expiry;
+mod feed;
+mod feed_model;
+mod histories;
+mod introspection;
+mod lock_waits;
+mod long_string_edges;
+mod long_strings;
+mod long_strings_model;
+mod model;
+mod parsers;
+mod peers;
+mod pipelines;
+mod queues;
+mod range_events;
+mod ranks;
+mod reviews;
+mod snapshots;
+mod sort;
+mod streams;
+mod tls;
+mod transactions;
+mod types;
+mod types_model;
+mod undo;

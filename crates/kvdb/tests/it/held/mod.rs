@@ -1,0 +1,104 @@
+//! A device on which a sync waits until the test lets it go on: what others do while it is under
+//! way happens in a known order.
+
+use std::io;
+use std::time::Duration;
+
+use env::sync::{Condvar, Mutex};
+use zones::{Device, MemoryDevice, Purpose};
+
+/// No test waits longer than this for another thread.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Which sync is held.
+#[derive(Default)]
+struct Hold {
+    /// The next sync behind a write of this purpose is held.
+    on: Option<Purpose>,
+    /// Such a write has come.
+    written: bool,
+    held: bool,
+}
+
+/// A device, in memory unless said otherwise, whose next sync behind a write of some purpose can be
+/// held.
+pub struct HeldSync<D = MemoryDevice> {
+    pub memory: D,
+    state: Mutex<Hold>,
+    changed: Condvar,
+}
+
+impl Default for HeldSync {
+    fn default() -> Self {
+        Self::over(MemoryDevice::default())
+    }
+}
+
+impl<D> HeldSync<D> {
+    pub fn over(memory: D) -> Self {
+        HeldSync { memory, state: Mutex::default(), changed: Condvar::default() }
+    }
+
+    /// Holds the next sync that comes behind a write for `purpose`.
+    pub fn hold_behind(&self, purpose: Purpose) {
+        *self.state.lock() = Hold { on: Some(purpose), ..Hold::default() };
+    }
+
+    /// Lets the sync go on that is held, and holds the next one behind a write for `purpose`.
+    pub fn release_and_hold_behind(&self, purpose: Purpose) {
+        self.hold_behind(purpose);
+        self.changed.notify_all();
+    }
+
+    /// Returns when a sync is held.
+    pub fn wait_until_held(&self) {
+        let mut state = self.state.lock();
+        while !state.held {
+            assert!(
+                !self.changed.wait_for(&mut state, PATIENCE).timed_out(),
+                "no sync came that could be held"
+            );
+        }
+    }
+
+    /// Lets it go on.
+    pub fn release(&self) {
+        *self.state.lock() = Hold::default();
+        self.changed.notify_all();
+    }
+}
+
+impl<D: Device> Device for HeldSync<D> {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.memory.read_at(purpose, offset, buf)
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.written |= state.on == Some(purpose);
+        drop(state);
+        self.memory.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.written {
+            state.held = true;
+            self.changed.notify_all();
+            while state.held {
+                if self.changed.wait_for(&mut state, PATIENCE).timed_out() {
+                    return Err(io::Error::other("a held sync was never released"));
+                }
+            }
+        }
+        drop(state);
+        self.memory.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.memory.discard(offset, len)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.memory.len()
+    }
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.memory.grow(new_len)
+    }
+}

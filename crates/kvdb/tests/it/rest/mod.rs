@@ -1,0 +1,198 @@
+//! The machine *rest*: every job of the background is run to rest on stores of many shapes, and
+//! what it writes is bounded. A job that takes its own work for something to be done never rests.
+//!
+//! `make rest` runs a hundred shapes; `KVFS_SEEDS=n` that many, `KVFS_SEED=n` one.
+
+mod full;
+mod shape;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::model::seeds;
+use env::Machine;
+use kvdb::{CreateOptions, DefragOptions, Kvdb, ScrubOptions};
+use shape::Shape;
+use zones::{Job, MemoryDevice, ZONE_SIZE};
+
+const MIB: u64 = 1 << 20;
+
+/// A store, and what it has written at the last look.
+struct Store<'a> {
+    shape: &'a Shape,
+    db: Kvdb,
+}
+
+impl Store<'_> {
+    fn written(&self) -> u64 {
+        self.db.stats().io.total().write_bytes
+    }
+
+    fn by_job(&self) -> String {
+        let io = self.db.stats().io;
+        let jobs = Job::ALL.into_iter().filter(|job| io.written_by(*job) > 0);
+        let jobs = jobs.map(|job| format!("{} {} KiB", job.name(), io.written_by(job) >> 10));
+        jobs.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The store as large as it is now, bytes.
+    fn size(&self) -> u64 {
+        self.db.stats().zones_held * ZONE_SIZE
+    }
+
+    /// Does `work` and waits until nothing is left to do. Returns what was written, which is no
+    /// more than `bound`.
+    fn to_rest(&self, what: &str, bound: u64, work: impl FnOnce(&Kvdb)) -> u64 {
+        let before = self.written();
+        let so_far = || {
+            let written = self.written() - before;
+            assert!(
+                written <= bound,
+                "{what} has written {} MiB, and is not to write more than {} MiB; by jobs: {}; \
+                 held {} MiB, {} zones reclaimable; {:?}; KVFS_SEED={}: {:?}",
+                written / MIB,
+                bound / MIB,
+                self.by_job(),
+                self.size() / MIB,
+                self.db.stats().zones_reclaimable,
+                self.db.defrag_progress(),
+                self.shape.seed,
+                self.shape,
+            );
+            written
+        };
+        work(&self.db);
+        let begun = Instant::now();
+        // At rest for a while: some of it begins after a pause.
+        let mut quiet = 0;
+        // A full store may have a merge that is due and finds no room: it is tried again every 5 s,
+        // and must write nothing then.
+        let mut last = (so_far(), Instant::now());
+        while quiet < 20 && !(self.shape.full && last.1.elapsed() > Duration::from_secs(6)) {
+            let written = so_far();
+            if written != last.0 {
+                last = (written, Instant::now());
+            }
+            quiet = if self.db.stats().at_rest { quiet + 1 } else { 0 };
+            assert!(
+                begun.elapsed() < Duration::from_secs(240),
+                "{what} does not come to rest; by jobs: {}; KVFS_SEED={}: {:?}",
+                self.by_job(),
+                self.shape.seed,
+                self.shape
+            );
+            std::thread::sleep(Duration::from_millis(4));
+        }
+        so_far()
+    }
+}
+
+/// Runs one job after the other to rest on a store of this shape.
+fn comes_to_rest(shape: &Shape) {
+    let device = Arc::new(MemoryDevice::new());
+    let options = CreateOptions {
+        open: shape.open(),
+        reserve_zones: 8,
+        capacity: shape.capacity(),
+        ..CreateOptions::default()
+    };
+    let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), options).unwrap();
+    let store = Store { shape, db };
+    let mut put = 0;
+    // Flushes, merges, those that wait for quiet, gathering, and defragmentation that begins by
+    // itself: each byte is flushed, merged level by level, and moved.
+    let filled = store.to_rest("filling the store", u64::MAX, |db| put = shape.fill(db));
+    let jobs = store.by_job();
+    let size = store.size();
+    let flushed = store.to_rest("a flush", put * 4 + 32 * MIB, |db| db.flush().unwrap());
+    let by_hand = |what: &str, bound: u64| {
+        store.to_rest(what, bound, |db| {
+            db.defragment(DefragOptions::default()).unwrap();
+        })
+    };
+    let size = size.max(store.size());
+    let first = by_hand("a defragmentation", size * 3 + 32 * MIB);
+    let second = by_hand("a second defragmentation", size / 4 + 16 * MIB);
+    let third = by_hand("a third defragmentation", size / 8 + 16 * MIB);
+    let scrubbed = store.to_rest("a scrub", MIB, |db| {
+        db.scrub(ScrubOptions::default()).unwrap();
+        db.wait_for_scrub();
+    });
+    let quiet =
+        store.to_rest("a quiet store", MIB, |_| std::thread::sleep(Duration::from_millis(100)));
+    store.db.close().unwrap();
+    drop(store.db);
+    let (db, _) = Kvdb::open(device, Arc::new(Machine::default()), shape.open()).unwrap();
+    let store = Store { shape, db };
+    let opened = store.to_rest("a store that was opened again", size / 4 + 16 * MIB, |_| {});
+    store.db.close().unwrap();
+    if std::env::var_os("KVFS_TELL").is_some() {
+        println!(
+            "seed {}: {:?} of {} MiB put: filled {} MiB ({jobs}), size {} MiB, flushed {} KiB, \
+             defragmented {} KiB, again {} KiB, again {} KiB, scrubbed {} KiB, quiet {} KiB, \
+             opened {} KiB",
+            shape.seed,
+            shape.lengths,
+            put / MIB,
+            filled / MIB,
+            size / MIB,
+            flushed >> 10,
+            first >> 10,
+            second >> 10,
+            third >> 10,
+            scrubbed >> 10,
+            quiet >> 10,
+            opened >> 10,
+        );
+    }
+    // Everything may be written some times over, and not without end; of many dictionaries each
+    // flush writes a few sectors.
+    let times = if shape.dictionaries > 100 { 32 } else { 8 };
+    assert!(filled <= put * times + 256 * MIB, "filling wrote {} MiB: {shape:?}", filled / MIB);
+}
+
+#[test]
+fn every_job_of_the_background_comes_to_rest_on_every_shape() {
+    for seed in seeds(6) {
+        comes_to_rest(&Shape::of_seed(seed));
+    }
+}
+
+/// The store of the report: many files of 2,100 bytes, each with 460 bytes of padding. What was
+/// packed a moment ago is not taken for holes.
+#[test]
+fn padding_is_not_taken_for_holes() {
+    let mut shape = Shape::of_seed(0);
+    shape = Shape {
+        lengths: shape::Lengths::One(2100),
+        bytes: 240 * MIB,
+        dictionaries: 1,
+        options: kvdb::DictionaryOptions::default(),
+        memory: 32 << 20,
+        repetitive: false,
+        overwritten: 0,
+        deleted: 3,
+        updated: 0,
+        range: false,
+        snapshot: false,
+        clone: false,
+        dropped: false,
+        full: false,
+        ..shape
+    };
+    comes_to_rest(&shape);
+}
+
+/// Values of which most lie together and some in between do not: a defragmentation that is asked
+/// for again does not move them again.
+#[test]
+fn what_was_laid_in_order_is_not_moved_again() {
+    comes_to_rest(&Shape::of_seed(42));
+}
+
+/// A megabyte in three hundred dictionaries, with four of memory: each flush writes some sectors
+/// for each of them, so it must not come after every commit.
+#[test]
+fn many_small_dictionaries_are_not_flushed_with_every_commit() {
+    comes_to_rest(&Shape::of_seed(51));
+}

@@ -1,0 +1,165 @@
+//! A store and a directory to mount it on by the `kvfs` command, and what tests of that want.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+/// A store and a directory to mount it on, in a directory of their own; unmounted and gone when
+/// dropped.
+pub struct Place {
+    pub dir: tempfile::TempDir,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Every mount a failed test left behind; dead ones, too.
+        while fs::read_to_string("/proc/self/mountinfo")
+            .is_ok_and(|t| t.contains(self.mnt().to_str().unwrap_or("?")))
+        {
+            if kvfs(&["umount", "--force"])
+                .arg(self.mnt())
+                .output()
+                .is_ok_and(|o| !o.status.success())
+            {
+                break;
+            }
+        }
+    }
+}
+
+pub fn kvfs(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(words);
+    command
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+pub fn succeeds(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("kvfs runs");
+    assert!(status.success(), "{command:?}: {status}: {}", text(&stderr));
+    text(&stdout)
+}
+
+/// Runs a command that unmounts. A child that another test is just starting holds our files, too,
+/// until it becomes its program: busy then is no fault.
+#[track_caller]
+pub fn unmounts(command: &mut Command) {
+    for _ in 0..100 {
+        let ended = command.output().expect("it runs");
+        if ended.status.success() || !text(&ended.stderr).contains("busy") {
+            return assert!(ended.status.success(), "{command:?}: {}", text(&ended.stderr));
+        }
+    }
+    succeeds(command);
+}
+
+/// Standard error of a command that must end with `code`.
+#[track_caller]
+pub fn fails(code: i32, command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("kvfs runs");
+    assert_eq!(status.code(), Some(code), "{command:?}: {}{}", text(&stdout), text(&stderr));
+    text(&stderr)
+}
+
+impl Place {
+    /// `None`, with the reason printed, where this process may not mount.
+    pub fn new() -> Option<Place> {
+        if let Err(e) = fs::File::open("/dev/fuse") {
+            eprintln!("SKIPPED: no FUSE here: cannot open /dev/fuse: {e}");
+            return None;
+        }
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: these tests mount as root does");
+            return None;
+        }
+        let place = Place { dir: tempfile::tempdir().expect("a temporary directory") };
+        fs::create_dir(place.mnt()).expect("mkdir");
+        succeeds(kvfs(&["create"]).arg(place.store()));
+        Some(place)
+    }
+
+    pub fn store(&self) -> PathBuf {
+        self.dir.path().join("s.kvfs")
+    }
+
+    pub fn mnt(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    pub fn mount(&self, words: &[&str]) -> Command {
+        let mut command = kvfs(&["mount"]);
+        command.arg(self.store()).arg(self.mnt()).args(words);
+        command
+    }
+
+    pub fn umount(&self) -> Command {
+        let mut command = kvfs(&["umount"]);
+        command.arg(self.mnt());
+        command
+    }
+
+    /// Mounts; the daemon's process number.
+    #[track_caller]
+    pub fn mounted(&self) -> i32 {
+        let said = succeeds(self.mount(&["--json"]).stdin(Stdio::null()));
+        let value: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        value["pid"].as_i64().expect("a pid") as i32
+    }
+
+    /// The daemon's process number.
+    #[track_caller]
+    pub fn pid(&self) -> i32 {
+        let said = succeeds(kvfs(&["--json", "stat"]).arg(self.mnt()));
+        let stat: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        stat["daemon"]["pid"].as_i64().expect("a pid") as i32
+    }
+
+    /// Sends a command to the socket; its answer, of one line or one string.
+    #[track_caller]
+    pub fn ask(&self, words: &[&str]) -> String {
+        let mut socket =
+            UnixStream::connect(self.store().with_extension("kvfs.sock")).expect("a socket");
+        let mut command = format!("*{}\r\n", words.len());
+        words.iter().for_each(|word| command.push_str(&format!("${}\r\n{word}\r\n", word.len())));
+        socket.write_all(command.as_bytes()).expect("sent");
+        let mut lines = BufReader::new(socket).lines();
+        let first = lines.next().expect("an answer").expect("text");
+        match first.split_at(1) {
+            ("$", _) => lines.next().expect("a string").expect("text"),
+            ("+" | ":", rest) => rest.into(),
+            _ => panic!("{words:?}: {first}"),
+        }
+    }
+
+    /// The mount's line in the kernel's table.
+    pub fn entry(&self) -> Option<String> {
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        table.lines().rfind(|l| l.contains(self.mnt().to_str().expect("UTF-8"))).map(String::from)
+    }
+}
+
+pub fn kill(pid: i32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("kill");
+}
+
+#[track_caller]
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub fn is_alive(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "))
+}

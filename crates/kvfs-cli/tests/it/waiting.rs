@@ -1,0 +1,61 @@
+//! A daemon that does not answer is waited for, and that is said.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
+use crate::place::{Place, kill, kvfs, succeeds, text};
+use rustix::process::Signal;
+
+#[test]
+fn a_command_says_whom_it_waits_for_and_goes_on_when_that_does() {
+    let Some(place) = Place::new() else { return };
+    let pid = place.mounted();
+    succeeds(kvfs(&["kv", "put"]).arg(place.mnt()).args(["key", "value"]));
+    std::fs::write(place.mnt().join("file"), "content").expect("written");
+    for (before, behind, said) in [
+        (&["stat"][..], &[][..], "process"),
+        (&["txn", "list"], &[], ""),
+        (&["history"], &[], "snapshots"),
+        (&["kv", "get"], &["key"], "value"),
+        (&["top", "--once", "-i", "0.1"], &[], "KVFS"),
+        (&["undo", "--dry-run"], &[], ""),
+        (&["snapshot", "list"], &[], ""),
+        (&["ls"], &["/"], "file"),
+        (&["umount"], &[], "unmounted"),
+    ] {
+        kill(pid, Signal::STOP);
+        let mut command = kvfs(before);
+        command.arg(place.mnt()).args(behind).stdin(Stdio::null());
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("kvfs runs");
+        let mut errors = BufReader::new(child.stderr.take().expect("a pipe"));
+        // The kernel shows what it has cached without the daemon.
+        let mut line = String::new();
+        errors.read_line(&mut line).expect("text");
+        kill(pid, Signal::CONT);
+        let mut shown = Vec::new();
+        child.stdout.take().expect("a pipe").read_to_end(&mut shown).expect("read");
+        let mut rest = String::new();
+        errors.read_to_string(&mut rest).expect("text");
+        let status = child.wait().expect("it ends");
+        let mnt = place.mnt();
+        let (start, end) =
+            (format!("kvfs: the daemon of {} (process {pid}) ", mnt.display()), line);
+        assert!(end.starts_with(&start), "{before:?}: {end}{rest}");
+        assert!(end.contains("does not answer; waiting. It is stopped"), "{before:?}: {end}");
+        assert!(!rest.contains("does not answer"), "{before:?}: it is said once: {rest}");
+        // (There is no commit that could be undone.)
+        assert!(status.success() || before[0] == "undo", "{before:?}: {rest}");
+        assert!(text(&shown).contains(said), "{before:?}: {}", text(&shown));
+    }
+}
+
+#[test]
+fn a_command_that_takes_long_is_no_daemon_that_does_not_answer() {
+    let Some(place) = Place::new() else { return };
+    place.mounted();
+    let mut waits = kvfs(&["kv", "call"]);
+    waits.arg(place.mnt()).args(["BLPOP", "nothing", "5"]).stdin(Stdio::null());
+    let ended = waits.output().expect("kvfs runs");
+    assert_eq!(text(&ended.stderr), "");
+}

@@ -1,0 +1,135 @@
+//! What the kernel has accepted of a program and the store refuses: the program hears of it, and no
+//! later data stands behind a hole.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::real::{BOTH, Real, policy};
+use env::Machine;
+use kvdb::{CreateOptions, Kvdb, OpenOptions};
+use kvfs::{Fs, FsOptions};
+use zones::MemoryDevice;
+
+/// A store for about 80 MiB of files.
+fn small(device: &Arc<MemoryDevice>) -> Kvdb {
+    let open = OpenOptions { memory: 16 << 20, ..OpenOptions::default() };
+    let options =
+        CreateOptions { capacity: Some(20 * zones::ZONE_SIZE), open, ..CreateOptions::default() };
+    Kvdb::create(device.clone(), Arc::new(Machine::default()), options).expect("a store")
+}
+
+/// A file that takes all the space there is.
+fn fill(m: &Real) {
+    let mut file = File::create(m.path("fill")).expect("create");
+    let full = (0..1000)
+        .find_map(|_| file.write_all(&[7; 256 << 10]).and_then(|()| file.sync_data()).err());
+    assert_eq!(full.expect("it gets full").raw_os_error(), Some(libc::ENOSPC));
+}
+
+/// Appends a line and syncs it; whether that succeeded.
+fn append(log: &mut File, line: &[u8]) -> bool {
+    match log.write_all(line).and_then(|()| log.sync_data()) {
+        Ok(()) => true,
+        Err(e) => {
+            assert!(matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EIO)), "{e}");
+            false
+        }
+    }
+}
+
+/// Waits until something holds, for half a minute.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn no_line_of_a_log_stands_behind_a_hole_of_one_that_was_refused() {
+    // Several requests, the last one of which is short: there may be space for it, and not for
+    // those before.
+    const LINE: usize = (2 << 20) + 100;
+    for write_back in BOTH {
+        let device = Arc::new(MemoryDevice::new());
+        let Some(m) = Real::with(small(&device), FsOptions::default(), &policy(write_back)) else {
+            return;
+        };
+        let mut log =
+            File::options().append(true).create(true).open(m.path("log")).expect("create");
+        let line = |i: u8| vec![i; LINE + usize::from(i)];
+        let mut kept: Vec<u8> = Vec::new();
+        let mut refused = 0;
+        for i in 1..=20 {
+            match i {
+                5 => fill(&m),
+                12 => std::fs::remove_file(m.path("fill")).expect("removed"),
+                // A program that knows where its log ends goes on there, as soon as the space of
+                // the file that was removed has come back.
+                16 => until("there is space again", || {
+                    log.set_len(kept.len() as u64).expect("the size is set");
+                    append(&mut log, &line(i))
+                }),
+                _ => {}
+            }
+            if i == 16 || append(&mut log, &line(i)) {
+                kept.extend(line(i));
+            } else {
+                refused += 1;
+            }
+            assert!(
+                (5..16).contains(&i) || kept.ends_with(&line(i)),
+                "line {i} has space, write-back {write_back}"
+            );
+        }
+        assert!(refused > 0, "it was full");
+        drop(log);
+        drop(m);
+        let (db, _) = Kvdb::open(device, Arc::new(Machine::default()), OpenOptions::default())
+            .expect("it opens");
+        let fs = Fs::open(db, Arc::new(Machine::default()), FsOptions::default())
+            .expect("a file system");
+        let attr = fs.resolve(b"/log").expect("there");
+        let seen = fs.read(attr.ino, 0, attr.size as u32).expect("read");
+        let lines: Vec<(u8, usize)> =
+            seen.chunk_by(|a, b| a == b).map(|line| (line[0], line.len())).collect();
+        assert!(
+            seen == kept,
+            "write-back {write_back}: {} bytes were synced, there are {lines:?}",
+            kept.len()
+        );
+    }
+}
+
+#[test]
+fn what_was_refused_is_said_at_every_sync_until_the_size_is_set() {
+    let device = Arc::new(MemoryDevice::new());
+    let Some(m) = Real::with(small(&device), FsOptions::default(), &policy(true)) else { return };
+    let mut log = File::options().append(true).create(true).open(m.path("log")).expect("create");
+    assert!(append(&mut log, &[1; 10_000]));
+    fill(&m);
+    assert!(!append(&mut log, &[2; 4 << 20]), "it is full");
+    std::fs::remove_file(m.path("fill")).expect("removed");
+    let said = |mut log: &File| {
+        log.write_all(&[3; 100])
+            .and_then(|()| log.sync_data())
+            .map_err(|e: io::Error| e.raw_os_error())
+    };
+    for _ in 0..3 {
+        assert_eq!(said(&log), Err(Some(libc::EIO)));
+    }
+    // Nor does another program write behind it.
+    let other = File::options().append(true).open(m.path("log")).expect("open");
+    assert_eq!(said(&other), Err(Some(libc::EIO)));
+    assert_eq!(
+        log.sync_data().map_err(|e| e.raw_os_error()),
+        Err(Some(libc::EIO)),
+        "each who has it open is told"
+    );
+    log.set_len(10_000).expect("the size is set");
+    assert_eq!(said(&log), Ok(()));
+    assert_eq!(std::fs::read(m.path("log")).expect("read"), [&[1; 10_000][..], &[3; 100]].concat());
+}

@@ -1,0 +1,335 @@
+//! Where the files of a tree lie that was not made directory by directory.
+//!
+//! `KVFS_MEASURE=1 cargo test -p kvfs --test it aged_tree:: -- --nocapture` prints what reading
+//! takes.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use env::{Machine, Simulated};
+use kvdb::{CreateOptions, DefragOptions, Kvdb, OpenOptions};
+use kvfs::{Caller, FileKind, Fs, FsOptions, Ino, ROOT};
+use zones::{Device, MemoryDevice, Purpose};
+
+const DIRECTORIES: usize = 50;
+const FILES: usize = 5_000;
+const SIZE: usize = 4096;
+const ZONE_SIZE: u64 = 512 << 10;
+/// A disk passes over a gap like this in less time than a seek takes.
+const GAP: u64 = 64 << 10;
+const MEMORY: usize = 64 << 20;
+
+/// A disk with one head.
+#[derive(Default)]
+struct Disk {
+    memory: MemoryDevice,
+    head: AtomicU64,
+    seeks: AtomicU64,
+    reads: AtomicU64,
+    opened: AtomicU64,
+}
+
+impl Disk {
+    /// Of another seed each time: the numbers that a store takes for unique must be.
+    fn env(&self) -> Arc<Simulated> {
+        Arc::new(Simulated::new(self.opened.fetch_add(1, Relaxed)))
+    }
+
+    fn moved(&self, offset: u64, len: u64) {
+        let head = self.head.swap(offset + len, Relaxed);
+        self.seeks.fetch_add(u64::from(offset < head || offset > head + GAP), Relaxed);
+    }
+
+    fn begin(&self) {
+        self.seeks.store(0, Relaxed);
+        self.reads.store(0, Relaxed);
+    }
+
+    fn counted(&self) -> Counted {
+        Counted { seeks: self.seeks.load(Relaxed), reads: self.reads.load(Relaxed) }
+    }
+}
+
+/// What reading has taken.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    seeks: u64,
+    reads: u64,
+}
+
+impl Device for Disk {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.reads.fetch_add(1, Relaxed);
+        self.moved(offset, buf.len() as u64);
+        self.memory.read_at(purpose, offset, buf)
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.memory.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.memory.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.memory.discard(offset, len)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.memory.len()
+    }
+    fn grow(&self, new_len: u64) -> io::Result<()> {
+        self.memory.grow(new_len)
+    }
+}
+
+fn options(memory: usize) -> OpenOptions {
+    OpenOptions { memory, threads: false, zero_journal: false, ..OpenOptions::default() }
+}
+
+fn files(disk: &Disk, db: &Kvdb, zone_size: u64) -> Fs {
+    let options = FsOptions { zone_size: Some(zone_size), ..FsOptions::default() };
+    Fs::open(db.clone(), disk.env(), options).unwrap()
+}
+
+/// Nothing of the store is in memory.
+fn cold(disk: &Arc<Disk>, zone_size: u64) -> (Kvdb, Fs) {
+    let db = Kvdb::open(disk.clone(), disk.env(), options(MEMORY)).unwrap().0;
+    let fs = files(disk, &db, zone_size);
+    disk.begin();
+    (db, fs)
+}
+
+/// A tree as it was made.
+const TREE: &str = "tree";
+/// Its copy by reference.
+const COPY: &str = "copy";
+
+fn directory(top: &str, at: usize) -> Vec<u8> {
+    format!("{top}/directory{at:02}").into_bytes()
+}
+
+fn write(fs: &Fs, parent: Ino, name: &str, size: usize) -> Ino {
+    let made = fs.mknod(parent, name.as_bytes(), FileKind::File, 0o644, 0, Caller::default());
+    let ino = made.unwrap().ino;
+    // Does not compress.
+    let mut state = ino.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let content: Vec<u8> = (0..size)
+        .map(|_| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 56) as u8
+        })
+        .collect();
+    assert_eq!(fs.write(ino, 0, &content, Default::default()).unwrap() as usize, size);
+    fs.forget(ino, 1);
+    ino
+}
+
+/// Files in turn in each of the directories, and synced now and then.
+fn round_robin(zone_size: u64) -> Arc<Disk> {
+    let disk = Arc::new(Disk::default());
+    let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
+    let db = Kvdb::create(disk.clone(), disk.env(), create).unwrap();
+    let fs = files(&disk, &db, zone_size);
+    let mkdir = |parent, name: &[u8]| fs.mkdir(parent, name, 0o755, Caller::default()).unwrap().ino;
+    let tree = mkdir(ROOT, TREE.as_bytes());
+    let directories: Vec<Ino> =
+        (0..DIRECTORIES).map(|at| mkdir(tree, &directory("", at)[1..])).collect();
+    for file in 0..FILES {
+        write(&fs, directories[file % DIRECTORIES], &format!("file{file:05}"), SIZE);
+        if file % 500 == 499 {
+            fs.sync_all().unwrap();
+        }
+    }
+    fs.shutdown().unwrap();
+    drop(fs);
+    db.close().unwrap();
+    disk
+}
+
+/// As `kvfs defrag` does.
+fn defragment(disk: &Arc<Disk>) {
+    let open = OpenOptions { threads: true, ..options(MEMORY) };
+    let db = Kvdb::open(disk.clone(), Arc::new(Machine::default()), open).unwrap().0;
+    assert!(db.defragment(DefragOptions::default()).unwrap());
+    db.wait_for_defragment();
+    db.close().unwrap();
+}
+
+/// As `grep -r` does.
+fn read_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
+    let (_db, fs) = cold(disk, zone_size);
+    let mut read = 0;
+    for at in 0..DIRECTORIES {
+        let dir = fs.resolve(&directory(top, at)).unwrap().ino;
+        for (_, ino) in list(&fs, dir) {
+            assert_eq!(fs.read(ino, 0, SIZE as u32).unwrap().len(), SIZE);
+            read += 1;
+        }
+    }
+    assert_eq!(read, FILES);
+    disk.counted()
+}
+
+/// As `ls -lR` does: names and nodes of everything.
+fn list_all(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
+    let (_db, fs) = cold(disk, zone_size);
+    let mut listed = 0;
+    for at in 0..DIRECTORIES {
+        listed += list(&fs, fs.resolve(&directory(top, at)).unwrap().ino).len();
+    }
+    assert_eq!(listed, FILES);
+    disk.counted()
+}
+
+/// As `ls -l` does, of one directory.
+fn list_one(disk: &Arc<Disk>, zone_size: u64, top: &str) -> Counted {
+    let (_db, fs) = cold(disk, zone_size);
+    let dir = fs.resolve(&directory(top, 20)).unwrap().ino;
+    disk.begin();
+    assert_eq!(list(&fs, dir).len(), FILES / DIRECTORIES);
+    disk.counted()
+}
+
+fn list(fs: &Fs, dir: Ino) -> Vec<(Vec<u8>, Ino)> {
+    let mut all = Vec::new();
+    fs.readdir(dir, 0, true, &mut |entry| {
+        all.push((entry.name.to_vec(), entry.ino));
+        true
+    })
+    .unwrap();
+    all.retain(|(name, _)| name != b"." && name != b"..");
+    all
+}
+
+fn show(what: &str, counted: Counted) -> Counted {
+    if std::env::var_os("KVFS_MEASURE").is_some() {
+        println!(
+            "{what:40} {:6} seeks {:6} reads, {:.3} seeks a file",
+            counted.seeks,
+            counted.reads,
+            counted.seeks as f64 / FILES as f64
+        );
+    }
+    counted
+}
+
+#[test]
+fn the_files_of_a_directory_are_read_together_though_those_of_all_directories_were_made_in_turn() {
+    let disk = round_robin(ZONE_SIZE);
+    let read = show("zones: read all", read_all(&disk, ZONE_SIZE, TREE));
+    assert!(read.seeks * 4 <= FILES as u64, "{read:?}: what each sync wrote lies in order");
+    let listed = show("zones: list one", list_one(&disk, ZONE_SIZE, TREE));
+    assert!(listed.reads <= 10, "{listed:?}");
+    defragment(&disk);
+    let read = show("zones: read all, defragmented", read_all(&disk, ZONE_SIZE, TREE));
+    assert!(read.seeks * 20 <= FILES as u64, "{read:?}: all lies in order");
+    let listed = show("zones: list one, defragmented", list_one(&disk, ZONE_SIZE, TREE));
+    assert!(listed.reads <= 10, "{listed:?}");
+}
+
+#[test]
+fn without_zones_each_file_of_such_a_tree_is_a_seek() {
+    let disk = round_robin(0);
+    let read = show("no zones: read all", read_all(&disk, 0, TREE));
+    assert!(read.seeks >= FILES as u64, "{read:?}");
+    show("no zones: list one", list_one(&disk, 0, TREE));
+    defragment(&disk);
+    let read = show("no zones: read all, defragmented", read_all(&disk, 0, TREE));
+    assert!(read.seeks >= FILES as u64, "{read:?}");
+    show("no zones: list one, defragmented", list_one(&disk, 0, TREE));
+}
+
+#[test]
+fn a_copy_by_reference_has_its_names_and_nodes_in_order_and_its_pages_after_a_defragmentation() {
+    let disk = round_robin(0);
+    show("no zones: list all", list_all(&disk, 0, TREE));
+    let (db, fs) = cold(&disk, 0);
+    let from = fs.resolve(TREE.as_bytes()).unwrap().ino;
+    fs.clone_tree(from, ROOT, COPY.as_bytes()).unwrap();
+    fs.shutdown().unwrap();
+    drop(fs);
+    db.close().unwrap();
+    let listed = show("a copy: list all", list_all(&disk, 0, COPY));
+    assert!(listed.seeks * 20 <= FILES as u64, "{listed:?}: names and nodes lie in order");
+    let listed = show("a copy: list one", list_one(&disk, 0, COPY));
+    assert!(listed.reads <= 10, "{listed:?}");
+    let read = show("a copy: read all", read_all(&disk, 0, COPY));
+    assert!(read.seeks >= FILES as u64, "{read:?}: pages lie where the original's do");
+    defragment(&disk);
+    let read = show("a copy: read all, defragmented", read_all(&disk, 0, COPY));
+    assert!(read.seeks * 20 <= FILES as u64, "{read:?}");
+    show("its original: read all, defragmented", read_all(&disk, 0, TREE));
+}
+
+/// The tree as `kvfs import` makes it: directory by directory, many files at once; of a tar stream
+/// in the order of the host's directories, which is none.
+fn import() -> Arc<Disk> {
+    let disk = Arc::new(Disk::default());
+    let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
+    let db = Kvdb::create(disk.clone(), disk.env(), create).unwrap();
+    let fs = files(&disk, &db, ZONE_SIZE);
+    let mkdir = |parent, name: &[u8]| fs.mkdir(parent, name, 0o755, Caller::default()).unwrap().ino;
+    let tree = mkdir(ROOT, TREE.as_bytes());
+    let each = FILES / DIRECTORIES;
+    let mut waiting = Vec::new();
+    for at in 0..DIRECTORIES {
+        let parent = mkdir(tree, &directory("", at)[1..]);
+        for file in 0..each {
+            // 37 and 100 have no factor in common: each once.
+            let file = file * 37 % each;
+            let content: Vec<u8> = (0..SIZE as u64)
+                .map(|byte| (byte ^ (at * each + file) as u64).wrapping_mul(0x9e37_79b9) as u8)
+                .collect();
+            waiting.push(kvfs::Whole {
+                parent,
+                name: format!("file{file:05}").into_bytes().into(),
+                kind: FileKind::File,
+                perm: 0o644,
+                uid: 0,
+                gid: 0,
+                rdev: 0,
+                atime: Default::default(),
+                mtime: Default::default(),
+                content: content.into(),
+            });
+            if waiting.len() == 1000 {
+                fs.make_whole(&std::mem::take(&mut waiting)).unwrap();
+            }
+        }
+    }
+    assert!(waiting.is_empty());
+    fs.shutdown().unwrap();
+    drop(fs);
+    db.close().unwrap();
+    disk
+}
+
+#[test]
+fn what_is_imported_lies_in_the_order_of_the_tree_at_once() {
+    let disk = import();
+    let listed = show("imported: list all", list_all(&disk, ZONE_SIZE, TREE));
+    assert!(listed.seeks * 20 <= FILES as u64, "{listed:?}");
+    let read = show("imported: read all", read_all(&disk, ZONE_SIZE, TREE));
+    assert!(read.seeks * 20 <= FILES as u64, "{read:?}: pages lie in order, too");
+}
+
+#[test]
+fn what_is_received_whole_lies_in_the_order_of_its_numbers_at_once() {
+    let source = round_robin(ZONE_SIZE);
+    let (db, fs) = cold(&source, ZONE_SIZE);
+    fs.sync_all().unwrap();
+    db.snapshot("sent").unwrap();
+    let mut stream = Vec::new();
+    db.send("sent", None, &mut stream, None).unwrap();
+
+    let disk = Arc::new(Disk::default());
+    let create = CreateOptions { open: options(MEMORY), ..CreateOptions::default() };
+    let other = Kvdb::create(disk.clone(), disk.env(), create).unwrap();
+    other.receive(&stream[..], &Default::default()).unwrap();
+    other.close().unwrap();
+    drop(other);
+    let read = show("received: read all", read_all(&disk, ZONE_SIZE, TREE));
+    assert!(
+        read.seeks * 20 <= FILES as u64,
+        "{read:?}: the numbers are those of the source's zones"
+    );
+}

@@ -1,0 +1,72 @@
+//! The behaviour tests of `kvfs` as one program: a module a theme. One link instead of one for
+//! each file is most of the time that a build of the tests takes.
+
+mod forked;
+#[allow(dead_code, reason = "this program uses a part of it")]
+#[path = "../../../kvdb/tests/it/held/mod.rs"]
+mod held;
+#[allow(dead_code, reason = "this program uses a part of it")]
+#[path = "../../../kvdb/tests/it/history/mod.rs"]
+mod history;
+mod random_tree;
+#[allow(dead_code, reason = "this program uses a part of it")]
+#[path = "../../../kvdb/tests/it/script/mod.rs"]
+mod script;
+mod world;
+
+mod aged_tree;
+mod allocate;
+mod anomalies;
+mod beneath_clones;
+mod branch_histories;
+mod clone_tree;
+mod cold_reads;
+mod data;
+mod difference;
+mod difference_oracle;
+mod drops_follow_writes;
+mod durable_views;
+mod everything;
+mod failed_store;
+mod flips;
+mod following;
+mod fsync_beside_bulk;
+mod fsync_cost;
+mod full;
+mod histories;
+mod inode_numbers;
+mod interleavings;
+mod limits;
+mod limits_of_files;
+mod listing;
+mod merge;
+mod merge_forks;
+mod merge_power_cut;
+mod merge_random;
+mod model;
+mod name_space_zones;
+mod names;
+mod nested_views;
+mod no_space;
+mod numbers_of_branches;
+mod older_stores;
+mod orphans;
+mod partial_writes;
+mod power_cut;
+mod promised_space;
+mod reading_around;
+mod rebase;
+mod remove_tree;
+mod rename;
+mod repair;
+mod schedule;
+mod snapshots;
+mod stale_pages;
+mod threads;
+mod transaction_power_cut;
+mod undo;
+mod undo_of_clones;
+mod views;
+mod views_in_transactions;
+mod views_of_clones;
+mod xattr;
