@@ -1,6 +1,11 @@
 //! The window in which a merge judges large values. Items are held back in key order until they
 //! have as many bytes of values as a scan reads at once. Then it is known which values lie
 //! contiguously, in whatever order, and which are so scattered that they should move.
+//!
+//! Windows overlap by half, and a value is scattered when its span is short in both windows that it
+//! belongs to. A span that the end of one window cuts is whole in the other, or has enough
+//! there. Were its parts judged alone, they would seem short, moving them would divide it, and the
+//! next merge, whose windows end elsewhere, would find other parts.
 
 use zones::ZONE_SIZE;
 
@@ -18,13 +23,40 @@ pub(crate) struct HeldItem {
     pub placed: bool,
 }
 
+impl HeldItem {
+    /// Bytes of its large value.
+    fn value_bytes(&self) -> u64 {
+        match &self.item.body {
+            Body::Put(Value::Extent(e)) => u64::from(e.stored),
+            _ => 0,
+        }
+    }
+
+    /// Its value, if it lies where it may stay.
+    fn lies(&self) -> Option<ExtentRef> {
+        match &self.item.body {
+            Body::Put(Value::Extent(e)) if !self.placed => Some(*e),
+            _ => None,
+        }
+    }
+
+    fn memory(&self) -> usize {
+        self.item.key.len() + self.item.body_len() + size_of::<HeldItem>()
+    }
+}
+
 /// Items in key order, large values among them.
 #[derive(Default)]
 pub(crate) struct RelocationWindow {
+    /// Values that stay, of the window before the first item; each with the bytes of all values
+    /// before it.
+    before: Vec<(ExtentRef, u64)>,
+    /// The bytes of all values before the first item.
+    begun: u64,
     items: Vec<HeldItem>,
-    /// Bytes of the large values.
+    /// Bytes of the large values of `items`.
     bytes: u64,
-    /// Memory that the items take, bytes.
+    /// Memory that `items` take, bytes.
     memory: usize,
 }
 
@@ -39,31 +71,42 @@ impl RelocationWindow {
     }
 
     pub fn push(&mut self, item: HeldItem) {
-        let HeldItem { item: Item { key, body, .. }, .. } = &item;
-        if let Body::Put(Value::Extent(e)) = body {
-            self.bytes += u64::from(e.stored);
-        }
-        self.memory += key.len() + item.item.body_len() + size_of::<HeldItem>();
+        self.bytes += item.value_bytes();
+        self.memory += item.memory();
         self.items.push(item);
     }
 
-    /// `true` if the window must be judged before more is added.
+    /// `true` if items must be judged before more are added.
     pub fn is_full(&self, placement: &Placement) -> bool {
         self.bytes >= placement.window || self.memory >= WAITING
     }
 
-    /// Empties the window. Returns its items in groups in which all values move (`true`) or none
+    /// Judges the first half of the window where `more` items follow, and otherwise all of it, and
+    /// takes these items out. Returns them in groups in which all values move (`true`) or none
     /// does. A group that moves is no longer than a quarter of a zone, which bounds the memory.
-    pub fn judge(&mut self, placement: &Placement) -> Vec<(bool, Vec<HeldItem>)> {
-        let window = std::mem::take(self);
-        let moves = window.scattered(placement);
-        let mut out: Vec<(bool, Vec<HeldItem>)> = Vec::new();
+    pub fn judge(&mut self, placement: &Placement, more: bool) -> Vec<(bool, Vec<HeldItem>)> {
+        let mut out = Vec::new();
+        while !self.items.is_empty() {
+            self.judge_half(placement, &mut out);
+            if more {
+                return out;
+            }
+        }
+        // A subtree that is stitched comes next, of whose values nothing is known.
+        self.before.clear();
+        out
+    }
+
+    fn judge_half(&mut self, placement: &Placement, out: &mut Vec<(bool, Vec<HeldItem>)>) {
+        let moves = self.scattered(placement, self.first_half(placement));
+        let rest = self.items.split_off(moves.len());
         let mut bytes = 0;
-        for (item, moves) in window.items.into_iter().zip(moves) {
-            let len = match &item.item.body {
-                Body::Put(Value::Extent(e)) => u64::from(e.stored),
-                _ => 0,
-            };
+        for (item, moves) in std::mem::replace(&mut self.items, rest).into_iter().zip(moves) {
+            let len = item.value_bytes();
+            self.bytes -= len;
+            self.memory -= item.memory();
+            self.before.extend(item.lies().filter(|_| !moves).map(|e| (e, self.begun)));
+            self.begun += len;
             match out.last_mut() {
                 // An item without a large value belongs to any group.
                 Some((of, items))
@@ -78,42 +121,71 @@ impl RelocationWindow {
             }
             bytes += len;
         }
-        out
+        let far = self.begun.saturating_sub(placement.window);
+        self.before.retain(|(_, at)| *at >= far);
     }
 
-    /// Returns for each item whether its value must move.
-    fn scattered(&self, placement: &Placement) -> Vec<bool> {
-        let mut moves = vec![false; self.items.len()];
-        let mut values: Vec<(ExtentRef, usize)> = Vec::new();
-        for (i, HeldItem { item, placed }) in self.items.iter().enumerate() {
-            if let Body::Put(Value::Extent(e)) = item.body
-                && !placed
-            {
-                values.push((e, i));
+    /// The number of items in the first half of a window: all where all values move anyway, and
+    /// half of them where these take too much memory for a window.
+    fn first_half(&self, placement: &Placement) -> usize {
+        if placement.moves_all() {
+            return self.items.len();
+        }
+        let mut bytes = 0;
+        let last = self.items.iter().position(|item| {
+            bytes += item.value_bytes();
+            bytes >= placement.window / 2
+        });
+        let most = if self.memory >= WAITING { self.items.len().div_ceil(2) } else { usize::MAX };
+        last.map_or(self.items.len(), |last| last + 1).min(most)
+    }
+
+    /// Returns for each of the first `judged` items whether its value must move.
+    fn scattered(&self, placement: &Placement, judged: usize) -> Vec<bool> {
+        // The items that are judged have their places.
+        let (own, after) = self.items.split_at(judged);
+        let own = own.iter().enumerate();
+        let own: Vec<_> = own.filter_map(|(i, held)| Some((held.lies()?, Some(i)))).collect();
+        let ended =
+            self.begun + self.items[..judged].iter().map(HeldItem::value_bytes).sum::<u64>();
+        let far = ended.saturating_sub(placement.window);
+        let before = self.before.iter().filter(|(_, at)| *at >= far).map(|(e, _)| (*e, None));
+        let after = after.iter().filter_map(|held| Some((held.lies()?, None)));
+        let mut long = vec![false; judged];
+        let mut first: Vec<_> = before.chain(own.iter().copied()).collect();
+        let mut second: Vec<_> = own.iter().copied().chain(after).collect();
+        for window in [&mut first, &mut second] {
+            for span in spans(window, placement) {
+                let bytes = span.iter().map(|(e, _)| u64::from(e.stored)).sum();
+                if !placement.is_short(bytes) {
+                    span.iter().filter_map(|(_, i)| *i).for_each(|i| long[i] = true);
+                }
             }
         }
-        values.sort_unstable_by_key(|(e, i)| (e.addr, *i));
-        // A gap that takes no longer to read than a seek does not end a span.
-        let joined =
-            |a: &ExtentRef, b: &ExtentRef| b.addr.saturating_sub(a.end()) <= placement.seek_bytes;
-        let spans: Vec<&[(ExtentRef, usize)]> =
-            values.chunk_by(|(a, _), (b, _)| joined(a, b)).collect();
-        let short = |span: &&[(ExtentRef, usize)]| {
-            placement.is_short(span.iter().map(|(e, _)| u64::from(e.stored)).sum())
-        };
+        let short = |span: &&[Lies]| span.iter().any(|(_, i)| i.is_some_and(|i| !long[i]));
         // All that moves becomes one span. A single short one, with nothing that it could lie next
         // to, would be as short again, and the next merge would move it again.
         let gains = placement.moves_all()
-            || self.items.iter().any(|held| held.placed)
-            || spans.iter().filter(|span| short(span)).count() > 1;
-        for span in spans {
-            let together = gains && short(&span);
-            for (e, i) in span {
-                moves[*i] = together || placement.moves_value(e);
-            }
+            || self.items[..judged].iter().any(|held| held.placed)
+            || spans(&mut second, placement).iter().filter(|span| short(span)).count() > 1;
+        let mut moves = vec![false; judged];
+        for (e, i) in own {
+            let Some(i) = i else { continue };
+            moves[i] = gains && !long[i] || placement.moves_value(&e);
         }
         moves
     }
+}
+
+/// A value, and the place of its item if it is judged.
+type Lies = (ExtentRef, Option<usize>);
+
+/// The spans of these values. A gap that takes no longer to read than a seek does not end one.
+fn spans<'a>(values: &'a mut [Lies], placement: &Placement) -> Vec<&'a [Lies]> {
+    values.sort_unstable_by_key(|(e, i)| (e.addr, *i));
+    let joined =
+        |(a, _): &Lies, (b, _): &Lies| b.addr.saturating_sub(a.end()) <= placement.seek_bytes;
+    values.chunk_by(joined).collect()
 }
 
 #[cfg(test)]
@@ -134,7 +206,8 @@ mod tests {
 
     fn moved(mut w: RelocationWindow, values_at: u64) -> usize {
         let placement = Placement { values_at, ..Placement::stitch() };
-        w.judge(&placement).iter().filter(|(moves, _)| *moves).map(|(_, items)| items.len()).sum()
+        let groups = w.judge(&placement, false);
+        groups.iter().filter(|(moves, _)| *moves).map(|(_, items)| items.len()).sum()
     }
 
     #[test]
@@ -176,11 +249,60 @@ mod tests {
         assert_eq!(moved(long_and_short(), u64::MAX), 130, "all move if all must");
     }
 
+    /// The number of values that move, of all that come one after the other; `skipped` of them are
+    /// judged first, so that windows end elsewhere.
+    fn moved_by_windows(
+        pages: impl Iterator<Item = u64>,
+        placement: &Placement,
+        skipped: usize,
+    ) -> usize {
+        let (mut w, mut moved, mut seen) = (RelocationWindow::default(), 0, 0);
+        let mut count = |groups: Vec<(bool, Vec<HeldItem>)>| {
+            seen += groups.iter().map(|(_, items)| items.len()).sum::<usize>();
+            let moves = groups.iter().filter(|(moves, _)| *moves);
+            moved += moves.map(|(_, items)| items.len()).sum::<usize>();
+        };
+        let items = window(pages).items;
+        let all = items.len();
+        for (i, held) in items.into_iter().enumerate() {
+            w.push(held);
+            if w.is_full(placement) || i + 1 == skipped {
+                count(w.judge(placement, true));
+            }
+        }
+        count(w.judge(placement, false));
+        assert_eq!(seen, all);
+        moved
+    }
+
+    /// A merge whose windows end elsewhere than those of the one before moves nothing.
+    #[test]
+    fn a_span_that_a_window_cuts_is_not_taken_for_two_short_ones() {
+        let placement =
+            Placement { values_at: 256 << 10, window: 512 << 10, ..Placement::stitch() };
+        for skipped in 0..160 {
+            // Spans of 80 pages, each far from the next.
+            let pages = (0..40u64).flat_map(|span| span * 10_000..span * 10_000 + 80);
+            assert_eq!(moved_by_windows(pages, &placement, skipped), 0, "after {skipped}");
+        }
+    }
+
+    /// Sequences of which each goes through all keys are long, and a scan reads a little of each at
+    /// a time.
+    #[test]
+    fn values_of_many_sequences_by_turns_move_however_long_each_is() {
+        let placement =
+            Placement { values_at: 192 << 10, window: 512 << 10, ..Placement::stitch() };
+        let by_turns = |n: u64| (0..4000u64).map(move |key| key % n * 1_000_000 + key / n);
+        assert_eq!(moved_by_windows(by_turns(2), &placement, 0), 0);
+        assert_eq!(moved_by_windows(by_turns(4), &placement, 0), 4000);
+    }
+
     #[test]
     fn items_keep_their_order_and_moves_are_bounded() {
         let mut w = window((0..4096).map(|i| i * 2));
         assert!(w.is_full(&Placement::default()));
-        let spans = w.judge(&Placement::copy());
+        let spans = w.judge(&Placement::copy(), false);
         assert!(
             spans.iter().all(|(moves, items)| *moves && items.len() as u64 * 4096 <= ZONE_SIZE / 4)
         );

@@ -13,15 +13,17 @@ impl RunBuilder {
     /// Holds an item back in the relocation window. `placed`: the merge has written its value.
     pub(super) fn wait(&mut self, item: Item, placed: bool) -> Result<()> {
         self.window.push(HeldItem { item, placed });
-        if self.window.is_full(&self.placement) { self.end_window() } else { Ok(()) }
+        if self.window.is_full(&self.placement) { self.judge_window(true) } else { Ok(()) }
     }
 
-    /// Judges the relocation window and adds its items to the run.
+    /// Judges what is in the relocation window and adds it to the run.
     pub(super) fn end_window(&mut self) -> Result<()> {
-        if self.window.is_empty() {
-            return Ok(());
-        }
-        for (moves, items) in self.window.judge(&self.placement) {
+        if self.window.is_empty() { Ok(()) } else { self.judge_window(false) }
+    }
+
+    /// As `end_window`; where `more` items follow, some stay in the window.
+    fn judge_window(&mut self, more: bool) -> Result<()> {
+        for (moves, items) in self.window.judge(&self.placement, more) {
             if moves {
                 self.move_values(items.into_iter().map(|held| held.item).collect())?;
                 continue;
