@@ -3,7 +3,7 @@
 
 pub use std::thread::{Result, available_parallelism, current, panicking};
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
@@ -29,6 +29,25 @@ pub fn yield_now() {
 pub fn lower_priority() {
     // If that is not allowed, the priority stays as it is.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
+}
+
+thread_local! {
+    static WITHOUT_DESCRIPTORS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Notes that this thread has a table of descriptors of its own. The numbers of the descriptors
+/// that its process has open mean nothing in it, or another file.
+pub fn give_up_descriptors() {
+    WITHOUT_DESCRIPTORS.set(true);
+}
+
+/// Fails in a thread that has given up the descriptors of its process. To be asked before a
+/// descriptor is used that another thread may have opened: it would read or write another file.
+pub fn has_descriptors() -> io::Result<()> {
+    match WITHOUT_DESCRIPTORS.get() {
+        false => Ok(()),
+        true => Err(io::Error::other("this thread has none of the descriptors of its process")),
+    }
 }
 
 /// A handle to wait for a thread, as [`std::thread::JoinHandle`].

@@ -47,8 +47,9 @@ impl UnsharedThread {
     }
 
     /// Runs `work` on this thread, where no descriptor is valid that was opened elsewhere, and
-    /// nothing can be printed or logged; nothing it opens there is valid elsewhere. `NotConnected`
-    /// when the thread has stopped.
+    /// nothing can be printed or logged; nothing it opens there is valid elsewhere. So `work` must
+    /// not use the store, nor hold a handle of it, which may be the last one. `NotConnected` when
+    /// the thread has stopped.
     pub fn ask<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -107,6 +108,7 @@ pub(crate) fn leave_descriptors() -> io::Result<()> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
+    env::thread::give_up_descriptors();
     let nothing = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&nothing)?;
     rustix::stdio::dup2_stdout(&nothing)?;
@@ -167,6 +169,7 @@ pub fn live(pipe: OwnedFd) -> io::Result<Life> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zones::Device;
 
     #[test]
     fn it_has_no_descriptor_of_others_and_takes_none_from_them() {
@@ -187,5 +190,30 @@ mod tests {
         assert!(file.metadata().is_ok());
         thread.stop();
         assert_eq!(thread.ask(|| ()).unwrap_err().kind(), io::ErrorKind::NotConnected);
+    }
+
+    /// The number of its descriptor may be that of another file there.
+    #[test]
+    fn a_store_refuses_to_be_read_or_written_in_it() {
+        let place = tempfile::tempdir().unwrap();
+        let device = zones::FileDevice::create(place.path().join("store")).unwrap();
+        device.grow(4096).unwrap();
+        let device = std::sync::Arc::new(device);
+        let thread = UnsharedThread::start("thread").unwrap();
+        let theirs = device.clone();
+        let refused = thread.ask(move || {
+            let log = zones::Purpose::Journal;
+            [
+                theirs.read_at(log, 0, &mut [0; 512]).is_err(),
+                theirs.write_at(log, 0, &[1; 512]).is_err(),
+                theirs.sync().is_err(),
+                theirs.grow(1 << 20).is_err(),
+                theirs.discard(0, 4096).is_err(),
+                theirs.len().is_err(),
+            ]
+        });
+        assert_eq!(refused.unwrap(), [true; 6]);
+        assert_eq!(device.len().unwrap(), 4096);
+        thread.stop();
     }
 }

@@ -8,10 +8,12 @@
 //! itself when names came or went; one that lists the directory then finds what. `IN_CREATE`,
 //! `IN_DELETE` and `IN_MOVED_*` are the kernel's to raise, and it does so for its own calls alone.
 //!
-//! It is done when `commit` has returned, by a thread that holds no lock, and where nobody watches
-//! not at all: `/proc/*/fdinfo` says which file systems are watched, and is read at most twice a
-//! second. A file that can be executed is not opened, as that would keep a program from being
-//! started from it at that moment.
+//! It is done when `commit` has returned, and where nobody watches not at all: `/proc/*/fdinfo`
+//! says which file systems are watched, and is read at most twice a second. One thread looks that
+//! up, and in the store what there is to touch, holding no lock. Another one touches it, which has
+//! no descriptor of the daemon ([`UnsharedThread`]), so it must not use the store. A file that can
+//! be executed is not opened, as that would keep a program from being started from it at that
+//! moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -19,13 +21,15 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvfs::{ChangeSet, Fs};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps};
 
-use crate::handler::{Attr, FileKind, Ino, Timestamp};
+use crate::handler::{Attr, FileKind, Ino, NodeId, Timestamp};
 use crate::mount_root::{MountRoot, open_by_handle};
 use crate::node_id;
 use crate::unshared_thread::UnsharedThread;
@@ -38,14 +42,15 @@ const WAITING: usize = 256;
 const BELIEVED: Duration = Duration::from_millis(500);
 
 pub(crate) struct WatchEvents {
-    thread: UnsharedThread,
-    mount_root: MountRoot,
+    /// To the thread that looks up what is to be touched; `None`: it has stopped.
+    changed: Mutex<Option<Sender<Changed>>>,
+    lookup: Mutex<Option<JoinHandle<()>>>,
+    thread: Arc<UnsharedThread>,
     waiting: Arc<AtomicUsize>,
-    watched: Arc<Mutex<Option<(Instant, bool)>>>,
 }
 
-/// What is to be touched of a view.
-struct Touched {
+/// What has changed in a view.
+struct Changed {
     view: u16,
     fs: Fs,
     /// Directories whose entries have changed, with the names that are there.
@@ -54,17 +59,44 @@ struct Touched {
     files: Vec<Ino>,
 }
 
+/// A file or a directory that is touched: the time that it has, and whether it is opened.
+#[derive(Clone, Copy)]
+struct Touch {
+    mtime: Timestamp,
+    opened: bool,
+}
+
+/// What is touched of a view.
+#[derive(Default)]
+struct Touched {
+    directories: Vec<(NodeId, Touch, Vec<(Box<[u8]>, Touch)>)>,
+    files: Vec<(NodeId, Touch)>,
+}
+
 impl WatchEvents {
     pub fn start(mount_root: MountRoot) -> io::Result<WatchEvents> {
-        Ok(WatchEvents {
-            thread: UnsharedThread::start("fuse-events")?,
-            mount_root,
-            waiting: Arc::default(),
-            watched: Arc::default(),
-        })
+        let thread = Arc::new(UnsharedThread::start("fuse-events")?);
+        let (changed, all) = channel::<Changed>();
+        let (toucher, waiting) = (thread.clone(), Arc::<AtomicUsize>::default());
+        let begun = waiting.clone();
+        let look_up = move || {
+            let mut watched = None;
+            for changed in all {
+                begun.fetch_sub(1, Ordering::Relaxed);
+                if !is_watched(mount_root.device(), &mut watched) {
+                    continue;
+                }
+                let (root, touched) = (mount_root.clone(), changed.look_up());
+                // An error means that the mount has ended.
+                let _ = toucher.ask(move || root.open().map(|root| touched.touch(&root)));
+            }
+        };
+        let lookup = std::thread::Builder::new().name("fuse-watched".into()).spawn(look_up)?;
+        let (changed, lookup) = (Mutex::new(Some(changed)), Mutex::new(Some(lookup)));
+        Ok(WatchEvents { changed, lookup, thread, waiting })
     }
 
-    /// The number of its thread.
+    /// The number of the thread that touches.
     pub fn thread(&self) -> io::Result<u32> {
         self.thread.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())
     }
@@ -89,46 +121,65 @@ impl WatchEvents {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let touched = Touched { view, fs: fs.clone(), names, files };
-        let (root, waiting, watched) =
-            (self.mount_root.clone(), self.waiting.clone(), self.watched.clone());
-        let work = move || {
-            waiting.fetch_sub(1, Ordering::Relaxed);
-            if is_watched(root.device(), &watched)
-                && let Ok(root) = root.open()
-            {
-                touched.touch(&root);
-            }
-        };
-        // An error means that the mount has ended.
-        let _ = self.thread.begin(work);
+        if let Some(changed) = &*self.changed.lock() {
+            // An error means that the thread has ended.
+            let _ = changed.send(Changed { view, fs: fs.clone(), names, files });
+        }
     }
 
     pub fn stop(&self) {
+        drop(self.changed.lock().take());
+        if let Some(lookup) = self.lookup.lock().take() {
+            let _ = lookup.join();
+        }
         self.thread.stop();
+    }
+}
+
+impl Touch {
+    fn of(attr: &Attr) -> Touch {
+        Touch { mtime: attr.mtime, opened: is_opened(attr) }
+    }
+}
+
+impl Changed {
+    /// What is there of it. What cannot be read has gone since.
+    fn look_up(self) -> Touched {
+        let (mut touched, mut named) = (Touched::default(), BTreeSet::new());
+        for (dir, names) in &self.names {
+            let Ok(directory) = self.fs.getattr(*dir) else { continue };
+            let mut there = Vec::new();
+            for name in names {
+                if let Ok(Some((ino, _))) = self.fs.peek(*dir, name)
+                    && let Ok(attr) = self.fs.getattr(ino)
+                {
+                    named.insert(ino);
+                    there.push((name.clone(), Touch::of(&attr)));
+                }
+            }
+            touched.directories.push((node_id::of(self.view, *dir), Touch::of(&directory), there));
+        }
+        for ino in self.files.iter().filter(|ino| !named.contains(ino)) {
+            if let Ok(attr) = self.fs.getattr(*ino)
+                && attr.kind == FileKind::File
+            {
+                touched.files.push((node_id::of(self.view, *ino), Touch::of(&attr)));
+            }
+        }
+        touched
     }
 }
 
 impl Touched {
     /// What cannot be touched has gone since, or is not in the kernel's memory.
     fn touch(self, root: &File) {
-        let mut named = BTreeSet::new();
-        for (dir, names) in &self.names {
+        for (dir, directory, names) in &self.directories {
             let flags = libc::O_RDONLY | libc::O_DIRECTORY;
-            let Ok(at) = open_by_handle(root, node_id::of(self.view, *dir), flags) else {
-                continue;
-            };
-            for name in names {
-                let Ok(Some((ino, _))) = self.fs.peek(*dir, name) else { continue };
-                let Ok(attr) = self.fs.getattr(ino) else { continue };
-                named.insert(ino);
-                let _ = rustix::fs::utimensat(
-                    &at,
-                    &**name,
-                    &mtime(attr.mtime),
-                    AtFlags::SYMLINK_NOFOLLOW,
-                );
-                if is_opened(&attr) {
+            let Ok(at) = open_by_handle(root, *dir, flags) else { continue };
+            for (name, touch) in names {
+                let times = mtime(touch.mtime);
+                let _ = rustix::fs::utimensat(&at, &**name, &times, AtFlags::SYMLINK_NOFOLLOW);
+                if touch.opened {
                     let flags = OFlags::WRONLY
                         | OFlags::NONBLOCK
                         | OFlags::NOFOLLOW
@@ -137,18 +188,12 @@ impl Touched {
                     drop(rustix::fs::openat(&at, &**name, flags, Mode::empty()));
                 }
             }
-            if let Ok(attr) = self.fs.getattr(*dir) {
-                let _ = rustix::fs::futimens(&at, &mtime(attr.mtime));
-            }
+            let _ = rustix::fs::futimens(&at, &mtime(directory.mtime));
         }
-        for ino in self.files.iter().filter(|ino| !named.contains(ino)) {
-            let Ok(attr) = self.fs.getattr(*ino) else { continue };
-            let node = node_id::of(self.view, *ino);
-            if attr.kind == FileKind::File
-                && let Ok(file) = open_by_handle(root, node, libc::O_RDONLY)
-            {
-                let _ = rustix::fs::futimens(&file, &mtime(attr.mtime));
-                if is_opened(&attr) {
+        for (node, touch) in self.files {
+            if let Ok(file) = open_by_handle(root, node, libc::O_RDONLY) {
+                let _ = rustix::fs::futimens(&file, &mtime(touch.mtime));
+                if touch.opened {
                     drop(open_by_handle(root, node, libc::O_WRONLY));
                 }
             }
@@ -168,14 +213,15 @@ fn mtime(mtime: Timestamp) -> Timestamps {
     }
 }
 
-fn is_watched(device: u64, known: &Mutex<Option<(Instant, bool)>>) -> bool {
-    if let Some((asked, watched)) = *known.lock()
+/// `known`: when it was looked up last, and what was found.
+fn is_watched(device: u64, known: &mut Option<(Instant, bool)>) -> bool {
+    if let Some((asked, watched)) = *known
         && asked.elapsed() < BELIEVED
     {
         return watched;
     }
     let watched = has_watchers(device);
-    *known.lock() = Some((Instant::now(), watched));
+    *known = Some((Instant::now(), watched));
     watched
 }
 

@@ -93,6 +93,7 @@ mod undo;
 mod unsynced;
 mod upgrade;
 mod waiting;
+mod watching;
 mod web;
 mod widths;
 mod writing;

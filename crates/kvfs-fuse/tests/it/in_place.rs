@@ -174,6 +174,12 @@ fn a_rollback_names_the_program_that_is_in_the_way() {
 
 #[test]
 fn who_watches_a_directory_is_told_of_a_commit() {
+    for undoable in [false, true] {
+        watched_commit(TransactionOptions { undoable, ..TransactionOptions::default() });
+    }
+}
+
+fn watched_commit(options: TransactionOptions) {
     let Some(m) = Real::new(false) else { return };
     fs::create_dir(m.path("d")).expect("a directory");
     for name in ["changed", "replaced", "removed"] {
@@ -188,7 +194,7 @@ fn who_watches_a_directory_is_told_of_a_commit() {
         rustix::fs::inotify::WatchFlags::ALL_EVENTS,
     )
     .expect("a watch");
-    let id = m.views.begin(TransactionOptions::default()).expect("it begins");
+    let id = m.views.begin(options).expect("it begins");
     let inside = m.path(&format!(".kvfs/txn/{id}/d"));
     fs::write(inside.join("changed"), "after").expect("a write");
     fs::write(inside.join("tmp"), "after").expect("a write");

@@ -135,16 +135,19 @@ fn goes_past_the_cache(purpose: Purpose, len: usize) -> bool {
 impl FileDevice {
     /// Waits until no write of a range is in progress. Fails if one there has failed.
     fn settle(&self, offset: u64, len: u64) -> io::Result<()> {
+        env::thread::has_descriptors()?;
         self.behind.as_ref().map_or(Ok(()), |behind| behind.settle(offset, len))
     }
 
     fn settle_all(&self) -> io::Result<()> {
+        env::thread::has_descriptors()?;
         self.behind.as_ref().map_or(Ok(()), WriteBehind::settle_all)
     }
 
     /// Allocates a range, or gives it back. Does nothing if the host does not support that, by
     /// which nothing is lost; a signal does not end it.
     fn fallocate(&self, how: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+        env::thread::has_descriptors()?;
         loop {
             match fallocate(&self.file, how, offset, len) {
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
@@ -244,6 +247,7 @@ impl Device for FileDevice {
     }
 
     fn len(&self) -> io::Result<u64> {
+        env::thread::has_descriptors()?;
         if self.block_device {
             (&self.file).seek(SeekFrom::End(0))
         } else {
