@@ -143,11 +143,23 @@ fn a_reader_can_change_nothing_by_any_request() {
     let store = Store::with_tree(3, 10);
     let mut raw = Raw::greeted(&store);
     for request in [
-        Request::Begin { serializable: false },
+        Request::Begin {
+            key: [7; 16],
+            serializable: false,
+            durable: false,
+            joins: false,
+            lease: 0,
+            branch: String::new(),
+            label: String::new(),
+        },
         Request::Apply { transaction: 1, batch: 1, changes: vec![] },
-        Request::Commit { transaction: 1, synced: true },
-        Request::Abort { transaction: 1 },
-        Request::Sync,
+        Request::Commit { key: [7; 16], synced: true, batches: 0 },
+        Request::Abort { key: [7; 16] },
+        Request::Sync { transaction: 1 },
+        Request::Lease { transaction: 1 },
+        Request::Savepoint { transaction: 1, batch: 1 },
+        Request::RollBack { transaction: 1, batch: 1, to: 1 },
+        Request::Reserve { transaction: 1, count: 1 },
         Request::Snapshot { branch: String::new(), name: "n".into(), synced: true },
         Request::Clone { snapshot: "monday".into(), name: "n".into() },
     ] {
