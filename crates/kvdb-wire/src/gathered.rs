@@ -1,5 +1,5 @@
-//! Changes of a transaction that are not known to be applied where the store is: they are seen here,
-//! in place of what the server says of their keys.
+//! Changes of a transaction that are not known to be applied where the store is: they are seen
+//! here, in place of what the server says of their keys.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

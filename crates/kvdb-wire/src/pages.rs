@@ -1,6 +1,6 @@
 //! Values and pages that a client keeps of a view. The view does not change, or by this client
-//! alone, which tells of it here; so what is kept is never stale, and nothing has to be asked before
-//! it is used: it only has to be bounded.
+//! alone, which tells of it here; so what is kept is never stale, and nothing has to be asked
+//! before it is used: it only has to be bounded.
 //!
 //! Kept are values by their keys, and the last pages of tuples. A page answers each request for a
 //! part of its range, as where a listing goes on from call to call.

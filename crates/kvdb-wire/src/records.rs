@@ -5,8 +5,8 @@
 //! happened has left its record, which a server that is begun again finds when a client asks for
 //! the outcome that it was not told. Those of the last commits are kept.
 //!
-//! key: that of the transaction. Value: a byte 0 and the number of the last batch (varint), while it
-//! is open; a byte 1 and the milliseconds of the clock at the commit (varint).
+//! key: that of the transaction. Value: a byte 0 and the number of the last batch (varint), while
+//! it is open; a byte 1 and the milliseconds of the clock at the commit (varint).
 
 use std::collections::VecDeque;
 

@@ -96,8 +96,8 @@ pub enum Reply {
         /// The dictionaries of its branch.
         dictionaries: Vec<(DictionaryId, String)>,
     },
-    /// A transaction is not committed, since others have changed the same since it began. It is open
-    /// as before.
+    /// A transaction is not committed, since others have changed the same since it began. It is
+    /// open as before.
     Conflict {
         /// A sentence.
         what: String,

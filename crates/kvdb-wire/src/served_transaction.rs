@@ -1,8 +1,8 @@
 //! A transaction that a server has, as a view here that can be changed. No other client writes in
 //! it, so everything that was read of it is kept without asking, as of a snapshot.
 //!
-//! Changes are gathered (`gathered`) and sent in numbered batches, when there are enough of them, at
-//! an interval, or when a sync asks for it. Until the server has said that it has a batch, its
+//! Changes are gathered (`gathered`) and sent in numbered batches, when there are enough of them,
+//! at an interval, or when a sync asks for it. Until the server has said that it has a batch, its
 //! changes are seen here in place of what the server says. After a connection has failed, or the
 //! server was begun anew, the transaction is taken up by its key, and the batches are sent again
 //! that it has not got; those of a durable one are kept until they are on disk there.

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
+use crate::guest;
 use crate::merge;
-use crate::mount::guest;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::{text, umount};
 

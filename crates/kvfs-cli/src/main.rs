@@ -34,6 +34,7 @@ mod forked;
 mod forks;
 mod fsmonitor;
 mod gc;
+mod guest;
 mod handover;
 mod history;
 mod http;

@@ -9,7 +9,6 @@
 //! `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`. A snapshot of a store that `kvfs serve`
 //! serves is mounted by `served`.
 
-pub mod guest;
 mod helper;
 mod served;
 
@@ -26,6 +25,7 @@ use crate::daemon::{self, Begin};
 use crate::daemons::Record;
 use crate::destination::{self, Judge};
 use crate::failures;
+use crate::guest;
 use crate::handover::{self, Resumed};
 use crate::keeper::{self, Held};
 use crate::mount_config::Config;

@@ -1,5 +1,6 @@
 //! `kvfs serve`: has clients elsewhere read the snapshots of a store, whose file systems they
-//! mount, and write in transactions where that is allowed. The protocol is in `docs/wire.md`, and `kvdb-wire` speaks it; here are words and signals.
+//! mount, and write in transactions where that is allowed. The protocol is in `docs/wire.md`, and
+//! `kvdb-wire` speaks it; here are words and signals.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

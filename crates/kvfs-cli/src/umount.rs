@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::daemons::Record;
 use crate::failures;
-use crate::mount::guest;
+use crate::guest;
 use crate::mount_config::Config;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::{paths, text, waiting};

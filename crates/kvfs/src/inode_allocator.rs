@@ -95,7 +95,8 @@ impl Counter {
         Counter { notes, next, void, noted, noting, served: None }
     }
 
-    /// The counter of the store that a server has. It notes what it gives, before that is used here.
+    /// The counter of the store that a server has. It notes what it gives, before that is used
+    /// here.
     fn of_served(view: Arc<dyn ServedView>) -> Counter {
         let left = Mutex::new(Left { numbers: 0..0, more: FIRST_SERVED });
         let noted = AtomicU64::new(INO_LIMIT);

@@ -26,9 +26,9 @@ const MOST_OF_PAGE: u32 = 4096;
 /// Bytes of keys and values after which a page ends.
 const PAGE_BYTES: u32 = 1 << 20;
 
-/// A state of a store that a server holds: of a snapshot, or of a transaction of this process alone.
-/// Nothing that was read of it becomes stale by what others do, so an implementation may keep
-/// whatever it likes.
+/// A state of a store that a server holds: of a snapshot, or of a transaction of this process
+/// alone. Nothing that was read of it becomes stale by what others do, so an implementation may
+/// keep whatever it likes.
 ///
 /// A call waits for the server. Every request may be sent again after the way there was cut: those
 /// that read change nothing there, and changes are numbered.

@@ -1,7 +1,7 @@
 //! `kvfs mount kvfs+unix:SOCKET DIR`, with `--snapshot NAME` or `--txn`: the files of a snapshot or
-//! of a transaction are here, and its store is with a server (`kvfs serve`). The daemon has no store
-//! to lock, so it is far less than that of `daemon`: it answers the kernel until the mount ends.
-//! What it does for a transaction is in `guest`.
+//! of a transaction are here, and its store is with a server (`kvfs serve`). The daemon has no
+//! store to lock, so it is far less than that of `daemon`: it answers the kernel until the mount
+//! ends. What it does for a transaction is in `guest`.
 //!
 //! A server that is gone for a while is waited for; a call fails when that takes longer than a
 //! minute.
@@ -21,11 +21,11 @@ use kvfs_fuse::{FuseAdapter, MountOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::guest::{self, Asked, Guest, SCHEME};
 use super::{Args, announce, arguments, mount_point, say_ready, start, tell};
 use crate::daemon;
 use crate::daemons::Record;
 use crate::failures;
+use crate::guest::{self, Asked, Guest, SCHEME};
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 

@@ -32,8 +32,8 @@ impl Fs {
     }
 
     /// The file system of a transaction that a server holds, which can be changed. What is written
-    /// waits in memory as in any view; it goes to the server at the flush interval, with a sync, and
-    /// when too much waits. The transaction is committed by [`Fs::end_served`].
+    /// waits in memory as in any view; it goes to the server at the flush interval, with a sync,
+    /// and when too much waits. The transaction is committed by [`Fs::end_served`].
     pub fn served_transaction(
         view: Arc<dyn ServedView>,
         env: Arc<dyn Env>,
@@ -81,8 +81,8 @@ impl Fs {
         Ok(fs)
     }
 
-    /// Calls `end` at a moment at which all that was written is with the server and no call is under
-    /// way. If it says that the transaction is over, so is this view: later calls get ESTALE.
+    /// Calls `end` at a moment at which all that was written is with the server and no call is
+    /// under way. If it says that the transaction is over, so is this view: later calls get ESTALE.
     pub fn end_served<T>(&self, end: impl FnOnce() -> Result<(T, bool)>) -> Result<T> {
         // Most of it while others go on.
         {

@@ -49,8 +49,8 @@ const TYPES: [&str; 4] = ["Fs", "Views", "Report", "FileChange"];
 const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
 /// By which a file system goes on in another process. No history does that yet: `views::in_use` has
 /// tests of it, and `kvfs-fuse --test handover`; where the first one was killed, `views::notes` and
-/// `kvfs-cli --test keeper_views`. One that a server has the store of: `kvdb-wire --test files` and `--test
-/// served_files`.
+/// `kvfs-cli --test keeper_views`. One that a server has the store of: `kvdb-wire --test files` and
+/// `--test served_files`.
 const ELSEWHERE: [&str; 14] = [
     "Fs::end_served",
     "Fs::leave_served",

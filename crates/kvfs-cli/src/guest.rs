@@ -1,6 +1,7 @@
 //! `kvfs mount kvfs+unix:SOCKET DIR --txn`: the files of a transaction are here, and a server has
 //! the transaction. The daemon of the mount holds it, so that it is what commits or aborts it:
-//! `kvfs commit` and `kvfs abort` ask it at a socket that is its user's alone, by one line each way.
+//! `kvfs commit` and `kvfs abort` ask it at a socket that is its user's alone, by one line each
+//! way.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
