@@ -211,7 +211,7 @@ mod tests {
             ServedChange::Put(kvdb::DictionaryId(1), "key".into(), value.clone())
         };
         let small = vec![put(&bytes::Bytes::new()); MAX_CHANGES + 1];
-        outgoing.queue([vec![put(&large), put(&large)], small].concat());
+        outgoing.queue([small, vec![put(&large), put(&large)]].concat());
         let mut counts = Vec::new();
         while let Some((number, Numbered::Changes(changes))) = outgoing.next() {
             let (kind, body) = Numbered::Changes(changes.clone()).request(9, number).encode();
@@ -219,7 +219,7 @@ mod tests {
             counts.push(changes.len());
             outgoing.taken(number, false);
         }
-        assert_eq!(counts, [1, MAX_CHANGES, 2]);
+        assert_eq!(counts, [MAX_CHANGES, 2, 1]);
         assert_eq!(outgoing.last(), 3);
     }
 }
