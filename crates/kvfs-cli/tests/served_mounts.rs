@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const TRY_AGAIN: i32 = 75;
@@ -44,6 +45,11 @@ impl Serving {
         Serving(child)
     }
 
+    fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+
     fn ends_when_asked(mut self) {
         let id = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it is there");
@@ -53,8 +59,7 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        self.kill();
     }
 }
 
@@ -159,6 +164,7 @@ fn what_is_written_in_a_mount_over_the_wire_is_in_the_store_after_its_commit() {
         rm file3 && mv file4 deep/moved && echo more >>file5
         rm -r ../a/b && mv ../a/file7 ../a/file8
         truncate -s 5000 ../a/file9 && chmod 600 ../a/file10
+        dd if=/dev/zero of=large bs=1M count=20 status=none
         sync -f .";
     let mut shell = Command::new("sh");
     succeeds(shell.arg("-ec").arg(script).current_dir(&mnt));
@@ -253,6 +259,46 @@ fn a_durable_transaction_outlives_its_server_and_its_mount() {
     drop(serving);
     for name in ["first", "second", "third"] {
         place.has(&format!("/{name}"), Some(name));
+    }
+}
+
+#[test]
+fn a_writer_goes_on_over_servers_that_are_killed_and_its_commit_is_told_once() {
+    const FILES: usize = 120;
+    let Some(place) = Place::new() else { return };
+    let mut serving = place.serve();
+    succeeds(place.mount("one").arg("--durable"));
+    let (mnt, written) = (place.path("one"), AtomicUsize::new(0));
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            for i in 0..FILES {
+                let mut file = std::fs::File::create(mnt.join(format!("file{i}"))).expect("made");
+                file.write_all(format!("content {i}").as_bytes()).expect("written");
+                file.sync_all().expect("synced");
+                written.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        // Each time in the middle of what it does.
+        for kill in 1..6 {
+            awaits("it goes on", || written.load(Ordering::Relaxed) > kill * FILES / 8);
+            serving.kill();
+            serving = place.serve();
+        }
+    });
+    // Once more while it commits: it is asked for again, and is committed once.
+    let mut commit = kvfs();
+    let commit = commit.arg("commit").arg(&mnt).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let commit = commit.spawn().expect("kvfs runs");
+    drop(serving);
+    let serving = place.serve();
+    let output = commit.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", said(&output));
+    serving.ends_when_asked();
+    place.has("/file0", Some("content 0"));
+    succeeds(kvfs().arg("mount").arg(place.path("store")).arg(place.path("local")));
+    for i in 0..FILES {
+        let content = std::fs::read_to_string(place.path("local").join(format!("file{i}")));
+        assert_eq!(content.expect("it is there"), format!("content {i}"));
     }
 }
 
