@@ -20,10 +20,11 @@ use kvdb::{DictionaryId, Isolation, Kvdb, View};
 
 use crate::body::{ANSWER_BYTES, MAX_DICTIONARIES, MAX_TUPLES, TransactionKey};
 use crate::budget::Budget;
+use crate::counts::ByRequest;
 use crate::deadline::Until;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode, of_store};
-use crate::frame::{Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
+use crate::frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::socket::Socket;
@@ -81,6 +82,8 @@ pub(crate) struct Conversation {
     answers: Arc<Budget>,
     /// Of all connections; `None`: clients read only.
     transactions: Option<Arc<Transactions>>,
+    /// Of all connections.
+    counts: Arc<ByRequest>,
     socket: Socket,
     reading: Mutex<BufReader<Until>>,
     writing: Mutex<Until>,
@@ -107,6 +110,7 @@ impl Conversation {
         options: ServerOptions,
         answers: Arc<Budget>,
         transactions: Option<Arc<Transactions>>,
+        counts: Arc<ByRequest>,
         socket: Socket,
     ) -> Conversation {
         // Of a client that is not known yet little is taken, and not for long.
@@ -117,6 +121,7 @@ impl Conversation {
             options,
             answers,
             transactions,
+            counts,
             reading: Mutex::new(BufReader::with_capacity(READ_BYTES, until(greeted_by))),
             writing: Mutex::new(until(None)),
             socket,
@@ -157,6 +162,8 @@ impl Conversation {
 
     fn answer_next(&self, most: usize) -> Result<()> {
         let Frame { number, kind, body } = read_frame_of(&mut *self.reading.lock(), most)?;
+        let asked = kind;
+        self.counts.asked(asked, FRAME_OVERHEAD + body.len());
         // What cannot be read as a request may be one of a newer version, or anything: nothing that
         // follows would be understood.
         let request = Request::decode(kind, &body)?;
@@ -172,7 +179,7 @@ impl Conversation {
         share.shrink(body.len());
         let mut to = self.writing.lock();
         to.deadline = Some(Instant::now() + self.options.patience);
-        write_frame(&mut *to, number, kind, &body)?;
+        self.counts.answered(asked, write_frame(&mut *to, number, kind, &body)?);
         Ok(())
     }
 

@@ -13,6 +13,7 @@
 //! `snapshot_view`; `served_transaction`, with `gathered` (changes that the server may not have),
 //! `outgoing` (batches and their numbers), `transaction_state` and `transaction_view`. The server:
 //! `server` (listens), `conversation` (one connection), `budget` (of the answers of all of them),
+//! `counts` (by requests, of both sides),
 //! `transactions` (of all clients), `host` (which begins and ends them), `records` (what the store
 //! keeps of them).
 
@@ -24,6 +25,7 @@ mod budget;
 mod changes;
 mod client;
 mod conversation;
+mod counts;
 mod deadline;
 mod error;
 mod failure;
@@ -50,6 +52,7 @@ pub use body::TransactionKey;
 pub use changes::MAX_CHANGES;
 pub use client::{Client, ClientOptions, Counts};
 pub use conversation::ServerOptions;
+pub use counts::RequestCounts;
 pub use error::{Error, Result};
 pub use failure::{Failure, FailureCode};
 pub use frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame, write_frame};

@@ -191,6 +191,27 @@ pub enum Request {
     },
 }
 
+/// The kinds of requests, from 1 on, by the names that `docs/wire.md` has for them.
+pub(crate) const NAMES: [&str; RESERVE as usize] = [
+    "HELLO",
+    "VIEW",
+    "GETMANY",
+    "GETPART",
+    "ITERATE",
+    "DROP",
+    "BEGIN",
+    "APPLY",
+    "COMMIT",
+    "ABORT",
+    "SYNC",
+    "SNAPSHOT",
+    "CLONE",
+    "LEASE",
+    "SAVEPOINT",
+    "ROLLBACK",
+    "RESERVE",
+];
+
 impl Request {
     /// The kind and the body of its frame.
     pub fn encode(&self) -> (u8, Vec<u8>) {

@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
 use crate::budget::Budget;
 use crate::conversation::{Conversation, ServerOptions};
+use crate::counts::{ByRequest, RequestCounts};
 use crate::error::Result;
 use crate::host::Host;
 use crate::socket::Socket;
@@ -34,6 +35,7 @@ struct Shared {
     answers: Arc<Budget>,
     /// `None`: clients read only.
     transactions: Option<Arc<Transactions>>,
+    counts: Arc<ByRequest>,
     /// Written to when the server stops.
     stop: OwnedFd,
     stopping: AtomicBool,
@@ -85,6 +87,7 @@ impl Server {
             answers: Budget::new(options.answers),
             options,
             transactions,
+            counts: Arc::default(),
             stop,
             stopping: AtomicBool::new(false),
             open: Mutex::default(),
@@ -96,6 +99,11 @@ impl Server {
             .name("wire-accept".into())
             .spawn(move || listens.listen(&listener))?;
         Ok(Server { shared, listening: Some(listening) })
+    }
+
+    /// Returns what clients have asked so far, by requests.
+    pub fn counts_by_request(&self) -> Vec<(&'static str, RequestCounts)> {
+        self.shared.counts.counts()
     }
 
     /// Answers one more connection, however it was made.
@@ -149,8 +157,8 @@ impl Shared {
 
     fn serve(self: &Arc<Shared>, socket: Socket) -> Result<()> {
         let (db, options, answers) = (self.db.clone(), self.options.clone(), self.answers.clone());
-        let transactions = self.transactions.clone();
-        let conversation = Conversation::new(db, options, answers, transactions, socket);
+        let (transactions, counts) = (self.transactions.clone(), self.counts.clone());
+        let conversation = Conversation::new(db, options, answers, transactions, counts, socket);
         let conversation = Arc::new(conversation);
         {
             let mut open = self.open.lock();

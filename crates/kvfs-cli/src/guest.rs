@@ -16,6 +16,7 @@ use kvfs::{Fs, Views};
 use serde_json::{Value, json};
 
 use crate::daemons::{self, Record};
+use crate::figures;
 use crate::output::{Exit, Failure, Outcome};
 use crate::text;
 
@@ -81,6 +82,7 @@ pub fn begin(
 /// The transaction of a mount.
 #[derive(Clone)]
 pub struct Guest {
+    pub client: Arc<Client>,
     pub transaction: Arc<ServedTransaction>,
     pub fs: Fs,
     pub views: Views,
@@ -128,6 +130,7 @@ impl Guest {
             "id": self.transaction.id().0,
             "durable": kvdb::ServedView::is_durable(&*self.transaction),
             "key": key_text(&self.transaction.key()),
+            "requests": figures::requests(&self.client.counts_by_request()),
         })
     }
 

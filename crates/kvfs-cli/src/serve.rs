@@ -5,7 +5,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use kvdb::Kvdb;
 use kvdb_server::PrivateSocket;
@@ -84,7 +84,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 pub struct Serving {
     // In this order: no client comes any more, and none of them is answered.
     _socket: PrivateSocket,
-    _server: Server,
+    server: Arc<Server>,
 }
 
 impl Serving {
@@ -103,7 +103,14 @@ impl Serving {
         };
         let server =
             server.map_err(|e| refused(format!("cannot serve at {}: {e}", path.display())))?;
-        Ok(Serving { _socket: socket, _server: server })
+        Ok(Serving { _socket: socket, server: Arc::new(server) })
+    }
+}
+
+impl Serving {
+    /// Has the counts of what clients have asked, as long as it serves.
+    pub fn server(&self) -> Weak<Server> {
+        Arc::downgrade(&self.server)
     }
 }
 

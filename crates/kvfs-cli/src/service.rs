@@ -228,6 +228,7 @@ impl Service {
             uses_rings,
             begun_anew: record.begun_anew.as_ref().map(|anew| anew.count),
             publishing: publishing.as_ref().map(Publishing::shared),
+            served: self.serving.as_ref().map(Serving::server),
             following: following.as_ref().map(FollowingThread::shared),
         });
         (self.publishing, self.following) = (publishing, following);

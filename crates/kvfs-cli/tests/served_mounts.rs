@@ -322,6 +322,17 @@ fn a_store_that_is_mounted_lets_mounts_elsewhere_write_where_that_was_asked_for(
     let read = |at: &str, name: &str| std::fs::read_to_string(place.path(at).join(name)).ok();
     assert_eq!(read("one", "here").as_deref(), Some("of the mount"));
     std::fs::write(place.path("one").join("there"), "of the guest").expect("written");
+    // What went over the wire is counted at both ends.
+    for (at, of) in [("one", "/transaction/requests"), ("local", "/served")] {
+        let output = succeeds(kvfs().args(["--json", "stat"]).arg(place.path(at)));
+        let all: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let counted = all.pointer(of).and_then(|all| all.as_array()).expect("counts");
+        let begun = counted.iter().find(|one| one["request"] == "BEGIN").expect("it has begun");
+        assert!(begun["asked"].as_u64() > Some(30) && begun["answered"].as_u64() > Some(30));
+        assert!(all.pointer("/transaction/key").is_none(), "it is told to none but its owner");
+        let shown = said(&succeeds(kvfs().arg("stat").arg(place.path(at))));
+        assert!(shown.contains("1 BEGIN: "), "{shown}");
+    }
     std::fs::write(place.path("one").join("here"), "changed").expect("written");
     assert_eq!(read("local", "there"), None);
     let output = place.end("commit", "one");

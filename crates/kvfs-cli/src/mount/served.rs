@@ -191,11 +191,14 @@ fn serve(
 ) -> Outcome {
     daemon::prepare_process();
     let log = daemon::start_log(options.log.as_deref())?;
-    let (fs, transaction) = open(server, view, options)?;
+    let (fs, client, transaction) = open(server, view, options)?;
     let address = server.address();
     // There is no view but this one, so the store of views is an empty one in memory.
     let views = Views::new(Kvdb::in_memory(), fs.clone());
-    let guest = transaction.map(|transaction| Guest { transaction, fs, views: views.clone() });
+    let guest = transaction.map(|transaction| {
+        let views = views.clone();
+        Guest { client, transaction, fs, views }
+    });
     let source = options.source.clone().unwrap_or_else(|| address.clone());
     let mount_options = MountOptions {
         source: source.clone(),
@@ -242,12 +245,12 @@ fn serve(
     served.map(drop).map_err(failures::of_mount)
 }
 
-/// The file system, and its transaction.
+/// The file system, who asks for it, and its transaction.
 fn open(
     server: &Server,
     view: &View,
     options: &Options,
-) -> Outcome<(Fs, Option<Arc<ServedTransaction>>)> {
+) -> Outcome<(Fs, Arc<Client>, Option<Arc<ServedTransaction>>)> {
     let address = server.address();
     let address = address.display();
     let cannot = |e: kvdb_wire::Error| match (e, view) {
@@ -292,5 +295,5 @@ fn open(
     let fs = opened.map_err(|e| {
         Failure::new(Exit::Failed, format!("the files of {address} cannot be read: {e}"))
     })?;
-    Ok((fs, transaction))
+    Ok((fs, client, transaction))
 }
