@@ -391,6 +391,7 @@ impl ServedTransaction {
         self.numbered(Numbered::RollBack(to.0))?;
         let mut state = self.state.lock();
         state.pages.clear();
+        state.new.clear();
         // What is read at this moment is of the state before.
         state.made += 1;
         Ok(())

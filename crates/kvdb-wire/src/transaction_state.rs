@@ -8,6 +8,7 @@ use kvdb::{DictionaryId, PageRequest, ServedChange};
 
 use crate::changes::size_of_change;
 use crate::gathered::{Gathered, Overlay, Point};
+use crate::new_ranges::NewRanges;
 use crate::pages::Pages;
 
 pub(crate) struct State {
@@ -22,6 +23,8 @@ pub(crate) struct State {
     pub bytes: u64,
     /// What was read, with all changes in it.
     pub pages: Pages,
+    /// What has nothing but what was put here.
+    pub new: NewRanges,
     /// Says why it is over.
     pub over: Option<String>,
     pub heard: Instant,
@@ -35,7 +38,9 @@ impl State {
             made: 0,
             taken: 0,
             bytes: 0,
-            pages: Pages::new(memory),
+            // A quarter of it is for what is new.
+            pages: Pages::new(memory - memory / 4),
+            new: NewRanges::new(memory / 4),
             over: None,
             heard: Instant::now(),
         }
@@ -48,6 +53,7 @@ impl State {
             Some(Point::Put(value)) => Some(Some(value)),
             Some(Point::Deleted) => Some(None),
             Some(Point::Updated) => None,
+            None if self.new.lacks(dict, key) => Some(None),
             None => self.pages.value(dict, key),
         }
     }
@@ -70,6 +76,14 @@ impl State {
             ServedChange::Update(dict, key, _) => self.known(*dict, key),
             _ => None,
         };
+        match &change {
+            ServedChange::Put(dict, key, _) | ServedChange::Update(dict, key, _) => {
+                self.new.put(*dict, key);
+            }
+            ServedChange::Delete(dict, key) => self.new.delete(*dict, key),
+            // What is in the range is taken to be there still, and asked for.
+            ServedChange::DeleteRange(..) => {}
+        }
         match &change {
             ServedChange::Put(dict, key, value) => {
                 self.pages.write_value(*dict, key, Some(value));

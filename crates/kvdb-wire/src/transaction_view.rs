@@ -157,6 +157,10 @@ impl ServedView for ServedTransaction {
         }
     }
 
+    fn new_range(&self, dict: DictionaryId, start: &[u8], end: &[u8]) {
+        self.state.lock().new.add(dict, start, end);
+    }
+
     fn writable(&self) -> bool {
         true
     }

@@ -49,6 +49,10 @@ pub trait ServedView: Send + Sync {
     /// error is met again by the read, and is not told here.
     fn announce(&self, dict: DictionaryId, keys: &[&[u8]]);
 
+    /// Says that there is nothing in this range, and that what is going to be there is put by this
+    /// process: so it is known what is not there.
+    fn new_range(&self, _dict: DictionaryId, _start: &[u8], _end: &[u8]) {}
+
     /// `true`: changes can be applied.
     fn writable(&self) -> bool {
         false
