@@ -11,9 +11,9 @@
 //! (by when). The client: `client` (a connection that many threads ask on), `single_flight` (made
 //! by one of them), `asking` (until there is an answer), `pages` (what it has read),
 //! `snapshot_view`; `served_transaction`, with `gathered` (changes that the server may not have),
-//! `outgoing` (batches and their numbers), `new_ranges` (where nothing has to be asked for), `transaction_state` and `transaction_view`. The server:
-//! `server` (listens), `conversation` (one connection), `budget` (of the answers of all of them),
-//! `counts` (by requests, of both sides),
+//! `outgoing` (batches and their numbers), `new_ranges` (where nothing has to be asked for),
+//! `transaction_state` and `transaction_view`. The server: `server` (listens), `conversation` (one
+//! connection), `budget` (of the answers of all of them), `counts` (by requests, of both sides),
 //! `transactions` (of all clients), `host` (which begins and ends them), `records` (what the store
 //! keeps of them).
 

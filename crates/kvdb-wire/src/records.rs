@@ -5,8 +5,8 @@
 //! happened has left its record, which a server that is begun again finds when a client asks for
 //! the outcome that it was not told. Those of the last commits are kept.
 //!
-//! key: that of the transaction. Value: a byte 0 and the number of the last batch (varint), while
-//! it is open; a byte 1 and the milliseconds of the clock at the commit (varint).
+//! Key: that of the transaction. Value: a byte 0 and the number of the last batch (varint), while
+//! it is open; a byte 1, the milliseconds of the clock at the commit, and that number (varints).
 
 use std::collections::VecDeque;
 
@@ -72,14 +72,23 @@ impl Records {
         let value = transaction.get(self.dict, key).ok()??;
         match value.split_first()? {
             (&OPEN, mut rest) => get_u64(&mut rest).ok(),
+            // A commit that came to nothing: others were first, or the server ended before it.
+            (&COMMITTED, mut rest) => get_u64(&mut rest).and_then(|_| get_u64(&mut rest)).ok(),
             _ => None,
         }
     }
 
-    /// Has the transaction note that it has committed, in its commit.
-    pub fn note_commit(&self, transaction: &Transaction, key: &TransactionKey) -> kvdb::Result<()> {
+    /// Has the transaction note that it has committed, in its commit, and with how many batches: it
+    /// is open if the commit comes to nothing.
+    pub fn note_commit(
+        &self,
+        transaction: &Transaction,
+        key: &TransactionKey,
+        batches: u64,
+    ) -> kvdb::Result<()> {
         let mut value = vec![COMMITTED];
         put_u64(&mut value, self.db.wall_clock().as_millis() as u64);
+        put_u64(&mut value, batches);
         let mut batch = Batch::new();
         batch.put(self.dict, key.to_vec(), value);
         // A transaction at its limit must commit.

@@ -330,7 +330,7 @@ impl Transactions {
             let what = format!("{batches} batches are to be committed, and {have} have come");
             return Err(Failure { code: FailureCode::Invalid, what });
         }
-        let noted = self.records.note_commit(&opened.transaction, key);
+        let noted = self.records.note_commit(&opened.transaction, key, batches);
         let committed = noted.and_then(|()| self.host.commit(&opened.transaction, synced));
         match committed {
             Ok(()) | Err(kvdb::Error::NotSynced(_)) => {

@@ -270,6 +270,34 @@ fn a_server_that_is_begun_again_between_batches_goes_on_with_a_durable_transacti
 }
 
 #[test]
+fn a_durable_transaction_whose_commit_came_to_nothing_is_taken_up() {
+    let (mut store, dict) = store();
+    let client = store.client();
+    let transaction = durable(&client);
+    let scope = Scope::Served(transaction.clone());
+    put(&scope, dict, "apple", "mine");
+    scope.sync().unwrap();
+    let mut batch = Batch::new();
+    batch.put(dict, "apple", "of another one");
+    store.db.commit(batch, Durability::Buffered).unwrap();
+    assert!(matches!(transaction.commit(true).unwrap(), Outcome::Conflict { .. }));
+    let key = transaction.key();
+    drop((scope, transaction, client));
+    store.stop_serving();
+    store.serve();
+    let transaction = Arc::new(ServedTransaction::take_up(&store.client(), key).unwrap());
+    let scope = Scope::Served(transaction.clone());
+    assert_eq!(text(scope.get(dict, b"apple").unwrap()).as_deref(), Some("mine"));
+    // It goes on with the number that it had, and is not taken for one that has committed.
+    put(&scope, dict, "pear", "more");
+    transaction.send().unwrap();
+    assert!(matches!(transaction.commit(true).unwrap(), Outcome::Conflict { .. }));
+    transaction.abort().unwrap();
+    let again = ServedTransaction::take_up(&store.client(), key).err().unwrap();
+    assert!(again.to_string().contains("without a commit"), "{again}");
+}
+
+#[test]
 fn a_session_that_is_cut_at_any_byte_is_applied_once_or_not_at_all() {
     const BATCHES: usize = 6;
     let mut outcomes = BTreeMap::new();
