@@ -281,16 +281,21 @@ fn a_durable_transaction_whose_commit_came_to_nothing_is_taken_up() {
     batch.put(dict, "apple", "of another one");
     store.db.commit(batch, Durability::Buffered).unwrap();
     assert!(matches!(transaction.commit(true).unwrap(), Outcome::Conflict { .. }));
+    store.stop_serving();
+    store.serve();
+    // It goes on with the number that it had, for its client and for another one.
+    put(&scope, dict, "pear", "more");
+    transaction.send().unwrap();
+    assert!(matches!(transaction.commit(true).unwrap(), Outcome::Conflict { .. }));
     let key = transaction.key();
     drop((scope, transaction, client));
     store.stop_serving();
     store.serve();
     let transaction = Arc::new(ServedTransaction::take_up(&store.client(), key).unwrap());
     let scope = Scope::Served(transaction.clone());
-    assert_eq!(text(scope.get(dict, b"apple").unwrap()).as_deref(), Some("mine"));
-    // It goes on with the number that it had, and is not taken for one that has committed.
-    put(&scope, dict, "pear", "more");
-    transaction.send().unwrap();
+    for (name, value) in [(&b"apple"[..], "mine"), (b"pear", "more")] {
+        assert_eq!(text(scope.get(dict, name).unwrap()).as_deref(), Some(value));
+    }
     assert!(matches!(transaction.commit(true).unwrap(), Outcome::Conflict { .. }));
     transaction.abort().unwrap();
     let again = ServedTransaction::take_up(&store.client(), key).err().unwrap();
