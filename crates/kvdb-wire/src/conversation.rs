@@ -97,7 +97,7 @@ struct Views {
     open: HashMap<u64, OpenView>,
 }
 
-/// What a number stands for.
+/// The view or transaction that a number stands for.
 #[derive(Clone)]
 enum OpenView {
     Snapshot(View),
@@ -341,7 +341,7 @@ impl Conversation {
         Ok(Reply::Viewed { view: number, snapshot: id, space: self.db.space(), dictionaries })
     }
 
-    /// What is to be read. In a serializable transaction it is locked before.
+    /// Returns the state that is to be read. In a serializable transaction it is locked before.
     fn find(
         &self,
         view: u64,
@@ -381,7 +381,7 @@ impl Views {
     }
 }
 
-/// What of a dictionary is read.
+/// The part of a dictionary that is read.
 enum Reads<'a> {
     Keys(&'a [Bytes]),
     Range(&'a [u8], &'a [u8]),

@@ -4,7 +4,7 @@ use env::sync::atomic::{AtomicU64, Ordering};
 
 use crate::request::NAMES;
 
-/// What the requests of one kind have taken.
+/// Counts of the requests of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestCounts {
     /// How many there were.
@@ -44,7 +44,7 @@ impl ByRequest {
         }
     }
 
-    /// Those that there were, by their names.
+    /// Returns the kinds that there were, by their names.
     pub fn counts(&self) -> Vec<(&'static str, RequestCounts)> {
         let one = |(name, counter): (&&'static str, &Counter)| {
             let counts = RequestCounts {

@@ -69,7 +69,7 @@ impl Gathered {
         self.changes.push(change);
     }
 
-    /// What the changes have made of a key; `None`: nothing.
+    /// Returns the point that the changes have made of a key; `None`: they have not touched it.
     pub fn point(&self, dict: DictionaryId, key: &[u8]) -> Option<Point> {
         if let Some(point) = self.points.get(&(dict, Bytes::copy_from_slice(key))) {
             return Some(point.clone());
@@ -82,7 +82,7 @@ impl Gathered {
     }
 }
 
-/// What changes have made of a range.
+/// The points and deletions that changes have made in a range.
 #[derive(Default)]
 pub struct Overlay {
     points: BTreeMap<Bytes, Point>,

@@ -18,7 +18,7 @@ pub trait Host: Send + Sync {
     /// Ends one without its changes.
     fn abort(&self, transaction: &Transaction) -> kvdb::Result<()>;
 
-    /// What a key belongs to, for people who are told of a conflict: the path of a file.
+    /// Names the file or the like that a key belongs to, for people who are told of a conflict.
     fn place(&self, _: &Transaction, _: DictionaryId, _: &Bytes) -> Option<String> {
         None
     }

@@ -155,8 +155,8 @@ impl Outgoing {
         }
     }
 
-    /// What a server lacks that has the batches up to this one: those of which it is known that
-    /// they were sent. `None`: it lacks some that are not here any more, or has other ones.
+    /// Returns the batches that a server lacks which has those up to this one, as far as they were
+    /// sent before. `None`: it lacks some that are not here any more, or has other ones.
     pub fn again_after(&self, batches: u64) -> Option<Vec<(u64, Numbered)>> {
         let first_kept = self.last - self.kept.len() as u64;
         if batches < first_kept || batches > self.last + u64::from(self.is_first_sent) {

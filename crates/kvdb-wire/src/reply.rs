@@ -33,7 +33,7 @@ pub struct ConflictKey {
     pub dict: DictionaryId,
     /// The key.
     pub key: Bytes,
-    /// What it belongs to, for people: the path of a file. Empty: that is not known.
+    /// The path of the file that it belongs to, for people. Empty: that is not known.
     pub place: String,
 }
 

@@ -140,7 +140,7 @@ pub enum Request {
         /// The key of the transaction.
         key: TransactionKey,
     },
-    /// What was applied in a durable transaction is on disk before the answer.
+    /// Syncs a durable transaction: all that was applied in it is on disk before the answer.
     Sync {
         /// The transaction.
         transaction: u64,

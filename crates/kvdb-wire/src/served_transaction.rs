@@ -58,7 +58,7 @@ impl Default for BeginOptions {
     }
 }
 
-/// What came of a commit.
+/// The outcome of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It has committed.
@@ -279,7 +279,7 @@ impl ServedTransaction {
         if self.durable && is_much {
             self.keep()?;
         }
-        // What was under way is there.
+        // The server has all that was under way.
         self.state.lock().under_way = Gathered::default();
         Ok(())
     }
@@ -300,7 +300,7 @@ impl ServedTransaction {
         }
     }
 
-    /// What the server has is on its disk.
+    /// Has the server sync what it has.
     pub(crate) fn keep(&self) -> Result<()> {
         let Some(last) = self.outgoing.lock().to_be_synced() else { return Ok(()) };
         self.ask(|transaction| Request::Sync { transaction })?;
@@ -392,7 +392,7 @@ impl ServedTransaction {
         let mut state = self.state.lock();
         state.pages.clear();
         state.new.clear();
-        // What is read at this moment is of the state before.
+        // A read that is under way may be of the state before.
         state.made += 1;
         Ok(())
     }

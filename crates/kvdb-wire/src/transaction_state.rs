@@ -1,4 +1,4 @@
-//! What a client knows of its transaction: the changes that the server may not have, and what was
+//! A client's knowledge of its transaction: the changes that the server may not have, and what was
 //! read.
 
 use std::time::Instant;
@@ -21,9 +21,9 @@ pub(crate) struct State {
     pub taken: u64,
     /// Bytes of all changes so far.
     pub bytes: u64,
-    /// What was read, with all changes in it.
+    /// Values and pages that were read, with all changes in them.
     pub pages: Pages,
-    /// What has nothing but what was put here.
+    /// Ranges that have nothing but what was put here.
     pub new: NewRanges,
     /// Says why it is over.
     pub over: Option<String>,
@@ -46,7 +46,7 @@ impl State {
         }
     }
 
-    /// What is known here of a key; `None`: nothing, or that it is another one than is kept.
+    /// Returns the value of a key as far as it is known here; `None`: the server must be asked.
     pub fn known(&self, dict: DictionaryId, key: &Bytes) -> Option<Option<Bytes>> {
         let point = self.gathered.point(dict, key).or_else(|| self.under_way.point(dict, key));
         match point {
@@ -81,7 +81,7 @@ impl State {
                 self.new.put(*dict, key);
             }
             ServedChange::Delete(dict, key) => self.new.delete(*dict, key),
-            // What is in the range is taken to be there still, and asked for.
+            // Keys in the range are taken to be there still, and asked for.
             ServedChange::DeleteRange(..) => {}
         }
         match &change {

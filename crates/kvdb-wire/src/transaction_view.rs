@@ -65,7 +65,7 @@ impl ServedView for ServedTransaction {
     }
 
     fn space(&self) -> Space {
-        // What is changed here takes of what was free when it began.
+        // Changes that are made here take of the space that was free when it began.
         let free = self.space.free.saturating_sub(self.state.lock().bytes);
         Space { free, ..self.space }
     }
@@ -108,7 +108,7 @@ impl ServedView for ServedTransaction {
         let (mut from, mut to) = (page.start.to_vec(), page.end.to_vec());
         loop {
             let request = PageRequest { start: &from, end: &to, ..*page };
-            // What the server has not got when it answers is here before it is asked.
+            // The overlay is taken first: it has all that the server may lack when it answers.
             let (overlay, made) = {
                 let state = self.state.lock();
                 (state.overlay(dict, &request), state.made)
@@ -175,8 +175,7 @@ impl ServedView for ServedTransaction {
             let state = self.state.lock();
             state.gathered.bytes() + state.under_way.bytes()
         };
-        // What the server does not take must not grow here; what it refuses for want of space must
-        // not keep what gives space back from it.
+        // Changes that the server does not take must not pile up here.
         if waiting > WAITING {
             self.send()?;
         }

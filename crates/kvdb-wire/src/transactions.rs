@@ -64,7 +64,7 @@ pub(crate) struct Transactions {
 pub(crate) struct Opened {
     pub key: TransactionKey,
     pub transaction: Transaction,
-    /// Those of its branch, which its client may read and change.
+    /// The dictionaries of its branch, which its client may read and change.
     dictionaries: HashSet<DictionaryId>,
     state: Mutex<State>,
 }
@@ -291,7 +291,7 @@ impl Transactions {
         Ok(())
     }
 
-    /// What was applied is on disk, if it is durable.
+    /// Has all that was applied on disk, if it is durable.
     pub fn sync(&self, opened: &Opened) -> Answer<()> {
         drop(self.lock(opened)?);
         opened.transaction.sync().map_err(|e| self.failed(opened, e))
@@ -346,7 +346,7 @@ impl Transactions {
         }
     }
 
-    /// What has committed before is on disk, where that is asked for.
+    /// Answers for one that has committed before: it is on disk, where that is asked for.
     fn after_commit(&self, synced: bool) -> Answer<Reply> {
         if synced {
             self.db.sync().map_err(kvdb::Error::after_commit).map_err(of_store)?;

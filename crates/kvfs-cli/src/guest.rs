@@ -218,7 +218,7 @@ pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
     serde_json::from_str(&answer).map(Some).map_err(odd)
 }
 
-/// What becomes of an open transaction when a mount ends, for who ends it.
+/// Says what becomes of an open transaction when a mount ends.
 pub fn left_by(record: &Record, status: &Value) -> Option<String> {
     if status["result"] != "open" {
         return None;

@@ -322,7 +322,7 @@ fn a_store_that_is_mounted_lets_mounts_elsewhere_write_where_that_was_asked_for(
     let read = |at: &str, name: &str| std::fs::read_to_string(place.path(at).join(name)).ok();
     assert_eq!(read("one", "here").as_deref(), Some("of the mount"));
     std::fs::write(place.path("one").join("there"), "of the guest").expect("written");
-    // What went over the wire is counted at both ends.
+    // Both ends count what went over the wire.
     for (at, of) in [("one", "/transaction/requests"), ("local", "/served")] {
         let output = succeeds(kvfs().args(["--json", "stat"]).arg(place.path(at)));
         let all: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");

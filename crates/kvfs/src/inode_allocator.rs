@@ -148,7 +148,7 @@ impl Served {
     fn take(&self, count: u64) -> Result<Ino> {
         let mut left = self.left.lock();
         if left.numbers.end - left.numbers.start < count {
-            // What is left of the last ones is a gap.
+            // Numbers that are left of the last ones are a gap.
             left.numbers = self.view.reserve_numbers(left.more.max(count))?;
             left.more = (left.more * 2).min(LARGEST_SERVED);
             let fits = left.numbers.start > ROOT

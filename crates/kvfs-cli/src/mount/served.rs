@@ -90,14 +90,14 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     announce(output, &start(&all)?)
 }
 
-/// What is mounted.
+/// The view that is mounted.
 enum View {
     Snapshot(String),
     Transaction(Asked),
 }
 
-/// What is mounted, of the words of the command. It is all that there is in the mount, so the
-/// options name no view any more.
+/// Returns the view that the words of the command name. It is all that there is in the mount, so
+/// the options name none any more.
 fn view_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<View> {
     if !args.txn {
         return snapshot_of(options, args, address).map(View::Snapshot);
