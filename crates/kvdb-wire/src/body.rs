@@ -18,10 +18,15 @@ pub const MAX_NAME: usize = 1024;
 pub const MAX_TOKEN: usize = 1024;
 /// Dictionaries that one view may tell of.
 pub const MAX_DICTIONARIES: usize = 4096;
+/// Keys in conflict that an answer tells at most.
+pub const MAX_CONFLICTS: usize = 64;
+/// Tells a transaction from all others: random bytes that its client draws. Who knows them may use
+/// the transaction.
+pub type TransactionKey = [u8; 16];
 /// Bytes of keys and values that an answer has at most, unless the first one alone has more: the
 /// longest value fits a frame.
 pub const ANSWER_BYTES: usize = 4 << 20;
-/// Says whether a value follows.
+/// Says that a value follows.
 const HERE: u8 = 1;
 
 /// Reads the parts of a body.

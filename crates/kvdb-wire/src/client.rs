@@ -21,6 +21,7 @@ use bytes::Bytes;
 use env::sync::atomic::{AtomicU64, Ordering};
 use env::sync::{Condvar, Mutex};
 
+use crate::counts::{ByRequest, RequestCounts};
 use crate::deadline::{Until, left};
 use crate::error::{Error, Result};
 use crate::frame::{FRAME_OVERHEAD, Frame, VERSION, read_frame, write_frame};
@@ -65,6 +66,7 @@ pub(crate) struct Counters {
     requests: AtomicU64,
     sent: AtomicU64,
     received: AtomicU64,
+    by_request: ByRequest,
 }
 
 /// Bytes that are read at once, if there are so many.
@@ -126,6 +128,11 @@ impl Client {
             sent: self.counters.sent.load(Ordering::Relaxed),
             received: self.counters.received.load(Ordering::Relaxed),
         }
+    }
+
+    /// Returns the same by requests.
+    pub fn counts_by_request(&self) -> Vec<(&'static str, RequestCounts)> {
+        self.counters.by_request.counts()
     }
 }
 
@@ -210,6 +217,7 @@ impl Connection {
             return Err(e);
         }
         let frame = self.answer(number, deadline)?;
+        self.counters.by_request.answered(kind, FRAME_OVERHEAD + frame.body.len());
         match Reply::decode(frame.kind, &frame.body) {
             Ok(Reply::Failed(failure)) => Err(Error::Failed(failure)),
             Ok(reply) => Ok(reply),
@@ -267,6 +275,7 @@ impl Connection {
             Ok(bytes) => {
                 self.counters.requests.fetch_add(1, Ordering::Relaxed);
                 self.counters.sent.fetch_add(*bytes as u64, Ordering::Relaxed);
+                self.counters.by_request.asked(kind, *bytes);
             }
             // A message that is too large was not begun.
             Err(Error::Malformed(_)) => {}

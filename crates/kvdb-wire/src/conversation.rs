@@ -16,17 +16,19 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, Ordering};
-use kvdb::{DictionaryId, Kvdb, View};
+use kvdb::{DictionaryId, Isolation, Kvdb, View};
 
-use crate::body::{ANSWER_BYTES, MAX_DICTIONARIES, MAX_TUPLES};
+use crate::body::{ANSWER_BYTES, MAX_DICTIONARIES, MAX_TUPLES, TransactionKey};
 use crate::budget::Budget;
+use crate::counts::ByRequest;
 use crate::deadline::Until;
 use crate::error::{Error, Result};
-use crate::failure::{Failure, FailureCode};
-use crate::frame::{Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
+use crate::failure::{Failure, FailureCode, of_store};
+use crate::frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::socket::Socket;
+use crate::transactions::{Asked, Opened, Transactions, no_dictionary};
 
 /// Requests of one connection that may be under way; more of them wait in the socket.
 const UNDER_WAY: u32 = 64;
@@ -34,6 +36,8 @@ const UNDER_WAY: u32 = 64;
 const MAX_GREETING: usize = 4 << 10;
 /// Views that one connection may have open.
 pub(crate) const MAX_VIEWS: usize = 256;
+/// Transactions that one connection may use.
+pub(crate) const MAX_TRANSACTIONS: usize = 16;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 64 << 10;
 
@@ -50,6 +54,10 @@ pub struct ServerOptions {
     pub patience: Duration,
     /// Bytes that the answers under way may take together; more requests wait.
     pub answers: usize,
+    /// Transactions of clients that may be open.
+    pub transactions: usize,
+    /// Bytes that each of them may change; `None`: as many as half of the store has.
+    pub transaction_bytes: Option<u64>,
 }
 
 impl Default for ServerOptions {
@@ -60,6 +68,8 @@ impl Default for ServerOptions {
             greeting: Duration::from_secs(10),
             patience: Duration::from_secs(30),
             answers: 64 << 20,
+            transactions: 256,
+            transaction_bytes: None,
         }
     }
 }
@@ -70,6 +80,10 @@ pub(crate) struct Conversation {
     options: ServerOptions,
     /// Of all connections.
     answers: Arc<Budget>,
+    /// Of all connections; `None`: clients read only.
+    transactions: Option<Arc<Transactions>>,
+    /// Of all connections.
+    counts: Arc<ByRequest>,
     socket: Socket,
     reading: Mutex<BufReader<Until>>,
     writing: Mutex<Until>,
@@ -80,7 +94,14 @@ pub(crate) struct Conversation {
 #[derive(Default)]
 struct Views {
     last: u64,
-    open: HashMap<u64, View>,
+    open: HashMap<u64, OpenView>,
+}
+
+/// The view or transaction that a number stands for.
+#[derive(Clone)]
+enum OpenView {
+    Snapshot(View),
+    Transaction(Arc<Opened>),
 }
 
 impl Conversation {
@@ -88,6 +109,8 @@ impl Conversation {
         db: Kvdb,
         options: ServerOptions,
         answers: Arc<Budget>,
+        transactions: Option<Arc<Transactions>>,
+        counts: Arc<ByRequest>,
         socket: Socket,
     ) -> Conversation {
         // Of a client that is not known yet little is taken, and not for long.
@@ -97,6 +120,8 @@ impl Conversation {
             db,
             options,
             answers,
+            transactions,
+            counts,
             reading: Mutex::new(BufReader::with_capacity(READ_BYTES, until(greeted_by))),
             writing: Mutex::new(until(None)),
             socket,
@@ -137,6 +162,8 @@ impl Conversation {
 
     fn answer_next(&self, most: usize) -> Result<()> {
         let Frame { number, kind, body } = read_frame_of(&mut *self.reading.lock(), most)?;
+        let asked = kind;
+        self.counts.asked(asked, FRAME_OVERHEAD + body.len());
         // What cannot be read as a request may be one of a newer version, or anything: nothing that
         // follows would be understood.
         let request = Request::decode(kind, &body)?;
@@ -152,7 +179,7 @@ impl Conversation {
         share.shrink(body.len());
         let mut to = self.writing.lock();
         to.deadline = Some(Instant::now() + self.options.patience);
-        write_frame(&mut *to, number, kind, &body)?;
+        self.counts.answered(asked, write_frame(&mut *to, number, kind, &body)?);
         Ok(())
     }
 
@@ -164,9 +191,12 @@ impl Conversation {
         match request {
             Request::Hello { version, token } => self.hello(version, &token),
             Request::View { snapshot } => self.view(snapshot),
-            Request::GetMany { view, dict, keys } => get_many(&self.find(view)?, dict, &keys),
+            Request::GetMany { view, dict, keys } => {
+                get_many(&self.find(view, dict, Reads::Keys(&keys))?, dict, &keys)
+            }
             Request::GetPart { view, dict, key, offset, length } => {
-                get_part(&self.find(view)?, dict, &key, (offset, length))
+                let read = Reads::Keys(std::slice::from_ref(&key));
+                get_part(&self.find(view, dict, read)?, dict, &key, (offset, length))
             }
             Request::Iterate { view, dict, backward, keys_only, tuples, bytes, start, end } => {
                 let page = Page {
@@ -175,21 +205,101 @@ impl Conversation {
                     tuples: tuples.min(MAX_TUPLES) as usize,
                     bytes: (bytes as usize).min(ANSWER_BYTES),
                 };
-                page.of(&self.find(view)?, dict, &start, &end)
+                let view = self.find(view, dict, Reads::Range(&start, &end))?;
+                page.of(&view, dict, &start, &end)
             }
             Request::Drop { view } => match self.views.lock().open.remove(&view) {
                 Some(_) => Ok(Reply::Done),
                 None => Err(no_view()),
             },
-            Request::Begin { .. }
-            | Request::Apply { .. }
-            | Request::Commit { .. }
-            | Request::Abort { .. }
-            | Request::Sync
-            | Request::Snapshot { .. }
-            | Request::Clone { .. } => {
-                Err(failure(FailureCode::NotAllowed, "this server lets clients read only"))
+            Request::Snapshot { .. } | Request::Clone { .. } => {
+                Err(failure(FailureCode::NotAllowed, "this server lets clients make no snapshots"))
             }
+            request => self.answer_of_transactions(request),
+        }
+    }
+
+    fn answer_of_transactions(&self, request: Request) -> std::result::Result<Reply, Failure> {
+        let Some(all) = &self.transactions else {
+            return Err(failure(FailureCode::NotAllowed, "this server lets clients read only"));
+        };
+        match request {
+            Request::Begin { key, serializable, durable, joins, lease, branch, label } => {
+                let asked = Asked { key, serializable, durable, joins, lease, branch, label };
+                self.begin(all, asked)
+            }
+            Request::Apply { transaction, batch, changes } => {
+                all.apply(&*self.opened(transaction)?, batch, changes).map(|()| Reply::Done)
+            }
+            Request::Commit { key, synced, batches } => all.commit(&key, batches, synced),
+            Request::Abort { key } => all.abort(&key).map(|()| Reply::Done),
+            Request::Sync { transaction } => {
+                all.sync(&*self.opened(transaction)?).map(|()| Reply::Done)
+            }
+            Request::Lease { transaction } => {
+                all.renew(&*self.opened(transaction)?).map(|()| Reply::Done)
+            }
+            Request::Savepoint { transaction, batch } => {
+                all.savepoint(&*self.opened(transaction)?, batch).map(|()| Reply::Done)
+            }
+            Request::RollBack { transaction, batch, to } => {
+                all.roll_back(&*self.opened(transaction)?, batch, to).map(|()| Reply::Done)
+            }
+            Request::Reserve { transaction, count } => {
+                let range = all.reserve(&*self.opened(transaction)?, count)?;
+                let count = u32::try_from(range.end - range.start).unwrap_or(u32::MAX);
+                Ok(Reply::Reserved { first: range.start, count })
+            }
+            _ => Err(failure(FailureCode::NotAllowed, "this server has no such request")),
+        }
+    }
+
+    fn begin(&self, all: &Transactions, asked: Asked) -> std::result::Result<Reply, Failure> {
+        let (key, limit) = (asked.key, || {
+            failure(FailureCode::Limit, "too many views and transactions are open: drop some")
+        });
+        // Known before anything is begun for a connection that has no room for it.
+        let is_full = |views: &Views| {
+            let is_one = |view: &&OpenView| matches!(view, OpenView::Transaction(_));
+            let transactions = views.open.values().filter(is_one).count();
+            transactions >= MAX_TRANSACTIONS || views.open.len() >= MAX_VIEWS
+        };
+        {
+            let mut views = self.views.lock();
+            views.open.retain(|_, view| match view {
+                OpenView::Transaction(opened) => {
+                    self.db.transaction(opened.transaction.id()).is_ok()
+                }
+                OpenView::Snapshot(_) => true,
+            });
+            if views.number_of(&key).is_none() && is_full(&views) {
+                return Err(limit());
+            }
+        }
+        let opened = all.begin(asked)?;
+        let number = {
+            let mut views = self.views.lock();
+            match views.number_of(&key) {
+                Some(number) => {
+                    views.open.insert(number, OpenView::Transaction(opened.clone()));
+                    number
+                }
+                None if is_full(&views) => return Err(limit()),
+                None => {
+                    views.last += 1;
+                    let number = views.last;
+                    views.open.insert(number, OpenView::Transaction(opened.clone()));
+                    number
+                }
+            }
+        };
+        all.begun(&opened, number)
+    }
+
+    fn opened(&self, transaction: u64) -> std::result::Result<Arc<Opened>, Failure> {
+        match self.views.lock().open.get(&transaction) {
+            Some(OpenView::Transaction(opened)) => Ok(opened.clone()),
+            _ => Err(no_view()),
         }
     }
 
@@ -227,13 +337,54 @@ impl Conversation {
         }
         views.last += 1;
         let number = views.last;
-        views.open.insert(number, view);
+        views.open.insert(number, OpenView::Snapshot(view));
         Ok(Reply::Viewed { view: number, snapshot: id, space: self.db.space(), dictionaries })
     }
 
-    fn find(&self, view: u64) -> std::result::Result<View, Failure> {
-        self.views.lock().open.get(&view).cloned().ok_or_else(no_view)
+    /// Returns the state that is to be read. In a serializable transaction it is locked before.
+    fn find(
+        &self,
+        view: u64,
+        dict: DictionaryId,
+        read: Reads<'_>,
+    ) -> std::result::Result<View, Failure> {
+        let found = self.views.lock().open.get(&view).cloned().ok_or_else(no_view)?;
+        let opened = match found {
+            OpenView::Snapshot(view) => return Ok(view),
+            OpenView::Transaction(opened) if opened.may(dict) => opened,
+            OpenView::Transaction(_) => return Err(no_dictionary(dict)),
+        };
+        let transaction = &opened.transaction;
+        let locked = match read {
+            _ if transaction.isolation() == Isolation::Snapshot => Ok(()),
+            Reads::Keys(keys) => {
+                keys.iter().try_for_each(|key| transaction.lock_key(dict, key, false))
+            }
+            Reads::Range(start, end) => transaction.lock_range(dict, start, end, false),
+        };
+        let view = locked.and_then(|()| transaction.view());
+        view.map_err(|e| match self.db.transaction(transaction.id()) {
+            Ok(_) => of_store(e),
+            Err(_) => failure(FailureCode::NoView, "the transaction is over"),
+        })
     }
+}
+
+impl Views {
+    /// The number of the transaction of this key.
+    fn number_of(&self, key: &TransactionKey) -> Option<u64> {
+        let of = |view: &OpenView| match view {
+            OpenView::Transaction(opened) => opened.key == *key,
+            OpenView::Snapshot(_) => false,
+        };
+        self.open.iter().find(|(_, view)| of(view)).map(|(number, _)| *number)
+    }
+}
+
+/// The part of a dictionary that is read.
+enum Reads<'a> {
+    Keys(&'a [Bytes]),
+    Range(&'a [u8], &'a [u8]),
 }
 
 /// Bytes that the answer to a request may take, about. One value alone may be longer.
@@ -251,31 +402,6 @@ fn failure(code: FailureCode, what: &str) -> Failure {
 
 fn no_view() -> Failure {
     failure(FailureCode::NoView, "there is no such view on this connection")
-}
-
-/// A failure of the store, as a client is told of it.
-fn of_store(error: kvdb::Error) -> Failure {
-    let code = match &error {
-        kvdb::Error::NoSnapshot(_) => FailureCode::NoSnapshot,
-        kvdb::Error::NoDictionary(_) => FailureCode::NoDictionary,
-        kvdb::Error::Corrupt(_) => FailureCode::Corrupt,
-        kvdb::Error::Limit(_) => FailureCode::Limit,
-        kvdb::Error::Conflict { .. } => FailureCode::Conflict,
-        kvdb::Error::Locked(_) => FailureCode::Locked,
-        kvdb::Error::ReadOnly(_) => FailureCode::ReadOnly,
-        kvdb::Error::NoSpace => FailureCode::NoSpace,
-        kvdb::Error::Exists(_) => FailureCode::Exists,
-        kvdb::Error::Invalid(_) => FailureCode::Invalid,
-        _ => FailureCode::Other,
-    };
-    // The code says what kind it is; a name alone is what the client makes its sentence of.
-    let what = match error {
-        kvdb::Error::NoSnapshot(what)
-        | kvdb::Error::NoDictionary(what)
-        | kvdb::Error::Corrupt(what) => what,
-        error => error.to_string(),
-    };
-    Failure { code, what }
 }
 
 /// Values of keys, so many as an answer has room for.

@@ -67,4 +67,37 @@ codes! {
     Exists = 11,
     /// It is not possible as it was asked.
     Invalid = 12,
+    /// The transaction is committed, and perhaps not on disk.
+    NotSynced = 13,
+}
+
+/// A failure of the store, as a client is told of it.
+pub(crate) fn of_store(error: kvdb::Error) -> Failure {
+    let code = match &error {
+        kvdb::Error::NoSnapshot(_) => FailureCode::NoSnapshot,
+        kvdb::Error::NoDictionary(_) => FailureCode::NoDictionary,
+        kvdb::Error::Corrupt(_) => FailureCode::Corrupt,
+        kvdb::Error::Limit(_) => FailureCode::Limit,
+        kvdb::Error::Conflict { .. } => FailureCode::Conflict,
+        kvdb::Error::Locked(_) => FailureCode::Locked,
+        kvdb::Error::ReadOnly(_) => FailureCode::ReadOnly,
+        kvdb::Error::NoSpace
+        | kvdb::Error::OverLimit { .. }
+        | kvdb::Error::CloneOverLimit { .. }
+        | kvdb::Error::TooManyFiles { .. }
+        | kvdb::Error::CloneTooManyFiles { .. } => FailureCode::NoSpace,
+        kvdb::Error::NotSynced(_) => FailureCode::NotSynced,
+        kvdb::Error::NoTransaction(_) => FailureCode::NoView,
+        kvdb::Error::Exists(_) => FailureCode::Exists,
+        kvdb::Error::Invalid(_) => FailureCode::Invalid,
+        _ => FailureCode::Other,
+    };
+    // The code says what kind it is; a name alone is what the client makes its sentence of.
+    let what = match error {
+        kvdb::Error::NoSnapshot(what)
+        | kvdb::Error::NoDictionary(what)
+        | kvdb::Error::Corrupt(what) => what,
+        error => error.to_string(),
+    };
+    Failure { code, what }
 }

@@ -1,10 +1,11 @@
-//! Values and pages that a client keeps of a view. The view does not change, so what is kept is
-//! never stale, and nothing has to be asked before it is used: it only has to be bounded.
+//! Values and pages that a client keeps of a view. The view does not change, or by this client
+//! alone, which tells of it here; so what is kept is never stale, and nothing has to be asked
+//! before it is used: it only has to be bounded.
 //!
 //! Kept are values by their keys, and the last pages of tuples. A page answers each request for a
 //! part of its range, as where a listing goes on from call to call.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, PageRequest, TuplePage};
@@ -20,7 +21,7 @@ const ENTRY: usize = 96;
 pub struct Pages {
     /// Bytes that each of both may take.
     most: usize,
-    values: HashMap<(DictionaryId, Bytes), Option<Bytes>>,
+    values: BTreeMap<(DictionaryId, Bytes), Option<Bytes>>,
     /// The keys in the order in which they came, the oldest first.
     order: VecDeque<(DictionaryId, Bytes)>,
     value_bytes: usize,
@@ -43,7 +44,7 @@ impl Pages {
     pub fn new(memory: usize) -> Pages {
         Pages {
             most: memory / 2,
-            values: HashMap::new(),
+            values: BTreeMap::new(),
             order: VecDeque::new(),
             value_bytes: 0,
             pages: VecDeque::new(),
@@ -75,9 +76,75 @@ impl Pages {
         }
         while self.value_bytes > self.most {
             let Some(oldest) = self.order.pop_front() else { break };
-            let gone = self.values.remove(&oldest).flatten();
-            self.value_bytes -= ENTRY + oldest.1.len() + gone.map_or(0, |value| value.len());
+            self.remove(&oldest);
         }
+    }
+
+    fn remove(&mut self, at: &(DictionaryId, Bytes)) {
+        // One that was forgotten still has its place in the order.
+        if let Some(gone) = self.values.remove(at) {
+            self.value_bytes -= ENTRY + at.1.len() + gone.map_or(0, |value| value.len());
+        }
+    }
+
+    /// The client has given a key this value, or deleted it.
+    pub fn write_value(&mut self, dict: DictionaryId, key: &Bytes, value: Option<&Bytes>) {
+        self.forget_pages(dict, key, None);
+        match value {
+            Some(value) if value.len() > LONGEST => self.forget_value(dict, key),
+            value => self.keep_value(dict, key, value),
+        }
+    }
+
+    /// The client has changed a key, and does not know its value.
+    pub fn forget(&mut self, dict: DictionaryId, key: &Bytes) {
+        self.forget_pages(dict, key, None);
+        self.forget_value(dict, key);
+    }
+
+    fn forget_value(&mut self, dict: DictionaryId, key: &Bytes) {
+        self.remove(&(dict, key.clone()));
+        if self.order.len() > 2 * self.values.len() + PAGES {
+            let mut seen = BTreeSet::new();
+            let values = &self.values;
+            self.order.retain(|at| values.contains_key(at) && seen.insert(at.clone()));
+        }
+    }
+
+    /// The client has deleted a range.
+    pub fn delete_range(&mut self, dict: DictionaryId, start: &Bytes, end: &Bytes) {
+        if start >= end {
+            return;
+        }
+        self.forget_pages(dict, start, Some(end));
+        let mut bytes = 0;
+        for (_, value) in self.values.range_mut((dict, start.clone())..(dict, end.clone())) {
+            bytes += value.take().map_or(0, |value| value.len());
+        }
+        self.value_bytes -= bytes;
+    }
+
+    /// Drops the pages that have a key, or one of those from it to before `end`.
+    fn forget_pages(&mut self, dict: DictionaryId, key: &Bytes, end: Option<&Bytes>) {
+        let has = |page: &Page| {
+            let begins_after = match end {
+                Some(end) => page.start >= *end,
+                None => page.start > *key,
+            };
+            page.dict == dict && !begins_after && (page.end.is_empty() || page.end > *key)
+        };
+        let mut bytes = 0;
+        self.pages.retain(|page| {
+            let goes = has(page);
+            bytes += if goes { page.bytes } else { 0 };
+            !goes
+        });
+        self.page_bytes -= bytes;
+    }
+
+    /// All of it is another state's by now.
+    pub fn clear(&mut self) {
+        *self = Pages { most: self.most, ..Pages::new(0) };
     }
 
     /// Tuples of a page that was read before, some at least of those that are asked for.
@@ -184,6 +251,36 @@ mod tests {
         }
         pages.keep_value(DICT, &key, None);
         assert_eq!((pages.value_bytes, pages.order.len()), (ENTRY + 1, 1));
+    }
+
+    #[test]
+    fn what_a_client_has_changed_is_not_read_from_what_was_kept() {
+        let mut pages = Pages::new(1 << 20);
+        let key = |key: &'static str| Bytes::from_static(key.as_bytes());
+        let kept = page(&["c", "e", "g"], true);
+        for kept_anew in 0..3 {
+            pages.keep_page(DICT, &request(b"b", b"x", 9), &kept);
+            pages.keep_value(DICT, &key("e"), Some(&key("old")));
+            match kept_anew {
+                0 => pages.write_value(DICT, &key("e"), Some(&key("new"))),
+                1 => pages.delete_range(DICT, &key("d"), &key("f")),
+                _ => pages.forget(DICT, &key("e")),
+            }
+            let value = pages.value(DICT, &key("e"));
+            assert_eq!(value, [Some(Some(key("new"))), Some(None), None][kept_anew].clone());
+            assert_eq!(pages.page(DICT, &request(b"b", b"x", 9)), None, "{kept_anew}");
+            assert_eq!(pages.page_bytes, 0);
+        }
+        pages.keep_page(DICT, &request(b"b", b"x", 9), &kept);
+        pages.write_value(DICT, &key("y"), None);
+        pages.delete_range(DICT, &key("x"), &key("z"));
+        pages.delete_range(DICT, &key("a"), &key("b"));
+        assert_eq!(pages.page(DICT, &request(b"b", b"x", 9)), Some(kept));
+        for _ in 0..1000 {
+            pages.write_value(DICT, &key("k"), Some(&key("v")));
+            pages.forget(DICT, &key("k"));
+        }
+        assert!(pages.order.len() < 100, "{}", pages.order.len());
     }
 
     #[test]

@@ -39,12 +39,12 @@ pub fn messages(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use kvdb::{DictionaryId, Space, Update};
+    use kvdb::{DictionaryId, ServedChange, Space, Update};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::changes::Change;
     use crate::failure::{Failure, FailureCode};
+    use crate::reply::ConflictKey;
 
     fn bytes() -> impl Strategy<Value = Bytes> {
         proptest::collection::vec(any::<u8>(), 0..40).prop_map(Bytes::from)
@@ -54,16 +54,58 @@ mod tests {
         any::<u32>().prop_map(DictionaryId)
     }
 
-    fn change() -> impl Strategy<Value = Change> {
+    fn change() -> impl Strategy<Value = ServedChange> {
         prop_oneof![
-            (dict(), bytes(), bytes()).prop_map(|(d, k, v)| Change::Put(d, k, v)),
-            (dict(), bytes(), any::<i64>()).prop_map(|(d, k, n)| Change::Update(
+            (dict(), bytes(), bytes()).prop_map(|(d, k, v)| ServedChange::Put(d, k, v)),
+            (dict(), bytes(), any::<i64>()).prop_map(|(d, k, n)| ServedChange::Update(
                 d,
                 k,
-                Update::add(n).bytes().clone()
+                Update::add(n)
             )),
-            (dict(), bytes()).prop_map(|(d, k)| Change::Delete(d, k)),
-            (dict(), bytes(), bytes()).prop_map(|(d, a, b)| Change::DeleteRange(d, a, b)),
+            (dict(), bytes()).prop_map(|(d, k)| ServedChange::Delete(d, k)),
+            (dict(), bytes(), bytes()).prop_map(|(d, a, b)| ServedChange::DeleteRange(d, a, b)),
+        ]
+    }
+
+    fn begin() -> impl Strategy<Value = Request> {
+        let flags = any::<(bool, bool, bool)>();
+        (any::<[u8; 16]>(), flags, any::<u32>(), "\\PC{0,20}", "\\PC{0,20}").prop_map(
+            |(key, (serializable, durable, joins), lease, branch, label)| Request::Begin {
+                key,
+                serializable,
+                durable,
+                joins,
+                lease,
+                branch,
+                label,
+            },
+        )
+    }
+
+    /// The requests of an open transaction.
+    fn of_transaction() -> impl Strategy<Value = Request> {
+        let numbers = any::<(u64, u64, u64)>();
+        prop_oneof![
+            (any::<(u64, u64)>(), proptest::collection::vec(change(), 0..9)).prop_map(
+                |((transaction, batch), changes)| Request::Apply { transaction, batch, changes }
+            ),
+            any::<([u8; 16], bool, u64)>().prop_map(|(key, synced, batches)| Request::Commit {
+                key,
+                synced,
+                batches
+            }),
+            any::<[u8; 16]>().prop_map(|key| Request::Abort { key }),
+            any::<u64>().prop_map(|transaction| Request::Sync { transaction }),
+            any::<u64>().prop_map(|transaction| Request::Lease { transaction }),
+            any::<(u64, u64)>()
+                .prop_map(|(transaction, batch)| Request::Savepoint { transaction, batch }),
+            numbers.prop_map(|(transaction, batch, to)| Request::RollBack {
+                transaction,
+                batch,
+                to
+            }),
+            any::<(u64, u32)>()
+                .prop_map(|(transaction, count)| Request::Reserve { transaction, count }),
         ]
     }
 
@@ -92,19 +134,25 @@ mod tests {
             ),
             iterate,
             any::<u64>().prop_map(|view| Request::Drop { view }),
-            any::<bool>().prop_map(|serializable| Request::Begin { serializable }),
-            (any::<(u64, u64)>(), proptest::collection::vec(change(), 0..9)).prop_map(
-                |((transaction, batch), changes)| Request::Apply { transaction, batch, changes }
-            ),
-            any::<(u64, bool)>()
-                .prop_map(|(transaction, synced)| Request::Commit { transaction, synced }),
-            any::<u64>().prop_map(|transaction| Request::Abort { transaction }),
-            Just(Request::Sync),
+            begin(),
+            of_transaction(),
             ("\\PC{0,20}", "\\PC{0,20}", any::<bool>())
                 .prop_map(|(branch, name, synced)| Request::Snapshot { branch, name, synced }),
             ("\\PC{0,20}", "\\PC{0,20}")
                 .prop_map(|(snapshot, name)| Request::Clone { snapshot, name }),
         ]
+    }
+
+    fn dictionaries() -> impl Strategy<Value = Vec<(DictionaryId, String)>> {
+        proptest::collection::vec((dict(), "\\PC{0,9}"), 0..5)
+    }
+
+    fn conflict_key() -> impl Strategy<Value = ConflictKey> {
+        (dict(), bytes(), "\\PC{0,20}").prop_map(|(dict, key, place)| ConflictKey {
+            dict,
+            key,
+            place,
+        })
     }
 
     fn reply() -> impl Strategy<Value = Reply> {
@@ -117,18 +165,24 @@ mod tests {
                 under_way,
                 views
             }),
-            (
-                any::<(u64, [u8; 16], u64, u64)>(),
-                proptest::collection::vec((dict(), "\\PC{0,9}"), 0..5)
-            )
-                .prop_map(|((view, snapshot, total, free), dictionaries)| {
+            (any::<(u64, [u8; 16], u64, u64)>(), dictionaries()).prop_map(
+                |((view, snapshot, total, free), dictionaries)| {
                     Reply::Viewed { view, snapshot, space: Space { total, free }, dictionaries }
-                }),
+                }
+            ),
             proptest::collection::vec(proptest::option::of(bytes()), 0..9).prop_map(Reply::Values),
             (any::<u64>(), bytes()).prop_map(|(length, bytes)| Reply::Part { length, bytes }),
             (any::<bool>(), proptest::collection::vec((bytes(), bytes()), 0..9))
                 .prop_map(|(ended, tuples)| Reply::Tuples { ended, tuples }),
-            any::<u64>().prop_map(|transaction| Reply::Begun { transaction }),
+            (any::<(u64, u64, u64, u32)>(), any::<(u64, u64)>(), dictionaries()).prop_map(
+                |((transaction, id, batches, lease), (total, free), dictionaries)| {
+                    let space = Space { total, free };
+                    Reply::Begun { transaction, id, batches, lease, space, dictionaries }
+                }
+            ),
+            ("\\PC{0,40}", proptest::collection::vec(conflict_key(), 0..5))
+                .prop_map(|(what, keys)| Reply::Conflict { what, keys }),
+            any::<(u64, u32)>().prop_map(|(first, count)| Reply::Reserved { first, count }),
         ]
     }
 
@@ -171,7 +225,7 @@ mod tests {
             data in proptest::collection::vec(any::<u8>(), 0..200),
         ) {
             frames(&data);
-            for kind in [kind, kind % 14, 128 + kind % 8] {
+            for kind in [kind, kind % 18, 128 + kind % 10] {
                 messages(&[&[kind], &data[..]].concat());
             }
         }
@@ -211,5 +265,10 @@ mod tests {
         let mut body = vec![1, 1];
         zones::varint::put_u64(&mut body, 4096);
         assert!(Request::decode(3, &body.into()).is_err());
+        // Changes of four bytes, each of which takes more in memory.
+        let mut body = vec![1, 1];
+        zones::varint::put_u64(&mut body, crate::MAX_CHANGES as u64 + 1);
+        (0..=crate::MAX_CHANGES).for_each(|_| body.extend_from_slice(&[3, 1, 1, 7]));
+        assert!(Request::decode(8, &body.into()).is_err());
     }
 }

@@ -5,7 +5,8 @@ use kvdb::{DictionaryId, MAX_KEY, MAX_VALUE, Space};
 use zones::varint::{put_bytes, put_u64};
 
 use crate::body::{
-    Body, MAGIC, MAX_DICTIONARIES, MAX_KEYS, MAX_NAME, MAX_TUPLES, flag, put_dict, put_value,
+    Body, MAGIC, MAX_CONFLICTS, MAX_DICTIONARIES, MAX_KEYS, MAX_NAME, MAX_TUPLES, flag, put_dict,
+    put_value,
 };
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
@@ -19,9 +20,22 @@ const VALUES: u8 = 132;
 const PART: u8 = 133;
 const TUPLES: u8 = 134;
 const BEGUN: u8 = 135;
+const CONFLICT: u8 = 136;
+const RESERVED: u8 = 137;
 
 /// Of an iteration's answer.
 const ENDED: u8 = 1;
+
+/// A key in conflict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConflictKey {
+    /// Its dictionary.
+    pub dict: DictionaryId,
+    /// The key.
+    pub key: Bytes,
+    /// The path of the file that it belongs to, for people. Empty: that is not known.
+    pub place: String,
+}
 
 /// An answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,8 +83,34 @@ pub enum Reply {
     },
     /// A transaction has begun.
     Begun {
-        /// Its number, which is also that of the view that it has.
+        /// Its number on this connection, which is also that of the view that it has.
         transaction: u64,
+        /// Its number in the store.
+        id: u64,
+        /// The number of the last batch that it has.
+        batches: u64,
+        /// It ends when it was not asked of for so many milliseconds; 0: it does not.
+        lease: u32,
+        /// The space of the store.
+        space: Space,
+        /// The dictionaries of its branch.
+        dictionaries: Vec<(DictionaryId, String)>,
+    },
+    /// A transaction is not committed, since others have changed the same since it began. It is
+    /// open as before.
+    Conflict {
+        /// A sentence.
+        what: String,
+        /// The first of the keys, and the file or the like that each of them belongs to, if that is
+        /// known.
+        keys: Vec<ConflictKey>,
+    },
+    /// Numbers were taken.
+    Reserved {
+        /// The first of them.
+        first: u64,
+        /// How many.
+        count: u32,
     },
 }
 
@@ -81,12 +121,7 @@ impl Reply {
         let kind = match self {
             Reply::Failed(Failure { code, what }) => {
                 out.push(code.code());
-                // A longer sentence is cut: it is for people.
-                let mut end = what.len().min(MAX_NAME);
-                while !what.is_char_boundary(end) {
-                    end -= 1;
-                }
-                put_bytes(&mut out, &what.as_bytes()[..end]);
+                put_bytes(&mut out, within_name(what));
                 FAILED
             }
             Reply::Done => DONE,
@@ -100,13 +135,7 @@ impl Reply {
             Reply::Viewed { view, snapshot, space, dictionaries } => {
                 put_u64(&mut out, *view);
                 out.extend_from_slice(snapshot);
-                put_u64(&mut out, space.total);
-                put_u64(&mut out, space.free);
-                put_u64(&mut out, dictionaries.len() as u64);
-                for (id, name) in dictionaries {
-                    put_dict(&mut out, *id);
-                    put_bytes(&mut out, name.as_bytes());
-                }
+                put_store(&mut out, space, dictionaries);
                 VIEWED
             }
             Reply::Values(values) => {
@@ -132,9 +161,28 @@ impl Reply {
                 }
                 TUPLES
             }
-            Reply::Begun { transaction } => {
+            Reply::Begun { transaction, id, batches, lease, space, dictionaries } => {
                 put_u64(&mut out, *transaction);
+                put_u64(&mut out, *id);
+                put_u64(&mut out, *batches);
+                put_u64(&mut out, u64::from(*lease));
+                put_store(&mut out, space, dictionaries);
                 BEGUN
+            }
+            Reply::Conflict { what, keys } => {
+                put_bytes(&mut out, within_name(what));
+                put_u64(&mut out, keys.len() as u64);
+                for ConflictKey { dict, key, place } in keys {
+                    put_dict(&mut out, *dict);
+                    put_bytes(&mut out, key);
+                    put_bytes(&mut out, within_name(place));
+                }
+                CONFLICT
+            }
+            Reply::Reserved { first, count } => {
+                put_u64(&mut out, *first);
+                put_u64(&mut out, u64::from(*count));
+                RESERVED
             }
         };
         (kind, out)
@@ -161,10 +209,7 @@ impl Reply {
             }
             VIEWED => {
                 let (view, snapshot) = (body.number()?, body.fixed()?);
-                let space = Space { total: body.number()?, free: body.number()? };
-                let count = body.count(MAX_DICTIONARIES)?;
-                let one = |_| Ok((body.dict()?, body.name()?));
-                let dictionaries = (0..count).map(one).collect::<Result<_>>()?;
+                let (space, dictionaries) = take_store(&mut body)?;
                 Reply::Viewed { view, snapshot, space, dictionaries }
             }
             VALUES => {
@@ -199,10 +244,53 @@ impl Reply {
                 }
                 Reply::Tuples { ended, tuples }
             }
-            BEGUN => Reply::Begun { transaction: body.number()? },
+            BEGUN => {
+                let (transaction, id, batches) = (body.number()?, body.number()?, body.number()?);
+                let lease = body.small()?;
+                let (space, dictionaries) = take_store(&mut body)?;
+                Reply::Begun { transaction, id, batches, lease, space, dictionaries }
+            }
+            CONFLICT => {
+                let what = body.name()?;
+                let count = body.count(MAX_CONFLICTS)?;
+                let one = |_| {
+                    let (dict, key) = (body.dict()?, body.key()?);
+                    Ok(ConflictKey { dict, key, place: body.name()? })
+                };
+                Reply::Conflict { what, keys: (0..count).map(one).collect::<Result<_>>()? }
+            }
+            RESERVED => Reply::Reserved { first: body.number()?, count: body.small()? },
             _ => return Err(Error::Malformed("an answer of an unknown kind")),
         };
         body.end_of_body()?;
         Ok(reply)
     }
+}
+
+/// A text as far as a name may be long: a longer one is cut, since it is for people.
+fn within_name(text: &str) -> &[u8] {
+    let mut end = text.len().min(MAX_NAME);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text.as_bytes()[..end]
+}
+
+fn put_store(out: &mut Vec<u8>, space: &Space, dictionaries: &[(DictionaryId, String)]) {
+    put_u64(out, space.total);
+    put_u64(out, space.free);
+    put_u64(out, dictionaries.len() as u64);
+    for (id, name) in dictionaries {
+        put_dict(out, *id);
+        put_bytes(out, name.as_bytes());
+    }
+}
+
+type OfStore = (Space, Vec<(DictionaryId, String)>);
+
+fn take_store(body: &mut Body<'_>) -> Result<OfStore> {
+    let space = Space { total: body.number()?, free: body.number()? };
+    let count = body.count(MAX_DICTIONARIES)?;
+    let one = |_| Ok((body.dict()?, body.name()?));
+    Ok((space, (0..count).map(one).collect::<Result<_>>()?))
 }

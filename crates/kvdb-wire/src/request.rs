@@ -3,13 +3,12 @@
 //! is not known.
 
 use bytes::Bytes;
-use kvdb::DictionaryId;
+use kvdb::{DictionaryId, ServedChange};
 use zones::varint::{put_bytes, put_u64};
 
-use crate::body::{Body, MAGIC, MAX_KEYS, MAX_TOKEN, flag, put_dict};
-use crate::changes::Change;
+use crate::body::{Body, MAGIC, MAX_KEYS, MAX_TOKEN, TransactionKey, flag, put_dict};
+use crate::changes::{MAX_CHANGES, put_change, take_change};
 use crate::error::{Error, Result};
-use crate::frame::MAX_FRAME;
 
 const HELLO: u8 = 1;
 const VIEW: u8 = 2;
@@ -24,12 +23,18 @@ const ABORT: u8 = 10;
 const SYNC: u8 = 11;
 const SNAPSHOT: u8 = 12;
 const CLONE: u8 = 13;
+const LEASE: u8 = 14;
+const SAVEPOINT: u8 = 15;
+const ROLL_BACK: u8 = 16;
+const RESERVE: u8 = 17;
 
 /// Of an iteration.
 const BACKWARD: u8 = 1;
 const KEYS_ONLY: u8 = 2;
 /// Of a transaction.
 const SERIALIZABLE: u8 = 1;
+const DURABLE: u8 = 2;
+const JOINS: u8 = 4;
 /// Of a commit and a snapshot.
 const SYNCED: u8 = 1;
 
@@ -94,35 +99,80 @@ pub enum Request {
         /// The view.
         view: u64,
     },
-    /// Begins a transaction.
+    /// Begins a transaction, or goes on with one: who knows its key is who has begun it.
     Begin {
+        /// Tells it from all others. The client draws it.
+        key: TransactionKey,
         /// It locks what it reads.
         serializable: bool,
+        /// It survives its client and the server.
+        durable: bool,
+        /// It must be there, and none is begun.
+        joins: bool,
+        /// It ends when it was not asked of for so many milliseconds. The server has limits.
+        lease: u32,
+        /// The branch that it is of; empty: the main branch.
+        branch: String,
+        /// For people who look at a list of transactions.
+        label: String,
     },
     /// Changes something in a transaction.
     Apply {
         /// The transaction.
         transaction: u64,
-        /// Counts the batches of a transaction from 1, so that one that is sent again is applied
-        /// once.
+        /// Counts the batches and savepoints of a transaction from 1, so that one that is sent
+        /// again is applied once.
         batch: u64,
         /// The changes.
-        changes: Vec<Change>,
+        changes: Vec<ServedChange>,
     },
     /// Commits a transaction.
     Commit {
-        /// The transaction.
-        transaction: u64,
+        /// The key of the transaction.
+        key: TransactionKey,
         /// It is on disk before the answer.
         synced: bool,
+        /// The number of the last batch, so that none is missing.
+        batches: u64,
     },
     /// Ends a transaction without its changes.
     Abort {
+        /// The key of the transaction.
+        key: TransactionKey,
+    },
+    /// Syncs a durable transaction: all that was applied in it is on disk before the answer.
+    Sync {
         /// The transaction.
         transaction: u64,
     },
-    /// Everything that was committed is on disk before the answer.
-    Sync,
+    /// Says that the client is still there.
+    Lease {
+        /// The transaction.
+        transaction: u64,
+    },
+    /// Marks a state of a transaction.
+    Savepoint {
+        /// The transaction.
+        transaction: u64,
+        /// Numbered as a batch is.
+        batch: u64,
+    },
+    /// Goes back to a savepoint, which stays.
+    RollBack {
+        /// The transaction.
+        transaction: u64,
+        /// Numbered as a batch is.
+        batch: u64,
+        /// The number of the savepoint.
+        to: u64,
+    },
+    /// Takes numbers of inodes, for what is made in a transaction.
+    Reserve {
+        /// The transaction.
+        transaction: u64,
+        /// How many.
+        count: u32,
+    },
     /// Makes a snapshot.
     Snapshot {
         /// Of this branch; empty: the main branch.
@@ -140,6 +190,27 @@ pub enum Request {
         name: String,
     },
 }
+
+/// The kinds of requests, from 1 on, by the names that `docs/wire.md` has for them.
+pub(crate) const NAMES: [&str; RESERVE as usize] = [
+    "HELLO",
+    "VIEW",
+    "GETMANY",
+    "GETPART",
+    "ITERATE",
+    "DROP",
+    "BEGIN",
+    "APPLY",
+    "COMMIT",
+    "ABORT",
+    "SYNC",
+    "SNAPSHOT",
+    "CLONE",
+    "LEASE",
+    "SAVEPOINT",
+    "ROLLBACK",
+    "RESERVE",
+];
 
 impl Request {
     /// The kind and the body of its frame.
@@ -186,27 +257,58 @@ impl Request {
                 put_u64(&mut out, *view);
                 DROP
             }
-            Request::Begin { serializable } => {
-                out.push(flag(*serializable, SERIALIZABLE));
+            Request::Begin { key, serializable, durable, joins, lease, branch, label } => {
+                let flags = flag(*serializable, SERIALIZABLE)
+                    | flag(*durable, DURABLE)
+                    | flag(*joins, JOINS);
+                out.push(flags);
+                out.extend_from_slice(key);
+                put_u64(&mut out, u64::from(*lease));
+                put_bytes(&mut out, branch.as_bytes());
+                put_bytes(&mut out, label.as_bytes());
                 BEGIN
             }
             Request::Apply { transaction, batch, changes } => {
                 put_u64(&mut out, *transaction);
                 put_u64(&mut out, *batch);
                 put_u64(&mut out, changes.len() as u64);
-                changes.iter().for_each(|change| change.put(&mut out));
+                changes.iter().for_each(|change| put_change(&mut out, change));
                 APPLY
             }
-            Request::Commit { transaction, synced } => {
-                put_u64(&mut out, *transaction);
+            Request::Commit { key, synced, batches } => {
                 out.push(flag(*synced, SYNCED));
+                out.extend_from_slice(key);
+                put_u64(&mut out, *batches);
                 COMMIT
             }
-            Request::Abort { transaction } => {
-                put_u64(&mut out, *transaction);
+            Request::Abort { key } => {
+                out.extend_from_slice(key);
                 ABORT
             }
-            Request::Sync => SYNC,
+            Request::Sync { transaction } => {
+                put_u64(&mut out, *transaction);
+                SYNC
+            }
+            Request::Lease { transaction } => {
+                put_u64(&mut out, *transaction);
+                LEASE
+            }
+            Request::Savepoint { transaction, batch } => {
+                put_u64(&mut out, *transaction);
+                put_u64(&mut out, *batch);
+                SAVEPOINT
+            }
+            Request::RollBack { transaction, batch, to } => {
+                put_u64(&mut out, *transaction);
+                put_u64(&mut out, *batch);
+                put_u64(&mut out, *to);
+                ROLL_BACK
+            }
+            Request::Reserve { transaction, count } => {
+                put_u64(&mut out, *transaction);
+                put_u64(&mut out, u64::from(*count));
+                RESERVE
+            }
             Request::Snapshot { branch, name, synced } => {
                 out.push(flag(*synced, SYNCED));
                 put_bytes(&mut out, branch.as_bytes());
@@ -267,21 +369,42 @@ impl Request {
                 }
             }
             DROP => Request::Drop { view: body.number()? },
-            BEGIN => Request::Begin { serializable: body.flags(SERIALIZABLE)? != 0 },
+            BEGIN => {
+                let flags = body.flags(SERIALIZABLE | DURABLE | JOINS)?;
+                Request::Begin {
+                    serializable: flags & SERIALIZABLE != 0,
+                    durable: flags & DURABLE != 0,
+                    joins: flags & JOINS != 0,
+                    key: body.fixed()?,
+                    lease: body.small()?,
+                    branch: body.name()?,
+                    label: body.name()?,
+                }
+            }
             APPLY => {
                 let (transaction, batch) = (body.number()?, body.number()?);
-                let count = body.count(MAX_FRAME)?;
+                let count = body.count(MAX_CHANGES)?;
                 let mut changes = Vec::new();
                 for _ in 0..count {
-                    changes.push(Change::take(whole, &mut body.rest)?);
+                    changes.push(take_change(whole, &mut body.rest)?);
                 }
                 Request::Apply { transaction, batch, changes }
             }
-            COMMIT => {
-                Request::Commit { transaction: body.number()?, synced: body.flags(SYNCED)? != 0 }
-            }
-            ABORT => Request::Abort { transaction: body.number()? },
-            SYNC => Request::Sync,
+            COMMIT => Request::Commit {
+                synced: body.flags(SYNCED)? != 0,
+                key: body.fixed()?,
+                batches: body.number()?,
+            },
+            ABORT => Request::Abort { key: body.fixed()? },
+            SYNC => Request::Sync { transaction: body.number()? },
+            LEASE => Request::Lease { transaction: body.number()? },
+            SAVEPOINT => Request::Savepoint { transaction: body.number()?, batch: body.number()? },
+            ROLL_BACK => Request::RollBack {
+                transaction: body.number()?,
+                batch: body.number()?,
+                to: body.number()?,
+            },
+            RESERVE => Request::Reserve { transaction: body.number()?, count: body.small()? },
             SNAPSHOT => {
                 let synced = body.flags(SYNCED)? != 0;
                 Request::Snapshot { branch: body.name()?, name: body.name()?, synced }

@@ -14,8 +14,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
 use crate::budget::Budget;
 use crate::conversation::{Conversation, ServerOptions};
+use crate::counts::{ByRequest, RequestCounts};
 use crate::error::Result;
+use crate::host::Host;
 use crate::socket::Socket;
+use crate::transactions::Transactions;
 
 /// Threads that answer one connection.
 const THREADS: usize = 2;
@@ -30,6 +33,9 @@ struct Shared {
     db: Kvdb,
     options: ServerOptions,
     answers: Arc<Budget>,
+    /// `None`: clients read only.
+    transactions: Option<Arc<Transactions>>,
+    counts: Arc<ByRequest>,
     /// Written to when the server stops.
     stop: OwnedFd,
     stopping: AtomicBool,
@@ -51,14 +57,37 @@ impl Drop for Answering {
 }
 
 impl Server {
-    /// Answers for this store on the socket.
+    /// Answers for this store on the socket. Clients can read its snapshots, and change nothing.
     pub fn begin(db: Kvdb, listener: UnixListener, options: ServerOptions) -> Result<Server> {
+        Server::begin_with(db, None, listener, options)
+    }
+
+    /// As [`Server::begin`], and clients can begin transactions, which this host has.
+    pub fn with_transactions(
+        db: Kvdb,
+        host: Arc<dyn Host>,
+        listener: UnixListener,
+        options: ServerOptions,
+    ) -> Result<Server> {
+        let (most, bytes) = (options.transactions, options.transaction_bytes);
+        let transactions = Transactions::new(&db, host, most, bytes).map_err(io::Error::other)?;
+        Server::begin_with(db, Some(Arc::new(transactions)), listener, options)
+    }
+
+    fn begin_with(
+        db: Kvdb,
+        transactions: Option<Arc<Transactions>>,
+        listener: UnixListener,
+        options: ServerOptions,
+    ) -> Result<Server> {
         listener.set_nonblocking(true)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?;
         let shared = Arc::new(Shared {
             db,
             answers: Budget::new(options.answers),
             options,
+            transactions,
+            counts: Arc::default(),
             stop,
             stopping: AtomicBool::new(false),
             open: Mutex::default(),
@@ -70,6 +99,11 @@ impl Server {
             .name("wire-accept".into())
             .spawn(move || listens.listen(&listener))?;
         Ok(Server { shared, listening: Some(listening) })
+    }
+
+    /// Returns what clients have asked so far, by requests.
+    pub fn counts_by_request(&self) -> Vec<(&'static str, RequestCounts)> {
+        self.shared.counts.counts()
     }
 
     /// Answers one more connection, however it was made.
@@ -123,7 +157,9 @@ impl Shared {
 
     fn serve(self: &Arc<Shared>, socket: Socket) -> Result<()> {
         let (db, options, answers) = (self.db.clone(), self.options.clone(), self.answers.clone());
-        let conversation = Arc::new(Conversation::new(db, options, answers, socket));
+        let (transactions, counts) = (self.transactions.clone(), self.counts.clone());
+        let conversation = Conversation::new(db, options, answers, transactions, counts, socket);
+        let conversation = Arc::new(conversation);
         {
             let mut open = self.open.lock();
             open.retain(|open| open.strong_count() > 0);

@@ -4,13 +4,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{DictionaryId, PageRequest, ServedView, Space, TuplePage};
 
-use crate::body::{ANSWER_BYTES, MAX_KEYS, MAX_TUPLES};
+use crate::asking::{first_keys, retried};
+use crate::body::{ANSWER_BYTES, MAX_TUPLES};
 use crate::client::{Client, Connection};
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
@@ -18,11 +19,6 @@ use crate::pages::Pages;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::single_flight::SingleFlight;
-
-/// Pauses before a failed request is sent again: the first, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-/// Bytes of the keys of one request, about.
-const KEY_BYTES: usize = 1 << 20;
 
 /// A view of a snapshot.
 pub struct SnapshotView {
@@ -74,23 +70,11 @@ impl SnapshotView {
     /// Asks until there is an answer, or for as long as the client may.
     fn ask(&self, request: impl Fn(u64) -> Request) -> kvdb::Result<Reply> {
         let deadline = self.client.deadline();
-        let mut pause = PAUSES.0;
-        loop {
-            let opened = self.opened(deadline);
-            let asked = opened.and_then(|(there, view)| there.call(&request(view), deadline));
-            match asked {
-                Ok(reply) => return Ok(reply),
-                Err(e) if e.is_of_connection() => {
-                    if Instant::now() + pause > deadline {
-                        return Err(self.told(e));
-                    }
-                    tracing::debug!("asked again after {pause:?}: {e}");
-                    env::thread::sleep(pause);
-                    pause = (pause * 2).min(PAUSES.1);
-                }
-                Err(e) => return Err(self.told(e)),
-            }
-        }
+        let asked = retried(deadline, || {
+            let (there, view) = self.opened(deadline)?;
+            there.call(&request(view), deadline)
+        });
+        asked.map_err(|e| self.told(e))
     }
 
     /// The error that a reader of the store meets.
@@ -118,12 +102,7 @@ impl SnapshotView {
 
     /// The values of some of these keys, from the first one on.
     fn values(&self, dict: DictionaryId, keys: &[Bytes]) -> kvdb::Result<Vec<Option<Bytes>>> {
-        let mut bytes = 0;
-        let fitting = keys.iter().take(MAX_KEYS).take_while(|key| {
-            bytes += key.len();
-            bytes <= KEY_BYTES.max(key.len())
-        });
-        let asked: Vec<Bytes> = fitting.cloned().collect();
+        let asked = first_keys(keys);
         let request = |view| Request::GetMany { view, dict, keys: asked.clone() };
         match self.ask(request)? {
             Reply::Values(values) if (1..=asked.len()).contains(&values.len()) => {

@@ -89,7 +89,7 @@ pub use db::rehearsal::Rehearse;
 pub use db::repair::RepairReport;
 pub use db::scope::{Scope, ScopeCursor};
 pub use db::send::SendStats;
-pub use db::served::{PageRequest, ServedView, TuplePage};
+pub use db::served::{PageRequest, ServedChange, ServedView, TuplePage};
 pub use db::snapshots::STORE_BRANCH;
 pub use db::stats::{DictionaryStats, Stats};
 pub use db::writer::WriterOptions;

@@ -1,5 +1,6 @@
 //! What a store's engine tells of itself, as JSON.
 
+use kvdb_wire::RequestCounts;
 use serde_json::{Map, Value, json};
 
 use crate::device_profile;
@@ -104,4 +105,13 @@ pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
         Value::Object(all) => all,
         _ => Map::new(),
     }
+}
+
+/// Counts of requests, by their names.
+pub fn requests(all: &[(&'static str, RequestCounts)]) -> Value {
+    let one = |(name, counts): &(&'static str, RequestCounts)| {
+        let RequestCounts { requests, asked, answered } = counts;
+        json!({"request": name, "count": requests, "asked": asked, "answered": answered})
+    };
+    all.iter().map(one).collect()
 }

@@ -11,6 +11,7 @@ mod changes_since;
 mod check;
 mod clone_tree;
 mod clones;
+mod commit;
 mod create;
 mod daemon;
 mod daemons;
@@ -33,6 +34,7 @@ mod forked;
 mod forks;
 mod fsmonitor;
 mod gc;
+mod guest;
 mod handover;
 mod history;
 mod http;
@@ -77,6 +79,7 @@ mod scrubbing;
 mod secret;
 mod send;
 mod serve;
+mod served_files;
 mod service;
 mod show;
 mod sizes;
@@ -126,6 +129,8 @@ enum Command {
     Create(create::Args),
     Mount(mount::Args),
     Umount(umount::Args),
+    Commit(commit::Args),
+    Abort(commit::AbortArgs),
     List(list::Args),
     Kv(kv::Args),
     Dict(dict::Args),
@@ -212,6 +217,8 @@ fn main() -> ExitCode {
         // They end with exit codes of other programs.
         Command::Run(args) => return run::run(args, &output),
         Command::Explore(args) => return explore::run(args, &output),
+        Command::Commit(args) => return commit::run(args, &output),
+        Command::Abort(args) => return commit::abort(args, &output),
         Command::Txn(args) => return txn::run(args, &output),
         Command::Merge(args) => return merge::run(args, &output),
         Command::Rebase(args) => return merge::rebase(args, &output),

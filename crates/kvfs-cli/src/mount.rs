@@ -25,6 +25,7 @@ use crate::daemon::{self, Begin};
 use crate::daemons::Record;
 use crate::destination::{self, Judge};
 use crate::failures;
+use crate::guest;
 use crate::handover::{self, Resumed};
 use crate::keeper::{self, Held};
 use crate::mount_config::Config;
@@ -44,7 +45,7 @@ pub struct Args {
     /// The store: a file or a block device made by `kvfs create`, or one in object storage,
     /// dir:FOLDER/NAME or s3://BUCKET/NAME, which is mounted read-only and shows what is published
     /// there, or with @SNAPSHOT after it as it was then; or to be written, with --write; or
-    /// kvfs+unix:SOCKET, which `kvfs serve` serves, with --snapshot.
+    /// kvfs+unix:SOCKET, which `kvfs serve` serves, with --snapshot or --txn.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// The directory to mount it on.
@@ -62,6 +63,18 @@ pub struct Args {
     /// Mount this snapshot and nothing else, read-only, as -o snapshot=NAME does.
     #[arg(long, value_name = "NAME")]
     snapshot: Option<String>,
+    /// Of kvfs+unix:SOCKET: mount a transaction of its own, which `kvfs commit DIR` makes part of
+    /// the store there and `kvfs abort DIR` throws away, as the unmount does. Of a clone, with -o
+    /// clone=NAME.
+    #[arg(long)]
+    txn: bool,
+    /// The transaction stays when the mount or the server ends, as far as it was synced; `kvfs
+    /// umount` tells its key.
+    #[arg(long, requires = "txn")]
+    durable: bool,
+    /// Go on with the durable transaction of this key.
+    #[arg(long, requires = "txn", value_name = "KEY", value_parser = guest::parse_key)]
+    key: Option<kvdb_wire::TransactionKey>,
     /// Mount options, separated by commas; may be given several times.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
@@ -133,6 +146,11 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     let dir = args.dir.take().ok_or_else(|| missing("directory"))?;
     if let Some(server) = served::address(&store) {
         return served::run(&server?, &dir, &args, output);
+    }
+    if args.txn {
+        let what = format!("{} is no address of a server", store.display());
+        return Err(Failure::new(Exit::Usage, what)
+            .hint("in a store that is mounted here, kvfs txn begins transactions"));
     }
     args.options.extend(args.snapshot.take().map(|name| format!("snapshot={name}").into()));
     let address = Address::parse(&store)?;

@@ -43,6 +43,8 @@ pub struct Options {
     pub network: Network,
     /// Socket at which snapshots are served to mounts that have not the store.
     pub serve: Option<PathBuf>,
+    /// They may begin transactions, too.
+    pub serve_write: bool,
     /// How often everything is read again; `None`: never by itself.
     pub scrub: Option<Interval>,
     /// Where the store is published by itself.
@@ -129,6 +131,8 @@ Options for -o, separated by commas:
                               (default: 10000, as far as descriptors are allowed)
   serve=unix:SOCKET           serve snapshots to mounts elsewhere, as kvfs serve does; the path of
                               the socket in full
+  serve_write                 let those mounts begin transactions, too, which change the store when
+                              they commit
   transport=auto, uring, device
                               how requests come from the kernel. uring: over io_uring, which
                               takes Linux 6.14 and root, or that root has set
@@ -286,6 +290,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
                 let wrong = || bad("write unix: and the path of a socket in full".into());
                 options.serve = Some(path.ok_or_else(wrong)?);
             }
+            ("serve_write", None) => options.serve_write = true,
             ("max_clients", Some(value)) => {
                 let most = value.to_str().and_then(|text| text.parse::<usize>().ok());
                 let most = most.filter(|most| (1..=1_000_000).contains(most));
@@ -497,6 +502,7 @@ fn takes_a_value(name: &str) -> bool {
         "clone",
         "listen",
         "serve",
+        "serve_write",
         "max_clients",
         "password_file",
         "tls_cert",

@@ -1,22 +1,27 @@
 //! `kvfs serve`: has clients elsewhere read the snapshots of a store, whose file systems they
-//! mount. The protocol is in `docs/wire.md`, and `kvdb-wire` speaks it; here are words and signals.
+//! mount, and write in transactions where that is allowed. The protocol is in `docs/wire.md`, and
+//! `kvdb-wire` speaks it; here are words and signals.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
 
 use kvdb::Kvdb;
 use kvdb_server::PrivateSocket;
 use kvdb_wire::{Server, ServerOptions};
+use kvfs::Views;
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::served_files::ServedFiles;
 use crate::store::{self, Access};
 use crate::{sizes, text};
 
-/// Serve the snapshots of a store to mounts that have it not: virtual machines, containers.
+/// Serve a store to mounts that have it not: virtual machines, containers. They see its snapshots,
+/// and with --write the files as they are, each in a transaction of its own.
 #[derive(clap::Args)]
 #[command(after_help = "\
 It serves until Ctrl-C or SIGTERM ends it; clients wait for one that is begun again.
@@ -25,13 +30,23 @@ It serves until Ctrl-C or SIGTERM ends it; clients wait for one that is begun ag
   kvfs mount kvfs+unix:/run/my.sock /mnt --snapshot monday
 
 Only its user can connect to the socket. Clients see the snapshots of the store, which do not \
-change. A store that is mounted is served by its mount: kvfs mount -o serve=unix:SOCKET.")]
+change; with --write they see and change all of it, by transactions:
+
+  kvfs serve my.kvfs --write --listen unix:/run/my.sock
+  kvfs mount kvfs+unix:/run/my.sock /mnt --txn
+  make -C /mnt/project
+  kvfs commit /mnt
+
+A store that is mounted is served by its mount: kvfs mount -o serve=unix:SOCKET.")]
 pub struct Args {
     /// The store: a file or a block device made by `kvfs create`.
     store: PathBuf,
     /// Where to listen: unix:SOCKET, the path of a socket that is made.
     #[arg(long, value_name = "ADDRESS")]
     listen: OsString,
+    /// Let clients begin transactions, which change the store when they commit.
+    #[arg(long, short = 'w')]
+    write: bool,
     /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit
     /// (64M, 2G); default 320M.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
@@ -42,8 +57,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let path = socket_of(&args.listen)?;
     let cannot = |e| Failure::io("cannot listen to signals", &e);
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(cannot)?;
-    let store = store::open(&args.store, Access::ReadOnly, args.memory)?;
-    let serving = Serving::begin(&store.db, &path)?;
+    let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
+    let store = store::open(&args.store, access, args.memory)?;
+    let fs = args.write.then(|| store.file_system()).transpose()?;
+    let views = fs.clone().map(|fs| Views::new(store.db.clone(), fs));
+    let serving = Serving::begin(&store.db, views.clone(), &path)?;
     let said = format!("{} is served at unix:{}", args.store.display(), path.display());
     let value =
         text::with_paths(json!({}), &[("store", Some(&args.store)), ("socket", Some(&path))]);
@@ -51,6 +69,14 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     output.note("Ctrl-C ends it");
     signals.forever().next();
     drop(serving);
+    let written = |e: kvfs::Error| {
+        let what = format!("{} was not closed well: {e}", args.store.display());
+        Failure::new(Exit::Failed, what)
+    };
+    if let (Some(views), Some(fs)) = (&views, &fs) {
+        views.shutdown().and_then(|()| fs.shutdown()).map_err(written)?;
+    }
+    drop((views, fs));
     store.close()
 }
 
@@ -58,18 +84,33 @@ pub fn run(args: Args, output: &Output) -> Outcome {
 pub struct Serving {
     // In this order: no client comes any more, and none of them is answered.
     _socket: PrivateSocket,
-    _server: Server,
+    server: Arc<Server>,
 }
 
 impl Serving {
-    pub fn begin(db: &Kvdb, path: &Path) -> Outcome<Serving> {
+    /// `views`: clients may begin transactions over these.
+    pub fn begin(db: &Kvdb, views: Option<Views>, path: &Path) -> Outcome<Serving> {
         let refused = |why: String| Failure::new(Exit::Failed, why);
         let socket = PrivateSocket::listen(path).map_err(|e| refused(e.to_string()))?;
         let listener = socket.listener.try_clone();
         let listener = listener.map_err(|e| Failure::io("cannot listen", &e))?;
-        let server = Server::begin(db.clone(), listener, ServerOptions::default())
-            .map_err(|e| refused(format!("cannot serve at {}: {e}", path.display())))?;
-        Ok(Serving { _socket: socket, _server: server })
+        let (db, options) = (db.clone(), ServerOptions::default());
+        let server = match views {
+            Some(views) => {
+                Server::with_transactions(db, Arc::new(ServedFiles(views)), listener, options)
+            }
+            None => Server::begin(db, listener, options),
+        };
+        let server =
+            server.map_err(|e| refused(format!("cannot serve at {}: {e}", path.display())))?;
+        Ok(Serving { _socket: socket, server: Arc::new(server) })
+    }
+}
+
+impl Serving {
+    /// Has the counts of what clients have asked, as long as it serves.
+    pub fn server(&self) -> Weak<Server> {
+        Arc::downgrade(&self.server)
     }
 }
 

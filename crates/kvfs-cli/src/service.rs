@@ -127,7 +127,9 @@ impl Service {
         };
         let metrics = options.metrics.map(|address| metrics::start(address, sources()));
         let metrics = or_without(metrics.transpose(), needed)?;
-        let serving = options.serve.as_deref().map(|path| Serving::begin(&store.db, path));
+        let writable = options.serve_write.then(|| views.clone());
+        let serving =
+            options.serve.as_deref().map(|path| Serving::begin(&store.db, writable, path));
         let serving = or_without(serving.transpose(), needed)?;
         let source = options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string());
         let mounted_alone = place::view_at(&options.mount.root);
@@ -226,6 +228,7 @@ impl Service {
             uses_rings,
             begun_anew: record.begun_anew.as_ref().map(|anew| anew.count),
             publishing: publishing.as_ref().map(Publishing::shared),
+            served: self.serving.as_ref().map(Serving::server),
             following: following.as_ref().map(FollowingThread::shared),
         });
         (self.publishing, self.following) = (publishing, following);

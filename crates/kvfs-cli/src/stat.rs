@@ -15,6 +15,7 @@ use crate::clones;
 use crate::daemons::Record;
 use crate::figures;
 use crate::files::Files;
+use crate::guest;
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
@@ -80,6 +81,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         }
         (None, Some(record)) => {
             all.insert("daemon".into(), daemon(&record));
+            if let Some(mut status) = guest::ask(&record, "status")? {
+                // Who knows it may use the transaction.
+                status.as_object_mut().and_then(|status| status.remove("key"));
+                all.insert("transaction".into(), status);
+            }
         }
         (None, None) if args.target.is_dir() => {
             let what = format!(
@@ -211,6 +217,20 @@ fn show(all: &Map<String, Value>) -> String {
             if let Some(address) = daemon[name].as_str() {
                 line(what, text::show_line(address));
             }
+        }
+    }
+    let transaction = &all["transaction"];
+    if transaction.is_object() {
+        let how = if transaction["durable"] == true { "durable, " } else { "" };
+        let state = text::show_line(transaction["result"].as_str().unwrap_or("-"));
+        line("transaction", format!("{} of the server, {how}{state}", transaction["id"]));
+    }
+    for (of, name) in [(&transaction["requests"], "sent"), (&all["served"], "served")] {
+        for one in of.as_array().into_iter().flatten() {
+            let request = text::show_line(one["request"].as_str().unwrap_or("-"));
+            let (asked, answered) = (bytes(&one["asked"]), bytes(&one["answered"]));
+            let count = count(&one["count"]);
+            line(name, format!("{count} {request}: {asked} asked, {answered} answered"));
         }
     }
     if let Some(why) = all["failed"].as_str() {

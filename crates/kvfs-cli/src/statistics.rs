@@ -21,6 +21,8 @@ pub struct MountFigures {
     pub begun_anew: Option<u64>,
     /// Of a store that is published by itself.
     pub publishing: Option<Weak<Shared>>,
+    /// Of a store that is served to mounts elsewhere.
+    pub served: Option<Weak<kvdb_wire::Server>>,
     /// Of a store that follows what is published.
     pub following: Option<Weak<following::Shared>>,
 }
@@ -55,6 +57,10 @@ pub fn of_store(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> Str
     all["lost"] = lost(losses);
     if let Some(publishing) = mount.and_then(MountFigures::publishing) {
         all["publishing"] = publishing.figures();
+    }
+    let served = mount.and_then(|mount| mount.served.as_ref()).and_then(Weak::upgrade);
+    if let Some(server) = served {
+        all["served"] = figures::requests(&server.counts_by_request());
     }
     let following = mount.and_then(|mount| mount.following.as_ref()).and_then(Weak::upgrade);
     if let Some(following) = following {

@@ -29,7 +29,7 @@ use crate::{forked, tree, walks};
 
 pub struct OverFiles(pub Views);
 
-fn of_store(error: kvfs::Error) -> kvdb::Error {
+pub fn of_store(error: kvfs::Error) -> kvdb::Error {
     match error {
         kvfs::Error::Store(error) => error,
         kvfs::Error::NoSpace => kvdb::Error::NoSpace,

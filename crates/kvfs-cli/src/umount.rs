@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::daemons::Record;
 use crate::failures;
+use crate::guest;
 use crate::mount_config::Config;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::{paths, text, waiting};
@@ -74,6 +75,11 @@ pub fn run_as_umount_helper(words: &[OsString]) -> Outcome {
     take_down(&target, how).map(drop)
 }
 
+/// Unmounts what is mounted on a directory, and waits for its daemon.
+pub fn unmount_clean(dir: &Path) -> Outcome {
+    take_down(dir, Unmount::Clean).map(drop)
+}
+
 /// Unmounts `target` and waits for its daemon; says what was done.
 fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     let entry = find(target, how)?;
@@ -123,6 +129,13 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
              \"{store} (deleted)\"; --force unmounts all the same"
         )));
     }
+    // Of a transaction that a server has it is told what becomes of it. (To ask a daemon that hangs
+    // would be to hang.)
+    let status = match how {
+        Unmount::Clean => guest::ask(&record, "status").ok().flatten(),
+        _ => None,
+    };
+    let transaction = status.and_then(|status| guest::left_by(&record, &status));
     unmount(dir, how).map_err(failures::of_mount)?;
     if how == Unmount::Lazy {
         return Ok(format!(
@@ -143,7 +156,10 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     wait_for(&daemon, &record, dir, how)?;
     // A daemon that ended well takes its record with it.
     match record.left() {
-        None => Ok(format!("unmounted {}", dir.display())),
+        None => {
+            let more = transaction.map_or(String::new(), |what| format!("; {what}"));
+            Ok(format!("unmounted {}{more}", dir.display()))
+        }
         Some(left) => {
             left.remove();
             let why = left.failure.unwrap_or_else(|| "its daemon was killed".into());

@@ -22,6 +22,9 @@
 //!
 //! What a directory has reserved is in its node, and so in every snapshot and clone of its branch.
 //! It is valid in that branch alone, which a mark says (`layout::counter`).
+//!
+//! Where the store is with a server, so is its counter: numbers are taken from there, many at a
+//! time, for the transaction that the server has.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -29,9 +32,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use env::sync::Mutex;
-use kvdb::DictionaryId;
+use kvdb::{DictionaryId, ServedView};
 
-use crate::attr::Ino;
+use crate::attr::{Ino, ROOT};
 use crate::error::{Error, Result};
 use crate::layout::PAGE;
 use crate::layout::counter::Reserved;
@@ -42,6 +45,9 @@ const NOTED_TOGETHER: u64 = 1 << 16;
 /// Blocks grow from the first to the second of these.
 const FIRST_BLOCK: u64 = 64;
 const LARGEST_BLOCK: u64 = 1 << 16;
+/// Numbers that are taken from a server at once grow from the first to the second of these.
+const FIRST_SERVED: u64 = 1 << 12;
+const LARGEST_SERVED: u64 = 1 << 20;
 
 /// Numbers of the largest block that a directory reserves.
 pub(crate) const LARGEST_ZONE: u64 = 1 << 20;
@@ -58,6 +64,19 @@ pub(crate) struct Counter {
     noted: AtomicU64,
     /// Held while a note is written, which is a commit.
     noting: Mutex<()>,
+    /// Where the store is with a server: numbers that were taken from there, and are left.
+    served: Option<Served>,
+}
+
+struct Served {
+    view: Arc<dyn ServedView>,
+    left: Mutex<Left>,
+}
+
+struct Left {
+    numbers: Range<Ino>,
+    /// How many are taken next.
+    more: u64,
 }
 
 /// The notes that must be made before numbers are used.
@@ -72,7 +91,16 @@ impl Counter {
     /// All numbers that were given are below `next`, as the store says or shows.
     pub fn from(notes: Option<DictionaryId>, next: Ino) -> Counter {
         let (next, noting) = (AtomicU64::new(next), Mutex::new(()));
-        Counter { notes, next, void: AtomicU64::new(0), noted: AtomicU64::new(0), noting }
+        let (void, noted) = (AtomicU64::new(0), AtomicU64::new(0));
+        Counter { notes, next, void, noted, noting, served: None }
+    }
+
+    /// The counter of the store that a server has. It notes what it gives, before that is used
+    /// here.
+    fn of_served(view: Arc<dyn ServedView>) -> Counter {
+        let left = Mutex::new(Left { numbers: 0..0, more: FIRST_SERVED });
+        let noted = AtomicU64::new(INO_LIMIT);
+        Counter { noted, served: Some(Served { view, left }), ..Counter::from(None, 0) }
     }
 
     /// The number that would be next.
@@ -80,8 +108,11 @@ impl Counter {
         self.next.load(Ordering::Relaxed)
     }
 
-    fn take(&self, count: u64) -> Ino {
-        self.next.fetch_add(count, Ordering::Relaxed)
+    fn take(&self, count: u64) -> Result<Ino> {
+        match &self.served {
+            None => Ok(self.next.fetch_add(count, Ordering::Relaxed)),
+            Some(served) => served.take(count),
+        }
     }
 
     /// Numbers below `ino` are not given any more.
@@ -110,6 +141,28 @@ impl Counter {
         let written = write(bound)?;
         self.noted.store(bound, Ordering::Relaxed);
         Ok(written)
+    }
+}
+
+impl Served {
+    fn take(&self, count: u64) -> Result<Ino> {
+        let mut left = self.left.lock();
+        if left.numbers.end - left.numbers.start < count {
+            // Numbers that are left of the last ones are a gap.
+            left.numbers = self.view.reserve_numbers(left.more.max(count))?;
+            left.more = (left.more * 2).min(LARGEST_SERVED);
+            let fits = left.numbers.start > ROOT
+                && left.numbers.end <= INO_LIMIT
+                && left.numbers.start.saturating_add(count) <= left.numbers.end;
+            if !fits {
+                left.numbers = 0..0;
+                let what = "the server has given numbers that no inodes can have".into();
+                return Err(Error::Corrupt { ino: 0, what });
+            }
+        }
+        let first = left.numbers.start;
+        left.numbers.start += count;
+        Ok(first)
     }
 }
 
@@ -156,6 +209,12 @@ impl InodeAllocator {
     /// The allocator of a state in which nothing is made.
     pub fn of_frozen() -> InodeAllocator {
         InodeAllocator::of_branch(Arc::new(Counter::from(None, INO_LIMIT - 1)), 0)
+    }
+
+    /// The allocator of a transaction that a server has.
+    pub fn of_served(view: Arc<dyn ServedView>, zone_size: u64) -> InodeAllocator {
+        let counter = Arc::new(Counter::of_served(view));
+        InodeAllocator::of_branch(counter, zone_size).for_transaction()
     }
 
     /// The allocator of a transaction of the same branch.
@@ -206,10 +265,11 @@ impl InodeAllocator {
         if self.is_noted(end) {
             return Ok(());
         }
-        let mark = self.lacks_mark(end).then(|| match branch.mark.load(Ordering::Relaxed) {
+        let mark = || match branch.mark.load(Ordering::Relaxed) {
             0 => counter.take(1),
-            mark => mark,
-        });
+            mark => Ok(mark),
+        };
+        let mark = self.lacks_mark(end).then(mark).transpose()?;
         let end = end.max(mark.map_or(0, |mark| mark.saturating_add(1)));
         if end > INO_LIMIT {
             return Err(Error::NoSpace);
@@ -228,49 +288,49 @@ impl InodeAllocator {
         Ok(())
     }
 
-    pub fn take(&self) -> Ino {
+    pub fn take(&self) -> Result<Ino> {
         let Some(blocks) = &self.blocks else {
             return self.counter.take(1);
         };
         let mut blocks = blocks.lock();
         if blocks.left.is_empty() || blocks.left.start < self.counter.void() {
             let size = (FIRST_BLOCK << blocks.taken.len().min(32)).min(LARGEST_BLOCK);
-            let start = self.counter.take(size);
+            let start = self.counter.take(size)?;
             blocks.left = start..start + size;
             let block = blocks.left.clone();
             blocks.taken.push(block);
         }
         let ino = blocks.left.start;
         blocks.left.start += 1;
-        ino
+        Ok(ino)
     }
 
     /// A number for an entry of a directory that has `entries` so far. `reserved` is what its node
     /// says: of a mainline, what is left. All of that must be noted before the node is stored.
-    pub fn take_in(&self, dir: Ino, reserved: &mut Reservation, entries: u64) -> Ino {
+    pub fn take_in(&self, dir: Ino, reserved: &mut Reservation, entries: u64) -> Result<Ino> {
         if self.zone == 0 {
             return self.take();
         }
         // As large as the directory, so that it has few of them and wastes at most half.
         let size = entries.min(LARGEST_ZONE).next_power_of_two().max(self.zone);
-        let block = || {
-            let start = self.counter.take(size);
-            Reservation { next: start, end: (start + size).min(INO_LIMIT).max(start + 1) }
+        let block = || -> Result<Reservation> {
+            let start = self.counter.take(size)?;
+            Ok(Reservation { next: start, end: (start + size).min(INO_LIMIT).max(start + 1) })
         };
         let Some(blocks) = &self.blocks else {
             if !self.is_valid(reserved) {
-                *reserved = block();
+                *reserved = block()?;
             }
-            return reserved.take();
+            return Ok(reserved.take());
         };
         let mut blocks = blocks.lock();
         let Blocks { taken, reserved, .. } = &mut *blocks;
         let reserved = reserved.entry(dir).or_default();
         if reserved.is_empty() || reserved.next < self.counter.void() {
-            *reserved = block();
+            *reserved = block()?;
             taken.push(reserved.next..reserved.end);
         }
-        reserved.take()
+        Ok(reserved.take())
     }
 
     /// What a new subdirectory's node says that it has reserved: a part of what `parent` has left.
@@ -294,15 +354,15 @@ impl InodeAllocator {
     }
 
     /// Takes `count` numbers that follow one another.
-    pub fn take_together(&self, count: u64) -> Range<Ino> {
+    pub fn take_together(&self, count: u64) -> Result<Range<Ino>> {
         let Some(blocks) = &self.blocks else {
-            let start = self.counter.take(count);
-            return start..start + count;
+            let start = self.counter.take(count)?;
+            return Ok(start..start + count);
         };
         let mut blocks = blocks.lock();
-        let start = self.counter.take(count);
+        let start = self.counter.take(count)?;
         blocks.taken.push(start..start + count);
-        start..start + count
+        Ok(start..start + count)
     }
 
     /// Numbers that a transaction has given which commits to this one are its own from here on.
@@ -391,12 +451,12 @@ mod tests {
         for i in 0..1000 {
             for (name, numbers) in views {
                 if name != "b" || i % 7 == 0 {
-                    assert_eq!(all.insert(numbers.take(), name), None);
+                    assert_eq!(all.insert(numbers.take().unwrap(), name), None);
                 }
             }
         }
         for (name, numbers) in views {
-            let together = numbers.take_together(100);
+            let together = numbers.take_together(100).unwrap();
             assert_eq!(together.end - together.start, 100);
             together.for_each(|ino| assert_eq!(all.insert(ino, name), None));
         }
@@ -412,15 +472,18 @@ mod tests {
     #[test]
     fn a_bound_is_noted_before_a_number_above_it_is_used() {
         let numbers = mainline(0);
-        let ino = numbers.take();
+        let ino = numbers.take().unwrap();
         assert!(numbers.note(ino + 1, |_| Err(Error::NoSpace)).is_err());
         let bound = note(&numbers, ino + 1).0.expect("none was noted so far");
         assert!(bound > ino);
         assert_eq!(note(&numbers, bound), (None, None));
         assert!(note(&numbers, bound + 1).0.is_some_and(|next| next > bound));
         numbers.counter().raise_next_to(INO_LIMIT - 1);
-        assert_eq!(note(&numbers, numbers.take() + 1).0, Some(INO_LIMIT));
-        assert!(numbers.note(numbers.take() + 1, |_| Ok(())).is_err(), "there are no more");
+        assert_eq!(note(&numbers, numbers.take().unwrap() + 1).0, Some(INO_LIMIT));
+        assert!(
+            numbers.note(numbers.take().unwrap() + 1, |_| Ok(())).is_err(),
+            "there are no more"
+        );
     }
 
     #[test]
@@ -434,6 +497,6 @@ mod tests {
         let next = note(&numbers, 3).1.expect("it has none any more").mark;
         let other = note(&clone, 3).1.expect("it has none so far").mark;
         assert!(mark < next && next < other);
-        assert!(numbers.take() > other, "no inode gets it");
+        assert!(numbers.take().unwrap() > other, "no inode gets it");
     }
 }

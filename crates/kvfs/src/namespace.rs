@@ -5,7 +5,7 @@ use env::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kvdb::Batch;
+use kvdb::{Batch, Scope};
 
 use crate::attr::{Attr, Caller, FileKind, Ino};
 use crate::error::{Error, Result};
@@ -197,6 +197,11 @@ impl Fs {
         if kind == FileKind::Dir {
             let reserved = &mut dir_state.attr.reserved;
             attr.reserved = self.core.inode_allocator.split_for(parent, reserved, ino);
+            if let Scope::Served(view) = &self.core.scope {
+                // Before it can be found: no name of it has to be asked for.
+                let (start, end) = (layout::name_key(ino, b""), layout::names_end(ino));
+                view.new_range(self.core.layout.nmap, &start, &end);
+            }
         }
         let mut batch = Batch::new();
         batch.put(self.core.layout.nmap, key, layout::encode_name(ino, kind));

@@ -28,7 +28,8 @@ impl Fs {
         let aligned = from_offset.is_multiple_of(PAGE) && to_offset.is_multiple_of(PAGE);
         // What a serializable transaction reads it must have locked: it copies.
         let locks = matches!(&self.core.scope, Scope::Transaction(t) if t.isolation() == Isolation::Serializable);
-        if !aligned || locks || from == to {
+        // Values by reference are given where the store is: over a wire it copies, too.
+        if !aligned || locks || from == to || self.core.scope.is_served() {
             return Ok(Written::default());
         }
         let source = self.inode(from)?;

@@ -250,6 +250,11 @@ impl Views {
         Ok(synced?)
     }
 
+    /// Has the kernel hand over what programs have written, in every view.
+    pub fn hand_over_written(&self) -> Result<()> {
+        self.write_back(Wait::ForAll)
+    }
+
     /// Commits everything in the mainline and in all clones, what the kernel holds back included,
     /// and syncs it; but for what open serializable transactions have locked.
     pub fn sync_all(&self) -> Result<()> {

@@ -38,6 +38,7 @@ impl Store {
     pub fn takes_writes(&self) -> Result<()> {
         match self {
             Store::Here(db) => Ok(db.takes_writes()?),
+            Store::Served(view) if view.writable() => Ok(()),
             Store::Served(_) => Err(Error::ReadOnly),
         }
     }

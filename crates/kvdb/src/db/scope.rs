@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::commit::batch::{Batch, Durability};
 use crate::db::Kvdb;
-use crate::db::served::{self, ServedCursor, ServedView};
+use crate::db::served::{self, ServedChange, ServedCursor, ServedView};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::read::cursor::{Cursor, Tuple};
@@ -24,7 +24,8 @@ pub enum Scope {
     Transaction(Transaction),
     /// A state that does not change.
     Frozen(View),
-    /// A state that does not change, held by a server that has the store.
+    /// A state that a server holds which has the store: it does not change, or by this process
+    /// alone.
     Served(Arc<dyn ServedView>),
 }
 
@@ -170,7 +171,8 @@ impl Scope {
         match self {
             Scope::Mainline(db) => db.commit(batch, durability),
             Scope::Transaction(t) => t.apply(batch),
-            Scope::Frozen(_) | Scope::Served(_) => Err(Error::ReadOnly("it is a snapshot".into())),
+            Scope::Frozen(_) => Err(Error::ReadOnly("it is a snapshot".into())),
+            Scope::Served(view) => view.apply(ServedChange::of(batch)?),
         }
     }
 
@@ -180,7 +182,8 @@ impl Scope {
         match self {
             Scope::Mainline(db) => db.sync(),
             Scope::Transaction(t) => t.sync(),
-            Scope::Frozen(_) | Scope::Served(_) => Ok(()),
+            Scope::Frozen(_) => Ok(()),
+            Scope::Served(view) => view.sync(),
         }
     }
 
@@ -188,6 +191,7 @@ impl Scope {
     pub fn sync_at_interval(&self) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.sync_at_interval(),
+            Scope::Served(view) => view.sync_at_interval(),
             _ => self.sync(),
         }
     }
@@ -199,6 +203,10 @@ impl Scope {
 
     /// `false`: nothing can be changed here.
     pub fn writable(&self) -> bool {
-        !matches!(self, Scope::Frozen(_) | Scope::Served(_))
+        match self {
+            Scope::Mainline(_) | Scope::Transaction(_) => true,
+            Scope::Frozen(_) => false,
+            Scope::Served(view) => view.writable(),
+        }
     }
 }

@@ -1,12 +1,18 @@
 //! A view that a server holds for this process, which has not got the store. The trait is all that
-//! code above asks of one, and its implementation knows the way there (`kvdb-wire` has one); the
+//! code above asks of one, and its implementation knows the way there (`kvdb-wire` has some); the
 //! cursor makes pages of tuples into the position between tuples that a local cursor is.
+//!
+//! A view of a snapshot does not change. One of a transaction changes by what is applied here, and
+//! by nothing else, since no other client writes in it.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use vt_tree::Update;
 
+use crate::commit::batch::{Batch, BatchChange};
 use crate::db::Space;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -20,11 +26,12 @@ const MOST_OF_PAGE: u32 = 4096;
 /// Bytes of keys and values after which a page ends.
 const PAGE_BYTES: u32 = 1 << 20;
 
-/// A state of a store that does not change, and that a server holds. Nothing that was read of it
-/// becomes stale, so an implementation may keep whatever it likes.
+/// A state of a store that a server holds: of a snapshot, or of a transaction of this process
+/// alone. Nothing that was read of it becomes stale by what others do, so an implementation may
+/// keep whatever it likes.
 ///
-/// A call waits for the server. Every request may be sent again after the way there was cut, since
-/// none of them changes anything there.
+/// A call waits for the server. Every request may be sent again after the way there was cut: those
+/// that read change nothing there, and changes are numbered.
 pub trait ServedView: Send + Sync {
     /// The number of the dictionary of this name, if the view has one.
     fn dictionary(&self, name: &str) -> Option<DictionaryId>;
@@ -41,6 +48,78 @@ pub trait ServedView: Send + Sync {
     /// Says that these keys are going to be read, one by one: they may be fetched together. An
     /// error is met again by the read, and is not told here.
     fn announce(&self, dict: DictionaryId, keys: &[&[u8]]);
+
+    /// Says that there is nothing in this range, and that what is going to be there is put by this
+    /// process: so it is known what is not there.
+    fn new_range(&self, _dict: DictionaryId, _start: &[u8], _end: &[u8]) {}
+
+    /// `true`: changes can be applied.
+    fn writable(&self) -> bool {
+        false
+    }
+
+    /// `true`: what was applied and synced survives this process and the server.
+    fn is_durable(&self) -> bool {
+        false
+    }
+
+    /// Applies these changes, all of them or none. They are seen here at once, and may be gathered
+    /// before they are sent.
+    fn apply(&self, _changes: Vec<ServedChange>) -> Result<()> {
+        Err(read_only())
+    }
+
+    /// Sends what was gathered. In a durable transaction it is on disk when this returns.
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Sends what was gathered, and says that this process is still there.
+    fn sync_at_interval(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Numbers of inodes that no other view of the store gets, so many or more.
+    fn reserve_numbers(&self, _count: u64) -> Result<Range<u64>> {
+        Err(read_only())
+    }
+}
+
+fn read_only() -> Error {
+    Error::ReadOnly("a view of a snapshot that a server holds cannot be changed".into())
+}
+
+/// A change of a batch, for a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServedChange {
+    /// Sets the value of a key.
+    Put(DictionaryId, Bytes, Bytes),
+    /// Changes the value of a key.
+    Update(DictionaryId, Bytes, Update),
+    /// Deletes a key.
+    Delete(DictionaryId, Bytes),
+    /// Deletes the keys from the first to before the second.
+    DeleteRange(DictionaryId, Bytes, Bytes),
+}
+
+impl ServedChange {
+    /// The changes of a batch. A value by reference is one of a store that is here, and cannot be
+    /// sent as such.
+    pub(crate) fn of(batch: Batch) -> Result<Vec<ServedChange>> {
+        let one = |change| match change {
+            BatchChange::Put(dict, key, value) => Ok(ServedChange::Put(dict, key, value)),
+            BatchChange::Update(dict, key, update) => Ok(ServedChange::Update(dict, key, update)),
+            BatchChange::Delete(dict, key) => Ok(ServedChange::Delete(dict, key)),
+            BatchChange::DeleteRange(dict, start, end) => {
+                Ok(ServedChange::DeleteRange(dict, start, end))
+            }
+            BatchChange::PutStored(..) => {
+                let why = "values are copied by reference where the store is, not over a wire";
+                Err(Error::Invalid(why.into()))
+            }
+        };
+        batch.changes.into_iter().map(one).collect()
+    }
 }
 
 /// Which tuples of `[start, end)` are asked for.

@@ -1,6 +1,7 @@
-//! `kvfs mount kvfs+unix:SOCKET DIR --snapshot NAME`: the files of a snapshot are here, and its
-//! store is with a server (`kvfs serve`). The daemon has no store to lock and nothing to commit, so
-//! it is far less than that of `daemon`: it answers the kernel until the mount ends.
+//! `kvfs mount kvfs+unix:SOCKET DIR`, with `--snapshot NAME` or `--txn`: the files of a snapshot or
+//! of a transaction are here, and its store is with a server (`kvfs serve`). The daemon has no
+//! store to lock, so it is far less than that of `daemon`: it answers the kernel until the mount
+//! ends. What it does for a transaction is in `guest`.
 //!
 //! A server that is gone for a while is waited for; a call fails when that takes longer than a
 //! minute.
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use env::Machine;
 use kvdb::Kvdb;
-use kvdb_wire::{Client, ClientOptions, FailureCode, SnapshotView, Socket};
+use kvdb_wire::{Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, Socket};
 use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::view_names::view_name;
 use kvfs_fuse::{FuseAdapter, MountOptions};
@@ -24,11 +25,10 @@ use super::{Args, announce, arguments, mount_point, say_ready, start, tell};
 use crate::daemon;
 use crate::daemons::Record;
 use crate::failures;
+use crate::guest::{self, Asked, Guest, SCHEME};
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 
-/// The beginning of an address of a server.
-const SCHEME: &[u8] = b"kvfs+unix:";
 /// A call waits so long for a server that does not answer, if no other time is given.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -62,9 +62,9 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     options.log = args.log.clone().or(options.log);
     refuse_of_local_stores(&options, args)?;
     let address = server.address();
-    let snapshot = &snapshot_of(&mut options, args, &address)?;
+    let view = &view_of(&mut options, args, &address)?;
     if args.serving {
-        return serve_in_background(server, snapshot, dir, options);
+        return serve_in_background(server, view, dir, options);
     }
     let dir = mount_point(dir, output)?;
     if let Some(log) = &mut options.log {
@@ -73,16 +73,50 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     }
     if args.foreground {
         let mut ready = |record: &Record| announce(output, record);
-        return serve(server, snapshot, &dir, &options, &mut ready);
+        return serve(server, view, &dir, &options, &mut ready);
     }
     let words = &args.options;
     let mut all = arguments("--serving", Path::new(&address), &dir, words, &options);
-    all.extend(["--snapshot".into(), snapshot.into()]);
+    match view {
+        View::Snapshot(name) => all.extend(["--snapshot".into(), name.into()]),
+        View::Transaction(asked) => {
+            all.push("--txn".into());
+            all.extend(asked.durable.then(|| "--durable".into()));
+            if let Some(key) = &asked.key {
+                all.extend(["--key".into(), guest::key_text(key).into()]);
+            }
+        }
+    }
     announce(output, &start(&all)?)
 }
 
-/// The snapshot that is mounted, of `--snapshot` or `-o snapshot=`. It is all that there is in the
-/// mount, so the options name no view any more.
+/// The view that is mounted.
+enum View {
+    Snapshot(String),
+    Transaction(Asked),
+}
+
+/// Returns the view that the words of the command name. It is all that there is in the mount, so
+/// the options name none any more.
+fn view_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<View> {
+    if !args.txn {
+        return snapshot_of(options, args, address).map(View::Snapshot);
+    }
+    let wrong = |what: &str, hint: &str| Err(Failure::new(Exit::Usage, what).hint(hint));
+    let view = std::mem::take(&mut options.mount.root);
+    let parts: Vec<&str> = view.iter().filter_map(OsStr::to_str).collect();
+    let branch = match parts[..] {
+        [] => String::new(),
+        [_, "clone", name] => view_name(name),
+        _ => return wrong("a snapshot does not change", "leave out --txn, or the snapshot"),
+    };
+    if args.snapshot.is_some() || options.mount.read_only {
+        return wrong("a snapshot does not change", "leave out --txn, or the snapshot and ro");
+    }
+    Ok(View::Transaction(Asked { branch, durable: args.durable, key: args.key }))
+}
+
+/// The snapshot that is mounted, of `--snapshot` or `-o snapshot=`.
 fn snapshot_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<String> {
     let view = std::mem::take(&mut options.mount.root);
     let parts: Vec<&str> = view.iter().filter_map(OsStr::to_str).collect();
@@ -90,8 +124,8 @@ fn snapshot_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<S
         [] => None,
         [_, "snapshot", name] => Some(view_name(name)),
         _ => {
-            let what = format!("{} has clones, and serves snapshots alone", address.display());
-            let hint = "leave out clone=NAME, and write snapshot=NAME";
+            let what = format!("a clone of {} changes, and is written", address.display());
+            let hint = "add --txn, for a transaction of it, or write snapshot=NAME";
             return Err(Failure::new(Exit::Usage, what).hint(hint));
         }
     };
@@ -104,8 +138,8 @@ fn snapshot_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<S
         (None, Some(name)) => Ok(name),
         (None, None) => {
             let what = format!("which snapshot of {}?", address.display());
-            let hint =
-                "give it: --snapshot NAME; those of a store are listed by: kvfs snapshot list";
+            let hint = "give it: --snapshot NAME; those of a store are listed by: kvfs snapshot \
+                        list; or write in a transaction: --txn";
             Err(Failure::new(Exit::Usage, what).hint(hint))
         }
     }
@@ -124,6 +158,7 @@ fn refuse_of_local_stores(options: &Options, args: &Args) -> Outcome {
         || options.scrub.is_some()
         || options.keeper
         || options.serve.is_some()
+        || options.serve_write
         || options.metrics.is_some()
         || options.network.listen.is_some();
     if !is_local {
@@ -131,20 +166,15 @@ fn refuse_of_local_stores(options: &Options, args: &Args) -> Outcome {
     }
     let what = "the store is with a server, and this is asked of one that is here";
     Err(Failure::new(Exit::Usage, what)
-        .hint("leave out all but --snapshot, --memory, --log and options of mount(8)"))
+        .hint("leave out all but --snapshot, --txn, --memory, --log and options of mount(8)"))
 }
 
-fn serve_in_background(
-    server: &Server,
-    snapshot: &str,
-    dir: &Path,
-    mut options: Options,
-) -> Outcome {
+fn serve_in_background(server: &Server, view: &View, dir: &Path, mut options: Options) -> Outcome {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
     options.log = options.log.or_else(daemon::default_log);
     let mut is_ready = false;
-    let outcome = serve(server, snapshot, dir, &options, &mut |record| {
+    let outcome = serve(server, view, dir, &options, &mut |record| {
         is_ready = true;
         say_ready(record);
         Ok(())
@@ -154,20 +184,27 @@ fn serve_in_background(
 
 fn serve(
     server: &Server,
-    snapshot: &str,
+    view: &View,
     dir: &Path,
     options: &Options,
     ready: &mut dyn FnMut(&Record) -> Outcome,
 ) -> Outcome {
     daemon::prepare_process();
     let log = daemon::start_log(options.log.as_deref())?;
-    let fs = open(server, snapshot, options)?;
+    let (fs, client, transaction) = open(server, view, options)?;
     let address = server.address();
     // There is no view but this one, so the store of views is an empty one in memory.
-    let views = Views::new(Kvdb::in_memory(), fs);
+    let views = Views::new(Kvdb::in_memory(), fs.clone());
+    let guest = transaction.map(|transaction| {
+        let views = views.clone();
+        Guest { client, transaction, fs, views }
+    });
     let source = options.source.clone().unwrap_or_else(|| address.clone());
-    let mount_options =
-        MountOptions { source: source.clone(), read_only: true, ..options.mount.clone() };
+    let mount_options = MountOptions {
+        source: source.clone(),
+        read_only: guest.is_none(),
+        ..options.mount.clone()
+    };
     let adapter = Arc::new(FuseAdapter::new(views).open_views(options.open_views));
     let mounted = kvfs_fuse::mount(adapter, dir, &mount_options, &options.policy);
     let mut mounted = mounted.map_err(failures::of_mount)?;
@@ -176,11 +213,12 @@ fn serve(
     record.source = source.into();
     record.log = log;
     record.write().map_err(|e| Failure::io("cannot write the record of the mount", &e))?;
+    let listening = guest.clone().map(Guest::listen).transpose()?;
     let unmounter = mounted.unmounter();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| Failure::io("cannot listen to signals", &e))?;
     let handle = signals.handle();
-    let listening = std::thread::Builder::new().name("kvfs-signals".into()).spawn(move || {
+    let signalled = std::thread::Builder::new().name("kvfs-signals".into()).spawn(move || {
         for signal in signals.forever().filter(|signal| *signal != SIGHUP) {
             tracing::info!("signal {signal}: unmounting");
             if let Err(e) = unmounter.end() {
@@ -189,7 +227,7 @@ fn serve(
             }
         }
     });
-    listening.map_err(|e| Failure::io("cannot listen to signals", &e))?;
+    signalled.map_err(|e| Failure::io("cannot listen to signals", &e))?;
     // The first request: a program that was told "mounted" can rely on being answered.
     let at = mounted.mount_point();
     std::fs::metadata(at)
@@ -197,34 +235,65 @@ fn serve(
     ready(&record)?;
     let served = mounted.wait();
     handle.close();
+    drop(listening);
+    if let Some(Err(failure)) = guest.map(|guest| guest.leave()) {
+        record.failure = Some(failure.message.clone());
+        let _ = record.write();
+        return Err(failure);
+    }
     record.remove();
     served.map(drop).map_err(failures::of_mount)
 }
 
-/// The file system of the snapshot.
-fn open(server: &Server, snapshot: &str, options: &Options) -> Outcome<Fs> {
+/// The file system, who asks for it, and its transaction.
+fn open(
+    server: &Server,
+    view: &View,
+    options: &Options,
+) -> Outcome<(Fs, Arc<Client>, Option<Arc<ServedTransaction>>)> {
     let address = server.address();
     let address = address.display();
-    let cannot = |e: kvdb_wire::Error| match e {
-        kvdb_wire::Error::Failed(failure) if failure.code == FailureCode::NoSnapshot => {
-            Failure::new(Exit::NotFound, format!("{address} has no snapshot {snapshot}"))
+    let cannot = |e: kvdb_wire::Error| match (e, view) {
+        (kvdb_wire::Error::Failed(failure), View::Snapshot(name))
+            if failure.code == FailureCode::NoSnapshot =>
+        {
+            Failure::new(Exit::NotFound, format!("{address} has no snapshot {name}"))
                 .hint("kvfs snapshot list STORE shows those of a store")
         }
-        e => Failure::new(Exit::Failed, format!("cannot read {address}: {e}"))
+        (kvdb_wire::Error::Failed(failure), _) if failure.code == FailureCode::NotAllowed => {
+            Failure::new(Exit::NotPermitted, format!("{address}: {failure}"))
+                .hint("kvfs serve STORE --write --listen unix:SOCKET lets clients write")
+        }
+        (kvdb_wire::Error::Failed(failure), View::Transaction(_)) => {
+            Failure::new(Exit::Failed, format!("{address}: {failure}"))
+        }
+        (e, _) => Failure::new(Exit::Failed, format!("cannot read {address}: {e}"))
             .hint("kvfs serve STORE --listen unix:SOCKET serves a store"),
     };
     let memory = options.memory.and_then(|memory| usize::try_from(memory).ok());
     let mut client_options = ClientOptions { timeout: TIMEOUT, ..ClientOptions::default() };
-    let mut fs_options = FsOptions { read_only: true, ..FsOptions::default() };
+    let mut fs_options = FsOptions { zone_size: options.zone_size, ..FsOptions::default() };
     if let Some(memory) = memory {
         client_options.memory = memory / 2;
         fs_options.inode_memory = memory / 4;
     }
     let socket = server.socket.clone();
     let client = Client::connect(move |time| Socket::connect_unix(&socket, time), client_options);
-    let view = SnapshotView::open(&client.map_err(cannot)?, snapshot).map_err(cannot)?;
-    Fs::served(Arc::new(view), Arc::new(Machine::default()), fs_options).map_err(|e| {
-        let what = format!("the files of snapshot {snapshot} of {address} cannot be read: {e}");
-        Failure::new(Exit::Failed, what)
-    })
+    let client = client.map_err(cannot)?;
+    let env = Arc::new(Machine::default());
+    let (opened, transaction) = match view {
+        View::Snapshot(name) => {
+            let view = SnapshotView::open(&client, name).map_err(cannot)?;
+            (Fs::served(Arc::new(view), env, fs_options), None)
+        }
+        View::Transaction(asked) => {
+            let label = format!("over the wire, process {}", std::process::id());
+            let transaction = guest::begin(&client, asked, &label).map_err(cannot)?;
+            (Fs::served_transaction(transaction.clone(), env, fs_options), Some(transaction))
+        }
+    };
+    let fs = opened.map_err(|e| {
+        Failure::new(Exit::Failed, format!("the files of {address} cannot be read: {e}"))
+    })?;
+    Ok((fs, client, transaction))
 }

@@ -289,6 +289,8 @@ fn walks(
         ("txn revert", calls(&["txn revert ROOT ID NONE", "txn revert ROOT ID moved\nFORGED/x"])),
         ("txn status", calls(&["txn status ROOT ID", "txn status VIEW"])),
         ("umount", calls(&["umount MISSING", "umount FILE"])),
+        ("commit", calls(&["commit MISSING", "commit FILE"])),
+        ("abort", calls(&["abort MISSING", "abort FILE"])),
         ("merge", calls(&["merge ROOT NAME --dry-run", "merge ROOT NONE"])),
         ("rebase", calls(&["rebase ROOT NAME --dry-run", "rebase ROOT NONE"])),
         ("undo", calls(&["undo ROOT --dry-run", "undo ROOT --commit 4711"])),

@@ -84,6 +84,7 @@ mod scrub;
 mod secrets;
 mod selection;
 mod served;
+mod served_mounts;
 mod snapshots;
 mod syscalls;
 mod top;

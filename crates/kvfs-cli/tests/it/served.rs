@@ -211,7 +211,7 @@ fn a_mount_without_a_server_or_a_snapshot_says_so() {
         command
     };
     assert!(refused(&mut by_option("snapshot=tuesday")).contains("no snapshot tuesday"));
-    assert!(refused(&mut by_option("clone=mine")).contains("serves snapshots alone"));
+    assert!(refused(&mut by_option("clone=mine")).contains("add --txn"));
     let said = refused(kvfs().arg("serve").arg(place.path("store")).args(["--listen", "here"]));
     assert!(said.contains("no address to listen at"), "{said}");
 }

@@ -15,7 +15,7 @@ use crate::layout::{self, Attributes};
 
 impl Fs {
     pub(crate) fn new_ino(&self) -> Result<Ino> {
-        let ino = self.core.inode_allocator.take();
+        let ino = self.core.inode_allocator.take()?;
         self.note_numbers_below(ino.saturating_add(1))?;
         Ok(ino)
     }
@@ -24,7 +24,7 @@ impl Fs {
     /// entries. What is left of the reservation goes into the store with the directory's node.
     pub(crate) fn new_ino_in(&self, dir: Ino, attr: &mut Attributes) -> Result<Ino> {
         let before = attr.reserved;
-        let ino = self.core.inode_allocator.take_in(dir, &mut attr.reserved, attr.size);
+        let ino = self.core.inode_allocator.take_in(dir, &mut attr.reserved, attr.size)?;
         // All of it: a bound that lies within it would be passed by others after a restart.
         let end = attr.reserved.end.max(ino.saturating_add(1));
         self.note_numbers_below(end).inspect_err(|_| attr.reserved = before)?;
@@ -33,7 +33,7 @@ impl Fs {
 
     /// Takes `count` numbers that follow one another.
     pub(crate) fn new_inos(&self, count: u64) -> Result<Range<Ino>> {
-        let inos = self.core.inode_allocator.take_together(count);
+        let inos = self.core.inode_allocator.take_together(count)?;
         self.note_numbers_below(inos.end)?;
         Ok(inos)
     }

@@ -210,7 +210,7 @@ impl Fs {
         self.sync_all()
     }
 
-    fn start_ticker(&self) {
+    pub(super) fn start_ticker(&self) {
         if self.core.env.inline() || self.core.options.read_only {
             return;
         }

@@ -1,16 +1,23 @@
-//! The file system of a view that a server holds: read-only, and all of it here but for the store.
+//! The file system of a view that a server holds: all of it is here but for the store. A snapshot
+//! is read-only; a transaction can be changed, and its client alone does so.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use env::Env;
 use kvdb::{Scope, ServedView};
 
-use super::{Fs, FsOptions};
+use super::Fs;
+use super::options::{FsOptions, ZONE_SIZE};
 use crate::attr::ROOT;
 use crate::error::{Error, Result};
 use crate::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
 use crate::store::Store;
+
+/// Bytes that wait in memory at most in the view of a transaction that a server holds. An eighth of
+/// it more, and a write, make a batch at the most.
+const MOST_WAITING: usize = 8 << 20;
 
 impl Fs {
     /// The file system of a snapshot that a server holds ([`kvdb::ServedView`]). It is read-only,
@@ -19,26 +26,87 @@ impl Fs {
     /// Calls that work on whole trees and whole states (walks, differences, checks) fail here: they
     /// are made where the store is.
     pub fn served(view: Arc<dyn ServedView>, env: Arc<dyn Env>, options: FsOptions) -> Result<Fs> {
+        Fs::of_served(view, env, FsOptions { read_only: true, ..options }, |_, _| {
+            InodeAllocator::of_frozen()
+        })
+    }
+
+    /// The file system of a transaction that a server holds, which can be changed. What is written
+    /// waits in memory as in any view; it goes to the server at the flush interval, with a sync,
+    /// and when too much waits. The transaction is committed by [`Fs::end_served`].
+    pub fn served_transaction(
+        view: Arc<dyn ServedView>,
+        env: Arc<dyn Env>,
+        options: FsOptions,
+    ) -> Result<Fs> {
+        if !view.writable() {
+            return Err(Error::ReadOnly);
+        }
+        // A batch has to fit a frame, as far as that can be.
+        let write_buffer = options.write_buffer.min(MOST_WAITING);
+        let options = FsOptions { read_only: false, write_buffer, ..options };
+        let fs = Fs::of_served(view, env, options, InodeAllocator::of_served)?;
+        fs.refill_space(0);
+        fs.start_ticker();
+        Ok(fs)
+    }
+
+    fn of_served(
+        view: Arc<dyn ServedView>,
+        env: Arc<dyn Env>,
+        options: FsOptions,
+        allocator: impl FnOnce(Arc<dyn ServedView>, u64) -> InodeAllocator,
+    ) -> Result<Fs> {
         let layout = Layout::of_names(|name| view.dictionary(name)).ok_or(Error::NotFound)?;
         let scope = Scope::Served(view.clone());
         // All that the first calls ask for, at once.
         let (record, root) = (layout::SUPER_KEY, layout::node_key(ROOT));
         scope.announce(layout.imap, &[&record, &root]);
         let value = scope.get(layout.imap, &record)?.ok_or(Error::NotFound)?;
-        let hash_key = Super::decode(&value)?.hash_key;
+        let Super { hash_key, zone_size } = Super::decode(&value)?;
+        let zone_size = options.zone_size.or(zone_size).unwrap_or(ZONE_SIZE);
         let fs = Fs::without_parent(
-            Store::Served(view),
+            Store::Served(view.clone()),
             scope,
             env,
             layout,
             hash_key,
-            InodeAllocator::of_frozen(),
-            FsOptions { read_only: true, ..options },
+            allocator(view, zone_size),
+            FsOptions { zone_size: Some(zone_size), ..options },
         );
         let root = fs.inode(ROOT)?;
         if !root.state.read().is_dir() {
             return Err(Error::Corrupt { ino: ROOT, what: "the root is not a directory".into() });
         }
         Ok(fs)
+    }
+
+    /// Calls `end` at a moment at which all that was written is with the server and no call is
+    /// under way. If it says that the transaction is over, so is this view: later calls get ESTALE.
+    pub fn end_served<T>(&self, end: impl FnOnce() -> Result<(T, bool)>) -> Result<T> {
+        // Most of it while others go on.
+        {
+            let _call = self.enter()?;
+            self.commit_older_than(Duration::MAX)?;
+            self.core.scope.sync()?;
+        }
+        let mut frozen = self.core.freeze_lock.freeze();
+        if frozen.ended() {
+            return Err(Error::Stale(ROOT));
+        }
+        self.commit_older_than(Duration::MAX)?;
+        let (ended, is_over) = end()?;
+        if is_over {
+            frozen.end();
+            drop(frozen);
+            self.core.ticker.stop();
+        }
+        Ok(ended)
+    }
+
+    /// The view is over, whatever was written: later calls get ESTALE.
+    pub fn leave_served(&self) {
+        self.core.freeze_lock.freeze().end();
+        self.core.ticker.stop();
     }
 }

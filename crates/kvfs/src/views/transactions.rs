@@ -3,6 +3,7 @@
 //! The order of steps, and why it is that one, is in the documentation of `views`.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -305,6 +306,15 @@ impl Views {
         });
         // One that has ended in the meantime has nothing to be kept.
         kept.or_else(|e| if self.transaction(id).is_err() { Ok(()) } else { Err(e) })
+    }
+
+    /// Takes numbers of inodes for what is made in a transaction elsewhere, where its view is not:
+    /// they are the transaction's own.
+    pub fn reserve_inodes(&self, id: TransactionId, count: u64) -> Result<Range<Ino>> {
+        match self.find(&ViewId::Transaction(id)) {
+            Err(Error::NotFound) => Err(kvdb::Error::NoTransaction(id).into()),
+            entry => entry?.fs.new_inos(count),
+        }
     }
 
     /// Ends a transaction without a trace.

@@ -24,6 +24,8 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("mount", "log", Writes),
     ("umount", "target", Store),
     ("umount", "config", Reads),
+    ("commit", "dir", Store),
+    ("abort", "dir", Store),
     ("kv get", "target", Store),
     ("kv put", "target", Store),
     ("kv del", "target", Store),

@@ -50,13 +50,18 @@ const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
 /// By which a file system goes on in another process. No history does that yet: `views::in_use` has
 /// tests of it, and `kvfs-fuse --test it handover::`; where the first one was killed,
 /// `views::notes` and `kvfs-cli --test it keeper_views::`. One that a server has the store of:
-/// `kvdb-wire --test files`.
-const ELSEWHERE: [&str; 9] = [
+/// `kvdb-wire --test it files::` and `served_files::`.
+const ELSEWHERE: [&str; 14] = [
+    "Fs::end_served",
+    "Fs::leave_served",
     "Fs::served",
+    "Fs::served_transaction",
     "Fs::take_over",
     "Views::forget_ended",
+    "Views::hand_over_written",
     "Views::in_use",
     "Views::pause",
+    "Views::reserve_inodes",
     "Views::take_over",
     "Views::take_over_noted",
     "Views::tell_left",

@@ -1,13 +1,12 @@
 //! A file system over the wire is that of the snapshot where the store is: every name, attribute
 //! and byte, however the connection fares.
 
-mod wire;
-
+use crate::wire;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::wire::{Cut, Proxy, Store, tree};
 use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT, Views};
-use wire::{Cut, Proxy, Store, tree};
 
 /// The same snapshot, here and over the wire.
 fn both(store: &Store, client: &Arc<kvdb_wire::Client>) -> (Fs, Fs) {

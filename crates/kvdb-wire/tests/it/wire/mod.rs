@@ -1,6 +1,5 @@
 //! A store that is served on a socket of its own, a proxy that cuts connections, and what a tree of
 //! files looks like from outside.
-#![allow(dead_code, reason = "each test takes what it needs")]
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -11,15 +10,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use env::{Machine, Random};
-use kvdb::{Durability, Kvdb};
-use kvdb_wire::{Client, ClientOptions, Server, ServerOptions, SnapshotView, Socket};
-use kvfs::{Attr, Caller, FileKind, Fs, FsOptions, Ino, ROOT};
+use kvdb::{CommitOptions, Durability, Kvdb, Transaction, TransactionOptions};
+use kvdb_wire::{Client, ClientOptions, Host, Server, ServerOptions, SnapshotView, Socket};
+use kvfs::{Atime, Attr, Caller, FileKind, Fs, FsOptions, Ino, ROOT, Views};
 
 /// A store with a file system, and its server.
 pub struct Store {
     pub db: Kvdb,
     pub fs: Fs,
     server: Option<Server>,
+    /// Clients may begin transactions.
+    writes: bool,
+    pub options: ServerOptions,
     directory: tempfile::TempDir,
 }
 
@@ -31,9 +33,16 @@ impl Store {
 
     /// A store whose snapshots may be without one.
     pub fn of(db: Kvdb) -> Store {
-        let fs = Fs::open(db.clone(), Arc::new(Machine::default()), FsOptions::default()).unwrap();
+        let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options()).unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let mut store = Store { db, fs, server: None, directory };
+        let mut store = Store {
+            db,
+            fs,
+            server: None,
+            writes: false,
+            options: ServerOptions::default(),
+            directory,
+        };
         store.serve();
         store
     }
@@ -41,8 +50,17 @@ impl Store {
     /// With the snapshot `monday` of a random tree.
     pub fn with_tree(seed: u64, calls: u64) -> Store {
         let store = Store::new();
-        fill(&store.fs, seed, calls);
+        fill(&store.fs, seed, 0..calls);
         store.snapshot("monday");
+        store
+    }
+
+    /// With clients that write, in the files too.
+    pub fn writable() -> Store {
+        let mut store = Store::new();
+        store.stop_serving();
+        store.writes = true;
+        store.serve();
         store
     }
 
@@ -57,7 +75,14 @@ impl Store {
 
     pub fn serve(&mut self) {
         let listener = UnixListener::bind(self.path()).unwrap();
-        let server = Server::begin(self.db.clone(), listener, ServerOptions::default());
+        let (db, options) = (self.db.clone(), self.options.clone());
+        let server = match self.writes {
+            true => {
+                let views = Views::new(db.clone(), self.fs.clone());
+                Server::with_transactions(db, Arc::new(Files(views)), listener, options)
+            }
+            false => Server::begin(db, listener, options),
+        };
         self.server = Some(server.unwrap());
     }
 
@@ -69,6 +94,11 @@ impl Store {
     pub fn client(&self) -> Arc<Client> {
         client(&self.path(), Duration::from_secs(60)).unwrap()
     }
+}
+
+/// Of a file system that looking at it does not change.
+pub fn options() -> FsOptions {
+    FsOptions { atime: Atime::Never, ..FsOptions::default() }
 }
 
 pub fn client(path: &Path, timeout: Duration) -> kvdb_wire::Result<Arc<Client>> {
@@ -87,13 +117,13 @@ pub fn served(client: &Arc<Client>, snapshot: &str) -> Fs {
     try_served(client, snapshot).unwrap()
 }
 
-/// Random files, directories, links and attributes.
-fn fill(fs: &Fs, seed: u64, calls: u64) {
+/// Random files, directories, links and attributes; the numbers of calls are in their names.
+pub fn fill(fs: &Fs, seed: u64, calls: std::ops::Range<u64>) {
     let mut random = Random::new(seed);
     let caller = Caller { uid: 7, gid: 8, pid: 1 };
     let mut dirs = vec![ROOT];
     let mut files: Vec<Ino> = Vec::new();
-    for i in 0..calls {
+    for i in calls {
         let dir = *random.pick(&dirs).unwrap();
         let name = format!("{}{i}", "n".repeat(random.below(100) as usize)).into_bytes();
         match random.below(10) {
@@ -243,4 +273,53 @@ fn forward(mut from: &UnixStream, mut to: &UnixStream, mut most: usize) -> bool 
         }
     }
     true
+}
+
+/// The transactions of clients in a store with files.
+pub struct Files(pub Views);
+
+impl Files {
+    fn of_store(error: kvfs::Error) -> kvdb::Error {
+        match error {
+            kvfs::Error::Store(error) => error,
+            other => kvdb::Error::Invalid(other.to_string()),
+        }
+    }
+}
+
+impl Host for Files {
+    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
+        let begun = self.0.begin(options).and_then(|id| self.0.transaction(id));
+        begun.map_err(Files::of_store)
+    }
+
+    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
+        let durability = if synced { Durability::Synced } else { Durability::Buffered };
+        let options = CommitOptions { durability, stays: true, ..CommitOptions::default() };
+        self.0.commit_with(transaction.id(), options).map_err(Files::of_store)
+    }
+
+    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
+        self.0.abort(transaction.id()).map_err(Files::of_store)
+    }
+
+    fn place(
+        &self,
+        transaction: &Transaction,
+        dict: kvdb::DictionaryId,
+        key: &bytes::Bytes,
+    ) -> Option<String> {
+        let view = transaction.view().ok()?;
+        let all = view.dictionaries_in(transaction.branch());
+        let name = all.into_iter().find(|info| info.id == dict)?.name;
+        self.0.describe_keys(transaction.id(), &name, key, &[&key[..], &[0]].concat())
+    }
+
+    fn reserve_numbers(
+        &self,
+        transaction: &Transaction,
+        count: u32,
+    ) -> kvdb::Result<std::ops::Range<u64>> {
+        self.0.reserve_inodes(transaction.id(), u64::from(count)).map_err(Files::of_store)
+    }
 }

@@ -1,21 +1,20 @@
 //! Clients that do not keep to the protocol, servers that do not, and a way between them that
 //! repeats frames: no other client is hurt, nothing runs away, and nothing wrong is believed.
 
-mod wire;
-
+use crate::wire;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::wire::{Store, tree};
 use bytes::Bytes;
 use kvdb::{DictionaryId, Error, Scope, Space};
 use kvdb_wire::{
     Client, ClientOptions, Failure, FailureCode, Reply, Request, Server, ServerOptions,
     SnapshotView, Socket, VERSION, read_frame, write_frame,
 };
-use wire::{Store, tree};
 
 /// A client that says what a test says.
 struct Raw(UnixStream);
@@ -143,11 +142,23 @@ fn a_reader_can_change_nothing_by_any_request() {
     let store = Store::with_tree(3, 10);
     let mut raw = Raw::greeted(&store);
     for request in [
-        Request::Begin { serializable: false },
+        Request::Begin {
+            key: [7; 16],
+            serializable: false,
+            durable: false,
+            joins: false,
+            lease: 0,
+            branch: String::new(),
+            label: String::new(),
+        },
         Request::Apply { transaction: 1, batch: 1, changes: vec![] },
-        Request::Commit { transaction: 1, synced: true },
-        Request::Abort { transaction: 1 },
-        Request::Sync,
+        Request::Commit { key: [7; 16], synced: true, batches: 0 },
+        Request::Abort { key: [7; 16] },
+        Request::Sync { transaction: 1 },
+        Request::Lease { transaction: 1 },
+        Request::Savepoint { transaction: 1, batch: 1 },
+        Request::RollBack { transaction: 1, batch: 1, to: 1 },
+        Request::Reserve { transaction: 1, count: 1 },
         Request::Snapshot { branch: String::new(), name: "n".into(), synced: true },
         Request::Clone { snapshot: "monday".into(), name: "n".into() },
     ] {

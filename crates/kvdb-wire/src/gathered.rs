@@ -1,0 +1,263 @@
+//! Changes of a transaction that are not known to be applied where the store is: they are seen
+//! here, in place of what the server says of their keys.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use bytes::Bytes;
+use kvdb::{DictionaryId, PageRequest, ServedChange, TuplePage};
+
+use crate::changes::size_of_change;
+
+/// A key that was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Point {
+    Put(Bytes),
+    Deleted,
+    /// Its value is one that only the server can tell.
+    Updated,
+}
+
+/// Changes in their order, and what they make of keys.
+#[derive(Default)]
+pub struct Gathered {
+    pub changes: Vec<ServedChange>,
+    points: BTreeMap<(DictionaryId, Bytes), Point>,
+    /// Ranges that were deleted; points are of later changes.
+    ranges: Vec<(DictionaryId, Bytes, Bytes)>,
+    bytes: usize,
+}
+
+impl Gathered {
+    /// Bytes that the changes take, about.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Ranges that were deleted, which each lookup goes through.
+    pub fn ranges(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Adds a change. `known`: the value of its key, as far as that is known here.
+    pub fn add(&mut self, change: ServedChange, known: Option<Option<Bytes>>) {
+        self.bytes += size_of_change(&change);
+        match &change {
+            ServedChange::Put(dict, key, value) => {
+                self.points.insert((*dict, key.clone()), Point::Put(value.clone()));
+            }
+            ServedChange::Update(dict, key, update) => {
+                let point = match known {
+                    Some(value) => Point::Put(update.apply(value.as_deref())),
+                    None => Point::Updated,
+                };
+                self.points.insert((*dict, key.clone()), point);
+            }
+            ServedChange::Delete(dict, key) => {
+                self.points.insert((*dict, key.clone()), Point::Deleted);
+            }
+            ServedChange::DeleteRange(dict, start, end) => {
+                if start < end {
+                    let (first, last) = ((*dict, start.clone()), (*dict, end.clone()));
+                    let inside: Vec<_> =
+                        self.points.range(first..last).map(|(at, _)| at.clone()).collect();
+                    inside.iter().for_each(|at| drop(self.points.remove(at)));
+                    self.ranges.push((*dict, start.clone(), end.clone()));
+                }
+            }
+        }
+        self.changes.push(change);
+    }
+
+    /// Returns the point that the changes have made of a key; `None`: they have not touched it.
+    pub fn point(&self, dict: DictionaryId, key: &[u8]) -> Option<Point> {
+        if let Some(point) = self.points.get(&(dict, Bytes::copy_from_slice(key))) {
+            return Some(point.clone());
+        }
+        self.covers(dict, key).then_some(Point::Deleted)
+    }
+
+    fn covers(&self, dict: DictionaryId, key: &[u8]) -> bool {
+        self.ranges.iter().any(|(of, start, end)| *of == dict && start <= key && key < &end[..])
+    }
+}
+
+/// The points and deletions that changes have made in a range.
+#[derive(Default)]
+pub struct Overlay {
+    points: BTreeMap<Bytes, Point>,
+    ranges: Vec<(Bytes, Bytes)>,
+}
+
+impl Overlay {
+    /// Adds later changes.
+    pub fn add(&mut self, gathered: &Gathered, dict: DictionaryId, start: &[u8], end: &[u8]) {
+        let overlaps = |(of, first, last): &&(DictionaryId, Bytes, Bytes)| {
+            *of == dict && (end.is_empty() || first < end) && last > start
+        };
+        for (_, first, last) in gathered.ranges.iter().filter(overlaps) {
+            self.points.retain(|key, _| key < first || key >= last);
+            self.ranges.push((first.clone(), last.clone()));
+        }
+        let from = Bound::Included((dict, Bytes::copy_from_slice(start)));
+        let to = match end {
+            [] => Bound::Excluded((DictionaryId(dict.0.saturating_add(1)), Bytes::new())),
+            end if end < start => return,
+            end => Bound::Excluded((dict, Bytes::copy_from_slice(end))),
+        };
+        for ((of, key), point) in gathered.points.range((from, to)) {
+            if *of == dict {
+                self.points.insert(key.clone(), point.clone());
+            }
+        }
+    }
+
+    /// `true`: some values of the range only the server can tell.
+    pub fn has_updated(&self) -> bool {
+        self.points.values().any(|point| *point == Point::Updated)
+    }
+
+    /// Puts the changes into a page that the server has sent, which may have some of them or none.
+    /// Returns the page, and how far it goes: to this key, not included; `None`: to the end.
+    pub fn merge(&self, request: &PageRequest<'_>, page: TuplePage) -> (TuplePage, Option<Bytes>) {
+        let last = page.tuples.last().map(|(key, _)| key.clone()).filter(|_| !page.ended);
+        let is_within = |key: &Bytes| match &last {
+            None => true,
+            Some(last) if request.backward => key >= last,
+            Some(last) => key <= last,
+        };
+        let is_deleted =
+            |key: &Bytes| self.ranges.iter().any(|(start, end)| start <= key && key < end);
+        let mut merged: BTreeMap<Bytes, Bytes> =
+            page.tuples.into_iter().filter(|(key, _)| !is_deleted(key)).collect();
+        for (key, point) in self.points.iter().filter(|(key, _)| is_within(key)) {
+            match point {
+                Point::Deleted => drop(merged.remove(key)),
+                Point::Put(_) if request.keys_only => {
+                    merged.insert(key.clone(), Bytes::new());
+                }
+                Point::Put(value) => drop(merged.insert(key.clone(), value.clone())),
+                // Its value is not asked for.
+                Point::Updated => drop(merged.entry(key.clone()).or_default()),
+            }
+        }
+        let mut tuples: Vec<(Bytes, Bytes)> = merged.into_iter().collect();
+        if request.backward {
+            tuples.reverse();
+        }
+        let mut ended = page.ended;
+        if tuples.len() > request.tuples as usize {
+            tuples.truncate(request.tuples as usize);
+            ended = false;
+        }
+        (TuplePage { tuples, ended }, last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdb::Update;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const DICT: DictionaryId = DictionaryId(1);
+
+    fn key() -> impl Strategy<Value = Bytes> {
+        (0u8..12).prop_map(|key| Bytes::from(vec![b'a' + key]))
+    }
+
+    fn change() -> impl Strategy<Value = ServedChange> {
+        let value = || proptest::collection::vec(any::<u8>(), 0..3).prop_map(Bytes::from);
+        prop_oneof![
+            4 => (key(), value()).prop_map(|(k, v)| ServedChange::Put(DICT, k, v)),
+            2 => key().prop_map(|k| ServedChange::Delete(DICT, k)),
+            1 => (key(), key()).prop_map(|(a, b)| ServedChange::DeleteRange(DICT, a, b)),
+        ]
+    }
+
+    type Model = BTreeMap<Bytes, Bytes>;
+
+    fn apply(model: &mut Model, change: &ServedChange) {
+        match change {
+            ServedChange::Put(_, key, value) => drop(model.insert(key.clone(), value.clone())),
+            ServedChange::Delete(_, key) => drop(model.remove(key)),
+            ServedChange::DeleteRange(_, start, end) => {
+                model.retain(|key, _| key < start || key >= end);
+            }
+            ServedChange::Update(..) => {}
+        }
+    }
+
+    fn page_of(model: &Model, request: &PageRequest<'_>) -> TuplePage {
+        let mut all: Vec<_> = model
+            .iter()
+            .filter(|(key, _)| {
+                key >= &request.start && (request.end.is_empty() || key < &request.end)
+            })
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        if request.backward {
+            all.reverse();
+        }
+        let ended = all.len() <= request.tuples as usize;
+        all.truncate(request.tuples as usize);
+        TuplePage { tuples: all, ended }
+    }
+
+    proptest! {
+        #[test]
+        fn a_page_is_the_one_that_the_server_would_send_if_it_had_the_changes(
+            changes in proptest::collection::vec(change(), 0..20),
+            (sent, applied) in (0usize..20, 0usize..20),
+            (start, end, backward) in (key(), key(), any::<bool>()),
+            tuples in 1u32..6,
+        ) {
+            // Some changes came before; of the others the server may have applied the first ones.
+            let sent = sent.min(changes.len());
+            let applied = applied.clamp(sent, changes.len().max(sent)).min(changes.len());
+            let mut there = Model::new();
+            changes[..applied].iter().for_each(|change| apply(&mut there, change));
+            let mut all = there.clone();
+            changes[applied..].iter().for_each(|change| apply(&mut all, change));
+            let (mut first, mut second) = (Gathered::default(), Gathered::default());
+            let middle = (sent + changes.len()) / 2;
+            changes[sent..middle].iter().for_each(|change| first.add(change.clone(), None));
+            changes[middle..].iter().for_each(|change| second.add(change.clone(), None));
+            let (start, end) = (start.clone().min(end.clone()), start.max(end));
+            let mut overlay = Overlay::default();
+            overlay.add(&first, DICT, &start, &end);
+            overlay.add(&second, DICT, &start, &end);
+            let request = PageRequest {
+                start: &start, end: &end, backward, keys_only: false, tuples, bytes: 1000,
+            };
+            let (page, to) = overlay.merge(&request, page_of(&there, &request));
+            let expected = page_of(&all, &PageRequest { tuples: 100, ..request });
+            let expected: Vec<_> = expected.tuples.into_iter().filter(|(key, _)| match &to {
+                Some(to) if backward => key >= to,
+                Some(to) => key <= to,
+                None => true,
+            }).collect();
+            let taken = expected.len().min(tuples as usize);
+            prop_assert_eq!(&page.tuples, &expected[..taken]);
+            prop_assert_eq!(page.ended, to.is_none() && taken == expected.len());
+            for (key, value) in &all {
+                let point = second.point(DICT, key).or_else(|| first.point(DICT, key));
+                if let Some(point) = point {
+                    prop_assert_eq!(point, Point::Put(value.clone()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_update_of_a_value_that_is_not_known_is_left_to_the_server() {
+        let mut gathered = Gathered::default();
+        let key = Bytes::from_static(b"k");
+        gathered.add(ServedChange::Update(DICT, key.clone(), Update::add(1)), None);
+        assert_eq!(gathered.point(DICT, &key), Some(Point::Updated));
+        let known = Some(Some(Bytes::from_static(b"4")));
+        gathered.add(ServedChange::Update(DICT, key.clone(), Update::add(1)), known);
+        assert_eq!(gathered.point(DICT, &key), Some(Point::Put(Bytes::from_static(b"5"))));
+    }
+}

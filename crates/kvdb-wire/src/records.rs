@@ -1,0 +1,127 @@
+//! Records of clients' transactions in the store, in a dictionary of its own that no client sees.
+//!
+//! The record of a transaction is written by the transaction itself. So a durable one has the
+//! number of its last batch in the state that it has after a restart; and a commit that has
+//! happened has left its record, which a server that is begun again finds when a client asks for
+//! the outcome that it was not told. Those of the last commits are kept.
+//!
+//! Key: that of the transaction. Value: a byte 0 and the number of the last batch (varint), while
+//! it is open; a byte 1, the milliseconds of the clock at the commit, and that number (varints).
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use env::sync::Mutex;
+use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, Kvdb, STORE_BRANCH, Transaction};
+use zones::varint::{get_u64, put_u64};
+
+use crate::body::TransactionKey;
+
+/// The name of the dictionary, in the branch of the store's own dictionaries.
+const NAME: &str = "served-transactions";
+/// Commits whose outcome is kept.
+pub(crate) const MAX_OUTCOMES: usize = 4096;
+/// Outcomes that are removed together.
+const REMOVED_TOGETHER: usize = 256;
+
+const OPEN: u8 = 0;
+const COMMITTED: u8 = 1;
+
+pub(crate) struct Records {
+    db: Kvdb,
+    dict: DictionaryId,
+    /// Transactions that have committed, the oldest first.
+    committed: Mutex<VecDeque<TransactionKey>>,
+}
+
+impl Records {
+    pub fn open(db: &Kvdb) -> kvdb::Result<Records> {
+        let dict = match db.dictionary_in(STORE_BRANCH, NAME) {
+            Some(dict) => dict,
+            None => {
+                let options = DictionaryOptions { reserved: true, ..DictionaryOptions::default() };
+                db.create_dictionary_of_store(NAME, options)?
+            }
+        };
+        let mut all: Vec<(u64, TransactionKey)> = Vec::new();
+        let mut cursor = db.view().cursor(dict, b"", b"")?;
+        while let Some(tuple) = cursor.next()? {
+            // Another one is not of this version, and is left.
+            if let (Ok(key), Some(at)) = (tuple.key[..].try_into(), committed_at(&tuple.value()?)) {
+                all.push((at, key));
+            }
+        }
+        all.sort_unstable();
+        let committed = Mutex::new(all.into_iter().map(|(_, key)| key).collect());
+        Ok(Records { db: db.clone(), dict, committed })
+    }
+
+    pub fn is_own(&self, dict: DictionaryId) -> bool {
+        dict == self.dict
+    }
+
+    /// Adds to `batch` that the transaction has the batches up to this one.
+    pub fn note_batches(&self, batch: &mut Batch, key: &TransactionKey, batches: u64) {
+        let mut value = vec![OPEN];
+        put_u64(&mut value, batches);
+        batch.put(self.dict, key.to_vec(), value);
+    }
+
+    /// The number of the last batch that an open transaction has noted.
+    pub fn batches(&self, transaction: &Transaction, key: &TransactionKey) -> Option<u64> {
+        let value = transaction.get(self.dict, key).ok()??;
+        match value.split_first()? {
+            (&OPEN, mut rest) => get_u64(&mut rest).ok(),
+            // A commit that came to nothing: others were first, or the server ended before it.
+            (&COMMITTED, mut rest) => get_u64(&mut rest).and_then(|_| get_u64(&mut rest)).ok(),
+            _ => None,
+        }
+    }
+
+    /// Has the transaction note that it has committed, in its commit, and with how many batches: it
+    /// is open if the commit comes to nothing.
+    pub fn note_commit(
+        &self,
+        transaction: &Transaction,
+        key: &TransactionKey,
+        batches: u64,
+    ) -> kvdb::Result<()> {
+        let mut value = vec![COMMITTED];
+        put_u64(&mut value, self.db.wall_clock().as_millis() as u64);
+        put_u64(&mut value, batches);
+        let mut batch = Batch::new();
+        batch.put(self.dict, key.to_vec(), value);
+        // A transaction at its limit must commit.
+        batch.releases_space();
+        transaction.apply_at_commit(batch)
+    }
+
+    /// A commit has happened: the oldest outcomes go when there are too many.
+    pub fn committed(&self, key: TransactionKey) {
+        let mut committed = self.committed.lock();
+        committed.push_back(key);
+        if committed.len() < MAX_OUTCOMES + REMOVED_TOGETHER {
+            return;
+        }
+        let mut batch = Batch::new();
+        for key in committed.drain(..REMOVED_TOGETHER) {
+            batch.delete(self.dict, Bytes::copy_from_slice(&key));
+        }
+        drop(committed);
+        if let Err(e) = self.db.commit(batch, Durability::Buffered) {
+            tracing::warn!("outcomes of old transactions stay in the store: {e}");
+        }
+    }
+
+    pub fn has_committed(&self, key: &TransactionKey) -> kvdb::Result<bool> {
+        Ok(self.db.get(self.dict, key)?.is_some_and(|value| committed_at(&value).is_some()))
+    }
+}
+
+/// The time of the commit that a record tells of.
+fn committed_at(value: &[u8]) -> Option<u64> {
+    match value.split_first()? {
+        (&COMMITTED, mut rest) => get_u64(&mut rest).ok(),
+        _ => None,
+    }
+}

@@ -1,0 +1,440 @@
+//! A transaction that a server has, as a view here that can be changed. No other client writes in
+//! it, so everything that was read of it is kept without asking, as of a snapshot.
+//!
+//! Changes are gathered (`gathered`) and sent in numbered batches, when there are enough of them,
+//! at an interval, or when a sync asks for it. Until the server has said that it has a batch, its
+//! changes are seen here in place of what the server says. After a connection has failed, or the
+//! server was begun anew, the transaction is taken up by its key, and the batches are sent again
+//! that it has not got; those of a durable one are kept until they are on disk there.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use env::sync::Mutex;
+use kvdb::{DictionaryId, Space, TransactionId};
+
+use crate::asking::retried;
+use crate::body::TransactionKey;
+use crate::client::{Client, Connection};
+use crate::error::{Error, Result};
+use crate::failure::{Failure, FailureCode};
+use crate::gathered::Gathered;
+use crate::outgoing::{Numbered, Outgoing};
+use crate::reply::{ConflictKey, Reply};
+use crate::request::Request;
+use crate::single_flight::SingleFlight;
+use crate::transaction_state::State;
+
+/// Bytes of batches of a durable transaction that may be here and not on disk there.
+const KEPT: usize = 16 << 20;
+
+/// How a transaction is begun.
+#[derive(Clone, Debug)]
+pub struct BeginOptions {
+    /// It locks what it reads.
+    pub serializable: bool,
+    /// It survives this client and the server, and ends when it is ended.
+    pub durable: bool,
+    /// One that is not durable ends when the server has not heard of it for so long.
+    pub lease: Duration,
+    /// The branch that it is of; empty: the main branch.
+    pub branch: String,
+    /// For people who look at a list of transactions.
+    pub label: String,
+}
+
+impl Default for BeginOptions {
+    fn default() -> BeginOptions {
+        BeginOptions {
+            serializable: false,
+            durable: false,
+            lease: Duration::from_secs(60),
+            branch: String::new(),
+            label: String::new(),
+        }
+    }
+}
+
+/// The outcome of a commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It has committed.
+    Committed,
+    /// It has committed, and is perhaps not on disk.
+    NotSynced(String),
+    /// Others have changed the same since it began. It is open as before.
+    Conflict {
+        /// A sentence.
+        what: String,
+        /// The first of the keys.
+        keys: Vec<ConflictKey>,
+    },
+}
+
+/// A state of a transaction to go back to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedSavepoint(u64);
+
+/// An open transaction of a server. One that is not durable is aborted when this is dropped.
+pub struct ServedTransaction {
+    client: Arc<Client>,
+    key: TransactionKey,
+    pub(crate) durable: bool,
+    begun: BeginOptions,
+    id: TransactionId,
+    pub(crate) space: Space,
+    /// How long the server waits to hear of it; zero: for ever.
+    pub(crate) lease: Duration,
+    pub(crate) dictionaries: HashMap<String, DictionaryId>,
+    /// The connection that it was taken up on last, and its number there.
+    open: SingleFlight<(Arc<Connection>, u64)>,
+    /// Made by the thread that sends for all.
+    sends: SingleFlight<()>,
+    pub(crate) outgoing: Mutex<Outgoing>,
+    pub(crate) state: Mutex<State>,
+}
+
+impl ServedTransaction {
+    /// Begins a transaction.
+    pub fn begin(client: &Arc<Client>, options: BeginOptions) -> Result<ServedTransaction> {
+        ServedTransaction::with_key(client, random_key()?, options, false)
+    }
+
+    /// Goes on with an open transaction, whose key tells that it is this client's. What was applied
+    /// in it is seen.
+    pub fn take_up(client: &Arc<Client>, key: TransactionKey) -> Result<ServedTransaction> {
+        ServedTransaction::with_key(client, key, BeginOptions::default(), true)
+    }
+
+    fn with_key(
+        client: &Arc<Client>,
+        key: TransactionKey,
+        begun: BeginOptions,
+        joins: bool,
+    ) -> Result<ServedTransaction> {
+        let deadline = client.deadline();
+        let mut there = None;
+        let asked = retried(deadline, || {
+            let connection = client.connection(deadline)?;
+            let reply = connection.call(&request_of(key, &begun, joins), deadline)?;
+            there = Some(connection);
+            Ok(reply)
+        });
+        let Reply::Begun { transaction, id, batches, lease, space, dictionaries } = asked? else {
+            return Err(Error::Unexpected);
+        };
+        Ok(ServedTransaction {
+            client: client.clone(),
+            key,
+            // One that does not end by itself.
+            durable: lease == 0,
+            begun,
+            id: TransactionId(id),
+            space,
+            lease: Duration::from_millis(u64::from(lease)),
+            dictionaries: dictionaries.into_iter().map(|(id, name)| (name, id)).collect(),
+            open: SingleFlight::new(there.map(|there| (there, transaction))),
+            sends: SingleFlight::new(Some(())),
+            outgoing: Mutex::new(Outgoing::after(batches)),
+            state: Mutex::new(State::new(client.options.memory)),
+        })
+    }
+
+    /// The key, by which another client may take it up when this one is gone.
+    pub fn key(&self) -> TransactionKey {
+        self.key
+    }
+
+    /// Its number in the store.
+    pub fn id(&self) -> TransactionId {
+        self.id
+    }
+
+    /// Returns the connection and the number of the transaction there. On a new one it is taken up,
+    /// and what the server has not got of it is sent again.
+    fn opened(&self, deadline: Instant) -> Result<(Arc<Connection>, u64)> {
+        let connection = self.client.connection(deadline)?;
+        let is_there = |(there, _): &(Arc<Connection>, u64)| Arc::ptr_eq(there, &connection);
+        self.open.get(deadline, is_there, || {
+            let request = request_of(self.key, &self.begun, true);
+            let Reply::Begun { transaction, batches, dictionaries, .. } =
+                connection.call(&request, deadline)?
+            else {
+                return Err(Error::Unexpected);
+            };
+            let same = |(id, name): &(DictionaryId, String)| {
+                self.dictionaries.get(name).is_none_or(|known| known == id)
+            };
+            let again = match dictionaries.iter().all(same) {
+                true => self.outgoing_after(batches),
+                false => None,
+            };
+            let Some(again) = again else {
+                let what = "the server has another state of the transaction than it had";
+                return Err(Error::Failed(Failure {
+                    code: FailureCode::NoView,
+                    what: what.into(),
+                }));
+            };
+            for (number, one) in again {
+                connection.call(&one.request(transaction, number), deadline)?;
+            }
+            Ok((connection.clone(), transaction))
+        })
+    }
+
+    fn outgoing_after(&self, batches: u64) -> Option<Vec<(u64, Numbered)>> {
+        // Only the thread that sends holds this for long, and none while it waits for an answer.
+        self.outgoing.lock().again_after(batches)
+    }
+
+    /// Asks until there is an answer, or for as long as the client may.
+    pub(crate) fn ask(&self, request: impl Fn(u64) -> Request) -> Result<Reply> {
+        let deadline = self.client.deadline();
+        let asked = retried(deadline, || {
+            let (there, transaction) = self.opened(deadline)?;
+            there.call(&request(transaction), deadline)
+        });
+        let mut state = self.state.lock();
+        match &asked {
+            Ok(_) => state.heard = Instant::now(),
+            Err(Error::Failed(Failure { code: FailureCode::NoView, what })) => {
+                state.over.get_or_insert_with(|| what.clone());
+            }
+            Err(_) => {}
+        }
+        asked
+    }
+
+    /// Fails where the transaction is over.
+    pub(crate) fn check(&self) -> kvdb::Result<()> {
+        match &self.state.lock().over {
+            None => Ok(()),
+            Some(_) => Err(kvdb::Error::NoTransaction(self.id)),
+        }
+    }
+
+    /// Says why it is over, if it is.
+    pub fn over(&self) -> Option<String> {
+        self.state.lock().over.clone()
+    }
+
+    /// The error that a user of the store meets.
+    pub(crate) fn told(&self, error: Error) -> kvdb::Error {
+        let Error::Failed(Failure { code, what }) = error else {
+            let why =
+                format!("transaction {} of the server is not to be reached: {error}", self.id);
+            return kvdb::Error::Io(std::io::Error::other(why));
+        };
+        match code {
+            FailureCode::Corrupt => kvdb::Error::Corrupt(what),
+            FailureCode::NoDictionary => kvdb::Error::NoDictionary(what),
+            FailureCode::NoView => kvdb::Error::NoTransaction(self.id),
+            FailureCode::NoSpace => kvdb::Error::NoSpace,
+            FailureCode::ReadOnly => kvdb::Error::ReadOnly(what),
+            FailureCode::Locked => kvdb::Error::Locked(what),
+            FailureCode::Limit => kvdb::Error::Limit(what),
+            FailureCode::NotSynced => kvdb::Error::NotSynced(what),
+            _ => kvdb::Error::Invalid(what),
+        }
+    }
+
+    /// Sends what was changed before this call. Of several threads one sends for all.
+    pub fn send(&self) -> kvdb::Result<()> {
+        self.check()?;
+        let deadline = self.client.deadline();
+        let made = self.state.lock().made;
+        let is_taken = |(): &()| self.state.lock().taken >= made;
+        let sent = self.sends.get(deadline, is_taken, || self.send_gathered());
+        sent.map_err(|e| self.told(e))
+    }
+
+    /// Sends what waits, as the only thread that does.
+    fn send_gathered(&self) -> Result<()> {
+        // First what could not be sent before, with the numbers that it has.
+        self.send_queue()?;
+        let made = {
+            let mut state = self.state.lock();
+            state.under_way = std::mem::take(&mut state.gathered);
+            let changes = std::mem::take(&mut state.under_way.changes);
+            self.outgoing.lock().queue(changes);
+            state.made
+        };
+        self.send_queue()?;
+        let mut state = self.state.lock();
+        state.under_way = Gathered::default();
+        state.taken = state.taken.max(made);
+        Ok(())
+    }
+
+    fn send_queue(&self) -> Result<()> {
+        loop {
+            let Some((number, next)) = self.outgoing.lock().next() else { break };
+            self.send_one(number, next)?;
+        }
+        let is_much = self.outgoing.lock().kept_bytes() > KEPT;
+        if self.durable && is_much {
+            self.keep()?;
+        }
+        // The server has all that was under way.
+        self.state.lock().under_way = Gathered::default();
+        Ok(())
+    }
+
+    fn send_one(&self, number: u64, one: Numbered) -> Result<()> {
+        match self.ask(|transaction| one.request(transaction, number)) {
+            Ok(_) => {
+                self.outgoing.lock().taken(number, self.durable);
+                Ok(())
+            }
+            Err(e) => {
+                if !e.is_of_connection() {
+                    // The server has refused it, so it has not got this number.
+                    self.outgoing.lock().refused(number);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Has the server sync what it has.
+    pub(crate) fn keep(&self) -> Result<()> {
+        let Some(last) = self.outgoing.lock().to_be_synced() else { return Ok(()) };
+        self.ask(|transaction| Request::Sync { transaction })?;
+        self.outgoing.lock().synced(last);
+        Ok(())
+    }
+
+    /// Says that this client is still there. The transaction ends when the server has not heard of
+    /// it for the time of its lease.
+    pub fn renew(&self) -> kvdb::Result<()> {
+        self.check()?;
+        let renewed = self.ask(|transaction| Request::Lease { transaction });
+        renewed.map(drop).map_err(|e| self.told(e))
+    }
+
+    /// Commits it, with all that was changed before this call. What is changed afterwards is lost.
+    pub fn commit(&self, synced: bool) -> kvdb::Result<Outcome> {
+        self.send()?;
+        let batches = self.outgoing.lock().last();
+        let deadline = self.client.deadline();
+        let request = Request::Commit { key: self.key, synced, batches };
+        let mut is_taken_up = false;
+        // The answer may be lost after it has committed, and then there is none to be taken up: so
+        // the commit itself is asked for again.
+        let answer = retried(deadline, || {
+            let connection = self.client.connection(deadline)?;
+            match connection.call(&request, deadline) {
+                Err(Error::Failed(Failure { code: FailureCode::Invalid, .. })) if !is_taken_up => {
+                    // A server that was begun anew may lack batches.
+                    is_taken_up = true;
+                    self.opened(deadline)?;
+                    self.client.connection(deadline)?.call(&request, deadline)
+                }
+                answer => answer,
+            }
+        });
+        let outcome = match answer {
+            Ok(Reply::Done) => Outcome::Committed,
+            Ok(Reply::Conflict { what, keys }) => return Ok(Outcome::Conflict { what, keys }),
+            Err(Error::Failed(Failure { code: FailureCode::NotSynced, what })) => {
+                Outcome::NotSynced(what)
+            }
+            Err(e) => {
+                if let Error::Failed(Failure { code: FailureCode::NoView, what }) = &e {
+                    self.state.lock().over.get_or_insert_with(|| what.clone());
+                }
+                return Err(self.told(e));
+            }
+            Ok(_) => return Err(self.told(Error::Unexpected)),
+        };
+        self.state.lock().over = Some("it has committed".into());
+        Ok(outcome)
+    }
+
+    /// Ends it without its changes.
+    pub fn abort(&self) -> kvdb::Result<()> {
+        self.check()?;
+        let deadline = self.client.deadline();
+        let request = Request::Abort { key: self.key };
+        let aborted =
+            retried(deadline, || self.client.connection(deadline)?.call(&request, deadline));
+        aborted.map_err(|e| self.told(e))?;
+        self.state.lock().over = Some("it was aborted".into());
+        Ok(())
+    }
+
+    /// Says that this client is gone: one that is not durable is aborted. The answer is not waited
+    /// for; where the server is not to be reached, the lease ends it.
+    pub fn leave(&self) {
+        let is_over = self.state.lock().over.is_some();
+        if !self.durable
+            && !is_over
+            && let Some((connection, _)) = self.open.take()
+            && !connection.has_failed()
+        {
+            connection.tell(&Request::Abort { key: self.key });
+        }
+    }
+
+    /// Marks the state that it has now.
+    pub fn savepoint(&self) -> kvdb::Result<ServedSavepoint> {
+        self.numbered(Numbered::Savepoint).map(ServedSavepoint)
+    }
+
+    /// Undoes what was changed since a savepoint, which stays. After an error of the connection it
+    /// may happen later.
+    pub fn roll_back(&self, to: &ServedSavepoint) -> kvdb::Result<()> {
+        self.numbered(Numbered::RollBack(to.0))?;
+        let mut state = self.state.lock();
+        state.pages.clear();
+        state.new.clear();
+        // A read that is under way may be of the state before.
+        state.made += 1;
+        Ok(())
+    }
+
+    /// Sends what waits, and then this.
+    fn numbered(&self, one: Numbered) -> kvdb::Result<u64> {
+        self.send()?;
+        let number = self.outgoing.lock().add(one);
+        // As if something was changed: the one that sends takes it along.
+        self.state.lock().made += 1;
+        match self.send() {
+            Ok(()) => Ok(number),
+            Err(e) => {
+                // One that was not sent is not asked for any more.
+                self.outgoing.lock().withdraw(number);
+                Err(e)
+            }
+        }
+    }
+}
+
+impl Drop for ServedTransaction {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+fn request_of(key: TransactionKey, options: &BeginOptions, joins: bool) -> Request {
+    Request::Begin {
+        key,
+        serializable: options.serializable,
+        durable: options.durable,
+        joins,
+        lease: u32::try_from(options.lease.as_millis()).unwrap_or(u32::MAX).max(1),
+        branch: options.branch.clone(),
+        label: options.label.clone(),
+    }
+}
+
+/// Bytes that no other client draws, nor guesses.
+fn random_key() -> Result<TransactionKey> {
+    let mut key = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut key)?;
+    Ok(key)
+}

@@ -1,0 +1,221 @@
+//! A served transaction as a view: what was changed here is seen over what the server says.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use bytes::Bytes;
+use kvdb::{DictionaryId, PageRequest, ServedChange, ServedView, Space, TuplePage};
+
+use crate::asking::first_keys;
+use crate::body::{ANSWER_BYTES, MAX_TUPLES};
+use crate::error::Error;
+use crate::reply::Reply;
+use crate::request::Request;
+use crate::served_transaction::ServedTransaction;
+
+/// Bytes of changes that are gathered before they are sent.
+const GATHERED: usize = 1 << 20;
+/// Deleted ranges that are gathered, which each read goes through.
+const RANGES: usize = 1024;
+/// Bytes that may wait while the server does not take them; then changes are refused.
+const WAITING: usize = 16 << 20;
+impl ServedTransaction {
+    /// The values of some of these keys, from the first one on.
+    fn values(&self, dict: DictionaryId, keys: &[Bytes]) -> kvdb::Result<Vec<Option<Bytes>>> {
+        let asked = first_keys(keys);
+        let made = self.state.lock().made;
+        let request = |view| Request::GetMany { view, dict, keys: asked.clone() };
+        match self.ask(request).map_err(|e| self.told(e))? {
+            Reply::Values(values) if (1..=asked.len()).contains(&values.len()) => {
+                let mut state = self.state.lock();
+                // Otherwise it may be another value by now.
+                if state.made == made {
+                    for (key, value) in asked.iter().zip(&values) {
+                        state.pages.keep_value(dict, key, value.as_ref());
+                    }
+                }
+                Ok(values)
+            }
+            _ => Err(self.told(Error::Unexpected)),
+        }
+    }
+
+    /// A page as the server has it.
+    fn page_there(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
+        let request = |view| Request::Iterate {
+            view,
+            dict,
+            backward: page.backward,
+            keys_only: page.keys_only,
+            tuples: page.tuples.min(MAX_TUPLES),
+            bytes: page.bytes.min(ANSWER_BYTES as u32),
+            start: Bytes::copy_from_slice(page.start),
+            end: Bytes::copy_from_slice(page.end),
+        };
+        match self.ask(request).map_err(|e| self.told(e))? {
+            Reply::Tuples { ended, tuples } => Ok(TuplePage { tuples, ended }),
+            _ => Err(self.told(Error::Unexpected)),
+        }
+    }
+}
+
+impl ServedView for ServedTransaction {
+    fn dictionary(&self, name: &str) -> Option<DictionaryId> {
+        self.dictionaries.get(name).copied()
+    }
+
+    fn space(&self) -> Space {
+        // Changes that are made here take of the space that was free when it began.
+        let free = self.space.free.saturating_sub(self.state.lock().bytes);
+        Space { free, ..self.space }
+    }
+
+    fn get_many(&self, dict: DictionaryId, keys: &[&[u8]]) -> kvdb::Result<Vec<Option<Bytes>>> {
+        self.check()?;
+        let keys: Vec<Bytes> = keys.iter().map(|key| Bytes::copy_from_slice(key)).collect();
+        let (mut found, is_updated) = {
+            let state = self.state.lock();
+            let found: Vec<_> = keys.iter().map(|key| state.known(dict, key)).collect();
+            (found, keys.iter().any(|key| state.is_updated(dict, key)))
+        };
+        if is_updated {
+            self.send()?;
+        }
+        let mut places: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
+        while !places.is_empty() {
+            // Each key once, however often it is asked for.
+            let mut missing: Vec<Bytes> = Vec::with_capacity(places.len());
+            let mut seen = HashSet::new();
+            missing.extend(places.iter().map(|&i| &keys[i]).filter(|k| seen.insert(*k)).cloned());
+            let values = self.values(dict, &missing)?;
+            let known: HashMap<&Bytes, Option<Bytes>> = missing.iter().zip(values).collect();
+            places.retain(|&place| match known.get(&keys[place]) {
+                Some(value) => {
+                    found[place] = Some(value.clone());
+                    false
+                }
+                None => true,
+            });
+        }
+        Ok(found.into_iter().map(Option::flatten).collect())
+    }
+
+    fn page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
+        self.check()?;
+        if let Some(kept) = self.state.lock().pages.page(dict, page) {
+            return Ok(kept);
+        }
+        let (mut from, mut to) = (page.start.to_vec(), page.end.to_vec());
+        loop {
+            let request = PageRequest { start: &from, end: &to, ..*page };
+            // The overlay is taken first: it has all that the server may lack when it answers.
+            let (overlay, made) = {
+                let state = self.state.lock();
+                (state.overlay(dict, &request), state.made)
+            };
+            if !page.keys_only && overlay.has_updated() {
+                self.send()?;
+                continue;
+            }
+            let there = self.page_there(dict, &request)?;
+            if !there.ended && there.tuples.is_empty() {
+                return Err(self.told(Error::Unexpected));
+            }
+            let (merged, last) = overlay.merge(&request, there);
+            if merged.tuples.is_empty()
+                && let Some(last) = last
+            {
+                // All that it has was deleted here.
+                match page.backward {
+                    true => to = last.to_vec(),
+                    false => from = [&last[..], &[0]].concat(),
+                }
+                continue;
+            }
+            let mut state = self.state.lock();
+            if state.made == made {
+                state.pages.keep_page(dict, &request, &merged);
+            }
+            return Ok(merged);
+        }
+    }
+
+    fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) {
+        let keys: Vec<Bytes> = {
+            let state = self.state.lock();
+            let keys = keys.iter().map(|key| Bytes::copy_from_slice(key));
+            keys.filter(|key| state.known(dict, key).is_none() && !state.is_updated(dict, key))
+                .collect()
+        };
+        let mut rest = &keys[..];
+        while !rest.is_empty() {
+            match self.values(dict, rest) {
+                Ok(values) => rest = &rest[values.len()..],
+                // The read of the key meets it again.
+                Err(_) => break,
+            }
+        }
+    }
+
+    fn new_range(&self, dict: DictionaryId, start: &[u8], end: &[u8]) {
+        self.state.lock().new.add(dict, start, end);
+    }
+
+    fn writable(&self) -> bool {
+        true
+    }
+
+    fn is_durable(&self) -> bool {
+        self.durable
+    }
+
+    fn apply(&self, changes: Vec<ServedChange>) -> kvdb::Result<()> {
+        self.check()?;
+        let waiting = {
+            let state = self.state.lock();
+            state.gathered.bytes() + state.under_way.bytes()
+        };
+        // Changes that the server does not take must not pile up here.
+        if waiting > WAITING {
+            self.send()?;
+        }
+        let is_much = {
+            let mut state = self.state.lock();
+            changes.into_iter().for_each(|change| state.change(change));
+            state.gathered.bytes() > GATHERED || state.gathered.ranges() > RANGES
+        };
+        if is_much && let Err(e) = self.send() {
+            tracing::warn!("changes of transaction {} wait here, for now: {e}", self.id());
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> kvdb::Result<()> {
+        self.send()?;
+        match self.durable {
+            true => self.keep().map_err(|e| self.told(e)),
+            false => Ok(()),
+        }
+    }
+
+    fn sync_at_interval(&self) -> kvdb::Result<()> {
+        self.sync()?;
+        let silent = self.state.lock().heard.elapsed();
+        match !self.lease.is_zero() && silent > self.lease / 4 {
+            true => self.renew(),
+            false => Ok(()),
+        }
+    }
+
+    fn reserve_numbers(&self, count: u64) -> kvdb::Result<Range<u64>> {
+        self.check()?;
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        match self.ask(|transaction| Request::Reserve { transaction, count }) {
+            Ok(Reply::Reserved { first, count }) if count > 0 => {
+                Ok(first..first.saturating_add(u64::from(count)))
+            }
+            Ok(_) => Err(self.told(Error::Unexpected)),
+            Err(e) => Err(self.told(e)),
+        }
+    }
+}

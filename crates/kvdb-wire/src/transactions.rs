@@ -1,0 +1,419 @@
+//! The transactions of clients, as a server has them. They belong to no connection: a client that
+//! comes back on another one goes on with its transaction by its key, and one that does not come
+//! back has it end with its lease, unless it is durable.
+//!
+//! Batches are numbered by the client from 1, without gaps. Of a transaction one is applied after
+//! the other, and one whose number was there before is not applied again, however late it comes. A
+//! commit says how many there are, and its outcome stays known (`records`).
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::sync::{Mutex, MutexGuard};
+use kvdb::{
+    Batch, DictionaryId, Isolation, Kvdb, Savepoint, ServedChange, Transaction, TransactionOptions,
+};
+
+use crate::body::{MAX_CONFLICTS, MAX_DICTIONARIES, TransactionKey};
+use crate::changes::dictionary_of;
+use crate::failure::{Failure, FailureCode, of_store};
+use crate::host::Host;
+use crate::records::Records;
+use crate::reply::{ConflictKey, Reply};
+
+/// Leases, at least and at most.
+const LEASES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));
+/// Of one that is asked for without a time.
+const LEASE: Duration = Duration::from_secs(60);
+/// A serializable one waits so long for a lock: longer than that, a thread of its connection would
+/// be missed.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Inode numbers that are taken at once, at most.
+const MAX_RESERVED: u32 = 1 << 20;
+
+type Answer<T> = Result<T, Failure>;
+
+/// How a client asks for a transaction.
+pub(crate) struct Asked {
+    pub key: TransactionKey,
+    pub serializable: bool,
+    pub durable: bool,
+    pub joins: bool,
+    pub lease: u32,
+    pub branch: String,
+    pub label: String,
+}
+
+/// The transactions of all clients.
+pub(crate) struct Transactions {
+    db: Kvdb,
+    host: Arc<dyn Host>,
+    records: Records,
+    /// How many may be open.
+    most: usize,
+    /// Bytes that each may change.
+    most_bytes: u64,
+    open: Mutex<HashMap<TransactionKey, Arc<Opened>>>,
+    /// Held while one is begun, so that a request that comes twice begins one.
+    beginning: Mutex<()>,
+}
+
+/// An open transaction.
+pub(crate) struct Opened {
+    pub key: TransactionKey,
+    pub transaction: Transaction,
+    /// The dictionaries of its branch, which its client may read and change.
+    dictionaries: HashSet<DictionaryId>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The number of the last batch.
+    batches: u64,
+    savepoints: BTreeMap<u64, Savepoint>,
+    is_over: bool,
+}
+
+impl Transactions {
+    pub fn new(
+        db: &Kvdb,
+        host: Arc<dyn Host>,
+        most: usize,
+        most_bytes: Option<u64>,
+    ) -> kvdb::Result<Transactions> {
+        Ok(Transactions {
+            db: db.clone(),
+            host,
+            records: Records::open(db)?,
+            most,
+            most_bytes: most_bytes.unwrap_or_else(|| db.space().total / 2),
+            open: Mutex::default(),
+            beginning: Mutex::default(),
+        })
+    }
+
+    /// Begins a transaction, or goes on with the one that has this key.
+    pub fn begin(&self, asked: Asked) -> Answer<Arc<Opened>> {
+        let _beginning = self.beginning.lock();
+        if let Some(opened) = self.find_begun(&asked.key)? {
+            return Ok(opened);
+        }
+        if asked.joins {
+            return Err(self.is_over(&asked.key));
+        }
+        let open = {
+            let mut open = self.open.lock();
+            open.retain(|_, opened| self.is_open(&opened.transaction));
+            open.len()
+        };
+        if open >= self.most {
+            let what = format!("{open} transactions of clients are open: end some of them");
+            return Err(Failure { code: FailureCode::Limit, what });
+        }
+        let lease = match asked.lease {
+            0 => LEASE,
+            lease => Duration::from_millis(u64::from(lease)).clamp(LEASES.0, LEASES.1),
+        };
+        let isolation = match asked.serializable {
+            true => Isolation::Serializable,
+            false => Isolation::Snapshot,
+        };
+        let options = TransactionOptions {
+            isolation,
+            detached: true,
+            durable: asked.durable,
+            idle_limit: (!asked.durable).then_some(lease),
+            lock_timeout: LOCK_TIMEOUT,
+            branch: asked.branch,
+            label: asked.label,
+            limit: Some(self.most_bytes),
+            ..TransactionOptions::default()
+        };
+        let transaction = self.host.begin(options).map_err(of_store)?;
+        let begun = || -> kvdb::Result<Arc<Opened>> {
+            if asked.durable {
+                // So that it is found by its key when it has no batch yet.
+                let mut batch = Batch::new();
+                self.records.note_batches(&mut batch, &asked.key, 0);
+                transaction.apply(batch)?;
+            }
+            self.add(asked.key, transaction.clone(), 0)
+        };
+        begun().map_err(|e| {
+            let _ = self.host.abort(&transaction);
+            of_store(e)
+        })
+    }
+
+    fn add(
+        &self,
+        key: TransactionKey,
+        transaction: Transaction,
+        batches: u64,
+    ) -> kvdb::Result<Arc<Opened>> {
+        let all = transaction.view()?.dictionaries_in(transaction.branch());
+        let dictionaries = all.into_iter().map(|info| info.id);
+        let dictionaries = dictionaries.filter(|dict| !self.records.is_own(*dict)).collect();
+        let state = Mutex::new(State { batches, ..State::default() });
+        let opened = Arc::new(Opened { key, transaction, dictionaries, state });
+        self.open.lock().insert(key, opened.clone());
+        Ok(opened)
+    }
+
+    /// The open transaction of this key.
+    fn find(&self, key: &TransactionKey) -> Answer<Option<Arc<Opened>>> {
+        match self.known(key) {
+            Some(opened) => Ok(Some(opened)),
+            None => {
+                let _beginning = self.beginning.lock();
+                self.find_begun(key)
+            }
+        }
+    }
+
+    fn known(&self, key: &TransactionKey) -> Option<Arc<Opened>> {
+        let open = self.open.lock();
+        open.get(key).filter(|opened| self.is_open(&opened.transaction)).cloned()
+    }
+
+    /// The open transaction of this key: one that is known, or a durable one that was begun with
+    /// another server. None is begun or found at the same time.
+    fn find_begun(&self, key: &TransactionKey) -> Answer<Option<Arc<Opened>>> {
+        if let Some(opened) = self.known(key) {
+            return Ok(Some(opened));
+        }
+        for info in self.db.transactions().iter().filter(|info| info.durable) {
+            let Ok(transaction) = self.db.transaction(info.id) else { continue };
+            if let Some(batches) = self.records.batches(&transaction, key) {
+                return self.add(*key, transaction, batches).map(Some).map_err(of_store);
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_open(&self, transaction: &Transaction) -> bool {
+        self.db.transaction(transaction.id()).is_ok()
+    }
+
+    fn is_over(&self, key: &TransactionKey) -> Failure {
+        let what = match self.records.has_committed(key) {
+            Ok(true) => "the transaction has committed",
+            _ => "the transaction is over, without a commit: it was aborted, or its lease ended",
+        };
+        Failure { code: FailureCode::NoView, what: what.into() }
+    }
+
+    /// As a client is told of it, to which the transaction may be over.
+    fn failed(&self, opened: &Opened, error: kvdb::Error) -> Failure {
+        match self.is_open(&opened.transaction) {
+            true => of_store(error),
+            false => self.is_over(&opened.key),
+        }
+    }
+
+    fn lock<'a>(&self, opened: &'a Opened) -> Answer<MutexGuard<'a, State>> {
+        let state = opened.state.lock();
+        if state.is_over { Err(self.is_over(&opened.key)) } else { Ok(state) }
+    }
+
+    /// `None`: the batch of this number is there already.
+    fn next<'a>(&self, opened: &'a Opened, number: u64) -> Answer<Option<MutexGuard<'a, State>>> {
+        let state = self.lock(opened)?;
+        match number {
+            number if number == state.batches + 1 => Ok(Some(state)),
+            number if number <= state.batches && number > 0 => Ok(None),
+            _ => {
+                let have = state.batches;
+                let what = format!("batch {number} came, and the last one was {have}");
+                Err(Failure { code: FailureCode::Invalid, what })
+            }
+        }
+    }
+
+    /// Applies a batch, once.
+    pub fn apply(&self, opened: &Opened, number: u64, changes: Vec<ServedChange>) -> Answer<()> {
+        if let Some(change) = changes.iter().find(|change| !opened.may(dictionary_of(change))) {
+            return Err(no_dictionary(dictionary_of(change)));
+        }
+        let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
+        let mut batch = Batch::new();
+        for change in changes {
+            match change {
+                ServedChange::Put(dict, key, value) => batch.put(dict, key, value),
+                ServedChange::Update(dict, key, update) => batch.update(dict, key, update),
+                ServedChange::Delete(dict, key) => batch.delete(dict, key),
+                ServedChange::DeleteRange(dict, start, end) => batch.delete_range(dict, start, end),
+            }
+        }
+        self.note(opened, &mut batch, number);
+        opened.transaction.apply(batch).map_err(|e| self.failed(opened, e))?;
+        state.batches = number;
+        Ok(())
+    }
+
+    /// Adds to a batch of a durable transaction which one it is.
+    fn note(&self, opened: &Opened, batch: &mut Batch, number: u64) {
+        if opened.transaction.is_durable() {
+            self.records.note_batches(batch, &opened.key, number);
+        }
+    }
+
+    fn apply_note(&self, opened: &Opened, number: u64) -> Answer<()> {
+        let mut batch = Batch::new();
+        self.note(opened, &mut batch, number);
+        opened.transaction.apply(batch).map_err(|e| self.failed(opened, e))
+    }
+
+    /// Marks a state, once.
+    pub fn savepoint(&self, opened: &Opened, number: u64) -> Answer<()> {
+        let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
+        let savepoint = opened.transaction.savepoint().map_err(|e| self.failed(opened, e))?;
+        self.apply_note(opened, number)?;
+        state.savepoints.insert(number, savepoint);
+        state.batches = number;
+        Ok(())
+    }
+
+    /// Goes back to a savepoint, once.
+    pub fn roll_back(&self, opened: &Opened, number: u64, to: u64) -> Answer<()> {
+        let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
+        let Some(savepoint) = state.savepoints.get(&to) else {
+            let what = "there is no such savepoint: it is gone with a later one, or a restart";
+            return Err(Failure { code: FailureCode::Invalid, what: what.into() });
+        };
+        opened.transaction.rollback_to(savepoint).map_err(|e| self.failed(opened, e))?;
+        state.savepoints.split_off(&(to + 1));
+        self.apply_note(opened, number)?;
+        state.batches = number;
+        Ok(())
+    }
+
+    /// Has all that was applied on disk, if it is durable.
+    pub fn sync(&self, opened: &Opened) -> Answer<()> {
+        drop(self.lock(opened)?);
+        opened.transaction.sync().map_err(|e| self.failed(opened, e))
+    }
+
+    /// The client is still there.
+    pub fn renew(&self, opened: &Opened) -> Answer<()> {
+        drop(self.lock(opened)?);
+        opened.transaction.revision().map(drop).map_err(|e| self.failed(opened, e))
+    }
+
+    pub fn reserve(&self, opened: &Opened, count: u32) -> Answer<Range<u64>> {
+        drop(self.lock(opened)?);
+        let count = count.clamp(1, MAX_RESERVED);
+        let reserved = self.host.reserve_numbers(&opened.transaction, count);
+        reserved.map_err(|e| self.failed(opened, e))
+    }
+
+    /// Commits a transaction, once. Asked for again, it is told that it has committed.
+    pub fn commit(&self, key: &TransactionKey, batches: u64, synced: bool) -> Answer<Reply> {
+        let Some(opened) = self.find(key)? else {
+            return match self.records.has_committed(key) {
+                Ok(true) => self.after_commit(synced),
+                Ok(false) => Err(self.is_over(key)),
+                Err(e) => Err(of_store(e)),
+            };
+        };
+        // Held until it is committed: no batch is applied from here on.
+        let mut state = opened.state.lock();
+        if state.is_over {
+            drop(state);
+            return self.commit(key, batches, synced);
+        }
+        if state.batches != batches {
+            let have = state.batches;
+            let what = format!("{batches} batches are to be committed, and {have} have come");
+            return Err(Failure { code: FailureCode::Invalid, what });
+        }
+        let noted = self.records.note_commit(&opened.transaction, key, batches);
+        let committed = noted.and_then(|()| self.host.commit(&opened.transaction, synced));
+        match committed {
+            Ok(()) | Err(kvdb::Error::NotSynced(_)) => {
+                state.is_over = true;
+                self.open.lock().remove(key);
+                self.records.committed(*key);
+                committed.map(|()| Reply::Done).map_err(of_store)
+            }
+            Err(kvdb::Error::Conflict { keys }) if self.is_open(&opened.transaction) => {
+                Ok(self.conflict(&opened, keys))
+            }
+            Err(e) => Err(self.failed(&opened, e)),
+        }
+    }
+
+    /// Answers for one that has committed before: it is on disk, where that is asked for.
+    fn after_commit(&self, synced: bool) -> Answer<Reply> {
+        if synced {
+            self.db.sync().map_err(kvdb::Error::after_commit).map_err(of_store)?;
+        }
+        Ok(Reply::Done)
+    }
+
+    fn conflict(&self, opened: &Opened, keys: Vec<(DictionaryId, bytes::Bytes)>) -> Reply {
+        let what = kvdb::Error::Conflict { keys: keys.clone() }.to_string();
+        let one = |(dict, key): (DictionaryId, bytes::Bytes)| {
+            let place = self.host.place(&opened.transaction, dict, &key).unwrap_or_default();
+            ConflictKey { dict, key, place }
+        };
+        Reply::Conflict { what, keys: keys.into_iter().take(MAX_CONFLICTS).map(one).collect() }
+    }
+
+    /// Ends a transaction without its changes. One that is over is none that fails.
+    pub fn abort(&self, key: &TransactionKey) -> Answer<()> {
+        let Some(opened) = self.find(key)? else {
+            return match self.records.has_committed(key) {
+                Ok(true) => Err(self.is_over(key)),
+                Ok(false) => Ok(()),
+                Err(e) => Err(of_store(e)),
+            };
+        };
+        let mut state = opened.state.lock();
+        if state.is_over {
+            drop(state);
+            return self.abort(key);
+        }
+        match self.host.abort(&opened.transaction) {
+            Err(e) if self.is_open(&opened.transaction) => Err(of_store(e)),
+            _ => {
+                state.is_over = true;
+                self.open.lock().remove(key);
+                Ok(())
+            }
+        }
+    }
+
+    /// The answer to a client that has begun it, or goes on with it.
+    pub fn begun(&self, opened: &Opened, transaction: u64) -> Answer<Reply> {
+        let batches = self.lock(opened)?.batches;
+        let one = &opened.transaction;
+        let view = one.view().map_err(|e| self.failed(opened, e))?;
+        let all = view.dictionaries_in(one.branch()).into_iter();
+        let mine = all.filter(|info| opened.may(info.id)).take(MAX_DICTIONARIES);
+        let lease = one.options().idle_limit.unwrap_or_default();
+        Ok(Reply::Begun {
+            transaction,
+            id: one.id().0,
+            batches,
+            lease: u32::try_from(lease.as_millis()).unwrap_or(u32::MAX),
+            space: self.db.space(),
+            dictionaries: mine.map(|info| (info.id, info.name)).collect(),
+        })
+    }
+}
+
+impl Opened {
+    /// Says if its client may read and change a dictionary.
+    pub fn may(&self, dict: DictionaryId) -> bool {
+        self.dictionaries.contains(&dict)
+    }
+}
+
+pub(crate) fn no_dictionary(dict: DictionaryId) -> Failure {
+    let what = format!("{} in the branch of the transaction", dict.0);
+    Failure { code: FailureCode::NoDictionary, what }
+}

@@ -1,0 +1,9 @@
+//! The behaviour tests of `kvdb-wire` as one program: a module a theme. One link instead of one for
+//! each file is most of the time that a build of the tests takes.
+
+mod wire;
+
+mod files;
+mod hostile;
+mod served_files;
+mod served_transactions;

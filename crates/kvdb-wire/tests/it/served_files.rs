@@ -1,0 +1,293 @@
+//! Files in a transaction over the wire: what a client makes of a tree is, after its commit, the
+//! tree where the store is, in every name, attribute and byte.
+
+use crate::wire;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::wire::{Cut, Proxy, Store, fill, tree};
+use env::Machine;
+use kvdb_wire::{BeginOptions, Client, Outcome, ServedTransaction};
+use kvfs::{Caller, FileKind, Fs, Ino, ROOT};
+
+/// A transaction, and its file system here.
+struct Guest {
+    transaction: Arc<ServedTransaction>,
+    fs: Fs,
+}
+
+impl Guest {
+    fn new(client: &Arc<Client>) -> Guest {
+        Guest::with(client, BeginOptions::default())
+    }
+
+    fn with(client: &Arc<Client>, options: BeginOptions) -> Guest {
+        Guest::of(ServedTransaction::begin(client, options).unwrap())
+    }
+
+    fn of(transaction: ServedTransaction) -> Guest {
+        let transaction = Arc::new(transaction);
+        let (view, env) = (transaction.clone(), Arc::new(Machine::default()));
+        let fs = Fs::served_transaction(view, env, wire::options()).unwrap();
+        Guest { transaction, fs }
+    }
+
+    fn commit(&self) -> Result<Outcome, kvfs::Error> {
+        self.fs.end_served(|| {
+            let outcome = self.transaction.commit(false)?;
+            let is_over = !matches!(outcome, Outcome::Conflict { .. });
+            Ok((outcome, is_over))
+        })
+    }
+
+    #[track_caller]
+    fn commits(&self) {
+        assert_eq!(self.commit().unwrap(), Outcome::Committed);
+    }
+}
+
+fn write(fs: &Fs, name: &[u8], content: &[u8]) -> Ino {
+    let file = match fs.lookup(ROOT, name) {
+        Ok(attr) => attr.ino,
+        Err(_) => fs.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).unwrap().ino,
+    };
+    fs.write(file, 0, content, Default::default()).unwrap();
+    file
+}
+
+fn read(fs: &Fs, name: &[u8]) -> Vec<u8> {
+    let file = fs.lookup(ROOT, name).unwrap();
+    fs.read(file.ino, 0, file.size as u32).unwrap().to_vec()
+}
+
+#[track_caller]
+fn is_sound(store: &Store) {
+    assert_eq!(store.fs.verify().unwrap().findings, []);
+}
+
+#[test]
+fn what_a_client_makes_of_a_tree_is_the_tree_there_after_its_commit() {
+    let store = Store::writable();
+    fill(&store.fs, 1, 0..200);
+    store.fs.sync_all().unwrap();
+    let before = tree(&store.fs);
+    let client = store.client();
+    let guest = Guest::new(&client);
+    assert_eq!(tree(&guest.fs), before);
+    let dir = guest.fs.mkdir(ROOT, b"made", 0o755, Caller::default()).unwrap();
+    fill(&guest.fs, 2, 200..600);
+    guest.fs.tick().unwrap();
+    // Some of what was there goes, and some moves.
+    let mut names = Vec::new();
+    let mut emit = |entry: kvfs::DirEntry<'_>| {
+        if entry.kind != FileKind::Dir {
+            names.push(entry.name.to_vec());
+        }
+        true
+    };
+    guest.fs.readdir(ROOT, 2, false, &mut emit).unwrap();
+    assert!(names.len() > 20, "{}", names.len());
+    for (i, name) in names.iter().enumerate() {
+        match i % 3 {
+            0 => guest.fs.unlink(ROOT, name).unwrap(),
+            1 => guest.fs.rename(ROOT, name, dir.ino, name, Default::default()).unwrap(),
+            _ => {}
+        }
+    }
+    assert_eq!(tree(&store.fs), before, "others see nothing of it");
+    let made = tree(&guest.fs);
+    assert!(made.len() > 300, "{}", made.len());
+    guest.commits();
+    assert!(tree(&store.fs) == made);
+    is_sound(&store);
+    // The view is over.
+    let gone = guest.fs.lookup(ROOT, b"made");
+    assert!(matches!(gone, Err(kvfs::Error::Stale(_))), "{gone:?}");
+    assert_eq!(store.db.transactions().len(), 0);
+}
+
+#[test]
+fn of_two_clients_that_write_one_file_the_second_is_told_its_path_and_nothing_of_it_is_seen() {
+    let store = Store::writable();
+    write(&store.fs, b"notes", b"as it was");
+    let client = store.client();
+    let (first, second) = (Guest::new(&client), Guest::new(&client));
+    write(&first.fs, b"notes", b"first one");
+    write(&second.fs, b"notes", b"second one");
+    write(&second.fs, b"other", b"of the second one, too");
+    first.commits();
+    let Outcome::Conflict { keys, .. } = second.commit().unwrap() else { panic!() };
+    assert!(keys.iter().any(|key| key.place.contains("/notes")), "{keys:?}");
+    assert_eq!(read(&store.fs, b"notes"), b"first one");
+    assert!(store.fs.lookup(ROOT, b"other").is_err());
+    // It is still there, to be looked at.
+    assert_eq!(read(&second.fs, b"notes"), b"second one");
+    second.transaction.abort().unwrap();
+    assert!(store.fs.lookup(ROOT, b"other").is_err());
+    is_sound(&store);
+}
+
+#[test]
+fn numbers_of_inodes_are_given_once_whoever_makes_files() {
+    let store = Store::writable();
+    let client = store.client();
+    let guests: Vec<Guest> = (0..4).map(|_| Guest::new(&client)).collect();
+    let make = |fs: &Fs, name: String| {
+        let caller = Caller::default();
+        fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, caller).unwrap().ino
+    };
+    let mut all = std::collections::BTreeSet::new();
+    for i in 0..200 {
+        for (who, guest) in guests.iter().enumerate() {
+            assert!(all.insert(make(&guest.fs, format!("{who} {i}"))));
+        }
+        assert!(all.insert(make(&store.fs, format!("here {i}"))));
+    }
+    guests.iter().for_each(Guest::commits);
+    assert_eq!(tree(&store.fs).len(), 1000);
+    is_sound(&store);
+}
+
+#[test]
+fn files_that_are_open_when_they_are_removed_are_read_on_and_leave_nothing() {
+    let store = Store::writable();
+    let content = vec![7; 300_000];
+    let open_there = write(&store.fs, b"theirs", &content);
+    store.fs.sync_all().unwrap();
+    let client = store.client();
+    let guest = Guest::new(&client);
+    let theirs = guest.fs.lookup(ROOT, b"theirs").unwrap().ino;
+    let own = write(&guest.fs, b"own", &content);
+    guest.fs.sync_all().unwrap();
+    for (ino, name) in [(theirs, &b"theirs"[..]), (own, b"own")] {
+        guest.fs.unlink(ROOT, name).unwrap();
+        assert_eq!(guest.fs.read(ino, 0, 400_000).unwrap().len(), content.len());
+    }
+    guest.commits();
+    assert!(store.fs.lookup(ROOT, b"theirs").is_err());
+    is_sound(&store);
+    let stored = || {
+        let report = store.fs.verify().unwrap();
+        (report.orphans, report.pages)
+    };
+    assert_eq!(stored(), (1, 74), "the one that is open where the store is");
+    assert_eq!(store.fs.read(open_there, 0, 400_000).unwrap().len(), content.len());
+    store.fs.forget(open_there, 1);
+    assert_eq!(stored(), (0, 0));
+}
+
+#[test]
+fn a_durable_transaction_of_files_goes_on_with_another_client_after_a_sync() {
+    let store = Store::writable();
+    let options = BeginOptions { durable: true, ..BeginOptions::default() };
+    let key = {
+        let guest = Guest::with(&store.client(), options);
+        write(&guest.fs, b"synced", b"there");
+        guest.fs.sync_all().unwrap();
+        write(&guest.fs, b"lost", b"in memory alone");
+        guest.transaction.key()
+    };
+    let client = store.client();
+    let guest = Guest::of(ServedTransaction::take_up(&client, key).unwrap());
+    assert_eq!(read(&guest.fs, b"synced"), b"there");
+    assert!(guest.fs.lookup(ROOT, b"lost").is_err());
+    write(&guest.fs, b"more", b"of the second client");
+    guest.commits();
+    assert_eq!(tree(&store.fs).len(), 2);
+    is_sound(&store);
+}
+
+#[test]
+fn a_client_that_is_gone_leaves_nothing_in_the_files() {
+    let store = Store::writable();
+    let options = BeginOptions { lease: Duration::from_millis(300), ..BeginOptions::default() };
+    let client = store.client();
+    let guest = Guest::with(&client, options);
+    write(&guest.fs, b"file", b"content");
+    guest.fs.sync_all().unwrap();
+    // As if it was killed: it says nothing any more.
+    guest.fs.shutdown().unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while !store.db.transactions().is_empty() {
+        assert!(std::time::Instant::now() < deadline);
+        store.db.step().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(store.fs.lookup(ROOT, b"file").is_err());
+    let commit = guest.commit();
+    let is_over = |e: &kvfs::Error| matches!(e, kvfs::Error::Store(kvdb::Error::NoTransaction(_)));
+    assert!(commit.as_ref().is_err_and(is_over), "{commit:?}");
+    is_sound(&store);
+}
+
+#[test]
+fn a_session_over_files_that_is_cut_anywhere_commits_all_or_nothing() {
+    let mut committed = 0;
+    for (cut, longest) in [(Cut::Requests, 20_000), (Cut::Answers, 6000)] {
+        let mut after = 100;
+        while after < longest {
+            let store = Store::writable();
+            write(&store.fs, b"there", b"before");
+            store.fs.sync_all().unwrap();
+            let before = tree(&store.fs);
+            let proxy = Proxy::new(store.path(), cut, after);
+            let session = || -> Result<(Outcome, wire::Tree), kvfs::Error> {
+                let other = |e| kvdb::Error::Io(std::io::Error::other(e));
+                let client = proxy.client().map_err(other)?;
+                let options = BeginOptions::default();
+                let begun = ServedTransaction::begin(&client, options).map_err(other)?;
+                let transaction = Arc::new(begun);
+                let (view, env) = (transaction.clone(), Arc::new(Machine::default()));
+                let fs = Fs::served_transaction(view, env, wire::options())?;
+                let guest = Guest { transaction, fs };
+                let caller = Caller::default();
+                for i in 0..10u32 {
+                    let name = format!("file{i}");
+                    let kind = FileKind::File;
+                    let file = guest.fs.mknod(ROOT, name.as_bytes(), kind, 0o644, 0, caller)?;
+                    guest.fs.write(file.ino, 0, &vec![i as u8; 500], Default::default())?;
+                    guest.fs.fsync(file.ino, false)?;
+                }
+                let made = wire::try_tree(&guest.fs)?;
+                Ok((guest.commit()?, made))
+            };
+            let found = |store: &Store| tree(&store.fs);
+            match session() {
+                Ok((Outcome::Committed, made)) => {
+                    committed += 1;
+                    assert!(found(&store) == made, "{cut:?} after {after}");
+                }
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => {
+                    let found = found(&store);
+                    assert!(found.len() == before.len() || found.len() == 11, "{}", found.len());
+                }
+            }
+            is_sound(&store);
+            after = after * 4 / 3;
+        }
+    }
+    assert!(committed > 5, "{committed}");
+}
+
+#[test]
+fn many_small_files_take_few_requests() {
+    let store = Store::writable();
+    let client = store.client();
+    let guest = Guest::new(&client);
+    let begun = client.counts().requests;
+    let caller = Caller::default();
+    let dir = guest.fs.mkdir(ROOT, b"dir", 0o755, caller).unwrap().ino;
+    for i in 0..2000 {
+        let name = format!("file{i}");
+        let file = guest.fs.mknod(dir, name.as_bytes(), FileKind::File, 0o644, 0, caller).unwrap();
+        guest.fs.write(file.ino, 0, b"some content", Default::default()).unwrap();
+        guest.fs.forget(file.ino, 1);
+    }
+    guest.commits();
+    let asked = client.counts().requests - begun;
+    // The directory is new, so that none of its names has to be asked for.
+    assert!(asked < 20, "{asked} requests");
+    assert_eq!(tree(&store.fs).len(), 2001);
+    is_sound(&store);
+}

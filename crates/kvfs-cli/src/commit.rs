@@ -1,0 +1,86 @@
+//! `kvfs commit` and `kvfs abort`: the end of a mount that is a transaction which a server has.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+
+use crate::guest;
+use crate::merge;
+use crate::output::{Exit, Failure, Outcome, Output};
+use crate::{text, umount};
+
+/// Commit what was done in a mount of `kvfs mount kvfs+unix:SOCKET DIR --txn`, and unmount it.
+#[derive(clap::Args)]
+#[command(after_help = "\
+All of it becomes part of the store that the server has, at once. Where others have changed the \
+same since the mount, it is listed, nothing is changed there, the exit code is 75, and the mount \
+is as it was, to be looked at: `kvfs abort DIR` ends it.
+
+Transactions of a store that is mounted here end with: kvfs txn commit")]
+pub struct Args {
+    /// The directory of the mount.
+    dir: PathBuf,
+    /// Do not wait until it is on the server's disk; it will be there within its flush interval.
+    #[arg(long)]
+    no_sync: bool,
+}
+
+/// Throw away what was done in a mount of `kvfs mount kvfs+unix:SOCKET DIR --txn`, and unmount it.
+#[derive(clap::Args)]
+pub struct AbortArgs {
+    /// The directory of the mount.
+    dir: PathBuf,
+}
+
+pub fn run(args: Args, output: &Output) -> ExitCode {
+    let request = if args.no_sync { "commit" } else { "commit synced" };
+    merge::end(end(&args.dir, request, output), output)
+}
+
+pub fn abort(args: AbortArgs, output: &Output) -> ExitCode {
+    merge::end(end(&args.dir, "abort", output), output)
+}
+
+/// Returns whether it is committed, or aborted, and not in conflict.
+fn end(dir: &Path, request: &str, output: &Output) -> Outcome<bool> {
+    let record = guest::record_at(dir)?;
+    let Some(answer) = guest::ask(&record, request)? else {
+        let what = format!("the mount on {} is no transaction of a server", dir.display());
+        return Err(Failure::new(Exit::Usage, what)
+            .hint("those of a store that is mounted end with: kvfs txn commit, kvfs txn abort"));
+    };
+    let id = answer["id"].clone();
+    match answer["result"].as_str() {
+        Some("conflict") => {
+            let places = &answer["places"];
+            let lines: Vec<String> = places.as_array().into_iter().flatten().map(shown).collect();
+            let text = match lines.is_empty() {
+                true => shown(&answer["what"]),
+                false => lines.join("\n"),
+            };
+            output.print(text, json!({"conflicts": places, "id": id}))?;
+            output.note("others have changed these, too, and nothing was committed");
+            Ok(false)
+        }
+        Some(done @ ("committed" | "aborted")) => {
+            if let Some(why) = answer["not_synced"].as_str() {
+                output.note(format!("it is committed, and perhaps not on disk there: {why}"));
+            }
+            if let Err(failure) = umount::unmount_clean(dir) {
+                output
+                    .note(format!("{}: no file of it is to be reached any more", failure.message));
+            }
+            output.print("", json!({done: id}))?;
+            Ok(true)
+        }
+        _ => {
+            let what = answer["why"].as_str().unwrap_or("its daemon gave an unexpected reply");
+            Err(Failure::new(Exit::Failed, what))
+        }
+    }
+}
+
+fn shown(value: &Value) -> String {
+    text::show(value.as_str().unwrap_or("").as_bytes())
+}

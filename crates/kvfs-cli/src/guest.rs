@@ -1,0 +1,265 @@
+//! `kvfs mount kvfs+unix:SOCKET DIR --txn`: the files of a transaction are here, and a server has
+//! the transaction. The daemon of the mount holds it, so that it is what commits or aborts it:
+//! `kvfs commit` and `kvfs abort` ask it at a socket that is its user's alone, by one line each
+//! way.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdb_server::PrivateSocket;
+use kvdb_wire::{BeginOptions, Client, Outcome as Committed, ServedTransaction, TransactionKey};
+use kvfs::{Fs, Views};
+use serde_json::{Value, json};
+
+use crate::daemons::{self, Record};
+use crate::figures;
+use crate::output::{Exit, Failure, Outcome};
+use crate::text;
+
+/// The beginning of an address of a server.
+pub const SCHEME: &[u8] = b"kvfs+unix:";
+/// Bytes of the longest request.
+const REQUEST: u64 = 64;
+/// A daemon waits so long for a request that was begun.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The transaction that is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// The clone that it is of; empty: the store's main files.
+    pub branch: String,
+    /// It survives the mount and the server.
+    pub durable: bool,
+    /// One that is open is taken up, whose key this is.
+    pub key: Option<TransactionKey>,
+}
+
+/// A key as people read and write it.
+pub fn key_text(key: &TransactionKey) -> String {
+    key.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The key that a word stands for.
+pub fn parse_key(word: &str) -> Result<TransactionKey, String> {
+    let wrong = || "write its key, 32 digits from 0 to f, as the mount has told it".to_string();
+    let digits = word.as_bytes();
+    if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return Err(wrong());
+    }
+    let mut key = [0; 16];
+    for (byte, pair) in key.iter_mut().zip(digits.chunks(2)) {
+        let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
+        *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
+    }
+    Ok(key)
+}
+
+/// Begins the transaction, or takes it up.
+pub fn begin(
+    client: &Arc<Client>,
+    asked: &Asked,
+    label: &str,
+) -> kvdb_wire::Result<Arc<ServedTransaction>> {
+    let begun = match asked.key {
+        Some(key) => ServedTransaction::take_up(client, key),
+        None => {
+            let options = BeginOptions {
+                durable: asked.durable,
+                branch: asked.branch.clone(),
+                label: label.into(),
+                ..BeginOptions::default()
+            };
+            ServedTransaction::begin(client, options)
+        }
+    };
+    begun.map(Arc::new)
+}
+
+/// The transaction of a mount.
+#[derive(Clone)]
+pub struct Guest {
+    pub client: Arc<Client>,
+    pub transaction: Arc<ServedTransaction>,
+    pub fs: Fs,
+    pub views: Views,
+}
+
+impl Guest {
+    /// Answers those who ask, until the process ends.
+    pub fn listen(self) -> Outcome<PrivateSocket> {
+        let cannot = |e: std::io::Error| Failure::io("cannot listen to kvfs commit", &e);
+        daemons::make_directory().map_err(cannot)?;
+        let socket = PrivateSocket::listen(&socket_of(std::process::id() as i32))
+            .map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
+        let listener = socket.listener.try_clone().map_err(cannot)?;
+        listener.set_nonblocking(false).map_err(cannot)?;
+        let answers = move || {
+            for stream in listener.incoming() {
+                let answered = stream.and_then(|stream| self.answer(&stream));
+                if let Err(e) = answered {
+                    tracing::warn!("a request was not answered: {e}");
+                }
+            }
+        };
+        std::thread::Builder::new().name("kvfs-commit".into()).spawn(answers).map_err(cannot)?;
+        Ok(socket)
+    }
+
+    fn answer(&self, mut stream: &UnixStream) -> std::io::Result<()> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut request = String::new();
+        BufReader::new(stream.take(REQUEST)).read_line(&mut request)?;
+        let answer = match request.trim_end() {
+            "status" => self.status(),
+            "commit" => self.commit(false),
+            "commit synced" => self.commit(true),
+            "abort" => self.abort(),
+            _ => json!({"result": "failed", "why": "there is no such request"}),
+        };
+        writeln!(stream, "{answer}")
+    }
+
+    fn status(&self) -> Value {
+        json!({
+            "result": if self.transaction.over().is_some() { "over" } else { "open" },
+            "id": self.transaction.id().0,
+            "durable": kvdb::ServedView::is_durable(&*self.transaction),
+            "key": key_text(&self.transaction.key()),
+            "requests": figures::requests(&self.client.counts_by_request()),
+        })
+    }
+
+    fn commit(&self, synced: bool) -> Value {
+        let committed = self.views.hand_over_written().and_then(|()| {
+            self.fs.end_served(|| {
+                let committed = self.transaction.commit(synced)?;
+                let is_over = !matches!(committed, Committed::Conflict { .. });
+                Ok((committed, is_over))
+            })
+        });
+        let id = self.transaction.id().0;
+        match committed {
+            Ok(Committed::Committed) => json!({"result": "committed", "id": id}),
+            Ok(Committed::NotSynced(why)) => {
+                json!({"result": "committed", "id": id, "not_synced": why})
+            }
+            Ok(Committed::Conflict { what, keys }) => {
+                let mut places: Vec<String> = keys.into_iter().map(|key| key.place).collect();
+                places.retain(|place| !place.is_empty());
+                places.dedup();
+                json!({"result": "conflict", "id": id, "what": what, "places": places})
+            }
+            Err(e) => json!({"result": "failed", "id": id, "why": self.why(&e)}),
+        }
+    }
+
+    fn abort(&self) -> Value {
+        let id = self.transaction.id().0;
+        match self.transaction.abort() {
+            Ok(()) => {
+                self.fs.leave_served();
+                json!({"result": "aborted", "id": id})
+            }
+            Err(e) => json!({"result": "failed", "id": id, "why": self.why(&e.into())}),
+        }
+    }
+
+    fn why(&self, error: &kvfs::Error) -> String {
+        match self.transaction.over() {
+            Some(why) => format!("transaction {} is over: {why}", self.transaction.id()),
+            None => error.to_string(),
+        }
+    }
+
+    /// The mount has ended. What was written in a durable transaction is kept; another one ends.
+    pub fn leave(&self) -> Outcome {
+        if self.transaction.over().is_some() {
+            return Ok(());
+        }
+        if kvdb::ServedView::is_durable(&*self.transaction) {
+            let key = key_text(&self.transaction.key());
+            return self.fs.shutdown().map_err(|e| {
+                let what = format!("what was written last in transaction {key} is lost: {e}");
+                Failure::new(Exit::Failed, what)
+            });
+        }
+        self.transaction.leave();
+        Ok(())
+    }
+}
+
+fn socket_of(daemon: i32) -> PathBuf {
+    daemons::directory().join(format!("{daemon}.sock"))
+}
+
+/// Asks the daemon of such a mount. `None`: it is another mount.
+pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
+    if !record.store.as_os_str().as_bytes().starts_with(SCHEME) {
+        return Ok(None);
+    }
+    let cannot = |e: std::io::Error| {
+        let at = record.mount_point.display();
+        Failure::io(format!("the daemon of the mount on {at} does not answer"), &e)
+    };
+    let mut stream = match UnixStream::connect(socket_of(record.pid)) {
+        // Of a snapshot.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        stream => stream.map_err(cannot)?,
+    };
+    writeln!(stream, "{request}").map_err(cannot)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).map_err(cannot)?;
+    let odd = |_| Failure::new(Exit::Failed, "the mount's daemon gave an unexpected reply");
+    serde_json::from_str(&answer).map(Some).map_err(odd)
+}
+
+/// Says what becomes of an open transaction when a mount ends.
+pub fn left_by(record: &Record, status: &Value) -> Option<String> {
+    if status["result"] != "open" {
+        return None;
+    }
+    let id = &status["id"];
+    Some(match status["durable"] == true {
+        true => {
+            let (store, key) = (
+                text::show(record.store.as_os_str().as_bytes()),
+                status["key"].as_str()?.to_owned(),
+            );
+            format!("transaction {id} goes on: kvfs mount {store} DIR --txn --key {key}")
+        }
+        false => format!("transaction {id} was aborted, and what was written in it is gone"),
+    })
+}
+
+/// The mount at a directory.
+pub fn record_at(dir: &Path) -> Outcome<Record> {
+    let none = || {
+        let what = format!("no store is mounted on {}", dir.display());
+        Failure::new(Exit::NotFound, what)
+    };
+    let path = crate::paths::full_path(dir).or_else(|_| crate::paths::path_beside(dir));
+    let path = path.map_err(|e| Failure::io(format!("cannot use {}", dir.display()), &e))?;
+    let entry = kvfs_fuse::mounts::mount_at(&path)
+        .map_err(|e| Failure::io("cannot read the table of mounts", &e))?
+        .ok_or_else(none)?;
+    Record::read(&entry.device).ok_or_else(none)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_read_as_it_is_written() {
+        let key = std::array::from_fn(|i| (i * 17) as u8);
+        assert_eq!(parse_key(&key_text(&key)), Ok(key));
+        for wrong in ["", "12", &"g".repeat(32), &"é".repeat(16), &"0".repeat(33)] {
+            assert!(parse_key(wrong).is_err(), "{wrong}");
+        }
+    }
+}

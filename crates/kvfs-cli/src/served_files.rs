@@ -1,0 +1,43 @@
+//! Transactions of clients of a served store, over its files: begun and ended at the views, so that
+//! what programs here have in memory, and what the kernel keeps, agrees with each commit.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use kvdb::{CommitOptions, DictionaryId, Durability, Result, Transaction, TransactionOptions};
+use kvdb_wire::Host;
+use kvfs::Views;
+
+use crate::transactions::of_store;
+
+/// The transactions of clients over these views.
+pub struct ServedFiles(pub Views);
+
+impl Host for ServedFiles {
+    fn begin(&self, options: TransactionOptions) -> Result<Transaction> {
+        let begun = self.0.begin(options).and_then(|id| self.0.transaction(id));
+        begun.map_err(of_store)
+    }
+
+    fn commit(&self, transaction: &Transaction, synced: bool) -> Result<()> {
+        let durability = if synced { Durability::Synced } else { Durability::Buffered };
+        let options = CommitOptions { durability, stays: true, ..CommitOptions::default() };
+        self.0.commit_with(transaction.id(), options).map_err(of_store)
+    }
+
+    fn abort(&self, transaction: &Transaction) -> Result<()> {
+        self.0.abort(transaction.id()).map_err(of_store)
+    }
+
+    fn place(&self, transaction: &Transaction, dict: DictionaryId, key: &Bytes) -> Option<String> {
+        let all = transaction.view().ok()?.dictionaries_in(transaction.branch());
+        let name = all.into_iter().find(|info| info.id == dict)?.name;
+        // The range that has this key alone.
+        let end = [&key[..], &[0]].concat();
+        self.0.describe_keys(transaction.id(), &name, key, &end)
+    }
+
+    fn reserve_numbers(&self, transaction: &Transaction, count: u32) -> Result<Range<u64>> {
+        self.0.reserve_inodes(transaction.id(), u64::from(count)).map_err(of_store)
+    }
+}

@@ -1,0 +1,368 @@
+//! Mounts of transactions that a server has: written here, committed there, or thrown away.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const TRY_AGAIN: i32 = 75;
+
+fn kvfs() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.stdin(Stdio::null());
+    command
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> Output {
+    let output = command.output().expect("kvfs runs");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn said(output: &Output) -> String {
+    let all = [&output.stdout[..], &output.stderr].concat();
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+/// A server of a store, killed when dropped.
+struct Serving(Child);
+
+impl Serving {
+    /// It answers when this returns.
+    fn begin(store: &Path, socket: &Path) -> Serving {
+        let mut listen = std::ffi::OsString::from("unix:");
+        listen.push(socket);
+        let mut command = kvfs();
+        command.args(["serve", "--write"]).arg(store).arg("--listen").arg(listen);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("kvfs runs");
+        let mut line = String::new();
+        let out = child.stdout.as_mut().expect("a pipe");
+        BufReader::new(out).read_line(&mut line).expect("text");
+        assert!(line.contains("is served at"), "{line:?}");
+        Serving(child)
+    }
+
+    fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+
+    fn ends_when_asked(mut self) {
+        let id = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it is there");
+        assert!(self.0.wait().expect("it ends").success());
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A store with a few files, and directories to mount on, which are unmounted when dropped.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Option<Place> {
+        let may = std::fs::File::open("/dev/fuse").is_ok() && rustix::process::geteuid().is_root();
+        if !may {
+            eprintln!("SKIPPED: no FUSE here, or not root");
+            return None;
+        }
+        let place = Place(tempfile::tempdir().expect("a temporary directory"));
+        let tree = place.path("tree");
+        std::fs::create_dir_all(tree.join("a/b")).expect("mkdir");
+        for i in 0..100 {
+            let content = format!("{i} ").repeat(i * 7);
+            std::fs::write(tree.join(format!("a/file{i}")), content).expect("written");
+        }
+        std::fs::write(tree.join("a/b/large"), vec![7; 1 << 20]).expect("written");
+        for mnt in ["one", "two", "local"] {
+            std::fs::create_dir(place.path(mnt)).expect("mkdir");
+        }
+        let store = place.path("store");
+        succeeds(kvfs().arg("create").arg(&store));
+        succeeds(kvfs().arg("import").arg(&store).arg(&tree));
+        Some(place)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn serve(&self) -> Serving {
+        Serving::begin(&self.path("store"), &self.path("socket"))
+    }
+
+    fn mount(&self, at: &str) -> Command {
+        let mut command = kvfs();
+        let address = format!("kvfs+unix:{}", self.path("socket").display());
+        command.arg("mount").arg(address).arg(self.path(at)).arg("--txn");
+        command
+    }
+
+    fn end(&self, verb: &str, at: &str) -> Output {
+        kvfs().arg(verb).arg(self.path(at)).output().expect("kvfs runs")
+    }
+
+    /// The store is as it was checked, and has this file with this content; `None`: it has none.
+    #[track_caller]
+    fn has(&self, path: &str, content: Option<&str>) {
+        succeeds(kvfs().arg("check").arg(self.path("store")));
+        let output = kvfs().arg("cat").arg(self.path("store")).arg(path).output();
+        let output = output.expect("kvfs runs");
+        let found = output.status.success().then(|| String::from_utf8_lossy(&output.stdout));
+        assert_eq!(found.as_deref(), content, "{path}: {}", said(&output));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for mnt in ["one", "two", "local"] {
+            let _ = kvfs().arg("umount").arg(self.path(mnt)).output();
+        }
+    }
+}
+
+/// Owners, kinds, modes, sizes and contents below a directory, as find(1) and sha256sum(1) see
+/// them.
+#[track_caller]
+fn seen(dir: &Path) -> String {
+    let script = "find . -path ./.kvfs -prune -o -printf '%P %y %m %u %l %n\\n' | sort
+        find . -path ./.kvfs -prune -o -type f -print0 | sort -z | xargs -0 sha256sum";
+    let mut shell = Command::new("sh");
+    let output = shell.arg("-c").arg(script).current_dir(dir).output().expect("sh runs");
+    assert!(output.status.success(), "{}", said(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Waits for something.
+#[track_caller]
+fn awaits(what: &str, mut happens: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !happens() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_is_written_in_a_mount_over_the_wire_is_in_the_store_after_its_commit() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    succeeds(&mut place.mount("one"));
+    let mnt = place.path("one");
+    let script = "
+        mkdir -p src/deep && cd src
+        for i in $(seq 300); do echo \"file $i\" >file$i; done
+        head -c 3000000 /dev/zero >deep/zeros
+        ln -s ../file1 deep/link && ln file2 deep/hard
+        rm file3 && mv file4 deep/moved && echo more >>file5
+        rm -r ../a/b && mv ../a/file7 ../a/file8
+        truncate -s 5000 ../a/file9 && chmod 600 ../a/file10
+        dd if=/dev/zero of=large bs=1M count=20 status=none
+        sync -f .";
+    let mut shell = Command::new("sh");
+    succeeds(shell.arg("-ec").arg(script).current_dir(&mnt));
+    let made = seen(&mnt);
+    assert!(made.contains("src/deep/hard"), "{made}");
+    let output = place.end("commit", "one");
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(!mnt.join("src").exists(), "it is unmounted");
+    // Another mount sees it, and so does a local one.
+    succeeds(&mut place.mount("two"));
+    assert_eq!(seen(&place.path("two")), made);
+    let output = succeeds(kvfs().arg("umount").arg(place.path("two")));
+    assert!(said(&output).contains("was aborted"), "{}", said(&output));
+    serving.ends_when_asked();
+    place.has("/src/file5", Some("file 5\nmore\n"));
+    succeeds(kvfs().arg("mount").arg(place.path("store")).arg(place.path("local")));
+    assert_eq!(seen(&place.path("local")), made);
+}
+
+#[test]
+fn of_two_mounts_that_write_one_file_the_second_ends_with_75_and_nothing_of_it_is_seen() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    for mnt in ["one", "two"] {
+        succeeds(&mut place.mount(mnt));
+        std::fs::write(place.path(mnt).join("a/file1"), format!("of mount {mnt}"))
+            .expect("written");
+        std::fs::write(place.path(mnt).join(mnt), "mine").expect("written");
+    }
+    let output = place.end("commit", "one");
+    assert!(output.status.success(), "{}", said(&output));
+    let output = place.end("commit", "two");
+    assert_eq!(output.status.code(), Some(TRY_AGAIN), "{}", said(&output));
+    let listed = String::from_utf8_lossy(&output.stdout);
+    assert!(listed.contains("/a/file1"), "{listed}");
+    // It is there to be looked at, and ends by hand.
+    let mine = std::fs::read_to_string(place.path("two").join("a/file1")).expect("read");
+    assert_eq!(mine, "of mount two");
+    let output = place.end("abort", "two");
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(!place.path("two").join("a").exists(), "it is unmounted");
+    serving.ends_when_asked();
+    place.has("/a/file1", Some("of mount one"));
+    place.has("/one", Some("mine"));
+    place.has("/two", None);
+}
+
+#[test]
+fn a_mount_whose_daemon_is_killed_leaves_nothing_and_an_unmount_aborts() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    succeeds(&mut place.mount("one"));
+    std::fs::write(place.path("one").join("new"), "gone").expect("written");
+    let output = succeeds(kvfs().arg("umount").arg(place.path("one")));
+    assert!(said(&output).contains("was aborted"), "{}", said(&output));
+    let output = succeeds(place.mount("two").arg("--json"));
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let pid = told["pid"].as_i64().expect("its daemon") as i32;
+    std::fs::write(place.path("two").join("new"), "gone").expect("written");
+    let pid = rustix::process::Pid::from_raw(pid).expect("a number");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is there");
+    awaits("the mount is dead", || std::fs::metadata(place.path("two")).is_err());
+    succeeds(kvfs().arg("umount").arg(place.path("two")));
+    serving.ends_when_asked();
+    place.has("/new", None);
+}
+
+#[test]
+fn a_durable_transaction_outlives_its_server_and_its_mount() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    succeeds(place.mount("one").arg("--durable"));
+    let write = |at: &str, name: &str| {
+        let mut file = std::fs::File::create(place.path(at).join(name)).expect("made");
+        file.write_all(name.as_bytes()).expect("written");
+        file.sync_all().expect("synced");
+    };
+    write("one", "first");
+    // Killed, with what was synced on its disk.
+    drop(serving);
+    let serving = place.serve();
+    write("one", "second");
+    assert_eq!(std::fs::metadata(place.path("one").join("first")).expect("there").size(), 5);
+    let output = succeeds(kvfs().arg("umount").arg(place.path("one")));
+    let told = said(&output);
+    let key = told.split("--key ").nth(1).expect("the key of the transaction").trim();
+    let key: String = key.chars().take_while(char::is_ascii_hexdigit).collect();
+    succeeds(place.mount("two").args(["--key", &key]));
+    write("two", "third");
+    let output = place.end("commit", "two");
+    assert!(output.status.success(), "{}", said(&output));
+    drop(serving);
+    for name in ["first", "second", "third"] {
+        place.has(&format!("/{name}"), Some(name));
+    }
+}
+
+#[test]
+fn a_writer_goes_on_over_servers_that_are_killed_and_its_commit_is_told_once() {
+    const FILES: usize = 120;
+    let Some(place) = Place::new() else { return };
+    let mut serving = place.serve();
+    succeeds(place.mount("one").arg("--durable"));
+    let (mnt, written) = (place.path("one"), AtomicUsize::new(0));
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            for i in 0..FILES {
+                let mut file = std::fs::File::create(mnt.join(format!("file{i}"))).expect("made");
+                file.write_all(format!("content {i}").as_bytes()).expect("written");
+                file.sync_all().expect("synced");
+                written.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        // Each time in the middle of what it does.
+        for kill in 1..6 {
+            awaits("it goes on", || written.load(Ordering::Relaxed) > kill * FILES / 8);
+            serving.kill();
+            serving = place.serve();
+        }
+    });
+    // Once more while it commits: it is asked for again, and is committed once.
+    let mut commit = kvfs();
+    let commit = commit.arg("commit").arg(&mnt).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let commit = commit.spawn().expect("kvfs runs");
+    drop(serving);
+    let serving = place.serve();
+    let output = commit.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", said(&output));
+    serving.ends_when_asked();
+    place.has("/file0", Some("content 0"));
+    succeeds(kvfs().arg("mount").arg(place.path("store")).arg(place.path("local")));
+    for i in 0..FILES {
+        let content = std::fs::read_to_string(place.path("local").join(format!("file{i}")));
+        assert_eq!(content.expect("it is there"), format!("content {i}"));
+    }
+}
+
+#[test]
+fn a_store_that_is_mounted_lets_mounts_elsewhere_write_where_that_was_asked_for() {
+    let Some(place) = Place::new() else { return };
+    let local = |options: &str| {
+        let options = format!("serve=unix:{}{options}", place.path("socket").display());
+        let mut command = kvfs();
+        command.args(["mount", "-o", &options]).arg(place.path("store")).arg(place.path("local"));
+        succeeds(&mut command);
+    };
+    local("");
+    let refused = place.mount("one").output().expect("kvfs runs");
+    assert!(!refused.status.success());
+    assert!(said(&refused).contains("read only"), "{}", said(&refused));
+    succeeds(kvfs().arg("umount").arg(place.path("local")));
+    local(",serve_write");
+    std::fs::write(place.path("local").join("here"), "of the mount").expect("written");
+    succeeds(&mut place.mount("one"));
+    let read = |at: &str, name: &str| std::fs::read_to_string(place.path(at).join(name)).ok();
+    assert_eq!(read("one", "here").as_deref(), Some("of the mount"));
+    std::fs::write(place.path("one").join("there"), "of the guest").expect("written");
+    // Both ends count what went over the wire.
+    for (at, of) in [("one", "/transaction/requests"), ("local", "/served")] {
+        let output = succeeds(kvfs().args(["--json", "stat"]).arg(place.path(at)));
+        let all: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let counted = all.pointer(of).and_then(|all| all.as_array()).expect("counts");
+        let begun = counted.iter().find(|one| one["request"] == "BEGIN").expect("it has begun");
+        assert!(begun["asked"].as_u64() > Some(30) && begun["answered"].as_u64() > Some(30));
+        assert!(all.pointer("/transaction/key").is_none(), "it is told to none but its owner");
+        let shown = said(&succeeds(kvfs().arg("stat").arg(place.path(at))));
+        assert!(shown.contains("1 BEGIN: "), "{shown}");
+    }
+    std::fs::write(place.path("one").join("here"), "changed").expect("written");
+    assert_eq!(read("local", "there"), None);
+    let output = place.end("commit", "one");
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(read("local", "there").as_deref(), Some("of the guest"));
+    assert_eq!(read("local", "here").as_deref(), Some("changed"));
+    // The other way round: what is written here is a conflict there.
+    succeeds(&mut place.mount("two"));
+    std::fs::write(place.path("two").join("here"), "again").expect("written");
+    std::fs::write(place.path("local").join("here"), "first").expect("written");
+    let output = place.end("commit", "two");
+    assert_eq!(output.status.code(), Some(TRY_AGAIN), "{}", said(&output));
+    assert_eq!(read("local", "here").as_deref(), Some("first"));
+}
+
+#[test]
+fn words_that_do_not_fit_are_refused() {
+    let Some(place) = Place::new() else { return };
+    let _serving = place.serve();
+    let refused = |command: &mut Command, code: i32, what: &str| {
+        let output = command.output().expect("kvfs runs");
+        assert_eq!(output.status.code(), Some(code), "{}", said(&output));
+        assert!(said(&output).contains(what), "{}", said(&output));
+    };
+    refused(place.mount("one").args(["--snapshot", "s"]), 2, "a snapshot does not change");
+    refused(place.mount("one").args(["--key", "12"]), 2, "32 digits");
+    refused(place.mount("one").args(["--key", &"0".repeat(32)]), 1, "is over");
+    refused(place.mount("one").args(["-o", "clone=none"]), 1, "none");
+    refused(kvfs().arg("commit").arg(place.path("one")), 3, "no store is mounted");
+    let mut local = kvfs();
+    local.args(["mount", "--txn"]).arg(place.path("store")).arg(place.path("one"));
+    refused(&mut local, 2, "no address of a server");
+}
