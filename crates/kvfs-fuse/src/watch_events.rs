@@ -66,10 +66,17 @@ struct Touch {
     opened: bool,
 }
 
+/// A directory whose entries have changed, with the names that are there.
+struct TouchedDirectory {
+    node: NodeId,
+    itself: Touch,
+    names: Vec<(Box<[u8]>, Touch)>,
+}
+
 /// What is touched of a view.
 #[derive(Default)]
 struct Touched {
-    directories: Vec<(NodeId, Touch, Vec<(Box<[u8]>, Touch)>)>,
+    directories: Vec<TouchedDirectory>,
     files: Vec<(NodeId, Touch)>,
 }
 
@@ -147,17 +154,18 @@ impl Changed {
     fn look_up(self) -> Touched {
         let (mut touched, mut named) = (Touched::default(), BTreeSet::new());
         for (dir, names) in &self.names {
-            let Ok(directory) = self.fs.getattr(*dir) else { continue };
-            let mut there = Vec::new();
+            let Ok(attr) = self.fs.getattr(*dir) else { continue };
+            let (node, itself) = (node_id::of(self.view, *dir), Touch::of(&attr));
+            let mut directory = TouchedDirectory { node, itself, names: Vec::new() };
             for name in names {
                 if let Ok(Some((ino, _))) = self.fs.peek(*dir, name)
                     && let Ok(attr) = self.fs.getattr(ino)
                 {
                     named.insert(ino);
-                    there.push((name.clone(), Touch::of(&attr)));
+                    directory.names.push((name.clone(), Touch::of(&attr)));
                 }
             }
-            touched.directories.push((node_id::of(self.view, *dir), Touch::of(&directory), there));
+            touched.directories.push(directory);
         }
         for ino in self.files.iter().filter(|ino| !named.contains(ino)) {
             if let Ok(attr) = self.fs.getattr(*ino)
@@ -173,9 +181,9 @@ impl Changed {
 impl Touched {
     /// What cannot be touched has gone since, or is not in the kernel's memory.
     fn touch(self, root: &File) {
-        for (dir, directory, names) in &self.directories {
+        for TouchedDirectory { node, itself, names } in &self.directories {
             let flags = libc::O_RDONLY | libc::O_DIRECTORY;
-            let Ok(at) = open_by_handle(root, *dir, flags) else { continue };
+            let Ok(at) = open_by_handle(root, *node, flags) else { continue };
             for (name, touch) in names {
                 let times = mtime(touch.mtime);
                 let _ = rustix::fs::utimensat(&at, &**name, &times, AtFlags::SYMLINK_NOFOLLOW);
@@ -188,7 +196,7 @@ impl Touched {
                     drop(rustix::fs::openat(&at, &**name, flags, Mode::empty()));
                 }
             }
-            let _ = rustix::fs::futimens(&at, &mtime(directory.mtime));
+            let _ = rustix::fs::futimens(&at, &mtime(itself.mtime));
         }
         for (node, touch) in self.files {
             if let Ok(file) = open_by_handle(root, node, libc::O_RDONLY) {

@@ -65,8 +65,5 @@ mod stale_pages;
 mod threads;
 mod transaction_power_cut;
 mod undo;
-mod undo_of_clones;
 mod views;
-mod views_in_transactions;
-mod views_of_clones;
 mod xattr;
