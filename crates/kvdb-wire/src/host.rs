@@ -5,7 +5,17 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use kvdb::{CommitOptions, DictionaryId, Durability, Error, Kvdb, Transaction, TransactionOptions};
+use kvdb::{
+    CommitOptions, DictionaryId, DictionaryInfo, Durability, Error, Kvdb, Transaction,
+    TransactionOptions,
+};
+
+/// The dictionaries of a transaction's branch. Those of a durable one are in the snapshot that it
+/// began with, which lists them as of the main branch.
+pub fn dictionaries_of(transaction: &Transaction) -> kvdb::Result<Vec<DictionaryInfo>> {
+    let branch = if transaction.is_durable() { "" } else { transaction.branch() };
+    Ok(transaction.view()?.dictionaries_in(branch))
+}
 
 /// Begins and ends the transactions of clients.
 pub trait Host: Send + Sync {

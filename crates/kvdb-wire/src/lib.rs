@@ -57,7 +57,7 @@ pub use counts::RequestCounts;
 pub use error::{Error, Result};
 pub use failure::{Failure, FailureCode};
 pub use frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame, write_frame};
-pub use host::Host;
+pub use host::{Host, dictionaries_of};
 pub use reply::{ConflictKey, Reply};
 pub use request::Request;
 pub use served_transaction::{BeginOptions, Outcome, ServedSavepoint, ServedTransaction};

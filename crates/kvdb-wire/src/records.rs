@@ -68,14 +68,20 @@ impl Records {
     }
 
     /// The number of the last batch that an open transaction has noted.
-    pub fn batches(&self, transaction: &Transaction, key: &TransactionKey) -> Option<u64> {
-        let value = transaction.get(self.dict, key).ok()??;
-        match value.split_first()? {
-            (&OPEN, mut rest) => get_u64(&mut rest).ok(),
+    pub fn batches(
+        &self,
+        transaction: &Transaction,
+        key: &TransactionKey,
+    ) -> kvdb::Result<Option<u64>> {
+        let Some(value) = transaction.get(self.dict, key)? else { return Ok(None) };
+        Ok(match value.split_first() {
+            Some((&OPEN, mut rest)) => get_u64(&mut rest).ok(),
             // A commit that came to nothing: others were first, or the server ended before it.
-            (&COMMITTED, mut rest) => get_u64(&mut rest).and_then(|_| get_u64(&mut rest)).ok(),
+            Some((&COMMITTED, mut rest)) => {
+                get_u64(&mut rest).and_then(|_| get_u64(&mut rest)).ok()
+            }
             _ => None,
-        }
+        })
     }
 
     /// Has the transaction note that it has committed, in its commit, and with how many batches: it

@@ -20,10 +20,16 @@ const RANGES: usize = 1024;
 /// Bytes that may wait while the server does not take them; then changes are refused.
 const WAITING: usize = 16 << 20;
 impl ServedTransaction {
-    /// The values of some of these keys, from the first one on.
-    fn values(&self, dict: DictionaryId, keys: &[Bytes]) -> kvdb::Result<Vec<Option<Bytes>>> {
+    /// The values of some of these keys, from the first one on. `made`: how many changes there were
+    /// here when these keys were found to be unknown. A change since then may be newer than what
+    /// the server answers, so the answer is not kept.
+    fn values(
+        &self,
+        dict: DictionaryId,
+        keys: &[Bytes],
+        made: u64,
+    ) -> kvdb::Result<Vec<Option<Bytes>>> {
         let asked = first_keys(keys);
-        let made = self.state.lock().made;
         let request = |view| Request::GetMany { view, dict, keys: asked.clone() };
         match self.ask(request).map_err(|e| self.told(e))? {
             Reply::Values(values) if (1..=asked.len()).contains(&values.len()) => {
@@ -73,13 +79,15 @@ impl ServedView for ServedTransaction {
     fn get_many(&self, dict: DictionaryId, keys: &[&[u8]]) -> kvdb::Result<Vec<Option<Bytes>>> {
         self.check()?;
         let keys: Vec<Bytes> = keys.iter().map(|key| Bytes::copy_from_slice(key)).collect();
-        let (mut found, is_updated) = {
+        let look = || {
             let state = self.state.lock();
             let found: Vec<_> = keys.iter().map(|key| state.known(dict, key)).collect();
-            (found, keys.iter().any(|key| state.is_updated(dict, key)))
+            (found, keys.iter().any(|key| state.is_updated(dict, key)), state.made)
         };
+        let (mut found, is_updated, mut made) = look();
         if is_updated {
             self.send()?;
+            (found, _, made) = look();
         }
         let mut places: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
         while !places.is_empty() {
@@ -87,7 +95,7 @@ impl ServedView for ServedTransaction {
             let mut missing: Vec<Bytes> = Vec::with_capacity(places.len());
             let mut seen = HashSet::new();
             missing.extend(places.iter().map(|&i| &keys[i]).filter(|k| seen.insert(*k)).cloned());
-            let values = self.values(dict, &missing)?;
+            let values = self.values(dict, &missing, made)?;
             let known: HashMap<&Bytes, Option<Bytes>> = missing.iter().zip(values).collect();
             places.retain(|&place| match known.get(&keys[place]) {
                 Some(value) => {
@@ -141,15 +149,16 @@ impl ServedView for ServedTransaction {
     }
 
     fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) {
-        let keys: Vec<Bytes> = {
+        let (keys, made): (Vec<Bytes>, u64) = {
             let state = self.state.lock();
             let keys = keys.iter().map(|key| Bytes::copy_from_slice(key));
-            keys.filter(|key| state.known(dict, key).is_none() && !state.is_updated(dict, key))
-                .collect()
+            let unknown =
+                keys.filter(|key| state.known(dict, key).is_none() && !state.is_updated(dict, key));
+            (unknown.collect(), state.made)
         };
         let mut rest = &keys[..];
         while !rest.is_empty() {
-            match self.values(dict, rest) {
+            match self.values(dict, rest, made) {
                 Ok(values) => rest = &rest[values.len()..],
                 // The read of the key meets it again.
                 Err(_) => break,

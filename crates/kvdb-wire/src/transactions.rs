@@ -19,7 +19,7 @@ use kvdb::{
 use crate::body::{MAX_CONFLICTS, MAX_DICTIONARIES, TransactionKey};
 use crate::changes::dictionary_of;
 use crate::failure::{Failure, FailureCode, of_store};
-use crate::host::Host;
+use crate::host::{Host, dictionaries_of};
 use crate::records::Records;
 use crate::reply::{ConflictKey, Reply};
 
@@ -101,8 +101,14 @@ impl Transactions {
         if let Some(opened) = self.find_begun(&asked.key)? {
             return Ok(opened);
         }
-        if asked.joins {
+        // The request of a client that has gone on elsewhere may come late.
+        if asked.joins || self.records.has_committed(&asked.key).map_err(of_store)? {
             return Err(self.is_over(&asked.key));
+        }
+        // Branches of the store itself have the logs and the records of others.
+        if asked.branch.starts_with('.') {
+            let what = format!("{} is no clone", asked.branch);
+            return Err(Failure { code: FailureCode::NotAllowed, what });
         }
         let open = {
             let mut open = self.open.lock();
@@ -154,8 +160,7 @@ impl Transactions {
         transaction: Transaction,
         batches: u64,
     ) -> kvdb::Result<Arc<Opened>> {
-        let all = transaction.view()?.dictionaries_in(transaction.branch());
-        let dictionaries = all.into_iter().map(|info| info.id);
+        let dictionaries = dictionaries_of(&transaction)?.into_iter().map(|info| info.id);
         let dictionaries = dictionaries.filter(|dict| !self.records.is_own(*dict)).collect();
         let state = Mutex::new(State { batches, ..State::default() });
         let opened = Arc::new(Opened { key, transaction, dictionaries, state });
@@ -187,7 +192,12 @@ impl Transactions {
         }
         for info in self.db.transactions().iter().filter(|info| info.durable) {
             let Ok(transaction) = self.db.transaction(info.id) else { continue };
-            if let Some(batches) = self.records.batches(&transaction, key) {
+            // One that has ended meanwhile is none of this key any more.
+            let batches = match self.records.batches(&transaction, key) {
+                Err(e) if self.is_open(&transaction) => return Err(of_store(e)),
+                batches => batches.ok().flatten(),
+            };
+            if let Some(batches) = batches {
                 return self.add(*key, transaction, batches).map(Some).map_err(of_store);
             }
         }
@@ -201,7 +211,11 @@ impl Transactions {
     fn is_over(&self, key: &TransactionKey) -> Failure {
         let what = match self.records.has_committed(key) {
             Ok(true) => "the transaction has committed",
-            _ => "the transaction is over, without a commit: it was aborted, or its lease ended",
+            Ok(false) => {
+                "the transaction is over: it was aborted or its lease ended, if no one has \
+                 committed it where the store is"
+            }
+            Err(e) => return of_store(e),
         };
         Failure { code: FailureCode::NoView, what: what.into() }
     }
@@ -307,7 +321,12 @@ impl Transactions {
         drop(self.lock(opened)?);
         let count = count.clamp(1, MAX_RESERVED);
         let reserved = self.host.reserve_numbers(&opened.transaction, count);
-        reserved.map_err(|e| self.failed(opened, e))
+        let reserved = reserved.map_err(|e| self.failed(opened, e))?;
+        if opened.transaction.is_durable() {
+            // It may outlive this server, and so must the note that these numbers are given.
+            self.db.sync().map_err(of_store)?;
+        }
+        Ok(reserved)
     }
 
     /// Commits a transaction, once. Asked for again, it is told that it has committed.
@@ -391,8 +410,7 @@ impl Transactions {
     pub fn begun(&self, opened: &Opened, transaction: u64) -> Answer<Reply> {
         let batches = self.lock(opened)?.batches;
         let one = &opened.transaction;
-        let view = one.view().map_err(|e| self.failed(opened, e))?;
-        let all = view.dictionaries_in(one.branch()).into_iter();
+        let all = dictionaries_of(one).map_err(|e| self.failed(opened, e))?.into_iter();
         let mine = all.filter(|info| opened.may(info.id)).take(MAX_DICTIONARIES);
         let lease = one.options().idle_limit.unwrap_or_default();
         Ok(Reply::Begun {

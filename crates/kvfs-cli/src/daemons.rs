@@ -63,6 +63,8 @@ pub struct Record {
     pub begun_anew: Option<BegunAnew>,
     /// The keeper's number, and when it started.
     pub keeper: Option<(i32, u64)>,
+    /// The key of the durable transaction that it is a mount of, by which another one goes on.
+    pub key: Option<String>,
     /// What went wrong while the daemon closed the store; left for `kvfs umount` to tell.
     pub failure: Option<String>,
 }
@@ -152,6 +154,7 @@ impl Record {
             recovery: None,
             begun_anew: None,
             keeper: None,
+            key: None,
             failure: None,
         }
     }
@@ -350,7 +353,7 @@ impl Record {
             "log": self.log.as_deref().map(path), "recovery": self.recovery,
             "begun_anew": self.begun_anew.as_ref().map(|anew| json!([anew.count, anew.last])),
             "keeper": self.keeper.map(|(pid, started)| json!([pid, started])),
-            "failure": self.failure,
+            "key": self.key, "failure": self.failure,
         })
     }
 
@@ -379,6 +382,7 @@ impl Record {
                 .as_i64()
                 .and_then(|pid| pid.try_into().ok())
                 .zip(v["keeper"][1].as_u64()),
+            key: v["key"].as_str().map(Into::into),
             failure: v["failure"].as_str().map(Into::into),
         })
     }

@@ -335,9 +335,12 @@ fn announce(output: &Output, record: &Record) -> Outcome {
     if let Some(address) = &record.listen {
         said.push_str(&format!("\nkeys at {address}"));
     }
+    if let Some(key) = &record.key {
+        said.push_str(&format!("\nits transaction is durable: --txn --key {key} goes on with it"));
+    }
     let value = serde_json::json!({
         "pid": record.pid, "device": record.device, "metrics": record.metrics,
-        "listen": record.listen,
+        "listen": record.listen, "key": record.key,
         "recovery": record.recovery,
     });
     let paths = [

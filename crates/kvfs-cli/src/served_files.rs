@@ -30,7 +30,7 @@ impl Host for ServedFiles {
     }
 
     fn place(&self, transaction: &Transaction, dict: DictionaryId, key: &Bytes) -> Option<String> {
-        let all = transaction.view().ok()?.dictionaries_in(transaction.branch());
+        let all = kvdb_wire::dictionaries_of(transaction).ok()?;
         let name = all.into_iter().find(|info| info.id == dict)?.name;
         // The range that has this key alone.
         let end = [&key[..], &[0]].concat();

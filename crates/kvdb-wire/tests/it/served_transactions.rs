@@ -449,6 +449,9 @@ fn a_commit_that_is_asked_for_again_tells_the_first_outcome_also_of_another_serv
     let abort = |key| Request::Abort { key };
     let what = raw.is_refused(&abort([2; 16]), FailureCode::NoView);
     assert!(what.contains("has committed"), "{what}");
+    // What began it comes late: it begins no other one.
+    raw.is_refused(&request([2; 16]), FailureCode::NoView);
+    assert_eq!(store.db.transactions().len(), 0);
     // One that was never there, and one that was aborted.
     raw.is_refused(
         &Request::Commit { key: [3; 16], synced: true, batches: 0 },
@@ -521,6 +524,20 @@ fn a_client_reaches_no_dictionary_that_is_not_of_its_branch() {
         },
         FailureCode::Invalid,
     );
+}
+
+/// They have the logs and the records of others' transactions.
+#[test]
+fn no_client_begins_in_a_branch_of_the_store_itself() {
+    let (store, _) = store();
+    durable(&store.client());
+    let mut raw = Raw::greeted(&store);
+    for branch in [".store", ".transactions"] {
+        let mut asked = request([5; 16]);
+        let Request::Begin { branch: of, .. } = &mut asked else { unreachable!("it is one") };
+        *of = branch.into();
+        raw.is_refused(&asked, FailureCode::NotAllowed);
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::Machine;
-use kvdb::Kvdb;
+use kvdb::{Kvdb, ServedView};
 use kvdb_wire::{Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, Socket};
 use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::view_names::view_name;
@@ -212,6 +212,8 @@ fn serve(
         Record::of_this_process(mounted.device(), Path::new(&address), mounted.mount_point());
     record.source = source.into();
     record.log = log;
+    let durable = guest.as_ref().map(|guest| &guest.transaction).filter(|open| open.is_durable());
+    record.key = durable.map(|open| guest::key_text(&open.key()));
     record.write().map_err(|e| Failure::io("cannot write the record of the mount", &e))?;
     let listening = guest.clone().map(Guest::listen).transpose()?;
     let unmounter = mounted.unmounter();

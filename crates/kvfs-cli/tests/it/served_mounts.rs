@@ -236,7 +236,7 @@ fn a_mount_whose_daemon_is_killed_leaves_nothing_and_an_unmount_aborts() {
 fn a_durable_transaction_outlives_its_server_and_its_mount() {
     let Some(place) = Place::new() else { return };
     let serving = place.serve();
-    succeeds(place.mount("one").arg("--durable"));
+    let mounted = said(&succeeds(place.mount("one").arg("--durable")));
     let write = |at: &str, name: &str| {
         let mut file = std::fs::File::create(place.path(at).join(name)).expect("made");
         file.write_all(name.as_bytes()).expect("written");
@@ -252,6 +252,7 @@ fn a_durable_transaction_outlives_its_server_and_its_mount() {
     let told = said(&output);
     let key = told.split("--key ").nth(1).expect("the key of the transaction").trim();
     let key: String = key.chars().take_while(char::is_ascii_hexdigit).collect();
+    assert!(mounted.contains(&format!("--key {key} ")), "{mounted}");
     succeeds(place.mount("two").args(["--key", &key]));
     write("two", "third");
     let output = place.end("commit", "two");
@@ -260,6 +261,26 @@ fn a_durable_transaction_outlives_its_server_and_its_mount() {
     for name in ["first", "second", "third"] {
         place.has(&format!("/{name}"), Some(name));
     }
+}
+
+#[test]
+fn a_durable_transaction_of_a_clone_is_committed_to_the_clone() {
+    let Some(place) = Place::new() else { return };
+    let store = place.path("store");
+    succeeds(kvfs().args(["snapshot", "create"]).arg(&store).arg("base"));
+    succeeds(kvfs().args(["clone", "create"]).arg(&store).args(["base", "attempt"]));
+    let serving = place.serve();
+    succeeds(place.mount("one").args(["--durable", "-o", "clone=attempt"]));
+    let made = place.path("one").join("made");
+    std::fs::write(&made, "made").expect("written");
+    std::fs::File::open(&made).and_then(|file| file.sync_all()).expect("synced");
+    let output = place.end("commit", "one");
+    assert!(output.status.success(), "{}", said(&output));
+    drop(serving);
+    place.has("/made", None);
+    succeeds(kvfs().arg("mount").arg(&store).arg(place.path("local")));
+    let there = place.path("local").join(".kvfs/clone/attempt/made");
+    assert_eq!(std::fs::read(there).expect("read"), b"made");
 }
 
 #[test]
