@@ -212,8 +212,8 @@ impl Transactions {
         let what = match self.records.has_committed(key) {
             Ok(true) => "the transaction has committed",
             Ok(false) => {
-                "the transaction is over: it was aborted or its lease ended, if no one has \
-                 committed it where the store is"
+                "the transaction is over, without a commit of its client: it was aborted, or its \
+                 lease ended"
             }
             Err(e) => return of_store(e),
         };

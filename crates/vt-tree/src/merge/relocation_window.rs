@@ -125,10 +125,11 @@ impl RelocationWindow {
         self.before.retain(|(_, at)| *at >= far);
     }
 
-    /// The number of items in the first half of a window: all where all values move anyway, and
-    /// half of them where these take too much memory for a window.
+    /// The number of items in the first half of a window: all where spans decide nothing, since
+    /// all values move or none for its span, and half of them where these take too much memory for
+    /// a window.
     fn first_half(&self, placement: &Placement) -> usize {
-        if placement.moves_all() {
+        if placement.moves_all() || placement.values_at == 0 {
             return self.items.len();
         }
         let mut bytes = 0;
