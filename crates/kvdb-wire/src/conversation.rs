@@ -28,7 +28,7 @@ use crate::frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame_of, wri
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::socket::Socket;
-use crate::transactions::{Asked, Opened, Transactions, no_dictionary};
+use crate::transactions::{Asked, Held, Transactions, no_dictionary};
 
 /// Requests of one connection that may be under way; more of them wait in the socket.
 const UNDER_WAY: u32 = 64;
@@ -101,7 +101,7 @@ struct Views {
 #[derive(Clone)]
 enum OpenView {
     Snapshot(View),
-    Transaction(Arc<Opened>),
+    Transaction(Held),
 }
 
 impl Conversation {
@@ -224,29 +224,39 @@ impl Conversation {
             return Err(failure(FailureCode::NotAllowed, "this server lets clients read only"));
         };
         match request {
-            Request::Begin { key, serializable, durable, joins, lease, branch, label } => {
-                let asked = Asked { key, serializable, durable, joins, lease, branch, label };
-                self.begin(all, asked)
-            }
+            Request::Begin {
+                key,
+                serializable,
+                durable,
+                joins,
+                takes,
+                holder,
+                lease,
+                branch,
+                label,
+            } => self.begin(
+                all,
+                Asked { key, serializable, durable, joins, takes, holder, lease, branch, label },
+            ),
             Request::Apply { transaction, batch, changes } => {
-                all.apply(&*self.opened(transaction)?, batch, changes).map(|()| Reply::Done)
+                all.apply(&self.held(transaction)?, batch, changes).map(|()| Reply::Done)
             }
             Request::Commit { key, synced, batches } => all.commit(&key, batches, synced),
             Request::Abort { key } => all.abort(&key).map(|()| Reply::Done),
             Request::Sync { transaction } => {
-                all.sync(&*self.opened(transaction)?).map(|()| Reply::Done)
+                all.sync(&self.held(transaction)?).map(|()| Reply::Done)
             }
             Request::Lease { transaction } => {
-                all.renew(&*self.opened(transaction)?).map(|()| Reply::Done)
+                all.renew(&self.held(transaction)?).map(|()| Reply::Done)
             }
             Request::Savepoint { transaction, batch } => {
-                all.savepoint(&*self.opened(transaction)?, batch).map(|()| Reply::Done)
+                all.savepoint(&self.held(transaction)?, batch).map(|()| Reply::Done)
             }
             Request::RollBack { transaction, batch, to } => {
-                all.roll_back(&*self.opened(transaction)?, batch, to).map(|()| Reply::Done)
+                all.roll_back(&self.held(transaction)?, batch, to).map(|()| Reply::Done)
             }
             Request::Reserve { transaction, count } => {
-                let range = all.reserve(&*self.opened(transaction)?, count)?;
+                let range = all.reserve(&self.held(transaction)?, count)?;
                 let count = u32::try_from(range.end - range.start).unwrap_or(u32::MAX);
                 Ok(Reply::Reserved { first: range.start, count })
             }
@@ -267,38 +277,36 @@ impl Conversation {
         {
             let mut views = self.views.lock();
             views.open.retain(|_, view| match view {
-                OpenView::Transaction(opened) => {
-                    self.db.transaction(opened.transaction.id()).is_ok()
-                }
+                OpenView::Transaction(held) => self.db.transaction(held.transaction.id()).is_ok(),
                 OpenView::Snapshot(_) => true,
             });
             if views.number_of(&key).is_none() && is_full(&views) {
                 return Err(limit());
             }
         }
-        let opened = all.begin(asked)?;
+        let held = all.begin(asked)?;
         let number = {
             let mut views = self.views.lock();
             match views.number_of(&key) {
                 Some(number) => {
-                    views.open.insert(number, OpenView::Transaction(opened.clone()));
+                    views.open.insert(number, OpenView::Transaction(held.clone()));
                     number
                 }
                 None if is_full(&views) => return Err(limit()),
                 None => {
                     views.last += 1;
                     let number = views.last;
-                    views.open.insert(number, OpenView::Transaction(opened.clone()));
+                    views.open.insert(number, OpenView::Transaction(held.clone()));
                     number
                 }
             }
         };
-        all.begun(&opened, number)
+        all.begun(&held, number)
     }
 
-    fn opened(&self, transaction: u64) -> std::result::Result<Arc<Opened>, Failure> {
+    fn held(&self, transaction: u64) -> std::result::Result<Held, Failure> {
         match self.views.lock().open.get(&transaction) {
-            Some(OpenView::Transaction(opened)) => Ok(opened.clone()),
+            Some(OpenView::Transaction(held)) => Ok(held.clone()),
             _ => Err(no_view()),
         }
     }
@@ -349,12 +357,12 @@ impl Conversation {
         read: Reads<'_>,
     ) -> std::result::Result<View, Failure> {
         let found = self.views.lock().open.get(&view).cloned().ok_or_else(no_view)?;
-        let opened = match found {
+        let held = match found {
             OpenView::Snapshot(view) => return Ok(view),
-            OpenView::Transaction(opened) if opened.may(dict) => opened,
+            OpenView::Transaction(held) if held.may(dict) => held,
             OpenView::Transaction(_) => return Err(no_dictionary(dict)),
         };
-        let transaction = &opened.transaction;
+        let transaction = &held.transaction;
         let locked = match read {
             _ if transaction.isolation() == Isolation::Snapshot => Ok(()),
             Reads::Keys(keys) => {
@@ -374,7 +382,7 @@ impl Views {
     /// The number of the transaction of this key.
     fn number_of(&self, key: &TransactionKey) -> Option<u64> {
         let of = |view: &OpenView| match view {
-            OpenView::Transaction(opened) => opened.key == *key,
+            OpenView::Transaction(held) => held.key == *key,
             OpenView::Snapshot(_) => false,
         };
         self.open.iter().find(|(_, view)| of(view)).map(|(number, _)| *number)

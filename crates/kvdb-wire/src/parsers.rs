@@ -68,16 +68,21 @@ mod tests {
     }
 
     fn begin() -> impl Strategy<Value = Request> {
-        let flags = any::<(bool, bool, bool)>();
-        (any::<[u8; 16]>(), flags, any::<u32>(), "\\PC{0,20}", "\\PC{0,20}").prop_map(
-            |(key, (serializable, durable, joins), lease, branch, label)| Request::Begin {
-                key,
-                serializable,
-                durable,
-                joins,
-                lease,
-                branch,
-                label,
+        let flags = any::<(bool, bool, bool, bool)>();
+        let who = any::<([u8; 16], u64)>();
+        (who, flags, any::<u32>(), "\\PC{0,20}", "\\PC{0,20}").prop_map(
+            |((key, holder), (serializable, durable, joins, takes), lease, branch, label)| {
+                Request::Begin {
+                    key,
+                    serializable,
+                    durable,
+                    joins,
+                    takes,
+                    holder,
+                    lease,
+                    branch,
+                    label,
+                }
             },
         )
     }

@@ -35,6 +35,7 @@ const KEYS_ONLY: u8 = 2;
 const SERIALIZABLE: u8 = 1;
 const DURABLE: u8 = 2;
 const JOINS: u8 = 4;
+const TAKES: u8 = 8;
 /// Of a commit and a snapshot.
 const SYNCED: u8 = 1;
 
@@ -109,6 +110,10 @@ pub enum Request {
         durable: bool,
         /// It must be there, and none is begun.
         joins: bool,
+        /// Another client may have it, which may not go on with it then.
+        takes: bool,
+        /// Tells this client from others that know the key.
+        holder: u64,
         /// It ends when it was not asked of for so many milliseconds. The server has limits.
         lease: u32,
         /// The branch that it is of; empty: the main branch.
@@ -257,12 +262,24 @@ impl Request {
                 put_u64(&mut out, *view);
                 DROP
             }
-            Request::Begin { key, serializable, durable, joins, lease, branch, label } => {
+            Request::Begin {
+                key,
+                serializable,
+                durable,
+                joins,
+                takes,
+                holder,
+                lease,
+                branch,
+                label,
+            } => {
                 let flags = flag(*serializable, SERIALIZABLE)
                     | flag(*durable, DURABLE)
-                    | flag(*joins, JOINS);
+                    | flag(*joins, JOINS)
+                    | flag(*takes, TAKES);
                 out.push(flags);
                 out.extend_from_slice(key);
+                put_u64(&mut out, *holder);
                 put_u64(&mut out, u64::from(*lease));
                 put_bytes(&mut out, branch.as_bytes());
                 put_bytes(&mut out, label.as_bytes());
@@ -370,12 +387,14 @@ impl Request {
             }
             DROP => Request::Drop { view: body.number()? },
             BEGIN => {
-                let flags = body.flags(SERIALIZABLE | DURABLE | JOINS)?;
+                let flags = body.flags(SERIALIZABLE | DURABLE | JOINS | TAKES)?;
                 Request::Begin {
                     serializable: flags & SERIALIZABLE != 0,
                     durable: flags & DURABLE != 0,
                     joins: flags & JOINS != 0,
+                    takes: flags & TAKES != 0,
                     key: body.fixed()?,
+                    holder: body.number()?,
                     lease: body.small()?,
                     branch: body.name()?,
                     label: body.name()?,

@@ -83,6 +83,8 @@ pub struct ServedTransaction {
     client: Arc<Client>,
     key: TransactionKey,
     pub(crate) durable: bool,
+    /// Tells this one from others with the key.
+    holder: u64,
     begun: BeginOptions,
     id: TransactionId,
     pub(crate) space: Space,
@@ -117,9 +119,11 @@ impl ServedTransaction {
     ) -> Result<ServedTransaction> {
         let deadline = client.deadline();
         let mut there = None;
+        let holder = random_holder()?;
         let asked = retried(deadline, || {
             let connection = client.connection(deadline)?;
-            let reply = connection.call(&request_of(key, &begun, joins), deadline)?;
+            let reply =
+                connection.call(&request_of((key, holder), &begun, joins, joins), deadline)?;
             there = Some(connection);
             Ok(reply)
         });
@@ -131,6 +135,7 @@ impl ServedTransaction {
             key,
             // One that does not end by itself.
             durable: lease == 0,
+            holder,
             begun,
             id: TransactionId(id),
             space,
@@ -159,7 +164,7 @@ impl ServedTransaction {
         let connection = self.client.connection(deadline)?;
         let is_there = |(there, _): &(Arc<Connection>, u64)| Arc::ptr_eq(there, &connection);
         self.open.get(deadline, is_there, || {
-            let request = request_of(self.key, &self.begun, true);
+            let request = request_of((self.key, self.holder), &self.begun, true, false);
             let Reply::Begun { transaction, batches, dictionaries, .. } =
                 connection.call(&request, deadline)?
             else {
@@ -420,16 +425,28 @@ impl Drop for ServedTransaction {
     }
 }
 
-fn request_of(key: TransactionKey, options: &BeginOptions, joins: bool) -> Request {
+fn request_of(
+    (key, holder): (TransactionKey, u64),
+    options: &BeginOptions,
+    joins: bool,
+    takes: bool,
+) -> Request {
     Request::Begin {
         key,
+        holder,
         serializable: options.serializable,
         durable: options.durable,
         joins,
+        takes,
         lease: u32::try_from(options.lease.as_millis()).unwrap_or(u32::MAX).max(1),
         branch: options.branch.clone(),
         label: options.label.clone(),
     }
+}
+
+fn random_holder() -> Result<u64> {
+    let bytes = random_key()?;
+    Ok(u64::from_be_bytes(std::array::from_fn(|i| bytes[i])))
 }
 
 /// Bytes that no other client draws, nor guesses.

@@ -41,6 +41,8 @@ pub(crate) struct Asked {
     pub serializable: bool,
     pub durable: bool,
     pub joins: bool,
+    pub takes: bool,
+    pub holder: u64,
     pub lease: u32,
     pub branch: String,
     pub label: String,
@@ -69,8 +71,26 @@ pub(crate) struct Opened {
     state: Mutex<State>,
 }
 
+/// An open transaction as a client has it that has begun it, or has gone on with it.
+#[derive(Clone)]
+pub(crate) struct Held {
+    opened: Arc<Opened>,
+    holder: u64,
+}
+
+impl std::ops::Deref for Held {
+    type Target = Opened;
+
+    fn deref(&self) -> &Opened {
+        &self.opened
+    }
+}
+
 #[derive(Default)]
 struct State {
+    /// The client that has it: what another one sends that had it before is refused. `None`: none
+    /// has come since this server was begun.
+    holder: Option<u64>,
     /// The number of the last batch.
     batches: u64,
     savepoints: BTreeMap<u64, Savepoint>,
@@ -96,7 +116,21 @@ impl Transactions {
     }
 
     /// Begins a transaction, or goes on with the one that has this key.
-    pub fn begin(&self, asked: Asked) -> Answer<Arc<Opened>> {
+    pub fn begin(&self, asked: Asked) -> Answer<Held> {
+        let (holder, takes) = (asked.holder, asked.takes);
+        let opened = self.begin_or_find(asked)?;
+        {
+            let mut state = opened.state.lock();
+            if takes || state.holder.is_none() {
+                state.holder = Some(holder);
+            }
+        }
+        let held = Held { opened, holder };
+        drop(self.lock(&held)?);
+        Ok(held)
+    }
+
+    fn begin_or_find(&self, asked: Asked) -> Answer<Arc<Opened>> {
         let _beginning = self.beginning.lock();
         if let Some(opened) = self.find_begun(&asked.key)? {
             return Ok(opened);
@@ -228,13 +262,20 @@ impl Transactions {
         }
     }
 
-    fn lock<'a>(&self, opened: &'a Opened) -> Answer<MutexGuard<'a, State>> {
-        let state = opened.state.lock();
-        if state.is_over { Err(self.is_over(&opened.key)) } else { Ok(state) }
+    fn lock<'a>(&self, held: &'a Held) -> Answer<MutexGuard<'a, State>> {
+        let state = held.state.lock();
+        if state.is_over {
+            return Err(self.is_over(&held.key));
+        }
+        if state.holder != Some(held.holder) {
+            let what = "another client has taken the transaction up";
+            return Err(Failure { code: FailureCode::NoView, what: what.into() });
+        }
+        Ok(state)
     }
 
     /// `None`: the batch of this number is there already.
-    fn next<'a>(&self, opened: &'a Opened, number: u64) -> Answer<Option<MutexGuard<'a, State>>> {
+    fn next<'a>(&self, opened: &'a Held, number: u64) -> Answer<Option<MutexGuard<'a, State>>> {
         let state = self.lock(opened)?;
         match number {
             number if number == state.batches + 1 => Ok(Some(state)),
@@ -248,7 +289,7 @@ impl Transactions {
     }
 
     /// Applies a batch, once.
-    pub fn apply(&self, opened: &Opened, number: u64, changes: Vec<ServedChange>) -> Answer<()> {
+    pub fn apply(&self, opened: &Held, number: u64, changes: Vec<ServedChange>) -> Answer<()> {
         if let Some(change) = changes.iter().find(|change| !opened.may(dictionary_of(change))) {
             return Err(no_dictionary(dictionary_of(change)));
         }
@@ -282,7 +323,7 @@ impl Transactions {
     }
 
     /// Marks a state, once.
-    pub fn savepoint(&self, opened: &Opened, number: u64) -> Answer<()> {
+    pub fn savepoint(&self, opened: &Held, number: u64) -> Answer<()> {
         let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
         let savepoint = opened.transaction.savepoint().map_err(|e| self.failed(opened, e))?;
         self.apply_note(opened, number)?;
@@ -292,7 +333,7 @@ impl Transactions {
     }
 
     /// Goes back to a savepoint, once.
-    pub fn roll_back(&self, opened: &Opened, number: u64, to: u64) -> Answer<()> {
+    pub fn roll_back(&self, opened: &Held, number: u64, to: u64) -> Answer<()> {
         let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
         let Some(savepoint) = state.savepoints.get(&to) else {
             let what = "there is no such savepoint: it is gone with a later one, or a restart";
@@ -306,18 +347,18 @@ impl Transactions {
     }
 
     /// Has all that was applied on disk, if it is durable.
-    pub fn sync(&self, opened: &Opened) -> Answer<()> {
+    pub fn sync(&self, opened: &Held) -> Answer<()> {
         drop(self.lock(opened)?);
         opened.transaction.sync().map_err(|e| self.failed(opened, e))
     }
 
     /// The client is still there.
-    pub fn renew(&self, opened: &Opened) -> Answer<()> {
+    pub fn renew(&self, opened: &Held) -> Answer<()> {
         drop(self.lock(opened)?);
         opened.transaction.revision().map(drop).map_err(|e| self.failed(opened, e))
     }
 
-    pub fn reserve(&self, opened: &Opened, count: u32) -> Answer<Range<u64>> {
+    pub fn reserve(&self, opened: &Held, count: u32) -> Answer<Range<u64>> {
         drop(self.lock(opened)?);
         let count = count.clamp(1, MAX_RESERVED);
         let reserved = self.host.reserve_numbers(&opened.transaction, count);
@@ -407,7 +448,7 @@ impl Transactions {
     }
 
     /// The answer to a client that has begun it, or goes on with it.
-    pub fn begun(&self, opened: &Opened, transaction: u64) -> Answer<Reply> {
+    pub fn begun(&self, opened: &Held, transaction: u64) -> Answer<Reply> {
         let batches = self.lock(opened)?.batches;
         let one = &opened.transaction;
         let all = dictionaries_of(one).map_err(|e| self.failed(opened, e))?.into_iter();

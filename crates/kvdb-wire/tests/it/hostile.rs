@@ -147,6 +147,8 @@ fn a_reader_can_change_nothing_by_any_request() {
             serializable: false,
             durable: false,
             joins: false,
+            takes: false,
+            holder: 1,
             lease: 0,
             branch: String::new(),
             label: String::new(),

@@ -241,6 +241,28 @@ fn a_durable_transaction_is_taken_up_by_its_key_by_another_client_of_another_ser
     assert_eq!(store.db.view().scan(dict, b"", b"", 9).unwrap().len(), 2);
 }
 
+/// Else what one of them sends would be taken for what the other one has sent with that number.
+#[test]
+fn of_two_clients_that_go_on_with_one_transaction_the_later_one_has_it() {
+    let (store, dict) = store();
+    let (first, other) = (store.client(), store.client());
+    let one = durable(&first);
+    let scope = |of: &Arc<ServedTransaction>| Scope::Served(of.clone());
+    put(&scope(&one), dict, "both", "before");
+    one.send().unwrap();
+    let two = Arc::new(ServedTransaction::take_up(&other, one.key()).unwrap());
+    put(&scope(&one), dict, "of the first", "lost");
+    let refused = one.send().unwrap_err();
+    assert!(matches!(refused, kvdb::Error::NoTransaction(_)), "{refused}");
+    assert!(one.over().unwrap().contains("another client"), "{:?}", one.over());
+    put(&scope(&two), dict, "of the second", "kept");
+    two.send().unwrap();
+    assert_eq!(two.commit(true).unwrap(), Outcome::Committed);
+    let of = |key: &str| text(store.db.get(dict, key.as_bytes()).unwrap());
+    assert_eq!(of("both").as_deref(), Some("before"));
+    assert_eq!((of("of the first"), of("of the second").as_deref()), (None, Some("kept")));
+}
+
 #[test]
 fn a_server_that_is_begun_again_between_batches_goes_on_with_a_durable_transaction() {
     let (mut store, dict) = store();
@@ -395,6 +417,8 @@ fn request(key: TransactionKey) -> Request {
         serializable: false,
         durable: false,
         joins: false,
+        takes: false,
+        holder: 1,
         lease: 0,
         branch: String::new(),
         label: String::new(),
@@ -518,6 +542,8 @@ fn a_client_reaches_no_dictionary_that_is_not_of_its_branch() {
             serializable: true,
             durable: true,
             joins: false,
+            takes: false,
+            holder: 1,
             lease: 0,
             branch: String::new(),
             label: String::new(),

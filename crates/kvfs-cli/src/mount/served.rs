@@ -192,6 +192,8 @@ fn serve(
     daemon::prepare_process();
     let log = daemon::start_log(options.log.as_deref())?;
     let (fs, client, transaction) = open(server, view, options)?;
+    let is_new = matches!(view, View::Transaction(Asked { key: None, .. }));
+    let mut unmounted = Unmounted(transaction.clone().filter(|_| is_new));
     let address = server.address();
     // There is no view but this one, so the store of views is an empty one in memory.
     let views = Views::new(Kvdb::in_memory(), fs.clone());
@@ -235,6 +237,7 @@ fn serve(
     std::fs::metadata(at)
         .map_err(|e| Failure::io(format!("the mount on {} does not answer", at.display()), &e))?;
     ready(&record)?;
+    unmounted.0 = None;
     let served = mounted.wait();
     handle.close();
     drop(listening);
@@ -245,6 +248,20 @@ fn serve(
     }
     record.remove();
     served.map(drop).map_err(failures::of_mount)
+}
+
+/// A transaction that was begun for a mount that is not there yet. Without the mount it is of no
+/// use, and a durable one would stay, so it is aborted when this is dropped.
+struct Unmounted(Option<Arc<ServedTransaction>>);
+
+impl Drop for Unmounted {
+    fn drop(&mut self) {
+        if let Some(transaction) = &self.0
+            && let Err(e) = transaction.abort()
+        {
+            tracing::warn!("transaction {} stays with the server: {e}", transaction.id());
+        }
+    }
 }
 
 /// The file system, who asks for it, and its transaction.
