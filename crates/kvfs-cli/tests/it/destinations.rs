@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::path_uses::{PATHS, Use};
-use crate::place::{Place, kvfs, succeeds, text};
+use crate::place::{Place, kvfs, mount_table, succeeds, text};
 
 const USAGE: i32 = 2;
 const BUSY: i32 = 4;
@@ -211,7 +211,7 @@ fn no_command_writes_onto_a_store() {
                 assert!(!ended.status.success(), "{command:?}: {}", text(&ended.stdout));
             }
         }
-        let mounted = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        let mounted = mount_table();
         assert!(!mounted.contains(lab.at("elsewhere").to_str().expect("UTF-8")), "{mounted}");
         lab.is_whole();
     }

@@ -18,9 +18,7 @@ pub struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         // Every mount a failed test left behind; dead ones, too.
-        while fs::read_to_string("/proc/self/mountinfo")
-            .is_ok_and(|t| t.contains(self.mnt().to_str().unwrap_or("?")))
-        {
+        while mount_table().contains(self.mnt().to_str().unwrap_or("?")) {
             if kvfs(&["umount", "--force"])
                 .arg(self.mnt())
                 .output()
@@ -142,9 +140,17 @@ impl Place {
 
     /// The mount's line in the kernel's table.
     pub fn entry(&self) -> Option<String> {
-        let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
-        table.lines().rfind(|l| l.contains(self.mnt().to_str().expect("UTF-8"))).map(String::from)
+        mount_table()
+            .lines()
+            .rfind(|l| l.contains(self.mnt().to_str().expect("UTF-8")))
+            .map(String::from)
     }
+}
+
+/// The kernel's table of mounts. Other tests mount on paths that are not UTF-8.
+pub fn mount_table() -> String {
+    let table = fs::read("/proc/self/mountinfo").expect("mountinfo");
+    String::from_utf8_lossy(&table).into_owned()
 }
 
 pub fn kill(pid: i32, signal: Signal) {
