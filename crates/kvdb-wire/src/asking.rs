@@ -1,5 +1,7 @@
-//! How views of a client ask: again after a connection has failed, until the deadline of the call.
+//! How views of a client ask: again after a connection has failed, until the deadline of the call,
+//! and for what they have not got yet.
 
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -36,4 +38,29 @@ pub(crate) fn first_keys(keys: &[Bytes]) -> Vec<Bytes> {
         bytes <= KEY_BYTES.max(key.len())
     });
     fitting.cloned().collect()
+}
+
+/// The values of keys of which some are `found`. The others are asked for, each once, however often
+/// it is among them; an answer may be of the first ones only.
+pub(crate) fn with_missing(
+    keys: &[Bytes],
+    mut found: Vec<Option<Option<Bytes>>>,
+    mut ask: impl FnMut(&[Bytes]) -> kvdb::Result<Vec<Option<Bytes>>>,
+) -> kvdb::Result<Vec<Option<Bytes>>> {
+    let mut places: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
+    while !places.is_empty() {
+        let mut seen = HashSet::new();
+        let missing = places.iter().map(|&i| &keys[i]).filter(|key| seen.insert(*key));
+        let missing: Vec<Bytes> = missing.cloned().collect();
+        let values = ask(&missing)?;
+        let known: HashMap<&Bytes, Option<Bytes>> = missing.iter().zip(values).collect();
+        places.retain(|&place| match known.get(&keys[place]) {
+            Some(value) => {
+                found[place] = Some(value.clone());
+                false
+            }
+            None => true,
+        });
+    }
+    Ok(found.into_iter().map(Option::flatten).collect())
 }

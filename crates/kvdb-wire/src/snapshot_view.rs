@@ -2,7 +2,7 @@
 //! on the next one, by the name of the snapshot, whose id and the numbers of whose dictionaries say
 //! that it is still the same.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{DictionaryId, PageRequest, ServedView, Space, TuplePage};
 
-use crate::asking::{first_keys, retried};
+use crate::asking::{first_keys, retried, with_missing};
 use crate::body::{ANSWER_BYTES, MAX_TUPLES};
 use crate::client::{Client, Connection};
 use crate::error::{Error, Result};
@@ -151,27 +151,11 @@ impl ServedView for SnapshotView {
 
     fn get_many(&self, dict: DictionaryId, keys: &[&[u8]]) -> kvdb::Result<Vec<Option<Bytes>>> {
         let keys: Vec<Bytes> = keys.iter().map(|key| Bytes::copy_from_slice(key)).collect();
-        let mut found: Vec<Option<Option<Bytes>>> = {
+        let found = {
             let pages = self.pages.lock();
             keys.iter().map(|key| pages.value(dict, key)).collect()
         };
-        let mut places: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
-        while !places.is_empty() {
-            // Each key once, however often it is asked for.
-            let mut missing: Vec<Bytes> = Vec::with_capacity(places.len());
-            let mut seen = HashSet::new();
-            missing.extend(places.iter().map(|&i| &keys[i]).filter(|k| seen.insert(*k)).cloned());
-            let values = self.values(dict, &missing)?;
-            let known: HashMap<&Bytes, Option<Bytes>> = missing.iter().zip(values).collect();
-            places.retain(|&place| match known.get(&keys[place]) {
-                Some(value) => {
-                    found[place] = Some(value.clone());
-                    false
-                }
-                None => true,
-            });
-        }
-        Ok(found.into_iter().map(Option::flatten).collect())
+        with_missing(&keys, found, |missing| self.values(dict, missing))
     }
 
     fn page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {

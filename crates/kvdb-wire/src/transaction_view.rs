@@ -1,12 +1,11 @@
 //! A served transaction as a view: what was changed here is seen over what the server says.
 
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, PageRequest, ServedChange, ServedView, Space, TuplePage};
 
-use crate::asking::first_keys;
+use crate::asking::{first_keys, with_missing};
 use crate::body::{ANSWER_BYTES, MAX_TUPLES};
 use crate::error::Error;
 use crate::reply::Reply;
@@ -89,23 +88,7 @@ impl ServedView for ServedTransaction {
             self.send()?;
             (found, _, made) = look();
         }
-        let mut places: Vec<usize> = (0..keys.len()).filter(|&i| found[i].is_none()).collect();
-        while !places.is_empty() {
-            // Each key once, however often it is asked for.
-            let mut missing: Vec<Bytes> = Vec::with_capacity(places.len());
-            let mut seen = HashSet::new();
-            missing.extend(places.iter().map(|&i| &keys[i]).filter(|k| seen.insert(*k)).cloned());
-            let values = self.values(dict, &missing, made)?;
-            let known: HashMap<&Bytes, Option<Bytes>> = missing.iter().zip(values).collect();
-            places.retain(|&place| match known.get(&keys[place]) {
-                Some(value) => {
-                    found[place] = Some(value.clone());
-                    false
-                }
-                None => true,
-            });
-        }
-        Ok(found.into_iter().map(Option::flatten).collect())
+        with_missing(&keys, found, |missing| self.values(dict, missing, made))
     }
 
     fn page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {

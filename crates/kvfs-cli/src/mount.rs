@@ -5,11 +5,11 @@
 //! (`--serving`): it reports through its standard output, a pipe, that the mount answers or what
 //! went wrong; the one in front prints that and ends.
 //!
-//! mount(8) and `/etc/fstab` come in by `helper`: as `mount.fuse.kvfs` or `mount.kvfs`, or through
+//! mount(8) and `/etc/fstab` come in by `mount8`: as `mount.fuse.kvfs` or `mount.kvfs`, or through
 //! `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`. A snapshot of a store that `kvfs serve`
 //! serves is mounted by `served`.
 
-mod helper;
+mod mount8;
 mod served;
 
 use std::ffi::OsString;
@@ -17,8 +17,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-pub use helper::run_as_mount_helper;
 use kvfs_fuse::{Unmount, mounts, unmount};
+pub use mount8::run_as_mount_helper;
 use places::{Address, local_copies};
 
 use crate::daemon::{self, Begin};
