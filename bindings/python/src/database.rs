@@ -235,8 +235,8 @@ impl Database {
     /// The commits that can be undone, the oldest first.
     fn commits(&self, py: Python<'_>) -> PyResult<Vec<ListedCommit>> {
         self.call(py, |open| {
-            let all = open.db.undoable_commits().into_iter();
-            Ok(all.map(|c| (c.number, c.label, c.created.as_secs_f64(), c.held_bytes)).collect())
+            let all = open.db.undoable_commits_and_bytes().into_iter();
+            Ok(all.map(|(c, held)| (c.number, c.label, c.created.as_secs_f64(), held)).collect())
         })
     }
 

@@ -46,6 +46,9 @@ pub fn of(
     all: &[(&[u8], bool)],
 ) -> Vec<Option<UndoableCommit>> {
     let mut authors: Vec<Option<UndoableCommit>> = vec![None; all.len()];
+    if all.is_empty() {
+        return authors;
+    }
     let commits = s.db().undoable_commits().into_iter().rev();
     let is_one = |c: &UndoableCommit| c.branch == branch && c.number > since;
     for commit in commits.filter(|c| is_one(c) && (but.is_empty() || c.label != but)) {

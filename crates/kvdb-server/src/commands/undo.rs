@@ -30,9 +30,10 @@ pub fn commits(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     if args.len() > 2 {
         return changed_by(s, args, out);
     }
-    let all = undoable(s);
+    let mut all = s.db().undoable_commits_and_bytes();
+    all.retain(|(commit, _)| Some(&*commit.branch) == s.place.branch());
     out.array(all.len());
-    for commit in all {
+    for (commit, held_bytes) in all {
         out.map(4);
         out.bulk(b"number");
         out.integer(commit.number as i64);
@@ -41,7 +42,7 @@ pub fn commits(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
         out.bulk(b"created");
         out.integer(commit.created.as_secs() as i64);
         out.bulk(b"held_bytes");
-        out.integer(commit.held_bytes as i64);
+        out.integer(held_bytes as i64);
     }
     Ok(())
 }

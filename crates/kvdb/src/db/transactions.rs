@@ -55,6 +55,12 @@ impl Kvdb {
         self.db.0.transactions.undoable_commits()
     }
 
+    /// Returns the same commits, each with the bytes that are given back when it cannot be undone
+    /// any more, as far as is known without reading. It costs a look at all snapshots.
+    pub fn undoable_commits_and_bytes(&self) -> Vec<(UndoableCommit, u64)> {
+        self.db.0.transactions.undoable_commits_and_bytes()
+    }
+
     /// The states right before and right after a commit that can be undone.
     pub fn states_around(&self, number: u64) -> Result<(View, View)> {
         self.db.0.transactions.states_around(number)

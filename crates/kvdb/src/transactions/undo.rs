@@ -52,9 +52,14 @@ pub struct UndoableCommit {
     pub label: String,
     /// When it was made, since 1970.
     pub created: Duration,
-    /// Bytes that are given back when it cannot be undone any more, as far as is known without
-    /// reading.
-    pub held_bytes: u64,
+}
+
+impl UndoableCommit {
+    fn between([_, after]: &[Arc<Snapshot>; 2]) -> UndoableCommit {
+        let Label { name, branch, created, seq, .. } = &after.label;
+        let (branch, label) = (branch.clone(), Side::label(name).to_owned());
+        UndoableCommit { number: *seq, branch, label, created: *created }
+    }
 }
 
 /// Makes the two snapshots of a commit.
@@ -103,17 +108,20 @@ impl SnapshotMaker for StatesAround<'_> {
 }
 
 impl Transactions {
-    /// The newest last.
+    /// Returns the commits that can be undone, the newest last.
     pub(crate) fn undoable_commits(&self) -> Vec<UndoableCommit> {
+        let mut commits: Vec<_> =
+            self.parts.snapshots.around_commits().iter().map(UndoableCommit::between).collect();
+        commits.sort_by_key(|commit| commit.number);
+        commits
+    }
+
+    /// Returns the same with the bytes that each holds, which are found by a look at all snapshots.
+    pub(crate) fn undoable_commits_and_bytes(&self) -> Vec<(UndoableCommit, u64)> {
         let all = self.parts.snapshots.around_commits();
         let held = self.parts.snapshotter.held_by(&all);
-        let commit = |([_, after], held_bytes): (&[Arc<Snapshot>; 2], u64)| {
-            let Label { name, branch, created, seq, .. } = &after.label;
-            let (branch, label) = (branch.clone(), Side::label(name).to_owned());
-            UndoableCommit { number: *seq, branch, label, created: *created, held_bytes }
-        };
-        let mut commits: Vec<_> = all.iter().zip(held).map(commit).collect();
-        commits.sort_by_key(|commit| commit.number);
+        let mut commits: Vec<_> = all.iter().map(UndoableCommit::between).zip(held).collect();
+        commits.sort_by_key(|(commit, _)| commit.number);
         commits
     }
 

@@ -25,7 +25,15 @@ pub const STEPS: &[Step] = &[
     (&["Kvdb::recover_path"], restored),
     (&["Transaction::is_outdated"], conflicts),
     (&["Kvdb::set_merge"], joined),
-    (&["Transaction::change_back", "Kvdb::undoable_commits", "Kvdb::states_around"], undone),
+    (
+        &[
+            "Transaction::change_back",
+            "Kvdb::undoable_commits",
+            "Kvdb::undoable_commits_and_bytes",
+            "Kvdb::states_around",
+        ],
+        undone,
+    ),
     (&["Transaction::lock_key"], lock_each),
     (&["Transaction::lock_range"], lock_all),
     (
@@ -185,6 +193,8 @@ fn undone(w: &mut World) -> Result<()> {
         }
         t.commit(Durability::Buffered)?;
         let commit = w.db.undoable_commits().pop().expect("it can be undone");
+        let counted = w.db.undoable_commits_and_bytes().pop().expect("the same one");
+        assert_eq!(counted.0, commit);
         let (before, after) = w.db.states_around(commit.number)?;
         let undo = begin(w, Isolation::Snapshot)?;
         assert_eq!(undo.change_back(&[w.small, w.large, w.free], &before, &after)?, []);

@@ -677,10 +677,17 @@ fn keep(w: &mut World) {
 /// Every commit that can be undone has the states around it; and one of them is undone, or cannot
 /// be because of what came since.
 pub fn undo(w: &mut World) -> Result<(), Dead> {
-    for name in ["Kvdb::undoable_commits", "Kvdb::states_around", "Transaction::change_back"] {
+    for name in [
+        "Kvdb::undoable_commits",
+        "Kvdb::undoable_commits_and_bytes",
+        "Kvdb::states_around",
+        "Transaction::change_back",
+    ] {
         w.call(name);
     }
     let commits = w.db.undoable_commits();
+    let (same, _): (Vec<_>, Vec<u64>) = w.db.undoable_commits_and_bytes().into_iter().unzip();
+    assert_eq!(same, commits, "{}", w.what());
     // A full store lets go of them.
     w.undoable.retain(|number, _| commits.iter().any(|commit| commit.number == *number));
     assert_eq!(commits.len(), w.undoable.len(), "{}: {commits:?}", w.what());
