@@ -32,8 +32,8 @@ impl CommitPipeline {
         let deferred = large
             && (durability == Durability::Buffered || !self.options.journal)
             && !self.is_mirrored();
-        // With `u64::MAX`, large values stay in the record, which the batch path handles. That path
-        // also makes the memtable if this is the first commit of a generation.
+        // `u64::MAX` keeps large values in the record, which the batch path handles. That path also
+        // makes the memtable if this is the first commit of a generation.
         if large
             && (self.options.late_bind_at.min(deferred::LONGEST) <= value.len() as u64
                 || self.options.late_bind_at == u64::MAX)
