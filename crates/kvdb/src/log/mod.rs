@@ -1,5 +1,5 @@
-//! What the journal and the manifest are laid on: chunks with their checksums, streams of them read
-//! back, and the shapes in them.
+//! The layer below the journal and the manifest: chunks with their checksums, the reader of their
+//! streams, and the encoding of their fields.
 
 pub(crate) mod chunk;
 pub(crate) mod codec;
