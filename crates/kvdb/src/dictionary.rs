@@ -43,7 +43,7 @@ pub struct DictionaryOptions {
     pub compress_values: Compression,
     /// The largest rate of false positives of the filters, in ten-thousandths: that share of
     /// lookups of missing keys costs a read of the device. The default is 80 (0.8%), for about
-    /// eleven bits of filter a key. Half the rate costs about one bit more. 0 means no filters, for
+    /// eleven bits of filter a key. Half the rate costs one more bit a key. 0 means no filters, for
     /// dictionaries whose missing keys are never looked up.
     pub false_positives: u16,
     /// The rule by which a commit joins a key that its transaction and others have changed.

@@ -49,10 +49,10 @@ pub struct OpenOptions {
     /// The longest time until a buffered commit is on disk.
     pub flush_interval: Duration,
     /// A batch with at least this many bytes of values that are to lie outside their blocks (or 256
-    /// KiB, if that is less: a longer wait would take more memory) writes them to their final place
-    /// before it commits. Smaller amounts in a buffered commit wait for a while, so that they are
-    /// placed together with others. In both cases the journal carries their places only. `u64::MAX`
-    /// turns early binding off.
+    /// KiB, if that is less: deferring more would take more memory) writes them to their final
+    /// place before it commits. A buffered commit with fewer bytes defers its values, so that they
+    /// are placed together with others. In both cases the journal carries their places only.
+    /// `u64::MAX` logs all values in the journal instead.
     pub late_bind_at: u64,
     /// A merge is installed in parts of this many written bytes, or less when space is short. It
     /// bounds the space that a merge holds twice for a while.

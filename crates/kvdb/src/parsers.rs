@@ -37,7 +37,8 @@ pub fn manifest(data: &[u8]) {
     if state.apply_all(edits).is_err() {
         return;
     }
-    // An entry of `since` below the journal's start has no effect, so a checkpoint leaves it out.
+    // Entries of `since` up to the journal's start have no effect: the journal has no older
+    // changes.
     let start = state.start;
     state.since.retain(|_, since| *since > start.seq);
     let mut again = ManifestState::new();

@@ -16,8 +16,8 @@ const FEW: usize = MOST / 4;
 #[derive(Clone)]
 enum Node<K, V> {
     Leaf(Vec<(K, V)>),
-    /// The height above the leaves, and for each child a separator key: above all entries of the
-    /// children before it, and not above its own.
+    /// The height above the leaves, and the children, each with a separator key: greater than all
+    /// keys of the children before it, and not greater than its own keys.
     Inner(u32, Vec<(K, Arc<Node<K, V>>)>),
 }
 

@@ -106,9 +106,9 @@ impl ShortValues {
         committed >= data() / share
     }
 
-    /// Returns whether scans have read enough from outside to gather the values. Counts that are
-    /// older than `data` committed or scanned bytes, the size of the dictionary, lose weight step
-    /// by step.
+    /// Returns whether scans have read enough from outside to gather the values. Once more than
+    /// `data` bytes, the size of the dictionary, were committed or scanned, both counts are halved,
+    /// so that older ones lose weight.
     pub(crate) fn should_be_gathered(&self, data: u64, least: u64) -> bool {
         let (committed, scanned) = (self.committed.load(Relaxed), self.scanned.load(Relaxed));
         if scanned >= SCANNED_RATIO * committed.max(least) {

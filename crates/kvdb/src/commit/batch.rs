@@ -203,7 +203,6 @@ impl Batch {
     /// An `end` that is not above `start` covers nothing, and so does an empty one: for a cursor an
     /// empty end means no bound, but here a mistake would delete too much. [`Batch::delete_prefix`]
     /// with an empty prefix empties a dictionary.
-    /// of the empty prefix empties a dictionary.
     pub fn delete_range(
         &mut self,
         dict: DictionaryId,

@@ -20,16 +20,16 @@ use super::pipeline::Pipeline;
 use super::{Applied, CommitPipeline};
 use crate::log::chunk::HEADER;
 
-/// Pending bytes from which on an early write is made. With the last record and the padding of its
+/// The pending bytes that trigger an early write. With the last record and the padding of its
 /// chunk, a sync of a few bytes writes at most 16 KiB more than this.
 pub(crate) const EARLY: usize = 3 * SECTOR as usize;
 
-/// Pending bytes from which on an early write is made if the last one was less than a [`PAUSE`]
-/// ago: a disk does a limited number of writes a second.
+/// The pending bytes that trigger an early write if the last one was less than a [`PAUSE`] ago: a
+/// disk does a limited number of writes a second.
 pub(super) const EARLY_AT_ONCE: usize = 15 * SECTOR as usize;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Pending bytes of the stream from which on commits write it themselves.
+/// The size of the pending stream, in bytes, from which on commits write it themselves.
 const MOST_PENDING: usize = 128 << 10;
 
 /// Number of flush intervals after an awaited sync during which the next one is expected.
@@ -98,8 +98,8 @@ impl CommitPipeline {
     }
 
     /// Returns the memory of deferred values above which commits are slowed down until these are
-    /// placed. At twice as much, commits wait: a sync has to wait for all data that is on its way
-    /// to the device.
+    /// placed; at twice as much, commits wait. It is smaller while syncs are expected, since a sync
+    /// has to wait for all data that is on its way to the device.
     pub(crate) fn window(&self) -> usize {
         match self.writes_early() {
             true => self.shares.window.min(2 * self.shares.early_values as usize),

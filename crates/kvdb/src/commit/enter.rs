@@ -1,6 +1,6 @@
-//! Takes the pipeline's lock, with room for a record in the journal's segments, and for values in
-//! zones that are reserved for them. In a full store the commit makes that room first, as far as
-//! its claim allows.
+//! Entry to the pipeline: takes its lock, with room for a record in the journal's segments, and for
+//! values in zones that are reserved for them. In a full store the commit makes that room first, as
+//! far as its claim allows.
 
 use zones::Priority;
 
@@ -23,8 +23,8 @@ impl CommitPipeline {
         self.enter_with(need, cost, |need| self.make_room_or_reclaim(engine, need, (cost, claim)))
     }
 
-    /// Enters for changes that only delete. Their journal may be written wherever flushes may
-    /// write, since the flush that follows returns a zone, the journal's old segment included.
+    /// Enters for changes that only delete. Their record may use the space reserved for flushes,
+    /// since the flush that follows frees zones, the journal's old segment included.
     pub(crate) fn enter_to_delete(
         &self,
         engine: &impl CommitEnv,

@@ -79,7 +79,7 @@ pub(crate) fn write_memtables(
                         deferred(write_deferred(layer, &mut writer, dict, key, value));
                     }
                     Op::Update(k, update) => writer.update(k, seq, update),
-                    // A discarded value is written as a deletion: the change that hides it follows.
+                    // A discarded value is replayed as a deletion, since a later change hides it.
                     Op::Delete(k) | Op::PutDiscarded(k, _) => writer.delete(k, seq),
                     Op::DeleteRange(s, e) => writer.delete_range(s, e, seq),
                 }

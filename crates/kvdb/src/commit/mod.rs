@@ -536,7 +536,7 @@ pub(crate) enum Outcome {
     Stale,
 }
 
-/// The effects of a commit on the pipeline, from which the work that is due follows.
+/// The state of the pipeline after a commit, which decides what work is due.
 pub(crate) struct Applied {
     /// The position after its record.
     pub end: u64,

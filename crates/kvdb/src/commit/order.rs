@@ -158,7 +158,8 @@ impl CommitPipeline {
         self.install_commit_with(entered, changed, plan, || ())
     }
 
-    /// Does the same, and calls `between` after the commit is noted and before it becomes visible.
+    /// Does the same as [`CommitPipeline::install_commit`], and calls `between` after the commit is
+    /// remembered for conflicts and before it becomes visible.
     pub(super) fn install_commit_with(
         &self,
         entered: InOrder<'_>,

@@ -52,8 +52,8 @@ impl CommitPipeline {
             (changes[a].0, changes[a].1.key()).cmp(&(changes[b].0, changes[b].1.key()))
         });
         let (extents, pin) = match self.place(changes, &large, claim) {
-            // A reclaim may free deleted space, and a flush the promised space that the journal has
-            // used.
+            // A reclaim may free the space of deleted data, and a flush may free promised space
+            // that the journal has taken.
             Err(Error::NoSpace)
                 if engine.want_space() || claim.promised && engine.flush_all().is_ok() =>
             {

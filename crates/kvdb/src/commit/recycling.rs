@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::journal::{Owned, Segment};
 use crate::manifest::{Edit, ManifestState};
 
-/// Segments that hold no needed data once the edits of a flush are durable.
+/// Segments whose commits are all in runs once the edits of a flush are durable.
 pub(crate) struct Recycling<'a> {
     commits: &'a CommitPipeline,
     /// The oldest ones, which are reused.

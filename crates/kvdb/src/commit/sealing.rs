@@ -57,7 +57,8 @@ struct Last<'a> {
     record: Vec<u8>,
 }
 
-/// A sealed generation before the start of the journal after it is known.
+/// A sealed generation whose journal is not written yet, so that the position after it is not
+/// known.
 struct ClosedGeneration {
     generation: Arc<Generation>,
     bytes: usize,
@@ -65,7 +66,7 @@ struct ClosedGeneration {
 }
 
 impl ClosedGeneration {
-    /// Completes the sealed generation, after its journal is written.
+    /// Returns the generation with the journal's start after it, once its own journal is written.
     fn behind(self, writer: &Writer) -> Sealed {
         let at = writer.position();
         let ClosedGeneration { generation: kept, bytes, seq } = self;

@@ -54,9 +54,9 @@ impl JournalTap {
     }
 }
 
-/// A place apart from this machine in which commits are made durable too.
+/// A place outside this machine in which commits are made durable too.
 pub(crate) trait SyncElsewhere: Send + Sync {
-    /// Makes all commits before the call that are durable here durable there as well.
+    /// Makes all earlier commits that are durable on this machine durable in that place as well.
     fn sync(&self) -> Result<()>;
 }
 
@@ -66,7 +66,8 @@ impl CommitPipeline {
         *self.elsewhere.lock() = place;
     }
 
-    /// If syncs wait for another place, makes the commits that are durable here durable there.
+    /// If syncs wait for another place, makes all commits that are durable on this machine durable
+    /// in that place.
     pub(super) fn sync_elsewhere(&self) -> Result<()> {
         let place = self.elsewhere.lock().clone();
         place.map_or(Ok(()), |place| place.sync())

@@ -260,7 +260,7 @@ impl Database {
         Ok(())
     }
 
-    /// Returns the space of a closed store that holds no data to the host.
+    /// Returns the unused space of a closed store to the host.
     fn give_all_back(&self) -> Result<()> {
         self.commits.return_reserved_zones();
         let (start, manifest) = {

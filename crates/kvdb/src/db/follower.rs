@@ -135,7 +135,8 @@ impl Follower {
             return Err(other("was replaced by an older state"));
         }
         let table = Arc::new(published.known.table);
-        // Stop the prefetch until the new state is shown, since the places change.
+        // Stop the prefetch until the new state is shown, since the places that it knows become
+        // stale.
         let prefetch = db.prefetch.lock().clone();
         prefetch.iter().for_each(|prefetch| prefetch.stop());
         db.zones.follow(&table, published.first)?;

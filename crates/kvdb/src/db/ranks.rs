@@ -1,4 +1,4 @@
-//! The calls for ranks.
+//! The public API for ranks.
 
 use std::ops::RangeBounds;
 

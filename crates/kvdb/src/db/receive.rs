@@ -459,7 +459,7 @@ impl Taking<'_> {
         tuples: &[(Bytes, Option<Bytes>)],
         next: Received,
     ) -> Result<()> {
-        // Check the chunk first, so that an invalid one leaves the earlier ones complete.
+        // Check the chunk first, so that an invalid one does not affect the chunks before it.
         let ascend = tuples.windows(2).all(|pair| pair[0].0 < pair[1].0);
         let behind = self.received.dictionary != next.dictionary
             || tuples.first().is_none_or(|(key, _)| *key > self.received.key);

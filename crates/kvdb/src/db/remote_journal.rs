@@ -165,8 +165,8 @@ impl Reading {
         Ok(())
     }
 
-    /// Takes the commits that can be sent: those before the first one with a discarded value whose
-    /// hiding change is not among them.
+    /// Takes the commits that can be sent: those before the first one with a discarded value that
+    /// no change among them hides.
     fn take_whole(&mut self) -> Vec<JournalCommit> {
         let mut count = self.commits.len();
         while let Some(first) = first_unhidden(&self.commits[..count]) {
@@ -269,8 +269,8 @@ impl RemoteJournal {
         // Commits of other threads may be visible without a local sync.
         db.commits.write_out()?;
         let tapped = db.commits.tap.take();
-        // Take the stamp after the tap: the creation of a dictionary precedes the commits to it, so
-        // the stamp covers those in the tap.
+        // Compute the stamp after the tap is read: a dictionary is created before the commits to
+        // it, so the stamp covers the dictionaries of all commits that were read.
         let shape = db.shape_stamp();
         let mut state = self.state.lock();
         state.reading.add_if_any(tapped);

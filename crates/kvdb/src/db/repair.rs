@@ -183,7 +183,6 @@ impl crate::Kvdb {
     /// consistent again. All of this takes effect atomically; if anything fails, nothing is
     /// changed. The store must be opened without threads, with no other user, and is best closed
     /// right afterwards.
-    /// without threads; best closed right after.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

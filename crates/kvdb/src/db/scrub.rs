@@ -1,4 +1,4 @@
-//! The calls for scrubs; [`crate::scrub`] does the work.
+//! The public API for scrubs; [`crate::scrub`] implements it.
 
 use crate::error::Result;
 use crate::scrub::{ScrubFault, ScrubOptions, ScrubProgress};

@@ -1,4 +1,4 @@
-//! The calls for snapshots and branches; [`crate::snapshots`] does the work.
+//! The public API for snapshots and branches; [`crate::snapshots`] implements it.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The calls for transactions; [`crate::transactions`] does the work.
+//! The public API for transactions; [`crate::transactions`] implements it.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The layer below the journal and the manifest: chunks with their checksums, the reader of their
-//! streams, and the encoding of their fields.
+//! The layer that the journal and the manifest are built on: chunks with their checksums, the
+//! reader of their streams, and the encoding of their fields.
 
 pub(crate) mod chunk;
 pub(crate) mod codec;

@@ -1,10 +1,10 @@
-//! The manifest: the log of the store's structure. It is a log of edits in zones of its own, which
-//! begins with a checkpoint; the superblock's root lists the zones. Each commit is one chunk,
-//! written twice (see `stream`) and synced before it takes effect. When its zone is full, and at
-//! every opening, the manifest is rewritten elsewhere as a checkpoint, and the root moves there;
-//! the old manifest stays intact until then. If less was appended since the last checkpoint than
-//! the checkpoint's size, another zone is added instead, so the size of checkpoints is bounded by
-//! that of the edits, however large the state is.
+//! The manifest: a log of edits to the store's structure, in zones of its own, which begins with a
+//! checkpoint; the superblock's root lists the zones. Each commit is one chunk, written twice (see
+//! `stream`) and synced before it takes effect. When its zone is full, and at every opening, the
+//! manifest is rewritten elsewhere as a checkpoint, and the root moves there; the old manifest
+//! stays intact until then. If less was appended since the last checkpoint than the checkpoint's
+//! size, another zone is added instead. So the bytes that checkpoints write are bounded by those of
+//! the edits, however large the state is.
 
 mod edit;
 pub(crate) mod fork_bases;
