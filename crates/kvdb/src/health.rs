@@ -1,6 +1,7 @@
-//! Tells whether the store takes writes. It stops for good when the device and memory may no longer
-//! agree: after a failed sync, or a failed write of the journal or of the manifest. No such step is
-//! retried as if nothing were lost. Reads still work, and the next open recovers the durable state.
+//! Tells whether the store takes writes. The store stops taking them for good when the device and
+//! memory may no longer agree: after a failed sync, or a failed write of the journal or of the
+//! manifest. Such a step is not retried, since data may have been lost. Reads still work, and the
+//! next open recovers the durable state.
 
 use env::sync::atomic::{AtomicBool, Ordering};
 

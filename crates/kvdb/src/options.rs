@@ -127,8 +127,8 @@ impl Default for OpenOptions {
 pub struct CompactionPolicy {
     /// Runs that a level collects before they are merged into one of the next level. At least 2.
     pub runs_per_level: usize,
-    /// The bottom run is merged when the runs above it weigh this part of it: 4 stands for a
-    /// quarter. At least 1.
+    /// The bottom run is merged when the runs above it reach this fraction of its size: 4 stands
+    /// for a quarter. At least 1.
     pub size_ratio: u64,
     /// Merges all data into one run in the end. Otherwise levels are merged into the next one
     /// without limit, and reads have to look into more runs.

@@ -92,7 +92,7 @@ impl Batch {
     pub fn len(&self) -> usize {
         self.changes.len()
     }
-    /// Returns the bytes of the keys and values; a value that is stored already counts as none.
+    /// Returns the size of the keys and values, bytes; a value that is stored already counts as 0.
     pub fn bytes(&self) -> usize {
         self.changes.iter().map(BatchChange::bytes).sum()
     }

@@ -43,7 +43,7 @@ pub(crate) struct DeferredValue {
     pub slot: DeferredSlot,
 }
 
-/// Returns the memory that a deferred value of `len` bytes takes.
+/// Returns how much memory a deferred value of `len` bytes takes, bytes.
 pub(crate) fn heap(len: usize) -> usize {
     len + DEFERRED_OVERHEAD
 }
@@ -56,7 +56,7 @@ pub(crate) fn cost(len: usize) -> u64 {
     (len as u64).next_multiple_of(SECTOR)
 }
 
-/// Returns the bytes of values that are guaranteed to fit into `zones` zones. The last value of a
+/// Returns how many bytes of values are guaranteed to fit into `zones` zones. The last value of a
 /// zone may need the next one.
 pub(crate) fn room(zones: usize) -> u64 {
     zones as u64 * (ZONE_SIZE - LONGEST)

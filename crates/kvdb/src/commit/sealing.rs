@@ -38,7 +38,7 @@ pub(crate) struct Sealed {
 #[derive(Clone, Copy)]
 pub(crate) struct Around<'a> {
     pub maker: &'a dyn SnapshotMaker,
-    /// [`Snapshots::naming`](crate::read::snapshot_set::Snapshots::naming).
+    /// The lock [`Snapshots::naming`](crate::read::snapshot_set::Snapshots::naming).
     pub naming: &'a lock_order::Mutex<()>,
 }
 
@@ -394,9 +394,9 @@ mod tests {
         }
     }
 
-    /// The host has no space for a value that was just committed. Then there must be no snapshot,
-    /// neither now nor in the journal, whose replay takes a snapshot's record for the last one of
-    /// its chunk.
+    /// The host has no space for a value that was just committed, so the seal fails. Then there
+    /// must be no snapshot, and no record of one in the journal: a replay takes such a record for
+    /// the last one of its chunk.
     #[test]
     fn a_generation_that_cannot_be_closed_leaves_no_record_of_its_snapshot() {
         let memory = Arc::new(MemoryDevice::new());

@@ -6,17 +6,17 @@ use env::sync::atomic::Ordering;
 use super::CommitPipeline;
 
 impl CommitPipeline {
-    /// Returns the bytes of all memtables and of the deferred values.
+    /// Returns the size of all memtables and deferred values, bytes.
     pub(crate) fn memtable_bytes(&self) -> usize {
         self.active_bytes() + self.sealed_bytes() + self.deferred_bytes()
     }
 
-    /// Returns the bytes in the active memtables.
+    /// Returns the size of the active memtables, bytes.
     pub(crate) fn active_bytes(&self) -> usize {
         self.active_bytes.load(Ordering::Acquire)
     }
 
-    /// Returns the bytes in the sealed memtables.
+    /// Returns the size of the sealed memtables, bytes.
     pub(crate) fn sealed_bytes(&self) -> usize {
         self.sealed_bytes.load(Ordering::Acquire)
     }

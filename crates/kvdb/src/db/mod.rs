@@ -243,8 +243,8 @@ impl Kvdb {
     }
 
     /// Returns the time of the store's environment, since 1970; in a simulation it advances on
-    /// request. Snapshots and files are dated by the machine's coarse clock, which is up to some
-    /// milliseconds slower than this one.
+    /// request. Snapshots and files are dated by the machine's coarse clock, which lags this one by
+    /// up to some milliseconds.
     pub fn wall_clock(&self) -> Duration {
         self.db.0.env.exact_wall()
     }

@@ -54,9 +54,9 @@ struct State {
 
 impl Kvdb {
     /// Announces that tuples of these dictionaries will be read, in many places. In a store in
-    /// object storage, more of them is prefetched the more often reads have to wait, up to 64 MiB
-    /// or a quarter of the local file's cache. For any other store, and without background threads
-    /// ([`crate::OpenOptions::threads`]), this does nothing.
+    /// object storage, the amount that is prefetched grows with the number of reads that have to
+    /// wait, up to 64 MiB or a quarter of the local file's cache. For any other store, and without
+    /// background threads ([`crate::OpenOptions::threads`]), this does nothing.
     pub fn prefetch(&self, dicts: &[DictionaryId]) {
         let db = &self.db.0;
         let Some(remote) = &db.options.remote else { return };

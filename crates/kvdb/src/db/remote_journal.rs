@@ -192,7 +192,7 @@ impl RemoteJournal {
         RemoteJournal { db: Arc::downgrade(db), to, publish, chain, state, ended }
     }
 
-    /// Returns its chain.
+    /// Returns the chain of this journal.
     pub(super) fn chain(&self) -> [u8; 16] {
         self.chain
     }

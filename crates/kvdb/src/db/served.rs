@@ -99,7 +99,7 @@ pub enum ServedChange {
     Update(DictionaryId, Bytes, Update),
     /// Deletes a key.
     Delete(DictionaryId, Bytes),
-    /// Deletes the keys from the first to before the second.
+    /// Deletes the keys from the first one up to the second one, which is excluded.
     DeleteRange(DictionaryId, Bytes, Bytes),
 }
 

@@ -127,7 +127,7 @@ impl RemoteStore {
         Ok(copy)
     }
 
-    /// Commits the journal's commits between two places again in `db`, which has the newest state.
+    /// Replays the journal's commits between two places into `db`, which has the newest state.
     fn replay_journal(&self, db: &Kvdb, from: JournalPlace, to: JournalPlace) -> Result<()> {
         let lacks = || {
             Error::Corrupt(format!("the journal of {} lacks commits before others", self.place()))

@@ -68,7 +68,7 @@ const REFERENCE: usize = 16;
 /// Bytes of a reference to a value that may be compressed.
 const PACKED_REFERENCE: usize = 21;
 
-/// Returns the bytes of a reference to a value that is stored with this codec if that makes it
+/// Returns the size of a reference to a value that is stored with this codec if that makes it
 /// smaller.
 pub(crate) fn reference_len(codec: Compression) -> usize {
     if codec == Compression::None { REFERENCE } else { PACKED_REFERENCE }
@@ -118,7 +118,7 @@ impl Op {
         }
     }
 
-    /// Returns the bytes of the keys and the value as given.
+    /// Returns the size of the keys and the value as given, bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Op::Put(k, v) => k.len() + v.len(),
@@ -150,7 +150,7 @@ impl Op {
         }
     }
 
-    /// Returns the bytes of the reference in the record.
+    /// Returns the size of the reference in the record, bytes.
     fn reference_len(&self) -> usize {
         match self {
             Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutDeferred(_, _, codec) => {
@@ -161,8 +161,8 @@ impl Op {
         }
     }
 
-    /// Returns the bytes in the record after the code. `alone` says that the record holds no other
-    /// change.
+    /// Returns the size of the change in the record after its code, bytes. `alone` says that the
+    /// record holds no other change.
     fn size(&self, dict: DictionaryId, alone: bool) -> usize {
         let framed = |len: usize| varint_len(len as u64) + len;
         let payload = self.payload().map_or(0, |p| if alone { p.len() } else { framed(p.len()) });
@@ -225,13 +225,13 @@ pub(crate) fn hide(stream: &mut [u8], at: usize, until: u64) {
     stream[at..at + 8].copy_from_slice(&until.to_le_bytes());
 }
 
-/// Returns the bytes of the record of `changes`, its length included.
+/// Returns the size of the record of `changes`, its length included, bytes.
 pub(crate) fn size(changes: &[(DictionaryId, Op)]) -> usize {
     let inside = inside(changes);
     varint_len(inside as u64) + inside
 }
 
-/// Returns the bytes of the record of `changes`, without its length.
+/// Returns the size of the record of `changes`, without its length, bytes.
 fn inside(changes: &[(DictionaryId, Op)]) -> usize {
     match changes {
         [(dict, op)] => 1 + op.size(*dict, true),
@@ -293,12 +293,12 @@ impl PutValue<'_> {
     }
 }
 
-/// Returns the bytes of the record of a single put, without its length.
+/// Returns the size of the record of a single put, without its length, bytes.
 fn put_inside(dict: DictionaryId, key: usize, value: PutValue) -> usize {
     1 + varint_len(u64::from(dict.0)) + varint_len(key as u64) + key + value.bytes().len()
 }
 
-/// Returns the bytes of the record of a single put, its length included.
+/// Returns the size of the record of a single put, its length included, bytes.
 pub(crate) fn put_size(dict: DictionaryId, key: usize, value: PutValue) -> usize {
     let inside = put_inside(dict, key, value);
     varint_len(inside as u64) + inside

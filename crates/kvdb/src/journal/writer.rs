@@ -114,12 +114,12 @@ impl Writer {
         self.coming -= count;
     }
 
-    /// Returns the bytes that the segments in use take on the device.
+    /// Returns how many bytes the segments in use take on the device.
     pub(crate) fn bytes(&self) -> u64 {
         self.used.len() as u64 * SEGMENT_SIZE
     }
 
-    /// Returns the bytes of stream that are sure to fit into the segments at hand, when written at
+    /// Returns how many bytes of stream are sure to fit into the segments at hand, when written at
     /// once.
     pub(crate) fn room(&self) -> usize {
         let left = room_in(SEGMENT_SIZE - self.offset);
@@ -140,7 +140,7 @@ impl Writer {
         self.whole = self.position;
     }
 
-    /// Returns the bytes of stream after the last write that ended with a complete record.
+    /// Returns how many bytes of stream follow the last write that ended with a complete record.
     pub(crate) fn since_whole(&self) -> u64 {
         self.position - self.whole
     }
@@ -235,7 +235,7 @@ impl Writer {
     }
 }
 
-/// Returns the bytes of stream that fit into `bytes` of a segment: every chunk may waste a header
+/// Returns how many bytes of stream fit into `bytes` of a segment: every chunk may waste a header
 /// and most of a sector, and each chunk but the one at a segment's end is as long as a whole
 /// buffer.
 fn room_in(bytes: u64) -> u64 {

@@ -51,7 +51,7 @@ pub(crate) struct Header {
     pub crc: u32,
 }
 
-/// Returns the bytes that a chunk with a piece of `len` bytes takes on the device.
+/// Returns how many bytes a chunk with a piece of `len` bytes takes on the device.
 pub(crate) fn size(len: usize) -> u64 {
     ((HEADER + len) as u64).next_multiple_of(SECTOR)
 }
@@ -95,7 +95,7 @@ impl Header {
         .then_some(h)
     }
 
-    /// Returns the bytes of the whole chunk on the device.
+    /// Returns the size of the whole chunk on the device, bytes.
     pub(crate) fn size(&self) -> u64 {
         size(self.len as usize)
     }

@@ -392,7 +392,7 @@ impl Records {
         self.at
     }
 
-    /// Returns the bytes of the incomplete record.
+    /// Returns the size of the incomplete record, bytes.
     pub(crate) fn unfinished(&self) -> u64 {
         self.open.len() as u64
     }
@@ -434,8 +434,8 @@ impl Records {
             all = all.slice(next..);
             self.at = end;
         }
-        // A unique `Bytes` returns its memory, so that a record over many chunks is not copied once
-        // for each.
+        // A unique `Bytes` is converted without a copy, so that a record over many chunks is not
+        // copied once for each of them.
         self.open = match all.try_into_mut() {
             Ok(unique) => unique.into(),
             Err(shared) => shared.to_vec(),

@@ -206,20 +206,20 @@ impl Manifest {
             checkpoint,
         };
         if manifest.root.durable == position {
-            // A close has vouched for this end, but edits will follow it.
+            // The root vouches for this end since a close, but edits will follow it.
             manifest.vouch_for(position - 1)?;
         }
         manifest.commit(edits)?;
         Ok(manifest)
     }
 
-    /// Returns the address range of the unused rest of its last zone.
+    /// Returns the address range of the unused rest of the manifest's last zone.
     pub(crate) fn unused(&self) -> Option<(u64, u64)> {
         let zone = self.root.zones.last()?;
         (self.offset < ZONE_SIZE).then(|| (zone.start() + self.offset, zone.end()))
     }
 
-    /// Returns its root, and the position up to which it is durable.
+    /// Returns the manifest's root, and the position up to which the manifest is durable.
     pub(crate) fn place(&self) -> (Root, u64) {
         (self.root.clone(), self.position)
     }
@@ -274,7 +274,7 @@ impl Manifest {
         }
     }
 
-    /// Returns the bytes that it takes in its zones.
+    /// Returns how many bytes the manifest takes in its zones.
     fn bytes(&self) -> u64 {
         self.root.zones.len().saturating_sub(1) as u64 * ZONE_SIZE + self.offset
     }
@@ -428,7 +428,7 @@ mod tests {
         let loaded = load(&zones, &manifest.root.encode()).expect("loaded");
         assert_eq!(loaded.state.dictionaries, manifest.state.dictionaries);
         assert_eq!((loaded.offset, loaded.position), (manifest.offset, manifest.position));
-        // The root is that before the second zone, as after a power cut.
+        // Load from the root that does not list the second zone yet, as after a power cut.
         let before = load(&zones, &root).expect("what the first zone has");
         assert!(before.position < loaded.position && before.state.next_dictionary > first);
     }

@@ -108,9 +108,9 @@ impl Runs {
     }
 }
 
-/// Adds the sizes that runs claim to hold to `before`. These sums are added up further in many
-/// places. Each one must stay far below the limit of a number, which is not given in a store that
-/// another program has made.
+/// Adds up the sizes that runs claim, beginning with `before`. The sum is added to others in many
+/// places, so it must stay far below the largest number. It is an error if it does not, which can
+/// occur in a store that another program has made.
 pub(super) fn bounded<'a>(before: u64, mut runs: impl Iterator<Item = &'a Run>) -> Result<u64> {
     let sum = runs.try_fold(before, |sum, run| {
         let s = run.stats();

@@ -172,7 +172,7 @@ pub(crate) fn read_journal(
         )));
     }
     // A close has noted the end of the stream. The segments after it are empty, and need not be
-    // searched for the rest of a crash.
+    // searched for data that a crash has left.
     let segments: Vec<Segment> = state
         .segments
         .iter()

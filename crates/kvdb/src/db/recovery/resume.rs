@@ -86,8 +86,8 @@ struct Divided {
 }
 
 /// Divides the segments. Those that hold a part of the stream stay, with their ends noted. The
-/// others become new segments, numbered from `number` on, since the rest of a crash in them could
-/// be mistaken for a part of the following stream.
+/// others become new segments, numbered from `number` on, since data that a crash has left in them
+/// could be mistaken for a part of the following stream.
 fn divide(segments: Vec<Owned>, used: &[Segment], mut number: u64, env: &dyn Env) -> Divided {
     let (mut edits, mut old, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
     for owned in segments {
