@@ -1,5 +1,5 @@
-//! The dictionaries that there are, in all branches: making and dropping them, and their options.
-//! Each change is an edit of the manifest, durable when the call returns.
+//! Makes and drops the dictionaries of all branches, and changes their options. Each change is an
+//! edit of the manifest, durable when the call returns.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) struct Catalog {
     snapshotter: Arc<Snapshotter>,
 }
 
-/// The parts of the engine that it needs.
+/// The parts of the engine that the catalog needs.
 pub(crate) struct CatalogParts {
     pub health: Arc<Health>,
     pub signals: Arc<Signals>,
@@ -43,7 +43,7 @@ impl Catalog {
         Catalog { health, signals, versions, commits, admission, snapshotter }
     }
 
-    /// The dictionary of that name in a branch, made if it does not exist.
+    /// Returns the dictionary of that name in a branch, and makes it if it does not exist.
     pub(crate) fn create(
         &self,
         branch: &str,
@@ -63,7 +63,7 @@ impl Catalog {
         self.commits.flush_before_edit(&*self.admission)?;
         let mut made = None;
         self.commits.install(|state| {
-            // Another thread may have been quicker.
+            // Another thread may have made it since the first check.
             let there = state.dictionaries.find(branch, name);
             let known = branch.is_empty() || state.branches.contains_key(branch);
             let id = there.unwrap_or(DictionaryId(state.next_dictionary));
@@ -80,8 +80,8 @@ impl Catalog {
         made.ok_or_else(|| Error::NoBranch(branch.into()))
     }
 
-    /// Drops dictionaries and all that is in them: all of them, or none. `lock` locks them against
-    /// transactions until what it gives is dropped.
+    /// Drops dictionaries with their contents: all of them, or none. `lock` locks them against
+    /// transactions until its result is dropped.
     pub(crate) fn remove<L>(
         &self,
         dicts: &[DictionaryId],
@@ -99,9 +99,9 @@ impl Catalog {
         drop(version);
         let locked = lock(&dicts.iter().copied().collect())?;
         self.snapshotter.prepare_drop()?;
-        // A snapshot that was made before has them.
+        // A snapshot made earlier includes these dictionaries.
         let naming = self.snapshotter.settled()?;
-        // It is a commit: who has read what is dropped can tell.
+        // Dropping is a commit, so that transactions that have read the dictionaries detect it.
         let entered = self.commits.enter_in_order(Priority::Flush)?;
         let installed =
             self.commits.install_commit(entered, Changed::Unlisted(branches), |state| {
@@ -112,7 +112,7 @@ impl Catalog {
         installed.finish(&*self.admission)
     }
 
-    /// Drops a dictionary of the store's own, which no commit of others and no transaction knows.
+    /// Drops a dictionary for the store's own use, which no other commit and no transaction uses.
     pub(crate) fn remove_own(&self, dict: DictionaryId) -> Result<()> {
         self.health.writable()?;
         self.commits.flush_before_edit(&*self.admission)?;
@@ -123,7 +123,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Changes the stitching threshold of a dictionary, durably and for merges under way.
+    /// Changes the stitching threshold of a dictionary, durably and also for merges under way.
     pub(crate) fn set_stitch_at(&self, dict: DictionaryId, stitch_at: u64) -> Result<()> {
         self.health.writable()?;
         self.versions.load().tree(dict)?;
@@ -134,7 +134,7 @@ impl Catalog {
         })
     }
 
-    /// Changes how a dictionary keeps what is written from now on, durably and for merges under
+    /// Changes the options by which a dictionary stores new data, durably and also for merges under
     /// way.
     pub(crate) fn set_options(&self, dict: DictionaryId, options: DictionaryOptions) -> Result<()> {
         self.health.writable()?;
@@ -153,7 +153,7 @@ impl Catalog {
     }
 }
 
-/// The edits that drop those of the dictionaries that are still there.
+/// Returns the edits that drop those of `dicts` that still exist.
 fn drops(state: &ManifestState, dicts: &[DictionaryId]) -> VersionEdit {
     let there: BTreeSet<_> =
         dicts.iter().filter(|dict| state.dictionaries.contains_key(dict)).collect();

@@ -1,4 +1,4 @@
-//! What the parts of a store count while they work; [`Stats`](crate::Stats) shows it.
+//! Counters that the parts of a store update while they work; [`Stats`](crate::Stats) shows them.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 
@@ -37,22 +37,22 @@ pub(crate) struct Counters {
     pub stops: Counter,
     /// Bytes that the journal takes on the device.
     pub journal_device: Counter,
-    /// Most runs that any dictionary has at its youngest level.
+    /// The largest number of runs that any dictionary has at its youngest level.
     pub young_runs: Counter,
-    /// Bytes in runs that are alive, by the same sample.
+    /// Bytes of live data in runs, by the same sample.
     pub alive_bytes: Counter,
-    /// Dead bytes in runs for a hundred alive.
+    /// Bytes of dead data in runs, in percent of the live data.
     pub dead_percent: Counter,
 }
 
-/// Large values that commits may place before what they overwrite is looked for: at least this
-/// many bytes.
+/// The least bound of [`Counters::most_held`]: commits may place this many bytes of large values
+/// before the store looks for those that they overwrite.
 const HELD_AT_LEAST: u64 = 64 << 20;
 
 impl Counters {
-    /// How many bytes of large values one generation of memtables may hold. What is overwritten in
-    /// it is not free before its flush, so it is flushed when it holds half of what is alive,
-    /// however few its keys are.
+    /// Returns the number of bytes of large values that one generation of memtables may hold. The
+    /// values that it overwrites are not freed before its flush, so it is flushed when it holds
+    /// half as many bytes as are alive, however few its keys are.
     pub(crate) fn most_held(&self) -> u64 {
         HELD_AT_LEAST.max(self.alive_bytes.get() / 2)
     }

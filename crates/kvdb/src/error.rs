@@ -1,4 +1,4 @@
-//! What can go wrong, in sentences for the person at the keyboard.
+//! The errors of a store, with messages for the person at the keyboard.
 
 use std::io;
 
@@ -7,144 +7,144 @@ use bytes::Bytes;
 use crate::dictionary::DictionaryId;
 use crate::ids::TransactionId;
 
-/// Why an operation on a store failed.
+/// The reason why an operation on a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no such dictionary.
+    /// The dictionary does not exist.
     #[error("no dictionary {0}")]
     NoDictionary(String),
-    /// There is no such snapshot.
+    /// The snapshot does not exist.
     #[error("no snapshot {0}")]
     NoSnapshot(String),
-    /// There is no such branch.
+    /// The branch does not exist.
     #[error("no branch {0}")]
     NoBranch(String),
     /// The name is taken.
     #[error("{0} exists already")]
     Exists(String),
-    /// No space left for user data; deleting still works.
+    /// The store has no space left for user data; deleting still works.
     #[error("the store is full: delete something, or grow it")]
     NoSpace,
-    /// The transaction, or one around it, has as much as it may have; deleting still works.
+    /// The transaction, or one around it, has reached its limit of bytes; deleting still works.
     #[error(
         "transaction {id} has reached its limit of {limit} bytes: delete something in it, or begin \
          one with a larger limit"
     )]
     OverLimit {
-        /// Whose limit it is.
+        /// The transaction whose limit was reached.
         id: TransactionId,
-        /// Bytes, see [`crate::TransactionOptions::limit`].
+        /// The limit in bytes, see [`crate::TransactionOptions::limit`].
         limit: u64,
     },
-    /// The clone has as much of its own as it may have; deleting still works.
+    /// The clone has reached its limit of bytes of its own; deleting still works.
     #[error(
         "clone {branch} has reached its limit of {limit} bytes: delete something in it, or give it \
          a larger limit"
     )]
     CloneOverLimit {
-        /// The branch.
+        /// The branch of the clone.
         branch: String,
-        /// Bytes, see [`crate::Kvdb::limit_branch`].
+        /// The limit in bytes, see [`crate::Kvdb::limit_branch`].
         limit: u64,
     },
-    /// The transaction, or one around it, has made as many files as it may; removing still works.
+    /// The transaction, or one around it, has reached its limit of new files; removing still works.
     #[error(
         "transaction {id} has reached its limit of {limit} files: remove some that it has made, or \
          begin one with a larger limit"
     )]
     TooManyFiles {
-        /// Whose limit it is.
+        /// The transaction whose limit was reached.
         id: TransactionId,
-        /// Files, see [`crate::TransactionOptions::limit_of_files`].
+        /// The limit in files, see [`crate::TransactionOptions::limit_of_files`].
         limit: u64,
     },
-    /// The clone has as many files of its own as it may have; removing still works.
+    /// The clone has reached its limit of files of its own; removing still works.
     #[error(
         "clone {branch} has reached its limit of {limit} files: remove some that were made in it, \
          or give it a larger limit"
     )]
     CloneTooManyFiles {
-        /// The branch.
+        /// The branch of the clone.
         branch: String,
-        /// Files, see [`crate::Kvdb::limit_files`].
+        /// The limit in files, see [`crate::Kvdb::limit_files`].
         limit: u64,
     },
-    /// The store stopped accepting writes (a sync failed, say); reading goes on.
+    /// The store takes no more writes, after a failed sync for example; reads still work.
     #[error("the store takes no more writes: {0}")]
     ReadOnly(String),
-    /// A commit has happened, and all see what it has changed; what failed came afterwards (its
-    /// sync, say), so it may not be there when the store is opened again.
+    /// The commit happened and is visible, but a later step failed (its sync, for example), so the
+    /// commit may be missing when the store is opened again.
     #[error("committed and seen by all, but perhaps not durable: {0}")]
     NotSynced(String),
-    /// Bytes on the device are not what was written there. The text names the place.
+    /// Bytes on the device differ from those that were written there. The text names the place.
     #[error("corrupt: {0}")]
     Corrupt(String),
-    /// The caller asked for what the store cannot hold; nothing was changed.
+    /// The request is one that the store cannot hold; nothing was changed.
     #[error("not possible: {0}")]
     Invalid(String),
-    /// It would pile up more than the store's memory allows; nothing was changed. The text says of
-    /// what, and what to do.
+    /// The operation would exceed the store's memory; nothing was changed. The text names the
+    /// resource and a remedy.
     #[error("too much: {0}")]
     Limit(String),
-    /// A transaction cannot commit: another commit has changed the same keys since it began. It is
-    /// over; begin it again.
+    /// The transaction cannot commit, because another commit has changed the same keys since it
+    /// began. The transaction is over; begin it again.
     #[error("conflict: {}: begin the transaction again", shown(keys))]
     Conflict {
-        /// The first of them.
+        /// The first of the keys in conflict.
         keys: Vec<(DictionaryId, Bytes)>,
     },
-    /// A serializable transaction holds what is wanted, and did not let it go in time; or an older
-    /// one took what this one held, which is over then. Try again.
+    /// A serializable transaction holds the lock and did not release it in time, or an older one
+    /// took a lock that this one held, which ends this one. Try again.
     #[error("locked: {0}")]
     Locked(String),
-    /// The transaction is in another state than the one that was to be committed; it is open, and
+    /// The transaction is no longer in the state that was to be committed. It stays open, and
     /// nothing was committed.
     #[error("transaction {0} has changed since it was looked at, and was not committed")]
     Changed(TransactionId),
-    /// Transactions are open within the one that was to be committed; it is open, and nothing was
-    /// committed.
+    /// Other transactions are open within the one that was to be committed. It stays open, and
+    /// nothing was committed.
     #[error(
         "transaction {id} is not committed while others are open within it ({}): commit or abort \
          these first",
         listed(nested)
     )]
     Nested {
-        /// The transaction.
+        /// The transaction that was to be committed.
         id: TransactionId,
-        /// Those within it.
+        /// The transactions that are open within it.
         nested: Vec<TransactionId>,
     },
-    /// There is no such transaction.
+    /// The transaction does not exist.
     #[error("no transaction {0}: it has ended, or never was")]
     NoTransaction(TransactionId),
-    /// Nothing is published under that name.
+    /// No store is published under that name.
     #[error("there is no store {0}: check the address, or publish one there")]
     NoStore(String),
-    /// Another writer has begun to publish the same store, so that this one may not any more;
-    /// nothing that was published is lost.
+    /// Another writer has begun to publish the same store, so this one must stop. Nothing that was
+    /// published is lost.
     #[error(
         "{0} is published by another process by now, and this publication was given up: try again \
          if that is not meant to be the only one"
     )]
     Overtaken(String),
-    /// Another local file is open for writing the store at its address.
+    /// Another local file is open as the writer of the store at its address.
     #[error(
         "{store} is open for writing by {by}: close it there; if it is gone for good, take the store \
          from it, without what it has not published"
     )]
     OpenElsewhere {
-        /// The store.
+        /// The address of the store.
         store: String,
-        /// Says who has it open.
+        /// Says where the store is open.
         by: String,
     },
-    /// The store was written at its address, so that its own file lacks what is published.
+    /// The store was written at its address, so its own file lacks the newer published state.
     #[error(
         "{0} was written at its address since this file was published there, so the file lacks what \
          is there: open the store at its address"
     )]
     WrittenElsewhere(String),
-    /// The local file has commits that were never published, and another one has been the writer
+    /// The local file has commits that were never published, and another one has become the writer
     /// since.
     #[error(
         "{0} was taken over by another writer, and this file has changes that were never published: \
@@ -160,7 +160,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// As it is told to the caller of a commit that has happened all the same.
+    /// Converts an error after a commit that has happened all the same into the error for its
+    /// caller.
     #[must_use]
     pub fn after_commit(self) -> Error {
         match self {
@@ -169,13 +170,13 @@ impl Error {
         }
     }
 
-    /// Whether the same may succeed when the transaction is begun again.
+    /// Returns whether the operation may succeed when the transaction is begun again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Conflict { .. } | Error::Locked(_))
     }
 }
 
-/// Transactions, for a message.
+/// Formats transactions for a message.
 fn listed(transactions: &[TransactionId]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = transactions.iter().take(SHOWN).map(ToString::to_string).collect();
@@ -183,7 +184,7 @@ fn listed(transactions: &[TransactionId]) -> String {
     shown.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
 }
 
-/// A few of the keys, for a message.
+/// Formats the first of the keys for a message.
 fn shown(keys: &[(DictionaryId, Bytes)]) -> String {
     const SHOWN: usize = 3;
     let mut out = String::new();
@@ -206,7 +207,7 @@ fn shown(keys: &[(DictionaryId, Bytes)]) -> String {
     }
 }
 
-/// The outcome of an operation on a store.
+/// The result of an operation on a store.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl From<zones::Error> for Error {

@@ -1,7 +1,7 @@
-//! Whether the store takes writes. It stops for good when what is on the device and what is in
-//! memory may no longer agree: after a failed sync, a failed write of the journal or of the
-//! manifest. Nothing is retried as if nothing were lost: reading goes on, the next open recovers
-//! what is durable.
+//! Tells whether the store takes writes. The store stops taking them for good when the device and
+//! memory may no longer agree: after a failed sync, or a failed write of the journal or of the
+//! manifest. Such a step is not retried, since data may have been lost. Reads still work, and the
+//! next open recovers the durable state.
 
 use env::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,7 +22,7 @@ impl Health {
         Health { read_only, ..Health::default() }
     }
 
-    /// An error unless the store takes writes.
+    /// Returns an error unless the store takes writes.
     pub(crate) fn writable(&self) -> Result<()> {
         if self.read_only {
             return Err(Error::ReadOnly(
@@ -35,12 +35,12 @@ impl Health {
         self.check()
     }
 
-    /// The store takes no more writes because it was closed. `true`: it was closed before.
+    /// Stops writes because the store was closed. Returns `true` if it was closed before.
     pub(crate) fn close(&self) -> bool {
         self.closed.swap(true, Ordering::AcqRel)
     }
 
-    /// An error once the store has stopped taking writes.
+    /// Returns an error once the store has stopped taking writes.
     pub(crate) fn check(&self) -> Result<()> {
         match self.failed.load(Ordering::Acquire) {
             false => Ok(()),
@@ -56,15 +56,16 @@ impl Health {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Why the store takes no more writes.
+    /// Returns the reason why the store takes no more writes.
     pub(crate) fn why(&self) -> Option<String> {
         self.why.lock().clone()
     }
 
-    /// Stops writes because of `cause`, met while `doing`; the first cause stays. Gives the error
-    /// for the caller.
+    /// Stops writes because of `cause`, which occurred while `doing`; the first cause stays.
+    /// Returns the error for the caller.
     pub(crate) fn fail(&self, doing: &str, cause: &Error) -> Error {
-        // What to do when a store is full is no help here: what it takes is an opening.
+        // The advice for a full store does not help with this failure: the store has to be opened
+        // again.
         let cause = match cause {
             Error::NoSpace => "its host gave no more space: make room there".to_string(),
             cause => cause.to_string(),
@@ -73,7 +74,7 @@ impl Health {
         self.error()
     }
 
-    /// Stops writes for a reason that is no failure.
+    /// Stops writes for a reason that is not a failure.
     pub(crate) fn stop(&self, reason: impl FnOnce() -> String) {
         let mut why = self.why.lock();
         if why.is_none() {

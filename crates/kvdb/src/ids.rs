@@ -1,11 +1,11 @@
-//! How transactions, runs and snapshots are named wherever they are spoken of.
+//! The identifiers of transactions, runs and snapshots.
 
 use std::fmt;
 use std::time::Duration;
 
 use vt_tree::Seq;
 
-/// Names a transaction in its store, for as long as the store is open; never given twice.
+/// The number of a transaction, unique in its store for as long as the store is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransactionId(pub u64);
 
@@ -15,21 +15,21 @@ impl fmt::Display for TransactionId {
     }
 }
 
-/// Identifies a run in the manifest; larger is newer within a level.
+/// The number of a run in the manifest; within a level, a larger one is newer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RunId(pub u64);
 
-/// What a snapshot is called, and of when it is.
+/// The name, identity and time of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     /// Its name.
     pub name: String,
-    /// The branch that it is of; empty: the main one.
+    /// The branch that it was taken of; empty for the main one.
     pub branch: String,
-    /// Tells it from all others, in every store that it was sent to.
+    /// Its identity, unique in every store that it was sent to.
     pub id: [u8; 16],
-    /// When it was made, since 1970.
+    /// The time of its creation, since 1970.
     pub created: Duration,
-    /// Commits up to this one are in it.
+    /// The last commit that it contains.
     pub seq: Seq,
 }

@@ -32,13 +32,13 @@
 //!
 //! The guide is `docs/kvdb.md`.
 //!
-//! How it works, in the order of a commit's life: `commit` (the pipeline, late binding, group
-//! sync), `mirror` (commits that outlive the process), `journal` (the stream of records), `read`
-//! (what readers pin, and how they read it), `background` (flush, compaction, pressure), `manifest`
-//! (what the store consists of), `db` (wires the parts; threads, recovery, checks, checkpoints).
-//! Beyond that: `transactions` and `locks`, `catalog` (the dictionaries), `snapshots`, `log` (how
-//! journal and manifest lie on the device), `remote` (stores in object storage), `lock_order`,
-//! `scrub`, `salvage`.
+//! The rooms, in the order of a commit's life: `commit` (the pipeline, late binding, group sync),
+//! `mirror` (commits that outlive the process), `journal` (the stream of records), `read` (the
+//! versions and snapshots that readers pin, and the reads), `background` (flush, compaction, write
+//! throttling), `manifest` (the log of the store's structure), `db` (wires the parts; threads,
+//! recovery, checks, checkpoints). The other rooms: `transactions` and `locks`, `catalog` (the
+//! dictionaries), `snapshots`, `log` (the layout of journal and manifest on the device), `remote`
+//! (stores in object storage), `lock_order`, `scrub`, `salvage`.
 
 #![warn(missing_docs)]
 
@@ -126,7 +126,7 @@ pub use vt_tree::{Estimate, Update, read_alone, read_onward};
 pub use zones::remote::RemoteStats;
 pub use zones::{Profile, ZoneInfo, ZoneState};
 
-/// The guide's examples run as tests.
+/// Runs the guide's examples as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/kvdb.md")]
 struct Guide;

@@ -1,17 +1,17 @@
-//! The order in which the engine's locks are taken, as a table that is checked.
+//! The order in which the engine's locks are taken, and its check.
 //!
-//! A thread that holds one of these locks may wait only for locks of later [`Rank`]s. Two threads
-//! that take locks in this order cannot wait for each other. With debug assertions each lock checks
-//! this when it is taken, by the ranks that its thread holds, and panics when the order is wrong,
-//! whether or not another thread is in the way. Without them the types are the locks of
-//! [`env::sync`] and nothing else.
+//! A thread that holds one of these locks may wait only for locks of later [`Rank`]s, so two
+//! threads that follow the order cannot deadlock. With debug assertions each lock compares its rank
+//! with those that its thread holds, and panics when the order is wrong, even without contention.
+//! Without debug assertions the types are the plain locks of [`env::sync`].
 //!
-//! `try_lock` never waits and is not checked, but what it has taken counts as held.
+//! `try_lock` never waits and is not checked, but a lock that it has taken counts as held.
 //!
-//! All other locks of the engine are leaves: no lock is taken while one of them is held. A
-//! transaction's own state comes before all ranks, and so does an index of `read::ranks`, which is
-//! only tried under a ranked lock; a commit takes `locks` under [`Rank::Pipeline`]. A reader takes
-//! no ranked lock, but to wait until what it sees is noted for such an index.
+//! All other locks of the engine are leaves: no lock is taken while one of them is held. There are
+//! exceptions. A transaction's own state comes before all ranks, and so does an index of
+//! `read::ranks`, which is only tried under a ranked lock. A commit takes the locks of `locks`
+//! under [`Rank::Pipeline`]. A reader takes a ranked lock only to wait until the commits that it
+//! sees are noted for such an index.
 
 use std::ops::{Deref, DerefMut};
 
@@ -20,27 +20,28 @@ use env::sync;
 /// The ranked locks, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
-    /// A thread reclaims space.
+    /// Held by a thread that reclaims space.
     Reclaiming,
-    /// Merges: shared for a step of one, alone for work that must find none.
+    /// Held shared for a step of a merge, and exclusively for work that must not overlap with a
+    /// merge.
     Merges,
-    /// A flush is under way.
+    /// Held while a flush is under way.
     Flush,
-    /// Names of snapshots and branches come and go.
+    /// Held while names of snapshots and branches are made or dropped.
     Names,
-    /// The journal's position on the device.
+    /// Guards the journal's position on the device.
     Writer,
-    /// The journal's buffer and the next commit's number.
+    /// Guards the journal's buffer and the next commit number.
     Pipeline,
-    /// What is durable of the store's structure.
+    /// Guards the durable state of the store's structure.
     Manifest,
-    /// The commits that conflicts are found in.
+    /// Guards the recent commits, in which conflicts are found.
     Recent,
-    /// The change of the current version.
+    /// Held while the current version is changed.
     Version,
-    /// The snapshots are brought in line with the manifest.
+    /// Held while the snapshot set is brought in line with the manifest.
     Snapshots,
-    /// The generations that wait for their flush.
+    /// Guards the generations that wait for their flush.
     Sealed,
 }
 
@@ -58,7 +59,7 @@ mod check {
     /// The place of a lock in the order.
     pub(super) struct Place(Rank);
 
-    /// The lock at this place is held by the thread that made this.
+    /// Marks the lock at this place as held by the current thread.
     pub(super) struct Held(Rank);
 
     impl Place {
@@ -66,7 +67,7 @@ mod check {
             Place(rank)
         }
 
-        /// Panics when this thread may not wait for the lock at this place.
+        /// Panics if this thread may not wait for the lock at this place.
         pub(super) fn may_wait(&self) {
             let rank = self.0;
             if let Some(held) = HELD.with_borrow(|held| held.iter().copied().max())
@@ -121,7 +122,7 @@ pub(crate) struct Mutex<T> {
     mutex: sync::Mutex<T>,
 }
 
-/// The guard of a ranked lock; `G` is the guard of the lock inside.
+/// The guard of a ranked lock; `G` is the guard of the inner lock.
 pub(crate) struct Ranked<G> {
     guard: G,
     _held: Held,
@@ -129,7 +130,7 @@ pub(crate) struct Ranked<G> {
 
 /// The guard of a locked [`Mutex`].
 pub(crate) type MutexGuard<'a, T> = Ranked<sync::MutexGuard<'a, T>>;
-/// The guard of a part of the data of a locked [`Mutex`].
+/// The guard of a part of the data in a locked [`Mutex`].
 pub(crate) type MappedMutexGuard<'a, T> = Ranked<sync::MappedMutexGuard<'a, T>>;
 /// The guard of an [`RwLock`] that is locked for reading.
 pub(crate) type RwLockReadGuard<'a, T> = Ranked<sync::RwLockReadGuard<'a, T>>;
@@ -167,7 +168,7 @@ impl<T> Mutex<T> {
 }
 
 impl<'a, T> MutexGuard<'a, Option<T>> {
-    /// The guard of the value, if there is one.
+    /// Returns the guard of the value, or `None` if there is no value.
     pub(crate) fn some(self) -> Option<MappedMutexGuard<'a, T>> {
         let guard = sync::MutexGuard::try_map(self.guard, Option::as_mut).ok()?;
         Some(Ranked { guard, _held: self._held })

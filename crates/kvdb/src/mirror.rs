@@ -1,15 +1,16 @@
-//! A mirror of the commits that are not on the device yet, in a file that outlives this process: in
-//! memory, say (memfd_create(2)), while another process holds it. A store that is opened with the
-//! mirror of a process that was killed has every commit that any caller saw as done.
+//! A mirror of the commits that are not on the device yet, in a file that outlives this process: a
+//! file in memory (memfd_create(2)) that another process holds open, for example. A store that is
+//! opened with the mirror of a process that was killed has every commit that any caller saw as
+//! done.
 //!
 //! A commit enters the mirror under the pipeline's lock, before it is visible to its caller as
-//! done. It leaves when its record has reached the device (cut), synced or not: the kernel has it
-//! then, and the end of a process takes nothing from the kernel. After a power cut, the mirror is
-//! gone with everything else that was not synced.
+//! done. It leaves when its record has been written to the device ([`Mirror::cut`]), synced or not:
+//! the kernel has the record then, and the end of a process does not affect it. After a power cut,
+//! the mirror is lost together with everything else that was not synced.
 //!
-//! **Notes.** A commit may carry a [`Note`]: that a client's request is done by it. It enters
-//! the mirror with the commit, whole or not at all, and it stays there when the commit leaves: each
-//! note has a slot, and the next one in this slot replaces it.
+//! **Notes.** A commit may carry a [`Note`] which says that it completes a client's request. The
+//! note enters the mirror with the commit, atomically, and stays when the commit leaves: each note
+//! has a slot, and the next note in this slot replaces it.
 //!
 //! The file, in the machine's byte order:
 //!
@@ -21,10 +22,10 @@
 //!    1 Mi  the log: entries with an ENTRY head, then the commit's record
 //! ```
 //!
-//! A write to a page of a file in memory happens whole or not at all where only a process ends. So
-//! the heads need no checksum; an entry, which may be longer, has one. Zeros follow the last entry.
-//! Where these are missing, since the process ended while it wrote them, the log stops at the first
-//! entry that does not continue the numbers of the one before it: what lies there is older.
+//! If only a process ends, and not the machine, a write to a page of a file in memory happens whole
+//! or not at all. So the heads need no checksum; an entry, which may be longer, has one. Zeros
+//! follow the last entry. If the process ended before it wrote them, the log stops at the first
+//! entry that does not continue the numbers of the one before it, since that entry is older.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -43,30 +44,30 @@ const MAGIC: u64 = u64::from_le_bytes(*b"KVMIRR01");
 const HEAD: usize = 56;
 const SLOT_AT: u64 = 4096;
 const SLOT: u64 = 32;
-/// Notes in slots, and earlier ones that are kept.
+/// The number of slots, and of earlier notes that are kept.
 const NOTES: usize = 4096;
 const EARLIER_AT: [u64; 2] = [256 << 10, 512 << 10];
 const LOG_AT: u64 = 1 << 20;
-/// Bytes of an entry before the record: u32 length of the record, u32 checksum of what follows, u64
-/// number of the first change, u32 changes, u32 slot, u64 request, u64 value.
+/// Bytes of an entry before its record: u32 length of the record, u32 checksum of the bytes after
+/// it, u64 number of the first change, u32 number of changes, u32 slot, u64 request, u64 value.
 const ENTRY: usize = 40;
 const NO_SLOT: u32 = u32::MAX;
-/// What lies before the log's start is used again when it is at least this much.
+/// The space before the log's start is reused when it is at least this large.
 const SLACK: u64 = 4 << 20;
 
 /// A client's request that a commit completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Its place, below [`Note::SLOTS`], in which there is one note at a time.
+    /// Its slot, below [`Note::SLOTS`], which holds one note at a time.
     pub slot: u32,
-    /// The number of the request that is done; not 0.
+    /// The number of the completed request; not 0.
     pub request: u64,
-    /// Anything that whoever asks wants to know.
+    /// A value for the client that asks about the request.
     pub value: u64,
 }
 
 impl Note {
-    /// How many slots there are.
+    /// The number of slots.
     pub const SLOTS: u32 = NOTES as u32;
 }
 
@@ -79,13 +80,14 @@ pub struct Mirror {
 
 #[derive(Default)]
 struct State {
-    /// Where the log begins and ends.
+    /// The bounds of the log.
     start: u64,
     tail: u64,
-    /// Of the entries in the log: the position of the journal's stream behind each, and its end.
+    /// For each entry in the log: the position of the journal's stream after its record, and its
+    /// end.
     ends: VecDeque<(u64, u64)>,
     buffer: Vec<u8>,
-    /// Which place has the earlier notes.
+    /// The place of the earlier notes, an index into `EARLIER_AT`, and their number.
     earlier: (usize, u64),
     store: [u8; 16],
     lives: u64,
@@ -102,15 +104,15 @@ impl fmt::Debug for Mirror {
 pub(crate) struct Mirrored {
     pub first: Seq,
     pub changes: u64,
-    /// As it stands in the journal's stream, without its length.
+    /// The record as in the journal's stream, without its length.
     pub record: Bytes,
-    /// Behind it in the file.
+    /// The end of the entry in the file.
     end: u64,
     note: Option<Note>,
 }
 
 impl Mirrored {
-    /// The number of the change that follows.
+    /// Returns the number of the change that follows.
     pub fn next(&self) -> Seq {
         self.first.saturating_add(self.changes)
     }
@@ -128,7 +130,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |b| b.try_into().map_or(0, u32::from_ne_bytes))
 }
 
-/// As much of a range as the file has.
+/// Reads a range of the file, cut at the end of the file.
 fn read(file: &File, at: u64, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let mut done = 0;
@@ -143,7 +145,7 @@ fn read(file: &File, at: u64, len: usize) -> Result<Vec<u8>> {
 }
 
 impl Mirror {
-    /// The mirror in this file, or a new one in an empty file.
+    /// Opens the mirror in this file, or makes a new one if the file is empty.
     pub fn new(file: File) -> Result<Mirror> {
         let head = read(&file, 0, HEAD)?;
         let mut state = State { start: LOG_AT, tail: LOG_AT, ..State::default() };
@@ -163,13 +165,13 @@ impl Mirror {
         Ok(Mirror { file, state: Mutex::new(state) })
     }
 
-    /// The values of the requests that are done, as far as they are known: of each slot the last
-    /// one, and those of earlier processes.
+    /// Returns the values of the completed requests, by request, as far as they are known: the last
+    /// note of each slot, and those of earlier processes.
     pub fn notes(&self) -> Result<HashMap<u64, u64>> {
         Ok(self.all_notes()?.into_iter().collect())
     }
 
-    /// The oldest first.
+    /// Returns all notes, the oldest first.
     fn all_notes(&self) -> Result<Vec<(u64, u64)>> {
         let (place, count) = self.state.lock().earlier;
         let earlier = read(&self.file, EARLIER_AT[place], count as usize * 16)?;
@@ -179,7 +181,7 @@ impl Mirror {
         let mut by_slot: Vec<_> =
             slots.chunks_exact(SLOT as usize).map(|s| (u64_at(s, 0), u64_at(s, 8))).collect();
         by_slot.resize(NOTES, (0, 0));
-        // A commit whose note did not reach its slot any more.
+        // The process may have ended before the note of a commit was written to its slot.
         for note in self.entries()?.into_iter().filter_map(|entry| entry.note) {
             if let Some(slot) = by_slot.get_mut(note.slot as usize) {
                 *slot = (note.request, note.value);
@@ -189,20 +191,20 @@ impl Mirror {
         Ok(all)
     }
 
-    /// A number above all that earlier processes with this mirror have given to transactions, but
-    /// for those that have had very many.
+    /// Returns a number above all that earlier processes with this mirror have given to
+    /// transactions, unless one of them has begun more than a million.
     pub(crate) fn first_transaction(&self) -> u64 {
-        // Of 32 bits, which is what names of transactions have room for.
+        // Numbers of transactions in names have 32 bits.
         (self.state.lock().lives.saturating_sub(1) % 2048) << 20
     }
 
-    /// Returns `true` if it is of this store, or of none.
+    /// Returns `true` if the mirror belongs to this store, or to none yet.
     pub(crate) fn is_of(&self, store: &[u8; 16]) -> bool {
         let of = self.state.lock().store;
         of == [0; 16] || of == *store
     }
 
-    /// The commits in the log.
+    /// Returns the commits in the log.
     pub(crate) fn entries(&self) -> Result<Vec<Mirrored>> {
         let start = self.state.lock().start;
         let length = self.file.metadata().map_err(failed)?.len();
@@ -231,14 +233,14 @@ impl Mirror {
         Ok(entries)
     }
 
-    /// Begins anew: all commits in the log are on the device. What it knows of requests stays.
+    /// Starts an empty log, after all of its commits have reached the device. The notes stay.
     pub(crate) fn begin(&self, store: [u8; 16]) -> Result<()> {
         let mut notes = self.all_notes()?;
         let last = self.entries()?.last().map(|entry| entry.end);
         let mut state = self.state.lock();
         state.store = store;
         state.lives += 1;
-        // One of the slots may be among the earlier ones by now.
+        // The note of a slot may be among the earlier ones too.
         let mut known = std::collections::HashSet::new();
         notes.reverse();
         notes.retain(|(request, _)| known.insert(*request));
@@ -259,8 +261,8 @@ impl Mirror {
         write_head(&self.file, &state)
     }
 
-    /// Adds a commit, whose record with its length is this, and behind which the journal's stream
-    /// is at `position`. Under the pipeline's lock.
+    /// Adds a commit with its record, which includes the length; after this record the journal's
+    /// stream is at `position`. Called under the pipeline's lock.
     pub(crate) fn add(
         &self,
         (first, changes): (Seq, u64),
@@ -285,7 +287,7 @@ impl Mirror {
         let sum = crc32c(&entry[8..]);
         entry[4..8].copy_from_slice(&sum.to_ne_bytes());
         let end = state.tail + entry.len() as u64;
-        // Nothing that lay there before follows it.
+        // Zeros end the log, so that no older entry continues it.
         entry.extend_from_slice(&[0; ENTRY]);
         self.file.write_all_at(entry, state.tail).map_err(failed)?;
         state.tail = end;
@@ -301,7 +303,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// The device has the journal's stream up to `position`. Under the pipeline's lock.
+    /// Drops the commits up to `position` of the journal's stream, which are on the device. Called
+    /// under the pipeline's lock.
     pub(crate) fn cut(&self, position: u64) -> Result<()> {
         let mut state = self.state.lock();
         let state = &mut *state;

@@ -1,4 +1,4 @@
-//! How a store is made and opened, and how its one memory budget is shared out.
+//! Options for creating and opening a store, and the shares of its memory budget.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use zones::Profile;
 use crate::mirror::Mirror;
 use crate::remote::RemoteZones;
 
-/// What values that wait for their place take when they are given one while syncs are expected.
-/// Less would cost more than the sync gains: each write has the values of few keys, and bulk loads
-/// are slowed down.
+/// Deferred values are placed once they take this many bytes while syncs are expected. A lower
+/// limit would cost more than the sync gains: each write would hold the values of few keys, and
+/// bulk loads would slow down.
 const EARLY_VALUES: usize = 1 << 20;
 
-/// What a seek costs on a hard disk, in bytes that it reads in the same time.
+/// The cost of a seek on a hard disk, in bytes that it reads in the same time.
 const HARD_DISK_SEEK: u64 = 1 << 20;
 
-/// How a new store is made.
+/// Options for creating a store.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
-    /// Bytes the store may grow to; `None`: as far as the host lets it.
+    /// The size that the store may grow to, bytes. If `None`, it is limited by its host only.
     pub capacity: Option<u64>,
     /// Zones of 8 MiB that user data must leave for flushing, merging and deleting.
     pub reserve_zones: u32,
-    /// What kind of device it is made for: stored with it, the default of
-    /// [`OpenOptions::seek_bytes`] whenever it is opened.
+    /// The kind of device that the store is made for. It is stored with it, and sets the default of
+    /// [`OpenOptions::seek_bytes`] at each opening.
     pub profile: Profile,
-    /// How it is opened afterwards.
+    /// Options for opening the store after its creation.
     pub open: OpenOptions,
 }
 
@@ -41,58 +41,60 @@ impl Default for CreateOptions {
     }
 }
 
-/// How a store is opened.
+/// Options for opening a store.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Bytes for memtables, journal buffer and caches together. At least 1 MiB.
     pub memory: usize,
-    /// Buffered commits are on disk after this time at the latest.
+    /// The longest time until a buffered commit is on disk.
     pub flush_interval: Duration,
-    /// Values that lie outside their block anyway are written straight to their final place, before
-    /// the commit, by a batch that has at least this many bytes of them, or 256 KiB if that is less
-    /// (a longer wait would take more memory). Fewer, in a buffered commit, wait a little to be
-    /// placed together with others. Either way the journal carries their places. `u64::MAX`: never.
+    /// A batch with at least this many bytes of values that are to lie outside their blocks (or 256
+    /// KiB, if that is less: deferring more would take more memory) writes them to their final
+    /// place before it commits. A buffered commit with fewer bytes defers its values, so that they
+    /// are placed together with others. In both cases the journal carries their places only.
+    /// `u64::MAX` logs all values in the journal instead.
     pub late_bind_at: u64,
-    /// A merge is installed in parts of this many written bytes, or less when space is short: what
-    /// it may hold twice for a while.
+    /// A merge is installed in parts of this many written bytes, or less when space is short. It
+    /// bounds the space that a merge holds twice for a while.
     pub merge_part: u64,
     /// Bytes that the device reads in the time that a seek takes, at the queue depth of a scan: 8
-    /// KiB suits solid state, 1 MiB hard disks. 0: as the store's profile says. What the adaptive
-    /// stitching threshold goes by; where seeks are dear (64 KiB or more), it moves large values
-    /// too. Reads pass over gaps that cost less than a seek.
+    /// KiB suits solid state, 1 MiB hard disks. If 0, the store's profile decides. The adaptive
+    /// stitching threshold follows this value; where seeks are expensive (64 KiB or more), it moves
+    /// large values too. Reads read through gaps that cost less than a seek.
     pub seek_bytes: u64,
-    /// Commits are logged. Without a journal they are on disk when their memtable is flushed, which
-    /// `sync` and synced commits then do; a crash brings back the state of the last flush.
+    /// Logs commits in the journal. Without a journal they are on disk once their memtable is
+    /// flushed, which `sync` and synced commits then do; after a crash the store has the state of
+    /// the last flush.
     pub journal: bool,
-    /// How runs are kept.
+    /// The compaction policy of all dictionaries.
     pub compaction: CompactionPolicy,
-    /// Bytes a second that defragmentation moves when it runs by itself, more when much is lost. 0:
-    /// it does not run by itself.
+    /// The rate of background defragmentation in bytes a second; it is exceeded when much space is
+    /// lost. 0 turns background defragmentation off.
     pub defrag_rate: u64,
-    /// Threads that merge, in parallel where they can: each a merge of its own, or a range of
-    /// keys of a large one. 0: as many as half the machine's processors, at most 4. Without
-    /// threads, large merges go on at so many places in turn (0: at one).
+    /// Threads that merge, in parallel where they can: each takes a merge of its own, or a range of
+    /// keys of a large one. 0 stands for half the machine's processors, at most 4. Without threads,
+    /// large merges are divided into this many ranges, which advance in turn (0: one range).
     pub merge_threads: usize,
-    /// Nothing is written to the device, recovery included.
+    /// Writes nothing to the device, not even in recovery.
     pub read_only: bool,
-    /// Background work in threads. Without them, and always in a simulated environment, commits do
-    /// what is overdue and [`crate::Kvdb::step`] does the rest.
+    /// Does background work in threads. Without them, and always in a simulated environment,
+    /// commits do the work that is overdue and [`crate::Kvdb::step`] does the rest.
     pub threads: bool,
-    /// Once commits are synced, new zones of the journal are filled with zeros ahead of time, so
-    /// that such a commit finds its space allocated.
+    /// Fills new zones of the journal with zeros ahead of time once commits are synced, so that a
+    /// synced commit finds its space allocated.
     pub zero_journal: bool,
-    /// A memtable with deletions is written out after this time without commits, so that their
-    /// space comes back.
+    /// A memtable with deletions is flushed after this time without commits, so that the space that
+    /// they free is returned.
     pub idle_flush: Duration,
-    /// `close` writes the memtables out, so that the next open has nothing to replay.
+    /// Flushes the memtables in `close`, so that the next open has nothing to replay.
     pub flush_on_close: bool,
-    /// Commits are in this file as well until they are on the device: whoever opens the store with
-    /// the mirror of a process that was killed has all commits that returned, synced or not. It has
+    /// A file that also holds each commit until it is on the device. An opening with the mirror of
+    /// a process that was killed recovers all commits that returned, synced or not. The mirror has
     /// to be empty, or that of the process which had the store open before.
     pub mirror: Option<Arc<Mirror>>,
-    /// Where the zones of the store lie, if it is a local file that refers to a published state
+    /// The zones in object storage, if the store is a local file that refers to a published state
     /// ([`crate::LocalCopy`]); other stores do not need it. The device must allow writes even for
-    /// readers, since what was fetched is kept there.
+    /// readers, since fetched data is kept on it.
     pub remote: Option<RemoteZones>,
 }
 
@@ -119,17 +121,17 @@ impl Default for OpenOptions {
     }
 }
 
-/// How the runs of a dictionary are kept, see `docs/decisions/012-shape.md`. May change from one
-/// opening to the next.
+/// The policy by which the runs of a dictionary are merged, see `docs/decisions/012-shape.md`. It
+/// may change from one opening to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompactionPolicy {
-    /// Runs that a level gathers before they are merged into one of the next. At least 2.
+    /// Runs that a level collects before they are merged into one of the next level. At least 2.
     pub runs_per_level: usize,
-    /// The bottom run is merged when what lies above it weighs this part of it: 4 stands for a
-    /// quarter. At least 1.
+    /// The bottom run is merged when the runs above it reach this fraction of its size: 4 stands
+    /// for a quarter. At least 1.
     pub size_ratio: u64,
-    /// All data ends in one run. Otherwise levels are merged into the next for ever, and reads meet
-    /// more runs.
+    /// Merges all data into one run in the end. Otherwise levels are merged into the next one
+    /// without limit, and reads have to look into more runs.
     pub single_bottom: bool,
 }
 
@@ -140,7 +142,7 @@ impl Default for CompactionPolicy {
 }
 
 impl CompactionPolicy {
-    /// Within bounds that work.
+    /// Returns the policy with its values clamped to bounds that work.
     pub(crate) fn sane(self) -> CompactionPolicy {
         CompactionPolicy {
             runs_per_level: self.runs_per_level.clamp(2, 64),
@@ -151,7 +153,7 @@ impl CompactionPolicy {
 }
 
 impl OpenOptions {
-    /// With what the store's profile says where nothing else is asked for.
+    /// Returns the options with the defaults of the store's profile for those that are not set.
     pub(crate) fn of_profile(self, profile: Profile) -> OpenOptions {
         let seek_bytes = match (self.seek_bytes, profile) {
             (0, Profile::HardDisk) => HARD_DISK_SEEK,
@@ -168,38 +170,37 @@ impl OpenOptions {
         }
     }
 
-    /// The number of subcompactions of a large merge. A store without threads does the same on
-    /// every machine.
+    /// Returns the number of subcompactions of a large merge. A store without threads uses the same
+    /// number on every machine.
     pub(crate) fn merge_subcompactions(&self, inline: bool) -> usize {
         if inline { self.merge_threads.clamp(1, 64) } else { self.merge_threads() }
     }
 }
 
-/// The shares of the memory budget, bytes. The rest, an eighth, is for merges under way and
-/// whatever else is in the air.
+/// The shares of the memory budget, in bytes. The rest, an eighth, is for merges under way and for
+/// other temporary memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shares {
     /// All memtables, sealed ones included.
     pub memtables: usize,
-    /// A memtable generation is sealed at this size.
+    /// The size at which a generation of memtables is sealed.
     pub seal_at: usize,
-    /// Values that wait for their place are given one when they are this many bytes; commits wait
-    /// at twice as many.
+    /// Deferred values are placed once they take this many bytes; commits wait at twice that.
     pub window: usize,
-    /// What values that wait for their place take when they are given one while syncs are expected.
+    /// Deferred values are placed once they take this many bytes while syncs are expected.
     pub early_values: u64,
-    /// The journal's buffer is written out at this size.
+    /// The size at which the journal's buffer is written out.
     pub journal_write_at: usize,
-    /// The journal's buffer never grows beyond this but for a single record.
+    /// The bound of the journal's buffer, which only a single larger record exceeds.
     pub journal_buffer: usize,
     pub cache: usize,
-    /// The memory that locks of serializable transactions may take.
+    /// The memory for the locks of serializable transactions.
     pub locks: usize,
-    /// The memory that the indexes of ranks may take.
+    /// The memory for the indexes of ranks.
     pub ranks: usize,
-    /// The journal forces a flush when it takes more of the device than this.
+    /// The journal forces a flush when it takes more than this on the device.
     pub journal_device: u64,
-    /// Largest record that a commit may make.
+    /// The largest record of one commit.
     pub largest_record: usize,
 }
 

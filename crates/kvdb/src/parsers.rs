@@ -1,6 +1,6 @@
 //! Entry points to every parser of this crate, for the fuzz targets under `fuzz/` and the test
-//! below. Each takes any bytes and must neither panic nor run without end. Checksums are made to
-//! fit, so that the code behind them is reached. Not in normal builds.
+//! below. Each takes any bytes and must neither panic nor run forever. Checksums are made to fit,
+//! so that the code after the check is reached. Not in normal builds.
 
 use std::hint::black_box;
 
@@ -16,15 +16,15 @@ use crate::snapshots::Received;
 use crate::snapshots::stream::Frame;
 use crate::transactions::durable;
 
-/// The root that the superblock carries.
+/// Parses the root in the superblock.
 pub fn root(data: &[u8]) {
     let Ok(root) = Root::decode(data) else { return };
     black_box((root.parts(), root.uses().total_bytes()));
     assert_eq!(Root::decode(&root.encode()).ok(), Some(root));
 }
 
-/// A record of the manifest, its edits applied one by one to what those before it made; what comes
-/// of it is written as a checkpoint, and must read the same.
+/// Parses a record of the manifest and applies its edits one by one. The resulting state, written
+/// as a checkpoint, must read the same.
 pub fn manifest(data: &[u8]) {
     let record = Bytes::copy_from_slice(data);
     let Ok(edits) = Edit::decode_all(&record) else { return };
@@ -37,7 +37,8 @@ pub fn manifest(data: &[u8]) {
     if state.apply_all(edits).is_err() {
         return;
     }
-    // What is void for a dictionary ends where the journal begins.
+    // Entries of `since` up to the journal's start have no effect: the journal has no older
+    // changes.
     let start = state.start;
     state.since.retain(|_, since| *since > start.seq);
     let mut again = ManifestState::new();
@@ -48,7 +49,7 @@ pub fn manifest(data: &[u8]) {
     }
 }
 
-/// A record of the journal, and of a durable transaction's log.
+/// Parses a record of the journal, or of a durable transaction's log.
 pub fn journal(data: &[u8]) {
     let bytes = Bytes::copy_from_slice(data);
     let Ok(Record::Commit(changes)) = record::decode(&bytes) else { return };
@@ -62,13 +63,13 @@ pub fn journal(data: &[u8]) {
     assert_eq!(record::decode(&Bytes::copy_from_slice(inside)).ok(), Some(Record::Commit(changes)));
 }
 
-/// The beginning of a durable transaction's log.
+/// Parses the head of a durable transaction's log.
 pub fn transaction_log(data: &[u8]) {
     let Ok(options) = durable::decode(data) else { return };
     black_box(durable::encode(&options));
 }
 
-/// Frames of a snapshot on its way to another store, of each kind, and how far one was received.
+/// Parses the frames of a sent snapshot, of each kind, and the progress of a receive.
 pub fn stream(data: &[u8]) {
     let payload = Bytes::copy_from_slice(data);
     for kind in 0..5 {
@@ -83,8 +84,8 @@ pub fn stream(data: &[u8]) {
     }
 }
 
-/// A chunk of journal or manifest, its two checksums put right; and its piece as records, which are
-/// the same however it is cut.
+/// Parses a chunk of the journal or the manifest, with both checksums made to fit; and its piece as
+/// records, which are the same in whichever pieces they arrive.
 pub fn chunk(data: &[u8]) {
     let (head, piece) = data.split_at(data.len().min(HEADER));
     for (kind, magic) in [(Kind::Journal, b"KVJC"), (Kind::Manifest, b"KVMC")] {
@@ -123,8 +124,7 @@ pub fn chunk(data: &[u8]) {
 }
 
 /// Parses a head, a state, the registration of a fork, a list of dead objects, and the note of a
-/// local file about its home.
-/// Magic and checksum are made to fit.
+/// local file about its home. Magic and checksum are made to fit.
 pub fn published(data: &[u8]) {
     remote::parse(data);
 }
@@ -140,7 +140,7 @@ mod tests {
     const PARSERS: [fn(&[u8]); 7] =
         [root, manifest, journal, transaction_log, stream, chunk, published];
 
-    /// Whole bytes of each kind, to be spoilt.
+    /// Returns valid bytes of each kind, for the tests to damage.
     fn whole() -> Vec<Vec<u8>> {
         let text = |s: &'static str| Bytes::from_static(s.as_bytes());
         let info = |id, branch: &str| crate::DictionaryInfo {

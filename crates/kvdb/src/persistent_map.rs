@@ -1,6 +1,6 @@
-//! An ordered map of which a copy costs a pointer: a B+ tree of shared nodes, of which a change
-//! copies those on the way from the root to the entry. Copies of a map that differ in little have
-//! all other nodes in common, so what they differ in is found without looking at the rest.
+//! An ordered map that is copied at the cost of a pointer: a B+ tree of shared nodes, in which a
+//! change copies the nodes on the path from the root to the entry. Copies of a map that differ in
+//! few entries share all other nodes, so their difference is found without a look at the rest.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -8,20 +8,20 @@ use std::fmt;
 use std::ops::Index;
 use std::sync::Arc;
 
-/// Entries of a leaf, and children of another node, at the most.
+/// The maximum number of entries of a leaf, or of children of an inner node.
 const MOST: usize = 32;
-/// A node with fewer is put together with its neighbour where both fit into one.
+/// A node with fewer is merged with its neighbour if both fit into one.
 const FEW: usize = MOST / 4;
 
 #[derive(Clone)]
 enum Node<K, V> {
     Leaf(Vec<(K, V)>),
-    /// How many levels lie beneath, and for each child a key that none of its entries is below and
-    /// all entries of the children before it are.
+    /// The height above the leaves, and the children, each with a separator key: greater than all
+    /// keys of the children before it, and not greater than its own keys.
     Inner(u32, Vec<(K, Arc<Node<K, V>>)>),
 }
 
-/// A node that was split off, and the least key that may be in it.
+/// A node that was split off, and a lower bound of its keys.
 type Split<K, V> = Option<(K, Arc<Node<K, V>>)>;
 
 impl<K, V> Node<K, V> {
@@ -40,7 +40,7 @@ impl<K, V> Node<K, V> {
     }
 }
 
-/// The child that has `key`, if any does.
+/// Returns the index of the child that holds `key`, if any does.
 fn child_of<K: Borrow<Q>, Q: Ord + ?Sized, C>(children: &[(K, C)], key: &Q) -> usize {
     children.partition_point(|(least, _)| least.borrow() <= key).saturating_sub(1)
 }
@@ -75,7 +75,7 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
         }
     }
 
-    /// Removes `key`, which is there.
+    /// Removes `key`, which the map holds.
     fn remove<Q: Ord + ?Sized>(self: &mut Arc<Self>, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -97,14 +97,14 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
         }
     }
 
-    /// Appends the entries of the node after this one, of the same height. None is below `least`.
+    /// Appends the entries of the next node, of the same height. None of its keys is below `least`.
     fn append(&mut self, least: &K, right: &Node<K, V>) {
         match (self, right) {
             (Node::Leaf(entries), Node::Leaf(more)) => entries.extend_from_slice(more),
             (Node::Inner(_, children), Node::Inner(_, more)) => {
                 let end = children.len();
                 children.extend_from_slice(more);
-                // Where it stood first, its key counted for nothing.
+                // The key of a node's first child is not used, so it may be out of date.
                 children[end].0 = least.clone();
             }
             _ => debug_assert!(false, "children of a node have one height"),
@@ -128,7 +128,7 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
     }
 }
 
-/// The right half of what has become too long.
+/// Splits off the right half of a list that has become too long.
 fn split<T>(all: &mut Vec<T>) -> Option<Vec<T>> {
     (all.len() > MOST).then(|| all.split_off(MOST / 2))
 }
@@ -160,7 +160,7 @@ impl<K, V> PersistentMap<K, V> {
         }
     }
 
-    /// By key, ascending.
+    /// Returns the entries in ascending order of their keys.
     pub(crate) fn iter(&self) -> Iter<'_, K, V> {
         Iter(self.root.iter().map(Step::Node).collect())
     }
@@ -203,8 +203,8 @@ impl<K, V> PersistentMap<K, V> {
         self.get(key).is_some()
     }
 
-    /// Calls `each` with all keys whose entries may differ, ascending, and with what this map and
-    /// `newer` have there. Of nodes that both have it sees nothing.
+    /// Calls `each` with the keys whose entries may differ, in ascending order, and with the values
+    /// that this map and `newer` have for them. Nodes that both share are skipped.
     pub(crate) fn difference<'a>(
         &'a self,
         newer: &'a Self,
@@ -221,7 +221,7 @@ impl<K, V> PersistentMap<K, V> {
                         _ = (old.0.pop(), new.0.pop());
                         continue;
                     }
-                    // The higher one first: what they share has one height.
+                    // Open the higher node first: a shared node has the same height in both.
                     let (one, other) = (one.height(), other.height());
                     if one >= other {
                         old.open();
@@ -267,7 +267,7 @@ impl<K: Ord + Clone, V: Clone> PersistentMap<K, V> {
             self.len = 1;
             return None;
         };
-        // Of the first child no key is looked at.
+        // The key of the first child is never compared.
         let least = key.clone();
         let (before, split_off) = root.insert(key, value);
         if let Some(right) = split_off {
@@ -282,7 +282,7 @@ impl<K: Ord + Clone, V: Clone> PersistentMap<K, V> {
     where
         K: Borrow<Q>,
     {
-        // Nothing is copied for a key that is not there.
+        // Return before copying the path if the key is missing.
         if !self.contains_key(key) {
             return None;
         }
@@ -316,11 +316,11 @@ enum Step<'a, K, V> {
     Entry(&'a (K, V)),
 }
 
-/// Holds the steps that are still to come, the last first.
+/// Holds the remaining steps, the last one first.
 pub(crate) struct Iter<'a, K, V>(Vec<Step<'a, K, V>>);
 
 impl<K, V> Iter<'_, K, V> {
-    /// Puts what the next node has in its place.
+    /// Replaces the next node by its children or entries.
     fn open(&mut self) {
         match self.0.pop() {
             Some(Step::Node(node)) => match &**node {
@@ -405,7 +405,7 @@ mod tests {
 
     use super::*;
 
-    /// Keys in an order that is none.
+    /// Returns keys in pseudo-random order.
     fn shuffled(n: u32) -> impl Iterator<Item = u32> {
         (0..n).map(|i| i.wrapping_mul(2_654_435_761) % 5000)
     }

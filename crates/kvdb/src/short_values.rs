@@ -1,46 +1,47 @@
-//! Where a dictionary keeps its short values, those of 512 bytes to 2 KiB, when its `separate_at`
+//! The place of a dictionary's short values, those of 512 bytes to 2 KiB, when its `separate_at`
 //! adapts.
 //!
-//! In its block a short value is read together with its neighbours, and written again by each merge
-//! of the block. Outside it is written once, and merges move its reference; but a scan finds each
-//! in a place of its own. So a dictionary is in one of three states:
+//! Inside its block, a short value is read together with its neighbours, and written again by each
+//! merge of the block. Outside, it is written once and merges move its reference only, but a scan
+//! needs a separate read for each value. So a dictionary is in one of three states:
 //!
-//! - *Inside*, as a new one is. Values of 2 KiB and more lie outside.
-//! - *Outside*: commits, flushes and merges place values of 512 bytes and more outside. It begins
-//!   when a generation is sealed, if short values worth a part of the dictionary were committed in
-//!   the meantime, and not behind everything that is there: data that comes in order is stitched
-//!   wherever it lies.
-//! - *Gathering*: new short values lie inside, and a merge of all runs brings the others into their
-//!   blocks. It begins when the store is idle, or when cursors have read more short values from
-//!   outside than were committed; it ends with the merge, or where *outside* begins again.
+//! - *Inside*, the state of a new dictionary. Values of 2 KiB and more lie outside.
+//! - *Outside*: commits, flushes and merges place values of 512 bytes and more outside. The state
+//!   begins when a generation is sealed, if the short values committed in the meantime amount to a
+//!   certain part of the dictionary and did not all sort after the existing keys: data that arrives
+//!   in key order is stitched wherever it lies.
+//! - *Gathering*: new short values lie inside, and a merge of all runs moves the others into their
+//!   blocks. The state begins when the store is idle, or when cursors have read more short values
+//!   from outside than were committed; it ends with the merge, or when *outside* begins again.
 //!
-//! The manifest says whether there may be short values outside
-//! ([`DictionaryInfo::short_outside`]), before the first one is, so a store that is opened again
-//! goes on where it was, but for the counts. A clone shares its values with what it was cloned
-//! from; they stay where they are, and new ones lie inside.
+//! The manifest says that short values may lie outside ([`DictionaryInfo::short_outside`]) before
+//! the first one does, so a store that is opened again continues in the same state, except for the
+//! counts. A clone shares its values with its origin; these stay where they are, and new ones lie
+//! inside.
 
 use env::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::dictionary::{ADAPTIVE_SEPARATION, DictionaryInfo, SHORT_VALUES};
 
-/// Short values go outside when those committed are the data of the dictionary divided by this.
+/// Short values are placed outside when the committed ones reach the data of the dictionary divided
+/// by this.
 const COMMITTED_SHARE: u64 = 8;
-/// They are gathered when scans have read this many times what was committed: one read from outside
-/// takes about as much longer as two more writes take.
+/// Short values are gathered when scans have read this many times the committed bytes: a read from
+/// outside costs about as much extra time as two more writes.
 const SCANNED_RATIO: u64 = 2;
 
-/// What is known of the short values of a dictionary since the store was opened.
+/// Counts and state of a dictionary's short values since the store was opened.
 #[derive(Debug, Default)]
 pub(crate) struct ShortValues {
     /// Bytes of short values committed, and read by cursors from outside, since the state began.
     committed: AtomicU64,
     scanned: AtomicU64,
     gathering: AtomicBool,
-    /// Scans have ended the last time outside.
+    /// Set if scans ended the last *outside* state.
     scans_prevail: AtomicBool,
 }
 
-/// Whether the place of short values adapts.
+/// Returns whether the place of short values adapts.
 pub(crate) fn adapts(info: &DictionaryInfo) -> bool {
     info.options.separate_at == ADAPTIVE_SEPARATION && info.branch.is_empty()
 }
@@ -50,22 +51,22 @@ fn is_short(len: usize) -> bool {
 }
 
 impl ShortValues {
-    /// Whether new short values go outside.
+    /// Returns whether new short values are placed outside.
     pub(crate) fn are_outside(&self, info: &DictionaryInfo) -> bool {
         adapts(info) && info.short_outside && !self.gathering.load(Relaxed)
     }
 
-    /// Whether a merge should bring those that are outside into their blocks.
+    /// Returns whether a merge should move the short values outside into their blocks.
     pub(crate) fn are_gathered(&self, info: &DictionaryInfo) -> bool {
         adapts(info) && info.short_outside && self.gathering.load(Relaxed)
     }
 
-    /// Whether they were to be gathered when last decided.
+    /// Returns whether the last decision was to gather the short values.
     pub(crate) fn are_being_gathered(&self) -> bool {
         self.gathering.load(Relaxed)
     }
 
-    /// From this length on values lie outside their block, bytes.
+    /// Returns the length from which on values lie outside their block, bytes.
     pub(crate) fn separate_at(&self, info: &DictionaryInfo) -> u32 {
         match self.are_outside(info) {
             true => SHORT_VALUES.start,
@@ -73,7 +74,7 @@ impl ShortValues {
         }
     }
 
-    /// A value of this length is committed.
+    /// Counts a committed value of this length.
     #[inline]
     pub(crate) fn committed(&self, len: usize) {
         if is_short(len) {
@@ -81,16 +82,16 @@ impl ShortValues {
         }
     }
 
-    /// A cursor has read a value of this length from outside its block.
+    /// Counts a value of this length that a cursor has read from outside its block.
     pub(crate) fn scanned(&self, len: usize) {
         if is_short(len) {
             self.scanned.fetch_add(len as u64, Relaxed);
         }
     }
 
-    /// Whether so much was committed that short values should go outside, in a dictionary of `data`
-    /// bytes; not for less than `least` bytes. Where scans have prevailed before, all of it must
-    /// have been written again.
+    /// Returns whether enough was committed to place short values outside, in a dictionary of
+    /// `data` bytes; less than `least` bytes are never enough. If scans have prevailed before,
+    /// short values worth the whole dictionary must have been committed.
     pub(crate) fn should_go_outside(
         &self,
         info: &DictionaryInfo,
@@ -105,9 +106,9 @@ impl ShortValues {
         committed >= data() / share
     }
 
-    /// Whether scans have read so much from outside that the values should be gathered. What was
-    /// committed and scanned long ago, before as much as the `data` bytes of the dictionary, counts
-    /// less and less.
+    /// Returns whether scans have read enough from outside to gather the values. Once more than
+    /// `data` bytes, the size of the dictionary, were committed or scanned, both counts are halved,
+    /// so that older ones lose weight.
     pub(crate) fn should_be_gathered(&self, data: u64, least: u64) -> bool {
         let (committed, scanned) = (self.committed.load(Relaxed), self.scanned.load(Relaxed));
         if scanned >= SCANNED_RATIO * committed.max(least) {
@@ -120,19 +121,19 @@ impl ShortValues {
         false
     }
 
-    /// Short values go outside from now on; the manifest says so.
+    /// Places short values outside from now on, after the manifest has said so.
     pub(crate) fn go_outside(&self) {
         self.begin(false);
     }
 
-    /// Short values go inside from now on, and those that are outside are to be gathered, since
-    /// scans prevail or else since the store is idle.
+    /// Places short values inside from now on, and asks for those outside to be gathered, because
+    /// scans prevail or because the store is idle.
     pub(crate) fn gather(&self, scans_prevail: bool) {
         self.scans_prevail.store(scans_prevail, Relaxed);
         self.begin(true);
     }
 
-    /// All are in their blocks, and the manifest says so.
+    /// Notes that all short values are in their blocks, after the manifest has said so.
     pub(crate) fn gathered(&self) {
         self.gathering.store(false, Relaxed);
     }
@@ -163,7 +164,7 @@ mod tests {
     fn an_eighth_of_the_dictionary_sends_them_outside() {
         let short = ShortValues::default();
         (0..99).for_each(|_| short.committed(512));
-        // Neither of these is short.
+        // Neither of these lengths is short.
         (0..99).for_each(|_| [511, 2048].iter().for_each(|len| short.committed(*len)));
         let should = |data, least| short.should_go_outside(&info(false), || data, least);
         assert!(!should(100 * 512 * 8, 0));

@@ -1,5 +1,5 @@
-//! What the parts of a store ask of its background threads, and what these tell those who wait: a
-//! flush, a merge, the journal written out; memory that is free again; that the store is closed.
+//! Requests of a store's parts to its background threads (flush, merge, write the journal out), and
+//! the notifications to waiting threads: memory is free again, the store is closed.
 
 use env::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,9 +10,9 @@ use env::sync::{Condvar, Mutex};
 pub(crate) struct Wanted {
     pub flush: bool,
     pub journal: bool,
-    /// The generation to be sealed.
+    /// The generation to seal.
     pub seal: Option<u64>,
-    /// Grows: each merging thread knows what it has seen of it.
+    /// Counts the requests for a merge. Each merging thread remembers the count that it has seen.
     pub compaction: u64,
 }
 
@@ -23,20 +23,20 @@ pub(crate) struct Signals {
     pub wake_compaction: Condvar,
     pub wake_clock: Condvar,
     pub wake_journal: Condvar,
-    /// The journal's thread was asked for something that it has not looked at yet: it need not be
-    /// asked again.
+    /// Set while the journal's thread has a request that it has not looked at yet, so that it is
+    /// not asked again.
     pub journal_asked: AtomicBool,
-    /// A flush has ended, or values have been placed: memory and perhaps journal space are free
-    /// again.
+    /// Notified when a flush has ended or values have been placed: memory and perhaps journal space
+    /// are free again.
     memory_free: Condvar,
     stop: AtomicBool,
-    /// The last flush found no space.
+    /// Set if the last flush found no space.
     flush_blocked: AtomicBool,
-    /// The last write of the journal found no space.
+    /// Set if the last write of the journal found no space.
     journal_blocked: AtomicBool,
-    /// Something was deleted since the last flush that idleness made.
+    /// Set if something was deleted since the last idle flush.
     pub deletions: AtomicBool,
-    /// Space may be gained by a reclaim: something was deleted or flushed since the last one.
+    /// Set if a reclaim may gain space: something was deleted or flushed since the last one.
     pub reclaimable: AtomicBool,
 }
 
@@ -55,12 +55,12 @@ impl Signals {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// The last flush, or the last write of the journal, found no space.
+    /// Returns whether the last flush, or the last write of the journal, found no space.
     pub(crate) fn blocked(&self) -> bool {
         self.flush_blocked.load(Ordering::Acquire) || self.journal_blocked.load(Ordering::Acquire)
     }
 
-    /// A flush has ended. One that found space may have given the journal some, too.
+    /// Notes that a flush has ended. If it found space, the journal may find some too.
     pub(crate) fn flush_ended(&self, found_space: bool) {
         self.flush_blocked.store(!found_space, Ordering::Release);
         if found_space {
@@ -68,22 +68,23 @@ impl Signals {
         }
     }
 
-    /// A write of the journal has ended; it says nothing of flushes.
+    /// Notes that a write of the journal has ended. The result says nothing about flushes.
     pub(crate) fn journal_ended(&self, found_space: bool) {
         if self.journal_blocked.load(Ordering::Relaxed) == found_space {
             self.journal_blocked.store(!found_space, Ordering::Release);
         }
     }
 
-    /// What has gathered should be written; `seal`: and this generation closed.
+    /// Asks for a write of the pending journal, and for the seal of generation `seal` if there is
+    /// one.
     pub(crate) fn journal_wanted(&self, seal: Option<u64>) {
         if seal.is_none() && self.journal_asked.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut wanted = self.wanted.lock();
         if wanted.seal.is_some() && wanted.seal == seal {
-            // The thread knows of it, and may not look again before it is asked for something
-            // else: that it was asked is for it to forget, and so not noted here.
+            // The thread knows of this seal, and may not look again before the next request.
+            // `journal_asked` is reset by that look only, so it is not set here.
             return;
         }
         self.journal_asked.store(true, Ordering::Release);
@@ -93,7 +94,7 @@ impl Signals {
         self.wake_journal.notify_one();
     }
 
-    /// Waits until memory becomes free, at most so long; not at all unless `full` still holds.
+    /// Waits for memory to become free, for at most `at_most`, and only while `full` holds.
     pub(crate) fn wait_for_memory(&self, at_most: Duration, full: impl Fn() -> bool) {
         let mut wanted = self.wanted.lock();
         if full() {
@@ -101,21 +102,21 @@ impl Signals {
         }
     }
 
-    /// Tells those that wait for memory.
+    /// Wakes the threads that wait for memory.
     pub(crate) fn memory_is_free(&self) {
-        // Under the lock, so that one that is about to wait does not miss it.
+        // Takes the lock, so that a thread that is about to wait does not miss the wakeup.
         drop(self.wanted.lock());
         self.memory_free.notify_all();
     }
 
-    /// Lets threads end as soon as they look.
+    /// Asks the threads to end at their next check.
     pub(crate) fn stop_soon(&self) {
         self.stop.store(true, Ordering::Release);
     }
 
-    /// Wakes all threads, so that they see that they are to end.
+    /// Wakes all threads, so that they see the request to end.
     pub(crate) fn wake_all(&self) {
-        // Under the lock, so that a thread that is about to wait does not miss it.
+        // Holds the lock, so that a thread that is about to wait does not miss the wakeup.
         let _wanted = self.wanted.lock();
         self.wake_flush.notify_all();
         self.wake_compaction.notify_all();
@@ -124,7 +125,7 @@ impl Signals {
         self.memory_free.notify_all();
     }
 
-    /// Something was deleted, or is hidden by newer versions now.
+    /// Notes that data was deleted, or is now hidden by newer versions.
     pub(crate) fn deleted(&self) {
         self.deletions.store(true, Ordering::Relaxed);
         self.reclaimable.store(true, Ordering::Relaxed);
@@ -135,7 +136,7 @@ impl Signals {
 mod tests {
     use super::*;
 
-    /// What the journal's thread does when it wakes, before the work: it takes what is asked for.
+    /// Does what the journal's thread does when it wakes, before the work: takes the requests.
     fn look(signals: &Signals) -> (bool, Option<u64>) {
         let mut wanted = signals.wanted.lock();
         let asked = std::mem::take(&mut wanted.journal);
@@ -143,8 +144,8 @@ mod tests {
         (asked, wanted.seal)
     }
 
-    /// A commit that was in time for the generation asks for its seal when that is under way. The
-    /// thread is not woken for it, and so must be woken for what is asked next.
+    /// A commit asks for the seal of its generation while that seal is under way already. The
+    /// thread is not woken for it, so it must be woken for the next request.
     #[test]
     fn the_journal_is_written_for_those_that_ask_after_a_seal_was_asked_for_twice() {
         let signals = Signals::default();

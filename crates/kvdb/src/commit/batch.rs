@@ -1,4 +1,4 @@
-//! A batch: changes that a commit applies whole or not at all.
+//! A batch: changes that a commit applies as a whole or not at all.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,18 @@ use crate::mirror::Note;
 use crate::read::bounds;
 use crate::read::view::StoredValue;
 
-/// When a commit returns.
+/// The moment at which a commit returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// As soon as it is visible; on disk within the flush interval, always as a consistent state.
+    /// Returns as soon as the commit is visible. It is on disk within the flush interval, always as
+    /// a consistent state.
     Buffered,
-    /// When it, and everything before it, is on disk.
+    /// Returns when the commit, and everything before it, is on disk.
     Synced,
 }
 
-/// Changes that happen whole or not at all, in the order given; a later one wins over an earlier
-/// one. They may be in several dictionaries.
+/// Changes to one or more dictionaries that are applied atomically, in the order given; a later one
+/// wins over an earlier one.
 ///
 /// ```
 /// # use kvdb::{Batch, Durability, Kvdb};
@@ -41,7 +42,8 @@ pub struct Batch {
     pub(crate) sync_follows: bool,
     pub(crate) promised: bool,
     pub(crate) note: Option<Note>,
-    /// Places of changes of which it is known that their keys had no value, or had one.
+    /// Indexes of the puts whose keys are known to have no value, and of the deletions whose keys
+    /// are known to have one.
     pub(crate) known: Vec<u32>,
 }
 
@@ -78,24 +80,24 @@ impl BatchChange {
 }
 
 impl Batch {
-    /// A batch without changes.
+    /// Returns a batch without changes.
     pub fn new() -> Self {
         Self::default()
     }
-    /// `true` for a batch without changes.
+    /// Returns `true` if the batch has no changes.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }
-    /// Number of changes.
+    /// Returns the number of changes.
     pub fn len(&self) -> usize {
         self.changes.len()
     }
-    /// Bytes of its keys and values; a value that is stored already counts as none.
+    /// Returns the size of the keys and values, bytes; a value that is stored already counts as 0.
     pub fn bytes(&self) -> usize {
         self.changes.iter().map(BatchChange::bytes).sum()
     }
-    /// Returns the bytes that it adds to each dictionary that it changes: none where it gives more
-    /// back, or room was promised for it.
+    /// Returns the bytes that the batch adds to each dictionary that it changes: 0 if it releases
+    /// space, or if space was promised for it.
     pub(crate) fn growth(&self) -> BTreeMap<DictionaryId, u64> {
         let none = self.releases || self.promised;
         let mut all = BTreeMap::new();
@@ -105,54 +107,56 @@ impl Batch {
         }
         all
     }
-    /// Returns whether it has nothing but deletions, or says that it gives more back than it takes.
+    /// Returns whether the batch has only deletions, or says that it frees more space than it
+    /// takes.
     pub(crate) fn removes(&self) -> bool {
         self.releases || self.changes.iter().all(BatchChange::deletes)
     }
-    /// Says that this batch gives back more space than it takes, though it puts a little too (what
-    /// is left of a thing when a part of it goes). Like a batch that only deletes, it is then
+    /// Says that this batch frees more space than it takes, though it also puts a little (the rest
+    /// of an object when a part of it is removed). Like a batch that only deletes, it is then
     /// committed even when the store is full.
     pub fn releases_space(&mut self) {
         self.releases = true;
     }
     /// Says that the caller syncs right after this commit, as if it were a synced one. A few large
-    /// values are then logged with it, which is one write and one sync; else they would be written
-    /// to places of their own first. They get these when memtables are written out.
+    /// values are then logged with the record, which is one write and one sync; otherwise they
+    /// would be written to their places first. They get their places when memtables are flushed.
     pub fn sync_follows(&mut self) {
         self.sync_follows = true;
     }
-    /// Says that room was promised for this batch ([`PromisedSpace`](crate::PromisedSpace)), which
-    /// the caller gives back when it is committed.
+    /// Says that space was promised for this batch ([`PromisedSpace`](crate::PromisedSpace)), which
+    /// the caller returns when the batch is committed.
     pub fn takes_promised_space(&mut self) {
         self.promised = true;
     }
-    /// Notes in the store's mirror, if it has one, that this commit completes a request: both
-    /// happen, or neither. See [`OpenOptions::mirror`](crate::OpenOptions::mirror).
+    /// Notes in the store's mirror, if it has one, that this commit completes a request. The commit
+    /// and the note are atomic. See [`OpenOptions::mirror`](crate::OpenOptions::mirror).
     pub fn note(&mut self, note: Note) {
         self.note = Some(note);
     }
-    /// Gives `key` a value, whether or not it had one.
+    /// Puts a value for `key`, whether or not it had one.
     #[doc(alias = "insert")]
     pub fn put(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) {
         self.changes.push(BatchChange::Put(dict, key.into(), value.into()));
     }
-    /// Puts a value for `key`, which has none. That it has none must be sure when the batch is
-    /// committed: it was read, and [`Kvdb::commit_if_unchanged`](crate::Kvdb::commit_if_unchanged)
-    /// depends on it. Ranks ([`Kvdb::rank`](crate::Kvdb::rank)) are then kept without another look;
-    /// all else is as with [`Batch::put`].
+    /// Puts a value for `key`, which has none. The caller must be sure of that when the batch is
+    /// committed: the key was read, and
+    /// [`Kvdb::commit_if_unchanged`](crate::Kvdb::commit_if_unchanged) depends on that read. Ranks
+    /// ([`Kvdb::rank`](crate::Kvdb::rank)) are then kept up to date without a lookup; otherwise the
+    /// same as [`Batch::put`].
     pub fn put_new(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: impl Into<Bytes>) {
         self.known.push(self.changes.len() as u32);
         self.put(dict, key, value);
     }
-    /// Deletes `key`, which has a value: as [`Batch::put_new`] for a deletion.
+    /// Deletes `key`, which has a value: the counterpart of [`Batch::put_new`].
     pub fn delete_present(&mut self, dict: DictionaryId, key: impl Into<Bytes>) {
         self.known.push(self.changes.len() as u32);
         self.delete(dict, key);
     }
-    /// Gives `key` a value that is stored already, under another key perhaps, or in another
+    /// Puts a value for `key` that is stored already, for example under another key, or in another
     /// dictionary of the same store. A large one is not copied: both keys refer to the same place,
-    /// and it is free when neither does any more. One of another store is read when the batch is
-    /// applied, and copied.
+    /// which is free when neither does any more. A value of another store is read and copied when
+    /// the batch is applied.
     ///
     /// ```
     /// # use kvdb::{Batch, Durability, Kvdb};
@@ -169,8 +173,8 @@ impl Batch {
     pub fn put_stored(&mut self, dict: DictionaryId, key: impl Into<Bytes>, value: StoredValue) {
         self.changes.push(BatchChange::PutStored(dict, key.into(), value));
     }
-    /// Changes the value of `key` without reading it; see [`Update`] for what it does to a missing
-    /// key and to a value that it does not suit.
+    /// Changes the value of `key` without reading it. See [`Update`] for its effect on a missing
+    /// key and on a value that it does not fit.
     ///
     /// ```
     /// # use kvdb::{Batch, Durability, Kvdb, Update};
@@ -188,16 +192,17 @@ impl Batch {
     pub fn update(&mut self, dict: DictionaryId, key: impl Into<Bytes>, update: Update) {
         self.changes.push(BatchChange::Update(dict, key.into(), update));
     }
-    /// Deletes `key`, whether or not it is there.
+    /// Deletes `key`, whether or not it has a value.
     #[doc(alias = "remove")]
     pub fn delete(&mut self, dict: DictionaryId, key: impl Into<Bytes>) {
         self.changes.push(BatchChange::Delete(dict, key.into()));
     }
-    /// Deletes every key in `[start, end)`; costs one range tombstone whatever it covers.
+    /// Deletes every key in `[start, end)`. It costs one range tombstone, however many keys it
+    /// covers.
     ///
-    /// An `end` that is not above `start` covers nothing, the empty one as well: for a cursor that
-    /// means no end, but here a mistake would delete what was not meant. [`Batch::delete_prefix`]
-    /// of the empty prefix empties a dictionary.
+    /// An `end` that is not above `start` covers nothing, and so does an empty one: for a cursor an
+    /// empty end means no bound, but here a mistake would delete too much. [`Batch::delete_prefix`]
+    /// with an empty prefix empties a dictionary.
     pub fn delete_range(
         &mut self,
         dict: DictionaryId,
@@ -206,13 +211,13 @@ impl Batch {
     ) {
         self.changes.push(BatchChange::DeleteRange(dict, start.into(), end.into()));
     }
-    /// Deletes every key that begins with `prefix`; the empty one empties the dictionary.
+    /// Deletes every key that begins with `prefix`; an empty prefix empties the dictionary.
     pub fn delete_prefix(&mut self, dict: DictionaryId, prefix: impl AsRef<[u8]>) {
         self.delete_keys(dict, bounds::of_prefix(prefix.as_ref()));
     }
 
-    /// Deletes all keys of `range`. A range tombstone needs an end: without one it ends at the last
-    /// possible key, which is deleted by itself.
+    /// Deletes all keys of `range`. A range tombstone needs an end: a range without one ends at the
+    /// last possible key, which gets a deletion of its own.
     pub(crate) fn delete_keys(&mut self, dict: DictionaryId, range: KeyRange) {
         match range.end {
             Some(end) => self.delete_range(dict, range.start, end),

@@ -1,9 +1,9 @@
-//! A commit that is made only if what it was made of is unchanged: for a small change that reads
-//! before it writes, where a transaction would cost more than the change.
+//! A commit that is made only if the data that it was computed from is unchanged: for a small
+//! change that reads before it writes, where a transaction would cost more than the change.
 //!
-//! Everything that was committed after the state that was read lies in memtables, as long as no
-//! memtables were flushed and no runs installed since. So the look under the pipeline's lock is a
-//! search for a few keys there. Otherwise the condition counts as broken: the caller reads again.
+//! While no memtables have been flushed and no runs installed, every commit after the state that
+//! was read lies in memtables. So the check under the pipeline's lock looks up a few keys there.
+//! Otherwise the condition counts as broken, and the caller reads again.
 
 use std::sync::Arc;
 
@@ -21,11 +21,12 @@ use crate::locks::{KeyRangeRef, RangeEnd};
 use crate::read::version::Version;
 use crate::read::view::View;
 
-/// Items of one range that are looked at under the pipeline's lock. A range with more counts as
-/// changed.
+/// The maximum number of items of one range that are checked under the pipeline's lock. A range
+/// with more counts as changed.
 const LOOKED_AT: usize = 256;
 
-/// What a change has read and does not write; see [`crate::Kvdb::commit_if_unchanged`].
+/// The keys and ranges that a change has read and does not write; see
+/// [`crate::Kvdb::commit_if_unchanged`].
 #[derive(Clone, Debug, Default)]
 pub struct Reads(Vec<(DictionaryId, Read)>);
 
@@ -47,12 +48,12 @@ impl Read {
 }
 
 impl Reads {
-    /// Adds a key, whether or not it was there.
+    /// Adds a key, whether or not it exists.
     pub fn key(&mut self, dict: DictionaryId, key: &[u8]) {
         self.0.push((dict, Read::Key(Bytes::copy_from_slice(key))));
     }
 
-    /// Adds all of `[start, end)`; an empty `end` is the end of the dictionary.
+    /// Adds the range `[start, end)`; an empty `end` is the end of the dictionary.
     pub fn range(&mut self, dict: DictionaryId, start: &[u8], end: &[u8]) {
         let start = Bytes::copy_from_slice(start);
         let range = match end {
@@ -63,11 +64,11 @@ impl Reads {
     }
 }
 
-/// A state of the store, and what of it must be unchanged.
+/// A state of the store, and the reads that must be unchanged since.
 struct Condition {
     at: Seq,
-    /// [`Version::installed`] of its version, which is not held: a commit may wait for space that
-    /// an old version keeps. `None`: it never holds.
+    /// The [`Version::installed`] of its version. The version itself is not held, since a commit
+    /// may wait for space that an old version keeps. `None` means that the condition never holds.
     installed: Option<u64>,
     reads: Reads,
 }
@@ -79,7 +80,8 @@ impl Condition {
         Condition { at: state.at, installed, reads }
     }
 
-    /// Whether it holds for a commit of `changes` now; `newest` is the number of the newest commit.
+    /// Returns whether the condition holds for a commit of `changes` now; `newest` is the number of
+    /// the newest commit.
     fn holds(&self, newest: Seq, version: &Version, changes: &Ops) -> Result<bool> {
         if self.installed != Some(version.installed) {
             return Ok(false);
@@ -103,7 +105,7 @@ impl Condition {
     }
 }
 
-/// Whether something of `range` was changed after `since`, or may have been.
+/// Returns whether a key of `range` was changed after `since`, or may have been.
 fn is_changed(memtable: &Arc<Memtable>, range: KeyRangeRef<'_>, since: Seq) -> Result<bool> {
     if range.end == RangeEnd::Start {
         return Ok(match memtable.get(range.start, Seq::MAX) {
@@ -126,8 +128,8 @@ fn is_changed(memtable: &Arc<Memtable>, range: KeyRangeRef<'_>, since: Seq) -> R
 }
 
 impl CommitPipeline {
-    /// Commits a batch if nothing that it changes, and nothing of `reads`, was changed after
-    /// `state`; `false`: something was, or may have been.
+    /// Commits a batch if nothing that it changes, and nothing in `reads`, was changed after
+    /// `state`. Returns `false` if something was, or may have been.
     pub(crate) fn commit_if_unchanged(
         &self,
         engine: &impl CommitEnv,
@@ -140,7 +142,7 @@ impl CommitPipeline {
         drop(state);
         let valid = self.validate(&self.versions.load(), batch)?;
         if valid.changes.is_empty() {
-            // A question alone: whether what was read still holds.
+            // The batch only asks whether the reads are still unchanged.
             if condition.reads.0.is_empty() {
                 return Ok(true);
             }

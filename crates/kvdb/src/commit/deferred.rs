@@ -1,16 +1,16 @@
 //! Large values between their commit and their place. A buffered commit of a few of them copies
-//! them into buffers and is done. They are placed together, by the thread that writes the journal
-//! out: sorted by key, so that what is near in key order lies near on the device, and written once;
-//! only then are the references in the journal's records filled in and the records written. The
-//! memtables refer to the buffers until then, to the places from then on.
+//! them into buffers and returns. The thread that writes the journal out places them together:
+//! sorted by key, so that neighbours in key order are close on the device, and written once. Only
+//! then are the references in the journal's records filled in and the records written. The
+//! memtables refer to the buffers until then, and to the places afterwards.
 //!
-//! This is the late-binding journal of BetrFS 0.2 (§3) for values that come one by one: logged in
-//! order first, bound to places before the record is durable.
+//! This is the late-binding journal of BetrFS 0.2 (§3) for values that arrive one by one: logged in
+//! order first, and bound to places before the record is durable.
 //!
-//! A value that a later commit of the same write has overwritten or deleted, and that no view
+//! A value that a later commit in the same write has overwritten or deleted, and that no view
 //! reads, gets no place: it is discarded, and its record says up to which position the journal must
-//! reach to hide it. Recovery takes the journal to end before such a record if it does not reach
-//! that far.
+//! reach to hide it. If the journal does not reach that far, recovery takes it to end before such a
+//! record.
 
 use std::sync::Arc;
 
@@ -25,65 +25,65 @@ use crate::journal::{Writer, record};
 use crate::log::chunk::HEADER;
 use crate::read::generation::{Generation, Layer};
 
-/// Values whose places are told to a memtable at once: readers wait for that long.
+/// Number of values whose places a memtable is told under one lock; readers wait for that time.
 const PER_LOCK: usize = 256;
 
-/// A value that waits for its place.
+/// A committed value that has no place yet.
 pub(crate) struct DeferredValue {
     pub dict: DictionaryId,
     pub key: Bytes,
     pub seq: Seq,
     pub value: Bytes,
-    /// How it is compressed, if that makes it smaller.
+    /// The codec for the value, used if that makes it smaller.
     pub codec: Compression,
-    /// Where its reference stands in the journal's buffer; `None` when there is no journal.
+    /// The offset of its reference in the journal's buffer, or `None` if there is no journal.
     pub at: Option<usize>,
-    /// The memtable that has it, and where.
+    /// The layer whose memtable holds it, and its slot there.
     pub layer: Layer,
     pub slot: DeferredSlot,
 }
 
-/// Memory that a value of `len` bytes takes while it waits for its place.
+/// Returns how much memory a deferred value of `len` bytes takes, bytes.
 pub(crate) fn heap(len: usize) -> usize {
     len + DEFERRED_OVERHEAD
 }
 
-/// The longest value that may wait, bytes.
+/// The longest value that may be deferred, bytes.
 pub(crate) const LONGEST: u64 = 256 << 10;
 
-/// What a value takes of [`room`], bytes.
+/// Returns the share of [`room`] that a value takes, bytes.
 pub(crate) fn cost(len: usize) -> u64 {
     (len as u64).next_multiple_of(SECTOR)
 }
 
-/// Bytes of values that are guaranteed to fit into so many zones: the last value of a zone may need
-/// the next one.
+/// Returns how many bytes of values are guaranteed to fit into `zones` zones. The last value of a
+/// zone may need the next one.
 pub(crate) fn room(zones: usize) -> u64 {
     zones as u64 * (ZONE_SIZE - LONGEST)
 }
 
-/// Zones that values of this cost need at most.
+/// Returns the maximum number of zones that values of this cost need.
 pub(crate) fn zones_for(cost: u64) -> usize {
     cost.div_ceil(ZONE_SIZE - LONGEST) as usize
 }
 
-/// What is committed and not written yet.
+/// The committed part of the journal's stream that is not written yet, with its deferred values.
 pub(crate) struct Pending {
     /// `HEADER` bytes, then the journal's stream.
     pub stream: Vec<u8>,
     pub values: Vec<DeferredValue>,
-    /// What they need of [`room`].
+    /// The share of [`room`] that the values need.
     pub cost: u64,
-    /// What the discarded values would have needed of it, see [`room`].
+    /// The share of [`room`] that the discarded values would have needed.
     pub discarded: u64,
-    /// Bytes of stream that it had when it was left to wait, see
+    /// The length of the stream when it was last left in memory, see
     /// [`CommitPipeline::write_gathered`].
     pub looked_at: usize,
-    /// Where it ends, once it was taken to be written.
+    /// The end of the stream, set when it is taken to be written.
     pub end: PendingEnd,
 }
 
-/// Where the journal's stream and the commits stood.
+/// A position of the journal's stream, and the newest commit at that time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PendingEnd {
     pub position: u64,
@@ -99,7 +99,7 @@ impl Pending {
         Pending { stream, values: Vec::new(), cost: 0, discarded: 0, looked_at: 0, end }
     }
 
-    /// Bytes of the stream.
+    /// Returns the length of the stream, bytes.
     pub(crate) fn len(&self) -> usize {
         self.stream.len() - HEADER
     }
@@ -108,13 +108,12 @@ impl Pending {
         self.len() == 0 && self.values.is_empty()
     }
 
-    /// Adds a value.
     pub(crate) fn push(&mut self, value: DeferredValue) {
         self.cost += cost(value.value.len());
         self.values.push(value);
     }
 
-    /// Appends what was committed later.
+    /// Appends the pending data of later commits.
     pub(crate) fn append(&mut self, mut later: Pending) {
         let by = self.len();
         later.values.iter_mut().flat_map(|v| &mut v.at).for_each(|at| *at += by);
@@ -126,14 +125,14 @@ impl Pending {
 }
 
 impl CommitPipeline {
-    /// Gives the values their places, writes them, and fills in their references. An error leaves
-    /// them unplaced. Each commit has seen to it that the writer has zones enough set aside, so
-    /// that no sync finds the store full.
+    /// Places the values, writes them, and fills in their references. On an error the values stay
+    /// unplaced. Each commit has made sure that the writer has enough zones set aside, so that no
+    /// sync finds the store full.
     pub(crate) fn place_values(&self, pending: &mut Pending, writer: &mut Writer) -> Result<()> {
         if pending.values.is_empty() {
             return Ok(());
         }
-        // Versions of one key stay in order.
+        // The sort is stable, so versions of one key stay in order.
         pending.values.sort_by(|a, b| (a.dict, &a.key).cmp(&(b.dict, &b.key)));
         let mut pages = self.zones.extent_writer(Purpose::Pages, Priority::Flush);
         let set_aside = writer.reserved.len();
@@ -153,8 +152,8 @@ impl CommitPipeline {
             }
         };
         let pin = placed.inspect_err(|_| {
-            // The next attempt needs as many, and other commits count on what they have admitted.
-            // What this one has used is free again.
+            // The next attempt needs as many zones, and other commits rely on the zones that
+            // admitted them. The zones that this attempt has used are free again.
             while writer.reserved.len() < set_aside
                 && let Ok(zone) = self.zones.reserve_zone(Priority::Flush)
             {
@@ -196,14 +195,14 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// Discards the values of a write that nothing reads any more.
+    /// Discards the values of a write that no reader can see any more.
     pub(crate) fn discard_hidden(&self, pending: &mut Pending) {
         let memtable = |v: &DeferredValue| Arc::as_ptr(&v.layer.memtable);
         let same = |a: &DeferredValue, b: &DeferredValue| memtable(a) == memtable(b);
         if !pending.values.chunk_by(same).any(|values| values[0].layer.memtable.hides()) {
             return;
         }
-        // A commit behind the end hides nothing yet: its record may never be durable.
+        // A commit after the end does not hide a value yet, since its record may never be durable.
         let newest = pending.end.seq;
         let read = self.versions.read_by_views(newest);
         let read_since = |seq| read[read.partition_point(|at| *at < seq)..].first().copied();

@@ -1,12 +1,13 @@
-//! Early writes: what a sync will have to write, written before it is asked for.
+//! Early writes: pending data is written before a sync asks for it.
 //!
 //! A sync writes everything that was committed before it, since commits keep their order. So while
-//! syncs are waited for now and then, the journal's buffer goes to the device whenever it fills a
-//! few sectors, and values get their places when they are a MiB: little is left for a sync.
+//! callers wait for syncs now and then, the journal's buffer is written whenever it fills a few
+//! sectors, and deferred values are placed when they amount to a MiB. That leaves little work for a
+//! sync.
 //!
-//! The stream is cut where a chunk of it fills whole sectors, in the middle of a record as well, so
-//! no byte is written that would not be written later. The rest stays in the buffer. (As often as
-//! without early writes all of it is written.)
+//! The stream is cut where a chunk of it fills whole sectors, even in the middle of a record, so
+//! that no byte is written that would not be written later. The rest stays in the buffer. (The
+//! whole stream is still written as often as without early writes.)
 
 use std::time::Duration;
 
@@ -19,39 +20,39 @@ use super::pipeline::Pipeline;
 use super::{Applied, CommitPipeline};
 use crate::log::chunk::HEADER;
 
-/// What may gather before it is written early: with the last record and the padding of its chunk, a
-/// sync of a few bytes writes at most 16 KiB more than these.
+/// The pending bytes that trigger an early write. With the last record and the padding of its
+/// chunk, a sync of a few bytes writes at most 16 KiB more than this.
 pub(crate) const EARLY: usize = 3 * SECTOR as usize;
 
-/// What may gather when the last early write was less than a [`PAUSE`] ago: a disk does only so
-/// many writes a second.
+/// The pending bytes that trigger an early write if the last one was less than a [`PAUSE`] ago: a
+/// disk does a limited number of writes a second.
 pub(super) const EARLY_AT_ONCE: usize = 15 * SECTOR as usize;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How much of the stream may be pending before commits write it themselves.
+/// The size of the pending stream, in bytes, from which on commits write it themselves.
 const MOST_PENDING: usize = 128 << 10;
 
-/// For so many flush intervals after a sync that was waited for, the next one is expected.
+/// Number of flush intervals after an awaited sync during which the next one is expected.
 const INTERVALS: u32 = 10;
 
-/// Whether syncs are to be expected.
+/// Tells whether syncs are expected.
 #[derive(Default)]
 pub(crate) struct ExpectedSyncs {
-    /// Flush intervals for which they are.
+    /// The remaining flush intervals in which a sync is expected.
     intervals: AtomicU32,
-    /// Nanoseconds of the clock at the last early write.
+    /// The time of the last early write, in nanoseconds of the clock.
     written: AtomicU64,
 }
 
 impl ExpectedSyncs {
-    /// A caller waits for a sync.
+    /// Notes that a caller waits for a sync.
     pub(super) fn awaited(&self) {
         if self.intervals.load(Ordering::Relaxed) != INTERVALS {
             self.intervals.store(INTERVALS, Ordering::Relaxed);
         }
     }
 
-    /// A flush interval is over.
+    /// Notes that a flush interval is over.
     fn interval_is_over(&self) {
         let less = |n: u32| n.checked_sub(1);
         let _ = self.intervals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -61,42 +62,44 @@ impl ExpectedSyncs {
         self.intervals.load(Ordering::Relaxed) > 0
     }
 
-    /// An early write has ended.
+    /// Notes that an early write has ended.
     pub(super) fn written(&self, now: Duration) {
         self.written.store(now.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Whether the last early write was long enough ago for a short one.
+    /// Returns whether the last early write was long enough ago for a short one.
     fn paused(&self, now: Duration) -> bool {
         now.saturating_sub(Duration::from_nanos(self.written.load(Ordering::Relaxed))) >= PAUSE
     }
 }
 
 impl CommitPipeline {
-    /// A flush interval is over.
+    /// Notes that a flush interval is over.
     pub(crate) fn interval_is_over(&self) {
         self.expected_syncs.interval_is_over();
     }
 
-    /// Whether what gathers is written before a sync asks for it.
+    /// Returns whether pending data is written before a sync asks for it.
     pub(crate) fn writes_early(&self) -> bool {
         self.options.journal && self.expected_syncs.any()
     }
 
-    /// Whether a commit has left so much that it should be written early.
+    /// Returns whether a commit has left enough pending data for an early write.
     pub(super) fn is_early(&self, applied: &Applied) -> bool {
         applied.cost >= self.shares.early_values
             || applied.pending >= EARLY_AT_ONCE
             || applied.pending >= EARLY && self.expected_syncs.paused(self.env.monotonic())
     }
 
-    /// Whether a commit has left so much for the next sync that it should write that itself.
+    /// Returns whether a commit has left so much for the next sync that it should write that
+    /// itself.
     pub(crate) fn leaves_much(&self, applied: &Applied) -> bool {
         self.writes_early() && !applied.sync_follows && applied.pending >= MOST_PENDING
     }
 
-    /// Memory of values at which commits are slowed down until these have their places. They wait
-    /// at twice as much: what is on its way to the device is what a sync waits for.
+    /// Returns the memory of deferred values above which commits are slowed down until these are
+    /// placed; at twice as much, commits wait. It is smaller while syncs are expected, since a sync
+    /// has to wait for all data that is on its way to the device.
     pub(crate) fn window(&self) -> usize {
         match self.writes_early() {
             true => self.shares.window.min(2 * self.shares.early_values as usize),
@@ -106,8 +109,8 @@ impl CommitPipeline {
 }
 
 impl Pending {
-    /// Cuts the stream where a chunk of it fills whole sectors, and gives what is behind that. Its
-    /// values have their places.
+    /// Cuts the stream where a chunk of it fills whole sectors, and returns the rest. All values
+    /// must have been placed.
     pub(super) fn cut_to_sectors(&mut self) -> Vec<u8> {
         debug_assert!(self.values.is_empty());
         let whole = self.stream.len() / SECTOR as usize * SECTOR as usize;
@@ -116,7 +119,7 @@ impl Pending {
 }
 
 impl Pipeline {
-    /// Takes back what was cut off, before anything that was committed since.
+    /// Puts back the part that was cut off, in front of the commits since.
     pub(super) fn put_back_cut(&mut self, cut: Vec<u8>) {
         self.position -= cut.len() as u64;
         self.pending.values.iter_mut().flat_map(|v| &mut v.at).for_each(|at| *at += cut.len());
@@ -134,7 +137,7 @@ mod tests {
     use super::*;
     use crate::{CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
 
-    /// The reference is filled in where it stands when the cut is back in front of it.
+    /// The reference must be filled in at its offset after the cut part is back in front of it.
     #[test]
     fn values_that_came_since_the_cut_get_their_places() {
         let device = Arc::new(MemoryDevice::new());

@@ -1,6 +1,6 @@
-//! The way to the pipeline's lock: with room for a record in the journal's segments, and for values
-//! in zones that are reserved for them. A full store makes that room first, as far as the claim of
-//! the commit goes.
+//! Entry to the pipeline: takes its lock, with room for a record in the journal's segments, and for
+//! values in zones that are reserved for them. In a full store the commit makes that room first, as
+//! far as its claim allows.
 
 use zones::Priority;
 
@@ -23,8 +23,8 @@ impl CommitPipeline {
         self.enter_with(need, cost, |need| self.make_room_or_reclaim(engine, need, (cost, claim)))
     }
 
-    /// Enters for changes that only delete, of which the journal may be written wherever flushes
-    /// may write: what they flush, the journal's old segment among it, gives a zone back.
+    /// Enters for changes that only delete. Their record may use the space reserved for flushes,
+    /// since the flush that follows frees zones, the journal's old segment included.
     pub(crate) fn enter_to_delete(
         &self,
         engine: &impl CommitEnv,
@@ -33,7 +33,7 @@ impl CommitPipeline {
         let nothing = (0, SpaceClaim::default());
         self.enter_with(need, 0, |need| match self.make_room_or_reclaim(engine, need, nothing) {
             Err(Error::NoSpace) => {
-                // After this flush the journal is the one segment that it writes in. A second one
+                // After this flush the journal has only the segment that it writes in. A second one
                 // does no harm: it is flushed next.
                 engine.flush_all()?;
                 self.make_room(need, nothing, Priority::Flush)
@@ -42,8 +42,8 @@ impl CommitPipeline {
         })
     }
 
-    /// Makes room as [`CommitPipeline::make_room`] does; if there is no space, reclaims or flushes
-    /// first.
+    /// Makes room as [`CommitPipeline::make_room`] does. If there is no space, it reclaims or
+    /// flushes first.
     pub(super) fn make_room_or_reclaim(
         &self,
         engine: &impl CommitEnv,
@@ -52,7 +52,7 @@ impl CommitPipeline {
     ) -> Result<()> {
         match self.make_room(need, values, Priority::Log) {
             Err(Error::NoSpace) => {
-                // What is in runs needs no journal: its zones can be had again.
+                // Data in runs needs no journal, so a flush frees the journal's zones.
                 if !engine.want_space() {
                     engine.flush_all()?;
                 }
@@ -78,7 +78,7 @@ impl CommitPipeline {
             drop(pipeline);
             make_room(need)?;
         };
-        // Checked under the lock: nothing is acknowledged behind a failure that a sync has met.
+        // Checked under the lock, so that no commit is acknowledged after a failed sync.
         self.health.writable()?;
         Ok(pipeline)
     }

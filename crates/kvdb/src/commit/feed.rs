@@ -1,12 +1,12 @@
-//! What was committed lately, for those who follow the store: the keys of each commit, not their
-//! values, which are read where they are.
+//! The feed of recent commits, for callers that follow the store. It has the keys of each commit,
+//! not their values, which the caller reads from the store.
 //!
-//! Nothing is kept until the first reader follows. Each branch has a list of its own, which begins
-//! when it is first followed: the store's, and those of clones. It has the newest commits of that
-//! branch in dictionaries that are not reserved, and in reserved ones that were asked for. All
-//! lists share one bound in bytes, and the oldest commit of any of them is left out first. A reader
-//! that comes too late is told so, and so is one that followed another opening of the store: the
-//! numbers of commits that a crash has undone are given again.
+//! Nothing is kept until the first reader follows. Each followed branch (the store's own, and
+//! clones) has a list, which begins when the branch is first followed. The list has the newest
+//! commits of that branch to dictionaries that are not reserved, and to those reserved ones that
+//! were asked for. All lists share one bound in bytes, and the oldest commit of any of them is
+//! evicted first. A reader that is too late is told so, and so is one that followed another opening
+//! of the store: after a crash, the numbers of lost commits are used again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ use crate::dictionary::DictionaryId;
 use crate::journal::record::{Op, Ops};
 use crate::read::version::Version;
 
-/// A place between two commits.
+/// A position between two commits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommitPosition {
     /// The number of the newest commit before it.
     pub number: u64,
-    /// Which following it belongs to: another one each time that the store is opened, or that
-    /// something was changed of which there is no list.
+    /// The list that it belongs to. The number changes each time that the store is opened, and
+    /// whenever a change happens whose keys are not listed.
     pub feed: u64,
 }
 
@@ -39,43 +39,43 @@ pub enum CommittedKey {
     Delete(Bytes),
     /// All keys from the first up to the second are deleted.
     DeleteRange(Bytes, Bytes),
-    /// More is changed than is listed. Of reserved dictionaries alone: elsewhere the list of all
-    /// commits ends with such a one.
+    /// More keys have changed than are listed. This occurs for reserved dictionaries only: in
+    /// others such a commit ends the list.
     Unlisted,
 }
 
 /// The keys that a commit has changed.
 #[derive(Clone, Debug)]
 pub struct CommittedKeys {
-    /// Its number.
+    /// The number of the commit.
     pub number: u64,
-    /// By dictionary, in the order in which they were changed.
+    /// The changes, each with its dictionary, in the order in which they were made.
     pub changes: Vec<(DictionaryId, CommittedKey)>,
 }
 
-/// The commits behind a position.
+/// The commits after a position.
 #[derive(Clone, Debug)]
 pub struct RecentKeys {
-    /// In their order.
+    /// The commits in their order.
     pub commits: Vec<CommittedKeys>,
-    /// The position behind them.
+    /// The position after the last of them.
     pub up_to: CommitPosition,
 }
 
-/// Memory that a commit takes in addition to its keys, and a change.
+/// The memory overhead of a commit, and of each change in it.
 const OVERHEAD: usize = 64;
 
-/// The list of one branch.
+/// The list of a followed branch.
 struct List {
-    /// Commits above this one are there.
+    /// The list has the commits above this number.
     from: Seq,
-    /// The newest one that has changed anything here.
+    /// The newest commit that the list has had.
     newest: Seq,
-    /// Reserved dictionaries that are followed.
+    /// The reserved dictionaries that are followed.
     also: BTreeSet<DictionaryId>,
 }
 
-/// A commit to one branch. The number of its list may be one that is over.
+/// A commit to one branch. Its list may have ended.
 struct Kept {
     feed: u64,
     keys: CommittedKeys,
@@ -84,19 +84,19 @@ struct Kept {
 
 #[derive(Default)]
 struct FeedState {
-    /// Zero: nothing is kept.
+    /// The bound of `bytes`, or 0 if nothing is kept.
     most: usize,
-    /// The newest commit of all.
+    /// The newest commit of the store.
     to: Seq,
     commits: VecDeque<Kept>,
     bytes: usize,
-    /// The numbers of the lists, by branch.
+    /// The number of each branch's list.
     branches: HashMap<String, u64>,
     lists: BTreeMap<u64, List>,
 }
 
 impl FeedState {
-    /// The list that has the changes of a dictionary of this version.
+    /// Returns the list for the changes of a dictionary of this version.
     fn list_of(&self, version: &Version, dict: DictionaryId) -> Option<u64> {
         let tree = version.trees.get(&dict)?;
         let info = tree.info();
@@ -121,7 +121,7 @@ impl FeedState {
         }
     }
 
-    /// There is no list of what has changed in a branch: who follows it begins anew.
+    /// Ends the list of a branch, since the keys of a change are not known: its readers start over.
     fn end(&mut self, branch: &str) {
         let ended = self.branches.remove(branch).and_then(|feed| self.lists.remove(&feed));
         if ended.is_some() && self.lists.is_empty() {
@@ -173,9 +173,9 @@ pub(crate) struct Feed {
 }
 
 impl Feed {
-    /// Keeps commits to a branch from here on. Called where none comes in between: `visible` is the
-    /// newest one. `reserved`: dictionaries that are followed besides those that are not reserved.
-    /// `feed`: the number of a new list.
+    /// Keeps the commits to a branch from now on. No commit may happen during the call: `visible`
+    /// is the newest one. `reserved` are the reserved dictionaries to follow in addition. `feed` is
+    /// the number of the list, if a new one is needed.
     pub(crate) fn follow(
         &self,
         branch: &str,
@@ -210,14 +210,14 @@ impl Feed {
         self.on.load(Ordering::Acquire)
     }
 
-    /// The changes of a commit whose last number is `to`, and which readers see. All calls come
-    /// under the pipeline's lock, in the order of the commits.
+    /// Adds the changes of a commit whose last number is `to`, and which is visible. All calls are
+    /// made under the pipeline's lock, in the order of the commits.
     pub(crate) fn note(&self, version: &Version, changes: &Ops, to: Seq) {
         if !self.is_on() {
             return;
         }
         let mut kept = self.kept.lock();
-        // Keys of what is not followed are not copied.
+        // Copies the keys of followed dictionaries only.
         let followed: Vec<_> = changes
             .chunk_by(|a, b| a.0 == b.0)
             .filter(|some| kept.list_of(version, some[0].0).is_some())
@@ -227,7 +227,7 @@ impl Feed {
         self.grown.notify_all();
     }
 
-    /// A put by itself.
+    /// Adds a single put.
     pub(crate) fn note_put(&self, version: &Version, dict: DictionaryId, key: &[u8], to: Seq) {
         if !self.is_on() {
             return;
@@ -240,7 +240,7 @@ impl Feed {
         }
     }
 
-    /// The dictionaries that are followed, of a version; empty if nothing is kept.
+    /// Returns the followed dictionaries of a version; none if nothing is kept.
     pub(crate) fn followed(&self, version: &Version) -> Vec<DictionaryId> {
         if !self.is_on() {
             return Vec::new();
@@ -250,7 +250,8 @@ impl Feed {
         all.filter(|dict| kept.list_of(version, *dict).is_some()).collect()
     }
 
-    /// Commits up to `to` that were made elsewhere, as one. `None`: there is no list.
+    /// Adds commits up to `to` that were made elsewhere, as one commit. If `changes` is `None`,
+    /// their keys are not known, and all lists end.
     pub(crate) fn note_published(
         &self,
         version: &Version,
@@ -271,7 +272,7 @@ impl Feed {
         self.grown.notify_all();
     }
 
-    /// A commit of which there is no list, to these dictionaries.
+    /// Adds a commit to these dictionaries whose keys are not listed.
     pub(crate) fn note_unlisted(&self, version: &Version, dicts: &[DictionaryId], to: Seq) {
         if !self.is_on() {
             return;
@@ -285,7 +286,7 @@ impl Feed {
         self.grown.notify_all();
     }
 
-    /// A commit that has made something else of these branches, or ended them.
+    /// Ends the lists of these branches, which a commit has replaced or ended.
     pub(crate) fn end<'a>(&self, branches: impl IntoIterator<Item = &'a String>, to: Seq) {
         if self.is_on() {
             let mut kept = self.kept.lock();
@@ -295,7 +296,7 @@ impl Feed {
         }
     }
 
-    /// The store is closed: nothing is kept any more, and who waits is told so.
+    /// Stops keeping commits, since the store is closed, and wakes the readers that wait.
     pub(crate) fn close(&self) {
         if self.is_on() {
             let mut kept = self.kept.lock();
@@ -305,7 +306,8 @@ impl Feed {
         }
     }
 
-    /// The commits behind a position, until they have `most` changes; `None`: they are not here.
+    /// Returns the commits after a position, up to about `most` changes, or `None` if some of them
+    /// are not kept.
     pub(crate) fn since(&self, since: CommitPosition, most: usize) -> Option<RecentKeys> {
         let kept = self.kept.lock();
         let list = kept.lists.get(&since.feed)?;
@@ -328,7 +330,8 @@ impl Feed {
         Some(RecentKeys { commits, up_to: CommitPosition { number: kept.to, ..since } })
     }
 
-    /// Waits until there are changes behind the position, or it cannot be followed from any more.
+    /// Waits until there are changes after the position, or until it cannot be followed any more.
+    /// Returns `false` after `at_most`.
     pub(crate) fn wait(&self, since: CommitPosition, at_most: Duration) -> bool {
         let mut kept = self.kept.lock();
         let there = |kept: &FeedState| {
@@ -336,7 +339,7 @@ impl Feed {
             list.is_none_or(|list| since.number < list.from || list.newest > since.number)
         };
         let begun = Instant::now();
-        // A commit to another branch wakes all, too.
+        // A commit to another branch wakes the readers too.
         while !there(&kept) {
             let left = at_most.saturating_sub(begun.elapsed());
             if left.is_zero() || self.grown.wait_for(&mut kept, left).timed_out() {
@@ -347,7 +350,7 @@ impl Feed {
     }
 }
 
-/// A copy of its keys, which may lie in a buffer with a large value.
+/// Copies the operation's keys, since they may be slices of a buffer with a large value.
 fn touched(op: &Op) -> CommittedKey {
     let copy = |key: &Bytes| Bytes::copy_from_slice(key);
     match op {

@@ -1,5 +1,5 @@
-//! Where commits meet the locks of serializable transactions: a commit that holds no locks keeps
-//! clear of those that others hold.
+//! Commits and the locks of serializable transactions: a commit that holds no locks waits for locks
+//! of others on the keys that it changes.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
 use crate::locks::{Blocked, KeyRangeRef};
 
-/// How long a commit without locks waits for those of others.
+/// The longest time that a commit without locks waits for locks of others.
 const PLAIN_WAIT: Duration = Duration::from_secs(10);
 thread_local! {
     static WITHOUT_LOCK_WAITS: Cell<bool> = const { Cell::new(false) };
     static PAST: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Does `work`; commits made in it on this thread do not wait for serializable transactions that
-/// hold what they want, but fail with [`Error::Locked`] at once, having changed nothing; a
-/// transaction that was to commit is still open. For those who hold locks of their own that others
-/// need: let go of these, wait, and try again.
+/// Runs `work`. Commits that it makes on this thread do not wait for locks of serializable
+/// transactions: they fail with [`Error::Locked`] at once and change nothing, and a transaction
+/// that was to commit stays open. This is for callers that hold locks of their own which others
+/// need: they release these, wait, and try again.
 pub fn without_lock_waits<T>(work: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
@@ -34,13 +34,13 @@ pub fn without_lock_waits<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// The transaction whose locks do not stop commits of this thread; see
+/// Returns the transaction whose locks do not block commits of this thread; see
 /// [`Transaction::past_its_locks`].
 pub(crate) fn lock_owner() -> Option<u64> {
     PAST.get()
 }
 
-/// Does `work`; this thread commits to the store past the locks of transaction `id`.
+/// Runs `work`, in which the locks of transaction `id` do not block this thread's commits.
 pub(crate) fn past_locks_of<T>(id: u64, work: impl FnOnce() -> T) -> T {
     struct Before(Option<u64>);
     impl Drop for Before {
@@ -59,14 +59,14 @@ pub(crate) fn range_of(op: &Op) -> KeyRangeRef<'_> {
     }
 }
 
-/// What changes touch.
+/// Returns the ranges that changes touch.
 pub(crate) fn ranges(
     changes: &Ops,
 ) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {
     changes.iter().map(|(dict, op)| (*dict, range_of(op)))
 }
 
-/// Ranges, as [`ranges`] gives those of changes.
+/// Borrows ranges in the form that [`ranges`] returns.
 pub(crate) fn borrowed(
     ranges: &[(DictionaryId, KeyRange)],
 ) -> impl Iterator<Item = (DictionaryId, KeyRangeRef<'_>)> + Clone {
@@ -80,7 +80,8 @@ pub(crate) fn held(holder: u64, waited: Duration) -> Error {
 }
 
 impl CommitPipeline {
-    /// Waits until no lock lies on what a commit changes. `blocked`: by whom it was stopped.
+    /// Waits until no lock of another owner covers a range that a commit changes. The error names
+    /// the holder.
     pub(crate) fn wait_for_locks<'a>(
         &self,
         ranges: impl Iterator<Item = (DictionaryId, KeyRangeRef<'a>)> + Clone,

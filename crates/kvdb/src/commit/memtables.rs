@@ -1,5 +1,5 @@
-//! Changes that have their numbers enter the memtables: of a commit, and of the journal when it is
-//! read again.
+//! Writes numbered changes into the memtables: those of a commit, and those of the journal when it
+//! is replayed.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use crate::journal::record::Op;
 use crate::read::generation::Layer;
 use crate::read::version::Version;
 
-/// Writes one put whose value has no place yet. Gives what is to be placed, whose reference in the
-/// journal is not known yet.
+/// Writes one put whose value has no place yet. Returns the deferred value, without the offset of
+/// its reference in the journal.
 pub(super) fn write_deferred(
     layer: &Layer,
     writer: &mut Writer<'_>,
@@ -28,24 +28,25 @@ pub(super) fn write_deferred(
 /// The effect of changes on memtables.
 #[derive(Default)]
 pub(crate) struct Written {
-    /// Bytes by which they grew, without deferred values.
+    /// Bytes by which the memtables grew, deferred values excluded.
     pub grown: usize,
     /// Bytes of deferred values.
     pub deferred: usize,
-    /// Those of dictionaries that had none in this generation. No version has them yet: they are to
-    /// be added to one ([`Version::add_layers`]) that becomes visible together with the changes.
+    /// New layers of dictionaries that had none in this generation. No version has them yet: they
+    /// must be added to one ([`Version::add_layers`]) that becomes visible together with the
+    /// changes.
     pub fresh: BTreeMap<DictionaryId, Layer>,
 }
 
-/// Writes numbered changes into the memtables that take commits. `deferred` is given each value
-/// that waits for its place. Changes of dictionaries that are gone are left out.
+/// Writes numbered changes into the active memtables, and passes each deferred value to `deferred`.
+/// Changes to dropped dictionaries are skipped.
 pub(crate) fn write_memtables(
     version: &Version,
     first: Seq,
     changes: &[(DictionaryId, Op)],
     deferred: &mut dyn FnMut(DeferredValue),
 ) -> Written {
-    /// Readers wait while a memtable is locked.
+    /// Number of changes written under one lock; readers wait while a memtable is locked.
     const PER_LOCK: usize = 256;
     let (mut grown, mut waiting) = (0, 0);
     let mut fresh: BTreeMap<DictionaryId, Layer> = BTreeMap::new();
@@ -61,7 +62,7 @@ pub(crate) fn write_memtables(
             None => {
                 let new = !fresh.contains_key(&dict);
                 let layer = &*fresh.entry(dict).or_insert_with(|| version.generation.layer());
-                // What a new one takes before anything is in it counts.
+                // The initial size of a new memtable counts too.
                 (layer, if new { 0 } else { layer.memtable.bytes() })
             }
         };
@@ -69,7 +70,7 @@ pub(crate) fn write_memtables(
             let mut writer = layer.memtable.writer();
             for (_, op) in part {
                 match op {
-                    // Copied: the bytes may be a slice of something much larger.
+                    // Copy the value: the bytes may be a slice of a much larger buffer.
                     Op::Put(k, Value::Inline(v)) => writer.put_slice(k, seq, v),
                     Op::Put(k, v) => writer.put(k, seq, v.clone()),
                     Op::PutDeferred(k, v, codec) => {
@@ -78,7 +79,7 @@ pub(crate) fn write_memtables(
                         deferred(write_deferred(layer, &mut writer, dict, key, value));
                     }
                     Op::Update(k, update) => writer.update(k, seq, update),
-                    // What hides it follows.
+                    // A discarded value is replayed as a deletion, since a later change hides it.
                     Op::Delete(k) | Op::PutDiscarded(k, _) => writer.delete(k, seq),
                     Op::DeleteRange(s, e) => writer.delete_range(s, e, seq),
                 }

@@ -1,18 +1,20 @@
-//! The commit pipeline. A commit places its large values, or copies them to wait for their place,
-//! and then, under one short lock, writes the memtables, appends its record to the journal's buffer
-//! (a single `put` in the other order) and becomes visible. It waits only where room, memory or a
-//! lock of a transaction is missing; usually the journal's thread writes what has gathered.
+//! The commit pipeline. A commit places its large values, or copies them into buffers until they
+//! are placed. Then, under one short lock, it writes the memtables, appends its record to the
+//! journal's buffer (a single `put` does these two in the other order) and becomes visible. It
+//! waits only for room, for memory or for a lock of a transaction; the pending stream is usually
+//! written by the journal's thread.
 //!
-//! Durability is a second stage (see `pipeline`): a caller that wants it for a position of the
-//! journal's stream waits for a sync that began after its record was in the buffer. One of the
+//! Durability is a second stage (see `pipeline`): a caller that needs a position of the journal's
+//! stream to be durable waits for a sync that began after its record was in the buffer. One of the
 //! waiting threads does the sync for all of them; the others join the next one.
 //!
-//! In the order of a commit: `batch`, `validate`, `updates`, `place` (large values, or `deferred`
-//! ones, copied into `value_buffers`), `enter` (the lock, with `room`), `memtables`; then
-//! `pipeline` (write, sync; `early`: before a sync asks for it) and `sealing`, with which
-//! `short_values` decides when these go outside their blocks. `recent` is what transactions look
-//! for conflicts in, `locking` the locks that a commit waits for, `conditional` a commit that looks
-//! for conflicts without a transaction, `order` what keeps edits of the manifest behind commits.
+//! The modules in the order of a commit: `batch`, `validate`, `updates`, `place` (large values, or
+//! `deferred` ones, copied into `value_buffers`), `enter` (the lock, with `room`), `memtables`;
+//! then `pipeline` (write, sync; `early`: before a sync asks for it) and `sealing`, in which
+//! `short_values` decides when short values are placed outside their blocks. `recent` has the
+//! commits in which transactions look for conflicts, `locking` the locks that a commit waits for,
+//! `conditional` a commit that checks for conflicts without a transaction, `order` the rule that
+//! edits of the manifest become durable after the commits before them.
 
 pub(crate) mod batch;
 pub(crate) mod conditional;
@@ -77,34 +79,35 @@ use crate::read::version::Version;
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
 
-/// What a commit needs of the engine around it.
+/// The engine's services that a commit needs.
 pub(crate) trait CommitEnv {
-    /// Lets a commit of `bytes` go ahead: now, a little later, or not at all. `deferred`: how many
-    /// of them will wait for their place.
+    /// Admits a commit of `bytes`: at once, after a delay, or with an error. `deferred` is the
+    /// number of bytes that will be deferred.
     fn admit(&self, bytes: usize, deferred: usize, claim: SpaceClaim) -> Result<()>;
 
-    /// Space ran short: reclaims what was deleted, now, or waits for the thread that does. `false`:
-    /// nothing was deleted or flushed since the last time, so it was not tried. `true` does not say
-    /// that anything was gained: look again.
+    /// Reclaims deleted data when space runs short, or waits for the thread that does. Returns
+    /// `false` without an attempt if nothing was deleted or flushed since the last one. `true` does
+    /// not mean that space was gained: the caller must check again.
     fn want_space(&self) -> bool;
 
-    /// Writes everything committed before into runs.
+    /// Flushes all earlier commits into runs.
     fn flush_all(&self) -> Result<()>;
 
-    /// Starts what a commit has made due.
+    /// Starts the work that a commit has made due.
     fn after_commit(&self, applied: Applied) -> Result<()>;
 }
 
-/// Makes the snapshots that generations end with, while nothing else commits.
+/// Makes the snapshots with which generations end, while no other commit happens.
 pub(crate) trait SnapshotMaker {
-    /// Bytes of the journal that the record of a snapshot takes at most.
+    /// Returns the maximum size of a snapshot's record in the journal, bytes.
     fn record_size(&self) -> usize;
 
-    /// The record of a snapshot of `version`, in which are commits up to `seq`. Of the two around a
-    /// commit, the first call makes that of the state before.
+    /// Returns the record of a snapshot of `version` with the commits up to `seq`. For a pair of
+    /// snapshots around a commit, the first call makes the one before it.
     fn record(&self, version: &Version, seq: Seq) -> Vec<u8>;
 
-    /// The generation that ends with the snapshot is closed: the snapshot can be read from here on.
+    /// Notes that the generation that ends with the snapshot is sealed: the snapshot can be read
+    /// from now on.
     fn closed(&self);
 }
 
@@ -125,9 +128,9 @@ pub(crate) struct CommitParts {
 
 /// The pipeline, from a batch to a durable record and to memtables that readers see.
 ///
-/// For the order of its locks see `lock_order`. A commit by itself takes `value_buffers` alone,
-/// then `pipeline` and in it, while there are serializable transactions, `locks`; `writer` before
-/// these where room is missing.
+/// For the order of its locks see `lock_order`. A plain commit takes `value_buffers` by itself,
+/// then `pipeline` and, while there are serializable transactions, `locks` under it. If room is
+/// missing, it takes `writer` before these.
 pub(crate) struct CommitPipeline {
     env: Arc<dyn Env>,
     zones: Arc<Zones>,
@@ -141,48 +144,50 @@ pub(crate) struct CommitPipeline {
     recent: Arc<RecentCommits>,
     feed: Arc<Feed>,
     ranks: Arc<Ranks>,
-    /// Bytes in the memtables that take commits.
+    /// Bytes in the active memtables.
     active_bytes: AtomicUsize,
-    /// Bytes in those that wait for their flush.
+    /// Bytes in the sealed memtables.
     sealed_bytes: AtomicUsize,
-    /// Memory of deferred values, overhead included. `Memtable::bytes` counts it, too;
+    /// Memory of deferred values, overhead included. `Memtable::bytes` counts it too;
     /// `active_bytes` and `sealed_bytes` do not.
     deferred_bytes: AtomicUsize,
-    /// Where deferred values are copied to.
+    /// The buffers that deferred values are copied into.
     value_buffers: Mutex<ValueBuffers>,
-    /// A commit was synced: the journal's space should be written ahead of time.
+    /// Set once a commit was synced: zones of the journal should be filled with zeros ahead of
+    /// time.
     synced_commits: AtomicBool,
-    /// Whether callers wait for syncs now and then.
+    /// Tells whether callers wait for syncs now and then.
     expected_syncs: ExpectedSyncs,
-    /// The journal has taken a zone of those set aside.
+    /// Set when the journal has taken one of the zones that were set aside.
     journal_tight: AtomicBool,
     pipeline: lock_order::Mutex<Pipeline>,
     writer: lock_order::Mutex<Writer>,
-    /// Whether a thread syncs the journal.
+    /// `true` while a thread syncs the journal.
     syncing: Mutex<bool>,
     sync_done: Condvar,
-    /// The journal's stream is durable up to this position.
+    /// The position up to which the journal's stream is durable.
     durable: AtomicU64,
-    /// Position behind the last mark: while the stream ends here, nothing was committed since the
-    /// last sync.
+    /// The position after the last mark. While the stream ends there, nothing was committed since
+    /// the last sync.
     marked: AtomicU64,
-    /// Generations that wait for their flush, oldest first.
+    /// The sealed generations that wait for their flush, oldest first.
     sealed: lock_order::Mutex<VecDeque<Sealed>>,
-    /// Set once all that it has had is in the journal.
+    /// Set once all commits of the mirror are in the journal.
     mirror: OnceLock<Arc<Mirror>>,
     pub(crate) tap: JournalTap,
-    /// Where syncs wait for, after that of this machine.
+    /// The place elsewhere that a sync waits for after the local one.
     elsewhere: Mutex<Option<Arc<dyn SyncElsewhere>>>,
 }
 
-/// The journal's record of a commit whose changes are in the manifest: a deletion in dictionary 0,
-/// which does not exist. It takes the commit's number and changes nothing.
+/// Returns the journal's record of a commit whose changes are in the manifest: a deletion in
+/// dictionary 0, which does not exist. It takes the commit's number and changes nothing.
 pub(crate) fn number_alone() -> Ops {
     vec![(DictionaryId(0), Op::Delete(Bytes::new()))]
 }
 
 impl CommitPipeline {
-    /// A pipeline whose next commit has number `next_seq`, on a journal that `writer` goes on with.
+    /// Returns a pipeline whose next commit has number `next_seq`, and whose journal `writer`
+    /// continues.
     pub(crate) fn new(parts: CommitParts, next_seq: Seq, writer: Writer) -> CommitPipeline {
         let position = writer.position().position;
         let active = parts.versions.load().memtable_bytes();
@@ -220,14 +225,14 @@ impl CommitPipeline {
         }
     }
 
-    /// Keeps the keys of the commits to the main branch that come, in so many bytes.
+    /// Keeps the keys of future commits to the main branch, in at most `bytes` bytes.
     pub(crate) fn follow_main(&self, bytes: usize, reserved: &[DictionaryId]) -> CommitPosition {
         let feed = self.env.random();
         let pipeline = self.pipeline.lock();
         self.feed.follow("", bytes, reserved, pipeline.next_seq - 1, feed)
     }
 
-    /// The same of any branch. Returns `None` where there is no such branch.
+    /// Keeps the keys of future commits to a branch. Returns `None` if the branch does not exist.
     pub(crate) fn follow(
         &self,
         branch: &str,
@@ -236,13 +241,13 @@ impl CommitPipeline {
     ) -> Option<CommitPosition> {
         let feed = self.env.random();
         let pipeline = self.pipeline.lock();
-        // It cannot end in between: its end is a commit.
+        // The branch cannot end before it is followed, since its end is a commit.
         let is_there = self.versions.load().has_branch(branch);
         is_there.then(|| self.feed.follow(branch, bytes, reserved, pipeline.next_seq - 1, feed))
     }
 
-    /// Goes on from a commit that was made elsewhere, in a store that is open for reading only.
-    /// `changes`: see [`Feed::note_published`].
+    /// Continues after a commit that was made elsewhere, in a store that is open for reading only.
+    /// For `changes` see [`Feed::note_published`].
     pub(crate) fn follow_published(
         &self,
         to: Seq,
@@ -254,12 +259,12 @@ impl CommitPipeline {
         self.ranks.note_unlisted(None, to);
     }
 
-    /// Returns whether changes of commits are asked for.
+    /// Returns whether a part of the store needs the changes of commits.
     pub(crate) fn wants_changes(&self) -> bool {
         self.feed.is_on() || self.ranks.is_on()
     }
 
-    /// Calls this while nothing commits, with the number of the newest commit.
+    /// Calls `begin` with the number of the newest commit, while no commit happens.
     pub(crate) fn between_commits(&self, begin: &mut dyn FnMut(Seq)) {
         let pipeline = self.pipeline.lock();
         begin(pipeline.next_seq - 1);
@@ -274,10 +279,10 @@ impl CommitPipeline {
         durability: Durability,
     ) -> Result<()> {
         self.health.writable()?;
-        // Large values are logged with the record where the caller waits for the next sync.
+        // If the caller waits for the next sync, large values are logged with the record.
         let placing = if batch.sync_follows { Durability::Synced } else { durability };
         let mut valid = self.validate(&self.versions.load(), batch)?;
-        // Others may have come in between.
+        // Other commits may have changed the keys in the meantime.
         valid.known.clear();
         if valid.changes.is_empty() {
             return match durability {
@@ -298,9 +303,9 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// Commits changes if `still` agrees, which is asked under the pipeline's lock with the newest
+    /// Commits changes if `still` agrees. It is called under the pipeline's lock with the newest
     /// commit's number and the changes, after other owners' locks on them are gone. `durability`
-    /// decides how large values get their places; the caller syncs, and calls `after_commit`.
+    /// decides how large values are placed; the caller syncs, and calls `after_commit`.
     pub(crate) fn commit_changes(
         &self,
         engine: &impl CommitEnv,
@@ -320,7 +325,7 @@ impl CommitPipeline {
             && (durability == Durability::Buffered || !self.options.journal)
             && !self.is_mirrored()
         {
-            // The admission comes first: what is copied takes memory.
+            // Admission precedes the copy, which takes memory.
             engine.admit(user_bytes as usize, total as usize, claim)?;
             self.copy_values(&large, &mut changes);
         }
@@ -353,7 +358,7 @@ impl CommitPipeline {
         Ok(Outcome::Applied(applied))
     }
 
-    /// Waits until the commit that is under way is visible, if there is one.
+    /// Waits until the commit under way, if any, is visible.
     pub(crate) fn await_visible(&self) {
         drop(self.pipeline.lock());
     }
@@ -384,8 +389,8 @@ impl CommitPipeline {
         if fresh.is_empty() {
             return self.publish_unflushed(pipeline, version, count, grown, deferred);
         }
-        // The memtables are not in the version that readers have: these become visible with one
-        // that has them.
+        // The version of the readers lacks the fresh memtables: the changes become visible together
+        // with a version that has them.
         self.versions.change_by_commit(
             pipeline.next_seq + count - 1,
             |version| version.add_layers(fresh),
@@ -393,7 +398,7 @@ impl CommitPipeline {
         )
     }
 
-    /// Makes the next `count` changes visible: stores the newest number where readers look.
+    /// Makes the next `count` changes visible by publishing the newest number to the readers.
     pub(crate) fn publish(
         &self,
         pipeline: &mut Pipeline,
@@ -417,8 +422,8 @@ impl CommitPipeline {
         Applied { end, pending, gathered, cost, deferred, sync_follows, seal }
     }
 
-    /// What comes after a commit that all see: its sync, if `durability` asks for it, and what it
-    /// has made due. An error says that it is committed, and perhaps not on disk.
+    /// Completes a visible commit: syncs it if `durability` asks for that, and starts the work that
+    /// it has made due. An error says that it is committed, but perhaps not on disk.
     pub(crate) fn finish(
         &self,
         engine: &impl CommitEnv,
@@ -429,7 +434,7 @@ impl CommitPipeline {
         synced.and_then(|()| engine.after_commit(applied)).map_err(Error::after_commit)
     }
 
-    /// The second stage of a commit.
+    /// Runs the second stage of a commit.
     pub(crate) fn sync_if(
         &self,
         engine: &impl CommitEnv,
@@ -443,16 +448,16 @@ impl CommitPipeline {
         self.expected_syncs.awaited();
         let synced = self.sync_to(engine, applied.end);
         if self.options.journal {
-            // The commit is visible. If its sync fails nothing says whether it is durable, so the
-            // store stops. `NoSpace` is no exception: all space was reserved before.
+            // The commit is visible. If its sync fails, its durability is unknown, so the store
+            // stops. `NoSpace` is no exception, because all space was reserved before.
             synced.map_err(|e| self.health.fail("syncing a commit", &e))?;
             return self.sync_elsewhere();
         }
         synced
     }
 
-    /// The locked part: memtables, journal buffer, visibility. A record that is not visible yet is
-    /// not written out, since that takes the same lock.
+    /// Runs the part under the lock: memtables, journal buffer, visibility. A record is not written
+    /// out before it is visible, since that takes the same lock.
     fn apply(
         &self,
         engine: &impl CommitEnv,
@@ -478,7 +483,7 @@ impl CommitPipeline {
         if !still(first - 1, changes)? {
             return Ok(Attempt::Stale);
         }
-        // Held until the changes are visible: no transaction gets a lock on them in between.
+        // Held until the changes are visible, so that no transaction locks them in between.
         let _guard = match self.locks.any() {
             false => None,
             true => match self.locks.try_guard(ranges(changes), owner) {
@@ -488,9 +493,9 @@ impl CommitPipeline {
         };
         let waiting = pipeline.pending.values.len();
         let version = self.versions.load();
-        // A dictionary may have been dropped since the batch was checked. Then the commit fails as
-        // a whole, since its record would tell of changes that are nowhere. Also, `places` below
-        // are matched one to one with the deferred values.
+        // A dictionary may have been dropped since the batch was validated. Then the commit fails
+        // as a whole, since its record would contain changes that are in no memtable. Besides,
+        // `places` below are matched one to one with the deferred values.
         changes
             .chunk_by(|a, b| a.0 == b.0)
             .try_for_each(|some| version.tree(some[0].0).map(drop))?;
@@ -516,40 +521,40 @@ impl CommitPipeline {
     }
 }
 
-/// What came of an attempt under the pipeline's lock.
+/// The result of an attempt under the pipeline's lock.
 enum Attempt {
     Applied(Applied),
     Stale,
-    /// A lock of a transaction lies on what is to be changed.
+    /// A transaction holds a lock on a range of the changes.
     Locked,
 }
 
-/// How an attempt to commit ended.
+/// The result of an attempt to commit.
 pub(crate) enum Outcome {
     Applied(Applied),
-    /// Something was committed that must be looked at first; nothing is changed.
+    /// A newer commit must be looked at first; nothing was changed.
     Stale,
 }
 
-/// What a commit has left behind.
+/// The state of the pipeline after a commit, which decides what work is due.
 pub(crate) struct Applied {
-    /// Position behind its record.
+    /// The position after its record.
     pub end: u64,
-    /// Bytes of stream that wait to be written.
+    /// Bytes of the pending stream.
     pub pending: usize,
-    /// Of these, what came since it was last looked whether they may wait.
+    /// Bytes of the pending stream that were added since the last decision to leave it in memory.
     pub gathered: usize,
-    /// What the values that wait for their place will take on the device.
+    /// The space that the deferred values will take on the device.
     pub cost: u64,
-    /// Memory of values that wait for their place.
+    /// The memory of the deferred values.
     pub deferred: usize,
-    /// Its caller syncs it, and writes what is pending with that.
+    /// The caller will sync, which writes the pending stream.
     pub sync_follows: bool,
-    /// The generation, when it should be sealed.
+    /// The generation, if it should be sealed.
     pub seal: Option<u64>,
 }
 
-/// How large values of a dictionary are compressed.
+/// Returns the compression of large values in a dictionary.
 fn codec(version: &Version, dict: DictionaryId) -> Compression {
     version.trees.get(&dict).map_or(Compression::None, |t| t.info().options.compress_values)
 }

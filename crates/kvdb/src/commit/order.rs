@@ -1,16 +1,16 @@
-//! Where edits of the manifest stand among the commits.
+//! The order of manifest edits among the commits.
 //!
-//! The manifest is durable by itself, while commits are durable when the journal is synced. If an
-//! edit that drops something were durable before the commits that came before it, a power cut could
-//! leave a store from which the tuples are gone that had been copied elsewhere, and the copies with
-//! them. So there is one rule: an edit that changes what a reader finds becomes durable after all
-//! commits that were visible before it. Edits that only say where things are kept, and those of
-//! flushes, which bring all commits up to some number into runs, need no sync (see
-//! [`Order`](crate::read::version_set::Order)).
+//! The manifest is durable by itself, while commits are durable when the journal is synced. Suppose
+//! that tuples are copied elsewhere and the originals dropped: if the edit that drops them were
+//! durable before the commits of the copies, a power cut could lose both. So there is one rule: an
+//! edit that changes what a reader finds becomes durable after all commits that were visible before
+//! it. Edits that only say where data lies, and those of flushes, which bring all commits up to
+//! some number into runs, need no sync (see [`Order`](crate::read::version_set::Order)).
 //!
-//! There are two ways. [`CommitPipeline::install`] syncs what was committed before the call: enough
-//! for what is added, or is dropped unseen by commits. Drops, rollbacks and ingests are commits
-//! themselves: [`CommitPipeline::enter_in_order`] lets no other commit in between.
+//! There are two ways to keep the rule. [`CommitPipeline::install`] syncs the commits before the
+//! call: that is enough if the edit adds something, or drops something that commits do not see.
+//! Drops, rollbacks and ingests are commits themselves: [`CommitPipeline::enter_in_order`] lets no
+//! other commit in between.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,29 +31,29 @@ use crate::read::snapshot_set::Snapshot;
 use crate::read::version::Version;
 use crate::read::version_set::{CommitsSynced, Order, VersionEdit};
 
-/// What a commit that is an edit of the manifest changes, for those who look for conflicts or
-/// follow the commits.
+/// The changes of a commit that is an edit of the manifest, for conflict checks and for the feed.
 pub(crate) enum Changed {
-    /// What is in this run, of one dictionary.
+    /// The contents of this run, in one dictionary.
     Run(DictionaryId, Arc<Run>),
-    /// Something of which there is no list, in these branches.
+    /// Changes in these branches that are not listed.
     Unlisted(BTreeSet<String>),
 }
 
 impl CommitPipeline {
-    /// To be called before an edit that is not [`Order::OfPlaces`], and before any lock: what was
-    /// committed is durable afterwards, where the store has no journal that can be synced later.
+    /// Flushes all commits if the store has no journal that can be synced later, so that they are
+    /// durable afterwards. To be called before an edit that is not [`Order::OfPlaces`], and before
+    /// any lock.
     pub(crate) fn flush_before_edit(&self, engine: &impl CommitEnv) -> Result<()> {
         if self.options.journal { Ok(()) } else { engine.flush_all() }
     }
 
-    /// Makes the edits durable that `plan` draws up, after all that was committed before this call,
-    /// and changes the version and the snapshots accordingly.
+    /// Makes the edits that `plan` returns durable, after all commits before this call, and changes
+    /// the version and the snapshots accordingly.
     pub(crate) fn install(&self, plan: impl FnOnce(&ManifestState) -> VersionEdit) -> Result<()> {
         self.versions.install(Order::AfterCommits(self.sync_commits()?), plan)
     }
 
-    /// Syncs the journal. Costs nothing while nothing was committed since the last sync.
+    /// Syncs the journal. Costs nothing if nothing was committed since the last sync.
     fn sync_commits(&self) -> Result<CommitsSynced> {
         if self.options.journal {
             self.sync_journal_to(self.end())?;
@@ -61,11 +61,11 @@ impl CommitPipeline {
         Ok(CommitsSynced(()))
     }
 
-    /// Takes the pipeline's lock for a commit that is an edit of the manifest: with all commits
-    /// before it durable, and with room for its record, [`number_alone`]. Segments are taken from
-    /// as deep in the reserve as `depth` allows.
+    /// Takes the pipeline's lock for a commit that is an edit of the manifest: all commits before
+    /// it are durable, and there is room for its record, [`number_alone`]. `depth` says how far
+    /// into the reserve segments may be taken.
     pub(crate) fn enter_in_order(&self, depth: Priority) -> Result<InOrder<'_>> {
-        // Most of it while others go on committing.
+        // Most of the stream is synced here, while other threads can commit.
         let synced = self.sync_commits()?;
         if !self.options.journal {
             let pipeline = self.enter_with(0, 0, |_| Ok(()))?;
@@ -79,7 +79,7 @@ impl CommitPipeline {
                 self.add_segment(&mut writer, depth)?;
             }
             let pipeline = self.pipeline.lock();
-            // Other commits may have filled the room since.
+            // Other commits may have filled the room in the meantime.
             if writer.room() >= journal::cost(pipeline.pending.len()) + need {
                 break pipeline;
             }
@@ -89,7 +89,7 @@ impl CommitPipeline {
         Ok(InOrder { pipeline, synced })
     }
 
-    /// Writes and syncs what is pending, while nothing else is committed. It is short.
+    /// Writes and syncs the pending stream, while no other commit can happen. It is short.
     fn sync_rest(&self, writer: &mut Writer, pipeline: &mut Pipeline) -> Result<()> {
         self.write_rest(writer, pipeline)?;
         let end = pipeline.end();
@@ -101,7 +101,7 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// Writes what is pending, while nothing else is committed.
+    /// Writes the pending stream, while no other commit can happen.
     pub(super) fn write_rest(&self, writer: &mut Writer, pipeline: &mut Pipeline) -> Result<()> {
         if !pipeline.pending.is_empty() {
             let mut rest = pipeline.take(writer);
@@ -118,28 +118,28 @@ impl CommitPipeline {
     }
 }
 
-/// The pipeline's lock, and all commits so far are durable.
+/// Holds the pipeline's lock, with all commits so far durable.
 pub(crate) struct InOrder<'a> {
     pipeline: MutexGuard<'a, Pipeline>,
     synced: CommitsSynced,
 }
 
 impl InOrder<'_> {
-    /// The number of the commit that comes.
+    /// Returns the number of the next commit.
     pub(crate) fn seq(&self) -> Seq {
         self.pipeline.next_seq
     }
 }
 
-/// What a commit that is an edit of the manifest has left behind, for when all locks are free.
+/// The rest of a commit that is an edit of the manifest, to be done after all locks are released.
 pub(crate) struct Installed {
     applied: Option<Applied>,
-    /// The snapshots that were dropped: their runs are let go with them.
+    /// The snapshots that were dropped: their runs are released with them.
     gone: Vec<Arc<Snapshot>>,
 }
 
 impl Installed {
-    /// To be called outside of all locks.
+    /// Finishes the commit. To be called without any lock.
     pub(crate) fn finish(self, engine: &impl CommitEnv) -> Result<()> {
         drop(self.gone);
         let due = self.applied.map_or(Ok(()), |applied| engine.after_commit(applied));
@@ -148,8 +148,7 @@ impl Installed {
 }
 
 impl CommitPipeline {
-    /// A commit that is an edit of the manifest: made durable as `plan` draws it up, and then
-    /// visible.
+    /// Commits an edit of the manifest: makes the edits that `plan` returns durable, then visible.
     pub(crate) fn install_commit(
         &self,
         entered: InOrder<'_>,
@@ -159,7 +158,8 @@ impl CommitPipeline {
         self.install_commit_with(entered, changed, plan, || ())
     }
 
-    /// `between` is what others do before the commit, which is noted, becomes visible.
+    /// Does the same as [`CommitPipeline::install_commit`], and calls `between` after the commit is
+    /// remembered for conflicts and before it becomes visible.
     pub(super) fn install_commit_with(
         &self,
         entered: InOrder<'_>,
@@ -169,7 +169,7 @@ impl CommitPipeline {
     ) -> Result<Installed> {
         let InOrder { mut pipeline, synced } = entered;
         let seq = pipeline.next_seq;
-        // The commit is durable. Until it is visible, readers see all of the state before it.
+        // The commit is durable. Until it is visible, readers see the complete state before it.
         let recent = match &changed {
             Changed::Run(dict, run) => {
                 Some(RecentCommit { dict: *dict, run: run.clone(), newest: seq, one_seq: true })
@@ -198,7 +198,7 @@ impl CommitPipeline {
             }
             Changed::Unlisted(branches) => {
                 self.feed.end(branches, seq);
-                // A rollback keeps the numbers of dictionaries, whichever branch goes back.
+                // A rollback keeps the numbers of dictionaries, whichever branch it changes.
                 self.ranks.note_unlisted(None, seq);
             }
         }

@@ -1,5 +1,5 @@
-//! Between commits and the device: what is committed and not written yet, and how it is written out
-//! and synced.
+//! The pending part of the journal's stream, committed and not written yet, and the code that
+//! writes it out and syncs it.
 
 use env::sync::atomic::Ordering;
 
@@ -12,25 +12,25 @@ use crate::error::{Error, Result};
 use crate::journal::{Writer, record};
 use crate::mirror::Note;
 
-/// What the pipeline's lock guards.
+/// The state that the pipeline's lock guards.
 pub(crate) struct Pipeline {
     pub next_seq: Seq,
-    /// Position behind the newest record whose changes are in memtables, or in runs that the
-    /// manifest does not know of.
+    /// The position after the newest record whose changes are in memtables, or in runs that the
+    /// manifest does not list yet.
     pub unflushed_end: u64,
-    /// What the journal's writer has not taken yet.
+    /// The part of the stream that the journal's writer has not taken yet.
     pub pending: Pending,
-    /// Position in the stream of the first pending byte.
+    /// The stream's position of the first pending byte.
     pub position: u64,
     /// Bytes of stream that may be pending: the segments at hand have room for them.
     pub room: usize,
-    /// What the values that may wait for their place can take: see [`deferred::room`].
+    /// The cost of deferred values that the reserved zones have room for, see [`deferred::room`].
     pub place_room: u64,
     /// A buffer that was written out, for reuse.
     spare: Vec<u8>,
-    /// Where in the pending stream the record stands of the commit that is not visible yet.
+    /// The offset, in the pending stream, of the record of the commit that is not visible yet.
     pub record_at: Option<usize>,
-    /// The request that this commit completes.
+    /// The note of the request that this commit completes.
     pub note: Option<Note>,
 }
 
@@ -50,12 +50,12 @@ impl Pipeline {
         }
     }
 
-    /// Position behind everything committed.
+    /// Returns the position after the newest commit.
     pub(crate) fn end(&self) -> u64 {
         self.position + self.pending.len() as u64
     }
 
-    /// The stream, to append a commit to.
+    /// Returns the stream, to append a commit to.
     pub(crate) fn stream(&mut self) -> &mut Vec<u8> {
         let stream = &mut self.pending.stream;
         if stream.len() == crate::log::chunk::HEADER {
@@ -65,8 +65,8 @@ impl Pipeline {
         stream
     }
 
-    /// Takes what is pending, to be written by `writer`. Until it is written, `room` is what the
-    /// write is sure to leave.
+    /// Takes the pending data, to be written by `writer`. Until it is written, `room` is the room
+    /// that the write is sure to leave.
     pub(super) fn take(&mut self, writer: &Writer) -> Pending {
         let empty = Pending::new(std::mem::take(&mut self.spare));
         let mut taken = std::mem::replace(&mut self.pending, empty);
@@ -76,14 +76,14 @@ impl Pipeline {
         taken
     }
 
-    /// Sets the room that commits count on to what the write of `taken` is sure to leave.
+    /// Sets the room for commits to that which the write of `taken` is sure to leave.
     fn leave_room(&mut self, taken: &Pending, writer: &Writer) {
         self.room = writer.room().saturating_sub(crate::journal::cost(taken.len()));
         self.place_room =
             deferred::room(writer.reserved.len().saturating_sub(deferred::zones_for(taken.cost)));
     }
 
-    /// Adds a record to what was just taken, before anything else is committed. There is room for
+    /// Appends a record to the data that was just taken, before any other commit. There is room for
     /// it.
     pub(super) fn end_taken(&mut self, taken: &mut Pending, record: &[u8], writer: &Writer) {
         let before = taken.len();
@@ -103,7 +103,7 @@ impl Pipeline {
         self.update_room(writer);
     }
 
-    /// Sets the room that commits count on to what the writer has.
+    /// Sets the room for commits to the room of the writer.
     pub(super) fn update_room(&mut self, writer: &Writer) {
         self.room = writer.room();
         self.place_room = deferred::room(writer.reserved.len());
@@ -111,8 +111,8 @@ impl Pipeline {
 }
 
 impl CommitPipeline {
-    /// Puts the commit that comes into the mirror. A store whose mirror fails takes no commits any
-    /// more, since nobody knows which of them are in it.
+    /// Adds the next commit to the mirror. If that fails, the store takes no more commits, since it
+    /// is not known which of them the mirror has.
     pub(super) fn mirror(&self, pipeline: &mut Pipeline, count: u64) {
         let (at, note) = (pipeline.record_at.take(), pipeline.note.take());
         let (Some(mirror), Some(at)) = (self.mirror.get(), at) else { return };
@@ -122,12 +122,13 @@ impl CommitPipeline {
         }
     }
 
-    /// Commits are in a mirror until the device has them.
+    /// Returns whether commits are kept in a mirror until the device has them.
     pub(super) fn is_mirrored(&self) -> bool {
         self.mirror.get().is_some()
     }
 
-    /// The device has the journal's stream up to `position`.
+    /// Drops the commits up to `position` of the journal's stream from the mirror, since the device
+    /// has them.
     fn cut_mirror(&self, position: u64) {
         if let Some(mirror) = self.mirror.get()
             && let Err(e) = mirror.cut(position)
@@ -136,8 +137,8 @@ impl CommitPipeline {
         }
     }
 
-    /// Hands the journal's buffer to the device, not synced. Gives the position up to which the
-    /// stream is written.
+    /// Writes the journal's buffer to the device without a sync. Returns the position up to which
+    /// the stream is written.
     pub(crate) fn write_out(&self) -> Result<u64> {
         self.write_out_with(&mut self.writer.lock())
     }
@@ -146,9 +147,10 @@ impl CommitPipeline {
         self.write_out_unless(writer, |_| false)
     }
 
-    /// Writes what has gathered. If values of it can be discarded and little is left, that is not
-    /// written yet: it may still be overwritten or deleted in time. While syncs are expected, less
-    /// counts as little, and whole sectors are written.
+    /// Writes the pending journal stream. If some pending values can be discarded and little
+    /// remains, it keeps the rest in memory, since that may be overwritten or deleted before it has
+    /// to be written. While syncs are expected, the limit for "little" is lower, and whole sectors
+    /// are written.
     pub(crate) fn write_gathered(&self) -> Result<()> {
         let mut writer = self.writer.lock();
         if !self.writes_early() {
@@ -158,7 +160,8 @@ impl CommitPipeline {
             |left: &Pending| left.len() < EARLY / 2 && left.cost < self.shares.early_values / 2;
         let Some(mut taken) = self.take_unless(&mut writer, little)? else { return Ok(()) };
         self.expected_syncs.written(self.env.monotonic());
-        // A replay that flushes, and a salvage behind a hole, go on where a record begins a chunk.
+        // A replay that flushes, and a salvage after a hole, resume at a chunk that begins with a
+        // record.
         if writer.since_whole() as usize + taken.len() >= self.shares.journal_write_at {
             return self.write_taken(&mut writer, taken.stream);
         }
@@ -170,7 +173,7 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// Whether it is time for [`CommitPipeline::write_gathered`].
+    /// Returns whether it is time for [`CommitPipeline::write_gathered`].
     pub(crate) fn has_gathered(&self, applied: &Applied) -> bool {
         if self.writes_early() && !applied.sync_follows {
             return self.is_early(applied);
@@ -178,12 +181,13 @@ impl CommitPipeline {
         applied.gathered >= self.shares.journal_write_at || applied.deferred >= self.shares.window
     }
 
-    /// Whether what is left after a discard is too little to be written now.
+    /// Returns whether the data that remains after a discard is too little to be written now.
     pub(super) fn is_little(&self, left: &Pending) -> bool {
         left.len() < 3 * self.shares.journal_write_at && left.cost < self.shares.window as u64 / 2
     }
 
-    /// Writes what is pending, unless some of its values were discarded and the rest is `little`.
+    /// Writes the pending data, unless some of its values were discarded and `little` holds for the
+    /// rest.
     pub(super) fn write_out_unless(
         &self,
         writer: &mut Writer,
@@ -196,8 +200,8 @@ impl CommitPipeline {
         Ok(writer.position().position)
     }
 
-    /// Takes what is pending, its values placed, to be written. `None`: nothing is pending, or some
-    /// of its values were discarded and the rest is `little`.
+    /// Takes the pending data to be written, after its values are placed. Returns `None` if nothing
+    /// is pending, or if some of the values were discarded and `little` holds for the rest.
     fn take_unless(
         &self,
         writer: &mut Writer,
@@ -219,19 +223,19 @@ impl CommitPipeline {
             return Ok(None);
         }
         if let Err(e) = self.place_values(&mut taken, writer) {
-            // They stay what they are, readable and not yet durable; the next write tries again.
+            // The values stay readable and not yet durable; the next write tries again.
             self.pipeline.lock().put_back(taken, writer);
             return Err(self.fail_unless_full("writing values", e));
         }
         Ok(Some(taken))
     }
 
-    /// Stops the store for an error, unless it is that the store is full. Gives the error back.
+    /// Stops the store because of an error, unless the error is `NoSpace`. Returns the error.
     pub(super) fn fail_unless_full(&self, doing: &str, e: Error) -> Error {
         if matches!(e, Error::NoSpace) { e } else { self.health.fail(doing, &e) }
     }
 
-    /// Writes a piece of the stream that was taken from the pipeline.
+    /// Writes a part of the stream that was taken from the pipeline.
     pub(super) fn write_taken(&self, writer: &mut Writer, mut stream: Vec<u8>) -> Result<()> {
         self.write_stream(writer, &mut stream)?;
         writer.is_whole();
@@ -241,7 +245,8 @@ impl CommitPipeline {
 
     pub(super) fn write_stream(&self, writer: &mut Writer, stream: &mut Vec<u8>) -> Result<()> {
         if stream.len() > crate::log::chunk::HEADER {
-            // Before it is cut into chunks. If the write fails, nothing is synced any more.
+            // Tap the stream before it is cut into chunks. If the write fails, no later sync
+            // succeeds.
             self.tap.add(&stream[crate::log::chunk::HEADER..]);
             let synced = self.durable.load(Ordering::Acquire);
             writer.settle =
@@ -254,7 +259,8 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// What was committed during the write was admitted by the more careful figures.
+    /// Updates the room for commits after a write. The commits during the write were admitted by
+    /// the lower figures that [`Pipeline::take`] has set.
     pub(super) fn update_after_write(
         &self,
         pipeline: &mut Pipeline,
@@ -269,14 +275,14 @@ impl CommitPipeline {
         }
     }
 
-    /// Everything committed before this call is durable when it returns, for which a caller waits.
+    /// Makes everything that was committed before this call durable, for a caller that waits.
     pub(crate) fn sync(&self, engine: &impl CommitEnv) -> Result<()> {
         self.expected_syncs.awaited();
         self.sync_at_interval(engine)?;
         self.sync_elsewhere()
     }
 
-    /// Does what [`CommitPipeline::sync`] does, for no caller that waits.
+    /// Does the same as [`CommitPipeline::sync`], without a caller that waits.
     pub(crate) fn sync_at_interval(&self, engine: &impl CommitEnv) -> Result<()> {
         if self.options.read_only {
             return Ok(());
@@ -287,13 +293,13 @@ impl CommitPipeline {
         }
         let end = self.pipeline.lock().end();
         if end == self.marked.load(Ordering::Relaxed) {
-            // Nothing but a mark came since the last sync.
+            // At most a mark was added since the last sync.
             return Ok(());
         }
         self.sync_journal_to(end)
     }
 
-    /// Returns when what was committed up to `position` of the journal's stream is durable.
+    /// Makes all commits up to `position` of the journal's stream durable.
     pub(crate) fn sync_to(&self, engine: &impl CommitEnv, position: u64) -> Result<()> {
         match self.options.journal {
             true => self.sync_journal_to(position),
@@ -301,7 +307,7 @@ impl CommitPipeline {
         }
     }
 
-    /// Returns when the journal's stream is durable up to `position`.
+    /// Makes the journal's stream durable up to `position`.
     pub(crate) fn sync_journal_to(&self, position: u64) -> Result<()> {
         let mut syncing = self.syncing.lock();
         loop {
@@ -317,8 +323,8 @@ impl CommitPipeline {
         *syncing = true;
         drop(syncing);
         let result = self.write_out().and_then(|written| {
-            // The writer is not locked here: others fill and write the buffer while this sync is
-            // under way.
+            // The writer is not locked during the sync, so that other threads can fill and write
+            // the buffer.
             self.zones.sync().map_err(|e| self.health.fail("syncing the journal", &e.into()))?;
             self.counters.syncs.add(1);
             Ok(written)
@@ -333,9 +339,9 @@ impl CommitPipeline {
         result.map(|_| ())
     }
 
-    /// Makes the journal durable. When it was already, and nothing came behind, a mark is written
-    /// (not synced) that says so: from then on damage to the last commits is told from a torn
-    /// write.
+    /// Makes the journal durable. If it was durable already, and nothing was added since, a mark is
+    /// written (not synced) that says so: from then on, damage to the last commits can be told from
+    /// a torn write.
     pub(crate) fn sync_and_mark(&self) -> Result<()> {
         if !self.options.journal {
             return Ok(());
@@ -365,7 +371,7 @@ impl CommitPipeline {
 mod tests {
     use crate::{DictionaryOptions, Durability, Kvdb};
 
-    /// The record of a commit that comes while values are on their way may never be durable.
+    /// The record of a commit that happens while values are being written may never be durable.
     #[test]
     fn what_comes_behind_a_write_discards_nothing_of_it() {
         let db = Kvdb::in_memory();

@@ -1,5 +1,5 @@
-//! Where the large values of a commit go: to their places before it, when they are many, or into
-//! memory, to wait for their places.
+//! The large values of a commit: many are written to their places before it, a few are copied into
+//! memory until they are placed.
 
 use vt_tree::{ExtentRef, Packer, Value, place_packed};
 use zones::{Purpose, ZonePin};
@@ -10,7 +10,7 @@ use crate::journal::record::{Op, Ops};
 use crate::read::version::Version;
 
 impl CommitPipeline {
-    /// Which changes have large values, and their bytes together.
+    /// Returns the indexes of the changes that have large values, and the sum of their bytes.
     pub(super) fn large(&self, version: &Version, changes: &Ops) -> (Vec<usize>, u64) {
         let mut large: Vec<usize> = Vec::new();
         let mut total = 0;
@@ -26,7 +26,7 @@ impl CommitPipeline {
         if self.options.late_bind_at == u64::MAX { (Vec::new(), 0) } else { (large, total) }
     }
 
-    /// Copies large values to where they wait for their place.
+    /// Copies large values into the buffers of deferred values.
     pub(super) fn copy_values(&self, large: &[usize], changes: &mut Ops) {
         let version = self.versions.load();
         let mut buffers = self.value_buffers.lock();
@@ -38,8 +38,8 @@ impl CommitPipeline {
         }
     }
 
-    /// Places large values, and puts their places into the changes. No version may be held: this
-    /// may have to wait for space that one would keep.
+    /// Places large values, and puts their places into the changes. The caller must hold no
+    /// version, since this may have to wait for space that a version pins.
     pub(super) fn bind(
         &self,
         engine: &impl CommitEnv,
@@ -47,12 +47,13 @@ impl CommitPipeline {
         changes: &mut Ops,
         claim: SpaceClaim,
     ) -> Result<ZonePin> {
-        // So that a scan reads them in one go.
+        // Sort by key, so that a scan reads the values sequentially.
         large.sort_by(|&a, &b| {
             (changes[a].0, changes[a].1.key()).cmp(&(changes[b].0, changes[b].1.key()))
         });
         let (extents, pin) = match self.place(changes, &large, claim) {
-            // What was deleted may make room, and what the journal has taken of what was promised.
+            // A reclaim may free the space of deleted data, and a flush may free promised space
+            // that the journal has taken.
             Err(Error::NoSpace)
                 if engine.want_space() || claim.promised && engine.flush_all().is_ok() =>
             {

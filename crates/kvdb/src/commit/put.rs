@@ -1,5 +1,6 @@
-//! One put, committed without a batch: validated, admitted, written to memtable and journal, and
-//! visible, with less to do than for a batch of one change. What takes more goes on as a batch.
+//! A single put, committed without a batch: validated, admitted, written to memtable and journal,
+//! and made visible, with less work than for a batch of one change. If it needs more than that, it
+//! is committed as a batch.
 
 use bytes::Bytes;
 
@@ -12,7 +13,8 @@ use crate::error::Result;
 use crate::journal::record::{self, PutValue};
 
 impl CommitPipeline {
-    /// One put: what [`CommitPipeline::commit`] does with a batch of it, without the batch.
+    /// Commits a single put: the same as [`CommitPipeline::commit`] of a batch with it, without the
+    /// batch.
     pub(crate) fn put(
         &self,
         engine: &impl CommitEnv,
@@ -30,8 +32,8 @@ impl CommitPipeline {
         let deferred = large
             && (durability == Durability::Buffered || !self.options.journal)
             && !self.is_mirrored();
-        // `u64::MAX`: large values stay in the record, which the path of a batch sees to. It also
-        // makes the memtable where this is the first commit of a generation.
+        // `u64::MAX` keeps large values in the record, which the batch path handles. That path also
+        // makes the memtable if this is the first commit of a generation.
         if large
             && (self.options.late_bind_at.min(deferred::LONGEST) <= value.len() as u64
                 || self.options.late_bind_at == u64::MAX)
@@ -75,7 +77,7 @@ impl CommitPipeline {
             let at = self.options.journal.then(|| {
                 let stream = pipeline.stream();
                 record::encode_put(dict, key, logged, stream);
-                // Read only where there is a reference.
+                // The offset is used only if the record ends with a reference.
                 stream.len().saturating_sub(record::reference_len(codec))
             });
             match copy {

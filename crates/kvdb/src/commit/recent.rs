@@ -1,7 +1,7 @@
-//! The recent commits: what was committed since the oldest open transaction began, and lies in runs
-//! already. Conflicts are found here and in the memtables, so that merges need to know nothing of
-//! transactions: they may drop tombstones and forget numbers as if there were none. A run that is
-//! kept here costs the zones that it alone still refers to, and no memory but for its root.
+//! The recent commits: those since the oldest open transaction began that lie in runs already.
+//! Transactions look for conflicts here and in the memtables, so merges need to know nothing about
+//! transactions: they may drop tombstones and forget commit numbers as if there were none. A run
+//! that is kept here costs the zones that only it still refers to, and the memory of its root.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,20 +12,22 @@ use vt_tree::{Run, Seq};
 use crate::dictionary::DictionaryId;
 use crate::lock_order::{Mutex, MutexGuard, Rank};
 
-/// A commit, or a number of them, as a run.
+/// One commit, or several, as a run.
 #[derive(Clone)]
 pub(crate) struct RecentCommit {
     pub dict: DictionaryId,
     pub run: Arc<Run>,
-    /// The newest number in it.
+    /// The newest commit number in the run.
     pub newest: Seq,
-    /// All of it was committed with that number; otherwise its tuples have their own.
+    /// `true` if all of it was committed with that number; otherwise its tuples have their own
+    /// numbers.
     pub one_seq: bool,
 }
 
 #[derive(Default)]
 struct Recent {
-    /// From which commits on open transactions look for conflicts, and how many of them.
+    /// The numbers from which on open transactions look for conflicts, each with the number of such
+    /// transactions.
     since: BTreeMap<Seq, usize>,
     commits: Vec<RecentCommit>,
 }
@@ -40,14 +42,14 @@ impl Default for RecentCommits {
     }
 }
 
-/// While it lives, no transaction begins.
+/// Prevents transactions from beginning while it lives.
 pub(crate) struct Remembered<'a> {
     _recent: MutexGuard<'a, Recent>,
 }
 
 impl RecentCommits {
-    /// A transaction begins that looks for conflicts from what `begin` gives on. No commit is
-    /// remembered in between.
+    /// Begins a transaction that looks for conflicts from the number that `begin` returns. No
+    /// commit is remembered during the call.
     pub(crate) fn begin<T>(&self, begin: impl FnOnce() -> (Option<Seq>, T)) -> T {
         let mut recent = self.recent.lock();
         let (since, begun) = begin();
@@ -57,7 +59,7 @@ impl RecentCommits {
         begun
     }
 
-    /// A transaction that looked for conflicts from `since` on has ended.
+    /// Notes the end of a transaction that looked for conflicts from `since` on.
     pub(crate) fn end(&self, since: Seq) {
         let mut recent = self.recent.lock();
         if let Some(count) = recent.since.get_mut(&since) {
@@ -74,12 +76,12 @@ impl RecentCommits {
             }
         }
         drop(recent);
-        // Their zones are let go outside of the lock.
+        // Release the zones outside of the lock.
         drop(gone);
     }
 
-    /// The number from which on the oldest transaction looks for conflicts, or what is visible when
-    /// none does: then `false`.
+    /// Returns the number from which on the oldest transaction looks for conflicts, and `true`. If
+    /// no transaction does, returns the visible number and `false`.
     pub(crate) fn oldest(&self, visible: &AtomicU64) -> (Seq, bool) {
         let recent = self.recent.lock();
         let asked = recent.since.first_key_value().map(|(since, _)| *since);
@@ -87,9 +89,9 @@ impl RecentCommits {
         (asked.unwrap_or(visible).min(visible), asked.is_some())
     }
 
-    /// What was committed lies, or will lie, in these runs alone: kept for transactions that look
-    /// for conflicts. For what is not visible yet, the guard must live until it is: a transaction
-    /// that began in between would neither see it nor find a conflict with it.
+    /// Keeps runs that are, or will be, the only place of these commits, for transactions that look
+    /// for conflicts. If the commits are not visible yet, the guard must live until they are: a
+    /// transaction that began before that would neither see them nor find a conflict with them.
     pub(crate) fn remember(
         &self,
         commits: impl IntoIterator<Item = RecentCommit>,
@@ -101,7 +103,7 @@ impl RecentCommits {
         Remembered { _recent: recent }
     }
 
-    /// What was to lie in these runs will not: their flush has failed, and comes again with others.
+    /// Forgets runs whose flush has failed: their commits are flushed again, into other runs.
     pub(crate) fn forget<'a>(&self, runs: impl IntoIterator<Item = &'a Arc<Run>>) {
         let mut recent = self.recent.lock();
         let mut gone = Vec::new();
@@ -109,24 +111,24 @@ impl RecentCommits {
             gone.extend(recent.commits.extract_if(.., |c| Arc::ptr_eq(&c.run, run)));
         }
         drop(recent);
-        // Their zones are let go outside of the lock.
+        // Release the zones outside of the lock.
         drop(gone);
     }
 
-    /// What was committed to a dictionary after `since`.
+    /// Returns the remembered commits to a dictionary after `since`.
     pub(crate) fn of(&self, dict: DictionaryId, since: Seq) -> Vec<RecentCommit> {
         let recent = self.recent.lock();
         let commits = recent.commits.iter();
         commits.filter(|c| c.dict == dict && c.newest > since).cloned().collect()
     }
 
-    /// How many are remembered.
+    /// Returns the number of remembered commits.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.recent.lock().commits.len()
     }
 
-    /// Whether a transaction could begin right now.
+    /// Returns whether a transaction could begin right now.
     #[cfg(test)]
     pub(crate) fn may_begin(&self) -> bool {
         self.recent.try_lock().is_some()

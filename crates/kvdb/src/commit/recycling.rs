@@ -1,19 +1,19 @@
-//! Segments of the journal that a flush has made superfluous become its next ones, in the same edit
-//! of the manifest. The writer is not locked while that is synced: commits go on.
+//! Recycles the segments of the journal that a flush has made obsolete, in the flush's edit of the
+//! manifest. The writer is not locked while that edit is synced, so commits continue.
 
 use super::CommitPipeline;
 use crate::error::Result;
 use crate::journal::{Owned, Segment};
 use crate::manifest::{Edit, ManifestState};
 
-/// Segments that hold nothing any more once the edits of a flush are durable.
+/// Segments whose commits are all in runs once the edits of a flush are durable.
 pub(crate) struct Recycling<'a> {
     commits: &'a CommitPipeline,
-    /// The oldest ones, which are used again.
+    /// The oldest ones, which are reused.
     reused: Vec<Owned>,
-    /// What they are then, as soon as that is decided.
+    /// The new segments in the reused zones, set by [`Recycling::edits`].
     segments: Vec<Segment>,
-    /// Their zones are free afterwards.
+    /// The other ones, whose zones become free.
     rest: Vec<Owned>,
 }
 
@@ -30,7 +30,7 @@ impl CommitPipeline {
 }
 
 impl Recycling<'_> {
-    /// The edits that list the segments anew.
+    /// Returns the edits that list the reused zones as new segments.
     pub(crate) fn edits(&mut self, state: &ManifestState) -> impl Iterator<Item = Edit> {
         let numbered = (state.next_segment..).zip(&self.reused);
         let segment = |(number, old): (u64, &Owned)| {
@@ -41,7 +41,7 @@ impl Recycling<'_> {
         self.segments.iter().copied().map(Edit::Segment)
     }
 
-    /// The edits are durable: the writer gets the segments.
+    /// Gives the segments to the writer, after the edits have become durable.
     pub(crate) fn finish(self) -> Result<()> {
         let commits = self.commits;
         let mut writer = commits.writer.lock();
@@ -53,7 +53,8 @@ impl Recycling<'_> {
         Ok(())
     }
 
-    /// The edits failed: the manifest still lists the segments as they were.
+    /// Returns the segments to the writer unchanged, after the edits have failed: the manifest
+    /// still lists them.
     pub(crate) fn undo(self) {
         let mut writer = self.commits.writer.lock();
         writer.arrived(self.reused.len());

@@ -1,5 +1,5 @@
-//! What recovery does with the commits that it finds in the journal: they enter the memtables, and
-//! generations are closed behind them, with nothing written.
+//! Applies the commits that recovery finds in the journal: it writes them into memtables and seals
+//! generations after them, without a write to the device.
 
 use env::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::mirror::Mirror;
 use crate::read::version::Version;
 
 impl CommitPipeline {
-    /// Applies a commit of the journal, the first of whose changes has number `first`.
+    /// Applies a commit of the journal whose first change has number `first`.
     pub(crate) fn replay(&self, first: Seq, changes: &Ops) {
         let version = self.versions.load_full();
         let Written { grown, fresh, .. } = write_memtables(&version, first, changes, &mut |_| {});
@@ -26,8 +26,8 @@ impl CommitPipeline {
         self.active_bytes.fetch_add(grown, Ordering::Relaxed);
     }
 
-    /// Commits again what the journal does not have of a commit, whose first change had this
-    /// number, which comes next. Large values in it have their places, which are kept.
+    /// Commits a mirrored commit again, which the journal lacks. Its first change must have the
+    /// next commit number. Its large values have their places already, and keep them.
     pub(crate) fn replay_mirrored(
         &self,
         engine: &impl CommitEnv,
@@ -52,8 +52,8 @@ impl CommitPipeline {
         engine.after_commit(applied)
     }
 
-    /// From now on commits are mirrored. What was committed before is on the device then, and the
-    /// mirror begins anew.
+    /// Starts to mirror commits. All earlier commits are written to the device first, so the mirror
+    /// starts empty.
     pub(crate) fn begin_mirror(&self, mirror: &Arc<Mirror>) -> Result<()> {
         let mut writer = self.writer.lock();
         self.write_out_with(&mut writer)?;
@@ -64,8 +64,8 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// Closes the memtables that take the replay; the ones behind them hold `bound`. `start`: where
-    /// the journal begins once they are flushed.
+    /// Seals the memtables of the replay; the next generation pins `bound`. `start` is the start of
+    /// the journal once the sealed ones are flushed.
     pub(crate) fn seal_replayed(&self, start: JournalStart, bound: ZonePin) {
         let kept = self.versions.load().generation.clone();
         self.versions.change(Version::seal);

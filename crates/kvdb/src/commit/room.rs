@@ -1,9 +1,9 @@
-//! The room that commits count on: segments of the journal for their records, reserved zones for
+//! The room that commits rely on: segments of the journal for their records, and reserved zones for
 //! their values.
 //!
-//! Room comes first. A commit appends only what the segments and zones at hand are sure to hold, so
-//! nothing that was acknowledged finds the store full later; a write says what room is left
-//! while it writes, and afterwards.
+//! Room is made first. A commit appends only as much as the segments and zones at hand are sure to
+//! hold, so no acknowledged commit finds the store full later. A write sets the remaining room when
+//! it begins, and again when it ends.
 
 use env::sync::atomic::Ordering;
 
@@ -17,8 +17,8 @@ use crate::manifest::Edit;
 
 impl CommitPipeline {
     /// Adds segments until a record of `len` bytes fits, and reserves zones for the values of a
-    /// commit: `values` is their cost, and the claim of that commit. Segments are taken from as
-    /// deep in the reserve as `depth` allows.
+    /// commit: `values` has their cost and the commit's claim. `depth` says how far into the
+    /// reserve segments may be taken.
     pub(crate) fn make_room(
         &self,
         len: usize,
@@ -28,7 +28,7 @@ impl CommitPipeline {
         let mut writer = self.writer.lock();
         self.write_out_unless(&mut writer, |left| self.is_little(left))?;
         match self.make_room_with(&mut writer, len, values, depth) {
-            // What was not written yet takes room, too.
+            // Pending data that was kept in memory takes room too.
             Err(Error::NoSpace) => {
                 self.write_out_with(&mut writer)?;
                 self.make_room_with(&mut writer, len, values, depth)
@@ -64,8 +64,8 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// Reserves zones ahead of need, when there is plenty of space: for the two windows of values
-    /// that may be pending and one more.
+    /// Reserves zones in advance if there is plenty of space: for the two windows of deferred
+    /// values that may be pending, and one more.
     pub(crate) fn reserve_zones_ahead(&self) -> Result<()> {
         let cost = 3 * self.shares.window as u64;
         if self.zones.space().free_for_user < 16 * cost {
@@ -77,7 +77,7 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// Gives back what was taken ahead and is not needed.
+    /// Returns the zones that were reserved in advance and are not needed.
     pub(crate) fn return_reserved_zones(&self) {
         let mut writer = self.writer.lock();
         let mut pipeline = self.pipeline.lock();
@@ -89,7 +89,8 @@ impl CommitPipeline {
     pub(super) fn add_segment(&self, writer: &mut Writer, depth: Priority) -> Result<()> {
         let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
             Err(zones::Error::NoSpace) => {
-                // What is set aside is for merging: the journal must soon be short again.
+                // The zone is taken from the reserve for merges: the journal must be cut short
+                // soon.
                 self.journal_tight.store(true, Ordering::Release);
                 self.zones.take_zone(Purpose::Journal, depth)?
             }
@@ -99,7 +100,7 @@ impl CommitPipeline {
         self.give_to(writer, vec![owned])
     }
 
-    /// Makes a zone the journal's next segment in the manifest.
+    /// Lists a zone in the manifest as the journal's next segment.
     fn list_segment(&self, zone: ZoneId, pin: ZonePin) -> Result<Owned> {
         let mut manifest = self.versions.manifest()?;
         let segment = Segment {
@@ -112,8 +113,8 @@ impl CommitPipeline {
         Ok(Owned::new(segment, pin))
     }
 
-    /// Gives listed segments to the writer; those that come too late for it are no segments any
-    /// more.
+    /// Gives listed segments to the writer. Those that the writer cannot use any more are removed
+    /// from the manifest.
     pub(super) fn give_to(&self, writer: &mut Writer, segments: Vec<Owned>) -> Result<()> {
         let late: Vec<Owned> = segments.into_iter().filter_map(|s| writer.add(s)).collect();
         if late.is_empty() {
@@ -124,8 +125,8 @@ impl CommitPipeline {
         self.versions.manifest()?.commit(forget)
     }
 
-    /// Prepares a segment for the journal, its space on the host allocated and written, so that no
-    /// synced commit waits for that.
+    /// Prepares a segment for the journal: its space is allocated on the host and written, so that
+    /// no synced commit waits for that.
     pub(crate) fn prepare_segment(&self) -> Result<()> {
         if !self.options.journal || self.writer.lock().announce(self.stock(), 1) == 0 {
             return Ok(());
@@ -136,8 +137,8 @@ impl CommitPipeline {
         self.give_to(&mut writer, prepared?.into_iter().collect())
     }
 
-    /// A segment that the manifest lists. `None`: a nearly full store has no zone for it. The
-    /// caller does not hold the lock of the writer, since this syncs.
+    /// Makes a segment that the manifest lists. Returns `None` if a nearly full store has no zone
+    /// for it. The caller must not hold the writer's lock, since this syncs.
     fn empty_segment(&self) -> Result<Option<Owned>> {
         let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
             Ok(taken) => taken,
@@ -156,7 +157,7 @@ impl CommitPipeline {
         Ok(Some(Owned { settled, ..owned }))
     }
 
-    /// The number of prepared segments that the writer should have.
+    /// Returns the number of prepared segments that the writer should have.
     pub(super) fn stock(&self) -> usize {
         (self.shares.seal_at as u64 / SEGMENT_SIZE / 2).clamp(1, 8) as usize
     }

@@ -1,5 +1,5 @@
-//! Closing a generation: what was committed up to then is flushed as one, and the journal begins
-//! behind it once it is in runs. Runs that were built elsewhere enter the store between two
+//! Seals a generation: all commits up to then are flushed together, and the journal begins after
+//! them once they are in runs. Runs that were built elsewhere enter the store between two
 //! generations.
 
 use env::sync::atomic::Ordering;
@@ -22,40 +22,43 @@ use crate::manifest::JournalStart;
 use crate::read::generation::Generation;
 use crate::read::version::Version;
 
-/// A generation that takes no more commits, and where the journal begins once it is in runs.
+/// A generation that takes no more commits, and the start of the journal once it is in runs.
 #[derive(Clone)]
 pub(crate) struct Sealed {
     pub generation: u64,
-    /// Of its memtables.
+    /// The bytes of its memtables.
     pub bytes: usize,
     pub start: JournalStart,
-    /// Keeps what late binding placed for it, also for dictionaries that are dropped by now.
+    /// Pins the values that late binding placed for it, also for dictionaries that are dropped by
+    /// now.
     pub _kept: Arc<Generation>,
 }
 
-/// Snapshots that are made before and after a commit.
+/// Makes a snapshot before and one after a commit.
 #[derive(Clone, Copy)]
 pub(crate) struct Around<'a> {
     pub maker: &'a dyn SnapshotMaker,
-    /// [`Snapshots::naming`](crate::read::snapshot_set::Snapshots::naming).
+    /// The lock [`Snapshots::naming`](crate::read::snapshot_set::Snapshots::naming).
     pub naming: &'a lock_order::Mutex<()>,
 }
 
-/// A generation that was closed in memory, and the end of its journal, which is to be written.
+/// A generation that was sealed in memory, and the end of its journal, which is still to be
+/// written.
 struct Closed {
     stream: Vec<u8>,
     generation: ClosedGeneration,
 }
 
-/// What is there when a generation is about to be closed.
+/// The pipeline and the version at the moment when a generation is about to be sealed.
 struct Last<'a> {
     pipeline: MutexGuard<'a, Pipeline>,
     version: Arc<Version>,
-    /// The record that the generation ends with; empty: none.
+    /// The last record of the generation; empty if there is none.
     record: Vec<u8>,
 }
 
-/// A closed generation before it is known where the journal goes on behind it.
+/// A sealed generation whose journal is not written yet, so that the position after it is not
+/// known.
 struct ClosedGeneration {
     generation: Arc<Generation>,
     bytes: usize,
@@ -63,7 +66,7 @@ struct ClosedGeneration {
 }
 
 impl ClosedGeneration {
-    /// Its journal is written.
+    /// Returns the generation with the journal's start after it, once its own journal is written.
     fn behind(self, writer: &Writer) -> Sealed {
         let at = writer.position();
         let ClosedGeneration { generation: kept, bytes, seq } = self;
@@ -74,7 +77,7 @@ impl ClosedGeneration {
 }
 
 impl CommitPipeline {
-    /// Closes generation `number` for commits, unless it is closed already.
+    /// Seals generation `number`, unless it is sealed already.
     pub(crate) fn seal(&self, number: u64) -> Result<()> {
         let mut writer = self.writer.lock();
         let agree = |version: &Version, _: &mut Pipeline, _: &Writer| {
@@ -83,9 +86,9 @@ impl CommitPipeline {
         self.seal_if(&mut writer, agree, |_| {})
     }
 
-    /// Makes runs part of the store, above all that is in it, once `still` agrees and no locks lie
-    /// on what they have `touched`, see [`CommitPipeline::commit_changes`]. What is in the runs is
-    /// durable already. `listed`: what they change, if that is known key by key.
+    /// Adds runs to the store, above all of its data, once `still` agrees and no locks cover the
+    /// ranges in `touched`, see [`CommitPipeline::commit_changes`]. The data in the runs is durable
+    /// already. `listed` has the changes, if they are known key by key.
     pub(crate) fn add_runs(
         &self,
         runs: &[(DictionaryId, Vec<Arc<Run>>)],
@@ -95,16 +98,16 @@ impl CommitPipeline {
         around: Option<Around<'_>>,
         still: impl FnOnce(Seq) -> Result<bool>,
     ) -> Result<Outcome> {
-        // A serializable transaction has locked all of it.
+        // A serializable transaction has locked all of `touched`.
         let watched = owner.is_none() && self.locks.any();
         let touched = if watched { touched()? } else { Vec::new() };
         self.wait_for_locks(borrowed(&touched), owner)?;
-        // Not before: those that have what was waited for may want the names.
+        // The names are locked after the wait, since the holders of the locks may need them.
         let _naming = around.map(|around| around.naming.lock());
         let around = around.map(|around| around.maker);
         let record = record::bind(&self.zones.positions(), runs);
         let mut writer = self.writer.lock();
-        // There must be room for the record, and for what is pending.
+        // There must be room for the record and for the pending data.
         self.write_out_with(&mut writer)?;
         let snapshots = around.map_or(0, |around| 2 * journal::cost(around.record_size()));
         let need = journal::cost(record.len() + record::NUMBER_SIZE) + snapshots;
@@ -112,7 +115,7 @@ impl CommitPipeline {
             self.add_segment(&mut writer, Priority::Log)?;
         }
         let mut applied = None;
-        // Held no longer than the pipeline's lock, which comes before it.
+        // Held no longer than the pipeline's lock, which is taken before it.
         let guard = Cell::new(None);
         let add = |pipeline: &mut Pipeline| {
             let seq = pipeline.next_seq;
@@ -126,7 +129,8 @@ impl CommitPipeline {
             }));
             if self.options.journal {
                 pipeline.stream().extend_from_slice(&record);
-                // It is on the device before any other commit: see `seal_if`.
+                // `seal_if` writes the record to the device before any other commit, so it is not
+                // mirrored.
                 pipeline.record_at = None;
             }
             pipeline.unflushed_end = pipeline.end();
@@ -149,7 +153,7 @@ impl CommitPipeline {
             }
             drop((remembered, guard.take()));
         };
-        // Other commits may have filled the room: then all begins anew.
+        // Other commits may have filled the room; then the whole attempt is repeated.
         let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
             runs.iter().try_for_each(|(dict, _)| version.tree(*dict).map(drop))?;
             let room = writer.room() >= journal::cost(pipeline.pending.len()) + need;
@@ -190,8 +194,8 @@ impl CommitPipeline {
         Ok(Outcome::Applied(applied))
     }
 
-    /// Closes the generation that takes commits, with the record of a snapshot as its last. The
-    /// caller has `naming`.
+    /// Seals the active generation, with a snapshot's record as its last one. The caller holds
+    /// `naming`.
     pub(crate) fn seal_with_snapshot(&self, snapshot: &impl SnapshotMaker) -> Result<()> {
         let need = if self.options.journal { journal::cost(snapshot.record_size()) } else { 0 };
         let mut writer = self.writer.lock();
@@ -202,7 +206,7 @@ impl CommitPipeline {
                 self.add_segment(&mut writer, Priority::Log)?;
             }
             let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
-                // Other commits may have filled the room since.
+                // Other commits may have filled the room in the meantime.
                 let room = writer.room() >= journal::cost(pipeline.pending.len()) + need;
                 let agreed = room || !self.options.journal;
                 made.set(agreed);
@@ -213,7 +217,7 @@ impl CommitPipeline {
         Ok(())
     }
 
-    /// The record of a snapshot of all that was committed, with which the journal of its generation
+    /// Returns the record of a snapshot of all commits, with which the journal of its generation
     /// ends.
     fn last_record(
         &self,
@@ -225,9 +229,9 @@ impl CommitPipeline {
         if self.options.journal { record } else { Vec::new() }
     }
 
-    /// Seals the current generation if `agree`, asked under the lock, says so by giving the record
-    /// that it ends with; an empty one is none. `before_next` runs in the same lock, before any
-    /// commit of the next generation.
+    /// Seals the current generation if `agree`, which is called under the lock, returns a record to
+    /// end it with; an empty one stands for none. `before_next` runs under the same lock, before
+    /// any commit of the next generation.
     fn seal_if(
         &self,
         writer: &mut Writer,
@@ -239,8 +243,8 @@ impl CommitPipeline {
         let mut closed = self.close(&record, writer, &mut pipeline)?;
         before_next(&mut pipeline);
         let sealed = if self.is_mirrored() {
-            // Runs that are bound are not in the mirror, so nothing is committed after them before
-            // the journal has them.
+            // The mirror does not have runs that are bound, so no commit may follow them before the
+            // journal has them.
             self.write_stream(writer, &mut closed.stream)?;
             writer.is_whole();
             self.update_after_write(&mut pipeline, writer, closed.stream);
@@ -256,9 +260,9 @@ impl CommitPipeline {
         self.move_short_values_out(&last)
     }
 
-    /// Does what [`CommitPipeline::seal_if`] does, and closes the next generation in the same lock:
-    /// `commit` is all that it has, and gives the record that it ends with; `end` comes before any
-    /// commit of the one behind it.
+    /// Does the same as [`CommitPipeline::seal_if`], and seals the next generation under the same
+    /// lock: `commit` makes its only commit and returns the record to end it with; `end` runs
+    /// before any commit of the generation after it.
     fn seal_around(
         &self,
         writer: &mut Writer,
@@ -269,8 +273,9 @@ impl CommitPipeline {
         let Some(last) = self.lock_to_seal(writer, agree)? else { return Ok(()) };
         let Last { mut pipeline, version: last, record } = last;
         let mut first = self.close(&record, writer, &mut pipeline)?;
-        // Under the lock: the second part of the stream must not begin in the same chunk, and no
-        // commit may come in between. It is short, since everything before was written above.
+        // Write under the lock: the second part of the stream must not begin in the same chunk, and
+        // no commit may happen in between. The write is short, since the earlier stream was written
+        // above.
         self.write_stream(writer, &mut first.stream)?;
         self.update_after_write(&mut pipeline, writer, first.stream);
         let before = first.generation.behind(writer);
@@ -291,14 +296,14 @@ impl CommitPipeline {
         self.move_short_values_out(&last)
     }
 
-    /// Writes what is pending and locks the pipeline, if `agree`, asked under the lock, gives a
-    /// record.
+    /// Writes the pending stream and locks the pipeline, if `agree`, which is called under the
+    /// lock, returns a record.
     fn lock_to_seal(
         &self,
         writer: &mut Writer,
         agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<Option<Vec<u8>>>,
     ) -> Result<Option<Last<'_>>> {
-        // Twice, so that little is left for the time when commits must wait.
+        // Write twice, so that little is left to write while commits must wait.
         self.write_out_with(writer)?;
         self.write_out_with(writer)?;
         let mut pipeline = self.pipeline.lock();
@@ -307,17 +312,18 @@ impl CommitPipeline {
         Ok(agreed.map(|record| Last { pipeline, version, record }))
     }
 
-    /// Closes the generation that takes commits, in memory. What is pending belongs to it, with
-    /// `record` behind it, and is still to be written. On an error nothing has changed.
+    /// Seals the active generation in memory. The pending data belongs to it, followed by `record`,
+    /// and is still to be written. On an error nothing has changed.
     fn close(&self, record: &[u8], writer: &mut Writer, pipeline: &mut Pipeline) -> Result<Closed> {
-        // Its values must have their places before it is flushed.
+        // Its values must be placed before it is flushed.
         let mut rest = pipeline.take(writer);
         self.discard_hidden(&mut rest);
         if let Err(e) = self.place_values(&mut rest, writer) {
             pipeline.put_back(rest, writer);
             return Err(self.fail_unless_full("writing values", e));
         }
-        // Not before: the record of a snapshot that is not made must not be in the journal.
+        // Append the record only now: the journal must not contain the record of a snapshot that
+        // fails.
         pipeline.end_taken(&mut rest, record, writer);
         let seq = pipeline.next_seq - 1;
         let generation = self.versions.load().generation.clone();
@@ -326,7 +332,7 @@ impl CommitPipeline {
         Ok(Closed { stream: rest.stream, generation: ClosedGeneration { generation, bytes, seq } })
     }
 
-    /// Generations that are closed, and whose journal is written, wait for their flush.
+    /// Queues sealed generations for their flush, after their journal is written.
     fn queue_for_flush(&self, closed: impl IntoIterator<Item = Sealed>) {
         let mut sealed = self.sealed.lock();
         for closed in closed {
@@ -337,17 +343,17 @@ impl CommitPipeline {
         self.signals.flush_wanted();
     }
 
-    /// The newest generation that waits for its flush.
+    /// Returns the newest generation that waits for its flush.
     pub(crate) fn newest_sealed(&self) -> Option<u64> {
         self.sealed.lock().back().map(|sealed| sealed.generation)
     }
 
-    /// The newest generation up to `upto` that waits for its flush.
+    /// Returns the newest generation up to `upto` that waits for its flush.
     pub(crate) fn sealed_upto(&self, upto: u64) -> Option<Sealed> {
         self.sealed.lock().iter().rfind(|sealed| sealed.generation <= upto).cloned()
     }
 
-    /// Generations up to `upto` are in runs.
+    /// Removes the generations up to `upto`, which are in runs now.
     pub(crate) fn flushed_upto(&self, upto: u64) {
         let mut sealed = self.sealed.lock();
         sealed.retain(|s| s.generation > upto);
@@ -388,8 +394,9 @@ mod tests {
         }
     }
 
-    /// The host has no space for a value that was committed a moment before: then there is no
-    /// snapshot, neither now nor in the journal, whose replay takes its record for a chunk's last.
+    /// The host has no space for a value that was just committed, so the seal fails. Then there
+    /// must be no snapshot, and no record of one in the journal: a replay takes such a record for
+    /// the last one of its chunk.
     #[test]
     fn a_generation_that_cannot_be_closed_leaves_no_record_of_its_snapshot() {
         let memory = Arc::new(MemoryDevice::new());
@@ -405,7 +412,7 @@ mod tests {
         while writer.reserved.len() < 3 {
             writer.reserved.push(commits.zones.reserve_zone(Priority::User).unwrap());
         }
-        // As if it came after what is pending was written, and before the lock.
+        // Take the pending data, as if it were committed after the write and before the lock.
         let mut late = Some(commits.pipeline.lock().take(&writer));
         let (name, branch) = ("s".into(), String::new());
         let label = Label { name, branch, id: [1; 16], created: Duration::ZERO, seq: 1 };
@@ -430,8 +437,8 @@ mod tests {
         assert_eq!(again.get(dict, b"small").unwrap().unwrap(), b"1"[..]);
     }
 
-    /// A rollback has locks and waits for the names; a commit that has the names must not wait for
-    /// locks.
+    /// A rollback holds locks and waits for the names, so a commit that holds the names must not
+    /// wait for locks.
     #[test]
     fn a_commit_between_snapshots_waits_for_locks_without_the_names() {
         let db = Kvdb::in_memory();

@@ -1,4 +1,5 @@
-//! When short values go outside their blocks: as a generation is sealed, by what it holds.
+//! Decides when short values are placed outside their blocks: at the seal of a generation, by its
+//! contents.
 
 use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Seq, estimate};
@@ -11,14 +12,14 @@ use crate::read::generation::Layer;
 use crate::read::version::{Tree, Version};
 use crate::read::version_set::{Order, VersionEdit};
 
-/// Short values of a memtable that is full of them are this part of it, at the least.
+/// In a memtable full of short values, these make up at least this fraction of it.
 const PART: usize = 4;
-/// Keys of a memtable that are looked for in runs.
+/// Number of keys of a memtable that are looked up in runs.
 const SAMPLE: usize = 16;
 
 impl CommitPipeline {
-    /// Lets the short values of dictionaries go outside from now on, where commits call for it.
-    /// `sealed` is the version whose generation has just been sealed.
+    /// Places the short values of dictionaries outside from now on, if the commits of the
+    /// generation call for it. `sealed` is the version whose generation has just been sealed.
     pub(super) fn move_short_values_out(&self, sealed: &Version) -> Result<()> {
         let least = (self.shares.seal_at / PART) as u64;
         let due = |tree: &Tree| {
@@ -40,7 +41,7 @@ impl CommitPipeline {
             VersionEdit::of(infos.map(|d| Edit::Options(outside(&d.info))))
         });
         match noted {
-            // They stay inside for as long as the store is so full.
+            // They stay inside while the store is this full.
             Err(Error::NoSpace) => return Ok(()),
             noted => noted?,
         }
@@ -49,12 +50,12 @@ impl CommitPipeline {
     }
 }
 
-/// Whether most of what the newest layer has lies among data of runs. The rest lies before, behind
-/// or between it, as what is appended to ranges does, and is stitched by merges.
+/// Returns whether most keys of the newest layer lie among the data of runs. The others lie before,
+/// after or between that data, like keys that are appended to ranges, and merges stitch them.
 fn meets_older_data(tree: &Tree, newest: &Layer) -> bool {
     let keys = newest.memtable.sample(SAMPLE);
     let runs: Vec<Input> = tree.runs().map(|numbered| Input::Run(numbered.run.clone())).collect();
-    // A range of one key has something in it where a block covers it.
+    // A range of one key is estimated as non-empty if a block covers it.
     let meets = |key: &Bytes| {
         let end = Some(Bytes::from([key, &[0][..]].concat()));
         let there = estimate(&runs, &KeyRange { start: key.clone(), end }, Seq::MAX);

@@ -1,5 +1,5 @@
 //! A tap on the journal's stream: the bytes that were written to the device, in their order, kept
-//! in memory for the journal in object storage. All values have their places by then.
+//! in memory for the journal in object storage. All values are placed by then.
 
 use std::sync::Arc;
 
@@ -9,28 +9,28 @@ use vt_tree::Seq;
 use crate::commit::CommitPipeline;
 use crate::error::Result;
 
-/// What came out of a tap.
+/// The bytes taken from a tap.
 #[derive(Debug, Default)]
 pub(crate) struct Tapped {
-    /// The number of the change that comes first in the stream, where the tap was opened since the
-    /// last look.
+    /// The number of the first change in the stream, if the tap was opened since the last
+    /// [`JournalTap::take`].
     pub begins: Option<Seq>,
-    /// The stream from there, or from the last look on.
+    /// The stream since the tap was opened, or since the last [`JournalTap::take`].
     pub bytes: Vec<u8>,
-    /// Something after these is missing: the tap has to be opened anew.
+    /// Set if bytes after these are missing: the tap has to be opened again.
     pub lost: bool,
-    /// The bytes that wait at most. What comes after them is lost.
+    /// The maximum number of waiting bytes. Later ones are lost.
     most: usize,
 }
 
 #[derive(Default)]
 pub(crate) struct JournalTap {
-    /// `None`: it is shut.
+    /// `None` if the tap is shut.
     open: Mutex<Option<Tapped>>,
 }
 
 impl JournalTap {
-    /// Adds what was written.
+    /// Adds written bytes of the stream.
     pub(super) fn add(&self, stream: &[u8]) {
         let mut open = self.open.lock();
         let Some(tapped) = &mut *open else { return };
@@ -40,7 +40,7 @@ impl JournalTap {
         }
     }
 
-    /// Takes what has come since the last look; `None`: it is shut.
+    /// Takes the bytes since the last call, or returns `None` if the tap is shut.
     pub(crate) fn take(&self) -> Option<Tapped> {
         let mut open = self.open.lock();
         let tapped = open.as_mut()?;
@@ -48,33 +48,33 @@ impl JournalTap {
         Some(std::mem::replace(tapped, next))
     }
 
-    /// Shuts it, and forgets what it has.
+    /// Shuts the tap and drops its bytes.
     pub(crate) fn shut(&self) {
         *self.open.lock() = None;
     }
 }
 
-/// A place apart from this machine in which commits are durable, too.
+/// A place outside this machine in which commits are made durable too.
 pub(crate) trait SyncElsewhere: Send + Sync {
-    /// Returns when all that was committed before the call, and is durable here, is durable there.
+    /// Makes all earlier commits that are durable on this machine durable in that place as well.
     fn sync(&self) -> Result<()>;
 }
 
 impl CommitPipeline {
-    /// Has syncs wait for another place, or for none any more.
+    /// Makes syncs wait for another place, or for none any more.
     pub(crate) fn set_elsewhere(&self, place: Option<Arc<dyn SyncElsewhere>>) {
         *self.elsewhere.lock() = place;
     }
 
-    /// Returns when what was committed, and is durable here, is durable elsewhere, where syncs wait
-    /// for that.
+    /// If syncs wait for another place, makes all commits that are durable on this machine durable
+    /// in that place.
     pub(super) fn sync_elsewhere(&self) -> Result<()> {
         let place = self.elsewhere.lock().clone();
         place.map_or(Ok(()), |place| place.sync())
     }
 
-    /// Opens the tap, in which so many bytes wait at most, unless it is open and lacks nothing.
-    /// What was committed before is written out, and does not come out of it.
+    /// Opens the tap for at most `most` waiting bytes, unless it is open and lacks nothing. Earlier
+    /// commits are written out first, and do not appear in it.
     pub(crate) fn open_tap(&self, most: usize) -> Result<()> {
         if self.tap.open.lock().as_ref().is_some_and(|tapped| !tapped.lost) {
             return Ok(());

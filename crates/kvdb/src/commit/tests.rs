@@ -1,4 +1,5 @@
-//! The commit pipeline from inside: windows between its steps, and its journal in a full store.
+//! Tests of the commit pipeline from inside: windows between its steps, and its journal in a full
+//! store.
 
 use std::cell::Cell;
 
@@ -13,8 +14,8 @@ use crate::manifest::{Edit, ManifestState};
 use crate::read::version_set::VersionEdit;
 use crate::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions};
 
-/// A transaction that began between the two would read the state before the commit and find no
-/// conflict with it.
+/// A transaction that began between the two steps would read the state before the commit and find
+/// no conflict with it.
 #[test]
 fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
     let db = Kvdb::in_memory();
@@ -33,7 +34,8 @@ fn no_transaction_begins_between_the_note_of_a_commit_and_its_visibility() {
     assert!(inner.recent.may_begin(), "it is visible");
 }
 
-/// A commit looks for conflicts in memtables, where others write before their changes are visible.
+/// A commit looks for conflicts in memtables, which other commits write before their changes are
+/// visible.
 #[test]
 fn after_a_conflict_the_next_transaction_sees_what_it_was_in_conflict_with() {
     let db = Kvdb::in_memory();
@@ -65,8 +67,8 @@ fn after_a_conflict_the_next_transaction_sees_what_it_was_in_conflict_with() {
     });
 }
 
-/// The journal's only segment is full, and other writers have taken all zones that the journal
-/// may take: a deletion takes its segment from the zones that are left for flushes.
+/// The journal's only segment is full, and other writers have taken all zones that the journal may
+/// take. A deletion then takes its segment from the zones that are left for flushes.
 #[test]
 fn a_deletion_has_a_journal_segment_when_puts_have_none() {
     let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
@@ -78,7 +80,7 @@ fn a_deletion_has_a_journal_segment_when_puts_have_none() {
     let commits = db.pipeline();
     let put = || db.put(dict, b"a key", &[7; 4000], Durability::Synced);
     let room = || commits.writer.lock().room();
-    // The flush of many versions of one key takes no zone when the streams have zones.
+    // The flush of many versions of one key takes no zone while the streams have zones.
     put().unwrap();
     db.flush().unwrap();
     put().unwrap();
@@ -98,20 +100,20 @@ fn a_deletion_has_a_journal_segment_when_puts_have_none() {
     }
 }
 
-/// Two threads that each prepare a segment because one is missing would keep a zone of a nearly
-/// full store.
+/// If two threads each prepared a segment because one is missing, they would waste a zone of a
+/// nearly full store.
 #[test]
 fn a_segment_that_is_being_prepared_is_not_prepared_twice() {
     let db = Kvdb::in_memory();
     let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
     let commits = db.pipeline();
     let pinned = || commits.zones.space().zones_pinned;
-    // As a thread that has announced a segment and has not added it yet.
+    // Act like a thread that has announced a segment and has not added it yet.
     let coming = commits.writer.lock().announce(commits.stock(), usize::MAX);
     let before = pinned();
     commits.prepare_segment().unwrap();
     assert_eq!(pinned(), before, "a segment was taken though one is being prepared");
-    // A flush whose zone of the journal becomes free gives it back and keeps it for no segment.
+    // A flush that frees a zone of the journal returns it, and does not make it a segment.
     let room = || commits.writer.lock().room();
     db.put(dict, b"a key", &[7; 4000], Durability::Synced).unwrap();
     while room() > 24_000 {
@@ -126,8 +128,8 @@ fn a_segment_that_is_being_prepared_is_not_prepared_twice() {
     assert!(room() > ZONE_SIZE as usize);
 }
 
-/// A flush that is tried again and again, while a transaction looks for conflicts, keeps the runs
-/// of no attempt but the last one: those of the others are space that a full store lacks.
+/// A flush is repeated while a transaction looks for conflicts. Only the runs of the last attempt
+/// may be kept: those of the others take space that a full store lacks.
 #[test]
 fn the_runs_of_a_flush_that_failed_are_not_remembered() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));

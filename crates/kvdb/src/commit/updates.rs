@@ -1,4 +1,4 @@
-//! Bounds the updates of one key that gather in a memtable without its value. Each further update
+//! Bounds the updates of one key that collect in a memtable without its value. Each further update
 //! is composed with those before it, and a reader applies all of them, so both would take time in
 //! proportion to their number.
 
@@ -13,21 +13,22 @@ use crate::commit::batch::Durability;
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
 
-/// Bytes of updates that a key may always have.
+/// Bytes of updates that any key may have.
 pub(crate) const SHORT: usize = 4 << 10;
-/// A long value may have updates of its length divided by `PART`, but of no more than `LONG` bytes.
+/// A long value may have updates of its length divided by `PART`, up to `LONG` bytes.
 const PART: usize = 64;
 const LONG: usize = 64 << 10;
 
-/// Whether a value of `len` bytes should be written with `updates` bytes of updates applied.
+/// Returns whether a value of `len` bytes should be written with `updates` bytes of updates
+/// applied.
 pub(crate) fn are_long(updates: usize, len: usize) -> bool {
     updates > (len / PART).clamp(SHORT, LONG)
 }
 
 impl CommitPipeline {
-    /// Call before `changes` are committed. Where they update a key with many updates already, its
-    /// value is read and put, by a commit of its own; unless another commit comes in between, which
-    /// is then one update more.
+    /// Reads and puts the value of each key in `changes` that is updated again and has many updates
+    /// already, in a commit of its own. Must be called before `changes` are committed. If another
+    /// commit intervenes, the key is left with one update more.
     pub(super) fn fold_updates(&self, engine: &impl CommitEnv, changes: &Ops) -> Result<()> {
         for (dict, op) in changes {
             let Op::Update(key, _) = op else { continue };
@@ -49,7 +50,7 @@ impl CommitPipeline {
                 Some(value) if are_long(len, value.len()) => value,
                 _ => continue,
             };
-            // No view may be held: the commit may have to wait for space that one keeps.
+            // The caller must hold no view: the commit may have to wait for space that a view pins.
             drop(view);
             let put = Valid {
                 changes: vec![(*dict, Op::Put(key.clone(), Value::Inline(value)))],

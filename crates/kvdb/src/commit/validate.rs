@@ -1,5 +1,5 @@
-//! What a batch must be before it is committed: its dictionaries exist, keys and values are not too
-//! long, and values that were stored before are kept where they are.
+//! Checks a batch before it is committed: its dictionaries exist, and keys and values are not too
+//! long. Pins the places of values that were stored before.
 
 use vt_tree::{Update, Value};
 use zones::{Priority, ZonePin, ZoneUse};
@@ -11,10 +11,10 @@ use crate::journal::record::{Op, Ops};
 use crate::mirror::Note;
 use crate::read::version::Version;
 
-/// Longest key, bytes.
+/// The longest key, bytes.
 pub const MAX_KEY: usize = 32 << 10;
 
-/// Longest value, bytes: it lies in one piece, in one zone.
+/// The longest value, bytes: it must lie contiguously in one zone.
 pub const MAX_VALUE: usize = 7 << 20;
 const _: () = assert!(vt_tree::LONGEST_UPDATED == MAX_VALUE);
 
@@ -27,7 +27,7 @@ pub(crate) fn check_put(key: usize, value: usize) -> Result<()> {
     check_key(key)
 }
 
-/// Longest update, bytes: longer ones are cheaper as a put.
+/// The longest update, bytes: a longer one costs more than a put.
 pub const MAX_UPDATE: usize = 64 << 10;
 
 fn check_update(update: &Update) -> Result<()> {
@@ -47,37 +47,37 @@ fn check_key(len: usize) -> Result<()> {
     Ok(())
 }
 
-/// What a commit may take of a store that is nearly full.
+/// The space that a commit may take in a store that is nearly full.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SpaceClaim {
-    /// None of its changes adds data, or the batch says that it gives more back.
+    /// None of its changes adds data, or the batch says that it frees more than it takes.
     pub removes: bool,
-    /// Room was promised for it.
+    /// Space was promised for it.
     pub promised: bool,
 }
 
 impl SpaceClaim {
-    /// Where its values may lie.
+    /// Returns the priority with which its values are allocated.
     pub fn reserve(self) -> Priority {
         if self.promised { Priority::Promised } else { Priority::User }
     }
 }
 
-/// A batch whose changes are all possible.
+/// A batch whose changes are all valid.
 pub(crate) struct Valid {
     pub changes: Ops,
     pub claim: SpaceClaim,
-    /// Keeps the places of values that were stored before.
+    /// Pins the places of values that were stored before.
     pub pin: ZonePin,
-    /// The request that the commit completes.
+    /// The note of the request that the commit completes.
     pub note: Option<Note>,
-    /// Places of changes of which it is known that a put is of a key without a value, and a
-    /// deletion of one with one.
+    /// Indexes of the puts whose keys are known to have no value, and of the deletions whose keys
+    /// are known to have one.
     pub known: Vec<u32>,
 }
 
 impl CommitPipeline {
-    /// The changes of a batch, if all of them are possible.
+    /// Returns the changes of a batch, if all of them are valid.
     pub(crate) fn validate(&self, version: &Version, batch: Batch) -> Result<Valid> {
         let claim = SpaceClaim { removes: batch.removes(), promised: batch.promised };
         let (note, known) = (batch.note, batch.known);
@@ -116,12 +116,12 @@ impl CommitPipeline {
             }
             changes.push((dict, op));
         }
-        // Before those are let go that have kept them until now.
+        // Pin the places before the stored values, which have pinned them so far, are dropped.
         let pin = if stored.is_empty() { ZonePin::default() } else { self.keep_places(&changes)? };
         Ok(Valid { changes, claim, pin, note, known: still_known })
     }
 
-    /// Keeps the places of all values that have one.
+    /// Pins the places of all values that have one.
     pub(crate) fn keep_places(&self, changes: &Ops) -> Result<ZonePin> {
         let mut uses = ZoneUse::new();
         for (_, op) in changes {

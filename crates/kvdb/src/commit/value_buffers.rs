@@ -4,22 +4,22 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-/// Bytes of a buffer.
+/// The size of a buffer, bytes.
 const BUFFER: usize = 1 << 20;
 
-/// Buffers that values are copied into. They are used again once nothing refers to them: memory
-/// from the system costs more than the copy.
+/// The buffers that values are copied into. A buffer is reused once nothing refers to it, since
+/// memory from the system costs more than the copy.
 #[derive(Default)]
 pub(crate) struct ValueBuffers {
     filling: BytesMut,
-    /// `filling` is a buffer.
+    /// `true` once `filling` is a buffer.
     started: bool,
-    /// Full ones: their empty ends, by which they can be had back.
+    /// Full buffers, held by their empty ends, through which they can be reclaimed.
     full: VecDeque<BytesMut>,
 }
 
 impl ValueBuffers {
-    /// A copy of `value`, which is at most a buffer long.
+    /// Returns a copy of `value`, which is no longer than a buffer.
     pub(crate) fn copy(&mut self, value: &[u8]) -> Bytes {
         if self.filling.capacity() < value.len() {
             let next = match self.full.front_mut().is_some_and(|oldest| oldest.try_reclaim(BUFFER))
@@ -37,7 +37,7 @@ impl ValueBuffers {
         self.filling.split().freeze()
     }
 
-    /// Gives up buffers beyond so many bytes; what is referred to stays.
+    /// Drops the full buffers beyond `bytes` bytes. Values that refer to a buffer keep its memory.
     pub(crate) fn keep(&mut self, bytes: usize) {
         self.full.truncate(bytes / BUFFER);
     }

@@ -1,4 +1,4 @@
-//! Check: reads everything that the store consists of, and lists what is wrong. Nothing is changed.
+//! Check: reads all of a store's data and lists the damage. Nothing is changed.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::db::recovery::{Found, read_journal};
 use crate::error::Result;
 use crate::read::version::{NumberedRun, Tree};
 
-/// One thing that is not as it must be.
+/// A damaged part of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which part of the store: "superblock", "manifest", "journal", "dictionary NAME, run N",
+    /// The part of the store: "superblock", "manifest", "journal", "dictionary NAME, run N",
     /// "snapshot NAME, dictionary NAME, run N", "zones".
     pub place: String,
-    /// What is wrong there, with its device address where it has one.
+    /// A description of the damage, with its device address if it has one.
     pub what: String,
 }
 
@@ -27,29 +27,29 @@ impl std::fmt::Display for Fault {
     }
 }
 
-/// What a check has read and found.
+/// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
-    /// What is damaged.
+    /// The damage that was found.
     pub faults: Vec<Fault>,
     /// Dictionaries read.
     pub dictionaries: u64,
     /// Snapshots read.
     pub snapshots: u64,
-    /// Runs read, each once, however many dictionaries and snapshots have it.
+    /// Runs read, each once, however many dictionaries and snapshots share it.
     pub runs: u64,
-    /// Items in runs, tombstones and hidden ones included.
+    /// Items in runs, including tombstones and hidden items.
     pub items: u64,
     /// Bytes of runs read: blocks and values.
     pub bytes: u64,
     /// Commits in the journal.
     pub journal_records: u64,
-    /// Bytes that a crash left behind the journal's end. No fault.
+    /// Bytes that a crash left after the journal's end. They are not a fault.
     pub torn_bytes: u64,
 }
 
 impl CheckReport {
-    /// `true` when nothing is damaged.
+    /// Returns `true` if no damage was found.
     pub fn is_clean(&self) -> bool {
         self.faults.is_empty()
     }
@@ -59,17 +59,17 @@ impl CheckReport {
     }
 }
 
-/// Bytes of cache for nodes and filters while checking.
+/// Bytes of cache for nodes and filters during a check.
 const CACHE: usize = 32 << 20;
 
-/// Reads the whole store on `device`, which no process may be writing to. `progress` hears of
-/// (bytes read, bytes in all). Damage is reported, never an error.
+/// Reads the whole store on `device`, which no process may be writing to. `progress` is called with
+/// the bytes read so far and the total. Damage is reported, never returned as an error.
 pub fn check(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> CheckReport {
     check_with(device, None, progress)
 }
 
-/// As [`check`], of a store whose zones lie in object storage if `remote` is given. What is not
-/// here is fetched.
+/// Does the same as [`check`]. If `remote` is given, the store's zones lie in object storage, and
+/// missing parts are fetched.
 pub fn check_with(
     device: Arc<dyn Device>,
     remote: Option<&RemoteZones>,
@@ -140,7 +140,7 @@ fn examine(
     let in_journal = in_journal.flat_map(|(dict, runs)| {
         runs.iter().map(move |run| (run, format!("dictionary {}, a run of the journal", of(*dict))))
     });
-    // What several have in common is read once.
+    // Runs that several trees share are read once.
     let mut seen = HashSet::new();
     let runs: Vec<_> = live
         .chain(in_journal)
@@ -198,7 +198,8 @@ fn examine(
     Ok(())
 }
 
-/// What a run is called: its dictionary, its branch if that is not the main one, and its number.
+/// Returns the name of a run in messages: its dictionary, its branch if that is not the main one,
+/// and its number.
 fn place(tree: &Tree, numbered: &NumberedRun) -> String {
     let branch = if tree.info().branch.is_empty() {
         String::new()
@@ -208,8 +209,8 @@ fn place(tree: &Tree, numbered: &NumberedRun) -> String {
     format!("{branch}dictionary {}, run {}", tree.info().name, numbered.id.0)
 }
 
-/// Reports that `what` lies in `zone` although the zone has a single owner. How many bytes it has
-/// there is not compared: several keys may share one place.
+/// Reports `what` if it lies in a zone that belongs to one owner. The number of its bytes there is
+/// not compared, since several keys may share one place.
 fn check_use(
     used: &BTreeMap<ZoneId, &'static str>,
     zone: ZoneId,

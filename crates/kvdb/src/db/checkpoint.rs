@@ -1,7 +1,7 @@
-//! A checkpoint: a copy of the store as of one commit, a store of its own. The zones that its runs
-//! lie in are copied to the same addresses of a sparse file, so no pointer changes; a manifest is
-//! written that names these runs, and no journal. Writes go on: the versions that are copied, those
-//! of the snapshots among them, hold their zones.
+//! A checkpoint: a copy of the store as of one commit, which is a store of its own. The zones of
+//! its runs are copied to the same addresses of a sparse file, so no pointer changes. It gets a
+//! manifest that lists these runs, and no journal. Writes continue: the versions that are copied,
+//! including those of the snapshots, pin their zones.
 
 use env::sync::atomic::Ordering;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ use crate::read::version::Version;
 use crate::read::version_set::encode_run;
 use crate::remote::random_id;
 
-/// What a checkpoint consists of.
+/// The size of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointStats {
     /// Dictionaries in it.
@@ -34,23 +34,23 @@ pub struct CheckpointStats {
     pub live_bytes: u64,
 }
 
-/// The state of a store at a moment.
+/// The state of a store at one moment.
 pub(crate) struct Checkpoint {
     pub state: ManifestState,
-    /// The zones that it lies in.
+    /// The zones that the state refers to.
     pub uses: ZoneUse,
     pub stats: CheckpointStats,
-    /// These hold the zones.
+    /// The versions that pin the zones.
     pub held: (Arc<Version>, Vec<Arc<Version>>),
 }
 
 impl Kvdb {
-    /// Copies the store to a new file at `path`, as of a moment during the call: everything
-    /// committed before it is in the copy, branches and snapshots too, which is a store of its own,
-    /// closed properly. What is in memory is flushed first; the copy costs what the zones in use
-    /// weigh, or nothing where the host shares them (XFS, Btrfs). Reads and writes continue during
-    /// the call. The file appears under its name when it is whole and durable; a file that is there
-    /// already is an error.
+    /// Copies the store to a new file at `path`, as of a moment during the call. The copy has all
+    /// commits before the call, with branches and snapshots; it is a store of its own that was
+    /// closed properly. Memtables are flushed first. The copy takes the space of the zones in use,
+    /// or none if the host shares them (XFS, Btrfs). Reads and writes continue during the call. The
+    /// file appears under its name once it is complete and durable. If the file exists already, the
+    /// call fails.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -73,29 +73,30 @@ impl Kvdb {
         Ok(stats)
     }
 
-    /// Writes a checkpoint to a device, whose contents are lost. It is a store, and durable, when
-    /// this returns without an error, and not before.
+    /// Writes a checkpoint to a device, whose contents are lost. The device holds a durable store
+    /// once this has returned without an error, and not before.
     pub fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
         self.db.0.checkpoint_to(device)
     }
 }
 
 impl Database {
-    /// Above the numbers of all dictionaries that there were, as far as is still known of
-    /// them.
+    /// Returns the number of the next dictionary, above all earlier ones, or 0 if the manifest is
+    /// not available.
     fn next_dictionary(&self) -> u32 {
         self.versions.manifest().map_or(0, |m| m.state().next_dictionary)
     }
 
-    /// Edits that build the branches of a version, without their dictionaries, and the snapshots;
-    /// and the versions of these, which hold their zones even when they are dropped.
+    /// Returns the edits that build the branches of a version, without their dictionaries, and the
+    /// snapshots. Also returns the snapshots' versions, which pin their zones even after the
+    /// snapshots are dropped.
     fn kept(&self, of: &Version, uses: &mut ZoneUse) -> (Vec<Edit>, Vec<Arc<Version>>) {
         let mut edits: Vec<Edit> =
             make_branches(&of.branches, &of.limits, &of.limits_of_files).collect();
         let (mut runs, mut trees) = (HashMap::new(), HashMap::new());
         let all: Vec<_> =
             self.snapshots.list().into_iter().map(|s| (s.label.clone(), s.version())).collect();
-        // One that was made this moment and has memtables is newer than the copy.
+        // A snapshot that still has memtables was made just now, and is newer than the copy.
         for (label, version) in
             all.iter().filter(|(_, v)| v.trees.values().all(|t| t.layers.is_empty()))
         {
@@ -126,15 +127,15 @@ impl Database {
         (edits, all.into_iter().map(|(_, version)| version).collect())
     }
 
-    /// The state of the store as of a moment during the call, with the zones that it lies in, which
-    /// stay as they are until it is dropped. What is in memory is flushed first.
+    /// Returns the state of the store as of a moment during the call, and the zones that it refers
+    /// to, which are pinned until it is dropped. Memtables are flushed first.
     pub(crate) fn checkpoint_state(&self) -> Result<Checkpoint> {
         if !self.options.read_only || !self.versions.load().is_flushed() {
             self.health.writable()?;
             self.flusher.flush_all()?;
         }
-        // Runs are always those of a prefix of the commits: a flush installs what it has of all
-        // dictionaries at once.
+        // Runs always hold a prefix of the commits: a flush installs the runs of all dictionaries
+        // at once.
         let version = self.versions.load_full();
         let seq = self.versions.visible.load(Ordering::Acquire);
         let mut stats = CheckpointStats::default();
@@ -163,7 +164,7 @@ impl Database {
     fn checkpoint_to(&self, device: Arc<dyn Device>) -> Result<CheckpointStats> {
         let Checkpoint { state, uses, stats, held } = self.checkpoint_state()?;
 
-        // Under a name of its own, so that one is not taken for the other.
+        // A new identity, so that the copy is not taken for the original.
         let uuid = random_id(&*self.env);
         let zones = self.zones.copy_to(device, &uses, uuid)?;
         drop(held);

@@ -1,6 +1,6 @@
-//! The engine behind a [`crate::Kvdb`]: it wires the parts, each of which owns its state. What one
-//! part does is a method of that part; here is what takes several of them. For the order of their
-//! locks see `lock_order`.
+//! The engine of a [`crate::Kvdb`]: it wires the parts, each of which owns its state. Work of one
+//! part is a method of that part; this module has the work that involves several of them. For the
+//! order of their locks see `lock_order`.
 
 use env::sync::Mutex;
 use env::sync::atomic::Ordering;
@@ -34,8 +34,8 @@ use crate::signals::Signals;
 use crate::snapshots::{Snapshotter, SnapshotterParts};
 use crate::transactions::{TransactionParts, Transactions};
 
-/// The parts of a store that is open. Only this room sees them: it hands a client's call to the
-/// part that it is for, and each part has what it needs of the others.
+/// The parts of an open store. They are visible in this room only: it passes each call of a client
+/// to its part, and each part holds those of the others that it needs.
 pub(super) struct Database {
     pub(super) env: Arc<dyn Env>,
     pub(super) zones: Arc<Zones>,
@@ -62,11 +62,11 @@ pub(super) struct Database {
     pub(super) admission: Arc<Admission>,
     pub(super) threads: Threads,
     pub(super) scrubber: Arc<Scrubber>,
-    /// See [`crate::Kvdb::prefetch`].
+    /// The prefetch that [`crate::Kvdb::prefetch`] has started, if any.
     pub(super) prefetch: Mutex<Option<Arc<Prefetch>>>,
 }
 
-/// What recovery found and made, out of which a database is built.
+/// The parts that recovery has found or made, from which a database is built.
 pub(super) struct DatabaseParts {
     pub env: Arc<dyn Env>,
     pub zones: Arc<Zones>,
@@ -202,17 +202,17 @@ impl Database {
         }
     }
 
-    /// `true` when nothing runs by itself.
+    /// Returns `true` if the store does no work in the background.
     pub(super) fn inline(&self) -> bool {
         is_inline(&*self.env, &self.options)
     }
 
-    /// Ends background work and leaves everything durable. Later writes are refused; views stay
+    /// Ends background work and makes everything durable. Later writes are refused; views stay
     /// readable.
     pub(super) fn close(&self) -> Result<()> {
         let closed = self.close_store();
         self.prefetch.lock().take().iter().for_each(|prefetch| prefetch.stop());
-        // Others may hold the store for a moment longer.
+        // Closed here, since other threads may hold the store for a moment longer.
         self.zones.close_remote();
         closed
     }
@@ -224,18 +224,18 @@ impl Database {
         if self.options.read_only || self.health.close() {
             return Ok(());
         }
-        // A half-done compaction is given up; what it wrote is free again.
+        // An unfinished compaction is given up, and the space that it has written is free again.
         drop(self.compactor.merge_alone());
         self.health.check()?;
         let flushed = match self.options.flush_on_close {
             true => self.flusher.flush_all(),
             false => Ok(()),
         };
-        // Whether or not that worked, the journal has it all.
+        // The journal has all commits, whether or not the flush succeeded.
         let end = self.commits.end();
         self.commits.sync_to(&*self.admission, end)?;
         match flushed {
-            // The next open flushes when there is room.
+            // The next open flushes when there is space.
             Err(Error::NoSpace) => {}
             other => other?,
         }
@@ -249,7 +249,7 @@ impl Database {
             let mut manifest = self.versions.manifest()?;
             match manifest.commit(edits) {
                 Ok(()) => manifest.vouch().map(|()| true),
-                // Without this note the next open finds the journal's end for itself.
+                // Without this edit, the next open has to find the journal's end.
                 Err(Error::NoSpace) => Ok(false),
                 Err(e) => Err(e),
             }
@@ -260,7 +260,7 @@ impl Database {
         Ok(())
     }
 
-    /// Leaves of a closed store nothing on the host but what it holds.
+    /// Returns the unused space of a closed store to the host.
     fn give_all_back(&self) -> Result<()> {
         self.commits.return_reserved_zones();
         let (start, manifest) = {
@@ -272,7 +272,7 @@ impl Database {
     }
 }
 
-/// `true` when nothing runs by itself in a store with these options.
+/// Returns `true` if a store with these options does no work in the background.
 fn is_inline(env: &dyn Env, options: &OpenOptions) -> bool {
     !options.threads || env.inline()
 }

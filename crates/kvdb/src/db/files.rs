@@ -1,6 +1,6 @@
-//! Stores as files of the host: one by its path, with the defaults that fit most. A store appears
-//! under its name only when it is whole; until then it has the name with `.partial` behind it, and
-//! what a crash leaves there is overwritten.
+//! Stores as files of the host, opened by path, with defaults that fit most uses. A store appears
+//! under its name only when it is complete. Until then the name ends in `.partial`, and a file of
+//! that name that a crash has left is overwritten.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -35,7 +35,7 @@ impl Kvdb {
         Self::open_path_with(path, OpenOptions::default())
     }
 
-    /// Opens the store in a file, with options. With `read_only` the store must be there.
+    /// Opens the store in a file, with options. With `read_only` the store must exist.
     ///
     /// ```
     /// # let directory = tempfile::tempdir()?;
@@ -60,14 +60,15 @@ impl Kvdb {
         Ok(Self::recover_path(path, options)?.0)
     }
 
-    /// Opens the store in the file at `path`, and tells what recovery found.
+    /// Opens the store in the file at `path`, and returns the report of the recovery.
     pub fn recover_path(path: impl AsRef<Path>, options: OpenOptions) -> Result<(Kvdb, Recovery)> {
-        // Parts of zones in object storage are kept in it, by readers, too.
+        // Readers also keep fetched parts of zones in object storage in the file, so it must be
+        // writable.
         let device = FileDevice::open(path, options.read_only && options.remote.is_none())?;
         Self::open(Arc::new(device), Arc::new(Machine::default()), options)
     }
 
-    /// Makes an empty store in a new file; one that is there is an error.
+    /// Makes an empty store in a new file. If the file exists already, the call fails.
     pub fn create_path(path: impl AsRef<Path>, options: CreateOptions) -> Result<Kvdb> {
         let partial = Partial::begin(path.as_ref())?;
         let device = FileDevice::create(&partial.name)?;
@@ -78,7 +79,7 @@ impl Kvdb {
     }
 }
 
-/// A file in the making. Dropped unfinished, it is removed.
+/// A file that is being written. It is removed if it is dropped unfinished.
 pub(crate) struct Partial {
     pub name: PathBuf,
     path: PathBuf,
@@ -86,7 +87,7 @@ pub(crate) struct Partial {
 }
 
 impl Partial {
-    /// Nothing may be at `path`; what an earlier attempt left is removed.
+    /// Begins a new file. No file may exist at `path`; the rest of an earlier attempt is removed.
     pub(crate) fn begin(path: &Path) -> Result<Partial> {
         if path.try_exists()? {
             return Err(Error::Io(io::Error::new(
@@ -101,7 +102,7 @@ impl Partial {
         partial.push(".partial");
         let name = path.with_file_name(partial);
         if name.try_exists()? {
-            // Locked by the process that writes it.
+            // Opening it fails if a process that still writes it has it locked.
             let left = FileDevice::open(&name, false)?;
             fs::remove_file(&name)?;
             drop(left);
@@ -111,11 +112,11 @@ impl Partial {
 
     /// Gives the file its name, durably. Its bytes are durable already.
     pub(crate) fn finish(mut self) -> Result<()> {
-        // A link, unlike a rename, never replaces what another process has put there.
+        // A link, unlike a rename, never replaces a file that another process has put there.
         match fs::hard_link(&self.name, &self.path) {
             Ok(()) => fs::remove_file(&self.name)?,
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(e.into()),
-            // Some hosts have no links.
+            // Some hosts do not support links.
             Err(_) => fs::rename(&self.name, &self.path)?,
         }
         self.done = true;

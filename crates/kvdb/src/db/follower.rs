@@ -1,8 +1,8 @@
-//! Follows a published store: one that is open for reading only shows each newer state as it is
-//! published, as one commit. Views that are there go on with the state that they are of.
+//! Follows a published store: a store that is open for reading only shows each newer published
+//! state as one commit. Existing views keep their state.
 //!
-//! What is new is fetched and opened before it is shown, in [`Follower::look`]; what has changed
-//! can be looked at meanwhile. To show it costs no request.
+//! [`Follower::look`] fetches and opens the newer state before it is shown, so that the changes can
+//! be examined first. Showing it needs no request.
 
 use std::sync::Arc;
 
@@ -21,21 +21,21 @@ use crate::manifest::{Manifest, ManifestState};
 use crate::read::view::View;
 use crate::remote::{LocalCopy, RemoteStore, check_places};
 
-/// The changed keys that are listed for readers of the feed, at most; after more of them they are
-/// told that there is no list.
+/// The maximum number of changed keys that are listed for readers of the feed. If there are more,
+/// the readers are told that there is no list.
 const MOST_LISTED: usize = 64 << 10;
 
-/// Follows what is published of a store, see [`Kvdb::follower`].
+/// Follows the published states of a store, see [`Kvdb::follower`].
 pub struct Follower {
     db: Kvdb,
     of: RemoteStore,
     copy: LocalCopy,
-    /// The head that names the state of `copy`, if it was read since that was shown: another
-    /// answer than that it is the same would be news.
+    /// The tag of the head that names the state of `copy`, if the head was read since that state
+    /// was shown. A head with another tag may name a newer state.
     tag: Option<Tag>,
 }
 
-/// A newer state, which is not shown yet.
+/// A newer state that is not shown yet.
 pub struct NewerState {
     db: Kvdb,
     copy: LocalCopy,
@@ -46,18 +46,18 @@ pub struct NewerState {
     listed: Listed,
 }
 
-/// What readers of the feed are to be told.
+/// The changes that readers of the feed are told.
 struct Listed {
     /// The dictionaries that they followed when the list was made.
     followed: Vec<DictionaryId>,
-    /// `None`: there is no list.
+    /// The changed keys, or `None` if there is no list.
     changes: Option<Vec<(DictionaryId, CommittedKey)>>,
 }
 
 impl Kvdb {
-    /// Returns a follower of `of`, which this store was made from by [`RemoteStore::refresh`] or
-    /// [`RemoteStore::copy_to`], and which is open for reading only. Anything else is an
-    /// [`Error::Invalid`].
+    /// Returns a follower of `of`. This store must be open for reading only, and must have been
+    /// made from `of` by [`RemoteStore::refresh`] or [`RemoteStore::copy_to`]; otherwise the error
+    /// is [`Error::Invalid`].
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -98,7 +98,7 @@ impl Kvdb {
 }
 
 impl Follower {
-    /// Shows the newest state, unless it is shown already: then it returns `false`.
+    /// Shows the newest state. Returns `false` if it is shown already.
     pub fn follow(&mut self) -> Result<bool> {
         let Some(mut newer) = self.look()? else { return Ok(false) };
         newer.show()?;
@@ -106,8 +106,8 @@ impl Follower {
         Ok(true)
     }
 
-    /// Asks for the head, and opens the newest state if it is not the one that was followed last.
-    /// An [`Error::Invalid`] says that this store cannot show it: it must be opened anew.
+    /// Reads the head, and opens the newest state if it is not the one that was followed last. An
+    /// [`Error::Invalid`] says that this store cannot show it: the store must be opened again.
     pub fn look(&mut self) -> Result<Option<NewerState>> {
         let no_store = || Error::NoStore(self.of.place());
         let head = match &self.tag {
@@ -135,7 +135,8 @@ impl Follower {
             return Err(other("was replaced by an older state"));
         }
         let table = Arc::new(published.known.table);
-        // Until it is shown: the places are others by then.
+        // Stop the prefetch until the new state is shown, since the places that it knows become
+        // stale.
         let prefetch = db.prefetch.lock().clone();
         prefetch.iter().for_each(|prefetch| prefetch.stop());
         db.zones.follow(&table, published.first)?;
@@ -156,7 +157,7 @@ impl Follower {
         Ok(Some(NewerState { db, copy, state, before, after, runs, listed }))
     }
 
-    /// Lists the changed keys that readers of the feed follow.
+    /// Lists the changed keys of the dictionaries that readers of the feed follow.
     fn listed(&self, before: &View, after: &View) -> Result<Listed> {
         let feed = &self.db.db.0.feed;
         let followed = feed.followed(&after.version);
@@ -177,8 +178,8 @@ impl Follower {
         Ok(Listed { followed, changes })
     }
 
-    /// Notes in the local file that it is of a state that is shown, so that the next opening has
-    /// what was fetched of it.
+    /// Notes in the local file that it caches the shown state, so that the next opening finds the
+    /// parts that were fetched.
     pub fn keep(&mut self, shown: NewerState) -> Result<()> {
         let db = &self.db.db.0;
         self.copy = shown.copy;
@@ -188,36 +189,36 @@ impl Follower {
         Manifest::begin(zones, env, health, shown.state, 0)?.vouch()
     }
 
-    /// The state that was followed last, or that the store was opened with.
+    /// Returns the state that was followed last, or the one that the store was opened with.
     pub fn copy(&self) -> &LocalCopy {
         &self.copy
     }
 }
 
 impl NewerState {
-    /// The state that is shown until this one is.
+    /// Returns the state that is shown until this one is.
     pub fn before(&self) -> &View {
         &self.before
     }
 
-    /// The newer state.
+    /// Returns the newer state.
     pub fn after(&self) -> &View {
         &self.after
     }
 
-    /// Returns whether it has a dictionary of this number.
+    /// Returns whether the newer state has a dictionary of this number.
     pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
         self.after.knows(dict)
     }
 
-    /// Returns whether a snapshot of this name is there now, and the newer state has the same one.
+    /// Returns whether the store has a snapshot of this name, and the newer state has the same one.
     pub fn keeps_snapshot(&self, name: &str) -> bool {
         let there = self.db.db.0.snapshots.get(name);
         let newer = self.state.snapshots.get(name);
         there.zip(newer).is_some_and(|(there, newer)| there.label == newer.label)
     }
 
-    /// Shows it, all at once. Nothing is asked for.
+    /// Shows the newer state, all at once and without a request.
     pub fn show(&mut self) -> Result<()> {
         let db = &self.db.db.0;
         let mut open = |id: RunId, root: &Bytes| self.runs.open(&db.cache, id, root);

@@ -1,4 +1,4 @@
-//! Makes a file of a fork of a store in object storage.
+//! Makes the file of a fork of a store in object storage.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,14 +11,13 @@ use crate::error::Result;
 use crate::remote::{ForkOptions, LocalCopy, RemoteStore};
 
 impl RemoteStore {
-    /// Makes a fork of the newest state at `path`, where nothing may be yet, see
-    /// [`RemoteStore::fork_to`].
+    /// Makes a fork of the newest state in a new file at `path`, see [`RemoteStore::fork_to`].
     pub fn fork_to_path(&self, path: impl AsRef<Path>, options: &ForkOptions) -> Result<LocalCopy> {
         let partial = Partial::begin(path.as_ref())?;
         let device = Arc::new(FileDevice::create(&partial.name)?);
         let copy = self.fork_to(device, Arc::new(Machine::default()), options)?;
         if let Err(e) = partial.finish() {
-            // It may have its name already: then it is a fork, which is registered.
+            // If the file has its name already, it is a fork, and stays registered.
             if !path.as_ref().exists() {
                 copy.fork.iter().for_each(|id| self.give_up_fork(*id));
             }

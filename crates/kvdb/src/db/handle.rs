@@ -1,6 +1,6 @@
-//! A dictionary in hand: the store and the number of one of its dictionaries, with everything that
-//! is done to one key space. Each change here is a commit of its own; several that belong together
-//! go into a [`Batch`].
+//! The handle of a dictionary: the store and the dictionary's number, with all operations on its
+//! key space. Each change is a commit of its own; several changes that belong together are
+//! committed as a [`Batch`].
 
 use std::ops::RangeBounds;
 
@@ -40,13 +40,13 @@ pub struct Dictionary {
 }
 
 impl Kvdb {
-    /// The dictionary of that name, made with default options if it does not exist.
+    /// Returns the dictionary of that name, and makes it with default options if it does not exist.
     pub fn open_dictionary(&self, name: &str) -> Result<Dictionary> {
         self.open_dictionary_with(name, DictionaryOptions::default())
     }
 
-    /// The dictionary of that name, made with `options` if it does not exist; one that exists keeps
-    /// its own.
+    /// Returns the dictionary of that name, and makes it with `options` if it does not exist. An
+    /// existing one keeps its own options.
     pub fn open_dictionary_with(
         &self,
         name: &str,
@@ -71,46 +71,46 @@ impl Dictionary {
         self.db.commit(batch, Durability::Buffered)
     }
 
-    /// Its number, for batches, views and cursors.
+    /// Returns its number, for batches, views and cursors.
     pub fn id(&self) -> DictionaryId {
         self.id
     }
 
-    /// The store that it is part of.
+    /// Returns the store that it belongs to.
     pub fn store(&self) -> &Kvdb {
         &self.db
     }
 
-    /// Name and options; `None` once it was dropped.
+    /// Returns its name and options, or `None` if it was dropped.
     pub fn info(&self) -> Option<DictionaryInfo> {
         self.database().versions.load().trees.get(&self.id).map(|t| t.info().clone())
     }
 
-    /// The newest value of `key`.
+    /// Returns the newest value of `key`.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Bytes>> {
         self.db.get(self.id, key.as_ref())
     }
 
-    /// Whether there is such a key; a large value is not read for it.
+    /// Returns whether `key` exists. A large value is not read for this.
     pub fn contains(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         self.db.view().contains(self.id, key)
     }
 
-    /// Gives `key` a value, whether or not it had one.
+    /// Puts a value for `key`, whether or not it had one.
     #[doc(alias = "put")]
     #[doc(alias = "set")]
     pub fn insert(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<()> {
         self.one(|b| b.put(self.id, key, value))
     }
 
-    /// Deletes `key`, whether or not it was there.
+    /// Deletes `key`, whether or not it has a value.
     #[doc(alias = "delete")]
     pub fn remove(&self, key: impl Into<Bytes>) -> Result<()> {
         self.one(|b| b.delete(self.id, key))
     }
 
-    /// Changes the value of `key` without reading it; see [`Update`] for what it does to a missing
-    /// key and to a value that it does not suit.
+    /// Changes the value of `key` without reading it. See [`Update`] for its effect on a missing
+    /// key and on a value that it does not fit.
     ///
     /// ```
     /// # use kvdb::Update;
@@ -127,7 +127,7 @@ impl Dictionary {
         self.one(|b| b.update(self.id, key, update))
     }
 
-    /// Deletes every key of a range; costs one range tombstone whatever it covers.
+    /// Deletes every key of a range. It costs one range tombstone, however many keys it covers.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -145,7 +145,7 @@ impl Dictionary {
         self.one(|b| b.delete_keys(self.id, bounds::of(&range)))
     }
 
-    /// Deletes every key that begins with `prefix`; the empty one empties the dictionary.
+    /// Deletes every key that begins with `prefix`; an empty prefix empties the dictionary.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -162,7 +162,7 @@ impl Dictionary {
         self.one(|b| b.delete_prefix(self.id, prefix))
     }
 
-    /// Every tuple, as of now; from both ends.
+    /// Returns an iterator over all tuples as of now, usable from both ends.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -176,7 +176,7 @@ impl Dictionary {
         self.db.view().iter(self.id)
     }
 
-    /// The tuples of a range of keys, as of now; from both ends.
+    /// Returns an iterator over the tuples of a range of keys as of now, usable from both ends.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -192,7 +192,8 @@ impl Dictionary {
         self.db.view().range(self.id, range)
     }
 
-    /// The tuples whose keys begin with `prefix`, as of now; from both ends.
+    /// Returns an iterator over the tuples whose keys begin with `prefix` as of now, usable from
+    /// both ends.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -205,7 +206,7 @@ impl Dictionary {
         self.db.view().prefix(self.id, prefix)
     }
 
-    /// About how many tuples and bytes lie in a range of keys, from index entries alone; see
+    /// Estimates the number of tuples and bytes in a range of keys from index entries alone; see
     /// [`Estimate`].
     ///
     /// ```
@@ -230,12 +231,12 @@ impl Dictionary {
         self.db.compact(self.id)
     }
 
-    /// Merges what lies in a range of keys; see [`Kvdb::compact_range`].
+    /// Merges the data of a range of keys; see [`Kvdb::compact_range`].
     pub fn compact_range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<()> {
         self.db.compact_range(self.id, range)
     }
 
-    /// Takes sorted tuples straight into a run; see [`Kvdb::ingest`].
+    /// Writes sorted tuples directly into a run; see [`Kvdb::ingest`].
     pub fn ingest<K: Into<Bytes>, V: Into<Bytes>>(
         &self,
         tuples: impl IntoIterator<Item = (K, V)>,

@@ -1,11 +1,11 @@
-//! Bulk ingest: sorted tuples become a run at once, written once, past the journal and the
-//! memtables. The run is made part of the store by one edit of the manifest, as the newest of its
-//! dictionary; later merges stitch it.
+//! Bulk ingest: sorted tuples are written once, as a run, without journal and memtables. One edit
+//! of the manifest adds the run to the store, as the newest of its dictionary; later merges stitch
+//! it.
 //!
-//! Its place in time: while the tuples come in, nothing of them is seen. When they have ended, the
-//! memtables are sealed and flushed, so that everything committed until then lies in older runs,
-//! and the new run is put above them. Nothing is committed to keys between its first and its last
-//! one while that goes on.
+//! Its place among the commits: while the tuples arrive, none of them is visible. After the last
+//! one, the memtables are sealed and flushed, so that all earlier commits lie in older runs, and
+//! the new run is put above these. During that step no commit changes a key between its first and
+//! its last one.
 
 use env::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -29,34 +29,33 @@ use crate::manifest::Edit;
 use crate::read::generation::Layer;
 use crate::read::version_set::VersionEdit;
 
-/// Bytes taken in after which the space is looked at.
+/// Ingested bytes after which the free space is checked again.
 const LOOK_AT_SPACE: u64 = 4 << 20;
-/// Below this much free space what was deleted is reclaimed first.
+/// Deleted data is reclaimed first when less space than this is free.
 const SHORT: u64 = 32 << 20;
 
-/// What an ingest has written, bytes unless said otherwise.
+/// The result of an ingest, in bytes unless said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IngestStats {
-    /// A count.
+    /// The number of tuples.
     pub tuples: u64,
-    /// Keys and values as given.
+    /// The keys and values as given.
     pub user_bytes: u64,
-    /// Blocks, values and index as written.
+    /// The blocks, values and index as written.
     pub written_bytes: u64,
 }
 
 impl Kvdb {
-    /// Takes tuples in strictly ascending order of their keys straight into the store: each byte is
-    /// written once, not to the journal first and not by later merges, and memory stays bounded
-    /// however many there are. All of them become visible, and durable, at once when this returns;
-    /// on any error none does, and their space is free again.
+    /// Writes tuples in strictly ascending order of their keys directly into the store. Each byte
+    /// is written once, neither to the journal first nor again by later merges, and memory stays
+    /// bounded for any number of tuples. All of them become visible and durable at once when this
+    /// returns; on an error none does, and their space is free again.
     ///
-    /// They replace what was committed to the same keys before their end was reached. For the last
-    /// step the keys from the first to the last one are locked: it waits for serializable
-    /// transactions that have locked some of them, and fails with [`Error::Locked`] when that takes
-    /// too long; commits to these keys wait for its end. Open transactions with snapshot isolation
-    /// that change one of its keys find a conflict. An unsorted or repeated key is
-    /// [`Error::Invalid`].
+    /// They replace all commits to the same keys up to the end of the input. The last step locks
+    /// the keys from the first to the last one: it waits for serializable transactions that have
+    /// locked some of them, and fails with [`Error::Locked`] when that takes too long. Commits to
+    /// these keys wait until the step is done. Open transactions with snapshot isolation that
+    /// change one of the keys find a conflict. An unsorted or repeated key is [`Error::Invalid`].
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -84,8 +83,8 @@ impl Kvdb {
         ingest.finish()
     }
 
-    /// Begins an ingest tuple by tuple, for a source that may fail: dropping the [`Ingest`] gives
-    /// up.
+    /// Begins an ingest tuple by tuple, for a source that may fail: dropping the [`Ingest`] cancels
+    /// it.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -107,7 +106,8 @@ impl Kvdb {
         db.health.writable()?;
         let options = db.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
         let options = MergeOptions { priority: Priority::User, ..options };
-        // Old from the start: no transaction can have read the order of what it has not seen.
+        // Number 0 is older than every snapshot: no transaction can have read tuples before they
+        // are visible.
         let writer = RunWriter::new(&db.cache, 0, &options);
         Ok(Ingest {
             db: self.db.clone(),
@@ -121,7 +121,7 @@ impl Kvdb {
     }
 }
 
-/// A bulk ingest under way, see [`Kvdb::begin_ingest`].
+/// A bulk ingest in progress, see [`Kvdb::begin_ingest`].
 pub struct Ingest {
     db: Arc<Handle>,
     dict: DictionaryId,
@@ -129,13 +129,13 @@ pub struct Ingest {
     first: Bytes,
     last: Option<Bytes>,
     stats: IngestStats,
-    /// User bytes when the space was last looked at.
+    /// The user bytes when the free space was last checked.
     looked: u64,
 }
 
 impl Ingest {
     /// Appends a tuple; its key must be above the one before. After an error the ingest can only be
-    /// given up.
+    /// dropped.
     pub fn push(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<()> {
         let (key, value) = (key.into(), value.into());
         if key.len() > MAX_KEY {
@@ -165,11 +165,11 @@ impl Ingest {
             let db = &self.db.0;
             db.health.writable()?;
             if db.space().free < SHORT {
-                // What was deleted may make room.
+                // A reclaim may free deleted space.
                 db.admission.want_space();
             }
         }
-        // The caller's buffer may be much larger than the key.
+        // Copy the key, since the caller's buffer may be much larger.
         let last = Bytes::copy_from_slice(&key);
         if self.last.is_none() {
             self.first = last.clone();
@@ -178,12 +178,12 @@ impl Ingest {
         Ok(self.writer.push(key, value)?)
     }
 
-    /// Bytes written to the device so far.
+    /// Returns the bytes written to the device so far.
     pub fn written(&self) -> u64 {
         self.writer.written()
     }
 
-    /// Makes what was pushed part of the store, durably.
+    /// Adds the pushed tuples to the store, durably.
     pub fn finish(self) -> Result<IngestStats> {
         let Ingest { db, dict, writer, first, last, mut stats, .. } = self;
         let db = &db.0;
@@ -199,14 +199,14 @@ impl Ingest {
     }
 }
 
-/// The beginning of a key, for a message.
+/// Returns the beginning of a key, for a message.
 fn shown(key: &[u8]) -> String {
     let more = if key.len() > 40 { "…" } else { "" };
     format!("{}{more}", key[..key.len().min(40)].escape_ascii())
 }
 
 impl Database {
-    /// Puts `run`, whose keys lie in `range`, above everything committed so far.
+    /// Installs `run`, whose keys lie in `range`, above all commits so far.
     fn install_ingested(
         &self,
         dict: DictionaryId,
@@ -215,17 +215,17 @@ impl Database {
     ) -> Result<()> {
         self.health.writable()?;
         self.zones.sync().map_err(|e| self.health.fail("syncing an ingest", &e.into()))?;
-        // Most of what is in memory is written out here, while other flushes may go on.
+        // Most of the memtables are flushed here, while other flushes can still run.
         self.flusher.flush_all()?;
         let _alone = self.transactions.lock_alone(dict, range)?;
-        // While space can still be looked for.
+        // Space can still be reclaimed here, before the locks are taken.
         drop(self.commits.enter(
             &*self.admission,
             record::size(&number_alone()),
             0,
             SpaceClaim::default(),
         )?);
-        // From here on no younger memtable becomes a run before this one does.
+        // From here on no younger memtable becomes a run before this run is installed.
         let flushing = self.flusher.lock();
         let version = self.versions.load_full();
         let number = version.generation.number;
@@ -234,7 +234,7 @@ impl Database {
         if !empty {
             self.commits.seal(number)?;
         }
-        // A snapshot that was made before must not get what comes now.
+        // A pending snapshot, made earlier, must not include this run.
         let naming = loop {
             self.flusher.flush_sealed_locked()?;
             let naming = self.snapshots.naming.lock();
@@ -243,9 +243,9 @@ impl Database {
             }
         };
         let installed = {
-            // It has a number of its own, so that transactions which began before find a conflict
-            // with it. Under the pipeline's lock: nothing is committed between what it lies above
-            // and itself.
+            // The run has a commit number of its own, so that older transactions find a conflict
+            // with it. The pipeline's lock is held, so no commit happens between the data below it
+            // and the run itself.
             let entered = self.commits.enter_in_order(Priority::Log)?;
             self.commits.install_commit(entered, Changed::Run(dict, run.clone()), |state| {
                 if !state.dictionaries.contains_key(&dict) {

@@ -1,5 +1,5 @@
-//! The engine as a whole: its state, how it is made, opened, checked, repaired and copied, and what
-//! a caller holds of it.
+//! The engine as a whole: its state, and the code that creates, opens, checks, repairs and copies a
+//! store; and the handle that callers hold.
 
 pub(crate) mod check;
 pub(crate) mod checkpoint;
@@ -57,7 +57,7 @@ pub struct Kvdb {
     db: Arc<Handle>,
 }
 
-/// Closes the database with its last user.
+/// Closes the database when its last user drops it.
 struct Handle(Arc<Database>);
 
 impl Drop for Handle {
@@ -68,12 +68,12 @@ impl Drop for Handle {
     }
 }
 
-/// Room in the store, bytes.
+/// The space of the store, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// What the store may take of its device.
+    /// The size that the store may have on its device.
     pub total: u64,
-    /// What user data can still take.
+    /// The space that user data can still take.
     pub free: u64,
 }
 
@@ -82,7 +82,7 @@ impl Kvdb {
         Kvdb { db: Arc::new(Handle(db)) }
     }
 
-    /// Makes an empty store on `device`; whatever the device held is lost.
+    /// Makes an empty store on `device`, whose contents are lost.
     pub fn create(
         device: Arc<dyn Device>,
         env: Arc<dyn Env>,
@@ -91,7 +91,7 @@ impl Kvdb {
         Ok(Self::of(recovery::create(device, env, options)?))
     }
 
-    /// Opens the store on `device`, replaying what the journal holds.
+    /// Opens the store on `device`, and replays its journal.
     pub fn open(
         device: Arc<dyn Device>,
         env: Arc<dyn Env>,
@@ -101,11 +101,11 @@ impl Kvdb {
         Ok((Self::of(db), recovery))
     }
 
-    /// A store in memory, without background threads: for tests of the floors above, and for trying
-    /// things out.
+    /// Makes a store in memory, without background threads: for tests of the floors above, and for
+    /// experiments.
     ///
     /// # Panics
-    /// When there is no memory left for the few kilobytes of an empty store.
+    /// Panics if there is no memory for the few kilobytes of an empty store.
     pub fn in_memory() -> Self {
         let open = OpenOptions {
             memory: 64 << 20,
@@ -119,17 +119,18 @@ impl Kvdb {
             .expect("memory does not fail")
     }
 
-    /// The number of a dictionary of the main branch, if it exists.
+    /// Returns the number of a dictionary of the main branch, if it exists.
     pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
         self.db.0.versions.dictionary("", name)
     }
 
-    /// The main branch has a dictionary of this number now.
+    /// Returns whether the main branch has a dictionary of this number now.
     pub fn has_dictionary(&self, dict: DictionaryId) -> bool {
         self.db.0.versions.load().trees.get(&dict).is_some_and(|tree| tree.info().branch.is_empty())
     }
 
-    /// The dictionary of that name, made if it does not exist (durable before this returns).
+    /// Returns the dictionary of that name, and makes it if it does not exist (durable before this
+    /// returns).
     pub fn create_dictionary(
         &self,
         name: &str,
@@ -138,30 +139,30 @@ impl Kvdb {
         self.db.0.catalog.create("", name, options)
     }
 
-    /// Drops a dictionary and everything in it. Durable before this returns, and so is everything
-    /// that was committed before: what was copied elsewhere is never lost together with what it was
-    /// copied from. Views that exist still see it. Serializable transactions that have read or
-    /// changed it are aborted.
+    /// Drops a dictionary with its contents. The drop is durable before this returns, and so are
+    /// all earlier commits: tuples that were copied elsewhere are never lost together with the
+    /// original. Existing views still see it. Serializable transactions that have read or changed
+    /// it are aborted.
     pub fn drop_dictionary(&self, dict: DictionaryId) -> Result<()> {
         self.drop_dictionaries(&[dict])
     }
 
-    /// Drops several dictionaries as [`Kvdb::drop_dictionary`] does, as one change: after a crash
-    /// all of them are gone, or none is.
+    /// Drops several dictionaries as [`Kvdb::drop_dictionary`] does, atomically: after a crash all
+    /// of them are gone, or none is.
     pub fn drop_dictionaries(&self, dicts: &[DictionaryId]) -> Result<()> {
         let db = &self.db.0;
         db.catalog.remove(dicts, |dicts| db.transactions.lock_before_all(dicts, DROPPED))
     }
 
-    /// Changes the stitching threshold of a dictionary (see [`DictionaryOptions::stitch_at`]);
-    /// durable before this returns. A merge under way takes it up with its next part.
+    /// Changes the stitching threshold of a dictionary (see [`DictionaryOptions::stitch_at`]),
+    /// durably before this returns. A merge under way uses it from its next part on.
     pub fn set_stitch_at(&self, dict: DictionaryId, bytes: u64) -> Result<()> {
         self.db.0.catalog.set_stitch_at(dict, bytes)
     }
 
-    /// Changes how a dictionary keeps its tuples; durable before this returns. What is written from
-    /// now on follows, by merges under way from their next part on; what is written stays as it is
-    /// until a merge writes it again. `reserved` cannot be changed.
+    /// Changes the storage options of a dictionary, durably before this returns. They apply to data
+    /// that is written from now on, by a merge under way from its next part on; existing data stays
+    /// as it is until a merge rewrites it. `reserved` cannot be changed.
     pub fn set_dictionary_options(
         &self,
         dict: DictionaryId,
@@ -170,25 +171,26 @@ impl Kvdb {
         self.db.0.catalog.set_options(dict, options)
     }
 
-    /// The number of the newest commit that is visible.
+    /// Returns the number of the newest visible commit.
     pub(crate) fn published_seq(&self) -> u64 {
         self.db.0.versions.visible.load(env::sync::atomic::Ordering::Acquire)
     }
 
-    /// All dictionaries of the main branch, by number.
+    /// Returns all dictionaries of the main branch, by number.
     pub fn dictionaries(&self) -> Vec<DictionaryInfo> {
         self.dictionaries_in("")
     }
 
-    /// The store as of the newest commit, for as long as the view is held.
+    /// Returns a view of the store as of the newest commit, which stays the same while it is held.
     pub fn view(&self) -> View {
         self.db.0.versions.view()
     }
 
-    /// Begins to keep the keys of the commits that come, the newest in so many bytes, and gives the
-    /// position behind the newest of all; where that has begun already, it goes on, with the larger
-    /// of the sizes. Kept are commits of the main branch in dictionaries that are not reserved, for
-    /// as long as the store is open; of a clone, see [`Kvdb::follow_branch`].
+    /// Starts to keep the keys of future commits, the newest ones in `bytes` bytes, and returns the
+    /// position after the newest commit. If commits are kept already, this continues with the
+    /// larger of the sizes. It keeps commits of the main branch to dictionaries that are not
+    /// reserved, for as long as the store is open; for those of a clone, see
+    /// [`Kvdb::follow_branch`].
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -205,14 +207,14 @@ impl Kvdb {
         self.follow_commits_with(bytes, &[])
     }
 
-    /// As [`Kvdb::follow_commits`], for what is kept in some reserved dictionaries as well. Where
-    /// they were not followed yet, no earlier position can be followed from any more.
+    /// Does the same as [`Kvdb::follow_commits`], with some reserved dictionaries included. If they
+    /// were not followed yet, earlier positions cannot be followed any more.
     pub fn follow_commits_with(&self, bytes: usize, reserved: &[DictionaryId]) -> CommitPosition {
         self.db.0.commits.follow_main(bytes, reserved)
     }
 
-    /// As [`Kvdb::follow_commits_with`], for the commits to a branch. Each branch that is followed
-    /// has a list of its own; the bytes are those of all lists together. The list of a clone ends
+    /// Does the same as [`Kvdb::follow_commits_with`] for the commits to a branch. Each followed
+    /// branch has a list of its own; the bytes bound all lists together. The list of a clone ends
     /// with the clone, and when it is rolled back or replaced.
     pub fn follow_branch(
         &self,
@@ -224,40 +226,43 @@ impl Kvdb {
         position.ok_or_else(|| Error::NoBranch(branch.into()))
     }
 
-    /// The keys of the commits behind a position, up to about `most` changes and always whole
-    /// commits. A reader of a key then finds what that commit has put, or something newer. `None`:
-    /// they are not kept: it was followed too late or is followed too slowly, there was a rollback,
-    /// an ingest, or a transaction larger than memory, a dictionary was dropped, or the store was
-    /// closed or opened anew. Compare with a snapshot then, or read everything.
+    /// Returns the keys of the commits after a position: whole commits, up to about `most` changes.
+    /// A read of a key then finds the value that the commit has put, or a newer one. Returns `None`
+    /// if some of the commits are not kept: following began too late or is too slow; there was a
+    /// rollback, an ingest, or a transaction larger than memory; a dictionary was dropped; or the
+    /// store was closed or opened again. The caller then has to compare with a snapshot, or read
+    /// everything.
     pub fn commits_since(&self, since: CommitPosition, most: usize) -> Option<RecentKeys> {
         self.db.0.feed.since(since, most)
     }
 
-    /// Waits until there are commits after a position, or it is not kept any more, as when the
-    /// store is closed; `false`: it was waited for so long.
+    /// Waits until there are commits after a position, or until it is not kept any more, for
+    /// example because the store was closed. Returns `false` after `at_most`.
     pub fn wait_for_commits(&self, since: CommitPosition, at_most: Duration) -> bool {
         self.db.0.feed.wait(since, at_most)
     }
 
-    /// The time of the store's environment, since 1970; in a simulation it moves on request.
-    /// Snapshots and files are dated by the coarse clock of the machine, which is up to some
-    /// milliseconds behind this one.
+    /// Returns the time of the store's environment, since 1970; in a simulation it advances on
+    /// request. Snapshots and files are dated by the machine's coarse clock, which lags this one by
+    /// up to some milliseconds.
     pub fn wall_clock(&self) -> Duration {
         self.db.0.env.exact_wall()
     }
 
-    /// A random number of the store's environment; in a simulation it follows from the seed.
+    /// Returns a random number of the store's environment; in a simulation it follows from the
+    /// seed.
     pub fn random(&self) -> u64 {
         self.db.0.env.random()
     }
 
-    /// The newest committed value.
+    /// Returns the newest committed value.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.db.0.versions.get(dict, key)
     }
 
-    /// The newest committed value of each of `keys`, all as of one commit; in their order. Cheaper
-    /// than one by one: what must be read is read in the order of its place, and many at a time.
+    /// Returns the newest committed value of each of `keys`, in their order and all as of one
+    /// commit. Cheaper than single reads: data on the device is read in the order of its place,
+    /// with many requests at a time.
     pub fn multi_get<K: AsRef<[u8]>>(
         &self,
         dict: DictionaryId,
@@ -266,7 +271,7 @@ impl Kvdb {
         self.db.0.versions.view().multi_get(dict, keys)
     }
 
-    /// Commits one key and its value: the same as a batch of this one put, with less to do for it.
+    /// Commits one key and its value: the same as a batch of this put, with less work.
     pub fn put(
         &self,
         dict: DictionaryId,
@@ -279,19 +284,19 @@ impl Kvdb {
         db.commits.put(&*db.admission, dict, key, value, durability)
     }
 
-    /// Commits `batch` as one unit.
+    /// Commits `batch` atomically.
     pub fn commit(&self, batch: Batch, durability: Durability) -> Result<()> {
         let db = &self.db.0;
         db.snapshotter.admit(&batch)?;
         db.commits.commit(&*db.admission, batch, durability)
     }
 
-    /// Commits `batch` as one unit if nothing that it changes, and nothing of `reads`, was changed
-    /// after `state`, which the batch was made from; changes of updates that commute
-    /// ([`Update::commutes`](crate::Update::commutes)) count only where the key was read. `false`:
-    /// something was changed, or that cannot be told at once; nothing is committed, and the caller
-    /// reads again. Cheaper than a transaction, for changes of a few keys, which hardly ever
-    /// collide; one that goes on failing had better be a transaction.
+    /// Commits `batch` atomically if nothing that it changes, and nothing in `reads`, was changed
+    /// after `state`, which the batch was computed from. Updates that commute
+    /// ([`Update::commutes`](crate::Update::commutes)) are in conflict only if the key was read.
+    /// Returns `false` if something was changed, or if that cannot be told at once; nothing is
+    /// committed then, and the caller reads again. Cheaper than a transaction for changes of a few
+    /// keys that rarely collide; a change that fails repeatedly is better made by a transaction.
     ///
     /// ```
     /// # use kvdb::{Batch, Kvdb, Reads};
@@ -317,52 +322,54 @@ impl Kvdb {
         db.commits.commit_if_unchanged(&*db.admission, batch, state, reads)
     }
 
-    /// An error once the store takes no more writes: it was opened for reading, was closed, or has
-    /// failed. For those who would otherwise gather in memory what can never be committed.
+    /// Returns an error if the store takes no more writes: it was opened for reading, was closed,
+    /// or has failed. For callers that would otherwise collect changes in memory that can never be
+    /// committed.
     pub fn takes_writes(&self) -> Result<()> {
         self.db.0.health.writable()
     }
 
-    /// From now on nothing is written any more, as if the store had failed; `why` is what every
-    /// call that would write says. What is not durable by then may be lost: the next open recovers
-    /// what is, as after a power cut. Reading goes on.
+    /// Stops all writes from now on, as if the store had failed; each call that would write fails
+    /// with `why`. Commits that are not durable yet may be lost: the next open recovers the durable
+    /// ones, as after a power cut. Reads still work.
     pub fn halt(&self, why: &str) {
         self.db.0.health.stop(|| why.into());
     }
 
-    /// Writes what is committed to the device, without waiting until it is durable: all large
-    /// values have their places then.
+    /// Writes all commits to the device, without waiting until they are durable. All large values
+    /// are placed then.
     pub fn write_out(&self) -> Result<()> {
         self.db.0.commits.write_out().map(drop)
     }
 
-    /// Everything committed before this call is on disk when it returns.
+    /// Makes everything that was committed before this call durable.
     pub fn sync(&self) -> Result<()> {
         let db = &self.db.0;
         db.commits.sync(&*db.admission)
     }
 
-    /// What `sync` does, for work that is done at intervals: no caller waits for it, so it does not
-    /// count as a sign that syncs should be short.
+    /// Does the same as `sync`, for work at intervals: no caller waits for it, so it is not taken
+    /// as a sign that syncs should be short.
     pub fn sync_at_interval(&self) -> Result<()> {
         let db = &self.db.0;
         db.commits.sync_at_interval(&*db.admission)
     }
 
-    /// How large the store is, and how many bytes user data can still take.
+    /// Returns the size of the store, and the bytes that user data can still take.
     pub fn space(&self) -> Space {
         self.db.0.space()
     }
 
-    /// Gives back the space of what was deleted, now; in its time the background does the same. For
-    /// callers that find `space().free` short. Quick when nothing was deleted since the last time.
+    /// Frees the space of deleted data now, as the background does in time. For callers that find
+    /// `space().free` low. Fast if nothing was deleted since the last call.
     pub fn reclaim(&self) {
         if self.db.0.health.writable().is_ok() {
             self.db.0.admission.want_space();
         }
     }
 
-    /// Writes everything committed before this call into runs; the journal is empty afterwards.
+    /// Flushes everything that was committed before this call into runs; the journal is empty
+    /// afterwards.
     pub fn flush(&self) -> Result<()> {
         self.db.0.health.writable()?;
         self.db.0.flusher.flush_all()?;
@@ -370,15 +377,15 @@ impl Kvdb {
         Ok(())
     }
 
-    /// Merges all runs of a dictionary into one; what was deleted gives its space back.
+    /// Merges all runs of a dictionary into one, which frees the space of deleted data.
     pub fn compact(&self, dict: DictionaryId) -> Result<()> {
         self.db.0.health.writable()?;
         self.db.0.flusher.flush_all()?;
         self.db.0.compactor.compact(dict)
     }
 
-    /// Merges what all runs have in a range of keys into the bottom run, and gives the space of
-    /// what was deleted there back; the rest of the dictionary stays as it is.
+    /// Merges the data of all runs in a range of keys into the bottom run, which frees the space of
+    /// deleted data there; the rest of the dictionary stays as it is.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -399,54 +406,54 @@ impl Kvdb {
         self.db.0.compactor.compact_range(dict, bounds::of(&range))
     }
 
-    /// Starts moving what lies in zones that are mostly holes together, in the background; clients
-    /// go on. `false`: that was under way already. In a store without threads it is done
-    /// when this returns. See [`Kvdb::defrag_progress`].
+    /// Starts a defragmentation in the background, which moves live data out of zones that are
+    /// mostly holes; clients continue. Returns `false` if one is under way already. In a store
+    /// without threads it is done when this returns. See [`Kvdb::defrag_progress`].
     pub fn defragment(&self, options: DefragOptions) -> Result<bool> {
         self.db.0.health.writable()?;
         self.db.0.defragmenter.start_defragment(options)
     }
 
-    /// How far the defragmentation is, or how far the last one came.
+    /// Returns the progress of the defragmentation, or of the last one.
     pub fn defrag_progress(&self) -> DefragProgress {
         self.db.0.defragmenter.progress()
     }
 
-    /// Ends a defragmentation after the part that it is at; what it has moved stays moved.
+    /// Stops a defragmentation after its current part; data that it has moved stays moved.
     pub fn stop_defragment(&self) {
         self.db.0.defragmenter.stop();
     }
 
-    /// Returns when no defragmentation is under way.
+    /// Waits until no defragmentation is under way.
     pub fn wait_for_defragment(&self) {
         self.db.0.defragmenter.wait_for_end();
     }
 
-    /// One bounded unit of background work, for a store without threads. `false`: there is nothing
-    /// to do.
+    /// Does one bounded unit of background work, for a store without threads. Returns `false` if
+    /// there is nothing to do.
     pub fn step(&self) -> Result<bool> {
         self.db.0.step()
     }
 
-    /// What the store has done since it was opened, and what it consists of, in figures.
+    /// Returns figures on the work of the store since it was opened, and on its contents.
     pub fn stats(&self) -> Stats {
         self.db.0.stats()
     }
 
-    /// Every zone of 8 MiB of the store's file, in their order: how full it is, of what, and how
-    /// long ago it was taken.
+    /// Returns the zones of 8 MiB of the store's file, in their order: their use, the purpose of
+    /// their data, and the time since each was taken.
     pub fn zone_map(&self) -> Vec<ZoneInfo> {
         self.db.0.zones.map()
     }
 
-    /// Makes everything durable and ends background work. Writes are refused from here on; views
-    /// stay readable. Dropping the last clone does the same, but cannot tell of errors.
+    /// Makes everything durable and ends background work. Later writes are refused; views stay
+    /// readable. Dropping the last clone does the same, but cannot report errors.
     pub fn close(&self) -> Result<()> {
         self.db.0.close()
     }
 }
 
-/// The parts, for tests of theirs.
+/// The parts, for their tests.
 #[cfg(test)]
 impl Kvdb {
     pub(crate) fn version_set(&self) -> &crate::read::version_set::VersionSet {

@@ -1,7 +1,7 @@
-//! Fetches tuples of a store in object storage that were announced as wanted all over, such as the
-//! names and nodes of a file system. Each read that has to wait for a request lets twice as
-//! much come ahead of those that follow: a program that walks through all of it waits a few times,
-//! and one that reads in a few places fetches little in vain.
+//! Prefetches tuples of a store in object storage that are expected to be read in many places, such
+//! as the names and nodes of a file system. Each read that has to wait for a request doubles the
+//! amount that may be prefetched: a program that walks through all of it waits a few times, and one
+//! that reads in a few places fetches little in vain.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,47 +16,47 @@ use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 
-/// The bytes that the first wait lets come, and the most that are fetched ahead at all. Each wait
-/// multiplies what may come.
+/// The bytes that may be prefetched after the first wait, and the maximum. Each wait multiplies the
+/// amount.
 const FIRST: u64 = 1 << 20;
 const MOST: u64 = 64 << 20;
 const GROWTH: u64 = 2;
-/// Of the local file what is fetched ahead may take a share.
+/// Prefetched data may take this fraction of the local file's cache.
 const SHARE: u64 = 4;
-/// How long a stop waits for a request.
+/// The longest time that a stop waits for a request.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 thread_local! {
-    /// This thread fetches ahead: its own waits count for nothing.
+    /// Set in the thread that prefetches: its own waits do not count.
     static FETCHES_AHEAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The state of fetching ahead.
+/// The state of a prefetch.
 pub(super) struct Prefetch {
     dicts: Vec<DictionaryId>,
     most: u64,
     state: Mutex<State>,
-    /// The thread has ended.
+    /// Notified when the thread has ended.
     ended: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// The walks over runs of which blocks are left, which take turns.
+    /// The walks over runs that still have blocks; they take turns.
     walks: VecDeque<BlockWalk>,
     allowed: u64,
     fetched: u64,
-    /// A thread is at it.
+    /// A thread is prefetching.
     is_running: bool,
-    /// Nothing more is fetched, for now or for good.
+    /// The prefetch has stopped, for now or for good.
     is_stopped: bool,
 }
 
 impl Kvdb {
-    /// Announces that tuples of these dictionaries will be read, in many places. Of a store in
-    /// object storage the more of them is fetched ahead the more often reads have to wait, up to 64
-    /// MiB or a quarter of what the local file may cache; for any other store this does nothing.
-    /// Without background threads ([`crate::OpenOptions::threads`]) nothing is fetched ahead.
+    /// Announces that tuples of these dictionaries will be read, in many places. In a store in
+    /// object storage, the amount that is prefetched grows with the number of reads that have to
+    /// wait, up to 64 MiB or a quarter of the local file's cache. For any other store, and without
+    /// background threads ([`crate::OpenOptions::threads`]), this does nothing.
     pub fn prefetch(&self, dicts: &[DictionaryId]) {
         let db = &self.db.0;
         let Some(remote) = &db.options.remote else { return };
@@ -67,7 +67,7 @@ impl Kvdb {
         let (dicts, state) = (dicts.to_vec(), Mutex::default());
         let prefetch = Arc::new(Prefetch { dicts, most, state, ended: Condvar::new() });
         prefetch.begin(db);
-        // The runs of the walks keep the zones, which must not keep them.
+        // The runs of the walks keep the zones alive, so the zones must not keep the walks alive.
         let weak = Arc::downgrade(&prefetch);
         let before = db.prefetch.lock().replace(prefetch);
         before.iter().for_each(|before| before.stop());
@@ -78,7 +78,7 @@ impl Kvdb {
 }
 
 impl Database {
-    /// Walks over the runs of these dictionaries which lie in object storage.
+    /// Returns walks over those runs of these dictionaries that lie in object storage.
     fn walks_over(&self, dicts: &[DictionaryId]) -> VecDeque<BlockWalk> {
         let version = self.versions.load_full();
         let trees = dicts.iter().filter_map(|dict| version.trees.get(dict));
@@ -91,15 +91,15 @@ impl Database {
 }
 
 impl Prefetch {
-    /// Begins anew, with the state that is shown.
+    /// Starts over with the state that is shown.
     pub(super) fn begin(&self, db: &Database) {
         let walks = db.walks_over(&self.dicts);
         let mut state = self.state.lock();
         *state = State { walks, is_running: state.is_running, ..State::default() };
     }
 
-    /// Ends it, since its walks keep the store, and the places that they know are those of one
-    /// state. A request that is not answered is not waited for long.
+    /// Stops the prefetch, since its walks keep the store open, and the places that they know
+    /// belong to one state. It does not wait long for a request that is not answered.
     pub(super) fn stop(&self) {
         let mut state = self.state.lock();
         state.walks.clear();
@@ -107,7 +107,8 @@ impl Prefetch {
         while state.is_running && !self.ended.wait_for(&mut state, PATIENCE).timed_out() {}
     }
 
-    /// A read has to wait for a request.
+    /// Notes that a read has to wait for a request, and starts the thread if more may be
+    /// prefetched.
     fn waited(self: &Arc<Self>) {
         if FETCHES_AHEAD.get() {
             return;
@@ -132,7 +133,7 @@ impl Prefetch {
         }
     }
 
-    /// Announces the blocks of one leaf; `false`: there is nothing more to do now.
+    /// Announces the blocks of one leaf. Returns `false` if there is nothing more to do now.
     fn goes_on(&self) -> bool {
         let mut state = self.state.lock();
         let goes_on = !state.is_stopped && state.fetched < state.allowed;
@@ -145,18 +146,18 @@ impl Prefetch {
         let announced = announce(&mut walk);
         let mut state = self.state.lock();
         match announced {
-            // It may be of a state that is not shown any more.
+            // The walk may belong to a state that is not shown any more.
             _ if state.is_stopped => {}
             Ok(Some(bytes)) => {
                 state.fetched += bytes;
                 state.walks.push_back(walk);
             }
             Ok(None) => {}
-            // A read comes to the same, and says so.
+            // A read meets the same error, and reports it.
             Err(e) => tracing::debug!("fetching ahead ends for a run: {e}"),
         }
         if state.fetched >= self.most {
-            // The zones that the walks pin are free again.
+            // Drop the walks, so that they no longer pin zones.
             state.walks.clear();
         }
         true

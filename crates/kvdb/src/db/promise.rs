@@ -1,5 +1,5 @@
-//! Room for what is not committed yet. A file system says that a write is done when it is in
-//! memory, and commits it later: the commits of others must not fill the store in between.
+//! Space for data that is not committed yet. A file system completes a write once it is in memory,
+//! and commits it later: the commits of others must not fill the store in the meantime.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use crate::db::Kvdb;
 use crate::db::database::Database;
 
 /// Space that the store keeps free for batches that take promised space
-/// ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). Its owner looks whether
-/// there is so much before it promises more ([`Kvdb::space`]). Dropping it gives the space back.
+/// ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). The owner checks that
+/// there is enough before it promises more ([`Kvdb::space`]). Dropping it releases the space.
 #[derive(Default)]
 pub struct PromisedSpace {
-    /// `None`: of no store, where nothing is ever committed.
+    /// The store, or `None` for a promise without one, whose data is never committed.
     db: Option<Arc<Database>>,
     bytes: AtomicU64,
 }
@@ -33,9 +33,9 @@ impl PromisedSpace {
         }
     }
 
-    /// Gives `bytes` back: they are committed, or never will be.
+    /// Releases `bytes`: they are committed, or never will be.
     pub fn shrink(&self, bytes: u64) {
-        // All of it may have been given back before.
+        // All of it may have been released before.
         if self
             .bytes
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |had| had.checked_sub(bytes))
@@ -45,7 +45,7 @@ impl PromisedSpace {
         }
     }
 
-    /// Gives everything back: nothing of it will be committed any more.
+    /// Releases everything: none of it will be committed any more.
     pub fn give_back(&self) {
         self.release(self.bytes.swap(0, Ordering::Relaxed));
     }

@@ -1,5 +1,5 @@
-//! Publishes an open store again and again. Each publication writes what is new since the one
-//! before, and reads no more than the zones that were written since.
+//! Publishes an open store repeatedly. Each publication writes the data that is new since the
+//! previous one, and reads only the zones that were written since.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -20,33 +20,34 @@ use crate::remote::{
     StateName, ToPublish,
 };
 
-/// A claim is made anew after so long. Objects of its epoch that no state refers to are dead from
-/// then on, and a collector can delete them.
+/// The age at which a claim is replaced by a new one. Objects of its epoch that no state refers to
+/// are dead from then on, and a collector can delete them.
 const LONGEST_CLAIM: Duration = Duration::from_secs(3600);
 
-/// The work that a publication took.
+/// The work of a publication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PushStats {
-    /// The generation that is published now.
+    /// The generation that was published.
     pub generation: u64,
-    /// Zones of the state.
+    /// The number of zones of the state.
     pub zones: u64,
-    /// Objects with zones that were written.
+    /// The number of objects with zones that were written.
     pub objects: u64,
-    /// Their bytes.
+    /// The bytes of these objects.
     pub bytes: u64,
-    /// Bytes of the store's live data.
+    /// The bytes of the store's live data.
     pub live_bytes: u64,
 }
 
-/// Publishes an open store to one place, as often as it is told to, see [`Kvdb::publisher`].
+/// Publishes an open store to one place, at each call of [`Publisher::publish`], see
+/// [`Kvdb::publisher`].
 pub struct Publisher {
     db: Kvdb,
     to: RemoteStore,
-    /// Kept over publications, so that the next one need not ask for it.
+    /// The claim, kept so that the next publication need not request it again.
     claim: Option<Claim>,
     right: Right,
-    /// The note of a file of zones in object storage.
+    /// The note of the local file, if its zones lie in object storage.
     copy: Option<LocalCopy>,
     /// See [`Publisher::take_from_writer`].
     takes: bool,
@@ -69,7 +70,7 @@ struct Last {
 }
 
 impl Kvdb {
-    /// Returns a publisher of the store to a place in object storage. Nothing is done yet there.
+    /// Returns a publisher of the store to a place in object storage. It makes no request yet.
     pub fn publisher(&self, to: &RemoteStore) -> Result<Publisher> {
         let (db, to) = (self.clone(), to.clone());
         let zones = &db.db.0.zones;
@@ -94,23 +95,24 @@ impl Kvdb {
 }
 
 impl Publisher {
-    /// Publishes the store, see [`Kvdb::push`]. The first call reads every zone in use, the others
-    /// those that were written since. After an error the next call goes on. The first call takes
-    /// the right to publish from any other publisher; after another one has taken it, all calls
-    /// fail with [`Error::Overtaken`](crate::Error::Overtaken), see
-    /// [`Publisher::take`].
+    /// Publishes the store, see [`Kvdb::push`]. The first call reads every zone in use, later calls
+    /// those that were written since. After an error, the next call continues where this one
+    /// stopped. The first call takes the right to publish from any other publisher; after another
+    /// publisher has taken it, all calls fail with [`Error::Overtaken`](crate::Error::Overtaken),
+    /// see [`Publisher::take`].
     pub fn publish(
         &mut self,
         progress: &mut dyn FnMut(PushProgress) -> Result<()>,
     ) -> Result<PushStats> {
         let database = self.db.db.0.clone();
         let zones = &database.zones;
-        // After an error it is gone: what it had written is found there.
+        // After an error there is no claim: the new one finds the objects that were written.
         let mut claim = match self.claim.take() {
             Some(claim) if claim.age().is_some_and(|age| age < LONGEST_CLAIM) => claim,
             _ => self.claim().inspect_err(|e| self.stop_after(e))?,
         };
-        // Of changes that come during the call it is not told whether they are published.
+        // Taken before the checkpoint: it is not known whether changes during the call are
+        // published.
         let changes = database.change_stamp();
         let journal = self.journal.clone();
         let shape = journal.as_ref().map(|journal| journal.begin_publication(&database));
@@ -118,7 +120,7 @@ impl Publisher {
         let checkpoint = database.checkpoint_state()?;
         let first = self.first_reads(&checkpoint);
         let Checkpoint { state, uses, stats: _, held } = checkpoint;
-        // A pending note may be that of a copy of this store.
+        // A pending note may have been written by a copy of this store.
         let is_own =
             |last: &&Last| last.name == claim.head().state && claim.head().pending.is_none();
         let last = self.last.as_ref().filter(is_own);
@@ -160,15 +162,16 @@ impl Publisher {
         Ok(PushStats { generation, zones, objects, bytes, live_bytes })
     }
 
-    /// Has each publication try out what is read first of a store that is opened from it, and take
-    /// the bytes along (at most 512 KiB), so that those who open it need no further request for
-    /// them. `rehearse` is called with the state before it is published; what it changes is lost,
-    /// and its reads fail when there is no room for more, or after two seconds.
+    /// Makes each publication rehearse the first reads of an opening from it, and publish these
+    /// bytes with the state (at most 512 KiB), so that an opening needs no further request for
+    /// them. `rehearse` is called with the state before it is published. Its changes are lost, and
+    /// its reads fail when there is no room for more bytes, or after two seconds.
     pub fn rehearse(&mut self, rehearse: Box<Rehearse>) {
         self.rehearse = Some(rehearse);
     }
 
-    /// Without them it takes more requests to open the store, and nothing else.
+    /// Returns the first reads of the state. If the rehearsal fails it returns none, in which case
+    /// an opening takes more requests.
     fn first_reads(&self, checkpoint: &Checkpoint) -> FirstReads {
         let Some(rehearse) = &self.rehearse else { return FirstReads::default() };
         self.db.db.0.rehearse(checkpoint, rehearse).unwrap_or_else(|e| {
@@ -177,7 +180,8 @@ impl Publisher {
         })
     }
 
-    /// Returns whether the store is written at its address by this file, and is published there.
+    /// Returns whether this file is the writer of the store at its address, which is the place of
+    /// this publisher.
     pub fn is_writer(&self) -> bool {
         self.copy.as_ref().is_some_and(|copy| copy.writer.is_some() && copy.is_of(&self.to))
     }
@@ -207,7 +211,8 @@ impl Publisher {
         Claim::begin(env, to, &claimant, &mut self.right, &mut keep)
     }
 
-    /// Stops commits to a store that another file has taken over: they would never be published.
+    /// Stops commits to a store that another file has taken over, since they would never be
+    /// published.
     fn stop_after(&self, error: &Error) {
         let (Error::Overtaken(_) | Error::OpenElsewhere { .. } | Error::WrittenElsewhere(_)) =
             error
@@ -224,12 +229,11 @@ impl Publisher {
         }
     }
 
-    /// Has syncs return when the commits are in object storage, too, until this is dropped: calls
-    /// of [`Kvdb::sync`], and commits with [`Durability::Synced`](crate::Durability::Synced). A
-    /// machine that is lost loses nothing of what they have told, and who takes the store with
-    /// [`RemoteStore::writer_to`] has it. `publish` is called by syncs, from any thread, and calls
-    /// [`Publisher::publish`]; it is not called by more than one at a time. Fails for a store
-    /// without a journal.
+    /// Makes syncs wait until the commits are in object storage too, until this is dropped: calls
+    /// of [`Kvdb::sync`], and commits with [`Durability::Synced`](crate::Durability::Synced). If
+    /// the machine is lost, all synced commits are still there, and a file made with
+    /// [`RemoteStore::writer_to`] has them. Syncs call `publish` from any thread, one at a time; it
+    /// must call [`Publisher::publish`]. Fails for a store without a journal.
     pub fn sync_remotely(&mut self, publish: Box<Publish>) -> Result<()> {
         let database = &self.db.db.0;
         if !database.options.journal {
@@ -241,8 +245,8 @@ impl Publisher {
         Ok(())
     }
 
-    /// Has syncs return when the commits are on this machine, as before
-    /// [`Publisher::sync_remotely`]; those that wait fail.
+    /// Makes syncs wait for this machine only, as before [`Publisher::sync_remotely`]; syncs that
+    /// are waiting fail.
     pub fn sync_here(&mut self) {
         if let Some(journal) = &self.journal {
             self.db.db.0.commits.set_elsewhere(None);
@@ -255,9 +259,9 @@ impl Publisher {
         self.journal.as_ref().is_some_and(|journal| journal.is_open())
     }
 
-    /// Has the head say that the store is open in this file, from the next claim until
-    /// [`Publisher::close`]: as long as it does, no file is made by which the store is written at
-    /// its address, unless it is taken. `label` says whose it is; 256 bytes of it count.
+    /// Notes in the head that the store is open in this file, from the next claim until
+    /// [`Publisher::close`]. Until then no other file can become the writer of the store at its
+    /// address, unless it takes the store. `label` names the owner; 256 bytes of it are kept.
     pub fn stay_open(&mut self, label: &str) {
         let mut label = label.to_owned();
         while label.len() > LONGEST_LABEL {
@@ -266,10 +270,10 @@ impl Publisher {
         (self.claim, self.label) = (None, Some(label));
     }
 
-    /// Has the head say that the store is open no more: another file may begin with the newest
-    /// state. All that was committed has to be published, which is an
-    /// [`Error::Invalid`](crate::Error::Invalid) otherwise, and nothing may be committed any more.
-    /// It does nothing for a store that was not open there.
+    /// Notes in the head that the store is no longer open, so that another file may continue with
+    /// the newest state. All commits must have been published, otherwise the error is
+    /// [`Error::Invalid`](crate::Error::Invalid), and no commit may follow. Does nothing for a
+    /// store that was not noted as open.
     pub fn close(&mut self) -> Result<()> {
         if !self.is_writer() && self.label.is_none() {
             return Ok(());
@@ -282,7 +286,8 @@ impl Publisher {
             None => self.claim()?,
         };
         if self.is_writer() {
-            // Before another file can begin with the state: then it counts that this has no more.
+            // Write the note before another file can continue with the state: it says that this
+            // file has no more changes.
             let note = ClaimNote { right: self.right.clone(), settled: true };
             self.db.db.0.write_claim_note(&note)?;
         }
@@ -290,8 +295,8 @@ impl Publisher {
     }
 
     /// Returns whether the store is a fork that is registered in the place. Then zones that came
-    /// from there stay as long as it is, as they do for the store itself. Of a cache, or of a fork
-    /// that was dropped, a collector may delete them.
+    /// from the place stay as long as it is registered, as they do for the store itself. For a
+    /// cache, or a fork that was dropped, a collector may delete them.
     fn is_registered(&self) -> Result<bool> {
         let Some(copy) = &self.copy else { return Ok(false) };
         if self.is_writer() {
@@ -303,29 +308,30 @@ impl Publisher {
     }
 
     /// Lets the next publication take the right to publish from another publisher of the file, or
-    /// of a copy of it. A store that is written at its address is taken by
-    /// [`RemoteStore::writer_to`] alone, since its file would lack what others have published.
+    /// of a copy of it. A store that is written at its address can be taken only by
+    /// [`RemoteStore::writer_to`], since this file would lack the commits that others have
+    /// published.
     pub fn take(&mut self) {
         if !self.is_writer() {
             (self.claim, self.right) = (None, Right::default());
         }
     }
 
-    /// As [`Publisher::take`], also from a file by which the store is written at its address: what
-    /// that has published is replaced.
+    /// Does the same as [`Publisher::take`], and also takes the right from a file that writes the
+    /// store at its address: the state that it has published is replaced.
     pub fn take_from_writer(&mut self) {
         self.take();
         self.takes = true;
     }
 
-    /// Fails if the name there belongs to another store, or may not be published by this file, by
-    /// one request.
+    /// Fails if the name in the place belongs to another store, or if this file may not publish it.
+    /// Makes one request.
     pub fn check(&self) -> Result<()> {
         self.to.head()?.map_or(Ok(()), |head| self.claimant().check(&head, &self.to))
     }
 
-    /// Returns whether something was committed since the last publication by this publisher. It
-    /// makes no request.
+    /// Returns whether anything was committed since this publisher's last publication. Makes no
+    /// request.
     pub fn is_due(&self) -> bool {
         self.last.as_ref().is_none_or(|last| last.changes != self.db.db.0.change_stamp())
     }
@@ -337,7 +343,8 @@ impl Drop for Publisher {
     }
 }
 
-/// Notes the right of a file by which a store is written at its address, before each change of it.
+/// Returns a function that notes the right of a file that writes the store at its address, before
+/// each change of the right.
 fn keeper(db: &Kvdb, is_writer: bool) -> impl FnMut(&Right) -> Result<()> + use<> {
     let database = db.db.0.clone();
     move |right| match is_writer {
@@ -347,7 +354,7 @@ fn keeper(db: &Kvdb, is_writer: bool) -> impl FnMut(&Right) -> Result<()> + use<
 }
 
 impl Database {
-    /// Reads the note of a file by which a store is written at its address.
+    /// Reads the note of a file that writes the store at its address.
     pub(super) fn claim_note(&self) -> Result<ClaimNote> {
         let note = self.zones.claim_note()?;
         note.map_or_else(|| Ok(ClaimNote::default()), |note| ClaimNote::decode(&note))
@@ -357,7 +364,7 @@ impl Database {
         Ok(self.zones.write_claim_note(&note.encode())?)
     }
 
-    /// Returns a number that is another one after each change that a publication has to show.
+    /// Returns a number that changes with each change that a publication has to show.
     fn change_stamp(&self) -> u64 {
         let mut all = DefaultHasher::new();
         self.versions.visible.load(Ordering::Acquire).hash(&mut all);
@@ -372,7 +379,7 @@ impl Database {
         all.finish()
     }
 
-    /// Returns a number that is another one after each change that is no commit to a dictionary.
+    /// Returns a number that changes with each change that is not a commit to a dictionary.
     pub(super) fn shape_stamp(&self) -> u64 {
         let mut all = DefaultHasher::new();
         let version = self.versions.load_full();

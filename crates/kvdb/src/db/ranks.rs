@@ -1,4 +1,4 @@
-//! Ranks, as callers ask for them.
+//! The public API for ranks.
 
 use std::ops::RangeBounds;
 
@@ -34,15 +34,15 @@ fn span(dict: DictionaryId, range: KeyRange) -> Option<Span> {
 }
 
 impl Kvdb {
-    /// How many keys of the range `within` come before `key` in a view, exactly; `key` need not be
-    /// there.
+    /// Returns how many keys of the range `within` come before `key` in a view, exactly; `key` need
+    /// not exist.
     ///
-    /// The first question about a range walks through all of it and counts, and so does one about a
-    /// state since which the range had more than some thousand changes. What is counted is
-    /// kept in memory (a 32nd of [`OpenOptions::memory`](crate::OpenOptions::memory) for all ranges
-    /// together). Every later question costs a search in that, a walk over some dozens of keys, and
-    /// what was changed of the range since the last one, some microseconds for each change at most;
-    /// in a transaction also one look at each of its own changes of the range.
+    /// The first call for a range walks through all of it and counts, and so does a call for a
+    /// state since which the range had more than some thousand changes. The counts are kept in
+    /// memory (a 32nd of [`OpenOptions::memory`](crate::OpenOptions::memory) for all ranges
+    /// together). Every later call costs a search in the counts, a walk over some dozens of keys,
+    /// and at most some microseconds for each change of the range since the last call; in a
+    /// transaction also one look at each of its own changes of the range.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -68,8 +68,8 @@ impl Kvdb {
         }
     }
 
-    /// The key of the range `within` in a view that `n` others come before; it costs what
-    /// [`Kvdb::rank`] costs.
+    /// Returns the key of the range `within` in a view that `n` other keys come before. It costs as
+    /// much as [`Kvdb::rank`].
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -94,8 +94,9 @@ impl Kvdb {
         }
     }
 
-    /// How many keys a range has in a view, exactly, whatever was overwritten and deleted: the
-    /// difference of two ranks in the dictionary, so the first call walks through all of that.
+    /// Returns how many keys a range has in a view, exactly, however many were overwritten and
+    /// deleted. It is the difference of two ranks in the dictionary, so the first call walks
+    /// through all of the dictionary.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

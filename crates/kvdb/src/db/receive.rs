@@ -1,11 +1,11 @@
-//! Receiving a snapshot that another store has sent. The stream is applied to a hidden branch,
+//! Receives a snapshot that another store has sent. The stream is applied to a hidden branch,
 //! together with a note of the position reached, so that a stream that was cut off can be resumed.
-//! At the end of the stream, one edit of the manifest puts the branch in place of the old one and
+//! At the end of the stream, one edit of the manifest replaces the old branch by the hidden one and
 //! adds the snapshot.
 //!
-//! A stream is sorted, so its tuples are built straight into runs, as bulk ingest does it; a
-//! transaction binds some megabytes of them, with the note, and commits. Only the first megabyte is
-//! committed as batches: most streams are short, and runs must be synced.
+//! A stream is sorted, so its tuples are written directly into runs, as in a bulk ingest; a
+//! transaction binds some megabytes of them, together with the note, and commits. Only the first
+//! megabyte is committed as batches: most streams are short, and runs must be synced.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -23,42 +23,42 @@ use crate::snapshots::check_name;
 use crate::snapshots::stream::{BuildsUpon, Frame, Received, StreamHeader, read_magic};
 use crate::transactions::{Bulk, Transaction, TransactionOptions};
 
-/// The branch of a stream that is being received begins with this; its name goes on with the
-/// snapshot's id and, of a stream of changes, the id of its base: the chunks of two streams of one
-/// snapshot are not the same.
+/// The prefix of the branch of a stream that is being received. Its name continues with the
+/// snapshot's id and, for a stream of changes, the id of its base, since two streams of one
+/// snapshot have different chunks.
 const PREFIX: &str = ".receive-";
-/// A dictionary of that branch, with one key: how far it came.
+/// A dictionary of that branch with one key, which holds the progress.
 const PROGRESS: &str = ".progress";
 const KEY: &[u8] = b"received";
-/// Why serializable transactions of the branch end.
+/// The reason why serializable transactions of the branch end.
 const REPLACED: &str =
     "what it has read or changed was replaced by what was received: begin it again";
-/// Chunks that are committed one by one before runs are made of what follows.
+/// Number of chunks that are committed one by one before runs are made of later ones.
 const FIRST: u64 = 8;
-/// Bytes of a stream that one transaction takes: what a crash may cost.
+/// Bytes of a stream that one transaction takes, and so the most that a crash can cost.
 const TOGETHER: usize = 64 << 20;
-/// With less space than this what was deleted is reclaimed first.
+/// Deleted data is reclaimed first when less space than this is free.
 const SHORT: u64 = 32 << 20;
 
-/// Where a stream goes.
+/// The destination of a received snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveOptions {
-    /// The branch that becomes what was sent; empty: the main one.
+    /// The branch that is replaced by the snapshot's contents; empty for the main one.
     pub branch: String,
-    /// The name of the snapshot here; `None`: the one that it has there.
+    /// The name of the snapshot in this store, or `None` for its name in the sending store.
     pub snapshot: Option<String>,
-    /// What the branch has is given up, even when it is not the base of the changes that were sent.
+    /// Replaces the branch even when it is not the base of the changes that were sent.
     pub replace: bool,
 }
 
-/// What was received.
+/// The result of a receive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveStats {
-    /// The snapshot's name here.
+    /// The snapshot's name in this store.
     pub snapshot: String,
     /// Chunks of the stream.
     pub chunks: u64,
-    /// Tuples, those received before the stream was cut off included.
+    /// Tuples, including those received before the stream was cut off.
     pub tuples: u64,
 }
 
@@ -66,24 +66,25 @@ fn hex(id: &[u8; 16]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What the names of all branches begin with that receive the snapshot of this id.
+/// Returns the common prefix of all branches that receive the snapshot of this id.
 fn branches_of(id: &[u8; 16]) -> String {
     PREFIX.to_owned() + &hex(id)
 }
 
-/// The branch that receives a stream. `base`: the id of the snapshot that its changes are made to.
+/// Returns the branch that receives a stream. `base` is the id of the snapshot that its changes are
+/// made to.
 fn branch_of(id: &[u8; 16], base: Option<&[u8; 16]>) -> String {
     branches_of(id) + &base.map(|base| format!("-{}", hex(base))).unwrap_or_default()
 }
 
-/// The id of the snapshot that a branch receives.
+/// Returns the id of the snapshot that a branch receives.
 fn id_of(branch: &str) -> Option<[u8; 16]> {
     let digits = branch.strip_prefix(PREFIX)?.get(..32)?;
     u128::from_str_radix(digits, 16).ok().map(u128::to_be_bytes)
 }
 
-/// Returns the base of the stream that a branch receives. An older version gave all streams of a
-/// snapshot one branch.
+/// Returns the base of the stream that a branch receives. An older version used one branch for all
+/// streams of a snapshot.
 fn base_of(branch: &str) -> BuildsUpon {
     match branch.strip_prefix(PREFIX).map(|digits| digits.split_at_checked(32)) {
         Some(Some((_, ""))) => BuildsUpon::Nothing,
@@ -96,22 +97,22 @@ fn base_of(branch: &str) -> BuildsUpon {
 }
 
 impl Kvdb {
-    /// Takes a stream of [`Kvdb::send`]. Nothing of it is seen before its end; then the branch is
-    /// what was sent, and a snapshot of it is there, durably and as one step. The branch's
-    /// dictionaries have new numbers afterwards. A stream that is damaged or cut off is an error,
-    /// and what came before stays: the same stream, from its beginning or from there, goes on with
-    /// it. Nothing behind the stream's end is read, so that another one may follow.
+    /// Receives a stream of [`Kvdb::send`]. None of it is visible before its end; then the branch
+    /// gets the sent contents and the snapshot is made, durably and atomically. The branch's
+    /// dictionaries have new numbers afterwards. A damaged or incomplete stream is an error, and
+    /// the part before the error stays: the same stream, from its beginning or from that point,
+    /// continues it. Nothing after the stream's end is read, so that another stream may follow.
     ///
-    /// A branch that has something of its own is replaced only when that is asked for: of a whole
-    /// stream it must not exist (the main one: be empty), of changes it must still be as the base
-    /// is.
+    /// A branch with contents of its own is replaced only if that is asked for: for a whole stream
+    /// it must not exist (the main one must be empty), for a stream of changes it must still be
+    /// equal to the base.
     pub fn receive(&self, input: impl Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
         self.receive_within(input, options, |replace| replace())
     }
 
-    /// [`Kvdb::receive`], whose last step is done by `within`: it calls what it is given, at a
-    /// moment at which nothing that belongs to the branch is anywhere but in this store. What it
-    /// fails with is what this fails with.
+    /// Does the same as [`Kvdb::receive`], with the last step under the control of `within`: it
+    /// calls its argument at a moment when all data of the branch is in this store only. If
+    /// `within` fails, this returns its error.
     pub fn receive_within<E: From<Error>>(
         &self,
         input: impl Read,
@@ -124,7 +125,7 @@ impl Kvdb {
         Ok(ReceiveStats { snapshot: label.name, chunks: received.chunks, tuples: received.tuples })
     }
 
-    /// Takes a stream into its hidden branch.
+    /// Receives a stream into its hidden branch.
     fn take_stream(&self, mut input: impl Read, options: &ReceiveOptions) -> Result<Taken> {
         let db = &self.db.0;
         db.health.writable()?;
@@ -138,8 +139,8 @@ impl Kvdb {
             check_name("branch", &options.branch)?;
         }
         for known in db.snapshots.list() {
-            // A snapshot is here once, whatever its name: what it is to be called does not make it
-            // another one.
+            // A snapshot exists only once in a store, whatever its name: another name does not make
+            // it another snapshot.
             if known.label.id == header.label.id {
                 return Err(Error::Exists(format!(
                     "the snapshot of this stream, here under the name {},",
@@ -166,11 +167,11 @@ impl Kvdb {
         Ok(Taken { branch, base, label, received })
     }
 
-    /// Puts what was taken in the place of a branch.
+    /// Replaces a branch by the received one.
     fn replace_by(&self, taken: &Taken, options: &ReceiveOptions) -> Result<()> {
         let db = &self.db.0;
-        // From here on the branch takes no commits: what was looked at in the beginning may have
-        // changed while the stream came.
+        // From here on the branch takes no commits. It is checked again, since it may have changed
+        // while the stream arrived.
         let replaced: BTreeSet<DictionaryId> =
             self.dictionaries_in(&options.branch).into_iter().map(|d| d.id).collect();
         let locked = db.transactions.lock_before_all(&replaced, REPLACED)?;
@@ -183,7 +184,7 @@ impl Kvdb {
         if !options.branch.is_empty() {
             db.transactions.branch_gone(&options.branch, &replaced, REPLACED);
         }
-        // Another stream of the same snapshot is of no use any more.
+        // Another stream of the same snapshot is no longer needed.
         if let Err(e) = self.forget(&taken.received.id) {
             let name = &taken.label.name;
             tracing::warn!("what came of another stream of snapshot {name} stays: {e}");
@@ -191,7 +192,7 @@ impl Kvdb {
         Ok(())
     }
 
-    /// Takes the rest of a stream into its branch; how far that came.
+    /// Receives the rest of a stream into its branch, and returns the progress.
     fn receive_into(
         &self,
         branch: &str,
@@ -217,15 +218,15 @@ impl Kvdb {
         }
         let mut taking = Taking { db: self, progress, received, taken: 0, open: None };
         let outcome = taking.all(input, &dicts);
-        // What came before an error stays, too.
+        // The part before an error is kept too.
         let kept = taking.commit();
         outcome?;
         kept?;
         Ok(taking.received)
     }
 
-    /// Drops the branch of a stream that was cut off before anything of it came: a clone of the
-    /// base would keep that for nothing.
+    /// Drops the branch of a stream that was cut off before any of it was received: a clone of the
+    /// base would keep the base's data alive for nothing.
     fn drop_if_nothing_came(&self, branch: &str) {
         let db = &self.db.0;
         if db.versions.load().has_branch(branch)
@@ -236,12 +237,12 @@ impl Kvdb {
         }
     }
 
-    /// Streams that were cut off, and how far they came: what of it is listed is on disk. For
-    /// [`Kvdb::send`] of the other store.
+    /// Returns the streams that were cut off, with their progress, which is on disk. The sending
+    /// store needs it for [`Kvdb::send`].
     pub fn receiving(&self) -> Result<Vec<Received>> {
         self.sync()?;
         let all = self.db.0.versions.load().branches.clone();
-        // A crash may have left a branch of which nothing came.
+        // A crash may have left a branch without any received chunk.
         let branches = all.keys().filter_map(|name| Some((name, id_of(name)?)));
         let came = branches.map(|(branch, id)| {
             let came = self.progress(branch)?;
@@ -251,7 +252,7 @@ impl Kvdb {
         came.collect()
     }
 
-    /// Gives up the streams of a snapshot that were cut off.
+    /// Gives up the incomplete streams of a snapshot.
     pub fn forget_received(&self, received: &Received) -> Result<()> {
         match self.forget(&received.id)? {
             0 => Err(Error::NoBranch(branches_of(&received.id))),
@@ -259,7 +260,7 @@ impl Kvdb {
         }
     }
 
-    /// Drops the branches that receive the snapshot of this id; how many there were.
+    /// Drops the branches that receive the snapshot of this id, and returns how many there were.
     fn forget(&self, id: &[u8; 16]) -> Result<usize> {
         let all = self.db.0.versions.load().branches.clone();
         let branches: Vec<&String> =
@@ -275,8 +276,8 @@ impl Kvdb {
         self.get(dict, KEY)?.map(|bytes| Received::from_bytes(&bytes)).transpose()
     }
 
-    /// The snapshot that the stream's changes are made to. It is held, since by its name another
-    /// one may be found before the stream has come.
+    /// Returns the snapshot that the stream's changes are made to. It is held, since its name may
+    /// belong to another snapshot before the stream ends.
     fn base(&self, header: &StreamHeader) -> Result<Option<Arc<Snapshot>>> {
         let Some((id, name)) = &header.base else { return Ok(None) };
         let found = self.db.0.snapshots.list().into_iter().find(|s| s.label.id == *id);
@@ -323,7 +324,7 @@ impl Kvdb {
         Ok(())
     }
 
-    /// The hidden branch, with the dictionaries of the header.
+    /// Makes the hidden branch, with the dictionaries of the header.
     fn prepare(
         &self,
         branch: &str,
@@ -331,7 +332,7 @@ impl Kvdb {
         header: &StreamHeader,
     ) -> Result<()> {
         let db = &self.db.0;
-        // An older version gave both kinds of streams the same branch.
+        // An older version used the same branch for both kinds of streams.
         let of = db.versions.load().branches.get(branch).cloned();
         if of.is_some_and(|of| base.is_none() && !of.is_empty()) {
             db.snapshotter.drop_branch(branch, |_| Ok(()))?;
@@ -349,7 +350,7 @@ impl Kvdb {
         }
         for info in &header.dictionaries {
             let id = self.create_dictionary_in(branch, &info.name, info.options.clone())?;
-            // One of the base has the options that it had there.
+            // A dictionary of the base has its old options.
             let had = db.versions.load().tree(id)?.info().options.clone();
             let options = DictionaryOptions { reserved: had.reserved, ..info.options.clone() };
             if options != had {
@@ -360,28 +361,28 @@ impl Kvdb {
     }
 }
 
-/// A stream that has come whole.
+/// A stream that was received completely.
 struct Taken {
     /// The hidden branch.
     branch: String,
-    /// The snapshot here that it builds upon.
+    /// The snapshot in this store that the stream builds upon.
     base: Option<Arc<Snapshot>>,
     label: Label,
     received: Received,
 }
 
-/// The tuples of a stream on their way into the hidden branch.
+/// The receipt of a stream's tuples into the hidden branch.
 struct Taking<'a> {
     db: &'a Kvdb,
     progress: DictionaryId,
-    /// Everything up to here is committed, or in what is open.
+    /// The progress: all earlier tuples are committed, or in `open`.
     received: Received,
-    /// Chunks of this call.
+    /// The number of chunks taken in this call.
     taken: u64,
     open: Option<OpenRuns>,
 }
 
-/// Runs that are not committed yet.
+/// The runs that are not committed yet.
 struct OpenRuns {
     transaction: Transaction,
     run: Option<(DictionaryId, Bulk)>,
@@ -431,7 +432,7 @@ impl Taking<'_> {
         }
     }
 
-    /// A chunk as a commit of its own.
+    /// Commits a chunk by itself.
     fn take_one(
         &mut self,
         dict: DictionaryId,
@@ -451,14 +452,14 @@ impl Taking<'_> {
         Ok(())
     }
 
-    /// A chunk into the open run.
+    /// Adds a chunk to the open run.
     fn take(
         &mut self,
         dict: DictionaryId,
         tuples: &[(Bytes, Option<Bytes>)],
         next: Received,
     ) -> Result<()> {
-        // A chunk that does not fit leaves what came before it whole.
+        // Check the chunk first, so that an invalid one does not affect the chunks before it.
         let ascend = tuples.windows(2).all(|pair| pair[0].0 < pair[1].0);
         let behind = self.received.dictionary != next.dictionary
             || tuples.first().is_none_or(|(key, _)| *key > self.received.key);
@@ -472,7 +473,7 @@ impl Taking<'_> {
             self.db.reclaim();
         }
         if self.open.is_none() {
-            // No one else knows of the branch.
+            // The branch is not known to other callers, so there can be no conflict.
             let options =
                 TransactionOptions { check_conflicts: false, ..TransactionOptions::default() };
             self.open =
@@ -481,7 +482,7 @@ impl Taking<'_> {
         let Some(open) = &mut self.open else { return Ok(()) };
         let taken = open.take(self.db, dict, tuples);
         if taken.is_err() {
-            // What is written in part counts for nothing.
+            // Discard the partly written run.
             self.give_up()?;
         }
         taken?;
@@ -492,7 +493,7 @@ impl Taking<'_> {
         }
     }
 
-    /// Makes what is open a part of the branch.
+    /// Commits the open runs to the branch.
     fn commit(&mut self) -> Result<()> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         let committed = open.finish_run().and_then(|()| {
@@ -505,7 +506,7 @@ impl Taking<'_> {
         committed
     }
 
-    /// Back to what is committed.
+    /// Returns to the committed progress.
     fn give_up(&mut self) -> Result<()> {
         self.open = None;
         let committed = self

@@ -1,5 +1,5 @@
-//! Rehearses the opening of a state that is going to be published, and keeps the bytes that it
-//! reads, so that they are published with it: a store is opened elsewhere by two requests then.
+//! Rehearses the opening of a state before it is published, and keeps the bytes that it reads, so
+//! that they are published with the state. Another machine then opens the store with two requests.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ use crate::health::Health;
 use crate::manifest::Manifest;
 use crate::options::OpenOptions;
 
-/// The memory of the store that is opened for it, bytes.
+/// The memory of the store that is opened for the rehearsal, bytes.
 const MEMORY: usize = 2 << 20;
 
-/// Reads of a store what its users read first. What it changes is lost. See
+/// Reads the data of a store that its users read first. Its changes are lost. See
 /// [`crate::Publisher::rehearse`].
 pub type Rehearse = dyn Fn(&Kvdb) + Send + Sync;
 
 impl Database {
-    /// Returns the bytes of zones that `rehearse` reads of the state, and its opening.
+    /// Returns the bytes of zones that an opening of the state and `rehearse` read.
     pub(super) fn rehearse(
         &self,
         checkpoint: &Checkpoint,
@@ -48,9 +48,9 @@ impl Database {
             rehearse(&db);
             db.close()
         };
-        // The messages of this opening are not about the store that is published.
+        // The log messages of this opening are not about the store that is published.
         let ended = tracing::subscriber::with_default(NoSubscriber::default(), open_and_read);
-        // It ends so when there is no room for more.
+        // The rehearsal fails like this when there is no room for more bytes.
         ended.unwrap_or_else(|e| tracing::debug!("a rehearsal ended early: {e}"));
         Ok(device.first_reads())
     }

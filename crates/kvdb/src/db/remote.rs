@@ -1,4 +1,4 @@
-//! Publishes an open store to object storage, and makes a local file of one that is there.
+//! Publishes an open store to object storage, and makes local files of published stores.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use crate::error::Result;
 use crate::remote::{LocalCopy, PushProgress, RemoteStore};
 
 impl Kvdb {
-    /// Publishes the store as of a moment during the call: everything committed before it, branches
-    /// and snapshots too. Reads and writes continue during the call. Only what is not there yet is
-    /// written, though every zone in use is read to tell that. `progress` is called now and then;
-    /// an error of it ends the call. A call that ends early leaves the state before as it was, and
-    /// the next one goes on where it was; where the last answer was lost, the new state may be
-    /// there.
+    /// Publishes the store as of a moment during the call, with all commits before the call,
+    /// branches and snapshots. Reads and writes continue during the call. Only data that is missing
+    /// there is written, though every zone in use is read to find that out. `progress` is called at
+    /// times; if it returns an error, the call ends. A call that ends early leaves the previous
+    /// state as it was, and the next call continues where it stopped; if the last response was
+    /// lost, the new state may have been published.
     ///
-    /// A name that another store publishes under is an [`Error::Invalid`](crate::Error::Invalid); a
-    /// publication of the same store that begins later ends this one with
-    /// [`Error::Overtaken`](crate::Error::Overtaken).
+    /// If another store is published under the name, the error is
+    /// [`Error::Invalid`](crate::Error::Invalid). A later publication of the same store ends this
+    /// one with [`Error::Overtaken`](crate::Error::Overtaken).
     ///
     /// ```
     /// use std::sync::Arc;
@@ -53,15 +53,15 @@ impl Kvdb {
         self.publisher(to)?.publish(progress)
     }
 
-    /// Returns the requests to object storage since the store was opened; `None`: all its zones are
-    /// here.
+    /// Returns the requests to object storage since the store was opened, or `None` if all its
+    /// zones are local.
     pub fn remote_stats(&self) -> Option<RemoteStats> {
         self.db.0.zones.remote_stats()
     }
 }
 
 impl RemoteStore {
-    /// Makes the local file of the newest state at `path`, where nothing may be yet, see
+    /// Makes the local file of the newest state at `path`, which must not exist, see
     /// [`RemoteStore::copy_to`].
     pub fn copy_to_path(&self, path: impl AsRef<Path>) -> Result<LocalCopy> {
         let partial = Partial::begin(path.as_ref())?;

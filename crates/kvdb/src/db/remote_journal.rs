@@ -1,10 +1,11 @@
-//! Syncs that return when the commits are in object storage, too (durability *remote*). What was
-//! written to the local journal since the last sync goes there as one object, with the values that
-//! it refers to; callers that wait for it at the same time share it.
+//! Syncs that wait until the commits are in object storage too (durability *remote*). The part of
+//! the local journal since the last sync is sent as one object, with the values that it refers to;
+//! callers that wait at the same time share the object.
 //!
-//! Such an object has commits to dictionaries and nothing else. Where there was anything else
-//! (a dictionary, a snapshot or a branch that was made, the runs of a large transaction), and after
-//! the store was opened, the store is published instead, and the journal goes on after that.
+//! Such an object holds commits to dictionaries and nothing else. If there was any other change (a
+//! dictionary, a snapshot or a branch was made, or the runs of a large transaction were added), and
+//! after the store was opened, the store is published instead, and the journal continues after that
+//! state.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -24,14 +25,15 @@ use crate::journal::record::{self, Op, Ops, Record};
 use crate::log::stream::Records;
 use crate::remote::{JournalCommit, JournalPlace, RemoteStore, random_id};
 
-/// The bytes of values and keys that one object has, and those of the local journal that wait for
-/// it, at most: a share of the memory of the store, within bounds. What is more is published.
+/// The share of the store's memory, within bounds, that limits the bytes of keys and values in one
+/// object, and the bytes of the local journal that wait for it. If there is more, the store is
+/// published.
 const SHARE: usize = 8;
 const LEAST: usize = 4 << 20;
 const MOST: usize = 32 << 20;
 
-/// A sync fails when the place was not to be reached for so long; the first pause between attempts,
-/// and the longest.
+/// The time for which a sync retries before it fails; the first pause between attempts, and the
+/// longest.
 const TIMEOUT: Duration = Duration::from_secs(300);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -51,23 +53,23 @@ pub(crate) struct RemoteJournal {
 
 #[derive(Default)]
 struct State {
-    /// The thread that sends; the others wait.
+    /// The thread that sends; other threads wait.
     sender: Option<ThreadId>,
     /// The newest state that was published with a place of this chain.
     base: Option<Base>,
-    /// All commits up to this one are there.
+    /// All commits up to this one are in object storage.
     there: Seq,
     /// The number of the next object.
     number: u64,
-    /// Of the objects that commits after the base may lie in: the number and the last commit.
+    /// The objects that may hold commits after the base, each with its number and last commit.
     objects: VecDeque<(u64, Seq)>,
-    /// An object of which it is not known whether it is there, and its last commit.
+    /// An object that may or may not have been written, and its last commit.
     in_doubt: Option<(JournalPlace, Bytes, Seq)>,
-    /// What came out of the tap and was not sent yet.
+    /// The part of the tapped stream that was not sent yet.
     reading: Reading,
-    /// Another file has taken the store.
+    /// Set when another file has taken the store.
     displaced: bool,
-    /// Nothing is sent any more.
+    /// Set when nothing more is sent.
     closed: bool,
 }
 
@@ -78,20 +80,20 @@ struct Base {
     shape: u64,
 }
 
-/// Reads the stream of the tap.
+/// The records of the tapped stream.
 #[derive(Default)]
 struct Reading {
     records: Records,
-    /// The number of the change that comes next.
+    /// The number of the next change.
     next: Seq,
     commits: Vec<JournalCommit>,
     bytes: usize,
-    /// The newest commit of which there is more than is in `commits`.
+    /// The newest commit whose changes are not all in `commits`.
     unlisted: Seq,
     lost: bool,
 }
 
-/// The keys and ranges of changes, which hide those that came before them.
+/// Keys and ranges of changes, which hide earlier changes.
 #[derive(Default)]
 struct Hidden<'a> {
     keys: HashSet<(DictionaryId, &'a [u8])>,
@@ -116,7 +118,7 @@ impl<'a> Hidden<'a> {
 }
 
 impl Reading {
-    /// Takes what came out of the tap. What cannot be read is published instead.
+    /// Adds the bytes of the tap. If they cannot be read, the store is published instead.
     fn add_if_any(&mut self, tapped: Option<Tapped>) {
         if let Some(Err(e)) = tapped.map(|tapped| self.add(tapped)) {
             tracing::error!("the journal is not read: {e}");
@@ -126,7 +128,7 @@ impl Reading {
 
     fn add(&mut self, tapped: Tapped) -> Result<()> {
         if let Some(begins) = tapped.begins {
-            // Something before it may be missing.
+            // Earlier commits may be missing.
             let unlisted = begins.saturating_sub(1);
             *self = Reading { next: begins, unlisted, ..Reading::default() };
         }
@@ -135,7 +137,7 @@ impl Reading {
         records.push(&tapped.bytes.into(), |_, bytes_of_one| {
             let first = *next;
             let changes = match record::decode(&bytes_of_one)? {
-                // A snapshot is known by the shape.
+                // A new snapshot shows in the shape stamp.
                 Record::Mark | Record::Snapshot { .. } => return Ok(true),
                 Record::Number(number) if number == *next => return Ok(true),
                 Record::Number(number) => {
@@ -150,7 +152,7 @@ impl Reading {
                 Record::Commit(changes) => changes,
             };
             *next += changes.len() as u64;
-            // The number of a commit that is an edit of the manifest.
+            // The record only numbers a commit that is an edit of the manifest.
             if changes.iter().any(|(dict, _)| *dict == DictionaryId(0)) {
                 *unlisted = *next - 1;
                 return Ok(true);
@@ -163,8 +165,8 @@ impl Reading {
         Ok(())
     }
 
-    /// Takes the commits out that can be sent: up to the first with a value that was discarded,
-    /// where the change that hides it has not come yet.
+    /// Takes the commits that can be sent: those before the first one with a discarded value that
+    /// no change among them hides.
     fn take_whole(&mut self) -> Vec<JournalCommit> {
         let mut count = self.commits.len();
         while let Some(first) = first_unhidden(&self.commits[..count]) {
@@ -176,7 +178,7 @@ impl Reading {
         taken
     }
 
-    /// Forgets what is in the state as of this commit.
+    /// Drops the commits up to `upto`, which are in the published state.
     fn forget(&mut self, upto: Seq) {
         self.commits.retain(|commit| commit.last() > upto);
         self.bytes = self.commits.iter().map(JournalCommit::bytes).sum();
@@ -190,7 +192,7 @@ impl RemoteJournal {
         RemoteJournal { db: Arc::downgrade(db), to, publish, chain, state, ended }
     }
 
-    /// Its chain.
+    /// Returns the chain of this journal.
     pub(super) fn chain(&self) -> [u8; 16] {
         self.chain
     }
@@ -201,7 +203,7 @@ impl RemoteJournal {
         let own = std::thread::current().id();
         let mut state = self.state.lock();
         loop {
-            // A publication for a sync waits for none.
+            // A publication on behalf of a sync must not wait for that sync.
             if state.sender == Some(own) {
                 return Ok(());
             }
@@ -232,7 +234,7 @@ impl RemoteJournal {
         self.check_there(wanted)
     }
 
-    /// Sends as often as it takes until the timeout.
+    /// Sends, and retries until the timeout.
     fn send_patiently(&self, db: &Database) -> Result<()> {
         let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
         loop {
@@ -253,7 +255,7 @@ impl RemoteJournal {
         }
     }
 
-    /// What was committed before a send is there after it.
+    /// Fails if the commits up to `wanted` did not arrive.
     fn check_there(&self, wanted: Seq) -> Result<()> {
         match self.state.lock().there >= wanted {
             true => Ok(()),
@@ -261,13 +263,14 @@ impl RemoteJournal {
         }
     }
 
-    /// Sends what the tap has, or publishes the store. One thread does that at a time, and the
-    /// local journal has been synced.
+    /// Sends the bytes of the tap, or publishes the store. One thread at a time does this, after
+    /// the local journal was synced.
     fn send(&self, db: &Database) -> Result<()> {
-        // Commits of others may be visible that no sync here was for.
+        // Commits of other threads may be visible without a local sync.
         db.commits.write_out()?;
         let tapped = db.commits.tap.take();
-        // After the look at what was committed: a commit to a dictionary comes after that was made.
+        // Compute the stamp after the tap is read: a dictionary is created before the commits to
+        // it, so the stamp covers the dictionaries of all commits that were read.
         let shape = db.shape_stamp();
         let mut state = self.state.lock();
         state.reading.add_if_any(tapped);
@@ -299,7 +302,7 @@ impl RemoteJournal {
         let whole = commits.into_iter().map(|commit| with_values(db, commit));
         let whole = match whole.collect::<Result<Vec<_>>>() {
             Ok(whole) => whole,
-            // The place of a value was used again, since a later commit has replaced it.
+            // The place of a value was reused, since a later commit has replaced the value.
             Err(e) => {
                 tracing::debug!("the store is published, since a value is gone: {e}");
                 self.state.lock().reading.lost = true;
@@ -309,7 +312,7 @@ impl RemoteJournal {
         let bytes = self.to.encode_journal(&place, &whole, &*db.env);
         let mut state = self.state.lock();
         state.number += 1;
-        // From here on it may be there.
+        // From here on the object may exist.
         state.objects.push_back((place.number, last));
         state.in_doubt = Some((place, bytes.clone(), last));
         drop(state);
@@ -324,8 +327,8 @@ impl RemoteJournal {
         Ok(())
     }
 
-    /// Before a state is published, and before it is known which: what is committed from here on
-    /// comes out of the tap.
+    /// Prepares for a publication, before its state is determined: later commits come out of the
+    /// tap. Returns the shape stamp.
     pub(super) fn begin_publication(&self, db: &Database) -> Result<u64> {
         let shape = db.shape_stamp();
         let lost = {
@@ -339,7 +342,7 @@ impl RemoteJournal {
         Ok(shape)
     }
 
-    /// Where the journal goes on after a state that has all commits up to `seq`.
+    /// Returns the place at which the journal continues after a state with all commits up to `seq`.
     pub(super) fn place_after(&self, seq: Seq) -> JournalPlace {
         let state = self.state.lock();
         let first = state.objects.iter().find(|(_, last)| *last > seq);
@@ -347,11 +350,11 @@ impl RemoteJournal {
         JournalPlace { chain: self.chain, number }
     }
 
-    /// A state was published that has all commits up to `seq`, with a place of this chain. `shape`:
-    /// what [`RemoteJournal::begin_publication`] has returned.
+    /// Notes that a state with all commits up to `seq` was published, with a place of this chain.
+    /// `shape` was returned by [`RemoteJournal::begin_publication`].
     pub(super) fn published(&self, db: &Database, seq: Seq, shape: u64) {
         let mut state = self.state.lock();
-        // The journal up to this state needs no memory, where no sync comes for long.
+        // Drop the journal up to this state from memory, since the next sync may come late.
         state.reading.add_if_any(db.commits.tap.take());
         state.reading.forget(seq);
         state.base = Some(Base { seq, shape });
@@ -359,7 +362,7 @@ impl RemoteJournal {
         state.objects.retain(|(_, last)| *last > seq);
     }
 
-    /// Another file has taken the store.
+    /// Notes that another file has taken the store.
     pub(super) fn is_displaced(&self) {
         self.state.lock().displaced = true;
         self.ended.notify_all();
@@ -369,7 +372,7 @@ impl RemoteJournal {
         !self.state.lock().closed
     }
 
-    /// From now on nothing is sent. Syncs that wait fail.
+    /// Stops sending. Syncs that wait fail.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
         self.ended.notify_all();
@@ -385,7 +388,7 @@ impl SyncElsewhere for RemoteJournal {
     }
 }
 
-/// The first commit with a value that was discarded and that none of these hides.
+/// Returns the first commit with a discarded value that none of these commits hides.
 fn first_unhidden(commits: &[JournalCommit]) -> Option<usize> {
     let (mut later, mut first) = (Hidden::default(), None);
     for (i, commit) in commits.iter().enumerate().rev() {
@@ -399,12 +402,12 @@ fn first_unhidden(commits: &[JournalCommit]) -> Option<usize> {
     first
 }
 
-/// See [`SHARE`].
+/// Returns the limit that [`SHARE`] describes.
 fn most(db: &Database) -> usize {
     (db.options.memory / SHARE).clamp(LEAST, MOST)
 }
 
-/// The commit with the values that it refers to in it.
+/// Returns the commit with the values that it refers to inlined.
 fn with_values(db: &Database, commit: JournalCommit) -> Result<JournalCommit> {
     let mut changes = Ops::with_capacity(commit.changes.len());
     for (dict, op) in commit.changes {
@@ -412,7 +415,7 @@ fn with_values(db: &Database, commit: JournalCommit) -> Result<JournalCommit> {
             Op::Put(key, value @ Value::Extent(_)) => {
                 Op::Put(key, Value::Inline(db.cache.read_value(&value)?))
             }
-            // A change that comes after it, of the same write, hides it.
+            // A later change of the same write hides it.
             Op::PutDiscarded(key, _) => Op::Delete(key),
             op => op,
         };
@@ -446,7 +449,7 @@ mod tests {
             (vec![commit(1, &[put("a")]), commit(2, &[discarded("b")])], 1),
             (vec![commit(1, &[discarded("b")]), commit(2, &[put("b")])], 2),
             (vec![commit(1, &[discarded("b")]), commit(2, &[range])], 2),
-            // The change that would hide it is not sent itself.
+            // The change that would hide the value is not sent itself.
             (vec![commit(1, &[discarded("b")]), commit(2, &[put("b"), discarded("a")])], 0),
             (vec![commit(1, &[put("b"), discarded("b")]), commit(3, &[put("a")])], 0),
         ];

@@ -1,12 +1,12 @@
-//! Repair: makes a store whose blocks are damaged usable again. Runs of which something cannot be
-//! read are written anew without it; what was lost is deleted, and named. The caller may mend what
-//! its own structures lack then, and everything takes effect at once: a new manifest names the new
-//! runs in the place of the old, for dictionaries, branches and snapshots alike. Until the
-//! superblock leads to it the store is the old one.
+//! Repair: makes a store with damaged blocks usable again. Runs that cannot be read completely are
+//! rewritten without the unreadable parts; the lost data is deleted and listed. The caller can then
+//! mend its own structures on top, and everything takes effect atomically: a new manifest replaces
+//! the old runs by the new ones, in dictionaries, branches and snapshots alike. Until the
+//! superblock leads to that manifest, the store is the old one.
 //!
-//! Superblock copies and copies of the manifest that cannot be read are mended by opening the store
-//! for writing. A store that does not open, since manifest or journal break off, is beyond this:
-//! see [`crate::Salvage`].
+//! Unreadable copies of the superblock and of the manifest are mended by opening the store for
+//! writing. A store that cannot be opened, because its manifest or journal breaks off, is beyond
+//! repair: see [`crate::Salvage`].
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -27,14 +27,14 @@ use crate::read::version_set::encode_run;
 use crate::read::view::View;
 use crate::scrub::{FaultKeys, ScrubFault};
 
-/// What a repair did.
+/// The result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepairReport {
-    /// What could not be read, and is deleted now.
+    /// The data that could not be read and was deleted.
     pub removed: Vec<ScrubFault>,
-    /// Runs that were written anew.
+    /// The number of runs that were rewritten.
     pub runs: u64,
-    /// Changes that the caller made on top.
+    /// The number of changes that the caller made on top.
     pub changes: u64,
 }
 
@@ -54,7 +54,7 @@ impl Database {
         let _alone = self.compactor.merge_alone();
         let mut report = RepairReport::default();
         let mut change = VersionEdit::default();
-        // The roots of damaged runs, and of what takes their place.
+        // The roots of damaged runs, and of the runs that replace them.
         let mut instead: HashMap<Bytes, Option<Bytes>> = HashMap::new();
         for (tree, run, place) in self.all_runs() {
             let mut whole = true;
@@ -88,7 +88,7 @@ impl Database {
 
         let mut state = self.versions.manifest()?.state().clone();
         state.replace_runs(&instead);
-        // As it will be, for those who mend what is above.
+        // The view of the repaired store, from which the caller mends its own structures.
         let view = self.versions.preview(&state, &change)?;
         let batch = mend(&view, &report.removed)?;
         report.changes = batch.len() as u64;
@@ -109,7 +109,7 @@ impl Database {
         Ok(report)
     }
 
-    /// All runs, each once, with a dictionary that has it and what it is called.
+    /// Returns all runs, each once, with a dictionary that has it and its name in messages.
     fn all_runs(&self) -> Vec<(Arc<Tree>, Arc<Run>, String)> {
         let mut seen = BTreeSet::new();
         let mut runs = Vec::new();
@@ -140,7 +140,7 @@ impl Database {
         runs
     }
 
-    /// Runs of what a batch changes, to lie above all others.
+    /// Writes the changes of a batch into runs, to lie above all others.
     fn write_above(
         &self,
         version: &Version,
@@ -177,11 +177,12 @@ impl Database {
 }
 
 impl crate::Kvdb {
-    /// Makes the store usable again whose blocks are damaged: what cannot be read is deleted, and
-    /// named in the report; everything else stays. `mend` is shown the store as it is without it,
-    /// and what was removed, and gives the changes that make it whole again above. All of it takes
-    /// effect at once, or, when anything fails, nothing. Of a store that nothing else uses, opened
-    /// without threads; best closed right after.
+    /// Makes a store with damaged blocks usable again: unreadable data is deleted and listed in the
+    /// report; everything else stays. `mend` gets a view of the store without that data and the
+    /// list of the deletions, and returns the changes that make the structures of the layer above
+    /// consistent again. All of this takes effect atomically; if anything fails, nothing is
+    /// changed. The store must be opened without threads, with no other user, and is best closed
+    /// right afterwards.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

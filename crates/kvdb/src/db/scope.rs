@@ -1,6 +1,6 @@
-//! A scope: where reads and writes go. Code that works on one need not know whether it is the store
-//! itself, a transaction, or a state that does not change, nor whether that is in this process. It
-//! is the seam between a file system and its store (`docs/decisions/160-the-seam.md`).
+//! A scope: the target of reads and writes. Code that works on a scope need not know whether it is
+//! the store itself, a transaction or a state that does not change, nor whether that is in this
+//! process. It is the seam between a file system and its store (`docs/decisions/160-the-seam.md`).
 
 use std::sync::Arc;
 
@@ -15,17 +15,17 @@ use crate::read::cursor::{Cursor, Tuple};
 use crate::read::view::View;
 use crate::transactions::Transaction;
 
-/// Where reads and writes go.
+/// The target of reads and writes.
 #[derive(Clone)]
 pub enum Scope {
     /// The store itself: the mainline.
     Mainline(Kvdb),
-    /// What a transaction sees, and its changes.
+    /// A transaction, with its changes.
     Transaction(Transaction),
     /// A state that does not change.
     Frozen(View),
-    /// A state that a server holds which has the store: it does not change, or by this process
-    /// alone.
+    /// A state that is held by the server which has the store open. It does not change, or is
+    /// changed by this process only.
     Served(Arc<dyn ServedView>),
 }
 
@@ -39,7 +39,7 @@ enum Place {
 }
 
 impl ScopeCursor {
-    /// This cursor for callers that want keys only, see [`Cursor::keys_only`].
+    /// Returns this cursor for callers that need keys only, see [`Cursor::keys_only`].
     pub fn keys_only(self) -> ScopeCursor {
         ScopeCursor(match self.0 {
             Place::Here(cursor) => Place::Here(cursor.keys_only()),
@@ -50,7 +50,7 @@ impl ScopeCursor {
         })
     }
 
-    /// The next tuple in key order, or `None` at the range's end.
+    /// Returns the next tuple in key order, or `None` at the range's end.
     #[allow(clippy::should_implement_trait)]
     #[inline]
     pub fn next(&mut self) -> Result<Option<Tuple>> {
@@ -60,7 +60,7 @@ impl ScopeCursor {
         }
     }
 
-    /// The tuple before the position, or `None` at the range's start.
+    /// Returns the tuple before the position, or `None` at the range's start.
     pub fn prev(&mut self) -> Result<Option<Tuple>> {
         match &mut self.0 {
             Place::Here(cursor) => cursor.prev(),
@@ -90,8 +90,8 @@ impl ScopeCursor {
         }
     }
 
-    /// Tuples that the next steps take without a request to a server; none of a local cursor, whose
-    /// reads go ahead by themselves.
+    /// Returns the tuples that the next steps take without a request to a server. A local cursor
+    /// has none, since its reads run ahead by themselves.
     pub fn fetched(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let there = match &self.0 {
             Place::Here(_) => None,
@@ -102,7 +102,7 @@ impl ScopeCursor {
 }
 
 impl Scope {
-    /// The newest value that is seen here.
+    /// Returns the newest value in this scope.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         match self {
             Scope::Mainline(db) => db.get(dict, key),
@@ -112,7 +112,7 @@ impl Scope {
         }
     }
 
-    /// Up to `limit` tuples of `[start, end)`; see [`View::scan`].
+    /// Returns up to `limit` tuples of `[start, end)`; see [`View::scan`].
     pub fn scan(
         &self,
         dict: DictionaryId,
@@ -128,7 +128,7 @@ impl Scope {
         }
     }
 
-    /// A cursor over `[start, end)` as it is now; see [`View::cursor`].
+    /// Returns a cursor over `[start, end)` as it is now; see [`View::cursor`].
     pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<ScopeCursor> {
         let here = match self {
             Scope::Mainline(db) => db.view().cursor(dict, start, end),
@@ -142,17 +142,17 @@ impl Scope {
         Ok(ScopeCursor(Place::Here(here?)))
     }
 
-    /// Says that these keys are going to be read, one by one. Where that takes a request to a
-    /// server, they are read by one; elsewhere it does nothing.
+    /// Announces that these keys will be read, one by one. If reads take a request to a server, all
+    /// of them are read with one request; otherwise this does nothing.
     pub fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) {
         if let Scope::Served(view) = self {
             view.announce(dict, keys);
         }
     }
 
-    /// What is seen here now, for as long as the view is held. In a serializable transaction
-    /// nothing is locked by it or by reading it. A served view is none that this process could walk
-    /// through by itself: that fails.
+    /// Returns a view of the current state, which stays the same while it is held. In a
+    /// serializable transaction neither this nor reads of the view lock anything. Fails for a
+    /// served view, since this process cannot walk through it locally.
     pub fn view(&self) -> Result<View> {
         match self {
             Scope::Mainline(db) => Ok(db.view()),
@@ -165,8 +165,8 @@ impl Scope {
         }
     }
 
-    /// Applies a batch as one unit. In a transaction it is seen there alone until that commits, and
-    /// `durability` waits for that.
+    /// Applies a batch atomically. In a transaction it is visible only there until the transaction
+    /// commits, which `durability` then waits for.
     pub fn apply(&self, batch: Batch, durability: Durability) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.commit(batch, durability),
@@ -176,8 +176,8 @@ impl Scope {
         }
     }
 
-    /// Everything committed here before this call is on disk when it returns. In a transaction that
-    /// is not durable itself there is nothing to do: what it changes is on disk with its commit.
+    /// Makes everything that was committed in this scope before the call durable. In a transaction
+    /// that is not durable itself, this does nothing: its changes are on disk with its commit.
     pub fn sync(&self) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.sync(),
@@ -187,7 +187,7 @@ impl Scope {
         }
     }
 
-    /// Does what [`Scope::sync`] does, at an interval: see [`Kvdb::sync_at_interval`].
+    /// Does the same as [`Scope::sync`], for work at intervals: see [`Kvdb::sync_at_interval`].
     pub fn sync_at_interval(&self) -> Result<()> {
         match self {
             Scope::Mainline(db) => db.sync_at_interval(),
@@ -196,12 +196,12 @@ impl Scope {
         }
     }
 
-    /// `true`: a read may take a request to a server.
+    /// Returns `true` if a read may take a request to a server.
     pub fn is_served(&self) -> bool {
         matches!(self, Scope::Served(_))
     }
 
-    /// `false`: nothing can be changed here.
+    /// Returns `false` if the scope cannot be changed.
     pub fn writable(&self) -> bool {
         match self {
             Scope::Mainline(_) | Scope::Transaction(_) => true,

@@ -1,12 +1,12 @@
-//! Scrubs as clients of a store see them; [`crate::scrub`] does them.
+//! The public API for scrubs; [`crate::scrub`] implements it.
 
 use crate::error::Result;
 use crate::scrub::{ScrubFault, ScrubOptions, ScrubProgress};
 
 impl crate::Kvdb {
-    /// Starts to read everything that the store consists of and to compare it with its checksums,
-    /// on a thread of low priority; clients go on. `false`: that was under way already.
-    /// In a store without threads it is done when this returns, at no rate. See
+    /// Starts to read all data of the store and to compare it with its checksums, on a thread of
+    /// low priority; clients continue. Returns `false` if a scrub is under way already. In a store
+    /// without threads the scrub is done when this returns, without a limit on its rate. See
     /// [`crate::Kvdb::scrub_progress`].
     ///
     /// ```
@@ -23,22 +23,22 @@ impl crate::Kvdb {
         self.db.0.scrubber.start(options)
     }
 
-    /// How far the scrub is, or how far the last one came.
+    /// Returns the progress of the scrub, or of the last one.
     pub fn scrub_progress(&self) -> ScrubProgress {
         self.db.0.scrubber.progress()
     }
 
-    /// What the scrub under way, or the last one, has found: the first thousand places.
+    /// Returns the faults that the current scrub, or the last one, has found: the first thousand.
     pub fn scrub_faults(&self) -> Vec<ScrubFault> {
         self.db.0.scrubber.faults()
     }
 
-    /// Ends a scrub after the read that it is at.
+    /// Stops a scrub after its current read.
     pub fn stop_scrub(&self) {
         self.db.0.scrubber.stop();
     }
 
-    /// Returns when no scrub is under way.
+    /// Waits until no scrub is under way.
     pub fn wait_for_scrub(&self) {
         self.db.0.scrubber.wait_for_end();
     }

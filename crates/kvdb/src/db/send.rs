@@ -1,4 +1,4 @@
-//! Sending a snapshot: all of its tuples, or what has changed since another one.
+//! Sends a snapshot: all of its tuples, or the changes since another snapshot.
 
 use std::io::Write;
 
@@ -14,12 +14,12 @@ use crate::snapshots::stream::{BuildsUpon, Frame, Received, StreamHeader, write_
 /// Bytes of tuples after which a chunk ends.
 const CHUNK: usize = 128 << 10;
 
-/// What was sent.
+/// The size of a sent stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendStats {
-    /// Chunks of the stream.
+    /// Number of chunks in the stream.
     pub chunks: u64,
-    /// Tuples in them.
+    /// Number of tuples in the chunks.
     pub tuples: u64,
     /// Bytes of the stream.
     pub bytes: u64,
@@ -54,17 +54,17 @@ impl Sender<'_> {
     }
 }
 
-/// The snapshots that a stream is made of.
+/// The snapshots from which a stream is made.
 struct Sent {
     label: Label,
     view: View,
-    /// The one that its changes are made to.
+    /// The snapshot that the changes are made to.
     base: Option<(Label, View)>,
 }
 
 impl Kvdb {
-    /// Returns why [`Kvdb::send`] would not begin: a snapshot is not there, or what was received
-    /// already is of another stream.
+    /// Returns an error if [`Kvdb::send`] would not begin: a snapshot does not exist, or the
+    /// received part belongs to another stream.
     pub fn may_send(
         &self,
         snapshot: &str,
@@ -74,10 +74,10 @@ impl Kvdb {
         self.sent(snapshot, base, from).map(drop)
     }
 
-    /// Returns the snapshots to be sent, if that can go on with what was received.
+    /// Returns the snapshots to be sent, if the stream can continue the received part.
     fn sent(&self, snapshot: &str, base: Option<&str>, from: Option<&Received>) -> Result<Sent> {
         let db = &self.db.0;
-        // Looked up once: by the time of a second look another one may have the name.
+        // Looked up once: at a second lookup the name may belong to another snapshot.
         let known = |name: &str| {
             check_visible(name)?;
             let found = db.snapshots.get(name).ok_or_else(|| Error::NoSnapshot(name.into()))?;
@@ -121,9 +121,9 @@ impl Kvdb {
     }
 
     /// Writes a snapshot as a stream of bytes, for [`Kvdb::receive`] of another store: all of it
-    /// or, with `base`, what has changed since that snapshot, which the other store must have.
-    /// `from`: what of the same stream was received already ([`Kvdb::receiving`]) is left out. The
-    /// statistics count what was left out too, but for the bytes.
+    /// or, with `base`, the changes since that snapshot, which the other store must have. `from` is
+    /// the part of the same stream that was received already ([`Kvdb::receiving`]), which is left
+    /// out. The statistics count the part that was left out too, except for its bytes.
     ///
     /// ```
     /// # let (db, other) = (kvdb::Kvdb::in_memory(), kvdb::Kvdb::in_memory());
@@ -168,7 +168,7 @@ impl Kvdb {
             write_magic(sender.out)? + Frame::Header(Box::new(header)).write(sender.out)?;
         for (n, info) in dictionaries.iter().enumerate().skip(begun.dictionary as usize) {
             sender.dictionary = n as u32;
-            // Behind the last key that was received.
+            // Continue after the last key that was received.
             let last = (begun.chunks > 0 && n == begun.dictionary as usize).then_some(&begun.key);
             match &base {
                 None => {

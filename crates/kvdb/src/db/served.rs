@@ -1,9 +1,10 @@
-//! A view that a server holds for this process, which has not got the store. The trait is all that
-//! code above asks of one, and its implementation knows the way there (`kvdb-wire` has some); the
-//! cursor makes pages of tuples into the position between tuples that a local cursor is.
+//! A view that a server holds for this process, which does not have the store open. The trait is
+//! the complete interface that the layers above use; its implementations send the requests
+//! (`kvdb-wire` has some). The cursor turns pages of tuples into the position between tuples that a
+//! local cursor is.
 //!
-//! A view of a snapshot does not change. One of a transaction changes by what is applied here, and
-//! by nothing else, since no other client writes in it.
+//! A view of a snapshot does not change. A view of a transaction changes only by changes that are
+//! applied through it, since no other client writes in the transaction.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,7 +19,7 @@ use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::read::cursor::Tuple;
 
-/// Tuples of the first page that a cursor asks for. Each next page has twice as many, so that a
+/// Tuples of the first page that a cursor requests. Each further page has twice as many, so that a
 /// short range costs one request, and a long one few.
 const FIRST_PAGE: u32 = 256;
 /// Tuples of the largest page.
@@ -26,60 +27,60 @@ const MOST_OF_PAGE: u32 = 4096;
 /// Bytes of keys and values after which a page ends.
 const PAGE_BYTES: u32 = 1 << 20;
 
-/// A state of a store that a server holds: of a snapshot, or of a transaction of this process
-/// alone. Nothing that was read of it becomes stale by what others do, so an implementation may
-/// keep whatever it likes.
+/// A state of a store that a server holds: of a snapshot, or of a transaction that only this
+/// process uses. Data that was read from it never becomes stale through others, so an
+/// implementation may cache all of it.
 ///
-/// A call waits for the server. Every request may be sent again after the way there was cut: those
-/// that read change nothing there, and changes are numbered.
+/// A call waits for the server. Every request may be sent again after the connection was lost:
+/// reads change nothing, and changes are numbered.
 pub trait ServedView: Send + Sync {
-    /// The number of the dictionary of this name, if the view has one.
+    /// Returns the number of the dictionary of this name, if the view has one.
     fn dictionary(&self, name: &str) -> Option<DictionaryId>;
 
-    /// The size of the store, and what was free in it when the view was opened.
+    /// Returns the size of the store, and its free space when the view was opened.
     fn space(&self) -> Space;
 
-    /// The value of each of `keys`, in their order.
+    /// Returns the value of each of `keys`, in their order.
     fn get_many(&self, dict: DictionaryId, keys: &[&[u8]]) -> Result<Vec<Option<Bytes>>>;
 
-    /// A page of the tuples of a range.
+    /// Returns a page of the tuples of a range.
     fn page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> Result<TuplePage>;
 
-    /// Says that these keys are going to be read, one by one: they may be fetched together. An
-    /// error is met again by the read, and is not told here.
+    /// Announces that these keys will be read, one by one, so that they can be fetched together. An
+    /// error is not reported here, since the read meets it again.
     fn announce(&self, dict: DictionaryId, keys: &[&[u8]]);
 
-    /// Says that there is nothing in this range, and that what is going to be there is put by this
-    /// process: so it is known what is not there.
+    /// Announces that this range is empty, and that only this process puts keys into it, so that
+    /// missing keys in it are known to be missing.
     fn new_range(&self, _dict: DictionaryId, _start: &[u8], _end: &[u8]) {}
 
-    /// `true`: changes can be applied.
+    /// Returns `true` if changes can be applied.
     fn writable(&self) -> bool {
         false
     }
 
-    /// `true`: what was applied and synced survives this process and the server.
+    /// Returns `true` if applied and synced changes survive this process and the server.
     fn is_durable(&self) -> bool {
         false
     }
 
-    /// Applies these changes, all of them or none. They are seen here at once, and may be gathered
-    /// before they are sent.
+    /// Applies these changes atomically. They are visible here at once, and may be buffered before
+    /// they are sent.
     fn apply(&self, _changes: Vec<ServedChange>) -> Result<()> {
         Err(read_only())
     }
 
-    /// Sends what was gathered. In a durable transaction it is on disk when this returns.
+    /// Sends the buffered changes. In a durable transaction they are on disk when this returns.
     fn sync(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Sends what was gathered, and says that this process is still there.
+    /// Sends the buffered changes, and renews the sign that this process is alive.
     fn sync_at_interval(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Numbers of inodes that no other view of the store gets, so many or more.
+    /// Reserves at least `count` inode numbers, which no other view of the store gets.
     fn reserve_numbers(&self, _count: u64) -> Result<Range<u64>> {
         Err(read_only())
     }
@@ -98,13 +99,13 @@ pub enum ServedChange {
     Update(DictionaryId, Bytes, Update),
     /// Deletes a key.
     Delete(DictionaryId, Bytes),
-    /// Deletes the keys from the first to before the second.
+    /// Deletes the keys from the first one up to the second one, which is excluded.
     DeleteRange(DictionaryId, Bytes, Bytes),
 }
 
 impl ServedChange {
-    /// The changes of a batch. A value by reference is one of a store that is here, and cannot be
-    /// sent as such.
+    /// Returns the changes of a batch. Fails for a value by reference, since it refers to a local
+    /// store and cannot be sent.
     pub(crate) fn of(batch: Batch) -> Result<Vec<ServedChange>> {
         let one = |change| match change {
             BatchChange::Put(dict, key, value) => Ok(ServedChange::Put(dict, key, value)),
@@ -122,29 +123,29 @@ impl ServedChange {
     }
 }
 
-/// Which tuples of `[start, end)` are asked for.
+/// The tuples of `[start, end)` that a request asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct PageRequest<'a> {
-    /// The least key.
+    /// The lower bound of the keys, inclusive.
     pub start: &'a [u8],
-    /// The key that the range ends before; empty: the end of the dictionary.
+    /// The exclusive upper bound; empty for the end of the dictionary.
     pub end: &'a [u8],
-    /// The last tuples of the range, the last one first.
+    /// Asks for the last tuples of the range, the last one first.
     pub backward: bool,
-    /// Without values: these are empty.
+    /// Asks for keys only: all values are empty.
     pub keys_only: bool,
-    /// At most so many tuples, one at least.
+    /// The maximum number of tuples, at least one.
     pub tuples: u32,
-    /// The page ends with the tuple that has its keys and values reach so many bytes.
+    /// The page ends with the tuple with which its keys and values reach this many bytes.
     pub bytes: u32,
 }
 
-/// Tuples in the order that was asked for.
+/// Tuples in the requested order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TuplePage {
-    /// Keys and values.
+    /// The keys and values.
     pub tuples: Vec<(Bytes, Bytes)>,
-    /// There are no more of them in the range.
+    /// Set if the range has no further tuples.
     pub ended: bool,
 }
 
@@ -153,15 +154,16 @@ pub(crate) struct ServedCursor {
     view: Arc<dyn ServedView>,
     dict: DictionaryId,
     start: Bytes,
-    /// Empty: no upper end.
+    /// The exclusive upper bound; empty if there is none.
     end: Bytes,
     keys_only: bool,
-    /// It lies before the first tuple of at least this key; `None`: after the last one.
+    /// The position: before the first tuple whose key is at least this one, or after the last tuple
+    /// if `None`.
     at: Option<Bytes>,
-    /// Tuples from there on, in the order of the last step.
+    /// Tuples from the position on, in the direction of the last step.
     fetched: VecDeque<(Bytes, Bytes)>,
     forward: bool,
-    /// The last page has come to the end of the range.
+    /// Set if the last page reached the end of the range.
     ended: bool,
     page: u32,
 }
@@ -173,7 +175,7 @@ impl ServedCursor {
         start: &[u8],
         end: &[u8],
     ) -> ServedCursor {
-        // An inverted range holds nothing, as one that ends where it begins.
+        // An inverted range is empty, like one that ends where it begins.
         let end = if !end.is_empty() && end < start { start } else { end };
         let start = Bytes::copy_from_slice(start);
         ServedCursor {
@@ -195,7 +197,7 @@ impl ServedCursor {
         self.leave();
     }
 
-    /// Drops what was fetched: the position is another one, or the other way is gone from it.
+    /// Drops the fetched tuples, since the position or the direction has changed.
     fn leave(&mut self) {
         self.fetched.clear();
         (self.ended, self.page) = (false, FIRST_PAGE);
@@ -227,7 +229,8 @@ impl ServedCursor {
                 return Ok(());
             }
         };
-        // For a range, an empty end is none; here nothing lies before an empty key.
+        // An empty end means no bound in a range; but here it is the position before an empty key,
+        // which nothing precedes.
         let is_empty =
             if end.is_empty() { !self.forward && self.at.is_some() } else { start >= end };
         if is_empty {
@@ -249,7 +252,8 @@ impl ServedCursor {
         Ok(())
     }
 
-    /// Tuples that the next steps take, if they go on as the last one.
+    /// Returns the tuples that the next steps take, if they continue in the direction of the last
+    /// one.
     pub fn fetched(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         self.fetched.iter().map(|(key, value)| (key.as_ref(), value.as_ref()))
     }
@@ -259,7 +263,7 @@ impl ServedCursor {
             return self.seek_to_end();
         }
         let key = Bytes::copy_from_slice(key.max(&self.start));
-        // Tuples that were fetched are often where a seek leads.
+        // A seek often leads to a tuple that was fetched already.
         if self.forward && self.at.as_ref().is_some_and(|at| key >= at) {
             while self.fetched.front().is_some_and(|(have, _)| have < &key) {
                 self.fetched.pop_front();
@@ -279,10 +283,10 @@ impl ServedCursor {
     }
 }
 
-/// A page that a server has sent, whose tuples are some of those that were asked for. Their order
-/// is what makes each request lie beyond the one before, so that a walk ends. One without a tuple
-/// is the last one: it would be asked for again for ever, and a walk that ended there would miss
-/// what follows.
+/// Checks that the tuples of a page that a server has sent are among those requested. Their order
+/// ensures that each request lies beyond the one before, so that a walk ends. A page without tuples
+/// must be the last one: otherwise it would be requested forever, or a walk that ended there would
+/// miss the rest.
 fn checked(page: TuplePage, request: &PageRequest<'_>) -> Result<TuplePage> {
     let inside = |key: &Bytes| {
         key.as_ref() >= request.start && (request.end.is_empty() || key.as_ref() < request.end)
@@ -299,7 +303,7 @@ fn checked(page: TuplePage, request: &PageRequest<'_>) -> Result<TuplePage> {
     }
 }
 
-/// The least key above this one.
+/// Returns the least key above this one.
 fn after(key: &[u8]) -> Bytes {
     let mut next = Vec::with_capacity(key.len() + 1);
     next.extend_from_slice(key);

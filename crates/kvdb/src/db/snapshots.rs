@@ -1,4 +1,4 @@
-//! Snapshots and branches as clients of a store see them; [`crate::snapshots`] makes them.
+//! The public API for snapshots and branches; [`crate::snapshots`] implements it.
 
 use std::collections::BTreeSet;
 
@@ -14,19 +14,19 @@ use crate::snapshots::{
     shown_origin,
 };
 
-/// The branch of what a layer above notes of the store as a whole
-/// ([`Kvdb::create_dictionary_of_store`]). It is not listed, there are no snapshots of it, and so
+/// The branch for data that a layer above keeps about the store as a whole
+/// ([`Kvdb::create_dictionary_of_store`]). It is not listed, and there are no snapshots of it, so
 /// no rollback, clone or stream changes it.
 pub const STORE_BRANCH: &str = ".store";
 
-/// Why serializable transactions end.
+/// The reasons why serializable transactions end.
 const ROLLED_BACK: &str = "what it has read or changed was rolled back: begin it again";
 pub(super) const DROPPED: &str =
     "a dictionary that it has read or changed was dropped: begin it again";
 
 impl Kvdb {
-    /// Makes a snapshot of the main branch: everything committed before this call, for as long as
-    /// it is not dropped. It takes the time of a synced commit whatever the store holds, and is
+    /// Makes a snapshot of the main branch, which keeps all commits before this call until it is
+    /// dropped. It takes the time of a synced commit, whatever the size of the store, and is
     /// durable when this returns.
     ///
     /// ```
@@ -55,14 +55,14 @@ impl Kvdb {
         self.db.0.snapshotter.snapshot(branch, name, durability)
     }
 
-    /// All snapshots, the oldest first, with what they keep of the device: to be shown. Who looks
-    /// for one asks [`Kvdb::snapshot_label`], who wants their names [`Kvdb::snapshot_labels`].
+    /// Returns all snapshots, the oldest first, with the space that they keep, for display. To look
+    /// up one snapshot use [`Kvdb::snapshot_label`], and for their names [`Kvdb::snapshot_labels`].
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
         self.db.0.snapshotter.list().into_iter().filter(|s| !is_own(&s.name)).collect()
     }
 
-    /// Returns the label of the snapshot of this name, if there is one. It costs a look-up, however
-    /// many snapshots there are.
+    /// Returns the label of the snapshot of this name, if there is one. The cost is one lookup,
+    /// however many snapshots there are.
     pub fn snapshot_label(&self, name: &str) -> Option<SnapshotLabel> {
         check_visible(name).ok()?;
         self.db.0.snapshotter.label_of(name)
@@ -73,23 +73,24 @@ impl Kvdb {
         self.db.0.snapshotter.labels().filter(|label| !is_own(&label.name)).collect()
     }
 
-    /// The store, or that branch of it, as it was when the snapshot was made. The view outlives the
-    /// snapshot. Its dictionaries have the numbers that they had; see [`View::dictionary`].
+    /// Returns the store, or the snapshot's branch of it, as it was when the snapshot was made. The
+    /// view outlives the snapshot. Its dictionaries have their old numbers; see
+    /// [`View::dictionary`].
     pub fn open_snapshot(&self, name: &str) -> Result<View> {
         check_visible(name)?;
         self.db.0.snapshotter.open_snapshot(name)
     }
 
-    /// Drops a snapshot, durably, in a time that does not depend on what is in it. Clones and views
-    /// of it stay.
+    /// Drops a snapshot, durably, in a time that does not depend on its size. Clones and views of
+    /// it stay.
     pub fn drop_snapshot(&self, name: &str) -> Result<()> {
         check_visible(name)?;
         self.db.0.snapshotter.drop_snapshot(name)
     }
 
-    /// Makes a branch out of a snapshot: for each of its dictionaries a new one of the same name,
-    /// options and contents, that shares all data and goes its own way from here on. Durable when
-    /// this returns, and as quick as a snapshot.
+    /// Makes a branch from a snapshot: for each of its dictionaries a new one of the same name,
+    /// options and contents, which shares all data with it and diverges from here on. Durable when
+    /// this returns, and as fast as a snapshot.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -109,12 +110,12 @@ impl Kvdb {
         self.db.0.snapshotter.clone_snapshot(snapshot, branch)
     }
 
-    /// Limits the bytes that a clone may take of its own, durably; `None`: it may take what it
-    /// likes. What the snapshot that it was made of, or a state that it was merged or rebased at,
-    /// has as well counts for nothing; what merges and defragmentation have copied for
-    /// the clone counts, as does what was deleted until it is merged. A commit that would take more
-    /// fails with [`Error::CloneOverLimit`], but for deletions; a transaction of the clone is held
-    /// to it from its first change on.
+    /// Limits the bytes that a clone may have of its own, durably; `None` removes the limit. Data
+    /// that it shares with the snapshot that it was made of, or with a state that it was merged or
+    /// rebased at, does not count. Data that merges and defragmentation have copied for the clone
+    /// counts, and so does deleted data until it is merged. A commit beyond the limit fails with
+    /// [`Error::CloneOverLimit`], unless it only deletes; a transaction of the clone is bound by
+    /// the limit from its first change on.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -134,14 +135,14 @@ impl Kvdb {
         self.db.0.snapshotter.limit_branch(branch, bytes)
     }
 
-    /// Returns the limit of the clone that a dictionary is of. `None`: there is none.
+    /// Returns the limit of the clone that a dictionary belongs to, or `None` if there is none.
     pub fn limit_of(&self, dict: DictionaryId) -> Option<BranchLimit> {
         let snapshotter = &self.db.0.snapshotter;
         snapshotter.branch_limit(&snapshotter.limited_branch_of(dict)?)
     }
 
-    /// Makes the clone that a dictionary is of take less where it can, for a caller who would be
-    /// beyond its limit. Returns the limit, with the bytes that are taken then.
+    /// Makes the clone of a dictionary take less space if possible, for a caller who would exceed
+    /// its limit. Returns the limit, with the bytes that are taken afterwards.
     pub fn make_room_for(&self, dict: DictionaryId) -> Result<Option<BranchLimit>> {
         let snapshotter = &self.db.0.snapshotter;
         let Some(branch) = snapshotter.limited_branch_of(dict) else { return Ok(None) };
@@ -149,9 +150,9 @@ impl Kvdb {
         Ok(snapshotter.branch_limit(&branch))
     }
 
-    /// Limits the files that a clone may have of its own, durably; `None`: it may have as many as
-    /// it likes. The store itself knows no files: it keeps the number for the layer above, which
-    /// counts them.
+    /// Limits the number of files that a clone may have of its own, durably; `None` removes the
+    /// limit. The store itself knows no files: it keeps the limit for the layer above, which counts
+    /// them.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -168,15 +169,15 @@ impl Kvdb {
         self.db.0.snapshotter.limit_files(branch, files)
     }
 
-    /// Returns the clone that a dictionary is of and the files that it may have of its own. `None`:
-    /// there is no such limit.
+    /// Returns the clone that a dictionary belongs to, and the number of files that it may have of
+    /// its own. Returns `None` if there is no such limit.
     pub fn limit_of_files(&self, dict: DictionaryId) -> Option<(String, u64)> {
         self.db.0.snapshotter.limit_of_files(dict)
     }
 
-    /// Returns the states that the clone of a dictionary does not have of its own: the snapshot
-    /// that it was made of, and those that it was merged or rebased at. Empty: it was made of
-    /// nothing that is known. `None`: the dictionary is of no clone.
+    /// Returns the states whose data the clone of a dictionary shares: the snapshot that it was
+    /// made of, and those that it was merged or rebased at. The list is empty if its origin is not
+    /// known. Returns `None` if the dictionary does not belong to a clone.
     pub fn states_beneath(&self, dict: DictionaryId) -> Option<Vec<View>> {
         self.db.0.snapshotter.states_beneath(dict)
     }
@@ -192,7 +193,7 @@ impl Kvdb {
         !is_own(name) && self.db.0.versions.load().has_branch(name)
     }
 
-    /// The branches other than the main one, by name.
+    /// Returns the branches other than the main one, by name.
     pub fn branches(&self) -> Vec<BranchInfo> {
         let version = self.db.0.versions.load();
         let all = version.branches.iter().filter(|(name, _)| !name.starts_with('.'));
@@ -211,16 +212,16 @@ impl Kvdb {
         .collect()
     }
 
-    /// Returns what a clone and the branch that it was made of share. An error where it was made
-    /// of nothing that is known, or that branch is gone.
+    /// Returns the states that a clone has in common with the branch that it was made of. Fails if
+    /// its origin is not known, or if that branch is gone.
     pub fn lineage(&self, clone: &str) -> Result<Lineage> {
         check_name("branch", clone)?;
         self.db.0.snapshotter.lineage(clone)
     }
 
-    /// Keeps the state that a branch has now, which is the clone or the one that it was made of, as
-    /// one that both have in common, under a mark. Buffered, as a snapshot is; it ends with the
-    /// clone at the latest.
+    /// Keeps the current state of a branch, which is the clone or the one that it was made of,
+    /// under a mark, as a state that both have in common. It is buffered, as a snapshot is, and
+    /// ends with the clone at the latest.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -241,38 +242,37 @@ impl Kvdb {
         self.db.0.snapshotter.keep_common_state(clone, of, mark)
     }
 
-    /// A state that [`Kvdb::keep_common_state`] has kept.
+    /// Returns a state that [`Kvdb::keep_common_state`] has kept.
     pub fn common_state(&self, clone: &str, mark: u64) -> Result<View> {
         self.db.0.snapshotter.common_state(clone, mark)
     }
 
-    /// Lets go of the common states of a clone but for these, and but for the one that it was made
-    /// of.
+    /// Drops the common states of a clone, except those in `but` and the one that it was made of.
     pub fn drop_common_states(&self, clone: &str, but: &[u64]) -> Result<()> {
         self.db.0.snapshotter.drop_common_states(clone, but)
     }
 
-    /// Returns the identity of the store, which a copy of its file has, too, and a fork has not.
+    /// Returns the identity of the store. A copy of its file has the same one, a fork has another.
     pub fn store_id(&self) -> [u8; 16] {
         self.db.0.zones.superblock().uuid
     }
 
     /// Returns the identities of the stores that this one is a fork of
-    /// ([`RemoteStore::fork_to`](crate::RemoteStore::fork_to)): last the one that it was made of,
-    /// before that the one which that was made of, and so on; at most four. Empty: it is no fork.
+    /// ([`RemoteStore::fork_to`](crate::RemoteStore::fork_to)), at most four: the last one is the
+    /// store that it was made of, the one before is the store that that one was made of, and so on.
+    /// Returns none if it is not a fork.
     pub fn fork_origins(&self) -> Vec<[u8; 16]> {
         self.db.0.snapshotter.fork_origins()
     }
 
-    /// Returns the state of the main branch that a fork has in common with a store that it comes
-    /// from. `None`: that is none of its [`Kvdb::fork_origins`].
+    /// Returns the state of the main branch that a fork has in common with a store in its
+    /// [`Kvdb::fork_origins`], or `None` for any other store.
     pub fn fork_base(&self, store: &[u8; 16]) -> Option<ForkBase> {
         self.db.0.snapshotter.fork_base(store)
     }
 
     /// Drops a branch and its dictionaries, durably, as [`Kvdb::drop_dictionary`] does. Its
-    /// snapshots stay; its open transactions are aborted, and its commits cannot be undone any
-    /// more.
+    /// snapshots stay; its open transactions are aborted, and its commits can no longer be undone.
     pub fn drop_branch(&self, name: &str) -> Result<()> {
         check_name("branch", name)?;
         let db = &self.db.0;
@@ -285,10 +285,10 @@ impl Kvdb {
         Ok(())
     }
 
-    /// Gives the branch that the snapshot is of the state that it had then, durably and as one
-    /// step: what was committed to it since is gone, dictionaries made since are gone, those
-    /// dropped since are back. Dictionaries keep their numbers. Views and other snapshots, newer
-    /// ones too, stay; transactions that began before cannot commit to what was rolled back.
+    /// Returns the snapshot's branch to the state of the snapshot, durably and atomically: later
+    /// commits to it are undone, later dictionaries are dropped, and dictionaries dropped since are
+    /// restored. Dictionaries keep their numbers. Views and other snapshots stay, including newer
+    /// ones; transactions that began before cannot commit to data that was rolled back.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -307,13 +307,13 @@ impl Kvdb {
             .roll_back(snapshot, |dicts| db.transactions.lock_before_all(dicts, ROLLED_BACK))
     }
 
-    /// The dictionary of that name in a branch.
+    /// Returns the dictionary of that name in a branch.
     pub fn dictionary_in(&self, branch: &str, name: &str) -> Option<DictionaryId> {
         self.db.0.versions.dictionary(branch, name)
     }
 
-    /// The dictionary of that name in a branch, made if it does not exist (durable before this
-    /// returns).
+    /// Returns the dictionary of that name in a branch, and makes it if it does not exist (durable
+    /// before this returns).
     pub fn create_dictionary_in(
         &self,
         branch: &str,
@@ -323,8 +323,8 @@ impl Kvdb {
         self.db.0.catalog.create(branch, name, options)
     }
 
-    /// The dictionary of that name in [`STORE_BRANCH`], made if it does not exist (durable before
-    /// this returns).
+    /// Returns the dictionary of that name in [`STORE_BRANCH`], and makes it if it does not exist
+    /// (durable before this returns).
     pub fn create_dictionary_of_store(
         &self,
         name: &str,
@@ -340,13 +340,14 @@ impl Kvdb {
         db.catalog.create(STORE_BRANCH, name, options)
     }
 
-    /// The dictionary of a branch, made with default options if it does not exist, as a handle.
+    /// Returns a handle of the dictionary of that name in a branch, which is made with default
+    /// options if it does not exist.
     pub fn open_dictionary_in(&self, branch: &str, name: &str) -> Result<Dictionary> {
         let id = self.create_dictionary_in(branch, name, DictionaryOptions::default())?;
         Ok(Dictionary::of(self, id))
     }
 
-    /// The dictionaries of a branch, by number.
+    /// Returns the dictionaries of a branch, by number.
     pub fn dictionaries_in(&self, branch: &str) -> Vec<DictionaryInfo> {
         let of_branch = self.db.0.versions.load().entries.of_branch(branch);
         of_branch.values().map(|d| d.info.clone()).collect()
@@ -364,9 +365,9 @@ mod tests {
     use super::*;
     use crate::{CreateOptions, OpenOptions};
 
-    /// A snapshot waits for a flush that will not come, since the journal that it ends could not be
-    /// written. Those that wait for it are told so; they have asked when the store still took
-    /// writes.
+    /// A snapshot waits for a flush that will not happen, since the journal before it could not be
+    /// written. Callers that wait for the snapshot, and began to do so while the store still took
+    /// writes, must get an error.
     #[test]
     fn what_waits_for_a_snapshot_ends_when_that_can_not_be_written() {
         let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
@@ -382,7 +383,7 @@ mod tests {
         device.inject(Fault::always(Operation::Write, FaultKind::Error).of(Purpose::Journal));
         assert!(db.snapshot("s").is_err());
         let (done, outcome) = mpsc::channel();
-        // Not joined: it may go on for ever.
+        // Not joined, since it may never end.
         std::thread::spawn(move || {
             let settled = db.db.0.snapshotter.settled().map(drop);
             done.send(settled).unwrap();

@@ -1,4 +1,4 @@
-//! What the store has done and what it consists of, in figures.
+//! The statistics of a store: its work, and its contents.
 
 use vt_tree::RunStats;
 use zones::{IoStats, Profile};
@@ -9,14 +9,14 @@ use crate::db::database::Database;
 use crate::dictionary::DictionaryInfo;
 use crate::scrub::ScrubProgress;
 
-/// The store in figures. Bytes unless said otherwise; counts since it was opened.
+/// The statistics of a store. Values are bytes unless said otherwise; counts begin at its opening.
 #[derive(Clone, Debug)]
 pub struct Stats {
-    /// Room in the store.
+    /// The space of the store.
     pub space: Space,
-    /// What kind of device it was made for.
+    /// The kind of device that it was made for.
     pub profile: Profile,
-    /// What a seek is taken to cost: bytes that the device reads in the same time.
+    /// The assumed cost of a seek: bytes that the device reads in the same time.
     pub seek_bytes: u64,
     /// All dictionaries, of all branches.
     pub dictionaries: Vec<DictionaryStats>,
@@ -26,19 +26,19 @@ pub struct Stats {
     pub cache_bytes: u64,
     /// The memory budget.
     pub memory: u64,
-    /// What the journal takes on the device.
+    /// Bytes that the journal takes on the device.
     pub journal_bytes: u64,
     /// Bytes and operations by purpose.
     pub io: IoStats,
     /// Commits.
     pub commits: u64,
-    /// Syncs of the journal: fewer than synced commits when they share.
+    /// Syncs of the journal. Synced commits that share a sync count once.
     pub syncs: u64,
     /// Keys and values as committed.
     pub user_bytes: u64,
-    /// The part of `user_bytes` that was written once, straight to its place: large values.
+    /// The part of `user_bytes` that was written once, directly to its place: large values.
     pub bound_bytes: u64,
-    /// Values that were overwritten or deleted before they had a place, and so never written.
+    /// Values that were overwritten or deleted before they were placed, and so were never written.
     pub discarded_bytes: u64,
     /// Flushes.
     pub flushes: u64,
@@ -46,33 +46,33 @@ pub struct Stats {
     pub compactions: u64,
     /// Compactions that were split into subcompactions for several threads.
     pub split_merges: u64,
-    /// Bytes that merges left where they were.
+    /// Bytes that merges stitched, and so did not copy.
     pub stitched_bytes: u64,
     /// Bytes that flushes and merges wrote.
     pub merged_bytes: u64,
-    /// Commits that were slowed down because merges lagged.
+    /// Commits that were slowed down because merges could not keep up.
     pub delays: u64,
-    /// How long commits were slowed down in all, microseconds.
+    /// The total delay of commits, microseconds.
     pub delayed_micros: u64,
     /// Commits that had to wait for memory.
     pub stops: u64,
     /// Zones of 8 MiB that runs keep.
     pub zones_held: u64,
-    /// Zones of these that could be free if the others were full.
+    /// The part of these zones that would be free if the others were full.
     pub zones_reclaimable: u64,
-    /// Bytes in runs that newer versions hide, for a hundred alive, by a sample.
+    /// Bytes in runs that newer versions hide, in percent of the live bytes, by a sample.
     pub dead_percent: u64,
-    /// How far defragmentation is, or how far the last one came.
+    /// The progress of the defragmentation, or of the last one.
     pub defrag: DefragProgress,
-    /// How far the scrub is, or how far the last one came.
+    /// The progress of the scrub, or of the last one.
     pub scrub: ScrubProgress,
-    /// Nothing is left that the background would do by itself, until something is committed.
+    /// Set if the background has no work left until the next commit.
     pub at_rest: bool,
-    /// Why the store takes no more writes, if so.
+    /// The reason why the store takes no more writes, if it does not.
     pub failed: Option<String>,
 }
 
-/// A dictionary in figures.
+/// The statistics of a dictionary.
 #[derive(Clone, Debug)]
 pub struct DictionaryStats {
     /// Its name and options.
@@ -84,7 +84,7 @@ pub struct DictionaryStats {
 }
 
 impl Stats {
-    /// Bytes written to the device for each byte committed; 0 when nothing was committed.
+    /// Returns the bytes written to the device for each byte committed; 0 if nothing was committed.
     pub fn write_amplification(&self) -> f64 {
         if self.user_bytes == 0 {
             0.0

@@ -1,6 +1,6 @@
-//! Who does background work: threads for the clock, the journal, flushes, merges and
-//! defragmentation, or, without threads, [`Database::step`], which does one bounded unit of it.
-//! What is due is decided by the parts themselves: what a thread does is what a step does.
+//! Background work: done by threads for the clock, the journal, flushes, merges and
+//! defragmentation, or, without threads, by [`Database::step`], which does one bounded unit of it.
+//! The parts decide themselves which work is due, so a thread and a step do the same.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use env::thread::JoinHandle;
@@ -14,13 +14,13 @@ use crate::db::database::Database;
 use crate::error::{Error, Result};
 use crate::signals::Signals;
 
-/// Zones that go back to the host at an interval under load, at most.
+/// The maximum number of zones that are returned to the host at an interval under load.
 const GIVE_BACK: usize = 16;
 
 /// The threads of a store.
 pub(crate) struct Threads {
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Nanoseconds of the clock at its last tick.
+    /// The time of the last tick, in nanoseconds of the clock.
     last_tick: AtomicU64,
 }
 
@@ -30,7 +30,7 @@ impl Threads {
         Threads { threads: Mutex::default(), last_tick }
     }
 
-    /// Ends the threads that wait for a signal, and those that see that they are to end.
+    /// Wakes the threads that wait for a signal, and waits for all threads to end.
     fn stop(&self, signals: &Signals) {
         signals.wake_all();
         for thread in std::mem::take(&mut *self.threads.lock()) {
@@ -42,19 +42,19 @@ impl Threads {
 }
 
 impl Database {
-    /// Starts the threads, if this store has any. After an error there are none: each of them would
-    /// hold the store, and with it the device and its lock, though no caller has it.
+    /// Starts the threads, if this store has any. After an error there are none: each thread would
+    /// keep the store open, and with it the device and its lock, though no caller has the store.
     pub(crate) fn start_threads(self: &Arc<Self>) -> Result<()> {
         if self.inline() || self.options.read_only {
             return Ok(());
         }
         self.spawn_threads()
-            // So that the first synced commits find their space allocated as well.
+            // Prepares a segment, so that the first synced commits find their space allocated too.
             .and_then(|()| self.commits.prepare_segment())
             .inspect_err(|_| self.stop_threads())
     }
 
-    /// Ends all threads, whatever they wait for.
+    /// Ends all threads, including those that wait.
     pub(super) fn stop_threads(&self) {
         self.signals.stop_soon();
         self.scrubber.close();
@@ -78,7 +78,7 @@ impl Database {
             let run = move || {
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&db)));
                 if outcome.is_err() {
-                    // A bug in the program: no caller may wait for this thread's work any more.
+                    // A bug in the program: no caller may wait for this thread's work any longer.
                     db.health
                         .fail("background work", &Error::Invalid(format!("{name} has panicked")));
                     db.signals.memory_is_free();
@@ -146,7 +146,7 @@ impl Database {
             match done {
                 Ok(()) => {}
                 Err(Error::NoSpace) => {
-                    // Commits are told. What was deleted may make room.
+                    // Tell commits, and reclaim deleted data, which may free space.
                     self.signals.journal_ended(false);
                     self.admission.want_space();
                 }
@@ -155,8 +155,8 @@ impl Database {
         }
     }
 
-    /// The caller has flushed by hand, and so expects no more commits for a while: what is put off
-    /// until the store is quiet is done soon.
+    /// Does work soon that is put off until the store is quiet: the caller has flushed explicitly,
+    /// and so expects no commits for a while.
     pub(crate) fn tidy_soon(&self) {
         if !self.inline() {
             self.activity.expect_none();
@@ -164,19 +164,20 @@ impl Database {
         }
     }
 
-    /// What falls due with time.
+    /// Does the work that is due at intervals.
     pub(crate) fn tick(&self) -> Result<()> {
         let now = self.env.monotonic();
         self.threads.last_tick.store(now.as_nanos() as u64, Ordering::Relaxed);
         self.activity.look(now);
         self.commits.interval_is_over();
         self.transactions.end_idle(now);
-        // First: what follows may fail each time, and commits are on disk within the interval.
+        // Sync first: the later steps may fail each time, and commits must be on disk within the
+        // interval.
         self.commits.sync_and_mark()?;
         self.transactions.sweep_logs()?;
         self.transactions.sweep_undoable()?;
         match self.commits.prepare_segment() {
-            // Commits take one from what is set aside, when they must.
+            // If they must, commits take one from the reserve.
             Ok(()) | Err(Error::NoSpace) => {}
             Err(e) => return Err(e),
         }
@@ -185,8 +186,8 @@ impl Database {
             self.defragmenter.look_for_holes();
         }
         self.flusher.seal_what_holds_much(true)?;
-        // What a burst of work took and was not needed since; little at once, since it is the
-        // device that writers wait for.
+        // Return zones that a burst of work took and that are not needed any more, a few at once,
+        // since the writers wait for the same device.
         self.zones.give_back_idle(GIVE_BACK)?;
         if idle {
             self.signals.compaction_wanted();
@@ -205,7 +206,7 @@ impl Database {
         Ok(())
     }
 
-    /// One bounded unit of background work. `false`: there is nothing to do.
+    /// Does one bounded unit of background work. Returns `false` if there is nothing to do.
     pub(crate) fn step(&self) -> Result<bool> {
         self.health.writable()?;
         let since = self.env.monotonic().as_nanos() as u64
@@ -236,7 +237,7 @@ mod tests {
     use crate::{CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
 
     fn options() -> CreateOptions {
-        // Its clock does nothing for as long as a test takes.
+        // The store's clock does nothing for the duration of a test.
         let open = OpenOptions {
             memory: 64 << 20,
             zero_journal: false,
@@ -281,7 +282,7 @@ mod tests {
         assert!(!signals.blocked());
     }
 
-    /// Whatever fails on the way: the device, and with it its lock, is let go.
+    /// Whichever write fails, the device and its lock must be released.
     #[test]
     fn a_store_that_cannot_be_opened_is_not_held() {
         let mut failed = 0;

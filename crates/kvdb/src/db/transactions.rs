@@ -1,4 +1,4 @@
-//! Transactions as clients of a store see them; [`crate::transactions`] makes them.
+//! The public API for transactions; [`crate::transactions`] implements it.
 
 use std::sync::Arc;
 
@@ -27,29 +27,29 @@ impl Kvdb {
         self.db.0.transactions.join(id).ok_or(Error::NoTransaction(id))
     }
 
-    /// Why a transaction is over that was aborted for an older one, not too long ago: it may be
-    /// begun again. For those who only learn at its end that it has ended.
+    /// Returns the reason why a transaction was aborted for an older one, if that was recent: it
+    /// may be begun again. For callers that learn only at its end that it was aborted.
     pub fn lost_to_another(&self, id: TransactionId) -> Option<Error> {
         self.db.0.transactions.lost(id)
     }
 
-    /// The open transactions, the oldest first.
+    /// Returns the open transactions, the oldest first.
     pub fn transactions(&self) -> Vec<TransactionInfo> {
         self.db.0.transactions.list()
     }
 
-    /// Lets `routine` join what transactions and others have changed at the same keys of a
+    /// Sets the routine that joins the changes of transactions and others at the same keys of a
     /// dictionary, for as long as the store is open.
     pub fn set_merge(&self, dict: DictionaryId, routine: Arc<dyn MergeRoutine>) {
         self.db.0.transactions.set_routine(dict, routine);
     }
 
-    /// Whether a commit of `key` would have to wait for a serializable transaction now.
+    /// Returns whether a commit of `key` would have to wait for a serializable transaction now.
     pub fn is_locked(&self, dict: DictionaryId, key: &[u8]) -> bool {
         self.db.0.transactions.is_locked(dict, key)
     }
 
-    /// The commits that can be undone, the oldest first; see
+    /// Returns the commits that can be undone, the oldest first; see
     /// [`TransactionOptions::undoable`](crate::TransactionOptions::undoable).
     pub fn undoable_commits(&self) -> Vec<UndoableCommit> {
         self.db.0.transactions.undoable_commits()
@@ -61,7 +61,7 @@ impl Kvdb {
         self.db.0.transactions.undoable_commits_and_bytes()
     }
 
-    /// The states right before and right after a commit that can be undone.
+    /// Returns the states right before and right after a commit that can be undone.
     pub fn states_around(&self, number: u64) -> Result<(View, View)> {
         self.db.0.transactions.states_around(number)
     }

@@ -1,8 +1,8 @@
-//! Makes the local file by which a store in object storage is written at its address, on any
-//! machine: the store itself goes on, and not a fork of it. One such file is open at a time.
+//! Makes the local file that writes a store in object storage at its address, on any machine: the
+//! store itself continues, without a fork. One such file is open at a time.
 //!
-//! The file is claimed before anything else: after that no other file can publish, so the newest
-//! state is the last one, and what is committed on top of it is published as the next one.
+//! The file is claimed first. After that no other file can publish, so the newest state is the last
+//! one, and commits on top of it are published as the next one.
 
 use std::sync::Arc;
 
@@ -22,25 +22,25 @@ use crate::remote::{
     Owner, RemoteStore, RemoteZones, Right, random_id,
 };
 
-/// How a store is opened for writing at its address.
+/// Options for opening a store for writing at its address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriterOptions {
-    /// Says who has it open; at most 256 bytes.
+    /// Says where the store is open; at most 256 bytes.
     pub label: String,
-    /// The store is taken from a file that has it open. What that has not published stays in that
-    /// file alone.
+    /// Takes the store from a file that has it open. Commits that the other file has not published
+    /// stay in that file only.
     pub take: bool,
 }
 
 impl RemoteStore {
-    /// Makes the file on `device` the one by which the store is written. If it was that before, and
-    /// no other file was it since, it goes on with all that it has. If another one was it since,
-    /// and all that this one had was published, it becomes a file of the newest state; so do a
-    /// cache and a device that holds no store.
+    /// Makes the file on `device` the writer of the store. If it was the writer before, and no
+    /// other file has been since, it continues with all of its data. If another file has been the
+    /// writer since, and all commits of this one were published, it becomes a file of the newest
+    /// state; so does a cache, or a device that holds no store.
     ///
-    /// It fails with [`Error::OpenElsewhere`] if another file is open for writing, with
-    /// [`Error::Unpublished`] if another one was it since, and this one has what was never
-    /// published, and with [`Error::Invalid`] if the device holds another store.
+    /// Fails with [`Error::OpenElsewhere`] if another file is open for writing, with
+    /// [`Error::Unpublished`] if another file has been the writer since and this one has commits
+    /// that were never published, and with [`Error::Invalid`] if the device holds another store.
     ///
     /// The store is opened with [`OpenOptions::remote`](crate::OpenOptions::remote), published by
     /// [`Kvdb::publisher`](crate::Kvdb::publisher), and closed by
@@ -90,7 +90,8 @@ impl RemoteStore {
             Some(tail) => self.copy_with_journal(&claim, (id, &right), tail, device, env),
         };
         made.inspect_err(|_| {
-            // Nothing was written by it: it is as if the one before had closed the store.
+            // The claim has written nothing, so the previous owner is restored as if it had closed
+            // the store.
             if let Err(e) = claim.give_back(head.owner) {
                 tracing::warn!("{} stays open for writing: {e}", self.place());
             }
@@ -99,8 +100,8 @@ impl RemoteStore {
 }
 
 impl RemoteStore {
-    /// Makes the file of a writer, with the commits that the journal has after the newest state. It
-    /// has no right until all of it is there, so after a crash it is made anew.
+    /// Makes the file of a writer, with the commits that the journal has after the newest state.
+    /// The file has no right until it is complete, so after a crash it is made again.
     fn copy_with_journal(
         &self,
         claim: &Claim,
@@ -126,8 +127,7 @@ impl RemoteStore {
         Ok(copy)
     }
 
-    /// Commits again, in `db`, which has the newest state, what the journal has from one place up
-    /// to another one.
+    /// Replays the journal's commits between two places into `db`, which has the newest state.
     fn replay_journal(&self, db: &Kvdb, from: JournalPlace, to: JournalPlace) -> Result<()> {
         let lacks = || {
             Error::Corrupt(format!("the journal of {} lacks commits before others", self.place()))
@@ -147,7 +147,7 @@ impl RemoteStore {
                 }
                 next = commit.last() + 1;
                 let mut batch = Batch::new();
-                // It was within all limits when it was committed.
+                // The commit was within all limits when it was made.
                 batch.releases_space();
                 batch.changes = commit.changes.into_iter().filter_map(batched).collect();
                 db.commit(batch, Durability::Buffered)?;
@@ -157,8 +157,8 @@ impl RemoteStore {
         Ok(())
     }
 
-    /// Returns the note of the file on `device` if a store is written by it, and its identity;
-    /// `None` if there is nothing that would be lost.
+    /// Returns the note of the file on `device` and its identity if it is a writer, or `None` if
+    /// nothing on the device would be lost.
     fn written_by(&self, device: &dyn Device) -> Result<Option<(LocalCopy, [u8; 16])>> {
         let is_empty = device.len()? < ZONE_SIZE;
         if is_empty || matches!(Zones::is_remote(device), Err(zones::Error::NotAStore)) {
@@ -175,7 +175,7 @@ impl RemoteStore {
     }
 }
 
-/// A change of the journal, for a batch.
+/// Converts a change of the journal into one of a batch.
 fn batched((dict, op): (DictionaryId, Op)) -> Option<BatchChange> {
     Some(match op {
         Op::Put(key, Value::Inline(value)) => BatchChange::Put(dict, key, value),
@@ -191,12 +191,12 @@ fn write_note(device: &dyn Device, right: &Right) -> Result<()> {
     Ok(write_claim(device, &note.encode())?)
 }
 
-/// Notes that a file may get commits which are not published.
+/// Notes that a file may get commits that are not published.
 pub(crate) fn unsettle(zones: &Zones) -> Result<()> {
     let Some(note) = zones.claim_note()? else { return Ok(()) };
     let note = ClaimNote::decode(&note)?;
     match note.settled {
-        // A file without a right has nothing that would be lost.
+        // A file without a right has no commits that could be lost.
         true if note.right == Right::default() => Ok(()),
         true => Ok(zones.write_claim_note(&ClaimNote { settled: false, ..note }.encode())?),
         false => Ok(()),

@@ -1,8 +1,8 @@
-//! The journal: every commit since the runs were written, as a stream of records in chunks, laid
-//! into *segments*. A segment is one zone; the manifest lists them in order before they are
-//! written, each use of a zone with a new random epoch. Zones whose commits have reached the runs
-//! are listed anew at the end: their space on the host is there already, so a synced write is one
-//! flush and no file system's journal.
+//! The journal: every commit since the last flush, as a stream of records in chunks, in *segments*.
+//! A segment is one zone; the manifest lists the segments in order before they are written, and
+//! each use of a zone has a new random epoch. Zones whose commits have reached the runs are listed
+//! again at the end: their space is allocated on the host already, so a synced write is one flush
+//! of the device, without a write of the host file system's journal.
 
 pub(crate) mod record;
 mod writer;
@@ -13,15 +13,15 @@ use zones::{ZONE_SIZE, ZoneId};
 
 use crate::log::stream::StreamPart;
 
-/// One use of a zone by the journal.
+/// A zone in use by the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Order in the stream; never used again.
+    /// Its order in the stream; a number is never used again.
     pub number: u64,
     pub zone: ZoneId,
-    /// Tells this use's chunks from those of an earlier one.
+    /// Distinguishes the chunks of this use from those of an earlier one.
     pub epoch: u64,
-    /// Once known for good: the position where the stream leaves this segment. Everything before it
+    /// The position at which the stream leaves this segment, once it is final. Everything before it
     /// is durable.
     pub end: Option<u64>,
 }
@@ -32,5 +32,5 @@ impl Segment {
     }
 }
 
-/// Bytes that a segment holds.
+/// The size of a segment, bytes.
 pub(crate) const SEGMENT_SIZE: u64 = ZONE_SIZE;

@@ -1,8 +1,7 @@
-//! What the journal says: one record for each commit; numbers, which say where the count of changes
-//! stands; and marks, which only let the chunk that carries them tell that all before it was
-//! synced. In the stream a record is a length (varint) and that many bytes; it may run over chunks
-//! and segments. Nothing of a record counts until all of it is there, and so a commit happens whole
-//! or not at all.
+//! The records of the journal: one for each commit; numbers, which give the number of the next
+//! change; and marks, which exist only so that their chunk says that everything before it was
+//! synced. In the stream a record is a length (varint) and that many bytes; it may span chunks and
+//! segments. A record is valid only if it is complete, and so a commit is atomic.
 //!
 //! ```text
 //! u8  kind: 1, a number:   u64 sequence number of the change that follows
@@ -26,19 +25,19 @@
 //!         op 6, update of a value: the update (see the VT-tree's `update`), framed as a value is
 //! ```
 //!
-//! Runs bound are a large transaction's commit, one change by number: varint number of places, then
-//! each: varint address where a stream went on behind the runs; varint number of dictionaries, then
-//! each: varint dictionary, varint number of runs, then each, the newest first: bytes run. They are
-//! durable before the record is written, and lie above everything that stands before them.
+//! A record of bound runs is the commit of a large transaction and has one number: varint number of
+//! places, then each: varint address at which a stream continued after the runs; varint number of
+//! dictionaries, then each: varint dictionary, varint number of runs, then each, the newest first:
+//! bytes run. The runs are durable before the record is written, and lie above all earlier data.
 //!
 //! (`bytes`: a varint length, then the bytes.) Changes are numbered one by one in the order of the
-//! stream, from the position where the manifest lets the journal begin. A write to the device
-//! begins with a number, which must agree, unless it goes on where the last one was cut off.
+//! stream, from the start of the journal in the manifest. A write to the device begins with a
+//! number, which must agree with the count, unless it continues where the last write was cut off.
 //!
-//! A value on its way to its place has room in its record for the reference, which is filled in
+//! The record of a value that is not placed yet has space for the reference, which is filled in
 //! before the record is written (BetrFS 0.2, §3: the journal is late-binding). A reference to a
-//! value of no bytes says that the value was discarded: a later change that the journal has before
-//! the position in place of the address hides it.
+//! value of zero bytes says that the value was discarded: a later change, before the position in
+//! place of the address, hides it.
 
 use std::sync::Arc;
 
@@ -66,23 +65,24 @@ const UPDATE: u8 = 6;
 
 /// Bytes of a reference to an extent.
 const REFERENCE: usize = 16;
-/// Bytes of a reference where values may be compressed.
+/// Bytes of a reference to a value that may be compressed.
 const PACKED_REFERENCE: usize = 21;
 
-/// Bytes of a reference to a value that is stored so, if it gets smaller.
+/// Returns the size of a reference to a value that is stored with this codec if that makes it
+/// smaller.
 pub(crate) fn reference_len(codec: Compression) -> usize {
     if codec == Compression::None { REFERENCE } else { PACKED_REFERENCE }
 }
 
-/// One change.
+/// A change of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Put(Bytes, Value),
-    /// A large value that gets its place when its record is written, compressed so if it gets
-    /// smaller; it shares its buffer with others. Never read from a journal.
+    /// A large value that is placed when its record is written, compressed if that makes it
+    /// smaller. It shares its buffer with other values. Never read from a journal.
     PutDeferred(Bytes, Bytes, Compression),
-    /// The put of a value that was discarded: a change before this position of the journal's stream
-    /// hides it. Only read from a journal.
+    /// The put of a discarded value, which a change before this position of the journal's stream
+    /// hides. Only read from a journal.
     PutDiscarded(Bytes, u64),
     Update(Bytes, Update),
     Delete(Bytes),
@@ -106,7 +106,7 @@ impl Op {
         }
     }
 
-    /// What is put or deleted; the start of a range.
+    /// Returns the key that is put or deleted, or the start of the range.
     pub(crate) fn key(&self) -> &Bytes {
         match self {
             Op::Put(k, _)
@@ -118,7 +118,7 @@ impl Op {
         }
     }
 
-    /// Bytes of keys and value as given.
+    /// Returns the size of the keys and the value as given, bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Op::Put(k, v) => k.len() + v.len(),
@@ -129,7 +129,7 @@ impl Op {
         }
     }
 
-    /// The position that the journal must reach for this change to count; 0: any.
+    /// Returns the position that the journal must reach for this change to be valid; 0 for any.
     pub(crate) fn hidden_before(&self) -> u64 {
         match self {
             Op::PutDiscarded(_, until) => *until,
@@ -137,7 +137,7 @@ impl Op {
         }
     }
 
-    /// The value, the update or the end of the range that lies in the record.
+    /// Returns the value, the update or the end of the range that the record contains.
     fn payload(&self) -> Option<&Bytes> {
         match self {
             Op::Put(_, Value::Inline(v)) => Some(v),
@@ -150,7 +150,7 @@ impl Op {
         }
     }
 
-    /// Bytes of the reference that stands in the record.
+    /// Returns the size of the reference in the record, bytes.
     fn reference_len(&self) -> usize {
         match self {
             Op::Put(_, Value::Extent(ExtentRef { codec, .. })) | Op::PutDeferred(_, _, codec) => {
@@ -161,7 +161,8 @@ impl Op {
         }
     }
 
-    /// Bytes in the record behind the code. `alone`: the record holds no other change.
+    /// Returns the size of the change in the record after its code, bytes. `alone` says that the
+    /// record holds no other change.
     fn size(&self, dict: DictionaryId, alone: bool) -> usize {
         let framed = |len: usize| varint_len(len as u64) + len;
         let payload = self.payload().map_or(0, |p| if alone { p.len() } else { framed(p.len()) });
@@ -200,7 +201,7 @@ fn put_extent(codec: Compression) -> u8 {
     if codec == Compression::None { PUT_EXTENT } else { PUT_PACKED }
 }
 
-/// The first [`REFERENCE`] bytes say all of what is not compressed.
+/// Encodes a reference. Without compression, its first [`REFERENCE`] bytes are complete.
 fn reference(e: &ExtentRef) -> [u8; PACKED_REFERENCE] {
     let mut out = [0; PACKED_REFERENCE];
     out[..8].copy_from_slice(&e.addr.to_le_bytes());
@@ -211,26 +212,26 @@ fn reference(e: &ExtentRef) -> [u8; PACKED_REFERENCE] {
     out
 }
 
-/// Fills in the reference of a value that has its place now; it stands in `stream` at `at`, see
-/// [`encode`]. `codec`: how it would have been compressed if that had made it smaller.
+/// Fills in the reference of a value that has been placed, at `at` in `stream`, see [`encode`].
+/// `codec` is the one for the value, even if it did not make it smaller.
 pub(crate) fn place(stream: &mut [u8], at: usize, e: &ExtentRef, codec: Compression) {
     let len = reference_len(codec);
     stream[at..at + len].copy_from_slice(&reference(e)[..len]);
 }
 
-/// Says that the value whose reference would stand in `stream` at `at` was discarded: what is in
-/// the stream before position `until` hides it. The rest of the reference is zeros.
+/// Marks a value as discarded, whose reference would be at `at` in `stream`: a change before
+/// position `until` of the stream hides it. The rest of the reference is zeros.
 pub(crate) fn hide(stream: &mut [u8], at: usize, until: u64) {
     stream[at..at + 8].copy_from_slice(&until.to_le_bytes());
 }
 
-/// Bytes of the record of `changes`, its length included.
+/// Returns the size of the record of `changes`, its length included, bytes.
 pub(crate) fn size(changes: &[(DictionaryId, Op)]) -> usize {
     let inside = inside(changes);
     varint_len(inside as u64) + inside
 }
 
-/// Bytes of the record of `changes`, without its length.
+/// Returns the size of the record of `changes`, without its length, bytes.
 fn inside(changes: &[(DictionaryId, Op)]) -> usize {
     match changes {
         [(dict, op)] => 1 + op.size(*dict, true),
@@ -241,8 +242,8 @@ fn inside(changes: &[(DictionaryId, Op)]) -> usize {
     }
 }
 
-/// Appends the record of `changes`, its length in front, to `out`. For each unplaced value,
-/// `deferred` is told where its reference will stand in `out`.
+/// Appends the record of `changes`, preceded by its length, to `out`. `deferred` is called for each
+/// unplaced value with the offset of its reference in `out`.
 pub(crate) fn encode(
     changes: &[(DictionaryId, Op)],
     out: &mut Vec<u8>,
@@ -268,12 +269,11 @@ pub(crate) fn encode(
     }
 }
 
-/// What stands in the record of one put for its value.
+/// The value in the record of a single put.
 #[derive(Clone, Copy)]
 pub(crate) enum PutValue<'a> {
     Inline(&'a [u8]),
-    /// It is unplaced; the last [`reference_len`] bytes of the record are where its reference will
-    /// stand.
+    /// An unplaced value: the last [`reference_len`] bytes of the record are for its reference.
     Deferred(Compression),
 }
 
@@ -293,19 +293,19 @@ impl PutValue<'_> {
     }
 }
 
-/// Bytes of the record of one put, without its length.
+/// Returns the size of the record of a single put, without its length, bytes.
 fn put_inside(dict: DictionaryId, key: usize, value: PutValue) -> usize {
     1 + varint_len(u64::from(dict.0)) + varint_len(key as u64) + key + value.bytes().len()
 }
 
-/// Bytes of the record of one put, its length included.
+/// Returns the size of the record of a single put, its length included, bytes.
 pub(crate) fn put_size(dict: DictionaryId, key: usize, value: PutValue) -> usize {
     let inside = put_inside(dict, key, value);
     varint_len(inside as u64) + inside
 }
 
-/// Appends the record of one put, its length in front, to `out`; the bytes are those that
-/// [`encode`] makes of it.
+/// Appends the record of a single put, preceded by its length, to `out`, with the same bytes as
+/// [`encode`].
 pub(crate) fn encode_put(dict: DictionaryId, key: &[u8], value: PutValue, out: &mut Vec<u8>) {
     put_varint(out, put_inside(dict, key.len(), value) as u64);
     out.push(SINGLE + value.code());
@@ -314,15 +314,15 @@ pub(crate) fn encode_put(dict: DictionaryId, key: &[u8], value: PutValue, out: &
     out.extend_from_slice(value.bytes());
 }
 
-/// A mark, its length in front.
+/// Returns a mark, preceded by its length.
 pub(crate) fn mark() -> [u8; 2] {
     [1, MARK]
 }
 
-/// Bytes of a number, its length included.
+/// Bytes of a number record, its length included.
 pub(crate) const NUMBER_SIZE: usize = 10;
 
-/// The number of the change that follows, its length in front.
+/// Returns the record with the number of the next change, preceded by its length.
 pub(crate) fn number(next: Seq) -> [u8; NUMBER_SIZE] {
     let mut out = [0; NUMBER_SIZE];
     out[..2].copy_from_slice(&[NUMBER_SIZE as u8 - 1, NUMBER]);
@@ -330,8 +330,8 @@ pub(crate) fn number(next: Seq) -> [u8; NUMBER_SIZE] {
     out
 }
 
-/// The record that binds runs of dictionaries, its length in front. `places`: where the streams go
-/// on.
+/// Returns the record that binds runs of dictionaries, preceded by its length. `places` are the
+/// positions at which the streams continue.
 pub(crate) fn bind(places: &[(Purpose, u64)], runs: &[(DictionaryId, Vec<Arc<Run>>)]) -> Vec<u8> {
     let mut inside = vec![BIND];
     put_varint(&mut inside, places.len() as u64);
@@ -352,16 +352,16 @@ pub(crate) fn bind(places: &[(Purpose, u64)], runs: &[(DictionaryId, Vec<Arc<Run
     out
 }
 
-/// Runs that a transaction's commit bound.
+/// The runs that a transaction's commit has bound.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bound {
-    /// Where streams went on behind them.
+    /// The addresses at which streams continued after the runs.
     pub places: Vec<u64>,
-    /// Roots of the runs of each dictionary, newest first.
+    /// The roots of the runs of each dictionary, newest first.
     pub runs: Vec<(DictionaryId, Vec<Bytes>)>,
 }
 
-/// The record of a snapshot that is made at this point, its length in front.
+/// Returns the record of a snapshot that is made at this point, preceded by its length.
 pub(crate) fn snapshot(label: &Label, below: u32) -> Vec<u8> {
     let mut inside = vec![SNAPSHOT];
     label.encode(&mut inside);
@@ -371,21 +371,21 @@ pub(crate) fn snapshot(label: &Label, below: u32) -> Vec<u8> {
     out
 }
 
-/// What a record says.
+/// A decoded record.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     Number(Seq),
     Mark,
     Commit(Ops),
     Bind(Bound),
-    /// All before it is a snapshot; `below`: of dictionaries with smaller numbers.
+    /// A snapshot of everything before it, in dictionaries with numbers less than `below`.
     Snapshot {
         label: Label,
         below: u32,
     },
 }
 
-/// Decodes what stands behind the length. Keys and values share the record's memory.
+/// Decodes the part of a record after the length. Keys and values share the record's memory.
 pub(crate) fn decode(record: &Bytes) -> Result<Record> {
     let mut r = Decoder::new(record, "a journal record");
     let kind = r.u8()?;
@@ -499,7 +499,7 @@ mod tests {
         ]
     }
 
-    /// The record without its length, which is checked.
+    /// Returns the record without its length, which is checked.
     fn encoded(changes: &[(DictionaryId, Op)]) -> Bytes {
         let mut bytes = Vec::new();
         encode(changes, &mut bytes, |_| {});

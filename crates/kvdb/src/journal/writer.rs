@@ -1,5 +1,5 @@
-//! Writes the journal's stream: cuts what has gathered since the last write into chunks and lays
-//! them into segments. It never touches a sector twice: what a write did not fill stays empty.
+//! Writes the journal's stream: cuts the pending bytes into chunks and writes them into segments.
+//! It never writes a sector twice: the rest of a sector that a write did not fill stays empty.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,31 +10,31 @@ use super::{SEGMENT_SIZE, Segment};
 use crate::error::Result;
 use crate::log::chunk::{self, HEADER, Kind, MAX_PIECE};
 
-/// A segment and what keeps its zone.
+/// A segment and the pin of its zone.
 pub(crate) struct Owned {
     pub segment: Segment,
     pub pin: ZonePin,
-    /// Up to this offset the host has space for it that was written to before, so that a sync of
-    /// what is written there does not wait for the host's own journal.
+    /// The offset up to which the host has allocated and written space for the segment, so that a
+    /// sync of a write there does not wait for the host's own journal.
     pub settled: u64,
-    /// Its zone may be a segment's again without an allocation.
+    /// Set if its zone can become a segment again without an allocation.
     pub reusable: bool,
 }
 
 impl Owned {
-    /// A segment in a zone that was just taken.
+    /// Returns a segment in a zone that was just taken.
     pub(crate) fn new(segment: Segment, pin: ZonePin) -> Owned {
         Owned { segment, pin, settled: 0, reusable: true }
     }
 
-    /// A segment in a zone that was written to from its beginning to its end.
+    /// Returns a segment in a zone that was written from beginning to end.
     pub(crate) fn settled(segment: Segment, pin: ZonePin) -> Owned {
         Owned { settled: SEGMENT_SIZE, ..Owned::new(segment, pin) }
     }
 }
 
-/// Where syncs are expected, so many bytes ahead of the stream are filled with zeros at once, in a
-/// segment that was not prepared: one sync in hundreds waits for the host then.
+/// While syncs are expected, this many bytes ahead of the stream are filled with zeros at once, in
+/// a segment that was not prepared. Then only one sync in hundreds waits for the host.
 const SETTLE: u64 = 1 << 20;
 
 pub(crate) struct Writer {
@@ -43,21 +43,21 @@ pub(crate) struct Writer {
     used: VecDeque<Owned>,
     /// Segments that the manifest lists and that are still empty.
     ready: VecDeque<Owned>,
-    /// Empty segments that a thread prepares or lists while the writer is not locked.
+    /// Number of empty segments that a thread prepares or lists while the writer is not locked.
     coming: usize,
-    /// Offset in the last used segment where the next chunk goes.
+    /// Offset of the next chunk in the last used segment.
     offset: u64,
-    /// Position in the stream where the next chunk begins.
+    /// Position of the next chunk in the stream.
     position: u64,
-    /// Position behind the last write that was not cut off in the middle of a record.
+    /// Position after the last write that did not end in the middle of a record.
     whole: u64,
-    /// Zones for values that wait for their place: they go to the device together with the stream.
+    /// Zones for deferred values, which are written to the device together with the stream.
     pub reserved: Vec<ZonePin>,
-    /// Syncs are expected: see [`SETTLE`].
+    /// Set while syncs are expected: see [`SETTLE`].
     pub settle: bool,
 }
 
-/// Where the writer stands.
+/// The writer's position: segment, offset in it, and position of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
     pub segment: u64,
@@ -66,7 +66,8 @@ pub(crate) struct Written {
 }
 
 impl Writer {
-    /// A writer that goes on at `position` in the first of the segments that are added to it.
+    /// Returns a writer that continues at `position`, in the first of the segments that are added
+    /// to it.
     pub(crate) fn new(zones: Arc<Zones>, position: u64) -> Writer {
         Writer {
             zones,
@@ -81,14 +82,14 @@ impl Writer {
         }
     }
 
-    /// Segments of an earlier life: kept until the runs hold what is in them.
+    /// Adds segments from before the opening, which are kept until the runs hold their commits.
     pub(crate) fn keep_old(&mut self, old: Vec<Owned>) {
         debug_assert!(self.used.is_empty());
         self.used.extend(old);
     }
 
-    /// An empty segment, already durable in the manifest. Given back when a later one was added
-    /// before: the stream goes through segments in the order of their numbers.
+    /// Adds an empty segment that is already durable in the manifest. Returns it if a later one was
+    /// added before, since the stream passes through segments in the order of their numbers.
     #[must_use]
     pub(crate) fn add(&mut self, segment: Owned) -> Option<Owned> {
         let newest = self.ready.back().or(self.used.back()).map(|s| s.segment.number);
@@ -99,10 +100,10 @@ impl Writer {
         None
     }
 
-    /// Announces at most `most` segments that will be added, so many that no more than `stock` are
-    /// empty then; returns how many. The caller calls [`Writer::arrived`] with that number after it
-    /// has added them, or given up. Without it, two threads would each see a segment missing, and a
-    /// nearly full store would keep one zone more for the journal than it should.
+    /// Announces segments that will be added, at most `most`, and no more than bring the empty ones
+    /// to `stock`; returns their number. The caller calls [`Writer::arrived`] with that number
+    /// after it has added them, or given up. Otherwise two threads would each see a segment
+    /// missing, and a nearly full store would keep one zone more for the journal than it should.
     pub(crate) fn announce(&mut self, stock: usize, most: usize) -> usize {
         let count = stock.saturating_sub(self.ready.len() + self.coming).min(most);
         self.coming += count;
@@ -113,12 +114,13 @@ impl Writer {
         self.coming -= count;
     }
 
-    /// Bytes that the segments in use take on the device.
+    /// Returns how many bytes the segments in use take on the device.
     pub(crate) fn bytes(&self) -> u64 {
         self.used.len() as u64 * SEGMENT_SIZE
     }
 
-    /// Bytes of stream that surely fit into the segments at hand, when written at once.
+    /// Returns how many bytes of stream are sure to fit into the segments at hand, when written at
+    /// once.
     pub(crate) fn room(&self) -> usize {
         let left = room_in(SEGMENT_SIZE - self.offset);
         (left + self.ready.len() as u64 * room_in(SEGMENT_SIZE)) as usize
@@ -133,18 +135,19 @@ impl Writer {
         Written { segment, offset, position: self.position }
     }
 
-    /// The stream ends with a whole record.
+    /// Notes that the stream ends with a complete record.
     pub(crate) fn is_whole(&mut self) {
         self.whole = self.position;
     }
 
-    /// Bytes of stream behind the last write that ended with a whole record.
+    /// Returns how many bytes of stream follow the last write that ended with a complete record.
     pub(crate) fn since_whole(&self) -> u64 {
         self.position - self.whole
     }
 
-    /// Writes `buffer`, which is `HEADER` bytes of anything and then the stream's next bytes. The
-    /// caller made sure of [`Writer::room`]. `synced`: see [`chunk`]. Not synced.
+    /// Writes `buffer`, which has `HEADER` arbitrary bytes and then the next bytes of the stream.
+    /// The caller has made sure that they fit ([`Writer::room`]). For `synced` see [`chunk`]. Does
+    /// not sync.
     pub(crate) fn write(&mut self, buffer: &mut Vec<u8>, synced: u64) -> Result<()> {
         let total = buffer.len() - HEADER;
         let room = SEGMENT_SIZE - self.offset;
@@ -196,7 +199,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Lets go of the segments before number `before`, and gives them back for another use.
+    /// Releases the segments before number `before`, and returns them for another use.
     pub(crate) fn release(&mut self, before: u64) -> Vec<Owned> {
         let count = self.used.iter().take_while(|s| s.segment.number < before).count();
         debug_assert!(
@@ -213,8 +216,8 @@ impl Writer {
         }
     }
 
-    /// The ranges of its segments that are not needed once the store is closed, as addresses.
-    /// `flushed`: nothing of the stream is.
+    /// Returns the address ranges of its segments that are not needed once the store is closed.
+    /// `flushed` says that no part of the stream is needed.
     pub(crate) fn unneeded(&self, flushed: bool) -> Vec<(u64, u64)> {
         let whole = |owned: &Owned| (owned.segment.zone.start(), owned.segment.zone.end());
         let used = match (flushed, self.used.back()) {
@@ -226,19 +229,20 @@ impl Writer {
         ranges.filter(|(start, end)| start < end).collect()
     }
 
-    /// The segment last written to, and the position where the stream stands.
+    /// Returns the segment that was last written to, and the position of the stream.
     pub(crate) fn last_used(&self) -> Option<(u64, u64)> {
         self.used.back().map(|s| (s.segment.number, self.position))
     }
 }
 
-/// Bytes of stream that fit into `bytes` of a segment: every chunk may waste a header and most of a
-/// sector, and the chunks are as long as a whole buffer, except at a segment's end.
+/// Returns how many bytes of stream fit into `bytes` of a segment: every chunk may waste a header
+/// and most of a sector, and each chunk but the one at a segment's end is as long as a whole
+/// buffer.
 fn room_in(bytes: u64) -> u64 {
     bytes.saturating_sub(bytes / (1 << 17) * 64 + 3 * SECTOR)
 }
 
-/// How much of [`Writer::room`] a write of `len` bytes takes at most.
+/// Returns the most that a write of `len` bytes takes of [`Writer::room`].
 pub(crate) fn cost(len: usize) -> usize {
     len + len / (1 << 16) * 64 + 3 * SECTOR as usize
 }

@@ -1,10 +1,10 @@
-//! Chunks: how the journal and the manifest lie on the device.
+//! Chunks: the layout of the journal and the manifest on the device.
 //!
 //! Both are streams of bytes that only grow; a byte's place in its stream is its *position* (u64,
-//! never used twice in one part of the stream). A chunk is what one write puts on the device: a
-//! header, a piece of the stream, zeros up to the next sector. Whole sectors only, so that no later
-//! write touches a sector that was synced. The header has a checksum of its own: it can be looked
-//! for without reading the piece.
+//! never used twice in one part of the stream). A chunk is written at once: a header, a piece of
+//! the stream, and zeros up to the next sector. It fills whole sectors, so that no later write
+//! touches a sector that was synced. The header has a checksum of its own, so that it can be found
+//! without reading the piece.
 //!
 //! ```text
 //!  0  u32  magic: "KVJC" journal, "KVMC" manifest
@@ -22,10 +22,10 @@ use zones::{SECTOR, crc32c};
 
 /// Bytes of a chunk before its piece.
 pub(crate) const HEADER: usize = 40;
-/// Longest piece of one chunk.
+/// The longest piece of one chunk.
 pub(crate) const MAX_PIECE: usize = (1 << 20) - HEADER;
 
-/// Which stream a chunk belongs to.
+/// The stream that a chunk belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Journal,
@@ -41,7 +41,7 @@ impl Kind {
     }
 }
 
-/// A chunk's header, its own checksum verified.
+/// A chunk's header, after its own checksum was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub len: u32,
@@ -51,13 +51,13 @@ pub(crate) struct Header {
     pub crc: u32,
 }
 
-/// Bytes that a chunk with a piece of `len` bytes takes on the device.
+/// Returns how many bytes a chunk with a piece of `len` bytes takes on the device.
 pub(crate) fn size(len: usize) -> u64 {
     ((HEADER + len) as u64).next_multiple_of(SECTOR)
 }
 
-/// Makes a chunk of `chunk`, which holds `HEADER` bytes of anything, then the piece: fills in the
-/// header, adds the padding.
+/// Completes a chunk from `chunk`, which holds `HEADER` arbitrary bytes and then the piece: fills
+/// in the header and adds the padding.
 pub(crate) fn seal(kind: Kind, chunk: &mut Vec<u8>, epoch: u64, position: u64, synced: u64) {
     debug_assert!(chunk.len() > HEADER && chunk.len() <= HEADER + MAX_PIECE);
     let len = chunk.len() - HEADER;
@@ -74,7 +74,8 @@ pub(crate) fn seal(kind: Kind, chunk: &mut Vec<u8>, epoch: u64, position: u64, s
 }
 
 impl Header {
-    /// The header at the start of `bytes`; `None`: there is none, whatever the bytes are.
+    /// Returns the header at the start of `bytes`, or `None` if there is none; `bytes` may be
+    /// anything.
     pub(crate) fn read(kind: Kind, bytes: &[u8]) -> Option<Header> {
         let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
@@ -94,12 +95,12 @@ impl Header {
         .then_some(h)
     }
 
-    /// Bytes of the whole chunk on the device.
+    /// Returns the size of the whole chunk on the device, bytes.
     pub(crate) fn size(&self) -> u64 {
         size(self.len as usize)
     }
 
-    /// The piece of the chunk `bytes`, when its checksum holds.
+    /// Returns the piece of the chunk `bytes`, if its checksum is right.
     pub(crate) fn piece<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let chunk = bytes.get(..self.size() as usize)?;
         (crc32c(&chunk[HEADER..]) == self.crc).then(|| &chunk[HEADER..HEADER + self.len as usize])

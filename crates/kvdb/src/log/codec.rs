@@ -1,6 +1,6 @@
-//! Reading and writing the few shapes that journal records and manifest edits consist of: fixed
-//! integers (little-endian), varints, byte strings behind a varint length. The reader takes any
-//! bytes: what does not fit is an error.
+//! Encodes and decodes the few types of which journal records and manifest edits consist: fixed
+//! integers (little-endian), varints, and byte strings after a varint length. The decoder accepts
+//! any bytes: invalid ones are an error.
 
 pub(crate) use zones::varint::{put_bytes, put_u64 as put_varint};
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy)]
 pub(crate) struct Decoder<'a> {
     rest: &'a [u8],
-    /// What is being read, for the error.
+    /// The name of the decoded data, for errors.
     what: &'static str,
 }
 
@@ -32,7 +32,7 @@ impl<'a> Decoder<'a> {
         self.rest = tail;
         Ok(head)
     }
-    /// All that is left.
+    /// Returns the remaining bytes.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
@@ -59,8 +59,8 @@ impl<'a> Decoder<'a> {
     pub(crate) fn varint_u32(&mut self) -> Result<u32> {
         u32::try_from(self.varint()?).map_err(|_| self.corrupt("a number is too large"))
     }
-    /// A count of things that take at least `each` bytes: bounded by what is left, so that it is
-    /// safe to allocate for.
+    /// Decodes a count of items that take at least `each` bytes. The count is bounded by the
+    /// remaining bytes, so that it is safe to allocate for.
     pub(crate) fn count(&mut self, each: usize) -> Result<usize> {
         let n = self.varint()?;
         if n > (self.rest.len() / each.max(1)) as u64 {

@@ -1,5 +1,5 @@
-//! What the journal and the manifest are laid on: chunks with their checksums, streams of them read
-//! back, and the shapes in them.
+//! The layer that the journal and the manifest are built on: chunks with their checksums, the
+//! reader of their streams, and the encoding of their fields.
 
 pub(crate) mod chunk;
 pub(crate) mod codec;

@@ -1,12 +1,11 @@
-//! Reads a stream of chunks (journal or manifest) back from the zones it lies in, and tells its
-//! three ends apart: it stops where it was said to stop; it stops in a torn tail, which is what a
-//! power cut leaves; or something is missing in its middle, which is corruption. The last two
-//! differ by evidence: when any later chunk says "everything before me was synced", what is missing
-//! before it was durable once.
+//! Reads a stream of chunks (journal or manifest) back from its zones, and distinguishes three
+//! ends: the stream stops at the given end; it stops in a torn tail, as after a power cut; or a
+//! part is missing in its middle, which is corruption. The last two differ by evidence: if any
+//! later chunk says that everything before a position was synced, the missing part before that
+//! position was durable once.
 //!
-//! The manifest's chunks are written twice, one behind the other: its last edit has no later chunk
-//! that vouches for it, and losing it to a flipped bit would bring back a state whose journal is
-//! gone.
+//! The manifest's chunks are written twice, one after the other: no later chunk vouches for its
+//! last edit, and losing that edit to a flipped bit would bring back a state whose journal is gone.
 
 use bytes::Bytes;
 use zones::{Purpose, SECTOR, ZONE_SIZE, ZoneId, Zones};
@@ -19,19 +18,19 @@ use crate::log::chunk::{Header, Kind};
 pub(crate) struct StreamPart {
     pub zone: ZoneId,
     pub epoch: u64,
-    /// The stream stops at this position in this zone, whatever the zone holds beyond; what comes
-    /// before it must be there.
+    /// The position at which the stream stops in this zone, whatever else the zone holds.
+    /// Everything before it must exist.
     pub end: Option<u64>,
 }
 
-/// How a stream ended.
+/// The end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tail {
-    /// Position behind the last byte of whole chunks.
+    /// The position after the last byte of valid chunks.
     pub position: u64,
-    /// Everything before this position is known to have been durable.
+    /// The position before which everything is known to have been durable.
     pub synced: u64,
-    /// Bytes of chunks behind the end, of which the reader makes no use.
+    /// Bytes of chunks after the end, which the reader ignores.
     pub torn: u64,
 }
 
@@ -41,38 +40,38 @@ pub(crate) struct StreamReader<'a> {
     kind: Kind,
     parts: &'a [StreamPart],
     part: usize,
-    /// Offset of the next chunk in the present part's zone.
+    /// Offset of the next chunk in the zone of the current part.
     offset: u64,
-    /// Position of the next byte wanted.
+    /// Position of the next byte to read.
     position: u64,
-    /// The first chunk may begin before the position wanted.
+    /// Set before the first chunk, which may begin before the requested position.
     first: bool,
     synced: u64,
     buffer: ReadBuffer,
-    /// Chunks of which one of two copies is unreadable: device address of the copy, position
-    /// of the chunk.
+    /// Chunks with one unreadable copy: the device address of that copy, and the position of the
+    /// chunk.
     damaged: Vec<(u64, u64)>,
-    /// Position of the chunk read last.
+    /// Position of the last chunk that was read.
     last: u64,
-    /// Reads go to the medium, past what the host has cached of it.
+    /// Set if reads bypass the host's cache and go to the medium.
     medium: bool,
-    /// The rest of a part that was searched for the next chunk in vain.
+    /// The rest of a part in which the next chunk was searched for without success.
     searched: Option<Searched>,
-    /// Nothing is expected to follow.
+    /// Set if no further chunk is expected.
     closed: bool,
 }
 
-/// The headers of a part's epoch that a search without success passed, so that
+/// The headers of a part's epoch that an unsuccessful search has passed, so that
 /// [`StreamReader::tail`] need not read them again.
 struct Searched {
     part: usize,
-    /// The search began here and went on to the end of the zone.
+    /// The start of the search, which went on to the end of the zone.
     offset: u64,
     /// Device addresses and headers, in order.
     headers: Vec<(u64, Header)>,
 }
 
-/// Bytes read ahead, so that many small chunks cost few reads.
+/// Bytes that were read ahead, so that many small chunks cost few reads.
 struct ReadBuffer {
     addr: u64,
     bytes: Vec<u8>,
@@ -81,7 +80,7 @@ struct ReadBuffer {
 const READ_AHEAD: u64 = 256 << 10;
 
 impl ReadBuffer {
-    /// `len` bytes at `addr`, all within `zone`.
+    /// Returns `len` bytes at `addr`, all within `zone`.
     fn get(
         &mut self,
         zones: &Zones,
@@ -101,7 +100,7 @@ impl ReadBuffer {
             };
             let mut done = read(&mut self.bytes);
             if done.is_err() && want > len {
-                // What is bad may lie in what was read ahead.
+                // The unreadable bytes may lie in the part that was read ahead.
                 self.bytes.truncate(len as usize);
                 done = read(&mut self.bytes);
             }
@@ -116,8 +115,8 @@ impl ReadBuffer {
 }
 
 impl<'a> StreamReader<'a> {
-    /// From `position`, which lies in the chunk at `offset` of the first part or, if there is none,
-    /// in a later part.
+    /// Returns a reader from `position`, which lies in the chunk at `offset` of the first part or,
+    /// if there is none, in a later part.
     pub(crate) fn new(
         zones: &'a Zones,
         kind: Kind,
@@ -145,7 +144,7 @@ impl<'a> StreamReader<'a> {
         }
     }
 
-    /// Reads the stream for a scrub, which bypasses caches.
+    /// Returns a reader for a scrub, which bypasses caches.
     pub(crate) fn on_medium(
         zones: &'a Zones,
         kind: Kind,
@@ -156,23 +155,23 @@ impl<'a> StreamReader<'a> {
         StreamReader { medium: true, ..StreamReader::new(zones, kind, parts, offset, position) }
     }
 
-    /// Whether all was read that there is, as far as is known. A chunk that follows all the same is
-    /// read; none is searched for.
+    /// Sets whether everything has been read, as far as is known. A chunk that follows nevertheless
+    /// is read, but none is searched for.
     pub(crate) fn set_closed(&mut self, closed: bool) {
         self.closed = closed;
     }
 
-    /// The part that the last piece came from.
+    /// Returns the index of the part that the last piece came from.
     pub(crate) fn part(&self) -> usize {
         self.part
     }
 
-    /// Offset in that part's zone behind the last piece.
+    /// Returns the offset after the last piece in that part's zone.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Everything before this position was durable, as far as is known yet.
+    /// Returns the position before which everything was durable, as far as is known yet.
     pub(crate) fn synced(&self) -> u64 {
         self.synced
     }
@@ -184,13 +183,13 @@ impl<'a> StreamReader<'a> {
         }
     }
 
-    /// The next piece; `None` at the end, of which [`StreamReader::tail`] then tells the kind.
+    /// Returns the next piece, or `None` at the end, whose kind [`StreamReader::tail`] then tells.
     pub(crate) fn next(&mut self) -> Result<Option<(u64, Bytes)>> {
         while let Some(&part) = self.parts.get(self.part) {
             let ended = part.end.is_some_and(|end| end <= self.position);
             if !ended && let Some((header, piece)) = self.chunk(part)? {
                 self.last = header.position;
-                // Where a part was said to end, all before was made durable.
+                // Everything before the given end of a part was made durable.
                 self.synced = self.synced.max(header.synced).max(part.end.unwrap_or(0));
                 let skip = self.position - header.position;
                 let end =
@@ -210,7 +209,7 @@ impl<'a> StreamReader<'a> {
                     ),
                 ));
             }
-            // The next chunk was too large for the rest of this zone, or there is none.
+            // The next chunk was too large for the rest of this zone, or does not exist.
             if self.part + 1 < self.parts.len() || ended {
                 let next = self.parts.get(self.part + 1);
                 if !ended && !self.continues_in(next)? {
@@ -230,15 +229,15 @@ impl<'a> StreamReader<'a> {
         Ok(self.header(part, 0)?.is_some_and(|h| self.fits(&h)))
     }
 
-    /// `true` when the chunk holds the position wanted, at its start unless it is the first one
-    /// read.
+    /// Returns `true` if the chunk holds the requested position: at its start, or anywhere in it if
+    /// it is the first chunk read.
     fn fits(&self, h: &Header) -> bool {
         let end = h.position + u64::from(h.len);
         h.position == self.position
             || (self.first && h.position <= self.position && self.position < end)
     }
 
-    /// The chunk wanted, if it comes next in this part; moves behind it.
+    /// Returns the requested chunk, if it is the next one in this part, and moves after it.
     fn chunk(&mut self, part: StreamPart) -> Result<Option<(Header, Bytes)>> {
         if self.kind == Kind::Journal {
             let found = self.chunk_here(part)?;
@@ -246,8 +245,8 @@ impl<'a> StreamReader<'a> {
             return Ok(found);
         }
         let expected = self.offset;
-        // Where reading fails the other copy may be read. If there is none, it is not known what
-        // the manifest says, and no end of it.
+        // If a read fails, the other copy may be readable. If neither is, the end of the manifest
+        // is not known, so this is an error and not an end.
         let mut failed = None;
         let mut or_failed = |read: Result<Option<(Header, Bytes)>>| {
             read.unwrap_or_else(|e| {
@@ -291,15 +290,15 @@ impl<'a> StreamReader<'a> {
         Ok(None)
     }
 
-    /// The header at `offset` of a part, if there is one of the part's epoch.
+    /// Returns the header at `offset` of a part, if there is one of the part's epoch.
     fn header(&mut self, part: StreamPart, offset: u64) -> Result<Option<Header>> {
         let (kind, purpose, addr) = (self.kind, self.purpose(), part.zone.start() + offset);
         let sector = self.buffer.get(self.zones, self.medium, purpose, part.zone, addr, SECTOR)?;
         Ok(Header::read(kind, sector).filter(|h| h.epoch == part.epoch))
     }
 
-    /// Chunks of which one copy is unreadable, for a check: device addresses. `closed`: also
-    /// the last one, which a crash can leave so.
+    /// Returns the device addresses of unreadable copies of chunks whose other copy was read, for a
+    /// check. `closed` includes the last chunk, which a crash can leave like that.
     pub(crate) fn damaged(&self, closed: bool) -> Vec<u64> {
         self.damaged
             .iter()
@@ -331,7 +330,8 @@ impl<'a> StreamReader<'a> {
         ))
     }
 
-    /// To be called at the end: tells a torn tail from a hole in the middle, which is an error.
+    /// Distinguishes a torn tail from a hole in the middle, which is an error. To be called at the
+    /// end.
     pub(crate) fn tail(&mut self) -> Result<Tail> {
         let parts = self.parts;
         let mut torn = 0;
@@ -354,8 +354,8 @@ impl<'a> StreamReader<'a> {
         Ok(Tail { position: self.position, synced: self.synced, torn })
     }
 
-    /// The headers of a part's epoch from `offset` to the end of its zone, in whatever sector:
-    /// what a header covers may have been torn and hold other, older chunks.
+    /// Returns the headers of a part's epoch in all sectors from `offset` to the end of its zone:
+    /// the sectors that a header covers may have been torn, and hold other, older chunks.
     fn headers_from(&mut self, i: usize, offset: u64) -> Result<Vec<(u64, Header)>> {
         if let Some(searched) = self.searched.take_if(|s| (s.part, s.offset) == (i, offset)) {
             return Ok(searched.headers);
@@ -370,13 +370,13 @@ impl<'a> StreamReader<'a> {
     }
 }
 
-/// Bytes of the longest length in front of a record.
+/// Bytes of the longest length before a record.
 const LONGEST_LENGTH: usize = 10;
 
-/// Puts pieces together to the records that they carry: a length (varint), then that many bytes.
+/// Assembles pieces into the records that they carry: a length (varint), then that many bytes.
 #[derive(Default)]
 pub(crate) struct Records {
-    /// Bytes of the record that is not whole yet.
+    /// Bytes of the incomplete record.
     open: Vec<u8>,
     /// Position of the first byte of `open`.
     at: u64,
@@ -387,18 +387,18 @@ impl Records {
         Records { open: Vec::new(), at: position }
     }
 
-    /// Position behind the last whole record.
+    /// Returns the position after the last complete record.
     pub(crate) fn position(&self) -> u64 {
         self.at
     }
 
-    /// Bytes of the record that is not whole.
+    /// Returns the size of the incomplete record, bytes.
     pub(crate) fn unfinished(&self) -> u64 {
         self.open.len() as u64
     }
 
-    /// Takes the next piece; gives each record that is whole now, with the position behind it, to
-    /// `each`. `false` from `each` stops there: the position stays before that record.
+    /// Adds the next piece, and calls `each` with each record that is complete now and the position
+    /// after it. If `each` returns `false`, this stops, and the position stays before that record.
     pub(crate) fn push(
         &mut self,
         piece: &Bytes,
@@ -434,8 +434,8 @@ impl Records {
             all = all.slice(next..);
             self.at = end;
         }
-        // A unique `Bytes` gives its memory back, so that a record over many chunks is not copied
-        // once for each.
+        // A unique `Bytes` is converted without a copy, so that a record over many chunks is not
+        // copied once for each of them.
         self.open = match all.try_into_mut() {
             Ok(unique) => unique.into(),
             Err(shared) => shared.to_vec(),
@@ -458,7 +458,7 @@ mod tests {
         zones: Arc<Zones>,
         writer: Writer,
         segments: Vec<Segment>,
-        /// The stream.
+        /// The bytes of the stream.
         bytes: Vec<u8>,
     }
 
@@ -497,7 +497,7 @@ mod tests {
             Ok((bytes, reader.tail()?))
         }
 
-        /// Device address of each chunk.
+        /// Returns the device address of each chunk.
         fn chunks(&self) -> Vec<u64> {
             let mut found = Vec::new();
             for s in &self.segments {
@@ -513,8 +513,7 @@ mod tests {
         }
     }
 
-    /// The promise that commits rely on: what `room` said, less what each write `cost`s, always
-    /// fits.
+    /// Commits rely on this invariant: a write takes no more of `room` than its `cost`.
     #[test]
     fn what_has_room_can_be_written_and_reads_back_over_any_number_of_segments() {
         for seed in 0..20 {

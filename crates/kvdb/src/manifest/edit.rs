@@ -1,7 +1,7 @@
-//! Edits: what the manifest's records consist of. A record is a length (varint) and that many bytes
+//! Edits: the contents of the manifest's records. A record is a length (varint) and that many bytes
 //! of edits; all edits of a record take effect together. A checkpoint is one record of edits that
-//! build the whole state from nothing; the edits of what is kept stand in checkpoints alone, where
-//! what several snapshots and branches have in common is written once.
+//! build the whole state from nothing. The edits of kept runs, dictionaries and snapshots occur in
+//! checkpoints only, where data that several snapshots and branches share is written once.
 //!
 //! The bytes of each edit are specified in `docs/format.md`, section "Manifest".
 
@@ -19,25 +19,24 @@ use crate::ids::{Label, RunId};
 use crate::journal::Segment;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
-/// Stands in the place of an adaptive `separate_at` while short values may lie outside. No value is
-/// so long: programs that do not know it leave all values in their blocks.
+/// Replaces an adaptive `separate_at` while short values may lie outside. No value is this long, so
+/// programs that do not know the number leave all values in their blocks.
 const SHORT_VALUES_OUTSIDE: u32 = ADAPTIVE_SEPARATION - 1;
 
-/// Where the part of the journal begins that runs do not hold yet.
+/// The start of the part of the journal that runs do not hold yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JournalStart {
-    /// Number of the segment, and the offset of a chunk in its zone. The chunk may also be the
-    /// first one of a later segment.
+    /// The number of the segment, and the offset of a chunk in its zone. The chunk may instead be
+    /// the first one of a later segment.
     pub segment: u64,
     pub offset: u64,
-    /// Position in the stream of the first record that counts.
+    /// The stream's position of the first valid record.
     pub position: u64,
     /// Commits up to this sequence number are in runs.
     pub seq: Seq,
 }
 
-/// A run as one dictionary of a snapshot has it: its level, its number, and which of the kept ones
-/// it is.
+/// A run of a dictionary in a snapshot: its level, its number, and its index among the kept runs.
 pub(crate) type Kept = (u32, RunId, u64);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,11 +62,12 @@ pub(crate) enum Edit {
     DropSegments {
         before: u64,
     },
-    /// Everything that runs refer to lies before these places, or in other zones.
+    /// The positions of the streams: all data that runs refer to lies before them, or in other
+    /// zones.
     Streams(Vec<(Purpose, u64)>),
-    /// The store was closed properly, and nothing came after.
+    /// The store was closed properly, and nothing follows.
     Closed,
-    /// Nothing of the stream is in this segment.
+    /// The segment holds no part of the stream.
     ForgetSegment {
         number: u64,
     },
@@ -76,49 +76,50 @@ pub(crate) enum Edit {
         dict: DictionaryId,
         stitch_at: u64,
     },
-    /// A dictionary's options are those given here from now on; its name stays.
+    /// Replaces a dictionary's options; its name stays.
     Options(DictionaryInfo),
     NextIds {
         dictionary: u32,
         run: u64,
         segment: u64,
     },
-    /// The branch's dictionaries numbered below `below`, as they stand at this point.
+    /// Makes a snapshot of the branch's dictionaries with numbers less than `below`, as they are at
+    /// this point.
     Snapshot {
         label: Label,
         below: u32,
     },
     DropSnapshot(String),
-    /// The snapshot has another name from here on; clones of it are clones of it under that name.
+    /// Renames a snapshot; clones of it become clones of the new name.
     RenameSnapshot {
         from: String,
         to: String,
     },
-    /// A new branch of new dictionaries, numbered from `first` on, that have what the snapshot's
-    /// have.
+    /// Makes a branch of new dictionaries, numbered from `first` on, with the contents of the
+    /// snapshot's.
     Clone {
         snapshot: String,
         branch: String,
         first: u32,
     },
-    /// A new branch without dictionaries; `of`: the snapshot that it was cloned from, if any.
+    /// Makes a branch without dictionaries. `of` is the snapshot that it was cloned from, if any.
     Branch {
         name: String,
         of: String,
     },
     DropBranch(String),
-    /// A branch may take so many bytes of its own; 0: as many as it likes.
+    /// Limits the bytes that a branch may have of its own; 0 means no limit.
     Limit {
         branch: String,
         bytes: u64,
     },
-    /// A branch may have one file of its own less than this number; 0: as many as it likes.
+    /// Limits the files that a branch may have of its own to fewer than `below`; 0 means no limit.
     LimitFiles {
         branch: String,
         below: u64,
     },
-    /// The snapshot's dictionaries take the place of those that its branch has. Commits up to `seq`
-    /// are void there.
+    /// Replaces the dictionaries of the snapshot's branch by those of the snapshot. Commits to it
+    /// up to `seq` become void.
     RollBack {
         snapshot: String,
         seq: Seq,
@@ -127,7 +128,7 @@ pub(crate) enum Edit {
         dict: DictionaryId,
         seq: Seq,
     },
-    /// The dictionaries of `from` take the place of those of `to`, and `from` is no more.
+    /// Replaces the dictionaries of `to` by those of `from`, and drops `from`.
     Adopt {
         from: String,
         to: String,
@@ -219,7 +220,7 @@ impl Edit {
         }
     }
 
-    /// The edits of snapshots and branches.
+    /// Encodes the edits of snapshots and branches.
     fn encode_branching(&self, out: &mut Vec<u8>) {
         match self {
             Edit::Snapshot { label, below } => {
@@ -298,7 +299,7 @@ impl Edit {
                 put_varint(out, u64::from(dict.0));
                 put_kept(out, kept);
             }
-            // The others have their place in `encode`.
+            // `encode` handles the others.
             _ => {}
         }
     }
@@ -377,7 +378,7 @@ impl Edit {
         })
     }
 
-    /// The edits of one record, its length taken off.
+    /// Decodes the edits of one record, without its length.
     pub(crate) fn decode_all(record: &Bytes) -> Result<Vec<Edit>> {
         let mut r = Decoder::new(record, "a manifest record");
         let mut edits = Vec::new();
@@ -387,14 +388,14 @@ impl Edit {
         Ok(edits)
     }
 
-    /// The edits of one record, without its length.
+    /// Encodes the edits of one record, without its length.
     pub(crate) fn encode_record(edits: &[Edit]) -> Vec<u8> {
         let mut record = Vec::new();
         edits.iter().for_each(|e| e.encode(&mut record));
         record
     }
 
-    /// One record, its length in front.
+    /// Encodes one record, preceded by its length.
     pub(crate) fn encode_all(edits: &[Edit]) -> Vec<u8> {
         let record = Edit::encode_record(edits);
         let mut out = Vec::with_capacity(record.len() + 4);

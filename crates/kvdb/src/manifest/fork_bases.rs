@@ -1,7 +1,7 @@
-//! States that a fork has in common with the stores that it comes from: what it began as, and, of
-//! the fork of a fork, what those before it began as. They are snapshots of the store's own, made
-//! with the fork's file, and are published with it. So whoever opens a fork has both what it began
-//! as and what it is now.
+//! The states that a fork has in common with the stores that it comes from: the state that it began
+//! as and, for the fork of a fork, those that the earlier ones began as. They are snapshots of the
+//! store's own, made with the fork's file and published with it, so that each opening of a fork has
+//! both its base and its current state.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use super::{Edit, ManifestState};
 use crate::error::Result;
 use crate::ids::Label;
 
-/// The state that a fork began as; the identity of the store that it came from follows.
+/// The prefix of the name of a fork's base; the identity of the store that it came from follows.
 const FORK: &str = ".fork-";
 
-/// Stores that a fork knows that it comes from, at most: each keeps a state.
+/// The maximum number of origins that a fork keeps, since each of them keeps a state.
 const MOST: usize = 4;
 
-/// The name of the snapshot that is the base of a fork of this store.
+/// Returns the name of the snapshot that is the base of a fork of this store.
 pub(crate) fn name_of(store: &[u8; 16]) -> String {
     let id: String = store.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{FORK}{id}")
@@ -26,7 +26,7 @@ fn store_of(name: &str) -> Option<[u8; 16]> {
     (name_of(&id) == name).then_some(id)
 }
 
-/// The stores that the bases in a state are of, the newest last.
+/// Returns the stores to which the bases in a state belong, the newest last.
 pub(crate) fn stores_in<'a>(labels: impl Iterator<Item = &'a Label>) -> Vec<[u8; 16]> {
     let mut all: Vec<_> = labels
         .filter_map(|label| Some((label.created, label.seq, store_of(&label.name)?)))
@@ -39,15 +39,16 @@ pub(crate) fn stores_in<'a>(labels: impl Iterator<Item = &'a Label>) -> Vec<[u8;
 pub(crate) struct NewBase<'a> {
     /// The identity of the store that it comes from.
     pub store: [u8; 16],
-    /// When that published the state, since 1970.
+    /// The time when that store published the state, since 1970.
     pub published: Duration,
-    /// A number that no other snapshot has.
+    /// The id of the new snapshot, unique among all snapshots.
     pub id: [u8; 16],
-    /// The snapshot that the fork is going back to before anything is written.
+    /// The snapshot to which the fork will be rolled back before its first write.
     pub snapshot: Option<&'a str>,
 }
 
-/// Keeps what a fork begins as: the main branch of a published state, or a snapshot of it.
+/// Keeps the state that a fork begins as: the main branch of a published state, or a snapshot of
+/// it.
 pub(crate) fn keep_base(state: &mut ManifestState, new: &NewBase<'_>) -> Result<()> {
     let name = name_of(&new.store);
     let of_main = |name: &str| {

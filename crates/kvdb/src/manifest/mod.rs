@@ -1,9 +1,10 @@
-//! The manifest: what the store consists of. A log of edits in zones of its own, begun with a
-//! checkpoint; the superblock's root says which zones. Each commit is one chunk, written twice (see
-//! `stream`) and synced before anyone acts on it. When its zone is full, and at every open, it is
-//! written anew as a checkpoint elsewhere, and the root moves there: the old one is whole until
-//! then. Where less was appended since the last checkpoint than that had, another zone is added
-//! instead: so what checkpoints write is bounded by what edits do, however much there is in them.
+//! The manifest: a log of edits to the store's structure, in zones of its own, which begins with a
+//! checkpoint; the superblock's root lists the zones. Each commit is one chunk, written twice (see
+//! `stream`) and synced before it takes effect. When its zone is full, and at every opening, the
+//! manifest is rewritten elsewhere as a checkpoint, and the root moves there; the old manifest
+//! stays intact until then. If less was appended since the last checkpoint than the checkpoint's
+//! size, another zone is added instead. So the bytes that checkpoints write are bounded by those of
+//! the edits, however large the state is.
 
 mod edit;
 pub(crate) mod fork_bases;
@@ -26,10 +27,10 @@ use crate::log::chunk::{self, HEADER, Kind, MAX_PIECE};
 use crate::log::codec::{Decoder, put_varint};
 use crate::log::stream::{Records, StreamPart, StreamReader};
 
-/// Version of everything that the root leads to.
+/// Version of the format of everything that the root leads to.
 const FORMAT: u8 = 1;
 
-/// What the superblock carries for this floor.
+/// The root in the superblock.
 ///
 /// ```text
 /// u8 format (1) · u64 number of the manifest, grows · u64 epoch of its chunks · u64 durable ·
@@ -39,8 +40,8 @@ const FORMAT: u8 = 1;
 pub(crate) struct Root {
     pub number: u64,
     pub epoch: u64,
-    /// The manifest was durable up to this position when the root was written. Where the edit that
-    /// ends there is a close, nothing follows.
+    /// The position up to which the manifest was durable when the root was written. If the edit
+    /// that ends there is a close, nothing follows.
     pub durable: u64,
     pub zones: Vec<ZoneId>,
 }
@@ -76,7 +77,7 @@ impl Root {
         self.zones.iter().map(|&zone| StreamPart { zone, epoch: self.epoch, end: None }).collect()
     }
 
-    /// The zones that hold the manifest.
+    /// Returns the zones that hold the manifest.
     pub(crate) fn uses(&self) -> ZoneUse {
         let mut uses = ZoneUse::new();
         self.zones.iter().for_each(|&z| uses.merge(&ZoneUse::whole(z)));
@@ -84,17 +85,17 @@ impl Root {
     }
 }
 
-/// A manifest as it was found on the device.
+/// A manifest as found on the device.
 pub(crate) struct Loaded {
     pub root: Root,
     pub state: ManifestState,
     pub records: u64,
     /// Device addresses of unreadable copies of chunks; the other copy was read.
     pub damaged: Vec<u64>,
-    /// Where the next chunk goes: offset in the last zone.
+    /// The offset of the next chunk in the last zone.
     pub offset: u64,
     pub position: u64,
-    /// Bytes of an edit that was under way when the store stopped.
+    /// Bytes of an edit that was being written when the store stopped.
     pub torn: u64,
 }
 
@@ -112,8 +113,8 @@ pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
             state.apply_all(Edit::decode_all(&record)?)?;
             Ok(true)
         })?;
-        // What a close has vouched for is all that there is: the rest of the zone, which may take
-        // a disk longer than everything else of an open, need not be searched.
+        // After a close nothing follows: the rest of the zone need not be searched, which may take
+        // a disk longer than all other steps of an opening.
         reader.set_closed(state.closed && records.position() == root.durable);
     }
     let tail = reader.tail()?;
@@ -137,22 +138,22 @@ pub(crate) struct Manifest {
     health: Arc<Health>,
     state: ManifestState,
     root: Root,
-    /// Keeps the zones of `root` from being taken.
+    /// Pins the zones of `root`.
     pins: Vec<ZonePin>,
-    /// Offset in the last zone where the next chunk goes.
+    /// Offset of the next chunk in the last zone.
     offset: u64,
-    /// Position in the stream where the next chunk goes.
+    /// Position of the next chunk in the stream.
     position: u64,
-    /// What is being written there may count.
+    /// Set while an append is under way: if it fails, it may still be on the device and be valid.
     stained: bool,
-    /// Bytes of its zones that the checkpoint took with which it begins. 0: not known, nothing is
-    /// added to it.
+    /// Bytes that the checkpoint at its beginning takes in its zones. 0 if that is not known; then
+    /// no zone is added.
     checkpoint: u64,
 }
 
 impl Manifest {
-    /// Writes `state` as a new manifest, numbered behind `number`, and moves the root there. Zones
-    /// must have been started.
+    /// Writes `state` as a new manifest with the number after `number`, and moves the root there.
+    /// Zones must have been started.
     pub(crate) fn begin(
         zones: Arc<Zones>,
         env: Arc<dyn Env>,
@@ -177,8 +178,8 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Goes on where a loaded manifest ends, for want of a zone to begin another one. What a torn
-    /// edit left there is written over; it was not whole and does not become so.
+    /// Continues at the end of a loaded manifest, when there is no zone to begin another one. The
+    /// rest of a torn edit there is overwritten; it was incomplete, and stays invalid.
     pub(crate) fn resume(
         zones: Arc<Zones>,
         env: Arc<dyn Env>,
@@ -186,7 +187,7 @@ impl Manifest {
         loaded: &Loaded,
         edits: Vec<Edit>,
     ) -> Result<Manifest> {
-        // What was read may not be durable yet.
+        // The edits that were read may not be durable yet.
         zones.sync()?;
         let pins = vec![zones.pin(&loaded.root.uses())?];
         let (root, state) = (loaded.root.clone(), loaded.state.clone());
@@ -205,20 +206,20 @@ impl Manifest {
             checkpoint,
         };
         if manifest.root.durable == position {
-            // More follows than a close has vouched for.
+            // The root vouches for this end since a close, but edits will follow it.
             manifest.vouch_for(position - 1)?;
         }
         manifest.commit(edits)?;
         Ok(manifest)
     }
 
-    /// The rest of the zone that it fills, from one address to another.
+    /// Returns the address range of the unused rest of the manifest's last zone.
     pub(crate) fn unused(&self) -> Option<(u64, u64)> {
         let zone = self.root.zones.last()?;
         (self.offset < ZONE_SIZE).then(|| (zone.start() + self.offset, zone.end()))
     }
 
-    /// Where it lies, and the position up to which it is durable.
+    /// Returns the manifest's root, and the position up to which the manifest is durable.
     pub(crate) fn place(&self) -> (Root, u64) {
         (self.root.clone(), self.position)
     }
@@ -248,8 +249,8 @@ impl Manifest {
             Ok(()) => Ok(()),
             Err(Error::NoSpace) => {
                 self.state = before;
-                // A host that has no space for what it had promised: part of the edit may be on the
-                // device all the same, and would count. Another checkpoint leaves it behind.
+                // The host lacks space that it had promised. A part of the edit may be on the
+                // device nevertheless, and would be valid. A new checkpoint leaves it out.
                 if std::mem::take(&mut self.stained) {
                     self.rewrite().map_err(|e| self.health.fail("writing the manifest", &e))?;
                 }
@@ -259,8 +260,7 @@ impl Manifest {
         }
     }
 
-    /// Puts another state in the place of this one, whole or not at all: in a new manifest, to
-    /// which the root moves.
+    /// Replaces the state by another one, atomically: in a new manifest, to which the root moves.
     pub(crate) fn replace(&mut self, state: ManifestState) -> Result<()> {
         self.health.check()?;
         let before = std::mem::replace(&mut self.state, state);
@@ -274,12 +274,12 @@ impl Manifest {
         }
     }
 
-    /// Bytes of its zones that it takes.
+    /// Returns how many bytes the manifest takes in its zones.
     fn bytes(&self) -> u64 {
         self.root.zones.len().saturating_sub(1) as u64 * ZONE_SIZE + self.offset
     }
 
-    /// The next chunk, twice.
+    /// Returns the next chunk, twice.
     fn chunk(&self, record: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; HEADER];
         bytes.extend_from_slice(record);
@@ -288,8 +288,8 @@ impl Manifest {
         bytes
     }
 
-    /// Appends a chunk that has no room in the last zone. It counts once the root names the zone
-    /// that it begins.
+    /// Appends a chunk that does not fit into the last zone. It becomes valid when the root lists
+    /// its zone.
     fn append_in_next_zone(&mut self, record: Vec<u8>) -> Result<()> {
         let bytes = self.chunk(&record);
         let (zone, pin) = self.zones.take_zone(Purpose::Manifest, Priority::Last)?;
@@ -314,8 +314,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Lets the root tell that the manifest is whole as it is: from here on, a part that cannot be
-    /// read is damage and no torn write.
+    /// Notes in the root that the manifest is complete up to its end: from here on, an unreadable
+    /// part is damage and not a torn write.
     pub(crate) fn vouch(&mut self) -> Result<()> {
         self.vouch_for(self.position)
     }
@@ -328,7 +328,7 @@ impl Manifest {
     }
 
     /// Writes the state as a checkpoint into fresh zones and moves the root there. The old zones
-    /// are let go afterwards.
+    /// are released afterwards.
     fn rewrite(&mut self) -> Result<()> {
         let record = Edit::encode_all(&self.state.checkpoint());
         let epoch = self.env.random();
@@ -347,7 +347,7 @@ impl Manifest {
             let piece = (record.len() - done).min(MAX_PIECE).min(room as usize - HEADER);
             let mut bytes = vec![0; HEADER];
             bytes.extend_from_slice(&record[done..done + piece]);
-            // The first chunk begins a stream; nothing but the root vouches for those behind it.
+            // The first chunk begins a stream; only the root vouches for the chunks after it.
             chunk::seal(Kind::Manifest, &mut bytes, epoch, done as u64, 0);
             bytes.extend_from_within(..);
             self.zones.write(
@@ -359,7 +359,7 @@ impl Manifest {
             done += piece;
         }
         self.zones.sync()?;
-        // It is unknown which root is there when this fails, even for want of space.
+        // If this fails, even with `NoSpace`, it is unknown which root is on the device.
         self.zones
             .set_root(&root.encode())
             .map_err(|e| self.health.fail("writing the superblock", &e.into()))?;
@@ -379,7 +379,7 @@ mod tests {
     use crate::DictionaryOptions;
     use crate::dictionary::{DictionaryId, DictionaryInfo};
 
-    /// A checkpoint that leaves no room in its zone for more than an edit or two.
+    /// The checkpoint leaves room in its zone for only one or two edits.
     #[test]
     fn a_large_checkpoint_is_not_written_for_every_few_edits() {
         let dictionary = |id: u32, name: String| {
@@ -398,7 +398,7 @@ mod tests {
         let full = ZONE_SIZE / 2 - 4 * SECTOR;
         let mut more = names(2000);
         while size(&state) + 2100 < full {
-            // In steps, since the size is no small work.
+            // In steps, since computing the size is expensive.
             for edit in more.by_ref().take(((full - size(&state)) / 2100) as usize) {
                 state.apply(edit).expect("applied");
             }
@@ -428,7 +428,7 @@ mod tests {
         let loaded = load(&zones, &manifest.root.encode()).expect("loaded");
         assert_eq!(loaded.state.dictionaries, manifest.state.dictionaries);
         assert_eq!((loaded.offset, loaded.position), (manifest.offset, manifest.position));
-        // As after a power cut before the root names the second zone.
+        // Load from the root that does not list the second zone yet, as after a power cut.
         let before = load(&zones, &root).expect("what the first zone has");
         assert!(before.position < loaded.position && before.state.next_dictionary > first);
     }

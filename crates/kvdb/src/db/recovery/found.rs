@@ -1,4 +1,4 @@
-//! The first phase of opening a store: the manifest, and all that it names, pinned.
+//! The first phase of opening a store: reads the manifest and pins everything that it lists.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::read::generation::Generation;
 use crate::read::snapshot_set::Snapshots;
 use crate::read::version::Version;
 
-/// What the manifest names, pinned; nothing changed.
+/// The contents of the manifest, pinned; nothing was changed.
 pub(crate) struct Found {
     pub loaded: manifest::Loaded,
     pub manifest_pin: ZonePin,
@@ -59,24 +59,24 @@ impl Found {
     }
 }
 
-/// Fails if the runs of a version say that they hold more than any store can.
+/// Fails if the runs of a version claim to hold more than any store can.
 pub(crate) fn check_sums(version: &Version) -> Result<()> {
     let all = version.trees.values().flat_map(|tree| tree.runs());
     bounded(0, all.map(|numbered| &*numbered.run)).map(drop)
 }
 
-/// Runs by what the manifest says of them: those that several dictionaries and snapshots have are
-/// there once.
+/// Opened runs by their encoded roots: a run that several dictionaries and snapshots share is
+/// opened once.
 #[derive(Default)]
 pub(crate) struct Runs {
     known: HashMap<Bytes, Arc<Run>>,
-    /// The runs by where in the state their roots lie, which lives as long as this: what snapshots
-    /// share lies there once.
+    /// Runs keyed by the address of their encoded root in the manifest's state, which outlives the
+    /// map. A root that snapshots share is stored there once.
     by_place: HashMap<*const u8, Arc<Run>>,
 }
 
 impl Runs {
-    /// Those that a version has.
+    /// Returns the runs of a version.
     pub(crate) fn of(version: &Version) -> Runs {
         let mut known = HashMap::new();
         for tree in version.trees.values() {
@@ -108,9 +108,9 @@ impl Runs {
     }
 }
 
-/// What runs hold, added to `before`. What they say of themselves is added up in many places. Each
-/// sum is far below what a number can be, but their number may be any in a store that another
-/// program has made.
+/// Adds up the sizes that runs claim, beginning with `before`. The sum is added to others in many
+/// places, so it must stay far below the largest number. It is an error if it does not, which can
+/// occur in a store that another program has made.
 pub(super) fn bounded<'a>(before: u64, mut runs: impl Iterator<Item = &'a Run>) -> Result<u64> {
     let sum = runs.try_fold(before, |sum, run| {
         let s = run.stats();
@@ -124,7 +124,7 @@ pub(super) fn bounded<'a>(before: u64, mut runs: impl Iterator<Item = &'a Run>) 
     })
 }
 
-/// The run that `what` names by these bytes.
+/// Decodes the run whose root is `bytes`; `what` names the root for an error.
 pub(super) fn decode_run(
     cache: &Arc<BlockCache>,
     bytes: &Bytes,

@@ -1,5 +1,5 @@
 //! The second phase of opening a store: the first pass over the journal, which finds its end and
-//! what it binds, and changes nothing.
+//! the data that it binds. Nothing is changed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::log::chunk::Kind;
 use crate::log::stream::{Records, StreamPart, StreamReader};
 use crate::manifest::{JournalStart, ManifestState};
 
-/// What the first pass over the journal found.
+/// The result of the first pass over the journal.
 pub(crate) struct Journal {
-    /// Position behind the last record that counts.
+    /// The position after the last valid record.
     pub end: u64,
     pub last_seq: u64,
     pub records: u64,
-    /// Segments that hold part of the stream, with their ends.
+    /// The segments that hold part of the stream, with their ends.
     pub used: Vec<Segment>,
-    /// Where bound values lie.
+    /// The places of bound values.
     pub bound: ZoneUse,
-    /// Runs that commits bound, in order.
+    /// The runs that commits have bound, in order.
     pub runs: VecDeque<BoundRuns>,
-    /// What these hold, as they say.
+    /// The sum of the sizes that these runs claim.
     weight: u64,
 }
 
@@ -39,7 +39,7 @@ impl Journal {
     }
 }
 
-/// Where in the first segment the stream begins.
+/// Returns the offset in the first segment at which the stream begins.
 pub(super) fn offset_in(segments: &[Segment], start: &JournalStart) -> u64 {
     segments.first().filter(|first| first.number == start.segment).map_or(0, |_| start.offset)
 }
@@ -60,7 +60,7 @@ impl BoundRuns {
     ) -> Result<BoundRuns> {
         let mut runs = Vec::new();
         for (dict, roots) in &bound.runs {
-            // What was bound for a dictionary that is gone may be gone too.
+            // Data that was bound for a dropped dictionary may be gone too.
             if state.takes(*dict, seq) {
                 let decoded: Result<Vec<_>> = roots
                     .iter()
@@ -74,7 +74,8 @@ impl BoundRuns {
         Ok(BoundRuns { places: bound.places.clone(), runs })
     }
 
-    /// Before allocation begins: open zones go on behind the runs.
+    /// Tells the zones where the runs end, so that open zones continue after them. Must be called
+    /// before allocation begins.
     pub(super) fn saw(&self, zones: &Zones) {
         for (zone, _) in
             self.runs.iter().flat_map(|(_, runs)| runs).flat_map(|run| run.uses().iter())
@@ -85,20 +86,21 @@ impl BoundRuns {
     }
 }
 
-/// What a commit of the journal consists of.
+/// The contents of a commit in the journal.
 pub(super) enum Content {
     Ops(Ops),
-    /// Runs that were written before.
+    /// Runs that were written before the record.
     Bound(Bound),
 }
 
-/// Numbers the changes of a journal as its records come.
+/// Numbers the changes of a journal in the order of its records.
 pub(super) struct Numbers {
     pub next: Seq,
 }
 
 impl Numbers {
-    /// A commit and the number of its first change; `None`: the record is no commit.
+    /// Returns a commit and the number of its first change, or `None` if the record is not a
+    /// commit.
     pub fn take(&mut self, record: Record) -> Result<Option<(Seq, Content)>> {
         let (content, count) = match record {
             Record::Mark | Record::Snapshot { .. } => return Ok(None),
@@ -128,16 +130,17 @@ impl Numbers {
 struct Unsynced {
     begin: u64,
     end: u64,
-    /// `None`: no commit.
+    /// The number of its last change, or `None` if it is not a commit.
     last_seq: Option<u64>,
     extents: Vec<ExtentRef>,
-    /// The position that the journal must reach to hide what was discarded.
+    /// The position that the journal must reach to hide the record's discarded values.
     until: u64,
     bound: Option<Bound>,
 }
 
-/// How many of these records count, which may not have been durable: up to the first that binds
-/// what is `missing`, and up to the first that needs more of the journal than is left by that.
+/// Returns how many of these records, which may not have been durable, are valid: those before the
+/// first for which `missing` holds, and before the first that needs more of the journal than
+/// remains then.
 fn countable(unsynced: &VecDeque<Unsynced>, missing: impl Fn(&Unsynced) -> bool) -> usize {
     let mut count = unsynced.iter().position(missing).unwrap_or(unsynced.len());
     loop {
@@ -152,7 +155,7 @@ fn countable(unsynced: &VecDeque<Unsynced>, missing: impl Fn(&Unsynced) -> bool)
     }
 }
 
-/// The first pass over the journal. Each durable extent that the journal binds is shown to
+/// Makes the first pass over the journal. Each durable extent that the journal binds is passed to
 /// `bound`.
 pub(crate) fn read_journal(
     zones: &Zones,
@@ -168,8 +171,8 @@ pub(crate) fn read_journal(
             start.offset
         )));
     }
-    // A close has noted the end of what was written; the segments behind it are empty, and need not
-    // be searched for what a crash has left.
+    // A close has noted the end of the stream. The segments after it are empty, and need not be
+    // searched for data that a crash has left.
     let segments: Vec<Segment> = state
         .segments
         .iter()
@@ -194,7 +197,7 @@ pub(crate) fn read_journal(
         runs: VecDeque::new(),
         weight: 0,
     };
-    // Where each part's share of the stream ends.
+    // The position at which each part's share of the stream ends.
     let mut ends: Vec<u64> = Vec::new();
     let mut unsynced: VecDeque<Unsynced> = VecDeque::new();
     let mut numbers = Numbers { next: start.seq + 1 };
@@ -211,7 +214,7 @@ pub(crate) fn read_journal(
                     until = changes.iter().map(|(_, op)| op.hidden_before()).max().unwrap_or(0);
                     extents.extend((*first..).zip(changes).filter_map(
                         |(seq, (dict, op))| match op {
-                            // What was bound for a dictionary that is gone may be gone too.
+                            // Data that was bound for a dropped dictionary may be gone too.
                             Op::Put(_, Value::Extent(e)) if state.takes(*dict, seq) => Some(*e),
                             _ => None,
                         },
@@ -224,7 +227,7 @@ pub(crate) fn read_journal(
             begin = end;
             Ok(true)
         })?;
-        // What hides a discarded value is synced with it.
+        // The change that hides a discarded value is synced together with it.
         let synced = reader.synced();
         while unsynced.front().is_some_and(|r| r.end.max(r.until) <= synced) {
             if let Some(record) = unsynced.pop_front() {
@@ -235,7 +238,7 @@ pub(crate) fn read_journal(
     let tail = reader.tail()?;
     recovery.torn_bytes += tail.torn + records.unfinished();
     let count = countable(&unsynced, |record| {
-        // The record is there, what it binds is not: both were under way.
+        // The record exists but a value that it binds does not: both were being written.
         record.end > tail.synced
             && record.extents.iter().any(|e| cache.read_value(&Value::Extent(*e)).is_err())
     });
@@ -265,7 +268,7 @@ pub(crate) fn read_journal(
 }
 
 impl Journal {
-    /// The next record counts.
+    /// Takes the next record, which is valid.
     fn take(
         &mut self,
         cache: &Arc<BlockCache>,

@@ -1,7 +1,7 @@
-//! The last phase of opening a store: the commits that only the mirror of a process has which was
-//! killed. They go on where the journal ends, are committed again with the numbers that they had,
-//! and are on the device before the mirror begins anew. Where this process is killed as well, the
-//! next one does the same with what is still missing.
+//! The last phase of opening a store: the commits that only the mirror of a killed process has.
+//! They follow the end of the journal, are committed again with their old numbers, and are on the
+//! device before the mirror starts empty. If this process is killed as well, the next one does the
+//! same with those that are still missing.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::ids::TransactionId;
 use crate::journal::record::{self, Op, Ops, Record};
 use crate::mirror::Mirror;
 
-/// The commits that follow those of the journal, whose next change has the number `next`.
+/// Returns the commits that follow those of the journal, whose next change has the number `next`.
 pub(super) fn behind(
     zones: &Zones,
     mirror: &Arc<Mirror>,
@@ -48,7 +48,8 @@ pub(super) fn behind(
     Ok(commits)
 }
 
-/// Adds the places of their values, before anything else can be put there. Each is shown to `saw`.
+/// Adds the places of the commits' values to `bound`, before anything else can be written there.
+/// Each extent is passed to `saw`.
 pub(super) fn keep_places(
     commits: &[(Seq, Ops)],
     bound: &mut ZoneUse,
@@ -62,14 +63,14 @@ pub(super) fn keep_places(
     }
 }
 
-/// Commits them, and has commits mirrored from then on.
+/// Commits them, and mirrors commits from then on.
 pub(super) fn replay(db: &Database, commits: &[(Seq, Ops)]) -> Result<()> {
     let Some(mirror) = &db.options.mirror else { return Ok(()) };
     for (first, changes) in commits {
         db.commits.replay_mirrored(&*db.admission, *first, changes)?;
     }
     db.commits.begin_mirror(mirror)?;
-    // Others may still know transactions by the numbers that they had.
+    // Clients may still know transactions by their old numbers.
     db.transactions.number_used(TransactionId(mirror.first_transaction()));
     Ok(())
 }

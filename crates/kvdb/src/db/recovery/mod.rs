@@ -1,14 +1,14 @@
-//! Making a store, and opening one, in these phases:
+//! Creates a store, or opens one in these phases:
 //!
-//! 1. `found`: the superblock leads to the manifest, and that names all runs.
-//! 2. `journal`: the first pass over the journal finds its end and marks what it binds. Records
-//!    give the places of large values that no run knows of yet, and their zones must not be taken.
-//!    A record that may not have been synced counts only when the values it binds are really there;
-//!    they were written before it, but without a sync the device may have kept one and lost the
-//!    other.
-//! 3. `resume`: allocation begins, and a fresh manifest notes how far the journal goes.
+//! 1. `found`: the superblock leads to the manifest, which lists all runs.
+//! 2. `journal`: the first pass over the journal finds its end and marks the data that it binds.
+//!    Records hold the places of large values that no run lists yet, and their zones must not be
+//!    taken. A record that may not have been synced is valid only if the values that it binds
+//!    exist; they were written before it, but without a sync the device may have kept one and lost
+//!    the other.
+//! 3. `resume`: allocation begins, and a fresh manifest notes the end of the journal.
 //! 4. `replay`: the second pass over the journal applies its commits to the new database.
-//! 5. `mirrored`: what a mirror has of commits that did not reach the journal is committed again.
+//! 5. `mirrored`: commits that are in a mirror and did not reach the journal are committed again.
 
 mod found;
 mod journal;
@@ -38,26 +38,26 @@ use crate::read::snapshot_set::Snapshots;
 use crate::read::version::Version;
 use crate::remote::open_zones;
 
-/// What opening a store found and did.
+/// The report of an opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// The store was closed properly.
+    /// `true` if the store was closed properly.
     pub clean: bool,
-    /// Edits of the manifest.
+    /// Number of edits of the manifest.
     pub edits: u64,
-    /// Runs that the manifest names, each counted once.
+    /// Number of runs in the manifest, each counted once.
     pub runs: u64,
-    /// Commits replayed from the journal.
+    /// Number of commits replayed from the journal.
     pub records: u64,
-    /// Their bytes in the journal.
+    /// Bytes of these commits in the journal.
     pub bytes: u64,
-    /// Large values that they had placed already.
+    /// Bytes of their large values that were placed already.
     pub bound_bytes: u64,
-    /// Bytes behind the journal's end: of writes that were under way.
+    /// Bytes after the journal's end, from unfinished writes.
     pub torn_bytes: u64,
-    /// Commits that only the mirror had ([`OpenOptions::mirror`]).
+    /// Number of commits that only the mirror had ([`OpenOptions::mirror`]).
     pub mirrored: u64,
-    /// How long opening took.
+    /// The time that the opening took.
     pub duration: Duration,
 }
 
@@ -78,7 +78,7 @@ impl fmt::Display for Recovery {
     }
 }
 
-/// Makes an empty store on `device`; whatever was there is lost.
+/// Makes an empty store on `device`, whose contents are lost.
 pub(in crate::db) fn create(
     device: Arc<dyn Device>,
     env: Arc<dyn Env>,
@@ -130,7 +130,8 @@ pub(in crate::db) fn open(
     let found = Found::read(&zones, &cache)?;
     let mut recovery = found.recovery;
     let state = &found.loaded.state;
-    // Open zones go on behind what commits have bound since the manifest noted their places.
+    // Open zones continue after the data that commits have bound since the manifest noted their
+    // positions.
     let mut bound = |e: &ExtentRef| zones.saw_extent(e.addr, u64::from(e.stored));
     let mut journal = read_journal(&zones, &cache, state, &mut recovery, &mut bound)?;
     let next = journal.last_seq.max(state.start.seq) + 1;
@@ -139,7 +140,7 @@ pub(in crate::db) fn open(
     mirrored::keep_places(&mirrored, &mut journal.bound, &mut bound);
     recovery.mirrored = mirrored.len() as u64;
     journal.runs.iter().for_each(|runs| runs.saw(&zones));
-    // Marked before allocation begins.
+    // Pinned before allocation begins.
     let bound = zones.pin(&journal.bound)?;
 
     let mut version = found.version;

@@ -16,8 +16,9 @@ use crate::log::stream::{Records, StreamReader};
 use crate::manifest::JournalStart;
 use crate::options::Shares;
 
-/// Applies the commits of `journal` from `start` on, but for what rollbacks made void up to the
-/// numbers in `since`. `bound`: the places of all that it binds.
+/// Applies the commits of `journal` from `start` on, except changes that rollbacks made void, which
+/// are those up to the numbers in `since`. `bound` has the places of all data that the journal
+/// binds.
 pub(super) fn replay_journal(
     db: &Database,
     mut journal: Journal,
@@ -63,7 +64,7 @@ pub(super) fn replay_journal(
                     rebind(db, runs, bound)?;
                 }
             }
-            // A journal may begin only where a chunk does.
+            // A journal may begin only at the start of a chunk.
             if end == at + piece.len() as u64 {
                 let (segment, offset) = (journal.used[reader.part()].number, reader.offset());
                 let start = JournalStart { segment, offset, position: end, seq: numbers.next - 1 };
@@ -85,8 +86,8 @@ pub(super) fn replay_journal(
     Ok(())
 }
 
-/// When memory for memtables is full, they are flushed, and the journal begins at `start`, behind
-/// all that they have: an update must not be replayed over a run that has it.
+/// Flushes the memtables when their memory is full. The journal then begins at `start`, after all
+/// of their commits, since an update must not be replayed over a run that contains it.
 fn flush_when_full(
     db: &Database,
     start: JournalStart,
@@ -99,8 +100,8 @@ fn flush_when_full(
     db.commits.seal_replayed(start, db.zones.pin(bound)?);
     match db.flusher.flush_sealed() {
         Ok(_) => Ok(()),
-        // A full store opens all the same: these memtables stay in memory, until there is room for
-        // them or they have doubled.
+        // A full store is opened all the same: these memtables stay in memory, until there is space
+        // for them or they have doubled.
         Err(Error::NoSpace) => {
             *flush_at = db.commits.sealed_bytes();
             Ok(())
@@ -109,7 +110,7 @@ fn flush_when_full(
     }
 }
 
-/// Puts the runs that a commit of the journal bound above everything before it.
+/// Adds the runs that a commit of the journal has bound, above all earlier data.
 fn rebind(db: &Database, bound: BoundRuns, uses: &ZoneUse) -> Result<()> {
     db.versions.change(|v| {
         v.seal();
@@ -119,18 +120,18 @@ fn rebind(db: &Database, bound: BoundRuns, uses: &ZoneUse) -> Result<()> {
     Ok(())
 }
 
-/// Takes the changes out that a rollback made void.
+/// Removes the changes that a rollback made void.
 fn void(first: Seq, changes: &mut Ops, since: &BTreeMap<DictionaryId, Seq>) {
     for (seq, (dict, _)) in (first..).zip(changes.iter_mut()).filter(|_| !since.is_empty()) {
         if since.get(dict).is_some_and(|since| seq <= *since) {
-            // Void: as a change of a dictionary that was dropped.
+            // A void change is treated like a change of a dropped dictionary.
             *dict = DictionaryId(0);
         }
     }
 }
 
-/// A snapshot was made here that was not yet flushed: it is made again. It is flushed by `replay`,
-/// or in the background.
+/// Makes a snapshot again whose generation was not flushed. It is flushed by `replay`, or in the
+/// background.
 fn snapshot_again(
     db: &Database,
     label: Label,

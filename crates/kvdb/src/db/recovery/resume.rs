@@ -1,5 +1,5 @@
 //! The third phase of opening a store for writing: allocation begins, and a fresh manifest notes
-//! how far the journal goes.
+//! the end of the journal.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::health::Health;
 use crate::journal::{Owned, Segment, Writer};
 use crate::manifest::{self, Edit, Manifest};
 
-/// The manifest that notes the journal's end, and the writer that goes on behind it. `segments`:
-/// those that the manifest which was loaded names. `next_seq`: the number of the next commit.
+/// Returns the manifest that notes the journal's end, and the writer that continues after it.
+/// `segments` are those in the loaded manifest. `next_seq` is the number of the next commit.
 pub(super) fn resume(
     zones: &Arc<Zones>,
     env: &Arc<dyn Env>,
@@ -35,8 +35,8 @@ pub(super) fn resume(
     let Divided { mut edits, old, fresh } =
         divide(segments.collect(), &journal.used, state.next_segment, &**env);
     zones.start();
-    // A rollback is on disk before the journal's end, which it made void, need be: numbers that
-    // were lost are given again.
+    // A rollback can be durable before the end of the journal that it makes void. If that end was
+    // lost, its numbers are used again, and the new commits must not be void.
     let last = next_seq - 1;
     edits.extend(
         state
@@ -59,14 +59,14 @@ pub(super) fn resume(
     let mut writer = Writer::new(zones.clone(), journal.end);
     writer.keep_old(old);
     for segment in fresh {
-        // Numbered upwards, above the old ones: none comes too late.
+        // The numbers ascend from above the old ones, so the writer takes every segment.
         let _ = writer.add(segment);
     }
     Ok((manifest, writer))
 }
 
-/// A segment as it is when the store is opened. Of a store that was closed the host has got the
-/// space back, and is asked for it again: what lies in the segment stays.
+/// Returns a segment in its state after an opening. In a store that was closed, the space of the
+/// segment was returned to the host and is allocated again; data in the segment stays.
 fn again(zones: &Zones, segment: Segment, pin: ZonePin, closed: bool) -> Owned {
     if closed {
         let reusable = zones.allocate_again(segment.zone);
@@ -79,15 +79,15 @@ fn again(zones: &Zones, segment: Segment, pin: ZonePin, closed: bool) -> Owned {
 /// The journal's segments after a crash.
 struct Divided {
     edits: Vec<Edit>,
-    /// The segments that hold part of the stream.
+    /// The segments that hold a part of the stream.
     old: Vec<Owned>,
-    /// Some of the others, as new segments.
+    /// Some of the other zones, as new segments.
     fresh: Vec<Owned>,
 }
 
-/// Segments that hold part of the stream stay as they are, their ends noted; the others begin a new
-/// life, numbered from `number` on, since what a crash left in them could be taken for part of what
-/// follows.
+/// Divides the segments. Those that hold a part of the stream stay, with their ends noted. The
+/// others become new segments, numbered from `number` on, since data that a crash has left in them
+/// could be mistaken for a part of the following stream.
 fn divide(segments: Vec<Owned>, used: &[Segment], mut number: u64, env: &dyn Env) -> Divided {
     let (mut edits, mut old, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
     for owned in segments {

@@ -1,5 +1,5 @@
-//! The dictionaries of all branches: by number, and those of each branch by number and by name. A
-//! snapshot of a branch has the branch's maps, shared.
+//! The dictionaries of all branches by number, and those of each branch by number and by name. A
+//! snapshot of a branch shares the branch's maps.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use super::{Dictionaries, DictionaryState};
 use crate::dictionary::DictionaryId;
 use crate::persistent_map::PersistentMap;
 
-/// Dictionaries among which one is looked for by name without an index. Most branches have no more,
-/// and an idle clone takes half of the memory without one.
+/// The number of dictionaries up to which a name is looked up without an index. Most branches have
+/// no more, and without an index an idle clone takes half of the memory.
 const FEW: usize = 16;
 
-/// The dictionaries of one branch, or of a snapshot of it, read as a map by number.
+/// The dictionaries of one branch, or of a snapshot of it. Dereferences to a map by number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OfBranch {
     dictionaries: Dictionaries,
-    /// By name. Empty as long as there are few.
+    /// The index by name. Empty while there are few dictionaries.
     names: PersistentMap<String, DictionaryId>,
 }
 
 impl PartialEq for OfBranch {
-    /// The index says nothing more.
+    /// Compares the dictionaries only, from which the index follows.
     fn eq(&self, other: &OfBranch) -> bool {
         self.dictionaries == other.dictionaries
     }
@@ -38,7 +38,7 @@ impl Deref for OfBranch {
 }
 
 impl OfBranch {
-    /// Adds a dictionary, or replaces the one of its number.
+    /// Adds a dictionary, or replaces the one with its number.
     pub(crate) fn insert(&mut self, state: Arc<DictionaryState>) {
         let info = &state.info;
         if self.dictionaries.get(&info.id).is_some_and(|there| there.info.name != info.name) {
@@ -49,7 +49,7 @@ impl OfBranch {
         if self.names.is_empty() {
             self.index_if_many();
         } else if !self.names.contains_key(&name) {
-            // Of two that damaged bytes give one name the first one is found.
+            // If damaged bytes give two dictionaries one name, the first one is found.
             self.names.insert(name, id);
         }
     }
@@ -80,7 +80,7 @@ impl OfBranch {
         }
     }
 
-    /// Removes the dictionaries from this number on, which were made later.
+    /// Removes the dictionaries with numbers from `below` on, which were made later.
     pub(crate) fn remove_from(&mut self, below: u32) {
         while let Some((&id, _)) = self.dictionaries.last_key_value()
             && id.0 >= below
@@ -107,11 +107,11 @@ impl<'a> IntoIterator for &'a OfBranch {
     }
 }
 
-/// The dictionaries of all branches, read as one map by number.
+/// The dictionaries of all branches. Dereferences to one map by number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BranchedDictionaries {
     all: Dictionaries,
-    /// By the name of the branch; none that is empty.
+    /// The dictionaries of each branch by its name; no entry is empty.
     branches: PersistentMap<String, OfBranch>,
 }
 
@@ -124,23 +124,23 @@ impl Deref for BranchedDictionaries {
 }
 
 impl BranchedDictionaries {
-    /// The dictionaries of a snapshot, found as those of the main branch.
+    /// Returns the dictionaries of a snapshot, as those of the main branch.
     pub(crate) fn of_snapshot(of: OfBranch) -> BranchedDictionaries {
         let all = of.dictionaries.clone();
         BranchedDictionaries { all, branches: [(String::new(), of)].into_iter().collect() }
     }
 
-    /// The dictionary of that name in a branch.
+    /// Returns the dictionary of that name in a branch.
     pub(crate) fn find(&self, branch: &str, name: &str) -> Option<DictionaryId> {
         self.branches.get(branch)?.find(name)
     }
 
-    /// The dictionaries of a branch.
+    /// Returns the dictionaries of a branch.
     pub(crate) fn of_branch(&self, branch: &str) -> OfBranch {
         self.branches.get(branch).cloned().unwrap_or_default()
     }
 
-    /// Adds a dictionary; gives the one that had its number, which stays.
+    /// Adds a dictionary. If its number is taken, returns the existing one, which stays.
     pub(crate) fn insert(&mut self, state: Arc<DictionaryState>) -> Option<Arc<DictionaryState>> {
         let info = &state.info;
         if let Some(there) = self.all.get(&info.id) {
@@ -168,14 +168,15 @@ impl BranchedDictionaries {
         Some(gone)
     }
 
-    /// Removes the dictionaries of a branch, and gives them.
+    /// Removes the dictionaries of a branch, and returns them.
     pub(crate) fn remove_branch(&mut self, branch: &str) -> Dictionaries {
         let gone = self.branches.remove(branch).unwrap_or_default().dictionaries;
         gone.keys().for_each(|id| _ = self.all.remove(id));
         gone
     }
 
-    /// Changes a dictionary, but for its number, its branch and its name. `None`: there is none.
+    /// Changes a dictionary, except its number, branch and name. Returns `None` if it does not
+    /// exist.
     pub(crate) fn change<T>(
         &mut self,
         id: DictionaryId,

@@ -1,4 +1,4 @@
-//! The edits of snapshots and branches.
+//! Applies the edits of snapshots and branches.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use crate::ids::Label;
 use crate::manifest::Edit;
 
 impl ManifestState {
-    /// Keeps what a snapshot has under another label, too.
+    /// Keeps the contents of a snapshot under another label too.
     pub(crate) fn keep_as(&mut self, label: Label, of: &SnapshotState) -> Result<()> {
         self.keep(SnapshotState { label, dictionaries: of.dictionaries.clone() })
     }
 
-    /// The edits of snapshots and branches.
+    /// Applies an edit of snapshots and branches.
     pub(super) fn apply_branching(&mut self, edit: Edit) -> Result<()> {
         match edit {
             Edit::Snapshot { label, below } => {
                 self.forget_origin(&label.name);
                 let mut dictionaries = self.dictionaries.of_branch(&label.branch);
-                // The others were made since.
+                // The others were made later.
                 dictionaries.remove_from(below);
                 self.keep(SnapshotState { label, dictionaries })?;
             }
@@ -91,7 +91,7 @@ impl ManifestState {
             Edit::Since { dict, seq } => _ = self.since.insert(dict, seq),
             Edit::Adopt { from, to } => {
                 self.remove_branch(&from)?;
-                // The branch that takes its place was not cloned, and has its limit.
+                // The branch that is replaced keeps its limit. The new one is not a clone.
                 let limit = self.limits.get(&to).copied();
                 let of_files = self.limits_of_files.get(&to).copied();
                 if self.branches.contains_key(&to) {
@@ -126,7 +126,7 @@ impl ManifestState {
                     return Err(contradiction(format!("run {} is added twice", id.0)));
                 }
             }
-            // The others have their place in `apply`.
+            // `apply` handles the others.
             _ => {}
         }
         Ok(())
@@ -149,23 +149,22 @@ impl ManifestState {
         }
     }
 
-    /// A snapshot is about to be made: what was cloned from an earlier one of that name was not
-    /// cloned from this one.
+    /// Forgets the origin of clones of an earlier snapshot of this name, since a new one is about
+    /// to be made.
     fn forget_origin(&mut self, name: &str) {
         if self.clones.remove(name).is_some() {
             self.origin_is(name, "");
         }
     }
 
-    /// The branches that were cloned from the snapshot `before` are from `now` on clones of that
-    /// name.
+    /// Changes the origin of all clones of the snapshot `before` to `now`.
     fn origin_is(&mut self, before: &str, now: &str) {
         let of_it = self.branches.iter().filter(|(_, of)| *of == before);
         let of_it: Vec<String> = of_it.map(|(branch, _)| branch.clone()).collect();
         of_it.into_iter().for_each(|branch| _ = self.branches.insert(branch, now.into()));
     }
 
-    /// How many branches were cloned from the snapshot of that name.
+    /// Returns how many branches were cloned from the snapshot of that name.
     pub(crate) fn clones_of(&self, snapshot: &str) -> usize {
         self.clones.get(snapshot).copied().unwrap_or(0)
     }
@@ -182,7 +181,7 @@ impl ManifestState {
         Ok(())
     }
 
-    /// There is a branch of this name from here on, if there was none.
+    /// Adds a branch of this name, if there is none.
     fn know_branch(&mut self, name: &str) {
         if !name.is_empty() && !self.branches.contains_key(name) {
             self.branches.insert(name.into(), String::new());

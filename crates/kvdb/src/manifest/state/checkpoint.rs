@@ -1,5 +1,5 @@
-//! A checkpoint: edits that build a state from nothing. What snapshots and branches have in common
-//! is written once and referred to by number.
+//! A checkpoint: edits that build a state from nothing. Data that snapshots and branches share is
+//! written once and referred to by number.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(crate) fn make_branches(
 }
 
 impl ManifestState {
-    /// A run that the record has named, at its level.
+    /// Returns a run that the record has kept, with its level.
     pub(super) fn kept_run(&mut self, (level, id, n): Kept) -> Result<(RunId, (u32, Bytes))> {
         self.next_run = self.next_run.max(next(id.0)?);
         let run = usize::try_from(n)
@@ -43,8 +43,8 @@ impl ManifestState {
         Ok((id, (level, run.clone())))
     }
 
-    /// The dictionaries of a snapshot, by their numbers in the record. They share what they can
-    /// with those of the snapshot before.
+    /// Returns the dictionaries of a snapshot, by their numbers in the record. They share as much
+    /// as possible with those of the snapshot before.
     pub(super) fn kept_dictionaries(
         &mut self,
         snapshot: &str,
@@ -61,7 +61,7 @@ impl ManifestState {
                 of_snapshot.insert(state.info.id, state);
             }
             let mut all = newest.clone();
-            // First: one of these may have the name of one that comes.
+            // Remove first, since one of these may have the name of one that is added.
             newest.keys().filter(|id| !of_snapshot.contains_key(id)).for_each(|id| all.remove(*id));
             for (id, state) in of_snapshot {
                 if !all.get(&id).is_some_and(|same| Arc::ptr_eq(same, state)) {
@@ -73,8 +73,8 @@ impl ManifestState {
         Ok(newest.clone())
     }
 
-    /// Edits that build the snapshots from nothing, and the numbers of the runs in them. What
-    /// several have in common is written once.
+    /// Adds the edits that build the snapshots from nothing, and returns the numbers of their runs.
+    /// Data that several snapshots share is written once.
     fn checkpoint_snapshots(&self, edits: &mut Vec<Edit>) -> HashMap<Bytes, u64> {
         let mut runs: HashMap<Bytes, u64> = HashMap::new();
         let mut kept: HashMap<*const DictionaryState, u64> = HashMap::new();
@@ -101,7 +101,7 @@ impl ManifestState {
             }
             edits.push(Edit::KeptSnapshot(snapshot.label.clone(), dictionaries));
         }
-        // Clones of a snapshot that is gone have runs in common as well.
+        // Clones of a dropped snapshot share runs too.
         let mut seen: HashMap<&Bytes, bool> = HashMap::new();
         for (_, run) in self
             .dictionaries
@@ -115,7 +115,7 @@ impl ManifestState {
         runs
     }
 
-    /// Edits that build this state from nothing.
+    /// Returns the edits that build this state from nothing.
     pub(crate) fn checkpoint(&self) -> Vec<Edit> {
         let mut edits = Vec::new();
         let kept = self.checkpoint_snapshots(&mut edits);

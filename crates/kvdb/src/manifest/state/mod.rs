@@ -1,10 +1,10 @@
-//! What the manifest says, edits applied: pure data, that knows nothing of open runs. Edits that
-//! contradict it are corruption. `branching` has the edits of snapshots and branches, `checkpoint`
-//! the edits that build a state from nothing.
+//! The state that the manifest's edits lead to: pure data, without open runs. Edits that contradict
+//! it are corruption. `branching` has the edits of snapshots and branches, `checkpoint` the edits
+//! that build a state from nothing.
 //!
-//! A snapshot is a set of dictionaries as they stood when it was made. They are shared until one of
-//! them changes, so a snapshot costs a few pointers, and a copy of the whole state little more.
-//! The cost of an edit does not depend on how much it leaves alone.
+//! A snapshot is a set of dictionaries as they were when it was made. They are shared until one of
+//! them changes, so a snapshot costs a few pointers, and a copy of the whole state little more. The
+//! cost of an edit does not depend on the size of the unchanged part.
 
 mod branched;
 mod branching;
@@ -29,8 +29,8 @@ use crate::ids::{Label, RunId};
 use crate::journal::Segment;
 use crate::persistent_map::PersistentMap;
 
-/// The runs of a dictionary, each at a level, by age. A clone has those of its snapshot, shared
-/// until it gets others.
+/// The runs of a dictionary by age, each with its level. A clone shares those of its snapshot until
+/// it gets others.
 pub(crate) type RunsOf = Arc<BTreeMap<RunId, (u32, Bytes)>>;
 
 /// One dictionary: its options, and its runs.
@@ -45,7 +45,7 @@ impl DictionaryState {
         DictionaryState { info, runs: RunsOf::default() }
     }
 
-    /// The runs, to be changed for this dictionary alone.
+    /// Returns the runs for a change, which affects this dictionary only.
     pub(super) fn runs_mut(&mut self) -> &mut BTreeMap<RunId, (u32, Bytes)> {
         Arc::make_mut(&mut self.runs)
     }
@@ -64,12 +64,13 @@ pub(crate) struct SnapshotState {
     pub dictionaries: OfBranch,
 }
 
-/// What a checkpoint has named so far and refers to by number.
+/// The kept data that a checkpoint has listed so far and refers to by number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct KeptSoFar {
     runs: Vec<Bytes>,
     dictionaries: Vec<Arc<DictionaryState>>,
-    /// Keeps the dictionaries of the newest snapshot and their state, which most others share.
+    /// The numbers of the newest snapshot's dictionaries, and the dictionaries, which most other
+    /// snapshots share.
     newest: (Vec<u64>, OfBranch),
 }
 
@@ -79,32 +80,33 @@ pub(crate) struct ManifestState {
     pub snapshots: SnapshotStates,
     /// Branches other than the main one, and the snapshots that they were cloned from.
     pub branches: PersistentMap<String, String>,
-    /// How many branches were cloned from a snapshot of that name, where any was.
+    /// The number of branches that were cloned from each snapshot, by the snapshot's name.
     clones: PersistentMap<String, usize>,
-    /// Bytes that branches may take of their own, of those that have a limit.
+    /// The limits of bytes that branches may have of their own.
     pub limits: PersistentMap<String, u64>,
-    /// Files that branches may have of their own, of those that have a limit.
+    /// The limits of files that branches may have of their own.
     pub limits_of_files: PersistentMap<String, u64>,
-    /// Dictionaries that were rolled back: what the journal has of them up to this commit is void.
+    /// Dictionaries that were rolled back: their changes in the journal up to this commit are void.
     pub since: BTreeMap<DictionaryId, Seq>,
-    /// The journal's segments in order, those prepared but not yet written included.
+    /// The journal's segments in order, including those that are prepared but not written yet.
     pub segments: Vec<Segment>,
     pub start: JournalStart,
-    /// Where open zones go on: behind everything that runs refer to.
+    /// The positions at which open zones continue, after all data that runs refer to.
     pub streams: Vec<(Purpose, u64)>,
-    /// The store was closed, and nothing was written since.
+    /// Set if the store was closed, and nothing was written since.
     pub closed: bool,
     pub next_dictionary: u32,
     pub next_run: u64,
     pub next_segment: u64,
-    /// What the record that is being applied has kept so far.
+    /// The kept data so far of the record that is being applied.
     kept: KeptSoFar,
 }
 
-/// The deepest level that an edit may name; a bound for what damaged bytes can make us allocate.
+/// The deepest level that an edit may name, which bounds the memory that damaged bytes can make the
+/// program allocate.
 pub(crate) const MAX_LEVEL: u32 = 63;
 
-/// Numbers that are counted upwards stay below in every store that was ever written.
+/// The bound of numbers that count upwards. No store ever written reaches it.
 const LARGEST: u64 = 1 << 60;
 
 impl ManifestState {
@@ -121,10 +123,10 @@ impl ManifestState {
         changed.ok_or_else(|| contradiction(format!("dictionary {} does not exist", id.0)))
     }
 
-    /// Puts runs in the place of others wherever these are: in dictionaries of all branches, and in
-    /// snapshots. `None`: in their place is nothing.
+    /// Replaces runs by others wherever they occur: in dictionaries of all branches, and in
+    /// snapshots. A run with `None` is removed.
     pub(crate) fn replace_runs(&mut self, instead: &HashMap<Bytes, Option<Bytes>>) {
-        // What snapshots share they go on sharing.
+        // Dictionaries that snapshots share stay shared.
         let mut known: HashMap<*const DictionaryState, Arc<DictionaryState>> = HashMap::new();
         let mut replaced = |d: &Arc<DictionaryState>| {
             if !d.runs.values().any(|(_, run)| instead.contains_key(run)) {
@@ -148,15 +150,15 @@ impl ManifestState {
         self.dictionaries = dictionaries;
     }
 
-    /// Puts a run above all others of a dictionary.
+    /// Adds a run above all others of a dictionary.
     pub(crate) fn add_newest(&mut self, dict: DictionaryId, run: Bytes) -> Result<RunId> {
         let id = RunId(self.next_run);
         self.apply(Edit::AddRun { dict, level: 0, id, run })?;
         Ok(id)
     }
 
-    /// Whether a change of the journal counts: its dictionary exists, and was not rolled back
-    /// since.
+    /// Returns whether a change of the journal is valid: its dictionary exists, and was not rolled
+    /// back afterwards.
     pub(crate) fn takes(&self, dict: DictionaryId, seq: Seq) -> bool {
         self.dictionaries.contains_key(&dict)
             && self.since.get(&dict).is_none_or(|since| seq > *since)
@@ -205,7 +207,7 @@ impl ManifestState {
                 there.info.options = d.options;
             })?,
             Edit::JournalStart(start) => {
-                // What counts upwards from here has room.
+                // A number below the bound can be counted up without overflow.
                 if [start.segment, start.offset, start.position, start.seq]
                     .iter()
                     .any(|&n| n >= LARGEST)

@@ -1,4 +1,4 @@
-//! States that edits lead to, and those that contradict them.
+//! Tests of states that edits lead to, and of edits that contradict them.
 
 use super::*;
 use crate::dictionary::DictionaryOptions;
@@ -76,7 +76,7 @@ fn label(name: &str, branch: &str) -> Label {
     }
 }
 
-/// `sample` with a branch, and snapshots of both.
+/// Returns `sample` with a branch, and snapshots of both.
 fn branched() -> ManifestState {
     let mut state = sample();
     let (d, run) = (DictionaryId(1), Bytes::from(vec![7; 500]));
