@@ -75,9 +75,9 @@ pub(crate) struct TransactionState {
 }
 
 pub(super) struct OpenState {
-    /// The reason why it has ended, if its user did not end it.
+    /// `None` if the transaction has ended.
     pub open: Option<Open>,
-    /// Why it has ended, if its user did not end it.
+    /// The reason why it has ended, if its user did not end it.
     pub why: Option<String>,
 }
 
