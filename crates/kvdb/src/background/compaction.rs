@@ -281,7 +281,7 @@ impl Subcompaction {
     }
 
     /// Does a bounded amount of work. Returns `true` when the subcompaction is done or its
-    /// compaction is abandoned. If there is no space, it is retried with smaller parts.
+    /// compaction is abandoned. If there is no space, later calls work in smaller parts.
     pub(crate) fn step(&mut self, compactor: &Compactor) -> Result<bool> {
         match self.work(compactor) {
             Err(Error::NoSpace) => {

@@ -304,8 +304,8 @@ impl CompactionPlan {
     }
 
     /// Returns whether a merge of everything from `level` downwards writes little compared with the
-    /// large values that it may find dead: those above the bottom are a significant part of those
-    /// in it, and many times as large as all key blocks.
+    /// large values that it may find dead: the values above the bottom amount to at least an eighth
+    /// of those in the bottom, and to many times all key blocks.
     fn is_cheap(tree: &Tree, level: usize) -> bool {
         let values = |from: usize| {
             tree.levels.iter().skip(from).flatten().map(|p| p.run.stats().value_bytes).sum::<u64>()

@@ -20,8 +20,8 @@ use super::state::PublishedState;
 use super::{Claimant, Error, JournalPlace, Owner, RemoteStore, Result, random_id};
 use crate::manifest::{Edit, ManifestState};
 
-/// A publication notes its progress after this time and this many bytes, so that a later one need
-/// not write these objects again if this one is interrupted.
+/// A publication notes the objects that it has written after this time and this many bytes. If it
+/// is interrupted, the next publication need not write these objects again.
 const NOTE_AFTER: Duration = Duration::from_secs(10);
 const NOTE_BYTES: u64 = 64 << 20;
 
@@ -118,7 +118,7 @@ impl Claim {
         }
         claimant.check(&head, &to)?;
         // A file with a previous right lacks no commits of the journal, unless it is an older copy
-        // of itself, which commits after its last one reveal.
+        // of itself. Commits after its last one reveal such a copy.
         let goes_on = right.epoch.is_some();
         if let (true, Some(from), Some((last, own))) = (goes_on, head.journal, claimant.has)
             && own != Some(from.chain)

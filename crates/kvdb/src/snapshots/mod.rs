@@ -149,7 +149,7 @@ pub struct BranchInfo {
     /// The name of the snapshot that it was cloned from, if it was. That snapshot may have been
     /// dropped; once another one has its name, this is `None`.
     pub snapshot: Option<String>,
-    /// The limit of its own bytes and their number, if it has one: see
+    /// The limit of its own bytes, with the bytes that it uses, if it has one: see
     /// [`crate::Kvdb::limit_branch`].
     pub limit: Option<BranchLimit>,
     /// The number of files that it may have of its own, if that is limited: see

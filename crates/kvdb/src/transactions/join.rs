@@ -38,7 +38,8 @@ fn both(mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Option<(i64, i64)> {
 }
 
 /// Returns `theirs` plus the difference between `base` and `mine`. A key that did not exist counts
-/// as 0. Returns `None`, a conflict, if either side has deleted the key.
+/// as 0. Returns `None`, a conflict, if either side has deleted the key, or if a value is not a
+/// number or the sum overflows.
 fn sum(base: Option<&[u8]>, mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Option<i64> {
     let (mine, theirs) = both(mine, theirs)?;
     let base = base.map_or(Some(0), number)?;

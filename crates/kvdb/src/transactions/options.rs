@@ -57,9 +57,9 @@ pub struct TransactionOptions {
     /// enclosing one commits. Both must have snapshot isolation; the nested one cannot be durable
     /// or undoable by itself, and belongs to the branch and the user of the enclosing one.
     pub within: Option<TransactionId>,
-    /// The branch of the transaction; `""` is the main one. A durable transaction reads this branch
-    /// alone, and the snapshots around an undoable commit are of it. When the branch is dropped,
-    /// the transaction is aborted.
+    /// The branch of the transaction; `""` is the main one. A durable transaction reads only this
+    /// branch, and the snapshots around an undoable commit are taken of it. When the branch is
+    /// dropped, the transaction is aborted.
     pub branch: String,
     /// The bytes that the changes may take. A change that would exceed the limit fails with
     /// [`crate::Error::OverLimit`], unless it is a deletion. Changes of nested transactions count

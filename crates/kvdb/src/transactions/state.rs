@@ -54,8 +54,7 @@ pub(crate) struct TransactionState {
     pub(super) used_nanos: AtomicU64,
     /// When it began or was resumed, in seconds since 1970.
     pub(super) begun_at: u64,
-    /// The shared instance of [`Last`]: handles are made from it, and its drop ends the
-    /// transaction.
+    /// A weak reference to the instance of [`Last`] that all handles share.
     handles: env::sync::Mutex<std::sync::Weak<Last>>,
     /// The number of the newest commit when it began.
     pub(super) since: u64,

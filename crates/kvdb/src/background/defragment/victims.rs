@@ -178,8 +178,8 @@ impl Defragmenter {
         let kept = self.snapshots.zones();
         let open: BTreeSet<ZoneId> =
             self.zones.positions().iter().map(|(_, addr)| ZoneId::of(*addr)).collect();
-        // Nor is a zone that is held by another user as well, such as a reader of an older version
-        // or a flush in progress.
+        // A zone that is also held by another user, such as a reader of an older version or a flush
+        // in progress, would not become free.
         let held: BTreeMap<ZoneId, u64> =
             self.zones.usage().into_iter().map(|(zone, live, _)| (zone, live)).collect();
         let alone = |zone: &ZoneId, bytes: u64| held.get(zone).is_some_and(|live| *live <= bytes);
