@@ -67,8 +67,8 @@ impl Fragments {
         before.into_iter().filter(overlap).chain(inside.take_while(overlap))
     }
 
-    /// Returns the holders other than `owner` that conflict with such a lock. A holder may be
-    /// returned more than once.
+    /// Returns the holders other than `owner` that conflict with a lock of `range` in this mode. A
+    /// holder may be returned more than once.
     pub(super) fn in_the_way<'a>(
         &'a self,
         owner: Option<u64>,
