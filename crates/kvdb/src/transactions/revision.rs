@@ -27,8 +27,8 @@ use crate::error::Error;
 pub struct Revision {
     /// Number of changes so far.
     pub(super) changes: u64,
-    /// When the transaction began, or was resumed by this opening of the store, in seconds since
-    /// 1970. It is needed since transaction numbers are reused, and so are the change counts of a
+    /// Seconds since 1970 at which the transaction began, or was resumed by this opening of the
+    /// store. It is needed since transaction numbers are reused, and so are the change counts of a
     /// durable transaction.
     pub(super) begun: u64,
 }
