@@ -1,5 +1,5 @@
-//! When commits came last, and readers that had to wait for the arm of a disk: some work is put off
-//! until the store is quiet.
+//! Tracks recent commits, and readers that had to wait for the seek of a disk, so that some
+//! background work is deferred until the store is quiet.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use vt_tree::BlockCache;
 
 use crate::counters::Counters;
 
-/// A store is quiet after this time without commits, or `idle_flush` if that is less.
+/// A store is quiet after this time without commits, or after `idle_flush` if that is shorter.
 const QUIET: Duration = Duration::from_secs(2);
-/// Readers are under way for so long after one of them had to wait for a seek.
+/// Readers count as active for this time after one of them had to wait for a seek.
 const READERS: Duration = Duration::from_secs(1);
 
 pub(crate) struct Activity {
@@ -20,9 +20,9 @@ pub(crate) struct Activity {
     counters: Arc<Counters>,
     cache: Arc<BlockCache>,
     idle_flush: Duration,
-    /// Commits seen at the last look, and since when there was none.
+    /// The number of commits at the last check, and the time since when there was none.
     seen: Mutex<(u64, Duration)>,
-    /// Seeks of readers seen at the last look, and when one was seen last.
+    /// The number of reader seeks at the last check, and when one was last seen.
     readers: Mutex<(u64, Option<Duration>)>,
 }
 
@@ -38,7 +38,7 @@ impl Activity {
         Activity { env, counters, cache, idle_flush, seen, readers }
     }
 
-    /// Notes at the time `now` whether commits came since the last look.
+    /// Notes at the time `now` whether there were commits since the last check.
     pub(crate) fn look(&self, now: Duration) {
         let commits = self.counters.commits.get();
         let mut seen = self.seen.lock();
@@ -51,13 +51,13 @@ impl Activity {
         now.saturating_sub(self.seen.lock().1)
     }
 
-    /// `true` when no commit came for a while, and no reader waits for a seek.
+    /// Returns `true` if there was no commit for a while and no reader waits for a seek.
     pub(crate) fn is_quiet(&self) -> bool {
         self.idle_for(self.env.monotonic()) >= self.idle_flush.min(QUIET) && !self.readers_wait()
     }
 
-    /// `true` while readers wait for the arm of a disk, from which each seek of other work would
-    /// keep them. Where seeks cost little they share the device with all that is done.
+    /// Returns `true` while readers wait for a disk's seeks, each of which other work would delay
+    /// further. On devices with cheap seeks, readers share the device with all other work.
     pub(crate) fn readers_wait(&self) -> bool {
         let seeks = self.cache.reader_seeks();
         let mut readers = self.readers.lock();
@@ -68,12 +68,13 @@ impl Activity {
         readers.1.is_some_and(|last| self.env.monotonic().saturating_sub(last) < READERS)
     }
 
-    /// `true` when at the time `now` no commit came for so long that memtables are flushed.
+    /// Returns `true` if at the time `now` there was no commit for so long that memtables are
+    /// flushed.
     pub(crate) fn is_idle(&self, now: Duration) -> bool {
         self.idle_for(now) >= self.idle_flush
     }
 
-    /// Lets the store count as idle at once, unless a commit comes.
+    /// Makes the store count as idle at once, until the next commit.
     pub(crate) fn expect_none(&self) {
         let idle = self.idle_flush.max(QUIET);
         *self.seen.lock() =

@@ -1,6 +1,6 @@
-//! The dictionaries in which a merge may be due, and what the runs of all dictionaries come to.
-//! Both follow the manifest: only dictionaries of which it says something new are looked at again,
-//! since flushes and merges come often, and a store may have very many dictionaries.
+//! Tracks the dictionaries in which a merge may be due, and totals over the runs of all
+//! dictionaries. Both follow the manifest: only dictionaries whose entry has changed are examined
+//! again, since flushes and merges are frequent and a store may have very many dictionaries.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{AddAssign, SubAssign};
@@ -17,18 +17,18 @@ use crate::options::CompactionPolicy;
 use crate::read::version::{Tree, Version};
 use crate::short_values::adapts;
 
-/// What there is to do in a dictionary while nothing else is under way in it. No plan is possible
-/// that this leaves out: merges under way only take possibilities away.
+/// The work that is due in a dictionary while no other merge is in progress there. Every possible
+/// plan is covered, since merges in progress only reduce the possibilities.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Findings {
-    /// Runs of the youngest level.
+    /// Number of runs at the youngest level.
     young: usize,
     garbage: Garbage,
     /// The policy calls for a merge.
     by_policy: bool,
-    /// Deletions, dead bytes or readers call for one.
+    /// Deletions, dead bytes or readers call for a merge.
     when_quiet: bool,
-    /// It may have short values outside their blocks.
+    /// The dictionary may have short values outside of their blocks.
     outside: bool,
 }
 
@@ -49,11 +49,11 @@ impl Findings {
 
 #[derive(Default)]
 struct Found {
-    /// The manifest's states of the dictionaries that were looked at.
+    /// The manifest's entries of the dictionaries that were examined.
     seen: Dictionaries,
-    /// Of those of which there is anything to say.
+    /// The findings of the dictionaries that have any.
     each: HashMap<DictionaryId, Findings>,
-    /// How many dictionaries have so many young runs.
+    /// The number of dictionaries for each number of young runs.
     young: BTreeMap<usize, usize>,
     garbage: Garbage,
     by_policy: BTreeSet<(usize, DictionaryId)>,
@@ -62,7 +62,7 @@ struct Found {
 }
 
 impl Found {
-    /// Replaces what is known of a dictionary.
+    /// Replaces the findings for a dictionary.
     fn set(&mut self, id: DictionaryId, now: Findings) {
         let before = self.each.remove(&id).unwrap_or_default();
         self.garbage -= before.garbage;
@@ -106,7 +106,7 @@ impl Candidates {
         Candidates { policy: policy.sane(), garbage, found: Mutex::default() }
     }
 
-    /// Returns what is known, brought up to `version`.
+    /// Returns the findings, updated to `version`.
     fn of(&self, version: &Version) -> MutexGuard<'_, Found> {
         let mut found = self.found.lock();
         let seen = std::mem::replace(&mut found.seen, Dictionaries::clone(&version.entries));
@@ -123,22 +123,22 @@ impl Candidates {
         found
     }
 
-    /// The dictionaries in which the policy may call for a merge, the most pressing first.
+    /// Returns the dictionaries in which the policy may call for a merge, the most urgent first.
     pub(super) fn by_policy(&self, version: &Version) -> Vec<DictionaryId> {
         self.of(version).by_policy.iter().rev().map(|(_, id)| *id).collect()
     }
 
-    /// Those in which a merge may be due once the store is quiet.
+    /// Returns the dictionaries in which a merge may be due once the store is quiet.
     pub(super) fn when_quiet(&self, version: &Version) -> Vec<DictionaryId> {
         self.of(version).when_quiet.iter().copied().collect()
     }
 
-    /// Those that may have short values outside their blocks.
+    /// Returns the dictionaries that may have short values outside of their blocks.
     pub(super) fn outside(&self, version: &Version) -> Vec<DictionaryId> {
         self.of(version).outside.iter().copied().collect()
     }
 
-    /// Notes in `counters` how many young runs there are, and how much of all runs is dead.
+    /// Updates the counters of young runs, and of live and dead bytes in all runs.
     pub(super) fn count_runs(&self, version: &Version, counters: &Counters) {
         let found = self.of(version);
         let most = found.young.last_key_value().map_or(0, |(most, _)| *most);
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
     use crate::{CreateOptions, DictionaryOptions, Durability, Kvdb, OpenOptions};
 
-    /// What was brought up to date change by change is what is found by looking at everything.
+    /// Checks that incremental updates and a full scan produce the same findings.
     #[test]
     fn what_follows_the_changes_is_what_there_is() {
         let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
@@ -209,7 +209,7 @@ mod tests {
             }
             let fresh = Candidates::new(policy, garbage.clone());
             let found = fresh.of(&version);
-            // The fresh one has taken the note of what changed.
+            // The fresh instance has consumed the note of the change.
             garbage.changed(d);
             let followed = following.of(&version);
             assert!(followed.each == found.each, "round {round}");

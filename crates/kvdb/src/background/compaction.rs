@@ -1,17 +1,18 @@
-//! One compaction under way. `policy` decides which runs it merges, `merging` which threads do it.
+//! One compaction in progress. `policy` decides which runs it merges, `merging` which threads work
+//! on it.
 //!
 //! A compaction is installed in parts. Once it has written enough, or as much as there is room for,
-//! what is merged becomes a run of its own at the level below, the inputs lose those keys, and what
-//! only they held is free for the next part. Runs are sliced and joined by pointer, so this costs a
-//! few index nodes. Each part is one edit of the manifest, so the store is whole after any of them;
-//! however large the runs, it never holds more than one part twice.
+//! the merged data becomes a run of its own at the level below, the inputs lose those keys, and the
+//! space that only they used is free for the next part. Runs are sliced and joined by pointer, so
+//! this costs a few index nodes. Each part is one edit of the manifest, so the store is consistent
+//! after any of them; however large the runs, at most one part exists twice.
 //!
-//! A large one consists of several *subcompactions*: disjoint ranges of keys of the same inputs,
-//! split where index nodes begin, each for a thread of its own. What they have merged is joined by
-//! pointer into one run under one number; the inputs have a hole where each of them has been. After
-//! an install a subcompaction goes on with the inputs as they are then; the others go on with those
-//! that they began their part with. So a compaction holds twice at most one part of each of them,
-//! and parts are smaller in proportion to their number.
+//! A large compaction consists of several *subcompactions*: disjoint key ranges of the same inputs,
+//! split at index node boundaries, each for a thread of its own. Their results are joined by
+//! pointer into one run with one number; the inputs have a hole where each of them has been. After
+//! an install, a subcompaction continues with the inputs as they are then; the others continue with
+//! those that they began their part with. So at most one part of each subcompaction exists twice,
+//! and parts are smaller in proportion to the number of subcompactions.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -31,79 +32,80 @@ use crate::manifest::Edit;
 use crate::read::version::NumberedRun;
 use crate::read::version_set::{Order, VersionEdit};
 
-/// When not even a part of this size finds room, there is none.
+/// If there is no space for a part of this size, the compaction fails for lack of space.
 const SMALLEST: u64 = 256 << 10;
-/// Zones that a part leaves alone: the last ones, and the open ones that it may begin.
+/// Zones that a part leaves free: the last ones, and open ones that it may begin.
 const LEFT: u64 = 3;
 /// Bytes of work in one step.
 const STEP: u64 = 4 << 20;
-/// A part is no more than this share of the store, but for small stores.
+/// Maximum size of a part as a share of the store (one part in `SHARE`), with a minimum for small
+/// stores.
 const SHARE: u64 = 20;
 const PART_MIN: u64 = 2 * ZONE_SIZE;
-/// A subcompaction is worth a thread when it has at least the largest part divided by this to
-/// merge.
+/// A subcompaction is worth a thread if it has at least the largest part divided by this to merge.
 const WORTH: u64 = 2;
 
-/// A compaction under way, shared by the threads that work on its subcompactions.
+/// A compaction in progress, shared by the threads that work on its subcompactions.
 pub(crate) struct Compaction {
     /// The number of its compaction lock.
     pub number: u64,
-    /// It is in no hurry.
+    /// The compaction is not urgent.
     pub may_wait: bool,
-    /// The job that its writes count for.
+    /// The job that its writes are accounted to.
     pub job: Job,
     /// The youngest level that it takes runs from.
     from: AtomicUsize,
     /// Bytes that a subcompaction writes before the next install.
     part: AtomicU64,
     workers: Mutex<Workers>,
-    /// Held while a part is installed; no thread waits for it with another lock held.
+    /// Held while a part is installed. No thread waits for it while holding another lock.
     state: Mutex<CompactionState>,
 }
 
-/// Which subcompactions wait and which are worked on.
+/// The subcompactions that wait, and those that a thread works on.
 #[derive(Default)]
 struct Workers {
-    /// For each subcompaction the merge that it is in the middle of; a step takes it out. `None`:
-    /// not begun, just installed, or in a step.
+    /// The current merge of each subcompaction; a step takes it out. `None` if the merge has not
+    /// begun, was just installed, or is in a step.
     merges: Vec<Option<Merge>>,
     /// Unclaimed subcompactions.
     waiting: VecDeque<usize>,
-    /// Subcompactions that a thread works on.
+    /// Number of subcompactions that a thread works on.
     taken: usize,
     given_up: bool,
 }
 
 struct CompactionState {
     plan: CompactionPlan,
-    /// By key; one until it is prepared.
+    /// Sorted by key; a single one until the compaction is prepared.
     ranges: Vec<SubcompactionRange>,
-    /// The run of what is merged and installed.
+    /// The run of the data that is merged and installed.
     result: Option<RunId>,
-    /// Items of the inputs that hide older ones, and all of them, when it began.
+    /// The number of items in the inputs that hid older ones, and of all items, when it began.
     overwriting: (f64, u64),
 }
 
-/// The keys of a subcompaction, and how far it is.
+/// The key range of a subcompaction, and its progress.
 #[derive(Default)]
 struct SubcompactionRange {
-    /// Everything below this key is installed.
+    /// All keys below this one are installed.
     at: Bytes,
     end: Option<Bytes>,
     merged: Option<Arc<Run>>,
     done: bool,
 }
 
-/// A range of keys of a compaction, claimed by a thread.
+/// A key range of a compaction, claimed by a thread.
 pub(crate) struct Subcompaction {
     whole: Arc<Compaction>,
     number: usize,
-    /// The first, whose compaction is not ready for others.
+    /// This is the first subcompaction, and the compaction is not yet prepared for others.
     first: bool,
 }
 
 impl Compaction {
-    /// A compaction of one subcompaction; [`Subcompaction::prepare`] splits it if that is worth it.
+    /// Begins a compaction with a single subcompaction. [`Subcompaction::prepare`] splits it if
+    /// that is worthwhile.
     pub(crate) fn begin(
         compactor: &Compactor,
         plan: CompactionPlan,
@@ -140,7 +142,7 @@ impl Compaction {
         (Subcompaction { whole, number: 0, first: true }, compaction_lock)
     }
 
-    /// The youngest level that it takes runs from.
+    /// Returns the youngest level that it takes runs from.
     pub(crate) fn from(&self) -> usize {
         self.from.load(Ordering::Relaxed)
     }
@@ -153,12 +155,12 @@ impl Compaction {
         Some(Subcompaction { whole: self.clone(), number, first: false })
     }
 
-    /// The number of unclaimed subcompactions.
+    /// Returns the number of unclaimed subcompactions.
     pub(crate) fn waiting(&self) -> usize {
         self.workers.lock().waiting.len()
     }
 
-    /// Abandons it: it releases all that it holds. What is installed of it stays.
+    /// Abandons the compaction and releases all that it holds. Installed parts stay.
     pub(crate) fn give_up(&self) {
         let mut workers = self.workers.lock();
         workers.given_up = true;
@@ -173,8 +175,8 @@ impl Compaction {
 }
 
 impl CompactionState {
-    /// Moves the inputs of a merge into the bottom down to the last levels above it, so that
-    /// younger runs are merged during it.
+    /// Moves the inputs of a merge into the bottom down to the last levels above the bottom, so
+    /// that younger runs can be merged in the meantime.
     fn move_inputs_down(&mut self, compactor: &Compactor) -> Result<()> {
         let upper: Vec<usize> = self
             .plan
@@ -212,8 +214,9 @@ impl CompactionState {
         Ok(())
     }
 
-    /// Splits it into subcompactions, if it is large enough and there may be threads for them. Not
-    /// where little is free: the parts of several would be so small that they leave holes.
+    /// Splits the compaction into subcompactions if it is large enough and there may be threads for
+    /// them. It is not split when little space is free, since the parts of several would be so
+    /// small that they leave holes.
     fn split(&mut self, compactor: &Compactor) -> Result<()> {
         if compactor.zones.space().free_for_user < SHARE_ZONES_BELOW {
             return Ok(());
@@ -242,7 +245,7 @@ impl CompactionState {
 }
 
 impl Subcompaction {
-    /// The youngest level that its compaction takes runs from.
+    /// Returns the youngest level that its compaction takes runs from.
     pub(crate) fn from(&self) -> usize {
         self.whole.from()
     }
@@ -251,13 +254,13 @@ impl Subcompaction {
         &self.whole
     }
 
-    /// Others may be at its compaction as well.
+    /// Returns whether other threads may work on the same compaction.
     pub(crate) fn is_shared(&self) -> bool {
         self.whole.workers.lock().merges.len() > 1
     }
 
-    /// The first time: splits the compaction, so that other threads can take subcompactions of it.
-    /// `true`: this call has, and there are some.
+    /// Splits the compaction on the first call, so that other threads can take subcompactions.
+    /// Returns `true` if this call has made any.
     pub(crate) fn prepare(&mut self, compactor: &Compactor) -> Result<bool> {
         if !std::mem::replace(&mut self.first, false) {
             return Ok(false);
@@ -277,8 +280,8 @@ impl Subcompaction {
         Ok(count > 1)
     }
 
-    /// Does a bounded part of the work; `true` when the subcompaction is done, or its compaction
-    /// given up. Without space it is tried again in smaller parts.
+    /// Does a bounded amount of work. Returns `true` when the subcompaction is done or its
+    /// compaction is abandoned. If there is no space, later calls work in smaller parts.
     pub(crate) fn step(&mut self, compactor: &Compactor) -> Result<bool> {
         match self.work(compactor) {
             Err(Error::NoSpace) => {
@@ -294,8 +297,8 @@ impl Subcompaction {
         }
     }
 
-    /// Goes on with another subcompaction of the same compaction, and leaves this one as it is: a
-    /// store without threads does so in place of working on several at once.
+    /// Switches to another subcompaction of the same compaction and puts this one back. A store
+    /// without threads does this instead of working on several at once.
     pub(crate) fn rotate(&mut self) {
         let mut workers = self.whole.workers.lock();
         if let Some(number) = workers.waiting.pop_front() {
@@ -304,8 +307,8 @@ impl Subcompaction {
         }
     }
 
-    /// Installs what is merged, so that it holds nothing, and leaves the rest to the next idle
-    /// thread. The caller calls [`Subcompaction::leave`] next.
+    /// Installs the merged data, so that the subcompaction pins nothing, and leaves the rest to the
+    /// next idle thread. The caller must call [`Subcompaction::leave`] next.
     pub(crate) fn hand_back(&mut self, compactor: &Compactor) -> Result<()> {
         let done = self.take_merge().map_or(Ok(false), |merge| self.install(compactor, merge))?;
         let mut workers = self.whole.workers.lock();
@@ -315,8 +318,8 @@ impl Subcompaction {
         Ok(())
     }
 
-    /// Ends this thread's work on a subcompaction, which is finished, handed back, or has failed.
-    /// `true`: no thread works on the compaction any more, nor will one.
+    /// Ends this thread's work on a subcompaction that is finished, handed back, or failed. Returns
+    /// `true` if no thread works on the compaction any more, or will.
     pub(crate) fn leave(self, failed: bool) -> bool {
         if failed {
             self.whole.give_up();
@@ -353,7 +356,7 @@ impl Subcompaction {
     fn begin(&self, compactor: &Compactor) -> Result<Merge> {
         let mut state = self.whole.state.lock();
         let storage = compactor.storage(&state.plan);
-        // Not all are gathered if one part does not.
+        // Not all short values are gathered if one part does not gather.
         state.plan.gathers &= storage.placement.gather_below > 0;
         let own = &state.ranges[self.number];
         let range = KeyRange { start: own.at.clone(), end: own.end.clone() };
@@ -370,8 +373,8 @@ impl Subcompaction {
         Ok(Merge::new(&compactor.cache, &inputs, &range, options)?)
     }
 
-    /// Makes what is merged part of the store, in place of that much of the inputs. `true`: the
-    /// subcompaction is done.
+    /// Makes the merged data part of the store and removes those keys from the inputs. Returns
+    /// `true` if the subcompaction is done.
     fn install(&mut self, compactor: &Compactor, merge: Merge) -> Result<bool> {
         let (run, next, stats) = merge.cut()?;
         let mut state = self.whole.state.lock();
@@ -417,7 +420,7 @@ impl Subcompaction {
         }
         let all_done = !there || state.ranges.iter().all(|range| range.done);
         if let Some(numbered) = result.filter(|_| all_done && target < BOTTOM) {
-            // What they hid of each other is gone; what is left of it lies below.
+            // Items hidden within the inputs are gone; the remaining share hides items below.
             let items = numbered.run.stats().items;
             let left = state.overwriting.0 - state.overwriting.1.saturating_sub(items) as f64;
             let share = left / items.max(1) as f64;
@@ -431,19 +434,20 @@ impl Subcompaction {
 }
 
 impl Compactor {
-    /// How the next part of a plan is stored.
+    /// Returns the storage options for the next part of a plan.
     fn storage(&self, plan: &CompactionPlan) -> MergeOptions {
         plan.storage(&self.zones, &self.versions, self.options.seek_bytes)
     }
 
-    /// Bytes that a merge writes before they are installed: less when little is free.
+    /// Returns the bytes that a merge writes before it is installed. The size shrinks when little
+    /// is free.
     pub(crate) fn part_size(&self) -> u64 {
         let space = self.zones.space();
         let zones = match space.free_for_user / ZONE_SIZE {
             0 => space.zones_free,
             more => more.saturating_add(u64::from(space.reserve)),
         };
-        // Not too little: where inputs are cut, a few blocks are written for that alone.
+        // Keep a minimum: each cut of the inputs costs a few extra blocks.
         let room = zones.saturating_sub(LEFT).saturating_mul(ZONE_SIZE / 4 * 3).max(ZONE_SIZE / 2);
         let share = (space.zones_pinned * ZONE_SIZE / SHARE).max(PART_MIN);
         room.min(self.options.merge_part).min(share)

@@ -1,8 +1,8 @@
-//! Flush: the sealed memtables become runs of the youngest level. One merge for each dictionary,
-//! then one manifest edit that adds the runs and moves the journal's start behind what they hold.
-//! Where snapshots wait for it, there is such a merge for what lies between two of them.
-//! Until that edit is durable nothing is let go; a flush that finds no space leaves everything as
-//! it was, and is tried again.
+//! Flush: sealed memtables become runs of the youngest level. There is one merge for each
+//! dictionary, and then one manifest edit that adds the runs and moves the journal's start past
+//! their content. If snapshots wait for the flush, there is a merge for each interval between two
+//! of them. Nothing is released until that edit is durable; a flush that finds no space changes
+//! nothing, and is retried.
 
 use env::sync::atomic::Ordering;
 use std::collections::VecDeque;
@@ -33,14 +33,14 @@ use crate::read::version::Version;
 use crate::read::version_set::{Order, VersionEdit, VersionSet};
 use crate::signals::Signals;
 
-/// A flush that fails, and not for want of space, is tried this often before the store stops taking
-/// writes.
+/// A flush that fails for a reason other than lack of space is tried this often before the store
+/// stops accepting writes.
 const ATTEMPTS: u32 = 5;
 
-/// Generations between snapshots that one flush brings into runs, at the most.
+/// Maximum number of generations between snapshots that one flush writes to runs.
 const TOGETHER: usize = 64;
 
-/// A merge of what a dictionary got, and the share of the items that hide older ones.
+/// A merge of the memtables of a dictionary, and the share of their items that hide older ones.
 struct Due {
     dict: DictionaryId,
     inputs: Vec<Input>,
@@ -51,31 +51,31 @@ struct Due {
 /// The generations from one snapshot to the next, or to the newest that is sealed.
 #[derive(Default)]
 struct Part {
-    /// The snapshot that it ends with, if one waits for this flush.
+    /// The snapshot that ends this part, if one waits for this flush.
     snapshot: Option<Arc<Snapshot>>,
     due: VecDeque<Due>,
     runs: Vec<(DictionaryId, Arc<Run>, f64)>,
 }
 
-/// A flush under way. Each snapshot has the runs of its part and of those before, and all of them
-/// become durable as one edit.
+/// A flush in progress. Each snapshot gets the runs of its part and of the parts before, and all of
+/// them become durable in one edit.
 struct Flush {
-    /// The oldest first; one or more.
+    /// The parts, oldest first; at least one.
     parts: Vec<Part>,
-    /// The newest generation in them.
+    /// The newest generation in the parts.
     upto: u64,
-    /// Where the journal begins afterwards; `None`, after a replay: where it does now.
+    /// The journal's start after the flush. `None` after a replay, which keeps the current start.
     sealed: Option<Sealed>,
-    /// Keeps bound values in place until the runs hold them, even when a dictionary is dropped
-    /// during the flush.
+    /// Pins bound values until the runs refer to them, even if a dictionary is dropped during the
+    /// flush.
     _generations: Vec<Arc<Generation>>,
 }
 
 impl Flush {
-    /// `ends`: the newest generation of each part, ascending.
+    /// Begins a flush. `ends` is the newest generation of each part, ascending.
     fn begin(flusher: &Flusher, ends: &[u64], sealed: Option<Sealed>) -> Result<Flush> {
-        // First: a transaction that begins after this line begins at a commit no older than any
-        // that is flushed here, and never asks for the numbers that the merge forgets.
+        // This must come first: a transaction that begins after this line begins at a commit no
+        // older than any that is flushed here, and never needs the numbers that the merge discards.
         let (oldest, asked) = flusher.recent.oldest(&flusher.versions.visible);
         let version = flusher.versions.load_full();
         let part = |&upto: &u64| {
@@ -88,7 +88,8 @@ impl Flush {
         for (dict, tree) in version.in_memory() {
             let layers = tree.layers.iter().filter(|l| l.generation.number <= upto);
             generations.extend(layers.clone().map(|l| l.generation.clone()));
-            // The oldest first, as the parts are; within a part the newest first.
+            // The layers are ordered from the oldest on, like the parts; within a part the newest
+            // comes first.
             let layers: Vec<&Layer> = layers.rev().collect();
             let of_part =
                 |layer: &&Layer| ends.partition_point(|end| *end < layer.generation.number);
@@ -100,14 +101,14 @@ impl Flush {
                 }
                 let options = MergeOptions {
                     drop_tombstones: std::mem::take(&mut nothing_below),
-                    // Open transactions ask for the order of the commits since they began.
+                    // Open transactions need the order of the commits since they began.
                     old_seq: oldest,
                     priority: Priority::Flush,
                     // Values that the journal has bound stay where they are.
                     ..tree.storage(Placement::stitch())
                 };
-                // An estimate: what cannot be read below must not keep commits from being flushed
-                // above it.
+                // This is an estimate: data below that cannot be read must not prevent commits from
+                // being flushed above it.
                 let garbage_share = garbage_share(tree, layers).unwrap_or_default();
                 parts[of_part(&layers[0])].due.push_back(Due {
                     dict,
@@ -134,7 +135,7 @@ impl Flush {
         Ok(())
     }
 
-    /// The runs of all parts, of one dictionary the oldest first.
+    /// Returns the runs of all parts, for each dictionary the oldest first.
     fn runs(&self) -> impl Iterator<Item = &(DictionaryId, Arc<Run>, f64)> {
         self.parts.iter().flat_map(|part| &part.runs)
     }
@@ -142,8 +143,8 @@ impl Flush {
     /// Makes the runs part of the store.
     fn install(self, flusher: &Flusher) -> Result<()> {
         flusher.zones.sync().map_err(|e| flusher.health.fail("syncing a flush", &e.into()))?;
-        // Written with the numbers that transactions ask for. Before the memtables go, so that a
-        // reader always finds one of the two.
+        // The runs are remembered with the numbers that transactions need, and before the memtables
+        // are removed, so that a reader always finds one of the two.
         let recent = |(dict, run, _): &(DictionaryId, Arc<Run>, f64)| {
             let newest = run.stats().max_seq;
             (newest > 0).then(|| RecentCommit {
@@ -161,7 +162,7 @@ impl Flush {
             let mut id = state.next_run;
             for part in &self.parts {
                 for (dict, run, garbage_share) in &part.runs {
-                    // Of a dictionary that was dropped in between nothing is kept.
+                    // Runs of a dictionary that was dropped in the meantime are discarded.
                     if state.dictionaries.contains_key(dict) {
                         change.add_run(*dict, 0, RunId(id), run);
                         flusher.garbage.set(*dict, RunId(id), *garbage_share);
@@ -177,8 +178,8 @@ impl Flush {
             change.edits.extend(recycling.edits(state));
             change
         };
-        // The runs have all commits up to where the journal begins afterwards; with the sync above
-        // they are durable.
+        // The runs contain all commits up to the new start of the journal; with the sync above they
+        // are durable.
         let drop_layers = |version: &mut Version| version.drop_layers(self.upto);
         let outcome = flusher.versions.install_and(Order::OfRuns, plan, drop_layers);
         match outcome {
@@ -192,7 +193,7 @@ impl Flush {
     }
 }
 
-/// Writes sealed memtables into runs.
+/// Flushes sealed memtables to runs.
 pub(crate) struct Flusher {
     zones: Arc<Zones>,
     cache: Arc<BlockCache>,
@@ -205,7 +206,7 @@ pub(crate) struct Flusher {
     recent: Arc<RecentCommits>,
     garbage: Arc<GarbageEstimate>,
     candidates: Arc<Candidates>,
-    /// Held during a flush, and by work that allows none.
+    /// Held during a flush, and by work that must exclude flushes.
     flushing: Mutex<()>,
 }
 
@@ -231,29 +232,30 @@ impl Flusher {
         }
     }
 
-    /// Keeps all flushes away while the guard lives, but for
-    /// [`Flusher::flush_sealed_locked`] by its owner.
+    /// Excludes all flushes while the guard lives, except [`Flusher::flush_sealed_locked`] by its
+    /// owner.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
         self.flushing.lock()
     }
 
-    /// Does what [`Flusher::lock`] does without waiting; `None` while a flush is under way.
+    /// Acquires [`Flusher::lock`] without waiting. Returns `None` while a flush is in progress.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, ()>> {
         self.flushing.try_lock()
     }
 
-    /// Flushes what is sealed. `false`: nothing was.
+    /// Flushes the sealed memtables. Returns `false` if there were none.
     pub(crate) fn flush_sealed(&self) -> Result<bool> {
         let _one = self.flushing.lock();
         self.flush_sealed_locked()
     }
 
-    /// Flushes what is sealed for a caller that has [`Flusher::lock`].
+    /// Flushes the sealed memtables for a caller that holds [`Flusher::lock`].
     pub(crate) fn flush_sealed_locked(&self) -> Result<bool> {
         let Some(last) = self.commits.newest_sealed() else { return Ok(false) };
         let (mut done, mut together) = (0, TOGETHER);
         while done < last {
-            // Each part up to where a snapshot was made, so that the runs are exactly what it has.
+            // Each part ends where a snapshot was made, so that its runs are exactly the content of
+            // the snapshot.
             let mut ends = self.snapshots.pending_upto(last, together);
             if ends.len() < together && ends.last() != Some(&last) {
                 ends.push(last);
@@ -263,7 +265,7 @@ impl Flusher {
                 break;
             };
             match self.flush_parts(&ends, Some(next)) {
-                // The first flush may make room for the rest.
+                // A flush of one part may make room for the rest.
                 Err(Error::NoSpace) if ends.len() > 1 => {
                     together = 1;
                     continue;
@@ -278,7 +280,7 @@ impl Flusher {
         Ok(true)
     }
 
-    /// Writes all generations up to the last of `ends` into runs, in a part for each of them.
+    /// Writes all generations up to the last of `ends` to runs, in a part for each of them.
     fn flush_parts(&self, ends: &[u64], sealed: Option<Sealed>) -> Result<()> {
         let _job = Job::Flushes.begin();
         let mut flush = Flush::begin(self, ends, sealed)?;
@@ -286,11 +288,12 @@ impl Flusher {
         flush.install(self)
     }
 
-    /// Everything committed before is in runs afterwards, and the journal begins behind it.
+    /// Flushes everything that was committed before the call, and moves the journal's start past
+    /// it.
     pub(crate) fn flush_all(&self) -> Result<()> {
-        // Empty memtables are not enough. What comes above the runs (an ingest) would lie beneath
-        // what is replayed when the store is opened again, so the journal's start must have passed
-        // this position, too, however the memtables came to be empty.
+        // Empty memtables are not sufficient. Data that is added above the runs (an ingest) would
+        // lie below the data that is replayed when the store is opened again, so the journal's
+        // start must have passed this position, too, however the memtables came to be empty.
         let unflushed = self.commits.unflushed_end();
         let version = self.versions.load_full();
         let number = version.generation.number;
@@ -300,7 +303,8 @@ impl Flusher {
         if !empty {
             self.commits.seal(number)?;
         }
-        // What others close in the meantime was committed later: it could go on for ever.
+        // Generations that others seal in the meantime contain later commits: waiting for them
+        // could go on forever.
         while self.commits.sealed_upto(number).is_some() && self.flush_sealed()? {}
         debug_assert!(
             self.versions.manifest()?.state().start.position >= unflushed,
@@ -309,7 +313,8 @@ impl Flusher {
         Ok(())
     }
 
-    /// After a flush: who waited for memory goes on, and the young runs may want merging.
+    /// Wakes callers that wait for memory after a flush, and the threads that may merge the young
+    /// runs.
     pub(crate) fn flushed(&self) {
         self.candidates.count_runs(&self.versions.load(), &self.counters);
         self.signals.reclaimable.store(true, Ordering::Release);
@@ -318,15 +323,15 @@ impl Flusher {
         self.signals.compaction_wanted();
     }
 
-    /// Values that were overwritten stay until the flush of their generation: one that has made a
-    /// good part of the store's values dead is flushed, however small its memtables are. `in_time`:
-    /// also one that holds much, since a sample sees little of what was overwritten before it was
-    /// flushed at all.
+    /// Seals the active generation if it has made many values dead. Overwritten values keep their
+    /// space until their generation is flushed, so it is flushed even if its memtables are small.
+    /// If `in_time` is set, a generation that pins many bytes is sealed as well, since the sample
+    /// misses most of the values that were overwritten before any flush.
     pub(crate) fn seal_what_holds_much(&self, in_time: bool) -> Result<()> {
         const LEAST: u64 = 64 << 20;
         const MOST: u64 = 256 << 20;
-        // No reader asks a memtable for less: what newer versions hide there may be forgotten as
-        // others come.
+        // No reader asks a memtable for an older state, so older versions that are hidden may be
+        // forgotten as new ones arrive.
         let floor =
             self.versions.read_snapshots.floor(self.versions.visible.load(Ordering::Acquire));
         let version = self.versions.load_full();
@@ -346,19 +351,20 @@ impl Flusher {
         Ok(())
     }
 
-    /// What the flush of all memtables may take on the device.
+    /// Returns the bytes that the flush of all memtables may take on the device.
     pub(crate) fn unflushed_bytes(&self) -> u64 {
         self.commits.memtable_bytes() as u64
     }
 
-    /// Nothing waits for a flush, and nothing was deleted that a flush would make free.
+    /// Returns whether nothing waits for a flush, and nothing was deleted whose space a flush would
+    /// free.
     pub(crate) fn at_rest(&self) -> bool {
         self.commits.newest_sealed().is_none() && !self.signals.deletions.load(Ordering::Acquire)
     }
 
-    /// The thread that flushes.
+    /// Runs the flush thread.
     pub(crate) fn flush_loop(&self) {
-        // One after the other, and those of them that were no want of space.
+        // Counts consecutive failures, and those among them that were not for lack of space.
         let (mut failures, mut errors) = (0u32, 0);
         loop {
             {
@@ -367,7 +373,7 @@ impl Flusher {
                     self.signals.wake_flush.wait(&mut wanted);
                 }
                 if failures > 0 && !self.signals.stopping() {
-                    // A failed flush is tried again after a while, or as soon as space came back.
+                    // Retry a failed flush after a while, or as soon as space has been freed.
                     let pause = Duration::from_millis(50) * (1 << failures.min(5));
                     self.signals.wake_flush.wait_for(&mut wanted, pause);
                 }

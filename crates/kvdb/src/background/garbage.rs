@@ -1,12 +1,14 @@
-//! How much of what the runs hold is dead: older versions that newer ones hide, which only a merge
-//! can drop. Compactions are chosen and writers are delayed by it, in addition to the number of
-//! runs: a tree may have few runs and be mostly dead, or many and not at all.
+//! Estimates how much of the data in runs is dead: older versions hidden by newer ones, which only
+//! a merge can drop. The estimate, in addition to the number of runs, decides which compactions are
+//! chosen and how much writers are delayed: a tree may have few runs and be mostly dead, or many
+//! runs without dead data.
 //!
-//! It is not known exactly without reading; a sample estimates it. Of each memtable that is flushed
-//! some keys are looked up in the filters of the runs below: the share of them that is there is the
-//! share of its items that hide an older one. A run keeps its share as it is cut; one merged from
-//! several has what is left of theirs. It is a guess, kept in memory: after opening nothing is
-//! known to be dead until something is overwritten again, and only the bounds on runs hold.
+//! The exact amount is unknown without reading, so it is sampled. Some keys of each flushed
+//! memtable are looked up in the filters of the runs below: the share that is found is the share of
+//! the memtable's items that hide an older one. A run keeps its share when it is cut; a run merged
+//! from several gets what is left of theirs. The estimate is kept in memory only: after opening,
+//! nothing is known to be dead until data is overwritten again, and only the limits on the number
+//! of runs apply.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,29 +21,29 @@ use crate::ids::RunId;
 use crate::read::generation::Layer;
 use crate::read::version::{NumberedRun, Tree, Version};
 
-/// Keys of a memtable that are looked for below.
+/// Number of keys of a memtable that are sampled.
 const SAMPLE: usize = 64;
-/// How many of ten thousand missing keys the filter of a run takes for present.
+/// The filter of a run reports this many of ten thousand missing keys as present.
 const FALSE_POSITIVES: f64 = 80.0;
 
-/// Shares of runs that are gone are forgotten when there are so many, at the least.
+/// Minimum number of new shares after which those of runs that no longer exist are removed.
 const MANY_SHARES: usize = 1000;
 
-/// The share of a run's items that hide older ones, from 0 to 1, by run.
+/// The share of items that hide older ones, from 0 to 1, for each run.
 #[derive(Default)]
 pub(crate) struct GarbageEstimate(Mutex<Estimates>);
 
 #[derive(Default)]
 struct Estimates {
     shares: BTreeMap<RunId, f64>,
-    /// How many there were when those of runs that are gone were last forgotten.
+    /// The number of shares when those of runs that no longer exist were last removed.
     kept: usize,
     /// Dictionaries with a new estimate.
     changed: BTreeSet<DictionaryId>,
 }
 
 impl GarbageEstimate {
-    /// Notes the share of a run of a dictionary.
+    /// Records the share of a run of a dictionary.
     pub(crate) fn set(&self, dict: DictionaryId, run: RunId, share: f64) {
         if share > 0.0 {
             let mut estimates = self.0.lock();
@@ -50,7 +52,7 @@ impl GarbageEstimate {
         }
     }
 
-    /// The dictionaries with a new estimate since this was asked last.
+    /// Returns the dictionaries with a new estimate since the last call.
     pub(super) fn take_changed(&self) -> BTreeSet<DictionaryId> {
         std::mem::take(&mut self.0.lock().changed)
     }
@@ -60,7 +62,7 @@ impl GarbageEstimate {
         self.0.lock().changed.insert(dict);
     }
 
-    /// Items of `runs` that hide others.
+    /// Returns the number of items in `runs` that hide others.
     pub(crate) fn items<'a>(&self, runs: impl IntoIterator<Item = &'a NumberedRun>) -> f64 {
         let shares = &self.0.lock().shares;
         runs.into_iter()
@@ -68,7 +70,7 @@ impl GarbageEstimate {
             .sum()
     }
 
-    /// Forgets runs that are gone, once that is worth a look at all of them.
+    /// Removes the shares of runs that no longer exist, once there are enough new ones.
     pub(super) fn keep(&self, version: &Version) {
         let mut estimates = self.0.lock();
         if estimates.shares.len() > 2 * estimates.kept + MANY_SHARES {
@@ -79,7 +81,7 @@ impl GarbageEstimate {
         }
     }
 
-    /// Bytes of a dictionary's runs that are dead, and all of them.
+    /// Returns the dead bytes of a dictionary's runs, and all of their bytes.
     pub(crate) fn dead(&self, tree: &Tree) -> Garbage {
         let overwriting = self.items(tree.runs());
         let (mut bytes, mut items) = (0, 0u64);
@@ -87,8 +89,8 @@ impl GarbageEstimate {
         for stats in tree.runs().map(|p| p.run.stats()) {
             let of = stats.block_bytes + stats.value_bytes;
             all += of;
-            // What hides is a tombstone or as large as what it hides; tombstones alone would make
-            // that look small.
+            // A hiding item is a tombstone, or as large as the item that it hides. Exclude runs
+            // with tombstones, which would make the hidden items seem small.
             if !stats.tombstones {
                 (bytes, items) = (bytes + of, items + stats.items);
             }
@@ -101,7 +103,7 @@ impl GarbageEstimate {
     }
 }
 
-/// Bytes that are dead, of all.
+/// The dead bytes among all bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Garbage {
     pub dead: u64,
@@ -109,13 +111,13 @@ pub(crate) struct Garbage {
 }
 
 impl Garbage {
-    /// For a hundred bytes alive.
+    /// Returns the dead bytes for each hundred live bytes.
     pub(crate) fn percent(self) -> u64 {
         self.dead * 100 / (self.all - self.dead).max(1)
     }
 }
 
-/// The share of `keys` that the runs of a dictionary seem to have.
+/// Returns the share of `keys` that the runs of a dictionary seem to contain.
 fn share_below(tree: &Tree, keys: &[Bytes]) -> Result<f64> {
     let runs = tree.runs().count();
     if runs == 0 || keys.is_empty() {
@@ -133,12 +135,12 @@ fn share_below(tree: &Tree, keys: &[Bytes]) -> Result<f64> {
     }
     let by_mistake = 1.0 - (1.0 - FALSE_POSITIVES / 1e4).powi(runs as i32);
     let share = f64::from(there) / keys.len() as f64;
-    // A key or two may be mistakes that were not counted on.
+    // Allow for one or two more false positives than expected.
     let share = (share - by_mistake - 1.5 / SAMPLE as f64) / (1.0 - by_mistake);
     Ok(share.max(0.0))
 }
 
-/// The share of the items that hide older ones, over these memtables of a dictionary.
+/// Returns the share of items that hide older ones, over these memtables of a dictionary.
 pub(super) fn garbage_share(tree: &Tree, layers: &[&Layer]) -> Result<f64> {
     let mut keys = Vec::new();
     for layer in layers {
@@ -147,8 +149,8 @@ pub(super) fn garbage_share(tree: &Tree, layers: &[&Layer]) -> Result<f64> {
     share_below(tree, &keys)
 }
 
-/// Bytes of large values of the generation that takes commits which are dead, or have made
-/// others so.
+/// Returns the bytes of large values written in the active generation that are dead already, or
+/// have made older values dead.
 pub(super) fn garbage_of_active(version: &Version) -> Result<u64> {
     let held = version.generation.held();
     let mut dead = 0;

@@ -1,9 +1,10 @@
-//! Which thread merges what. Each thread has a stack of merges under way: one that becomes due at a
-//! younger level goes first, so that a large merge does not let the young runs pile up; parallel
-//! threads take plans without a lock, or a subcompaction of a large merge that another one has
-//! begun. A thread that turns to a younger merge leaves its subcompaction to the next idle thread.
-//! Work that must not find a merge under way goes through [`Compactor::merge_alone`]: the threads
-//! pause between two steps, and give up what they had begun; what of it is installed stays.
+//! Assigns merges to threads. Each thread has a stack of merges in progress: a merge that becomes
+//! due at a younger level goes first, so that a large merge does not let young runs pile up.
+//! Threads choose plans concurrently, without a common lock during the merge, or take a
+//! subcompaction of a large merge that another thread has begun. A thread that turns to a younger
+//! merge leaves its subcompaction to the next idle thread. Work that must exclude merges uses
+//! [`Compactor::merge_alone`]: the threads pause between two steps and abandon their merges;
+//! installed parts stay.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -29,14 +30,14 @@ use crate::read::version::{Tree, Version};
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
 
-/// Merges that a thread has under way at most, each younger than the one before.
+/// Maximum number of merges on a thread's stack, each younger than the one before.
 const DEEPEST: usize = 4;
-/// Between two steps a merge that is in no hurry looks every so often whether readers still wait,
-/// at most so many times.
+/// Interval between checks whether readers still wait, made by a merge that is not urgent, and the
+/// maximum number of such checks between two steps.
 const GLANCE: Duration = Duration::from_millis(250);
 const STAND_BACK: u32 = 8;
 
-/// Merges runs, and keeps the merges under way apart.
+/// Merges runs, and keeps concurrent merges apart.
 pub(crate) struct Compactor {
     pub(super) inline: bool,
     pub(super) options: OpenOptions,
@@ -47,24 +48,24 @@ pub(crate) struct Compactor {
     pub(super) signals: Arc<Signals>,
     pub(super) versions: Arc<VersionSet>,
     activity: Arc<Activity>,
-    /// What runs hide of older ones.
+    /// The estimated share of items in runs that hide older ones.
     pub(super) garbage: Arc<GarbageEstimate>,
     pub(super) candidates: Arc<Candidates>,
-    /// Shared for a step of a merge; alone by work that must not find one.
+    /// Held shared during a step of a merge, and exclusively by work that must exclude merges.
     pause: RwLock<()>,
-    /// Changes when all merges under way are given up.
+    /// Incremented when all merges in progress are abandoned.
     round: AtomicU64,
     compaction_locks: Mutex<Vec<CompactionLock>>,
     next_lock: AtomicU64,
     under_way: Mutex<Vec<Arc<Compaction>>>,
     /// The merges of a store without threads.
     stack: Mutex<MergeStack>,
-    /// One more than the zones that were free when a merge last found no space for it; 0: it found
-    /// some.
+    /// One more than the number of free zones when a merge last failed for lack of space. 0 if the
+    /// last merge found space.
     starved: AtomicU64,
 }
 
-/// The merges that one thread has under way, or its subcompactions of them, the youngest last.
+/// The merges that one thread has in progress, or its subcompactions of them, the youngest last.
 #[derive(Default)]
 pub(crate) struct MergeStack {
     round: u64,
@@ -100,10 +101,11 @@ impl Compactor {
         }
     }
 
-    /// Whether a merge into the bottom is under way: what it leaves behind is not known yet.
+    /// Returns whether a merge into the bottom is in progress, so that the space that it will free
+    /// is not known yet.
     pub(crate) fn merges_into_bottom(&self) -> bool {
         let compaction_locks = self.compaction_locks.lock();
-        // The others are those of defragmentation.
+        // The other locks belong to defragmentation.
         let merges = self.under_way.lock();
         let into_bottom = |c: &CompactionLock| c.level == BOTTOM;
         compaction_locks
@@ -111,23 +113,23 @@ impl Compactor {
             .any(|c| into_bottom(c) && merges.iter().any(|merge| merge.number == c.number))
     }
 
-    /// `true` when a merge would find no more space than the last one, which found too little.
+    /// Returns `true` if a merge would find no more space than the last one, which failed.
     pub(crate) fn starved(&self, zones_free: u64) -> bool {
         zones_free < self.starved.load(Ordering::Relaxed)
     }
 
-    /// A merge, or the defragmentation of a run, is under way.
+    /// Returns whether a merge, or the defragmentation of a run, is in progress.
     pub(crate) fn busy(&self) -> bool {
         !self.compaction_locks.lock().is_empty()
     }
 
-    /// Keeps [`Compactor::merge_alone`] waiting.
+    /// Blocks [`Compactor::merge_alone`] while the guard lives.
     pub(crate) fn pausing(&self) -> RwLockReadGuard<'_, ()> {
         self.pause.read()
     }
 
-    /// Locks the runs that `choose` names, given those that are locked already; the number to
-    /// release them by.
+    /// Locks the runs that `choose` returns, given the existing locks. Returns the number by which
+    /// the lock is released.
     pub(crate) fn compaction_lock(
         &self,
         choose: impl FnOnce(&[CompactionLock]) -> Option<CompactionLock>,
@@ -144,8 +146,8 @@ impl Compactor {
         self.under_way.lock().retain(|whole| whole.number != number);
     }
 
-    /// An unclaimed subcompaction of the youngest merge that has any and takes runs from above
-    /// level `above`.
+    /// Claims a subcompaction of the youngest merge that has unclaimed ones and takes runs from
+    /// above level `above`.
     fn take(&self, above: usize) -> Option<Subcompaction> {
         let under_way = self.under_way.lock();
         let whole = under_way
@@ -155,9 +157,10 @@ impl Compactor {
         whole.take()
     }
 
-    /// The most pressing compaction of runs without one of `compaction_locks`. `tombstones`: also
-    /// those that only deletions call for; `any`: however few they are. `above`: only those that
-    /// begin at a level above this one.
+    /// Returns the most urgent compaction of runs that none of `compaction_locks` covers. If
+    /// `tombstones` is set, merges that only deletions call for are included; if `any` is set,
+    /// however few deletions there are. Only merges that begin at a level above `above` are
+    /// considered.
     pub(crate) fn next_plan(
         &self,
         tombstones: bool,
@@ -167,8 +170,8 @@ impl Compactor {
     ) -> Option<CompactionPlan> {
         let version = self.versions.load();
         let policy = self.options.compaction.sane();
-        // Not where space is short, which is when `any` is asked for: values are gathered for the
-        // sake of scans.
+        // Values are gathered for the sake of scans, so not when space is short, which is when
+        // `any` is set.
         if !any && let Some(plan) = self.gathering_plan(&version, compaction_locks, above) {
             return Some(plan);
         }
@@ -199,8 +202,8 @@ impl Compactor {
             .map(|plan| CompactionPlan { may_wait: !any, ..plan })
     }
 
-    /// A merge that brings the short values of a dictionary into their blocks, if there is room for
-    /// them.
+    /// Returns a merge that gathers the short values of a dictionary into their blocks, if there is
+    /// room for them.
     fn gathering_plan(
         &self,
         version: &Version,
@@ -216,7 +219,7 @@ impl Compactor {
         (room && plan.from() < above).then_some(plan)
     }
 
-    /// Keeps all merges from going on; those under way are given up.
+    /// Excludes all merges while the guard lives; those in progress are abandoned.
     pub(crate) fn merge_alone(&self) -> RwLockWriteGuard<'_, ()> {
         let alone = self.pause.write();
         self.round.fetch_add(1, Ordering::AcqRel);
@@ -225,8 +228,8 @@ impl Compactor {
         alone
     }
 
-    /// One bounded step of the youngest merge of `stack`, or of one that is due. `false`: there is
-    /// nothing to do.
+    /// Does one bounded step of the youngest merge of `stack`, or of a younger one that is due.
+    /// Returns `false` if there is nothing to do.
     pub(crate) fn merge_step(&self, stack: &mut MergeStack) -> Result<bool> {
         let _shared = self.pause.read();
         let round = self.round.load(Ordering::Acquire);
@@ -239,7 +242,7 @@ impl Compactor {
             let older = stack.merges.pop_if(|older| older.is_shared());
             stack.merges.push(younger);
             if let Some(mut older) = older {
-                // It would keep what the others have merged since.
+                // Hand it back: it would pin data that the other threads have merged since.
                 let left = older.hand_back(self);
                 self.end(older, left.is_err());
                 left?;
@@ -271,8 +274,8 @@ impl Compactor {
         Ok(true)
     }
 
-    /// The first subcompaction of a merge that is due and goes before all of `stack`, or another
-    /// one of a merge that is under way.
+    /// Returns the first subcompaction of a merge that is due and younger than all of `stack`, or a
+    /// subcompaction of a merge in progress.
     fn next_subcompaction(&self, stack: &MergeStack) -> Option<Subcompaction> {
         let (tombstones, above) = match stack.merges.last() {
             None => (self.activity.is_quiet(), usize::MAX),
@@ -291,8 +294,8 @@ impl Compactor {
         }
     }
 
-    /// Lets readers that wait for the arm of a disk go first, for as long as they do not take too
-    /// long and nothing younger is to be merged; if the youngest merge of `stack` is in no hurry.
+    /// Yields to readers that wait for a disk's seeks if the youngest merge of `stack` is not
+    /// urgent, for a bounded time and until a younger merge is wanted.
     fn stand_back(&self, stack: &MergeStack) {
         let may_wait = stack.merges.last().is_some_and(|merge| merge.whole().may_wait);
         let mut left = STAND_BACK;
@@ -307,7 +310,7 @@ impl Compactor {
         }
     }
 
-    /// A thread has finished a subcompaction.
+    /// Ends a thread's work on a subcompaction.
     fn end(&self, subcompaction: Subcompaction, failed: bool) {
         let number = subcompaction.whole().number;
         if subcompaction.leave(failed) {
@@ -315,8 +318,8 @@ impl Compactor {
         }
     }
 
-    /// Up to `steps` bounded steps of compaction, for a store without threads. `false`: there is
-    /// nothing to do.
+    /// Does up to `steps` bounded steps of compaction, for a store without threads. Returns `false`
+    /// if there is nothing to do.
     pub(crate) fn compaction_steps(&self, steps: usize) -> Result<bool> {
         let mut stack = self.stack.lock();
         for done in 0..steps {
@@ -327,7 +330,7 @@ impl Compactor {
         Ok(true)
     }
 
-    /// After a merge: what found no space may find some now.
+    /// Updates the counters after a merge, and retries a flush that was blocked for lack of space.
     pub(super) fn compacted(&self) {
         self.candidates.count_runs(&self.versions.load(), &self.counters);
         if self.signals.blocked() {
@@ -335,14 +338,14 @@ impl Compactor {
         }
     }
 
-    /// No merge is under way or due.
+    /// Returns whether no merge is in progress or due.
     pub(crate) fn at_rest(&self) -> bool {
         !self.busy()
             && self.next_plan(true, false, &[], usize::MAX).is_none()
             && self.short_values_at_rest()
     }
 
-    /// The thread that merges; there may be several.
+    /// Runs a merge thread, of which there may be several.
     pub(crate) fn compaction_loop(&self) {
         let mut failed = false;
         let mut seen = 0;

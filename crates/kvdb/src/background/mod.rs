@@ -1,18 +1,17 @@
-//! Background work: flushes, compactions, defragmentation, and what makes commits wait for them.
-//! Each is a type that owns its state and has the parts of the engine that it needs; none knows the
-//! database. Later ones use earlier ones, in this order:
+//! Background work: flushes, compactions, defragmentation, and the backpressure that makes commits
+//! wait for them. Each is a type that owns its state and has the parts of the engine that it needs;
+//! none knows the database. Later ones use earlier ones, in this order:
 //!
-//! - `flush`: [`Flusher`], sealed memtables become runs;
-//! - `merging`: [`Compactor`], which merges are under way, and who does them; `policy`: which are
-//!   due; `compaction`: one of them; `part`: how a part of one is installed; `on_demand`, `ranged`:
-//!   those that a caller waits for; `garbage`: how much of the runs is dead;
-//! - `defragment`: [`Defragmenter`], zones that are mostly holes are emptied;
-//! - `short_values`: when short values are brought into their blocks;
-//! - `pressure`: [`Admission`], what a commit waits for and what it starts; `reclaim`: what a full
-//!   store does before it says so.
+//! - `flush`: [`Flusher`], writes sealed memtables to runs;
+//! - `merging`: [`Compactor`], assigns merges to threads; `policy`: decides which merges are due;
+//!   `compaction`: one merge in progress; `part`: installs a part of a merge; `on_demand`,
+//!   `ranged`: merges that a caller waits for; `garbage`: estimates how much of the runs is dead;
+//! - `defragment`: [`Defragmenter`], empties zones that are mostly holes;
+//! - `short_values`: decides when short values are gathered into their blocks;
+//! - `pressure`: [`Admission`], makes commits wait and starts work that they make due; `reclaim`:
+//!   frees space before a full store refuses a commit.
 //!
-//! Nothing is decided about threads here, see `db::threads`: what a thread does is what a step
-//! does.
+//! Threads are not managed here, see `db::threads`; each thread only repeats steps of this work.
 
 pub(crate) mod activity;
 mod candidates;
@@ -57,7 +56,7 @@ pub(crate) struct BackgroundParts {
     pub zones: Arc<Zones>,
     pub cache: Arc<BlockCache>,
     pub options: OpenOptions,
-    /// Nothing runs by itself.
+    /// The store has no threads, and background work is done by its callers.
     pub inline: bool,
     pub health: Arc<Health>,
     pub counters: Arc<Counters>,
@@ -68,7 +67,7 @@ pub(crate) struct BackgroundParts {
     pub recent: Arc<RecentCommits>,
 }
 
-/// All background work of a store, part by part.
+/// All background work of a store.
 pub(crate) struct Background {
     pub activity: Arc<Activity>,
     pub flusher: Arc<Flusher>,

@@ -1,4 +1,4 @@
-//! Compactions that a caller waits for. The caller merges alone.
+//! Compactions that a caller waits for, while it excludes all other merges.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::policy::CompactionPlan;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 
-/// `None`: there was no space for it.
+/// Converts [`Error::NoSpace`] to `None`.
 pub(super) fn none_if_full<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Err(Error::NoSpace) => Ok(None),
@@ -19,7 +19,7 @@ pub(super) fn none_if_full<T>(result: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Says whether a compaction is to end early.
+/// Returns whether a compaction should end early.
 type ShouldStop<'a> = &'a (dyn Fn() -> bool + Sync);
 
 fn never() -> bool {
@@ -27,8 +27,8 @@ fn never() -> bool {
 }
 
 impl Compactor {
-    /// Carries out a plan to its end, a large one by several threads; `false` when the store is
-    /// being closed, or `stop` says so: then the rest of it is given up.
+    /// Carries out a plan, with several threads if it is large. Returns `false` if the store is
+    /// being closed or `stop` returned `true`, in which case the rest is abandoned.
     fn compact_now(&self, plan: CompactionPlan, stop: ShouldStop<'_>) -> Result<bool> {
         let _job = plan.job().begin_unless_part();
         let job = Job::current();
@@ -48,7 +48,7 @@ impl Compactor {
                         done => break done,
                     }
                 };
-                // Closed, or failed: there is no need to go on.
+                // If it was stopped or has failed, the other threads need not continue.
                 own.leave(!matches!(done, Ok(true)));
                 if !done? {
                     return Ok(false);
@@ -84,8 +84,8 @@ impl Compactor {
         })
     }
 
-    /// Carries out a plan; if there is no space for it, merges its runs with everything older into
-    /// the bottom, which may make some.
+    /// Carries out a plan. If there is no space for it, merges its runs with everything older into
+    /// the bottom, which may free some.
     fn compact_or_reach_bottom(&self, plan: CompactionPlan, stop: ShouldStop<'_>) -> Result<bool> {
         let (dict, level, to_bottom) =
             (plan.dict, plan.inputs.first().map_or(0, |p| plan.level_of(p.id)), plan.to_bottom);
@@ -124,9 +124,9 @@ impl Compactor {
         Ok(())
     }
 
-    /// Merges the newest runs of a dictionary, as far as `own` says that they are a branch's own,
-    /// for what is deleted or overwritten among them to give its space back. What older runs have
-    /// is not copied for that.
+    /// Merges the newest runs of a dictionary, as far as `own` tells that they are a branch's own,
+    /// to free the space of data deleted or overwritten among them. Data of older runs is not
+    /// copied.
     pub(crate) fn compact_newest(
         &self,
         dict: DictionaryId,
@@ -140,8 +140,8 @@ impl Compactor {
         Ok(())
     }
 
-    /// Compacts a dictionary as a part of a defragmentation, which may have a placement of its own:
-    /// by that even a single run is merged.
+    /// Compacts a dictionary as part of a defragmentation. With a placement of its own, even a
+    /// single run is merged.
     pub(crate) fn compact_to_defragment(
         &self,
         dict: DictionaryId,
@@ -149,7 +149,7 @@ impl Compactor {
         stop: ShouldStop<'_>,
     ) -> Result<()> {
         let _alone = self.merge_alone();
-        // The version is let go of before the merge: it would keep what the merge leaves behind.
+        // Release the version before the merge: it would pin the data that the merge frees.
         let plan = {
             let version = self.versions.load();
             let tree = version.tree(dict)?;
@@ -167,11 +167,11 @@ impl Compactor {
         Ok(())
     }
 
-    /// Does all compactions that are called for, those for few tombstones too. The caller merges
+    /// Does all compactions that are due, including those for few tombstones. The caller merges
     /// alone.
     pub(super) fn settle(&self) -> Result<()> {
-        // Deletions first: these merges write least and gain most, and may make the room that
-        // others find none without.
+        // Deletions first: these merges write the least and free the most, and may free the space
+        // that others lack.
         let plans: Vec<CompactionPlan> = {
             let version = self.versions.load();
             let candidates = self.candidates.when_quiet(&version);

@@ -1,7 +1,7 @@
-//! One way to make a part of a merge part of the store. What was merged of some keys takes the
-//! place of all that the inputs have at these keys: runs are ropes, so an input is cut around the
-//! part by slices, and the pieces are joined by pointer, which costs a few index nodes. Everything
-//! that changes is one edit of the manifest, so the store is whole before and after it.
+//! Installs a part of a merge in the store. The merged data of a key range replaces all data that
+//! the inputs have in that range: runs are ropes, so an input is cut around the range by slices,
+//! and the pieces are joined by pointer, which costs a few index nodes. All changes are one edit of
+//! the manifest, so the store is consistent before and after it.
 
 use std::sync::Arc;
 
@@ -16,27 +16,27 @@ use crate::manifest::Edit;
 use crate::read::version::NumberedRun;
 use crate::read::version_set::{Order, VersionEdit};
 
-/// What a part of a merge makes of the runs of a dictionary.
+/// The changes that a part of a merge makes to the runs of a dictionary.
 pub(crate) struct MergedPart {
     dict: DictionaryId,
-    /// Runs that are others now. Under its number a run keeps its place among the others.
+    /// Runs that are replaced. A run keeps its number, and with it its place among the others.
     changed: Vec<ChangedRun>,
-    /// A run that is to be the newest of a level.
+    /// A run that becomes the newest of a level.
     new: Option<(usize, Arc<Run>)>,
-    /// With it all short values of the dictionary lie in their blocks.
+    /// After this part all short values of the dictionary lie in their blocks.
     pub gathered: bool,
 }
 
-/// A run by its number and level, and what it is from now on; `None`: nothing is left of it.
+/// A run by its number and level, and its replacement. `None` if nothing is left of it.
 struct ChangedRun {
     id: RunId,
     level: usize,
     run: Option<Arc<Run>>,
 }
 
-/// A part is in the store.
+/// The result of installing a part.
 pub(crate) struct Installed {
-    /// The number of the run that is new.
+    /// The number of the new run, if there is one.
     pub new: Option<RunId>,
 }
 
@@ -45,8 +45,8 @@ impl MergedPart {
         MergedPart { dict, changed: Vec::new(), new: None, gathered: false }
     }
 
-    /// Takes what `input` has from `from` to just below `to` (`None`: to the end) out of it; what
-    /// is left of it.
+    /// Cuts the keys from `from` up to but excluding `to` (`None` means the end) out of `input`.
+    /// Returns the rest.
     pub(crate) fn cut(
         &mut self,
         compactor: &Compactor,
@@ -64,7 +64,7 @@ impl MergedPart {
         Ok(rest)
     }
 
-    /// From now on the run with this number is `run`; `None`: it is no more.
+    /// Replaces the run with this number by `run`, or removes it if that is `None`.
     pub(crate) fn set(&mut self, id: RunId, level: usize, run: Option<Arc<Run>>) {
         self.changed.push(ChangedRun { id, level, run });
     }
@@ -76,8 +76,8 @@ impl MergedPart {
 }
 
 impl Compactor {
-    /// `run` with `part`, which has keys from `from` to just below `to` alone, in the place of what
-    /// it has there itself.
+    /// Returns `run` with its keys from `from` up to but excluding `to` replaced by `part`, which
+    /// has only keys of that range.
     pub(crate) fn with_part(
         &self,
         run: &Arc<Run>,
@@ -99,7 +99,7 @@ impl Compactor {
         self.joined([before, part, after].into_iter().flatten())
     }
 
-    /// One run of several whose keys ascend.
+    /// Joins several runs, whose keys ascend, into one.
     pub(crate) fn joined(
         &self,
         runs: impl IntoIterator<Item = Arc<Run>>,
@@ -111,8 +111,8 @@ impl Compactor {
         }
     }
 
-    /// Syncs what a part of a merge has written and makes it part of the store. `None`: its
-    /// dictionary was dropped during the merge, and so is the part.
+    /// Syncs the data that a part of a merge has written and makes it part of the store. Returns
+    /// `None` if the dictionary was dropped during the merge, in which case the part is discarded.
     pub(crate) fn install_part(
         &self,
         part: MergedPart,
@@ -122,7 +122,7 @@ impl Compactor {
         self.zones.sync().map_err(|e| self.health.fail("syncing a merge", &e.into()))?;
         self.counters.merged(stats);
         let mut installed = None;
-        // Not if short values have gone outside again during the merge.
+        // Ignore this if short values have been written outside again during the merge.
         let short = self.versions.load().trees.get(&dict).map(|tree| tree.short.clone());
         let short = short.filter(|short| gathered && short.are_being_gathered());
         self.versions.install(Order::OfPlaces, |state| {

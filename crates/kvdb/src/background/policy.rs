@@ -1,14 +1,15 @@
-//! The compaction policy: which runs of a dictionary are merged next. The levels are tiered, with
-//! one run at the bottom: when a level has gathered its runs they become one run of the next level,
-//! or, once what lies above the bottom run weighs enough, all of it is merged into the bottom run.
-//! Deletions are debts of their own: a run with tombstones above older runs keeps dead data alive,
-//! so when the store is quiet, or short of space, it is merged with everything below it.
+//! The compaction policy, which decides which runs of a dictionary are merged next. The levels are
+//! tiered, with a single run at the bottom: when a level has enough runs, they are merged into one
+//! run of the next level, or, once the data above the bottom run weighs enough, all of it is merged
+//! into the bottom run. Deletions are accounted separately: a run with tombstones above older runs
+//! keeps dead data alive, so when the store is quiet, or short of space, it is merged with
+//! everything below it.
 //!
-//! Several merges may be under way in one dictionary. What makes that safe is age: a run may only
-//! move below runs that are older. So a merge takes all runs of its level, and none of them is in
-//! another merge; and a merge into the bottom takes all levels from its own downwards. Before it
-//! begins it moves them out of the way, down to the last levels above the bottom: what is flushed
-//! during it is merged among itself, however long the large merge takes.
+//! Several merges may be in progress in one dictionary. They are safe by the order of age: a run
+//! may only move below runs that are older. So a merge takes all runs of its level, none of which
+//! may be in another merge; and a merge into the bottom takes all levels from its own downwards.
+//! Before it begins it moves its inputs down to the last levels above the bottom: runs flushed
+//! during the merge are then merged among themselves, however long the large merge takes.
 
 use std::sync::Arc;
 
@@ -26,39 +27,41 @@ use crate::read::version_set::VersionSet;
 pub(crate) const BOTTOM: usize = 15;
 /// The shortest span of key blocks that is stitched when space is short, bytes.
 const TIGHT_STITCH_AT: u64 = 1 << 20;
-/// Space is short when less than this part of the store is free.
+/// Space is short if less than this part of the store is free.
 const TIGHT_PART: u64 = 8;
-/// Seeks that cost more than this many bytes of reading are dear: large values are moved for the
-/// sake of scans.
+/// A seek is expensive if it costs more than this many bytes of reading: large values are then
+/// moved for the sake of scans.
 const DEAR_SEEK_BYTES: u64 = 64 << 10;
 
-/// Dead bytes for a hundred alive from which everything above the bottom is merged into it, while
-/// clients write, and when the store is quiet. Each such merge writes what is alive: with the
-/// first, two bytes for each overwritten.
+/// Dead bytes for each hundred live bytes from which everything above the bottom is merged into it,
+/// while clients write and when the store is quiet. Each such merge writes all live data: at the
+/// first threshold two bytes for each overwritten one.
 const DEAD_PERCENT_BUSY: u64 = 50;
 const DEAD_PERCENT_QUIET: u64 = 8;
 
-/// What is rewritten for the sake of readers alone, at most, bytes of key blocks; and what comes
-/// along with a merge weighs at most so many times what is merged.
+/// Maximum bytes of key blocks that are rewritten only for readers, and the maximum weight of runs
+/// that are added to a merge relative to the runs that are due.
 const READER_MERGE_BYTES: u64 = 4 << 20;
 const EXTRA_WEIGHT_RATIO: u64 = 4;
-/// Runs above the bottom that may stay when the store is quiet.
+/// Number of runs above the bottom that may stay when the store is quiet.
 const QUIET_RUNS: usize = 2;
 
-/// A merge whose key blocks are this much smaller than its new values is cheap.
+/// A merge whose key blocks are smaller than its new values by this factor is cheap.
 const CHEAP_RATIO: u64 = 48;
 
-/// What is less than this has no zones of its own, bytes of key blocks.
+/// Runs with fewer bytes of key blocks than this get no zones of their own.
 const OWN_ZONES_BYTES: u64 = 5 * ZONE_SIZE;
-/// With less than this free, young and old share zones: those begun by either would be missed.
+/// If less space than this is free, young and old data share zones, since each would otherwise keep
+/// zones open that the store lacks.
 pub(crate) const SHARE_ZONES_BELOW: u64 = 32 * ZONE_SIZE;
 
-/// Space is short when fewer bytes than this are free.
+/// Returns the number of free bytes below which space is short.
 pub(super) fn tight_below(zones: &Zones) -> u64 {
     zones.space().zones_total / TIGHT_PART * ZONE_SIZE
 }
 
-/// Where on the device the result of merging `runs` belongs, at `level`: with what lives as long.
+/// Returns the lifetime of the result of merging `runs` at `level`, by which it is placed next to
+/// data that lives as long.
 pub(super) fn lifetime<'a>(
     zones: &Zones,
     runs: impl IntoIterator<Item = &'a NumberedRun>,
@@ -76,33 +79,33 @@ pub(super) fn lifetime<'a>(
 /// Runs to merge.
 pub(crate) struct CompactionPlan {
     pub dict: DictionaryId,
-    /// Newest first; adjacent in age.
+    /// The runs, newest first and adjacent in age.
     pub inputs: Vec<NumberedRun>,
     /// The level of each input.
     pub levels: Vec<(RunId, usize)>,
     /// The level of the result.
     pub level: usize,
-    /// Nothing older lies below.
+    /// No older runs lie below.
     pub to_bottom: bool,
-    /// `None`: as the dictionary's threshold says.
+    /// The placement. `None` means that the dictionary's stitching threshold decides.
     pub placement: Option<Placement>,
-    /// It brings short values into their blocks, all that the dictionary has outside.
+    /// The merge gathers all short values that the dictionary has outside into their blocks.
     pub gathers: bool,
-    /// It is done because the store is quiet, and is in no hurry.
+    /// The merge is done because the store is quiet, and is not urgent.
     pub may_wait: bool,
 }
 
-/// Runs of a merge under way, which no other merge may take.
+/// Runs of a merge in progress, which no other merge may take.
 #[derive(Clone, Debug)]
 pub(crate) struct CompactionLock {
     pub number: u64,
     pub dict: DictionaryId,
     pub runs: Vec<RunId>,
-    /// Where its result grows.
+    /// The level at which its result grows.
     pub level: usize,
 }
 
-/// What a merge of this run costs: the key blocks, since values stay in place.
+/// Returns the cost of merging this run: its key blocks, since values stay in place.
 fn weight(numbered: &NumberedRun) -> u64 {
     let stats = numbered.run.stats();
     stats.block_bytes + stats.items
@@ -146,12 +149,12 @@ impl CompactionPlan {
         }
     }
 
-    /// The level that the input lies at.
+    /// Returns the level that the input lies at.
     pub(crate) fn level_of(&self, id: RunId) -> usize {
         self.levels.iter().find(|(of, _)| *of == id).map_or(BOTTOM, |(_, level)| *level)
     }
 
-    /// The job that it is done for.
+    /// Returns the job that the merge is accounted to.
     pub(crate) fn job(&self) -> Job {
         match self {
             _ if self.gathers => Job::Gathering,
@@ -160,15 +163,15 @@ impl CompactionPlan {
         }
     }
 
-    /// For a store that is short of space: copies short spans of key blocks, each of which would
-    /// keep a zone, and moves no value for the sake of scans.
+    /// Adapts the plan to a store that is short of space: copies short spans of key blocks, each of
+    /// which would keep a zone, and moves no values for the sake of scans.
     pub(crate) fn copy_short_spans(&mut self) {
         if self.placement.is_none() {
             self.placement = Some(Placement { stitch_at: TIGHT_STITCH_AT, ..Placement::stitch() });
         }
     }
 
-    /// How the next part is stored: as the dictionary's options say by then.
+    /// Returns the storage options of the next part, by the current options of the dictionary.
     pub(crate) fn storage(
         &self,
         zones: &Zones,
@@ -177,18 +180,18 @@ impl CompactionPlan {
     ) -> MergeOptions {
         match versions.load().trees.get(&self.dict) {
             Some(tree) => tree.storage(self.placement(tree, zones, seek_bytes)),
-            // The dictionary was dropped, and what is merged of it will be.
+            // The dictionary was dropped, and so will be the merged data.
             None => MergeOptions::default(),
         }
     }
 
-    /// The policy for the next part.
+    /// Returns the placement of the next part.
     fn placement(&self, tree: &Tree, zones: &Zones, seek_bytes: u64) -> Placement {
         if let Some(placement) = &self.placement {
             return placement.clone();
         }
-        // Few key blocks that stay behind keep a zone each: what little is left would be gone
-        // before the inputs are.
+        // Each short span of key blocks that stays keeps a zone: the little free space would be
+        // used up before the inputs are freed.
         if zones.space().free_for_user < tight_below(zones) {
             return Placement { stitch_at: TIGHT_STITCH_AT, ..Placement::stitch() };
         }
@@ -198,28 +201,28 @@ impl CompactionPlan {
             ADAPTIVE => seek_bytes,
             at => at,
         };
-        // Large values are moved on their way to the bottom, once; a plain LSM-tree moves them
-        // every time.
+        // Large values are moved once, on their way to the bottom. A plain LSM-tree moves them in
+        // every merge.
         let values_at = if self.to_bottom || stitch_at == u64::MAX { values_at } else { 0 };
-        // Not if they have gone outside again since the merge began.
+        // Do not gather if short values are written outside again since the merge began.
         let gathers = self.gathers && tree.short.are_gathered(tree.info());
         let gather_below = if gathers { SHORT_VALUES.end } else { 0 };
         Placement { stitch_at, values_at, seek_bytes, gather_below, ..Placement::stitch() }
     }
 
-    /// All runs from level `from` downwards.
+    /// Returns a plan for all runs from level `from` downwards.
     pub(crate) fn everything_from(tree: &Tree, from: usize) -> CompactionPlan {
         let inputs = tree.levels.iter().skip(from).flatten().cloned().collect();
         CompactionPlan::new(tree, inputs, BOTTOM, true)
     }
 
-    /// The highest level that it takes runs from.
+    /// Returns the youngest level that it takes runs from.
     pub(crate) fn from(&self) -> usize {
         self.levels.iter().map(|(_, level)| *level).min().unwrap_or(BOTTOM)
     }
 
-    /// What the policy calls for in addition to the merges under way, if anything. `above`: only of
-    /// the levels above this one.
+    /// Returns the merge that the policy calls for in addition to the merges in progress, if any.
+    /// Only levels above `above` are considered.
     pub(crate) fn for_policy(
         tree: &Tree,
         policy: &CompactionPolicy,
@@ -243,8 +246,8 @@ impl CompactionPlan {
             if taken(level) {
                 continue;
             }
-            // Where values lie outside, merging key blocks costs next to nothing, and shows which
-            // values are dead.
+            // If values lie outside, merging key blocks costs almost nothing and shows which values
+            // are dead.
             if policy.single_bottom
                 && !(level..=BOTTOM).any(taken)
                 && CompactionPlan::is_cheap(tree, level)
@@ -268,8 +271,9 @@ impl CompactionPlan {
         None
     }
 
-    /// A level's runs as one of the next; with what lies there, and so on, as long as that weighs
-    /// little: a reader asks each run, however few keys it has.
+    /// Merges a level's runs into one of the next level. Runs of that level, and of the following
+    /// ones, are included as long as they weigh little: a lookup probes each run, however few keys
+    /// it has.
     fn down(tree: &Tree, level: usize, taken: impl Fn(usize) -> bool) -> CompactionPlan {
         let (mut inputs, mut to) = (tree.levels[level].clone(), level + 1);
         for (below, runs) in tree.levels.iter().enumerate().take(BOTTOM).skip(level + 1) {
@@ -287,9 +291,9 @@ impl CompactionPlan {
         CompactionPlan::new(tree, inputs, to, false)
     }
 
-    /// When the store is quiet: one run of those above the bottom, where they are several and weigh
-    /// little. Never at the youngest level: what is flushed there while the merge goes on is newer
-    /// than its result.
+    /// Returns a merge for a quiet store of the runs above the bottom, if there are several and
+    /// they weigh little. The result is never at the youngest level: runs flushed there during the
+    /// merge are newer than the result.
     pub(crate) fn for_readers(tree: &Tree, policy: &CompactionPolicy) -> Option<CompactionPlan> {
         let above = || tree.levels.iter().take(BOTTOM).flatten();
         let to = tree.levels.iter().take(BOTTOM).rposition(|runs| !runs.is_empty())?.max(1);
@@ -299,9 +303,9 @@ impl CompactionPlan {
         due.then(|| CompactionPlan::new(tree, above().cloned().collect(), to, false))
     }
 
-    /// A merge of all from `level` downwards writes little compared with the large values that it
-    /// may find dead: those above the bottom weigh a part of those in it that counts, and many
-    /// times the key blocks of all.
+    /// Returns whether a merge of everything from `level` downwards writes little compared with the
+    /// large values that it may find dead: the values above the bottom amount to at least an eighth
+    /// of those in the bottom, and to many times all key blocks.
     fn is_cheap(tree: &Tree, level: usize) -> bool {
         let values = |from: usize| {
             tree.levels.iter().skip(from).flatten().map(|p| p.run.stats().value_bytes).sum::<u64>()
@@ -312,7 +316,7 @@ impl CompactionPlan {
         bottom > 0 && above >= bottom / 8 && above >= CHEAP_RATIO.saturating_mul(blocks)
     }
 
-    /// What dead bytes call for when the store is quiet.
+    /// Returns the merge that dead bytes call for when the store is quiet.
     pub(crate) fn for_dead(
         tree: &Tree,
         dead: Garbage,
@@ -323,7 +327,7 @@ impl CompactionPlan {
         due.then(|| CompactionPlan::for_space(tree, level)).filter(|plan| plan.inputs.len() > 1)
     }
 
-    /// All runs from a level downwards, for the sake of what is dead in them: short spans are not
+    /// Returns a merge of all runs from a level downwards that frees dead data. Short spans are not
     /// stitched, since each would keep a zone.
     fn for_space(tree: &Tree, level: usize) -> CompactionPlan {
         let mut plan = CompactionPlan::everything_from(tree, level);
@@ -331,8 +335,8 @@ impl CompactionPlan {
         plan
     }
 
-    /// What the tombstones call for: their runs merged with everything older. `any`: however few
-    /// there are.
+    /// Returns a merge of the runs with tombstones and everything older, if it is due. If `any` is
+    /// set, it is due however few tombstones there are.
     pub(crate) fn for_tombstones(tree: &Tree, any: bool) -> Option<CompactionPlan> {
         let level = tree.levels.iter().position(|runs| runs.iter().any(has_tombstones))?;
         let plan = CompactionPlan::everything_from(tree, level);
@@ -341,8 +345,8 @@ impl CompactionPlan {
         (any || ranges || with * 16 >= weights(&plan.inputs)).then_some(plan)
     }
 
-    /// All runs of a dictionary, unless it is one run of the bottom without tombstones, and without
-    /// short values that are to be gathered.
+    /// Returns a merge of all runs of a dictionary, unless it has a single run at the bottom
+    /// without tombstones, and no short values to be gathered.
     pub(crate) fn for_all(tree: &Tree) -> Option<CompactionPlan> {
         if let Some(plan) = CompactionPlan::for_short_values(tree) {
             return Some(plan);
@@ -354,14 +358,14 @@ impl CompactionPlan {
         (!settled).then(|| CompactionPlan::everything_from(tree, 0))
     }
 
-    /// The newest runs of a dictionary as far as `own` takes them, with nothing moved that need not
-    /// be merged. `None`: that would change nothing.
+    /// Returns a merge of the newest runs of a dictionary as far as `own` accepts them, which moves
+    /// no data that need not be merged. Returns `None` if it would change nothing.
     pub(crate) fn for_newest(
         tree: &Tree,
         own: impl Fn(&Arc<Run>) -> bool,
     ) -> Option<CompactionPlan> {
         let count = tree.by_level().take_while(|(_, numbered)| own(&numbered.run)).count();
-        // A result lies below the level of flushes, so all of that level goes into it.
+        // A result lies below the level of flushes, so it must include all runs of that level.
         let flushed = tree.levels.first().map_or(0, Vec::len);
         let count = if count == 0 { 0 } else { count.max(flushed) };
         let inputs: Vec<_> = tree.runs().take(count).cloned().collect();
@@ -375,7 +379,8 @@ impl CompactionPlan {
         changes.then(|| CompactionPlan { placement: Some(Placement::stitch()), ..plan })
     }
 
-    /// All runs of a dictionary whose short values are to be brought into their blocks.
+    /// Returns a merge of all runs of a dictionary whose short values are to be gathered into their
+    /// blocks.
     pub(crate) fn for_short_values(tree: &Tree) -> Option<CompactionPlan> {
         let level = tree.levels.iter().position(|runs| !runs.is_empty())?;
         let plan =
@@ -383,8 +388,8 @@ impl CompactionPlan {
         tree.short.are_gathered(tree.info()).then(plan)
     }
 
-    /// The most that its short values may take in their blocks, in addition to what they take now,
-    /// bytes.
+    /// Returns the maximum bytes that its short values may take in their blocks, in addition to the
+    /// current size.
     pub(crate) fn gathered_bytes(&self) -> u64 {
         let most = |items: u64| items.saturating_mul(SHORT_VALUES.end.into());
         self.inputs.iter().map(|p| p.run.stats()).map(|s| s.value_bytes.min(most(s.items))).sum()

@@ -1,9 +1,9 @@
-//! Write pressure: what a commit must do before it may add to the debt of flushes and merges.
-//! Delays begin early, are short, and grow with the square of the debt, without an end where merges
-//! fall behind: else runs would gather for as long as writes are faster than merges, and each read
-//! asks every run. A commit waits only when memory would exceed its budget. A commit of data is
-//! refused when the flush of everything committed could no longer find room, so that nothing
-//! acknowledged can be lost to a full store; deletions are let through.
+//! Write pressure: the backpressure on commits that would add to the debt of flushes and merges.
+//! Delays begin early, are short, and grow with the square of the debt, far beyond its normal
+//! maximum if merges cannot keep up: otherwise runs would accumulate as long as writes are faster
+//! than merges, and each read probes every run. A commit waits only when memory would exceed its
+//! budget. A commit of data is refused when a flush of everything committed could no longer find
+//! room, so that no acknowledged data can be lost to a full store; deletions are admitted.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -23,23 +23,23 @@ use crate::read::snapshot_set::Snapshots;
 use crate::read::version_set::{VersionEdit, VersionSet};
 use crate::signals::Signals;
 
-/// Nanoseconds for each byte when the debt is at its limit: 20 MB/s.
+/// Nanoseconds of delay per byte when the debt is at its limit: 20 MB/s.
 const SLOWEST: f64 = 50.0;
-/// The debt at which delays stop to grow: 1.25 MB/s, slower than merges on any disk.
+/// The debt at which delays stop growing: 1.25 MB/s, slower than merges on any disk.
 const DEEPEST: f64 = 16.0;
-/// Delays are saved up to this many nanoseconds before a thread sleeps: shorter sleeps cost more
-/// than they last.
+/// Delays are accumulated up to this many nanoseconds before a thread sleeps, since the overhead of
+/// shorter sleeps exceeds their length.
 const WORTH_SLEEPING: u64 = 300_000;
-/// The longest single sleep.
+/// The longest single sleep, nanoseconds.
 const LONGEST: u64 = 20_000_000;
-/// Dead bytes for a hundred alive from which writers are slowed down, and where they are slowest:
-/// above what merges at their own pace let gather.
+/// Dead bytes for each hundred live bytes from which writers are slowed down, and at which they are
+/// slowest. Both are above the level that merges at their normal pace maintain.
 const DEAD_FROM: usize = 75;
 const DEAD_TO: usize = 300;
-/// Bytes that commits may add before the space is looked at again.
+/// Bytes that commits may add before the space is checked again.
 const LOOK_AGAIN: u64 = 4 << 20;
 
-/// Decides when a commit may go ahead, and starts what commits make due.
+/// Decides when a commit may proceed, and starts the work that commits make due.
 pub(crate) struct Admission {
     inline: bool,
     options: OpenOptions,
@@ -56,9 +56,9 @@ pub(crate) struct Admission {
     pub(super) defragmenter: Arc<Defragmenter>,
     /// Held by the thread that reclaims space.
     reclaiming: Mutex<()>,
-    /// Delays that commits owe, not yet slept.
+    /// Delays that commits owe and have not yet slept.
     owed_nanos: AtomicU64,
-    /// Bytes that commits may still add before the space is looked at again.
+    /// Bytes that commits may still add before the space is checked again.
     space_left: AtomicU64,
 }
 
@@ -89,7 +89,8 @@ impl Admission {
         }
     }
 
-    /// From 0, nothing to do, to 1, as much as should ever be; more where young runs are too many.
+    /// Returns the debt: 0 if there is nothing to do, 1 at the intended maximum, more if there are
+    /// too many young runs.
     fn debt(&self) -> f64 {
         let part = |value, from, to| square(value, from, to).min(1.0);
         let memory =
@@ -102,7 +103,7 @@ impl Admission {
         memory.max(runs).max(dead).max(deferred)
     }
 
-    /// Waits until another `bytes` of values may wait for their place.
+    /// Waits until another `bytes` of deferred values may be added.
     fn admit_deferred(&self, bytes: usize) -> Result<()> {
         let full = || {
             let waiting = self.commits.deferred_bytes();
@@ -123,8 +124,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Flushes lag behind commits that place large values: what these overwrite takes as much again
-    /// as what is alive.
+    /// Returns whether flushes are too slow for commits that place large values: the values that
+    /// these overwrite then take as much space as the live data.
     fn holds_too_much(&self) -> bool {
         let held = self.versions.load().generation.held_by_all();
         held > 3 * self.counters.most_held() && self.commits.newest_sealed().is_some()
@@ -145,7 +146,7 @@ impl Admission {
         while full() {
             self.health.writable()?;
             if self.signals.blocked() {
-                // Deletions make room; they may use a little of what is set aside.
+                // Deletions free space, so they may use a little more memory than the limit.
                 let limit = self.shares.memtables + self.shares.memtables / 8;
                 if deletes_only && self.commits.memtable_bytes() + bytes < limit {
                     break;
@@ -153,7 +154,7 @@ impl Admission {
                 return Err(Error::NoSpace);
             }
             if self.commits.newest_sealed().is_none() {
-                // It is the journal that is too long, and what it holds is not sealed yet.
+                // The journal is too long, but its data is not sealed yet.
                 self.commits.seal(self.versions.load().generation.number)?;
             }
             self.signals.wait_for_memory(Duration::from_millis(100), full);
@@ -179,20 +180,20 @@ impl Admission {
     fn look_at_space(&self, bytes: u64, claim: SpaceClaim) -> bool {
         let space = self.zones.space();
         let free = space.free_for_user.saturating_sub(self.flusher.unflushed_bytes());
-        // `space_left` gets nothing of promised space, which `free_for_user` is without. When that
-        // is spent, a batch with a promise may still go up to what was promised.
+        // `space_left` never includes promised space, as `free_for_user` excludes it. When that
+        // space is exhausted, a batch with a promise may still use up to the promised amount.
         let left = free.checked_sub(bytes);
         self.space_left.store(left.map_or(0, |left| (left / 4).min(LOOK_AGAIN)), Ordering::Relaxed);
         left.is_some() || claim.promised && bytes <= space.promised
     }
 
-    /// Lets go of the states around commits: no commit that was made so far can be undone any more.
+    /// Drops the snapshots around commits: no commit made so far can be undone any more.
     fn forget_undoable(&self) -> Result<()> {
         if self.snapshots.around_commits().is_empty() {
             return Ok(());
         }
         self.commits.flush_before_edit(self)?;
-        // Those that wait for it are in the manifest then.
+        // Snapshots that wait for this flush are in the manifest afterwards.
         self.flusher.flush_sealed()?;
         let naming = self.snapshots.naming.lock();
         if self.snapshots.next_pending().is_some() {
@@ -202,14 +203,14 @@ impl Admission {
         let names = pairs.iter().flatten().map(|snapshot| snapshot.label.name.clone());
         self.commits.install(|_| VersionEdit::of(names.map(Edit::DropSnapshot)))?;
         drop(naming);
-        // Their runs are let go outside of all locks.
+        // Release their runs outside of all locks.
         drop(pairs);
         self.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Reports background work that failed. The commit that did it has not failed: the work is
-    /// tried again, and if the store has stopped, the next commit is told so.
+    /// Logs background work that failed. The commit that ran it has not failed: the work is
+    /// retried, and if the store has stopped, the next commit returns the error.
     fn warn_of_failed_work<T>(result: Result<T>) {
         if let Err(e) = result {
             tracing::warn!("background work failed and will be tried again: {e}");
@@ -217,7 +218,7 @@ impl Admission {
     }
 }
 
-/// What commits need of the engine is done by its background work.
+/// Background work provides the services that commits need of the engine.
 impl CommitEnv for Admission {
     fn admit(&self, bytes: usize, deferred: usize, claim: SpaceClaim) -> Result<()> {
         if !claim.removes {
@@ -234,7 +235,7 @@ impl CommitEnv for Admission {
         if owed > 0 {
             let before = self.owed_nanos.fetch_add(owed, Ordering::Relaxed);
             if before + owed >= WORTH_SLEEPING {
-                // What one sleep is too short for is left to the next commits.
+                // The part that exceeds one sleep is left to the next commits.
                 let owed = self.owed_nanos.swap(0, Ordering::Relaxed);
                 self.owed_nanos.fetch_add(owed.saturating_sub(LONGEST), Ordering::Relaxed);
                 let pause = Duration::from_nanos(owed.min(LONGEST));
@@ -248,15 +249,15 @@ impl CommitEnv for Admission {
 
     fn want_space(&self) -> bool {
         let Some(_one) = self.reclaiming.try_lock() else {
-            // Another thread is at it: wait for it, then look again.
+            // Another thread is reclaiming: wait for it, then check again.
             drop(self.reclaiming.lock());
             return true;
         };
         if let Err(e) = self.forget_undoable() {
             tracing::warn!("commits that can be undone keep their space: {e}");
         }
-        // Once for each time that something was deleted or flushed: a store full of live data is
-        // not searched again and again.
+        // Search only once after each deletion or flush, so that a store full of live data is not
+        // searched repeatedly.
         if !self.signals.reclaimable.swap(false, Ordering::AcqRel) {
             return false;
         }
@@ -273,7 +274,7 @@ impl CommitEnv for Admission {
         self.flusher.flush_all()
     }
 
-    /// It asks for what is due, or does it itself when the store has no threads.
+    /// Requests the work that is due, or does it directly if the store has no threads.
     fn after_commit(&self, applied: Applied) -> Result<()> {
         let long = self.counters.journal_device.get() > self.shares.journal_device;
         let tight = self.commits.take_journal_tight();
@@ -294,13 +295,13 @@ impl CommitEnv for Admission {
                 Ok(())
             };
             return match written {
-                // Without space for it, it stays as it is until there is some.
+                // If there is no space, the data stays in memory until there is some.
                 Err(Error::NoSpace) => Ok(()),
                 written => written,
             };
         }
         if write {
-            // Without space for it, it stays as it is until there is some.
+            // If there is no space, the data stays in memory until there is some.
             Self::warn_of_failed_work(self.commits.write_gathered());
         }
         if let Some(generation) = seal {
@@ -322,14 +323,14 @@ impl CommitEnv for Admission {
     }
 }
 
-/// The square of how far `value` is on the way between two values: 0 up to `from`, 1 at `to`.
+/// Returns the square of the position of `value` between two bounds: 0 up to `from`, 1 at `to`.
 fn square(value: usize, from: usize, to: usize) -> f64 {
     let x = value.saturating_sub(from) as f64 / (to - from) as f64;
     x * x
 }
 
-/// What `runs` on the youngest level are as debt, where `fan` of them make a merge due: 1 at four
-/// times as many, and more above, so that writes slow down to what merges can do.
+/// Returns the debt of `runs` at the youngest level, where `fan` of them make a merge due: 1 at
+/// four times as many, and more above, so that writes slow down to the speed of merges.
 fn debt_of_runs(runs: usize, fan: usize) -> f64 {
     square(runs, fan + fan / 2, 4 * fan).min(DEEPEST)
 }

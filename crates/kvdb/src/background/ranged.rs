@@ -1,7 +1,7 @@
-//! Compaction of a range of keys: what all runs have there is merged into the bottom run, the rest
-//! of them stays as it is. Done part by part, each installed by one edit of the manifest, as every
-//! compaction: a run is cut around the part by slices, which cost a few index nodes, and the merged
-//! part takes its place in the bottom run.
+//! Compaction of a key range: the data of all runs in the range is merged into the bottom run, and
+//! the rest of them stays as it is. It is done part by part, each installed by one edit of the
+//! manifest like any compaction: a run is cut around the part by slices, which cost a few index
+//! nodes, and the merged part takes its place in the bottom run.
 
 use env::sync::atomic::Ordering;
 
@@ -16,17 +16,17 @@ use crate::error::Result;
 use crate::read::bounds;
 use crate::read::version::{NumberedRun, Tree};
 
-/// Bytes of work after which it is seen whether the part is full.
+/// Bytes of work between checks whether the part is full.
 const STEP: u64 = 4 << 20;
 
-/// `true` when `run` has keys in `range`, going by its fences.
+/// Returns `true` if `run` has keys in `range` according to its fences.
 fn touches(run: &Run, range: &KeyRange) -> bool {
     let (low, high) = run.fences();
     high > range.start.as_ref() && range.end.as_ref().is_none_or(|end| low < end.as_ref())
 }
 
-/// `true` when the range holds nothing that a merge would change: one run at the bottom, without
-/// tombstones.
+/// Returns `true` if a merge of the range would change nothing: there is one run, at the bottom,
+/// without tombstones.
 fn settled(tree: &Tree, inputs: &[(usize, NumberedRun)]) -> bool {
     match inputs {
         [] => true,
@@ -42,7 +42,7 @@ fn settled(tree: &Tree, inputs: &[(usize, NumberedRun)]) -> bool {
 }
 
 impl Compactor {
-    /// Merges what lies in `range` into the bottom run.
+    /// Merges all data in `range` into the bottom run.
     pub(crate) fn compact_range(&self, dict: DictionaryId, range: KeyRange) -> Result<()> {
         let _alone = self.merge_alone();
         let _job = Job::Merges.begin_unless_part();
@@ -56,7 +56,8 @@ impl Compactor {
         Ok(())
     }
 
-    /// Merges and installs the first part of `range`; what is left of it. The caller merges alone.
+    /// Merges and installs the first part of `range`. Returns the rest of the range, if any. The
+    /// caller merges alone.
     fn compact_part(&self, dict: DictionaryId, range: KeyRange) -> Result<Option<KeyRange>> {
         let tree = self.versions.load().tree(dict)?.clone();
         let inputs: Vec<(usize, NumberedRun)> = tree
@@ -86,10 +87,10 @@ impl Compactor {
             && !self.signals.stopping()
         {}
         let (merged, next, stats) = merge.cut()?;
-        // What was cut off lies before `next`, or before the end of the range.
+        // The part ends at `next`, or at the end of the range.
         let end = next.clone().or_else(|| range.end.clone());
-        // The part goes into the oldest run at the bottom that reaches into the range, or else into
-        // the last one there.
+        // The part goes into the oldest run at the bottom that overlaps the range, or else into the
+        // last one there.
         let bottom =
             || tree.levels.get(BOTTOM).and_then(|runs| runs.last()).map(|p| (BOTTOM, p.clone()));
         let home = inputs

@@ -1,4 +1,4 @@
-//! Reclaiming space: what a full store does before it says so.
+//! Reclaims space before a full store refuses a commit.
 
 use zones::{Job, ZONE_SIZE};
 
@@ -6,21 +6,21 @@ use super::Admission;
 use super::on_demand::none_if_full;
 use crate::error::Result;
 
-/// Zones that must have become free before a reclaim is content.
+/// Minimum number of zones that must be free before a reclaim stops.
 const ENOUGH: u64 = 4;
-/// Most rounds of a reclaim: a caller that waits for it must go on at last.
+/// Maximum number of rounds of a reclaim, as a caller waits for it.
 const ROUNDS: usize = 16;
 
 impl Admission {
-    /// Makes the space of what was deleted free: flushes, merges what has tombstones, and, when
-    /// zones are mostly holes, moves the rest of them together, until there is some room or nothing
-    /// is left to gain. Done when a commit finds the store full, before it is told so. `true`:
-    /// there may be more to gain.
+    /// Frees the space of deleted data: flushes, merges runs with tombstones, and, if zones are
+    /// mostly holes, moves the remaining data together, until there is some room or nothing more
+    /// can be gained. It runs when a commit finds the store full, before that commit is refused.
+    /// Returns `true` if there may be more to gain.
     pub(super) fn reclaim(&self) -> Result<bool> {
         let _job = Job::Reclaiming.begin();
         let mut free = 0;
         for _ in 0..ROUNDS {
-            // Without room for a flush, merges may make some.
+            // If there is no room for a flush, merges may free some.
             let flushed = none_if_full(self.flusher.flush_all())?.is_some();
             let alone = self.compactor.merge_alone();
             let settled = none_if_full(self.compactor.settle())?.is_some();

@@ -1,5 +1,6 @@
-//! When short values are brought into their blocks: once the store is idle, or once cursors have
-//! read more of them from outside than were committed. What decides it is in `crate::short_values`.
+//! Decides when short values are gathered into their blocks: once the store is idle, or once
+//! cursors have read more of them from outside than were committed. The accounting is in
+//! `crate::short_values`.
 
 use std::sync::Arc;
 
@@ -9,17 +10,17 @@ use crate::error::Result;
 use crate::read::version::Tree;
 use crate::short_values::ShortValues;
 
-/// Bytes of short values that scans must read from outside, at the least.
+/// Minimum bytes of short values that scans must have read from outside.
 const LEAST_SCANNED: u64 = 1 << 20;
 
-/// New short values of the dictionary go outside.
+/// Returns whether new short values of the dictionary are written outside.
 fn are_outside(tree: &Tree) -> bool {
     tree.short.are_outside(tree.info())
 }
 
 impl Compactor {
-    /// Ends the time outside for short values of the dictionaries that call for it, all if the
-    /// store is `idle`. `false`: of none.
+    /// Ends the writing of short values outside for the dictionaries that call for it, or for all
+    /// if the store is `idle`. Returns `false` if there are none.
     pub(crate) fn gather_short_values(&self, flusher: &Flusher, idle: bool) -> Result<bool> {
         let due =
             |tree: &Tree| idle || tree.short.should_be_gathered(tree.data_bytes(), LEAST_SCANNED);
@@ -30,7 +31,7 @@ impl Compactor {
             let trees = trees.filter(|tree| are_outside(tree) && due(tree));
             trees.map(|tree| tree.short.clone()).collect()
         };
-        // First, so that the merge finds what lies outside.
+        // Flush first, so that the merge finds the values outside.
         if due.is_empty() || none_if_full(flusher.flush_all())?.is_none() {
             return Ok(false);
         }
@@ -39,7 +40,7 @@ impl Compactor {
         Ok(true)
     }
 
-    /// No dictionary waits for the store to be idle.
+    /// Returns whether no dictionary waits for the store to become idle.
     pub(super) fn short_values_at_rest(&self) -> bool {
         let version = self.versions.load();
         let candidates = self.candidates.outside(&version);

@@ -1,6 +1,6 @@
-//! Who holds what in one dictionary: disjoint fragments of its key space, each with one set of
-//! holders. All locks that overlap a range are found in O(log n + hits). Neighbours with the same
-//! holders are joined, so that a scan which locks key after key leaves one fragment behind.
+//! The locks in one dictionary: disjoint fragments of its key space, each with one set of holders.
+//! All locks that overlap a range are found in O(log n + hits). Adjacent fragments with the same
+//! holders are joined, so that a scan which locks key after key leaves a single fragment.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -12,13 +12,13 @@ use super::range::KeyRangeRef;
 
 #[derive(Debug, Default)]
 pub(super) struct Fragments {
-    /// By start; disjoint.
+    /// Keyed by start; fragments are disjoint.
     map: BTreeMap<Bytes, Fragment>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fragment {
-    /// None: to the last key.
+    /// The end of the fragment. `None` means that it includes the last key.
     pub end: Option<Bytes>,
     pub holders: Holders,
 }
@@ -26,7 +26,7 @@ pub(super) struct Fragment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Holders {
     Exclusive(u64),
-    /// Ascending, never empty.
+    /// Sorted ascending, never empty.
     Shared(Vec<u64>),
 }
 
@@ -38,7 +38,7 @@ impl Holders {
         }
     }
 
-    /// `true` when `owner` holds it, and exclusively if that is asked.
+    /// Returns `true` if `owner` holds it, and exclusively if `exclusive` is set.
     pub(super) fn held_by(&self, owner: u64, exclusive: bool) -> bool {
         match self {
             Holders::Exclusive(id) => *id == owner,
@@ -52,12 +52,12 @@ impl Fragments {
         self.map.is_empty()
     }
 
-    /// The fragments that share a key with `range`, in order.
+    /// Returns the fragments that overlap `range`, in key order.
     pub(super) fn overlapping<'a>(
         &'a self,
         range: KeyRangeRef<'a>,
     ) -> impl Iterator<Item = (&'a Bytes, &'a Fragment)> {
-        // At most one begins before the range and reaches into it.
+        // At most one fragment begins before the range and extends into it.
         let before =
             self.map.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(range.start))).next_back();
         let inside = self.map.range::<[u8], _>((Bound::Included(range.start), Bound::Unbounded));
@@ -67,8 +67,8 @@ impl Fragments {
         before.into_iter().filter(overlap).chain(inside.take_while(overlap))
     }
 
-    /// Holders other than `owner` that stand in the way of such a lock; one may come more than
-    /// once.
+    /// Returns the holders other than `owner` that conflict with a lock of `range` in this mode. A
+    /// holder may be returned more than once.
     pub(super) fn in_the_way<'a>(
         &'a self,
         owner: Option<u64>,
@@ -81,7 +81,7 @@ impl Fragments {
             .filter(move |id| Some(*id) != owner)
     }
 
-    /// `true` when `owner` holds all of `range` in the mode asked for, or in a stronger one.
+    /// Returns `true` if `owner` holds all of `range` in the requested mode or a stronger one.
     pub(super) fn covers(&self, owner: u64, range: KeyRangeRef, exclusive: bool) -> bool {
         let mut at: &[u8] = range.start;
         for (start, fragment) in self.overlapping(range) {
@@ -96,8 +96,8 @@ impl Fragments {
         false
     }
 
-    /// Gives `owner` a lock on `range`, which is not empty. No other owner may stand in the way of
-    /// it.
+    /// Grants `owner` a lock on `range`, which must not be empty and must have no conflicting
+    /// holders.
     pub(super) fn grant(&mut self, owner: u64, range: &KeyRange, exclusive: bool) {
         self.split(&range.start);
         if let Some(end) = &range.end {
@@ -144,7 +144,7 @@ impl Fragments {
         self.join(range);
     }
 
-    /// Takes `owner` out of `range`: all that it holds there, and it holds nothing that touches it.
+    /// Releases all locks of `owner` in `range`. It must hold nothing adjacent to `range`.
     pub(super) fn release(&mut self, owner: u64, range: &KeyRange) {
         let inside: Vec<Bytes> =
             self.overlapping(range.into()).map(|(start, _)| start.clone()).collect();
@@ -164,7 +164,7 @@ impl Fragments {
         self.join(range);
     }
 
-    /// Cuts the fragment that has `key` inside in two.
+    /// Splits the fragment that contains `key` at that key.
     fn split(&mut self, key: &Bytes) {
         let Some((_, fragment)) = self
             .map
@@ -180,8 +180,8 @@ impl Fragments {
         }
     }
 
-    /// Joins what touches and has the same holders, from the fragment before `range` to the one
-    /// behind it.
+    /// Joins adjacent fragments with the same holders, from the fragment before `range` to the one
+    /// after it.
     fn join(&mut self, range: &KeyRange) {
         let before = self
             .map
@@ -209,7 +209,7 @@ impl Fragments {
         }
     }
 
-    /// All fragments, in order.
+    /// Returns all fragments in key order.
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Bytes, &Fragment)> {
         self.map.iter()
@@ -227,7 +227,7 @@ mod tests {
         KeyRange { start: start.into(), end: Some(end.into()) }
     }
 
-    /// `[start,end)holders` of every fragment; an exclusive holder has a bang.
+    /// Formats every fragment as `[start,end)holders`; an exclusive holder is marked with a bang.
     fn picture(fragments: &Fragments) -> String {
         let text = |b: &Bytes| String::from_utf8_lossy(b).replace('\0', "·");
         let one = |(start, f): (&Bytes, &Fragment)| {

@@ -1,24 +1,24 @@
-//! The lock tree of serializable transactions: shared and exclusive locks on keys and key ranges,
+//! The lock table of serializable transactions: shared and exclusive locks on keys and key ranges,
 //! held until their owner ends.
 //!
-//! There are no deadlocks, because the older one wins (wound-wait). An owner that meets a lock of
-//! an older owner waits for it, and so does one that meets an older one which waits for what it
-//! wants itself. An owner that meets a lock of a younger one *wounds* that: it can do nothing more
-//! than end, and the older one waits for just that. So all waiting is for older owners, or for
-//! wounded ones, which wait for no one; there is no circle of that. An owner that is tried again
-//! with its old age becomes the oldest at last, so none starves.
+//! Deadlocks cannot occur, because older owners win (wound-wait). An owner that meets a lock of an
+//! older owner waits for it; so does an owner that meets an older one which itself waits for a
+//! conflicting lock. An owner that meets a lock of a younger one *wounds* that owner: a wounded
+//! owner can only end, and the older one waits for its end. So owners wait only for older owners or
+//! for wounded ones, which do not wait themselves, and no cycle is possible. An owner that is
+//! retried with its old age eventually becomes the oldest, so there is no starvation.
 //!
-//! Commits that belong to no such owner take no locks. They are the youngest of all: they look
-//! whether a lock lies on what they change, and wait, and hold off new locks for the moment
-//! in which they happen ([`Locks::try_guard`]).
+//! Commits that belong to no such owner take no locks. They count as the youngest of all: they
+//! check whether any lock conflicts with their changes, wait if so, and exclude new locks while
+//! they are applied ([`Locks::try_guard`]).
 //!
-//! - `range`: a range of keys, borrowed;
-//! - `fragments`: who holds what in a dictionary;
-//! - `range_set`: what one owner holds there;
-//! - `table`: all of it and who waits, and what becomes of a request.
+//! - `range`: a borrowed range of keys;
+//! - `fragments`: the locks in a dictionary;
+//! - `range_set`: the ranges that one owner holds in a dictionary;
+//! - `table`: all locks and waiting calls, and the decision on a request.
 //!
-//! One mutex guards the table. It is the innermost lock of the database: nothing is called while it
-//! is held.
+//! One mutex guards the table. It is the innermost lock of the database: nothing else is called
+//! while it is held.
 
 mod fragments;
 mod range;
@@ -42,12 +42,12 @@ pub(crate) use range::{KeyRangeRef, RangeEnd};
 pub(crate) use range_set::RangeSet;
 use table::{Table, Verdict, Want};
 
-/// Who can hold locks: a serializable transaction.
+/// An owner of locks: a serializable transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
-    /// Never used for another one.
+    /// A number that is never reused.
     pub id: u64,
-    /// Smaller is older. One that is tried again keeps the age of its first try.
+    /// The smaller, the older. A retried owner keeps the age of its first try.
     pub age: u64,
 }
 
@@ -57,13 +57,14 @@ pub(crate) enum Mode {
     Exclusive,
 }
 
-/// Why there is no lock. What the owner held before, it still holds, unless it has ended.
+/// The reason why a lock was not granted. The owner keeps all locks that it already had, unless it
+/// has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockError {
-    /// An older owner wants what this one holds: it must end.
+    /// An older owner needs a lock that this one holds, so this one must end.
     Wounded { by: u64 },
-    /// An older owner held it, or one that has not ended though wounded, for as long as the caller
-    /// would wait.
+    /// The lock was held by an older owner, or by a wounded one that has not ended, until the
+    /// caller's timeout.
     TimedOut { holder: u64 },
     /// Locks take all the memory that they may, this many bytes.
     Full { limit: usize },
@@ -71,7 +72,7 @@ pub(crate) enum LockError {
     Ended,
 }
 
-/// An owner's lock lies on what a commit would change.
+/// An owner's lock conflicts with a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Blocked {
     pub holder: u64,
@@ -82,43 +83,43 @@ pub(crate) struct Locks {
     owners: AtomicUsize,
 }
 
-/// While it lives, no lock is granted and none released.
+/// No lock is granted or released while this guard lives.
 pub(crate) struct Guard<'a> {
     _table: MutexGuard<'a, Table>,
 }
 
 impl Locks {
-    /// Locks that take about so many bytes at the most. Where that is reached, owners with many
-    /// locks come to hold the keys between them as well; only where others are in the way of that,
-    /// an owner with many gets no more.
+    /// Makes a lock table that takes at most about `bytes` bytes. At that limit, the locks of
+    /// owners with many are coarsened to ranges that include the keys in between; only if other
+    /// owners prevent this, an owner with many locks gets no more.
     pub(crate) fn new(bytes: usize) -> Locks {
         Locks { table: Mutex::new(Table::new(bytes)), owners: AtomicUsize::new(0) }
     }
 
-    /// `owner` may ask for locks from now on.
+    /// Registers `owner`, which may request locks from now on.
     ///
-    /// A commit that saw [`Locks::any`] say no just before may still be under way when this
-    /// returns. The caller must let commits that have begun come to their end before the owner
-    /// reads anything: taking the lock under which they happen, once, will do.
+    /// A commit for which [`Locks::any`] returned `false` just before may still be in progress when
+    /// this returns. Before the owner reads anything, the caller must wait for commits that have
+    /// begun; it is sufficient to acquire and release the lock under which they are applied.
     pub(crate) fn begin(&self, owner: Owner) {
         if self.table.lock().begin(owner) {
             self.owners.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// `true` when there are owners. A caller that sees `false` need not look at any lock.
+    /// Returns `true` if there are owners. A caller that gets `false` need not check any lock.
     pub(crate) fn any(&self) -> bool {
         self.owners.load(Ordering::SeqCst) > 0
     }
 
-    /// Gives `owner` a lock on all keys of `range`, until it is released. What it holds already, in
-    /// this mode or exclusively, is granted at once; what it holds shared becomes exclusive if that
-    /// is asked. Any number of threads may ask for one owner.
+    /// Acquires a lock on all keys of `range` for `owner`, until it is released. Keys that it
+    /// already holds in this mode or exclusively are granted at once; a shared lock is upgraded if
+    /// an exclusive one is requested. Any number of threads may call this for one owner.
     ///
-    /// Waits for older owners, `timeout` at most. Younger ones in the way are wounded: `wound` is
-    /// called for each of them, on this thread and with no lock held here. It should bring about
-    /// that the owner of this number ends and is released, soon if not at once; that one's waiting
-    /// calls come back with an error before.
+    /// Waits for older owners, at most for `timeout`. Younger owners in the way are wounded:
+    /// `wound` is called for each of them, on this thread and without holding the table's mutex. It
+    /// should cause the owner of this number to end and be released, soon if not at once; the
+    /// waiting calls of that owner return an error before that.
     pub(crate) fn lock(
         &self,
         owner: u64,
@@ -145,7 +146,7 @@ impl Locks {
                 MutexGuard::unlocked(&mut table, || wounded.into_iter().for_each(wound));
                 continue;
             }
-            // A time too far away to be a time is no end of waiting.
+            // A deadline beyond the range of the clock means to wait without limit.
             let deadline = *deadline.get_or_insert_with(|| now().checked_add(timeout));
             if deadline.is_some_and(|deadline| now() >= deadline) {
                 break Err(LockError::TimedOut { holder: on });
@@ -161,26 +162,26 @@ impl Locks {
         result
     }
 
-    /// Who has wounded `owner`.
+    /// Returns the owner that has wounded `owner`.
     #[cfg(test)]
     pub(crate) fn wounded(&self, owner: u64) -> Option<u64> {
         self.table.lock().wounded(owner)
     }
 
-    /// The owner that one of `owner`'s calls waits for.
+    /// Returns the owner that a call of `owner` waits for.
     pub(crate) fn waits_for(&self, owner: u64) -> Option<u64> {
         self.table.lock().waited_for(owner)
     }
 
-    /// Ends `owner`: all its locks are free, its waiting calls come back.
+    /// Ends `owner`: releases all its locks, and its waiting calls return.
     pub(crate) fn release(&self, owner: u64) {
         if self.table.lock().release(owner) {
             self.owners.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// For a commit of these changes: when no lock of an owner other than `except` lies on any of
-    /// them, a guard that keeps it so.
+    /// Returns a guard for a commit of these changes if no owner other than `except` has a
+    /// conflicting lock. No such lock is granted while the guard lives.
     pub(crate) fn try_guard<'a>(
         &'a self,
         changes: impl IntoIterator<Item = (DictionaryId, KeyRangeRef<'a>)>,
@@ -193,8 +194,8 @@ impl Locks {
         }
     }
 
-    /// Waits until no such lock lies on any of the changes, `timeout` at most. The next one may
-    /// come at once.
+    /// Waits until no owner other than `except` has a conflicting lock, at most for `timeout`.
+    /// Another one may be granted at once.
     pub(crate) fn wait_until_free<'a, I>(
         &self,
         changes: I,
@@ -225,7 +226,7 @@ impl Locks {
         result
     }
 
-    /// Calls that wait at this moment.
+    /// Returns the number of calls that currently wait.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.table.lock().waiting()
@@ -240,7 +241,7 @@ mod tests {
     const NOW: Duration = Duration::ZERO;
     const EVER: Duration = Duration::MAX;
 
-    /// Locks with the owners 1, 2, 3: 1 is the oldest.
+    /// Makes a lock table with the owners 1, 2, 3, of which 1 is the oldest.
     fn three() -> Locks {
         let locks = Locks::new(usize::MAX);
         (1..=3).for_each(|id| locks.begin(Owner { id, age: id }));
@@ -269,7 +270,7 @@ mod tests {
             locks.release(2);
             locks.release(3);
             assert_eq!(locks.table.lock().size(), (0, 0));
-            // Nothing is left of what it counted.
+            // The memory that its locks were counted with is released.
             assert_eq!(many(&locks, 1, mode), Ok(()));
         }
     }
@@ -291,7 +292,7 @@ mod tests {
         assert_eq!(many(&locks, 1, Mode::Exclusive), Ok(()));
     }
 
-    /// With a transaction manager that aborts the wounded at once.
+    /// Locks with a transaction manager that aborts wounded owners at once.
     fn lock_range(
         locks: &Locks,
         owner: u64,
@@ -432,7 +433,7 @@ mod tests {
             let waits =
                 scope.spawn(|| lock_range(&locks, 3, KeyRangeRef::key(b"a"), Mode::Shared, EVER));
             until(|| locks.waiting() == 1);
-            // It ends by itself, when its call has come back.
+            // The owner ends by itself after its call has returned.
             let older = scope
                 .spawn(|| locks.lock(2, DICT, KeyRangeRef::key(b"b"), Mode::Shared, EVER, &|_| ()));
             assert_eq!(waits.join().unwrap(), Err(LockError::Wounded { by: 2 }));

@@ -1,4 +1,4 @@
-//! Random requests against the simplest thing that could be right: a list of locks.
+//! Random requests, compared with the simplest model: a list of locks.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Half-open; no end: to the last key.
+/// A half-open range. Without an end it includes the last key.
 #[derive(Clone, Debug)]
 struct Range {
     start: Vec<u8>,
@@ -57,7 +57,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Every key that ranges begin or end with, and one between any two.
+/// Returns every key that a range can begin or end with, and one key between any two of them.
 fn points() -> impl Iterator<Item = Vec<u8>> {
     (0..13u8).flat_map(|k| [vec![k], vec![k, 0], vec![k, 1]])
 }
@@ -71,7 +71,7 @@ struct Held {
 
 #[derive(Default)]
 struct Model {
-    /// Owner → age.
+    /// The age of each owner.
     owners: BTreeMap<u64, u64>,
     held: Vec<Held>,
 }
@@ -105,7 +105,7 @@ impl Model {
     }
 }
 
-/// The older ones have the larger numbers, now and then, so that age and number are not the same.
+/// Returns ages that do not ascend with the numbers, so that age and number are not confused.
 fn age(owner: u64) -> u64 {
     [0, 40, 10, 30, 10, 50][owner as usize]
 }
@@ -175,7 +175,8 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Every owner holds at every point what the model says; and what is kept is as little as can be.
+/// Checks that every owner holds at every point the lock of the model, and that fragments are
+/// joined as far as possible.
 fn compare(locks: &Locks, model: &Model) -> Result<(), TestCaseError> {
     let table = locks.table.lock();
     for dict in 1..3 {

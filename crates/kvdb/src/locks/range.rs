@@ -1,4 +1,4 @@
-//! A range of keys as a caller has it at hand, borrowed: a single key costs no copy.
+//! A borrowed range of keys, so that a single key costs no copy.
 
 use bytes::Bytes;
 use vt_tree::KeyRange;
@@ -10,14 +10,14 @@ pub(crate) struct KeyRangeRef<'a> {
     pub end: RangeEnd<'a>,
 }
 
-/// Where a range ends.
+/// The end of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeEnd<'a> {
-    /// Its start is its only key.
+    /// The start is the only key.
     Start,
-    /// Before this key.
+    /// The range ends before this key.
     Before(&'a [u8]),
-    /// With the last key that there is.
+    /// The range includes the last key.
     Last,
 }
 
@@ -30,17 +30,17 @@ impl<'a> KeyRangeRef<'a> {
         KeyRangeRef { start, end: RangeEnd::Before(end) }
     }
 
-    /// Every key from `start` on.
+    /// Returns the range of all keys from `start` on.
     pub(crate) fn starting_at(start: &'a [u8]) -> Self {
         KeyRangeRef { start, end: RangeEnd::Last }
     }
 
-    /// `true` when no key lies in it.
+    /// Returns `true` if the range contains no key.
     pub(crate) fn is_empty(&self) -> bool {
         !self.ends_behind(self.start)
     }
 
-    /// `true` when `key` lies before its end.
+    /// Returns `true` if `key` lies before the end of the range.
     pub(crate) fn ends_behind(&self, key: &[u8]) -> bool {
         match self.end {
             RangeEnd::Start => key <= self.start,
@@ -49,16 +49,18 @@ impl<'a> KeyRangeRef<'a> {
         }
     }
 
-    /// `true` when some key lies in both it and `[start, end)`; no end: to the last key.
+    /// Returns `true` if the range and `[start, end)` have a key in common. Without an end, the
+    /// latter includes the last key.
     pub(crate) fn overlaps(&self, start: &[u8], end: Option<&[u8]>) -> bool {
         !self.is_empty() && self.ends_behind(start) && end.is_none_or(|end| self.start < end)
     }
 
-    /// A copy to keep, with a buffer of its own.
+    /// Returns an owned copy, with a buffer of its own.
     pub(crate) fn to_range(self) -> KeyRange {
         match self.end {
             RangeEnd::Start => {
-                // The smallest key behind it is the key and a zero byte: one buffer holds both.
+                // The smallest key after it is the key followed by a zero byte, so one buffer holds
+                // both.
                 let end = Bytes::from([self.start, &[0]].concat());
                 KeyRange { start: end.slice(..self.start.len()), end: Some(end) }
             }

@@ -1,5 +1,5 @@
-//! Ranges of keys of one dictionary: those that one owner has locked, in whatever mode, which its
-//! release must look at; or those that a transaction has read. Ranges that touch are one.
+//! A set of key ranges in one dictionary: the ranges that an owner has locked in any mode, which
+//! its release must visit, or those that a transaction has read. Adjacent ranges are merged.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -9,9 +9,9 @@ use vt_tree::KeyRange;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RangeSet {
-    /// Start → end, disjoint, none touching the next; no end: to the last key.
+    /// Start → end, disjoint and not adjacent. `None` means that the range includes the last key.
     ranges: BTreeMap<Bytes, Option<Bytes>>,
-    /// Of their bounds.
+    /// Total bytes of the bounds.
     key_bytes: usize,
 }
 
@@ -21,7 +21,7 @@ fn key_bytes(start: &Bytes, end: &Option<Bytes>) -> usize {
 
 impl RangeSet {
     pub(crate) fn insert(&mut self, mut range: KeyRange) {
-        // A range that begins before it and reaches it takes it in.
+        // An existing range that begins before the new one and overlaps or touches it absorbs it.
         if let Some((start, end)) = self
             .ranges
             .range::<[u8], _>((Bound::Unbounded, Bound::Included(&range.start[..])))
@@ -33,7 +33,7 @@ impl RangeSet {
             }
             range.start = start.clone();
         }
-        // So does it with those that it reaches.
+        // The new range absorbs existing ranges that it overlaps or touches.
         while let Some((start, end)) = self
             .ranges
             .range::<[u8], _>((Bound::Included(&range.start[..]), Bound::Unbounded))
@@ -63,12 +63,13 @@ impl RangeSet {
         self.ranges.len()
     }
 
-    /// Bytes of the keys that bound the ranges.
+    /// Returns the bytes of the keys that bound the ranges.
     pub(super) fn key_bytes(&self) -> usize {
         self.key_bytes
     }
 
-    /// For every two neighbours the range from the start of the one to the end of the other.
+    /// Returns for each disjoint pair of neighbours the range from the start of the first to the
+    /// end of the second.
     pub(super) fn pairs(&self) -> Vec<KeyRange> {
         let mut pairs = Vec::with_capacity(self.ranges.len() / 2);
         let mut ranges = self.ranges.iter();
@@ -91,7 +92,7 @@ impl IntoIterator for RangeSet {
     }
 }
 
-/// `true` when the end `a` is not before the end `b`.
+/// Returns `true` if the end `a` is not before the end `b`.
 fn reaches(a: &Option<Bytes>, b: &Option<Bytes>) -> bool {
     match (a, b) {
         (None, _) => true,

@@ -1,4 +1,4 @@
-//! The table of all locks and of who waits for one; and the verdict on a request.
+//! The table of all locks and waiting calls, which decides on requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use super::{LockError, Owner};
 use crate::dictionary::DictionaryId;
 
 pub(super) struct Table {
-    /// The dictionaries in which something is locked.
+    /// The dictionaries in which there are locks.
     dictionaries: BTreeMap<DictionaryId, Fragments>,
     owners: BTreeMap<u64, Holdings>,
-    /// By ticket, in the order in which they came.
+    /// Waiting calls by ticket, in order of arrival.
     queue: BTreeMap<u64, Waiting>,
     next_ticket: u64,
-    /// What all that is held takes, about, and may take, bytes.
+    /// Approximate memory of all locks, bytes, and its limit.
     bytes: usize,
     limit: usize,
 }
 
-/// Memory of one range that is held: its fragment, and its entry in what the owner holds.
+/// Memory of one locked range: its fragment, and its entry in the owner's set of ranges.
 const RANGE_BYTES: usize = 350;
 
-/// Ranges that an owner may hold whatever others do.
+/// Number of ranges that an owner may hold even if the memory is exhausted.
 const FEW: usize = 64;
 
 fn bytes_of(ranges: &RangeSet) -> usize {
@@ -40,7 +40,7 @@ struct Holdings {
     held: BTreeMap<DictionaryId, RangeSet>,
 }
 
-/// A lock that is asked for.
+/// A requested lock.
 pub(super) struct Want<'a> {
     pub dict: DictionaryId,
     pub range: KeyRangeRef<'a>,
@@ -49,18 +49,19 @@ pub(super) struct Want<'a> {
 
 pub(super) enum Verdict {
     Granted,
-    /// Until this owner has ended, at least, or has given up what it waits for.
+    /// The caller must wait at least until this owner has ended, or has given up the lock that it
+    /// waits for.
     Wait {
         on: u64,
     },
 }
 
-/// A call that waits.
+/// A waiting call.
 struct Waiting {
-    /// What it would lock; none: it only waits.
+    /// The lock that it requests. `None` if it only waits.
     want: Option<LockRequest>,
-    /// The owner it waits for: nothing changes for it before that one ends, or stops waiting
-    /// without a lock.
+    /// The owner that it waits for. The call need not be checked again before that owner ends, or
+    /// stops waiting without having got its lock.
     on: Option<u64>,
     bell: Arc<Condvar>,
 }
@@ -79,7 +80,7 @@ impl Holdings {
 }
 
 impl Table {
-    /// A table for about so many bytes of locks.
+    /// Makes a table for about `limit` bytes of locks.
     pub(super) fn new(limit: usize) -> Table {
         Table {
             dictionaries: BTreeMap::new(),
@@ -91,7 +92,7 @@ impl Table {
         }
     }
 
-    /// `false`: it had begun before.
+    /// Registers an owner. Returns `false` if it was registered before.
     pub(super) fn begin(&mut self, owner: Owner) -> bool {
         let fresh = !self.owners.contains_key(&owner.id);
         if fresh {
@@ -107,8 +108,8 @@ impl Table {
         self.owners.get(&owner)?.wounded
     }
 
-    /// Grants what is wanted, or says whom to wait for. One that is younger than `owner` is named
-    /// only when none that is older stands in the way.
+    /// Grants the requested lock, or returns the owner to wait for. An owner younger than `owner`
+    /// is returned only if no older one is in the way.
     pub(super) fn judge(&mut self, owner: u64, want: &Want) -> Result<Verdict, LockError> {
         let holdings = self.owners.get(&owner).ok_or(LockError::Ended)?;
         if let Some(by) = holdings.wounded {
@@ -151,15 +152,15 @@ impl Table {
         self.bytes = self.bytes - before + bytes_of(ranges);
     }
 
-    /// Locks take all the memory that they may: lets those who hold most hold the keys between
-    /// neighbours as well. `false`: there is no room for another lock of `owner`.
+    /// Makes room when locks take all their memory, by coarsening the locks of the owners that hold
+    /// most. Returns `false` if there is no room for another lock of `owner`.
     fn make_room(&mut self, owner: u64) -> bool {
         let few = |holdings: &Holdings| holdings.ranges() < FEW;
         let mut by_size: Vec<(usize, u64)> =
             self.owners.iter().map(|(id, holdings)| (holdings.ranges(), *id)).collect();
         by_size.sort_unstable_by(|a, b| b.cmp(a));
         for (_, id) in by_size {
-            // Some more than is needed, since all owners are looked at.
+            // Free a little more than needed, since this visits all owners.
             if self.bytes <= self.limit / 4 * 3 || self.owners.get(&id).is_none_or(few) {
                 break;
             }
@@ -168,8 +169,8 @@ impl Table {
         self.bytes < self.limit || self.owners.get(&owner).is_some_and(few)
     }
 
-    /// Gives an owner the keys between its ranges, of two neighbours each, where nobody is in the
-    /// way: half as many ranges are left.
+    /// Merges the ranges of an owner in pairs of neighbours by locking the keys in between, if no
+    /// other owner is in the way. About half as many ranges are left.
     fn escalate(&mut self, owner: u64) {
         let Some(holdings) = self.owners.get(&owner) else { return };
         let pairs = holdings
@@ -189,8 +190,8 @@ impl Table {
         }
     }
 
-    /// Is to be called when `owner` must wait. When only younger ones are in the way: marks those
-    /// that are not yet wounded, wakes them, and gives their numbers.
+    /// Must be called when `owner` has to wait. If only younger owners are in the way, marks those
+    /// that are not yet wounded, wakes them, and returns their numbers.
     pub(super) fn wound_for(&mut self, owner: u64, want: &Want) -> Vec<u64> {
         let Some(fragments) = self.dictionaries.get(&want.dict) else { return Vec::new() };
         let mut fresh = Vec::new();
@@ -214,7 +215,7 @@ impl Table {
         fresh
     }
 
-    /// An older owner that waits for something which excludes this.
+    /// Returns an older owner that waits for a conflicting lock.
     fn ahead(&self, owner: u64, want: &Want) -> Option<u64> {
         let wanted = self.queue.values().filter_map(|waiting| waiting.want.as_ref());
         wanted
@@ -241,7 +242,7 @@ impl Table {
         }))
     }
 
-    /// For a call that waits for others and takes no lock.
+    /// Queues a call that waits for others and requests no lock.
     pub(super) fn queue_without_want(&mut self) -> (u64, Arc<Condvar>) {
         self.enqueue(None)
     }
@@ -253,7 +254,7 @@ impl Table {
         (ticket, bell)
     }
 
-    /// Whom one of the calls of `owner` waits for.
+    /// Returns the owner that one of the calls of `owner` waits for.
     pub(super) fn waited_for(&self, owner: u64) -> Option<u64> {
         let own =
             |waiting: &&Waiting| waiting.want.as_ref().is_some_and(|want| want.owner == owner);
@@ -266,7 +267,8 @@ impl Table {
         }
     }
 
-    /// A call waits no longer. Without a lock it may have held up others.
+    /// Removes a call that no longer waits. If it was not granted a lock, it may have held up
+    /// others, which are woken.
     pub(super) fn leave(&mut self, ticket: u64, granted: bool) {
         let left = self.queue.remove(&ticket).and_then(|waiting| waiting.want);
         if let Some(want) = left.filter(|_| !granted) {
@@ -274,7 +276,7 @@ impl Table {
         }
     }
 
-    /// Frees what `owner` holds; `false`: it had ended before.
+    /// Releases all locks of `owner`. Returns `false` if it had ended before.
     pub(super) fn release(&mut self, owner: u64) -> bool {
         let Some(holdings) = self.owners.remove(&owner) else { return false };
         for (dict, ranges) in holdings.held {
@@ -300,7 +302,7 @@ impl Table {
         }
     }
 
-    /// An owner other than `except` whose lock lies on one of the changes.
+    /// Returns an owner other than `except` whose lock conflicts with one of the changes.
     pub(super) fn blocker<'c>(
         &self,
         changes: impl IntoIterator<Item = (DictionaryId, KeyRangeRef<'c>)>,
@@ -319,7 +321,7 @@ impl Table {
         self.queue.values().filter(|waiting| waiting.on.is_some()).count()
     }
 
-    /// (fragments, ranges of owners) that are kept.
+    /// Returns the number of fragments and of the ranges of owners.
     #[cfg(test)]
     pub(super) fn size(&self) -> (usize, usize) {
         let fragments = self.dictionaries.values().map(|f| f.iter().count()).sum();

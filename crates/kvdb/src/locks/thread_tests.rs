@@ -1,5 +1,5 @@
-//! Many owners on many threads, with random locks on few keys: they exclude each other, and all of
-//! them come to their end.
+//! Many owners on many threads, with random locks on few keys: they must exclude each other, and
+//! all must complete.
 
 use env::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ const EACH: u64 = 150;
 const KEYS: u64 = 12;
 const DICT: DictionaryId = DictionaryId(1);
 
-/// A transaction manager in miniature: who runs, and whether it was aborted.
+/// A minimal transaction manager: the running transactions, and whether each was aborted.
 #[derive(Default)]
 struct Running {
     aborted: Mutex<HashMap<u64, Arc<Mutex<bool>>>>,
@@ -27,7 +27,7 @@ impl Running {
     fn abort(&self, id: u64, locks: &Locks) {
         let state = self.aborted.lock().get(&id).cloned();
         if let Some(state) = state {
-            // Not in the midst of an operation.
+            // Wait for the operation in progress.
             let mut aborted = state.lock();
             if !*aborted {
                 *aborted = true;
@@ -41,7 +41,7 @@ impl Running {
     }
 }
 
-/// How many work on a key: a writer counts as a million.
+/// The number of users of a key; a writer counts as a million.
 const WRITER: u32 = 1_000_000;
 
 fn touch(cell: &AtomicU32, exclusive: bool) {
@@ -55,7 +55,7 @@ fn touch(cell: &AtomicU32, exclusive: bool) {
     cell.fetch_sub(weight, Ordering::SeqCst);
 }
 
-/// One try. `false`: it was wounded.
+/// Runs one transaction. Returns `false` if it was wounded.
 fn attempt(
     id: u64,
     age: u64,
@@ -126,7 +126,7 @@ fn every_transaction_comes_to_its_end() {
                 }
             });
         }
-        // Commits without locks, at the same time.
+        // Commits without locks run concurrently.
         for thread in 0..2 {
             scope.spawn(move || {
                 let mut random = Random::new(100 + thread);

@@ -1,13 +1,12 @@
-//! Reading ahead of a cursor. Values are written in windows, each sorted by key, and stay where
-//! they are; so in key order they lie in many places, and a scan that read one after the other
-//! would wait for the device each time. Once a cursor's large values have been asked for, and had
-//! to be waited for, it walks the index ahead of its position, sorts what it finds by place, and
-//! announces it to the device, neighbours together; when a tuple is handed out, its value is in the
-//! host's memory most often.
+//! Read-ahead for cursors. Values are written in windows, each sorted by key, and stay where they
+//! are; so consecutive keys have their values in many places, and a scan that read them one by one
+//! would wait for the device each time. Once a cursor has asked for large values and had to wait
+//! for them, it walks the index ahead of its position, sorts the places that it finds, and
+//! announces them to the device, neighbours together. A value is then usually in the host's memory
+//! when its tuple is returned.
 //!
-//! What is announced doubles from a little to a lot as the scan goes on, so a short range reads
-//! little in vain. Of the values themselves nothing is kept here; a tuple in the queue takes about
-//! a hundred bytes.
+//! The window of announced values doubles as the scan proceeds, so a short range reads little in
+//! vain. The values themselves are not kept here; a tuple in the queue takes about a hundred bytes.
 
 use env::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::collections::VecDeque;
@@ -22,20 +21,20 @@ use crate::error::{Error, Result};
 use crate::read::view::View;
 use crate::short_values::ShortValues;
 
-/// Large values that were waited for before anything is announced.
+/// Number of reads of large values that had to wait before read-ahead begins.
 const SLOW: u32 = 2;
-/// Bytes of values announced at first, and at most. The larger the window, the longer the sequences
-/// that neighbours make: half of it is sorted at a time. The host keeps them, in memory that is not
-/// ours; but where ours is small, its will be.
+/// Initial and maximum bytes of announced values. Larger windows give longer sequences of
+/// neighbours, since half a window is sorted at a time. The values are kept by the host, not in our
+/// memory; but a host that gives us little memory has little itself.
 const WINDOW_MIN: u64 = 128 << 10;
 const WINDOW_MAX: u64 = 64 << 20;
-/// What a tuple in a queue takes, about, and the share of the cache's budget that all queues
-/// together may.
+/// Approximate memory of a queued tuple, and the share of the cache's budget that all queues
+/// together may take (one part in `SHARE`).
 const QUEUED: usize = 128;
 const SHARE: u64 = 16;
 
-/// Reads large values for the tuples of one cursor, and notes how that goes. It keeps their places
-/// for as long as there is a tuple that may ask for its value.
+/// Reads large values for the tuples of a cursor, and records whether the reads had to wait. It
+/// pins the places of the values while there is a tuple that may ask for its value.
 pub(crate) struct Reader {
     view: View,
     short: Arc<ShortValues>,
@@ -45,7 +44,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// A reader for values of a dictionary.
+    /// Makes a reader for the values of a dictionary.
     pub fn new(view: &View, dict: DictionaryId) -> Arc<Reader> {
         let tree = view.version.trees.get(&dict);
         Arc::new(Reader {
@@ -56,7 +55,7 @@ impl Reader {
         })
     }
 
-    /// Returns whether it reads in the view's store.
+    /// Returns whether it reads from the store of `view`.
     pub fn is_of(&self, view: &View) -> bool {
         self.view.is_of_store(view)
     }
@@ -76,7 +75,7 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// Reads a value that an update changes.
+    /// Reads a value and applies an update to it.
     pub fn read_updated(&self, e: &ExtentRef, update: &Update) -> Result<Bytes> {
         Ok(update.apply(Some(&self.read(e)?)))
     }
@@ -87,31 +86,31 @@ impl Reader {
     }
 }
 
-/// Why nothing more is taken into the queue.
+/// The reason why no more tuples are taken into the queue.
 enum Stop {
     End,
     Failed(Error),
-    /// The error was given: where the tree stands is not known.
+    /// The error was returned, and the position of the tree is unknown.
     Lost,
 }
 
-/// A tuple that was read ahead, and the update that its large value waits for.
+/// A tuple that was read ahead, with the update to apply to its large value, if any.
 pub(crate) type Queued = (TreeTuple, Option<Update>);
 
-/// The tuples between a cursor's position and that of its tree.
+/// The queue of tuples between the position of a cursor and that of its tree.
 pub(crate) struct Ahead {
     pub reader: Arc<Reader>,
     queue: VecDeque<Queued>,
     pub forward: bool,
-    /// The tuple handed out last, when it came out of the queue.
+    /// The key of the last tuple returned from the queue.
     pub last: Bytes,
     stop: Option<Stop>,
-    /// Bytes of large values handed out since the last seek; in the queue; and how many it may
-    /// become.
+    /// Bytes of large values returned since the last seek, bytes in the queue, and the limit of the
+    /// latter.
     given: u64,
     bytes: u64,
     window: u64,
-    /// Memory for the queue, as the store knows it.
+    /// Memory of the queue as included in the store's account.
     charged: usize,
 }
 
@@ -130,7 +129,7 @@ impl Ahead {
         }
     }
 
-    /// The cursor goes elsewhere.
+    /// Clears the queue because the cursor moves elsewhere.
     pub fn leave(&mut self) {
         self.reader.reset();
         self.queue = VecDeque::new();
@@ -138,29 +137,29 @@ impl Ahead {
         (self.stop, self.given, self.bytes, self.window) = (None, 0, 0, 0);
     }
 
-    /// `true` when the tree is not where the cursor is.
+    /// Returns `true` if the tree is not at the cursor's position.
     pub fn in_use(&self) -> bool {
         !self.queue.is_empty() || self.stop.is_some()
     }
 
-    /// The tree has failed. Nothing more is given until the cursor goes elsewhere.
+    /// Notes that the tree has failed. Calls return an error until the cursor is moved.
     #[cold]
     pub fn lose(&mut self) {
         self.stop = Some(Stop::Lost);
     }
 
-    /// `true` when nothing is known of where the tree stands.
+    /// Returns `true` if the position of the tree is unknown.
     pub fn is_lost(&self) -> bool {
         matches!(self.stop, Some(Stop::Lost))
     }
 
-    /// A large value is handed out.
+    /// Counts a large value that is returned.
     pub fn gives(&mut self, len: u64) {
         self.given += len;
     }
 
-    /// `true` when it is time to look further ahead: values are wanted, and what is known of them
-    /// runs short.
+    /// Returns `true` if more should be read ahead: values are being asked for, and at most half of
+    /// the window is left in the queue.
     pub fn wants(&self) -> bool {
         let asked = self.reader.asked.load(Relaxed);
         self.stop.is_none()
@@ -169,7 +168,7 @@ impl Ahead {
             && asked >= self.given / 2
     }
 
-    /// Takes what `next` gives into the queue, up to the window, and announces it.
+    /// Fills the queue with tuples from `next` up to the window, and announces their values.
     pub fn fill(&mut self, forward: bool, mut next: impl FnMut() -> Result<Option<Queued>>) {
         let budget = self.reader.cache().cache_budget();
         self.forward = forward;
@@ -204,7 +203,7 @@ impl Ahead {
         self.reader.cache().announce(extents);
     }
 
-    /// Lets the store know of the queue's memory. Between two calls it only falls.
+    /// Updates the queue's memory in the store's account. Between two calls the queue only shrinks.
     fn charge(&mut self) {
         let takes = self.queue.len() * QUEUED;
         if takes != self.charged {
@@ -215,8 +214,8 @@ impl Ahead {
         }
     }
 
-    /// The next tuple of the queue. `Ok(None)`: the end of the range; to be asked only while in
-    /// use.
+    /// Takes the next tuple from the queue. Returns `Ok(None)` at the end of the range. Called only
+    /// while the queue is in use.
     pub fn take(&mut self) -> Result<Option<Queued>> {
         match self.queue.pop_front() {
             Some((tuple, update)) => {

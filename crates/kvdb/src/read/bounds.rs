@@ -1,12 +1,12 @@
-//! Ranges of keys as callers write them (`"a".."c"`, `..="m"`, a prefix), as the half-open ranges
-//! that the trees know.
+//! Conversion of key ranges as callers write them (`"a".."c"`, `..="m"`, a prefix) to the half-open
+//! ranges of the trees.
 
 use std::ops::{Bound, RangeBounds};
 
 use bytes::Bytes;
 use vt_tree::KeyRange;
 
-/// The first key behind all keys that begin with `prefix`; `None`: there is none, every key from
+/// Returns the first key after all keys that begin with `prefix`. Returns `None` if every key from
 /// `prefix` on begins with it.
 ///
 /// ```
@@ -21,13 +21,13 @@ pub fn prefix_end(prefix: &[u8]) -> Option<Vec<u8>> {
     Some(end)
 }
 
-/// The half-open range of the keys that begin with `prefix`.
+/// Returns the half-open range of the keys that begin with `prefix`.
 pub(crate) fn of_prefix(prefix: &[u8]) -> KeyRange {
     KeyRange { start: Bytes::copy_from_slice(prefix), end: prefix_end(prefix).map(Bytes::from) }
 }
 
-/// The half-open range that holds the same keys as `range`; inverted and empty ranges give an empty
-/// one.
+/// Returns the half-open range of the same keys as `range`. An inverted or empty range becomes an
+/// empty one.
 pub(crate) fn of<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> KeyRange {
     let behind = |key: &[u8]| Bytes::from([key, &[0]].concat());
     let start = match range.start_bound() {
@@ -44,16 +44,16 @@ pub(crate) fn of<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> KeyRange {
     KeyRange { start, end }
 }
 
-/// `true` when no key lies in `range`.
+/// Returns `true` if no key lies in `range`.
 pub(crate) fn is_empty(range: &KeyRange) -> bool {
     range.end.as_ref().is_some_and(|end| *end <= range.start)
 }
 
-/// Start and end for a [`crate::Cursor`], whose empty end means none.
+/// Returns start and end for a [`crate::Cursor`], for which an empty end means no upper bound.
 pub(crate) fn for_cursor(range: &KeyRange) -> (&[u8], &[u8]) {
     match &range.end {
         None => (&range.start, b""),
-        // A range that ends before the first key: any other empty range will do.
+        // The range ends before the first key, so any other empty range is equivalent.
         Some(end) if end.is_empty() => (&[0], &[0]),
         Some(end) => (&range.start, end),
     }

@@ -1,5 +1,5 @@
-//! A cursor over a range of one dictionary in one view. Its position lies between tuples, so that
-//! `next` after `prev` gives the same tuple again.
+//! A cursor over a range of one dictionary in one view. Its position lies between tuples, so `next`
+//! after `prev` returns the same tuple again.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use crate::error::Result;
 use crate::read::ahead::{Ahead, Queued, Reader};
 use crate::read::view::View;
 
-/// A position between tuples, in a range of a view, which it and its tuples keep; it holds no lock.
-/// After an error it gives nothing but errors until it is moved by [`Cursor::seek`] or
-/// [`Cursor::seek_to_end`].
+/// A position between tuples in a range of a view. The cursor and its tuples keep the view alive,
+/// and hold no lock. After an error all calls return errors until the cursor is moved by
+/// [`Cursor::seek`] or [`Cursor::seek_to_end`].
 pub struct Cursor {
     tree: TreeCursor,
     start: Bytes,
-    /// Empty: no upper end.
+    /// The upper bound; empty if there is none.
     end: Bytes,
-    /// What lies between this cursor's position and the tree's.
+    /// The tuples read ahead between this cursor's position and that of the tree.
     ahead: Ahead,
 }
 
-/// A tuple whose value is read when asked for, which can be at any time: it stays what it was, and
-/// takes its space for so long.
+/// A tuple whose value is read only on request. The value does not change, and takes space in the
+/// store as long as the tuple exists.
 #[derive(Clone)]
 pub struct Tuple {
     /// The key.
@@ -36,9 +36,9 @@ pub struct Tuple {
 #[derive(Clone)]
 enum TupleValue {
     Small(Bytes),
-    /// Where it lies, and what reads it and keeps the view that it was seen in.
+    /// The place of the value, and the reader that keeps the view it was seen in.
     Large(ExtentRef, Arc<Reader>),
-    /// A large value, the update that is applied to what is read, and the length of the result.
+    /// A large value, the update to apply to it, and the length of the result.
     Updated(Box<(ExtentRef, Update, usize)>, Arc<Reader>),
 }
 
@@ -52,12 +52,12 @@ impl std::fmt::Debug for Tuple {
 }
 
 impl Tuple {
-    /// A tuple whose value is here already.
+    /// Makes a tuple whose value is in memory.
     pub(crate) fn small(key: Bytes, value: Bytes) -> Tuple {
         Tuple { key, value: TupleValue::Small(value) }
     }
 
-    /// `update` is what changes a large value.
+    /// Makes a tuple; `update` is applied to a large value when that is read.
     pub(crate) fn of(
         key: Bytes,
         value: Value,
@@ -68,7 +68,7 @@ impl Tuple {
             (Value::Inline(bytes), _) => TupleValue::Small(bytes),
             (Value::Extent(e), None) => TupleValue::Large(e, reader.clone()),
             (Value::Extent(e), Some(update)) => {
-                // The tree keeps no update whose result has an unknown length.
+                // The tree keeps no update that makes a result of unknown length.
                 let len = update.applied_len(Some(e.len as usize)).unwrap_or(e.len as usize);
                 TupleValue::Updated(Box::new((e, update, len)), reader.clone())
             }
@@ -76,7 +76,7 @@ impl Tuple {
         Tuple { key, value }
     }
 
-    /// Length of the value in bytes; nothing is read.
+    /// Returns the length of the value in bytes, without reading it.
     pub fn value_len(&self) -> usize {
         match &self.value {
             TupleValue::Small(bytes) => bytes.len(),
@@ -94,7 +94,7 @@ impl Tuple {
         }
     }
 
-    /// Key and value.
+    /// Returns the key and the value, which is read if necessary.
     pub fn into_parts(self) -> Result<(Bytes, Bytes)> {
         let value = match self.value {
             TupleValue::Small(bytes) => bytes,
@@ -104,7 +104,7 @@ impl Tuple {
         Ok((self.key, value))
     }
 
-    /// Returns whether the place of its value, if it has one, is a place of the view's store.
+    /// Returns whether the value, if it is stored by place, lies in the store of `view`.
     pub(crate) fn lies_in(&self, view: &View) -> bool {
         match &self.value {
             TupleValue::Small(_) => true,
@@ -112,8 +112,8 @@ impl Tuple {
         }
     }
 
-    /// The value, or where it lies. One that an update changes is read, since it lies nowhere as it
-    /// is.
+    /// Returns the value or its place. A value with a pending update is read, since the result is
+    /// stored nowhere.
     pub(crate) fn raw_value(&self) -> Result<Value> {
         Ok(match &self.value {
             TupleValue::Large(e, _) => Value::Extent(*e),
@@ -122,17 +122,17 @@ impl Tuple {
     }
 }
 
-/// Where a step has led.
+/// The result of one step.
 enum Step {
-    /// To the end of the range.
+    /// The end of the range was reached.
     End,
-    /// To the tuple that the tree stands on.
+    /// The tree stands on the tuple.
     Here,
-    /// To a tuple that was read ahead.
+    /// The tuple was read ahead.
     Taken(Queued),
 }
 
-/// One step of the tree inside the range; at the range's end the tree stands there.
+/// Moves the tree by one step within the range. At the end of the range the tree is left there.
 fn walk(tree: &mut TreeCursor, start: &[u8], end: &[u8], forward: bool) -> Result<bool> {
     let inside = match forward {
         true => tree.advance()? && (end.is_empty() || tree.current().is_some_and(|t| t.key < end)),
@@ -149,7 +149,7 @@ fn walk(tree: &mut TreeCursor, start: &[u8], end: &[u8], forward: bool) -> Resul
 }
 
 impl Cursor {
-    /// Over what a transaction has written, if the view is one's, and `below`.
+    /// Makes a cursor over `below` and, if the view belongs to a transaction, its write set.
     pub(crate) fn new(
         view: &View,
         dict: DictionaryId,
@@ -158,10 +158,10 @@ impl Cursor {
         end: &[u8],
     ) -> Cursor {
         let mut cursor = view.tree_cursor(dict, below);
-        // A large value that an update changes is read when it is asked for, as any other.
+        // A large value with an update is read on request, like any other.
         cursor.keep_updates();
         cursor.seek(start);
-        // An inverted range holds nothing, as one that ends where it begins.
+        // An inverted range is empty, like one that ends where it begins.
         let end = if !end.is_empty() && end < start { start } else { end };
         Cursor {
             tree: cursor,
@@ -171,8 +171,8 @@ impl Cursor {
         }
     }
 
-    /// This cursor for callers that want keys only: no large value is read on the way, and those of
-    /// keys that an update changes are given as empty.
+    /// Makes the cursor skip values, for callers that want keys only: no large value is read on the
+    /// way, and a key with a pending update is returned with an empty value.
     ///
     /// ```
     /// # use kvdb::Update;
@@ -222,10 +222,10 @@ impl Cursor {
         Ok(Step::Here)
     }
 
-    /// The other way from here: what was read ahead is of no use.
+    /// Reverses the direction. The tuples that were read ahead are dropped.
     fn turn(&mut self, forward: bool) {
         if self.ahead.in_use() {
-            // The tree stands beyond what is in the queue.
+            // The tree stands beyond the tuples of the queue.
             let mut key = self.ahead.last.to_vec();
             if self.ahead.forward {
                 key.push(0);
@@ -245,19 +245,20 @@ impl Cursor {
         Ok(queued.map(|(t, update)| Tuple::of(t.key, t.value, update, &self.ahead.reader)))
     }
 
-    /// The next tuple in key order, or `None` at the range's end.
+    /// Returns the next tuple in key order, or `None` at the end of the range.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<Tuple>> {
         self.tuple(true)
     }
 
-    /// The tuple before the position, or `None` at the range's start.
+    /// Returns the tuple before the position, or `None` at the start of the range.
     pub fn prev(&mut self) -> Result<Option<Tuple>> {
         self.tuple(false)
     }
 
-    /// Shows the next tuple to `visit`, key and value, and gives back what it says; `None` at the
-    /// range's end. Cheaper than [`Cursor::next`] for small values, which are not copied.
+    /// Calls `visit` with key and value of the next tuple and returns its result, or `None` at the
+    /// end of the range. It is cheaper than [`Cursor::next`] for small values, since these are not
+    /// copied.
     pub fn visit_next<T>(&mut self, visit: impl FnOnce(&[u8], &[u8]) -> T) -> Result<Option<T>> {
         let taken;
         let (key, value, update) = match self.step(true)? {
@@ -287,8 +288,8 @@ impl Cursor {
         Ok(Some(visit(key, &value)))
     }
 
-    /// Behind [`Cursor::visit_next`]: shows those that follow and cost next to nothing, perhaps
-    /// none, until `visit` breaks.
+    /// Calls `visit` for the tuples that follow the last one of [`Cursor::visit_next`] as long as
+    /// they cost almost nothing, possibly none, until `visit` breaks.
     pub(crate) fn visit_near<B>(
         &mut self,
         visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
@@ -309,7 +310,7 @@ impl Cursor {
         Ok(())
     }
 
-    /// Moves behind the last tuple of the range.
+    /// Moves after the last tuple of the range.
     pub fn seek_to_end(&mut self) -> Result<()> {
         self.ahead.leave();
         match self.end.is_empty() {
@@ -320,7 +321,7 @@ impl Cursor {
     }
 }
 
-/// The tuple that the tree stands on.
+/// Returns the tuple that the tree stands on.
 fn here(tree: &TreeCursor) -> Option<Queued> {
     Some((tree.current()?.to_tuple(), tree.kept_update().cloned()))
 }

@@ -1,4 +1,4 @@
-//! How much lies in a range of keys, approximately: from index entries, no tuple block is read.
+//! Approximate size of a key range, computed from index entries without reading tuple blocks.
 
 use std::ops::RangeBounds;
 
@@ -10,8 +10,8 @@ use crate::read::bounds;
 use crate::read::view::View;
 
 impl View {
-    /// About how many tuples, and how many bytes, lie in a range of keys. Two descents through the
-    /// index of each run; see [`Estimate`] for what the figures mean and how far off they can be.
+    /// Estimates the number of tuples and bytes in a range of keys, by two descents through the
+    /// index of each run. See [`Estimate`] for the meaning of the figures and their error.
     pub fn estimate<K: AsRef<[u8]>>(
         &self,
         dict: DictionaryId,

@@ -1,5 +1,5 @@
-//! A generation: the memtables of all dictionaries between two seals, and what one dictionary has
-//! in one of them.
+//! A generation: the memtables of all dictionaries between two seals, and the layer that one
+//! dictionary has in it.
 
 use std::sync::Arc;
 
@@ -8,16 +8,17 @@ use env::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vt_tree::{Input, Memtable, Pool, Run};
 use zones::ZonePin;
 
-/// The memtables of all dictionaries that are sealed, and flushed, together; so the journal has one
-/// position for all of them.
+/// The memtables of all dictionaries that are sealed and flushed together, so that one journal
+/// position covers all of them.
 pub(crate) struct Generation {
     pub number: u64,
-    /// Memory that the memtables of all generations share: what a flushed one leaves, the next one
-    /// fills.
+    /// Memory shared by the memtables of all generations: chunks of a flushed memtable are reused
+    /// by later ones.
     pool: Arc<Pool>,
-    /// What late binding placed for commits of this generation stays until the runs refer to it.
+    /// Pins the places that late binding has assigned for commits of this generation, until runs
+    /// refer to them.
     pins: Mutex<ZonePin>,
-    /// The bytes of `pins`, and those of all generations that are there.
+    /// The bytes of `pins`, and the bytes of all generations that still exist.
     held: AtomicU64,
     held_by_all: Arc<AtomicU64>,
 }
@@ -49,12 +50,12 @@ impl Generation {
         })
     }
 
-    /// Gives the memory back to the system that no memtable uses now.
+    /// Returns the memory that no memtable currently uses to the system.
     pub(crate) fn release_idle_memory(&self) {
         self.pool.release();
     }
 
-    /// A dictionary's layer of this generation, empty.
+    /// Returns an empty layer of this generation for a dictionary.
     pub(crate) fn layer(self: &Arc<Self>) -> Layer {
         Layer {
             generation: self.clone(),
@@ -63,13 +64,13 @@ impl Generation {
         }
     }
 
-    /// Bytes that late binding placed for commits of this generation.
+    /// Returns the bytes that late binding has placed for commits of this generation.
     pub(crate) fn held(&self) -> u64 {
         self.held.load(Relaxed)
     }
 
-    /// The same of all generations that are not gone: those that wait for their flush, and those
-    /// that a reader still has.
+    /// Returns the same bytes for all generations that still exist: those waiting for their flush,
+    /// and those that a reader still holds.
     pub(crate) fn held_by_all(&self) -> u64 {
         self.held_by_all.load(Relaxed)
     }
@@ -82,13 +83,13 @@ impl Generation {
     }
 }
 
-/// What one dictionary got in one generation.
+/// The part of a dictionary that was written in one generation.
 #[derive(Clone)]
 pub(crate) struct Layer {
     pub generation: Arc<Generation>,
     pub memtable: Arc<Memtable>,
-    /// Runs of a transaction that was committed as this generation began, newest first: above all
-    /// older layers, beneath the memtable.
+    /// Runs of a transaction whose commit began this generation, newest first. They lie above all
+    /// older layers and below the memtable.
     pub bound: Vec<Arc<Run>>,
 }
 
@@ -97,7 +98,7 @@ impl Layer {
         self.memtable.is_empty() && self.bound.is_empty()
     }
 
-    /// What is in it, newest first.
+    /// Returns its memtable and runs, newest first.
     pub(crate) fn inputs(&self) -> impl Iterator<Item = Input> {
         let memtable = (!self.memtable.is_empty()).then(|| Input::Memtable(self.memtable.clone()));
         memtable.into_iter().chain(self.bound.iter().cloned().map(Input::Run))

@@ -1,5 +1,5 @@
-//! Iterators over a range, from both ends. Each end is a cursor of its own, made when that end is
-//! first asked; they stop where they meet.
+//! Double-ended iterators over a range. Each end has its own cursor, made on first use; iteration
+//! stops where the two meet.
 
 use std::ops::RangeBounds;
 
@@ -12,15 +12,16 @@ use crate::read::bounds;
 use crate::read::cursor::{Cursor, Tuple};
 use crate::read::view::View;
 
-/// Key and value of each tuple of a range, in key order from the front and against it from the
-/// back. It holds its view: what is committed later does not show. After an error it has ended.
+/// Iterates over the keys and values of a range, in key order from the front and in reverse order
+/// from the back. It holds its view, so later commits are not visible. After an error the iteration
+/// has ended.
 pub struct Iter {
     view: View,
     dict: DictionaryId,
     range: KeyRange,
     front: Option<Cursor>,
     back: Option<Cursor>,
-    /// The last key that each end gave, when it was asked.
+    /// The last key that each end has returned, valid once that end was used.
     last_front: Vec<u8>,
     last_back: Vec<u8>,
     from_front: bool,
@@ -80,7 +81,7 @@ impl Iter {
         outcome
     }
 
-    /// The keys of the range: values are not read.
+    /// Converts this into an iterator over the keys. Values are not read.
     pub fn keys(self) -> Keys {
         Keys(self)
     }
@@ -121,7 +122,7 @@ impl DoubleEndedIterator for Iter {
 
 impl std::iter::FusedIterator for Iter {}
 
-/// The keys of a range, see [`Iter::keys`].
+/// Iterates over the keys of a range, see [`Iter::keys`].
 pub struct Keys(Iter);
 
 impl Iterator for Keys {
@@ -149,7 +150,7 @@ impl DoubleEndedIterator for Keys {
 impl std::iter::FusedIterator for Keys {}
 
 impl View {
-    /// Every tuple of a dictionary, in key order or, reversed, against it.
+    /// Iterates over all tuples of a dictionary, in key order or, reversed, in descending order.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -165,17 +166,17 @@ impl View {
         Iter::new(self.clone(), dict, KeyRange::all())
     }
 
-    /// The tuples of a range of keys.
+    /// Iterates over the tuples of a range of keys.
     pub fn range<K: AsRef<[u8]>>(&self, dict: DictionaryId, range: impl RangeBounds<K>) -> Iter {
         Iter::new(self.clone(), dict, bounds::of(&range))
     }
 
-    /// The tuples whose keys begin with `prefix`.
+    /// Iterates over the tuples whose keys begin with `prefix`.
     pub fn prefix(&self, dict: DictionaryId, prefix: impl AsRef<[u8]>) -> Iter {
         Iter::new(self.clone(), dict, bounds::of_prefix(prefix.as_ref()))
     }
 
-    /// Whether there is such a key; a large value is not read for it.
+    /// Returns whether the key exists, without reading a large value.
     pub fn contains(&self, dict: DictionaryId, key: impl AsRef<[u8]>) -> Result<bool> {
         Ok(self.value_len(dict, key.as_ref())?.is_some())
     }

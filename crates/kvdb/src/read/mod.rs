@@ -1,5 +1,5 @@
-//! Reading: versions and the set of them, write sets of transactions, views, and cursors, iterators
-//! and estimates on views; ranks.
+//! The read path: versions and the version set, write sets of transactions, views, and on views
+//! cursors, iterators, estimates and ranks.
 
 pub(crate) mod ahead;
 pub(crate) mod bounds;

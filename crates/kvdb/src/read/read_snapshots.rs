@@ -1,14 +1,14 @@
-//! Which commits views still read: what a memtable must keep of range tombstones that newer ones
-//! cover.
+//! The commits that views still read. They determine the range tombstones that a memtable must keep
+//! although newer ones cover them.
 //!
-//! A view notes its commit in a free slot, with one compare-and-swap; beyond so many
-//! views they are noted in a map. A writer says up to where it means to forget before it looks at
-//! the notes; a view looks there after it has made its note. So either the writer sees the note, or
-//! the view sees the floor that the writer announced and begins at a newer commit.
+//! A view notes its commit in a free slot by one compare-and-swap; if it finds no free slot, it
+//! notes the commit in a map. A writer announces the floor below which it will forget before it
+//! reads the notes; a view reads the announced floor after it has made its note. So either the
+//! writer sees the note, or the view sees the floor and starts over with a newer commit.
 //!
-//! A note stays where it is for as long as a view needs it: a copy of a view counts on the same
-//! note. Had it one of its own, a writer that looks at one after the other could look at the new
-//! place before that is taken and at the old one after it was left.
+//! A note stays in its slot as long as a view needs it: a copy of a view shares the note of the
+//! original. If the copy made a note of its own, a writer that reads one slot after the other could
+//! read the new slot before the note is made and the old one after it was released.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::cell::Cell;
@@ -21,25 +21,25 @@ use vt_tree::Seq;
 
 use crate::read::version::Version;
 
-/// Views that are noted without a lock.
+/// Number of views that can be noted without a lock.
 const SLOTS: usize = 64;
-/// Slots that are tried.
+/// Number of slots that a view tries.
 const TRIES: usize = 4;
 
-/// On a cache line of its own.
+/// A slot on a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
 struct Slot {
-    /// The commit's number plus one; 0: the slot is free.
+    /// The number of the commit plus one. 0 means that the slot is free.
     note: AtomicU64,
-    /// Views that share it.
+    /// Number of views that share the slot.
     pins: AtomicUsize,
 }
 
 pub(crate) struct ReadSnapshots {
     slots: [Slot; SLOTS],
     more: Mutex<BTreeMap<Seq, usize>>,
-    /// What is only read before this commit may be forgotten.
+    /// Data that is read only before this commit may be forgotten.
     announced_floor: AtomicU64,
 }
 
@@ -53,7 +53,7 @@ impl Default for ReadSnapshots {
     }
 }
 
-/// The slot that this thread tries first.
+/// Returns the slot that this thread tries first.
 fn first_try() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static MINE: Cell<usize> = const { Cell::new(usize::MAX) });
@@ -83,7 +83,7 @@ impl ReadSnapshots {
         None
     }
 
-    /// One more pin for a note that is there.
+    /// Adds a pin to an existing note.
     fn share(&self, at: Seq, slot: Option<usize>) {
         match slot {
             Some(slot) => _ = self.slots[slot].pins.fetch_add(1, Ordering::Relaxed),
@@ -94,7 +94,7 @@ impl ReadSnapshots {
     fn release(&self, at: Seq, slot: Option<usize>) {
         match slot {
             Some(slot) => {
-                // Whatever others have read under it has been read before its place is free.
+                // All reads of views that shared the slot happen before it is released.
                 if self.slots[slot].pins.fetch_sub(1, Ordering::AcqRel) == 1 {
                     self.slots[slot].note.store(0, Ordering::Release);
                 }
@@ -111,7 +111,7 @@ impl ReadSnapshots {
         }
     }
 
-    /// Pins the newest of `visible`, which never falls.
+    /// Pins the newest commit, `visible`, which never decreases.
     pub(crate) fn pin(self: &Arc<Self>, visible: &AtomicU64) -> ReadSnapshot {
         loop {
             let at = visible.load(Ordering::Acquire);
@@ -124,19 +124,20 @@ impl ReadSnapshots {
         }
     }
 
-    /// No view reads, or ever will read, a commit before this one. `visible`: the newest.
+    /// Returns the floor: no view reads, or ever will read, a commit before it. `visible` is the
+    /// newest commit.
     pub(crate) fn floor(&self, visible: Seq) -> Seq {
         self.floor_with(visible, |_| ())
     }
 
-    /// See [`ReadSnapshots::floor`]; `before` is what others do before the slot of this number is
-    /// looked at.
+    /// Implements [`ReadSnapshots::floor`]. `before` is called before each slot is read, with its
+    /// number, so that a test can act in between.
     fn floor_with(&self, visible: Seq, before: impl FnMut(usize)) -> Seq {
         self.before_with(visible, before).first().copied().unwrap_or(visible)
     }
 
-    /// The commits before `visible`, the newest, that views read, ascending. No view will ever read
-    /// another one before it.
+    /// Returns the commits before `visible`, the newest, that views read, ascending. No view will
+    /// begin to read any other commit before `visible`.
     pub(crate) fn before(&self, visible: Seq) -> Vec<Seq> {
         self.before_with(visible, |_| ())
     }
@@ -156,7 +157,7 @@ impl ReadSnapshots {
     }
 }
 
-/// Keeps what a reader at `at` sees.
+/// Pins the commit `at` for a reader.
 pub(crate) struct ReadSnapshot {
     pins: Arc<ReadSnapshots>,
     pub at: Seq,
@@ -176,7 +177,7 @@ impl Drop for ReadSnapshot {
     }
 }
 
-/// A version, and a commit that is read in it.
+/// A version, with the pin of the commit that is read in it.
 #[derive(Clone)]
 pub(crate) struct PinnedVersion {
     pub version: Arc<Version>,
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_pin_that_changes_hands_while_the_floor_is_looked_for_is_seen() {
-        // Those that are dropped right away leave the places in front of it free.
+        // Pins that are dropped right away leave the slots before this one free.
         for kept in [0, 1, 2 * TRIES] {
             for moment in 0..SLOTS {
                 let (pins, visible) = (Arc::new(ReadSnapshots::default()), AtomicU64::new(3));
@@ -225,7 +226,7 @@ mod tests {
                 first.clear();
                 let floor = pins.floor_with(9, |slot| {
                     if slot == moment {
-                        // The copy lives on in place of the original.
+                        // The copy replaces the original.
                         pin = pin.clone();
                     }
                 });
@@ -240,7 +241,7 @@ mod tests {
     fn no_view_ever_reads_before_what_was_said() {
         let (pins, visible, stop) =
             (Arc::new(ReadSnapshots::default()), AtomicU64::new(1), AtomicBool::new(false));
-        // The floor in force: raised by the writer, checked by the holder of a pin.
+        // The floor in force, raised by the writer and checked by the holder of a pin.
         let floor = AtomicU64::new(0);
         env::thread::scope(|scope| {
             for _ in 0..2 {

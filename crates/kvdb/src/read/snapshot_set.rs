@@ -1,6 +1,6 @@
-//! The set of snapshots, in memory: the version that each has, and which of them wait for their
-//! flush. Which there are, and what they have, follows from the manifest ([`Snapshots::follow`]);
-//! only those that wait are begun by who makes them.
+//! The set of snapshots in memory: the version of each, and which of them wait for their flush. The
+//! set follows the manifest ([`Snapshots::follow`]), except that a snapshot that waits for its
+//! flush is added by the caller that makes it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use crate::manifest::{
 use crate::read::generation::Generation;
 use crate::read::version::{OpenRun, Tree, Trees, Version};
 
-/// One snapshot.
+/// A snapshot.
 pub(crate) struct Snapshot {
     pub label: Label,
-    /// It has the branch's dictionaries with smaller numbers.
+    /// The snapshot contains the dictionaries of its branch whose numbers are smaller than this.
     pub below: u32,
-    /// What it has: runs, and until it is in the manifest also memtables.
+    /// The content: runs and, until the manifest has the snapshot, memtables.
     version: ArcSwap<Version>,
 }
 
@@ -41,7 +41,7 @@ impl Snapshot {
     }
 }
 
-/// Which of the two states around a commit a snapshot of the store's own has.
+/// Tells on which side of a commit an internal snapshot lies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Before,
@@ -56,17 +56,18 @@ impl Side {
         }
     }
 
-    /// The name of such a snapshot; `pair` tells which two belong together.
+    /// Returns the name of such a snapshot. `pair` is shared by the two snapshots of a commit.
     pub(crate) fn name(self, pair: u64, label: &str) -> String {
         format!("{}{pair:016x}-{label}", self.prefix())
     }
 
-    /// The label of the transaction in such a name.
+    /// Returns the label of the transaction from such a name.
     pub(crate) fn label(name: &str) -> &str {
         name.splitn(3, '-').nth(2).unwrap_or("")
     }
 
-    /// Which two a snapshot of this side belongs to.
+    /// Returns the part of the name that the two snapshots of a commit share, if the name is of
+    /// this side.
     fn pair_of(self, name: &str) -> Option<&str> {
         name.strip_prefix(self.prefix())?.get(..16)
     }
@@ -75,9 +76,9 @@ impl Side {
 #[derive(Default)]
 struct All {
     by_name: BTreeMap<String, Arc<Snapshot>>,
-    /// The order of lists: when they were created, and their commits; those of one moment by name.
+    /// The snapshots in listing order: by date, then commit, then name.
     by_date: BTreeMap<(Duration, Seq, String), Arc<Snapshot>>,
-    /// The date that was given last, and the time at which it was.
+    /// The last date given to a snapshot, and the clock's time when it was given.
     last_date: (Duration, Duration),
 }
 
@@ -97,19 +98,19 @@ impl All {
     }
 }
 
-/// The dictionaries of a snapshot, and what the manifest says of them.
+/// The dictionaries of a snapshot, and their entries in the manifest.
 type Like = (Trees, OfBranch);
 
 pub(crate) struct Snapshots {
-    /// Held while names come and go, and while dictionaries are changed in a way that a snapshot
-    /// which waits for its flush must not see.
+    /// Held while names are added or removed, and while dictionaries are changed in a way that a
+    /// snapshot which waits for its flush must not see.
     pub naming: lock_order::Mutex<()>,
-    /// What the manifest said of them when they last followed it.
+    /// The entries of the manifest when the set last followed it.
     kept: lock_order::Mutex<SnapshotStates>,
     all: Mutex<All>,
     /// The snapshots that wait for the flush of a generation, oldest first.
     pending: Mutex<VecDeque<(u64, Arc<Snapshot>)>>,
-    /// The generation of a version without memtables.
+    /// The generation of versions without memtables.
     nothing: Arc<Generation>,
 }
 
@@ -124,10 +125,10 @@ impl Snapshots {
         }
     }
 
-    /// Brings the set in line with the manifest: the only place that says what an edit means for
-    /// snapshots, at run time and at recovery. `version` follows the same state; `open` is asked
-    /// for runs that neither it nor a snapshot has. Gives those that were dropped: their runs are
-    /// let go with them, outside of locks.
+    /// Brings the set in line with the manifest. This is the only place that applies edits to
+    /// snapshots, at run time and at recovery. `version` follows the same state; `open` opens runs
+    /// that neither it nor a snapshot has. Returns the dropped snapshots, so that the caller can
+    /// release their runs outside of locks.
     pub(crate) fn follow(
         &self,
         state: &ManifestState,
@@ -141,8 +142,8 @@ impl Snapshots {
             (_, Some(entry)) => new.push(entry),
             (_, None) => gone.push(name),
         });
-        // What snapshots have in common is there once: each is made from the one before, of its
-        // branch, and the first one from what the branch is now. Only what differs is looked at.
+        // Snapshots share their common parts: each is derived from the one before it in its branch,
+        // and the first one from the current state of the branch. Only differences are visited.
         let (mut known, mut like) = (HashMap::new(), HashMap::<&str, Like>::new());
         for entry in new {
             let there = self.get(&entry.label.name).filter(|there| there.label == entry.label);
@@ -160,7 +161,7 @@ impl Snapshots {
                 Some(snapshot) => {
                     snapshot.version.store(Arc::new(version));
                     let mut pending = self.pending.lock();
-                    // The oldest one waits in front.
+                    // The oldest one is in front.
                     if let Some(at) = pending.iter().position(|(_, s)| Arc::ptr_eq(s, &snapshot)) {
                         pending.remove(at);
                     }
@@ -177,8 +178,8 @@ impl Snapshots {
         Ok(gone)
     }
 
-    /// The dictionaries of the snapshot that the manifest describes by `entry`: those of `like`,
-    /// where they are the same.
+    /// Returns the dictionaries of the snapshot that the manifest describes by `entry`, sharing
+    /// those of `like` that are the same.
     fn trees_of(
         &self,
         entry: &SnapshotState,
@@ -209,8 +210,9 @@ impl Snapshots {
         Ok(trees)
     }
 
-    /// The dictionary that the manifest describes by `entry` as a snapshot has it. Runs are those
-    /// of `version`, or of the snapshot itself `before`, as far as they have them.
+    /// Returns the dictionary that the manifest describes by `entry`, as the snapshot has it. Runs
+    /// are shared with `version` and with `before`, the previous version of the snapshot itself,
+    /// where these have them.
     fn tree_of(
         &self,
         id: DictionaryId,
@@ -239,16 +241,16 @@ impl Snapshots {
         self.all.lock().by_name.get(name).cloned()
     }
 
-    /// When a snapshot that is made `now` was created: the first nanosecond from then on that no
-    /// other snapshot has. The clock stands still for some milliseconds at a time, and the list is
-    /// in the order of creation within them, too.
+    /// Returns the creation date for a snapshot that is made `now`: the first nanosecond from `now`
+    /// on that no other snapshot has. The clock may not advance for some milliseconds, and the
+    /// listing shows the order of creation within that time, too.
     pub(crate) fn next_date(&self, now: Duration) -> Duration {
         let mut all = self.all.lock();
         let (last, at) = all.last_date;
-        // What lies between was given while the clock stood still.
+        // Dates up to `last` were given while the clock did not advance.
         let mut date = if at <= now && now <= last { last } else { now };
         let from = all.by_date.range((date, 0, String::new())..).map(|((created, ..), _)| *created);
-        // Ascending, so that the first gap ends it.
+        // The dates ascend, so the first gap ends the search.
         for taken in from {
             if taken > date {
                 break;
@@ -259,19 +261,19 @@ impl Snapshots {
         date
     }
 
-    /// The oldest first.
+    /// Lists the snapshots, the oldest first.
     pub(crate) fn list(&self) -> Vec<Arc<Snapshot>> {
         self.all.lock().by_date.values().cloned().collect()
     }
 
-    /// Returns the snapshots whose names begin with `prefix`, in the order of names.
+    /// Returns the snapshots whose names begin with `prefix`, sorted by name.
     pub(crate) fn named(&self, prefix: &str) -> Vec<Arc<Snapshot>> {
         let all = self.all.lock();
         let from = all.by_name.range(prefix.to_owned()..);
         from.take_while(|(name, _)| name.starts_with(prefix)).map(|(_, s)| s.clone()).collect()
     }
 
-    /// The states before and after each commit that can be undone, the oldest first.
+    /// Returns the snapshots before and after each commit that can be undone, the oldest first.
     pub(crate) fn around_commits(&self) -> Vec<[Arc<Snapshot>; 2]> {
         let own = self.around_any_commit();
         let pair = |side: Side, s: &Arc<Snapshot>| side.pair_of(&s.label.name).map(str::to_owned);
@@ -283,7 +285,8 @@ impl Snapshots {
         own.iter().filter_map(both).collect()
     }
 
-    /// The names of those that a crash, or a full store, has left without the other one.
+    /// Returns the names of internal snapshots whose counterpart is missing after a crash or after
+    /// a full store has dropped it.
     pub(crate) fn half_around_commits(&self) -> Vec<String> {
         let whole = self.around_commits();
         let whole: HashSet<&str> = whole.iter().flatten().map(|s| &*s.label.name).collect();
@@ -291,7 +294,7 @@ impl Snapshots {
         all.filter(|name| !whole.contains(&**name)).collect()
     }
 
-    /// All that were made around commits, the oldest first.
+    /// Returns all snapshots made around commits, the oldest first.
     fn around_any_commit(&self) -> Vec<Arc<Snapshot>> {
         let all = self.all.lock();
         let of = |side: Side| {
@@ -313,7 +316,7 @@ impl Snapshots {
         own
     }
 
-    /// Zones in which a snapshot has something.
+    /// Returns the zones in which a snapshot has data.
     pub(crate) fn zones(&self) -> BTreeSet<ZoneId> {
         let all: Vec<_> = self.all.lock().by_name.values().map(|s| s.version()).collect();
         let mut seen = HashSet::new();
@@ -322,10 +325,10 @@ impl Snapshots {
         fresh.flat_map(|p| p.run.uses().iter().map(|(zone, _)| zone)).collect()
     }
 
-    /// A snapshot of what `version` has, memtables included, that take no more commits.
+    /// Makes a snapshot of `version`, including its memtables, which no longer take commits.
     pub(crate) fn of(&self, label: Label, below: u32, version: &Version) -> Arc<Snapshot> {
         let mut trees = version.of_branch(&label.branch);
-        // The others were made since.
+        // Dictionaries with greater numbers were created later.
         while let Some((&id, _)) = trees.last_key_value()
             && id.0 >= below
         {
@@ -337,37 +340,37 @@ impl Snapshots {
         Arc::new(Snapshot { label, below, version: ArcSwap::from_pointee(version) })
     }
 
-    /// It can be read from here on, and waits for the flush of `generation`, of which it is the
-    /// end.
+    /// Makes the snapshot readable. It ends `generation` and waits for the flush of that.
     pub(crate) fn begin(&self, generation: u64, snapshot: Arc<Snapshot>) {
         self.all.lock().insert(&snapshot);
         self.pending.lock().push_back((generation, snapshot));
     }
 
-    /// The snapshot that ends `generation` and waits for its flush.
+    /// Returns the snapshot that ends `generation` and waits for its flush.
     pub(crate) fn pending_at(&self, generation: u64) -> Option<Arc<Snapshot>> {
         self.pending.lock().iter().find(|(at, _)| *at == generation).map(|(_, s)| s.clone())
     }
 
-    /// The generations up to `last` that snapshots wait for, the oldest `most` of them.
+    /// Returns the generations up to `last` that snapshots wait for, at most the oldest `most` of
+    /// them.
     pub(crate) fn pending_upto(&self, last: u64, most: usize) -> Vec<u64> {
         let pending = self.pending.lock();
         let upto = pending.iter().map(|(generation, _)| *generation).take_while(|g| *g <= last);
         upto.take(most).collect()
     }
 
-    /// How many wait for their flush.
+    /// Returns the number of snapshots that wait for their flush.
     pub(crate) fn waiting(&self) -> usize {
         self.pending.lock().len()
     }
 
-    /// The generation of the oldest one that waits for its flush.
+    /// Returns the generation of the oldest snapshot that waits for its flush.
     pub(crate) fn next_pending(&self) -> Option<u64> {
         self.pending.lock().front().map(|(generation, _)| *generation)
     }
 }
 
-/// The number above all dictionaries of a version.
+/// Returns a number greater than that of any dictionary of a version.
 pub(crate) fn above(version: &Version) -> u32 {
     version.trees.last_key_value().map_or(0, |(id, _)| id.0.saturating_add(1))
 }
@@ -381,8 +384,8 @@ mod tests {
     use crate::read::version_set::encode_run;
     use crate::{CreateOptions, Durability, Kvdb, OpenOptions, TransactionOptions};
 
-    /// Every snapshot of the manifest is in the set, with the runs that it names and with nothing
-    /// in memory; the set has no others.
+    /// Checks that the set has exactly the snapshots of the manifest, each with the runs that the
+    /// manifest names and without memtables.
     fn check(db: &Kvdb, after: &str) {
         let versions = db.version_set();
         let kept = match versions.manifest() {

@@ -1,10 +1,11 @@
-//! A version: what the store consists of at one moment, immutable and swapped as a whole. For each
-//! dictionary its memtables, newest first, then its runs, level by level, newest first. Readers pin
-//! one and need no lock; whatever it refers to lives as long as they do.
+//! A version: the content of the store at one moment, immutable and swapped as a whole. For each
+//! dictionary it has the memtables, newest first, and then the runs, level by level, newest first.
+//! A reader pins a version and needs no lock; everything that the version refers to lives as long
+//! as the pin.
 //!
-//! A dictionary has a memtable of a generation from its first commit there on. That commit brings a
-//! version of its own ([`Version::came_with`]), so a reader that sees it has the memtable, too; the
-//! commits that follow need none, until the generation is sealed.
+//! A dictionary has a memtable in a generation from its first commit there on. That commit installs
+//! a new version ([`Version::came_with`]), so a reader that sees the commit also has the memtable.
+//! Later commits need no new version until the generation is sealed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -21,7 +22,7 @@ use crate::persistent_map::PersistentMap;
 use crate::read::generation::{Generation, Layer};
 use crate::short_values::ShortValues;
 
-/// Runs that a lookup asks side by side.
+/// Number of runs that a lookup probes at a time.
 const TOGETHER: usize = 16;
 
 /// A run with its number in the manifest.
@@ -34,24 +35,26 @@ pub(crate) struct NumberedRun {
 /// The open runs of a dictionary, level by level.
 pub(crate) type Levels = Arc<Vec<Vec<NumberedRun>>>;
 
-/// One dictionary.
+/// A dictionary as part of a version.
 #[derive(Clone)]
 pub(crate) struct Tree {
-    /// The entry of the manifest: what the dictionary is, and the runs that `levels` has open.
+    /// The entry in the manifest: name and options of the dictionary, and the runs that are open in
+    /// `levels`.
     pub entry: Arc<DictionaryState>,
-    /// Newest first, of those generations alone in which something was written to it.
+    /// Layers, newest first, only for those generations in which the dictionary was written to.
     pub layers: Vec<Layer>,
-    /// `levels[0]` is the youngest; within a level newest first. A clone has those of its snapshot,
-    /// shared until it gets others.
+    /// `levels[0]` is the youngest; within a level the newest run comes first. A clone shares the
+    /// levels of its snapshot until it gets runs of its own.
     pub levels: Levels,
-    /// The last rollback undid commits up to this one: their memtables are void. 0: none.
+    /// The last rollback undid commits up to this one, so their memtables are void. 0 if there was
+    /// no rollback.
     pub since: Seq,
-    /// Where short values lie, for all versions of this dictionary.
+    /// The placement of short values, shared by all versions of this dictionary.
     pub short: Arc<ShortValues>,
 }
 
 impl Tree {
-    /// An empty dictionary.
+    /// Makes an empty dictionary.
     pub(crate) fn new(info: DictionaryInfo) -> Tree {
         Tree::empty(Arc::new(DictionaryState::new(info)))
     }
@@ -61,7 +64,7 @@ impl Tree {
         Tree { entry, layers: Vec::new(), levels: Levels::default(), since: 0, short }
     }
 
-    /// The dictionary that the manifest describes by `entry`, with nothing in memory.
+    /// Makes the dictionary that the manifest describes by `entry`, without memtables.
     fn of(entry: &Arc<DictionaryState>, open: &mut OpenRun<'_>) -> Result<Tree> {
         let mut tree = Tree::empty(entry.clone());
         match open.levels_like(entry) {
@@ -71,7 +74,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Takes over what the manifest says of the dictionary now; memtables stay.
+    /// Brings the runs and options in line with the manifest; memtables stay.
     pub(crate) fn follow(
         &mut self,
         entry: &Arc<DictionaryState>,
@@ -91,7 +94,7 @@ impl Tree {
             before.get(&id).filter(|_| same).cloned()
         };
         let mut levels: Vec<Vec<NumberedRun>> = Vec::new();
-        // By number, which grows: within a level each run is newer than those before it.
+        // Numbers ascend, so within a level each run is newer than those before it.
         for (&id, (level, root)) in entry.runs.iter() {
             let run = match unchanged(id, root) {
                 Some(run) => run,
@@ -114,18 +117,18 @@ impl Tree {
         &self.entry.info
     }
 
-    /// The newest value of `key` among commits up to `at`. `cache` reads what an update changes.
+    /// Returns the newest value of `key` among commits up to `at`. `cache` reads values that an
+    /// update is applied to.
     pub(crate) fn get(&self, cache: &BlockCache, key: &[u8], at: Seq) -> Result<Option<Value>> {
         Ok(cache.resolve(self.lookup(key, at)?)?)
     }
 
-    /// What memtables and runs together say of `key` among commits up to `at`. No large value is
-    /// read.
+    /// Looks up `key` in memtables and runs among commits up to `at`. No large value is read.
     pub(crate) fn lookup(&self, key: &[u8], at: Seq) -> Result<Lookup> {
         let mut found = Lookup::Absent;
         for layer in &self.layers {
-            // It is stored before a commit becomes visible that the memtable is not empty: a reader
-            // that sees the commit looks into it.
+            // A memtable is marked as not empty before its first commit becomes visible, so a
+            // reader that sees the commit searches the memtable.
             if !layer.memtable.is_empty() {
                 found = found.over(layer.memtable.get(key, at));
                 if found.is_final() {
@@ -143,7 +146,7 @@ impl Tree {
         if let Some(only) = self.only_run() {
             return Ok(found.over(only.run.get(key, hash)?));
         }
-        // All filters are on their way from memory before the first is looked at.
+        // Prefetch all filters into the CPU's cache before the first one is read.
         let mut runs = self.runs();
         loop {
             let mut probes: [Option<Probe<'_>>; TOGETHER] = [const { None }; TOGETHER];
@@ -169,7 +172,7 @@ impl Tree {
         }
     }
 
-    /// Tells the device of the blocks that `get` of these keys (ascending) is likely to read.
+    /// Announces to the device the blocks that `get` of these keys (ascending) is likely to read.
     pub(crate) fn announce<'k>(
         &self,
         cache: &BlockCache,
@@ -185,25 +188,25 @@ impl Tree {
                 }
             }
         }
-        // One is read at once anyway.
+        // A single block is read at once anyway.
         if blocks.len() > 1 {
             cache.announce_blocks(blocks);
         }
         Ok(())
     }
 
-    /// The run, if there is exactly one.
+    /// Returns the run if there is exactly one.
     fn only_run(&self) -> Option<&NumberedRun> {
         let mut runs = self.runs();
         runs.next().filter(|_| runs.next().is_none())
     }
 
-    /// All runs, newest first.
+    /// Returns all runs, newest first.
     pub(crate) fn runs(&self) -> impl Iterator<Item = &NumberedRun> {
         self.levels.iter().flatten()
     }
 
-    /// All runs with their levels, newest first.
+    /// Returns all runs with their levels, newest first.
     pub(crate) fn by_level(&self) -> impl Iterator<Item = (usize, &NumberedRun)> {
         self.levels
             .iter()
@@ -211,7 +214,7 @@ impl Tree {
             .flat_map(|(level, runs)| runs.iter().map(move |p| (level, p)))
     }
 
-    /// Everything a cursor reads, newest first.
+    /// Returns all memtables and runs that a cursor reads, newest first.
     pub(crate) fn inputs(&self) -> Vec<Input> {
         self.layers
             .iter()
@@ -220,17 +223,17 @@ impl Tree {
             .collect()
     }
 
-    /// From this length on values lie outside their block now, bytes.
+    /// Returns the length in bytes from which values are currently stored outside of their block.
     pub(crate) fn separate_at(&self) -> u32 {
         self.short.separate_at(self.info())
     }
 
-    /// How what is flushed and merged of this dictionary is stored, and by what placement.
+    /// Returns the options for flushes and merges of this dictionary with the given placement.
     pub(crate) fn storage(&self, placement: Placement) -> MergeOptions {
         MergeOptions { separate_at: self.separate_at(), ..self.info().options.storage(placement) }
     }
 
-    /// Bytes of the runs, dead ones included.
+    /// Returns the bytes of the runs, dead data included.
     pub(crate) fn data_bytes(&self) -> u64 {
         self.runs().map(|p| p.run.stats()).map(|s| s.block_bytes + s.value_bytes).sum()
     }
@@ -240,19 +243,20 @@ impl Tree {
     }
 }
 
-/// Where the short values of a new dictionary lie. In a clone that does not adapt, so one account
-/// of nothing does for all clones.
+/// Returns the account of short values for a new dictionary. Clones do not adapt their placement,
+/// so they all share one empty account.
 fn short_values_of(of_main: bool) -> Arc<ShortValues> {
     static OF_CLONES: LazyLock<Arc<ShortValues>> = LazyLock::new(Arc::default);
     if of_main { Arc::default() } else { OF_CLONES.clone() }
 }
 
-/// Opens what the manifest names.
+/// Opens the runs that the manifest names.
 pub(crate) trait OpenRuns {
     /// Returns the open run of this number and root.
     fn open(&mut self, id: RunId, root: &Bytes) -> Result<Arc<Run>>;
 
-    /// Returns the levels of a dictionary that has the very runs of this new one, if they are open.
+    /// Returns the levels of a dictionary that has exactly the runs of this new one, if they are
+    /// open.
     fn levels_like(&self, new: &DictionaryState) -> Option<Levels> {
         let _ = new;
         None
@@ -267,45 +271,46 @@ impl<F: FnMut(RunId, &Bytes) -> Result<Arc<Run>>> OpenRuns for F {
 
 pub(crate) type OpenRun<'a> = dyn OpenRuns + 'a;
 
-/// [`Version::installed`] of a snapshot's version; none of the store has that number.
+/// The value of [`Version::installed`] in the version of a snapshot. No version of the store has
+/// this number.
 const OF_SNAPSHOT: u64 = u64::MAX;
 
 /// Dictionaries by number.
 pub(crate) type Trees = PersistentMap<DictionaryId, Arc<Tree>>;
 
-/// The whole store. See the module's comment.
+/// The content of the whole store, see the module's comment.
 #[derive(Clone)]
 pub(crate) struct Version {
     pub trees: Trees,
-    /// The same for each branch that has any: what a snapshot of it has. Empty in the version of a
-    /// snapshot.
+    /// The dictionaries of each branch that has any, from which snapshots of it are made. Empty in
+    /// the version of a snapshot.
     by_branch: PersistentMap<Arc<str>, Trees>,
     /// The dictionaries that have layers.
     in_memory: PersistentMap<DictionaryId, ()>,
-    /// The state of the dictionaries in the manifest when the version last followed it.
+    /// The entries of the dictionaries in the manifest when the version last followed it.
     pub entries: BranchedDictionaries,
     /// The generation that takes commits.
     pub generation: Arc<Generation>,
     /// The newest commit that this version came with: one whose changes are in the version itself,
-    /// not in the memtables that it shares with the version before. 0: none since the store was
-    /// opened.
+    /// and not in memtables that it shares with the version before. 0 if there was none since the
+    /// store was opened.
     pub came_with: Seq,
-    /// Grows whenever it follows the manifest or gets the runs of a transaction. Between versions
-    /// that have it in common, all that was committed is in layers of the newer one.
+    /// Incremented whenever the version follows the manifest or gets the runs of a transaction. If
+    /// two versions have the same number, all commits between them are in layers of the newer one.
     pub installed: u64,
-    /// Branches other than the main one, and the snapshots that they were cloned from; those of the
-    /// manifest.
+    /// The branches in the manifest other than the main one, each with the snapshot that it was
+    /// cloned from.
     pub branches: PersistentMap<String, String>,
-    /// Bytes that branches may take of their own, of those that have a limit.
+    /// The limits of branches in bytes of their own, for those that have one.
     pub limits: PersistentMap<String, u64>,
-    /// Files that branches may have of their own, of those that have a limit.
+    /// The limits of branches in files of their own, for those that have one.
     pub limits_of_files: PersistentMap<String, u64>,
-    /// Where its zones lie, of a store in object storage that follows what is published.
+    /// The zone table of a store in object storage that follows published states.
     pub table: TableHold,
 }
 
 impl Version {
-    /// A store without dictionaries.
+    /// Makes the version of a store without dictionaries.
     pub(crate) fn empty(generation: Arc<Generation>) -> Version {
         Version {
             trees: Trees::default(),
@@ -322,15 +327,15 @@ impl Version {
         }
     }
 
-    /// Empty dictionaries, without branches, that follow no manifest.
+    /// Makes a version of empty dictionaries without branches, which follows no manifest.
     pub(crate) fn of(infos: impl IntoIterator<Item = DictionaryInfo>) -> Version {
         let mut version = Version::empty(Generation::first());
         infos.into_iter().for_each(|info| version.set(Tree::new(info)));
         version
     }
 
-    /// What a snapshot has: the dictionaries of one branch. `nothing`: the generation of a version
-    /// that takes no commits.
+    /// Makes the version of a snapshot, which has the dictionaries of one branch. `nothing` is the
+    /// generation of versions that take no commits.
     pub(crate) fn of_snapshot(
         trees: Trees,
         entries: OfBranch,
@@ -340,12 +345,12 @@ impl Version {
         Version { trees, entries, installed: OF_SNAPSHOT, ..Version::empty(nothing) }
     }
 
-    /// Returns whether it is the version of a snapshot: it has one branch, whatever its name.
+    /// Returns whether it is the version of a snapshot, which has one branch, whatever its name.
     pub(crate) fn is_of_snapshot(&self) -> bool {
         self.installed == OF_SNAPSHOT
     }
 
-    /// Adds a dictionary, or puts it in the place of the one of its number.
+    /// Adds a dictionary, or replaces the one with the same number.
     fn set(&mut self, tree: Tree) {
         let (id, branch) = (tree.info().id, tree.info().branch.clone());
         match tree.layers.is_empty() {
@@ -381,12 +386,12 @@ impl Version {
         }
     }
 
-    /// The dictionaries of a branch.
+    /// Returns the dictionaries of a branch.
     pub(crate) fn of_branch(&self, branch: &str) -> Trees {
         self.by_branch.get(branch).cloned().unwrap_or_default()
     }
 
-    /// The dictionaries of a branch, with what is in runs alone.
+    /// Returns the dictionaries of a branch without their memtables.
     pub(crate) fn runs_of_branch(&self, branch: &str) -> Trees {
         let mut trees = self.of_branch(branch);
         for (id, tree) in self.in_memory().filter(|(_, tree)| tree.info().branch == branch) {
@@ -395,33 +400,34 @@ impl Version {
         trees
     }
 
-    /// The dictionaries that have something in memory.
+    /// Returns the dictionaries that have layers in memory.
     pub(crate) fn in_memory(&self) -> impl Iterator<Item = (DictionaryId, &Arc<Tree>)> {
         self.in_memory.keys().filter_map(|id| Some((*id, self.trees.get(id)?)))
     }
 
-    /// The layer of a dictionary that takes commits; `None`: nothing was written to it in this
-    /// generation.
+    /// Returns the layer of a dictionary that takes commits. Returns `None` if the dictionary was
+    /// not written to in this generation.
     pub(crate) fn active<'t>(&self, tree: &'t Tree) -> Option<&'t Layer> {
         tree.layers.first().filter(|layer| Arc::ptr_eq(&layer.generation, &self.generation))
     }
 
-    /// The same, of a dictionary by number.
+    /// Returns the layer that takes commits of the dictionary with this number, like
+    /// [`Version::active`].
     pub(crate) fn active_of(&self, dict: DictionaryId) -> Option<&Layer> {
         self.active(self.trees.get(&dict)?)
     }
 
-    /// Whether there is a branch of this name; the main one has none.
+    /// Returns whether there is a branch of this name. The main branch has the empty name.
     pub(crate) fn has_branch(&self, name: &str) -> bool {
         name.is_empty() || self.branches.contains_key(name)
     }
 
-    /// Brings the version in line with the manifest: the only place that says what an edit means
-    /// for readers, at run time and at recovery. Memtables stay, but those of a dictionary that was
-    /// rolled back: what they have is void. `open` is asked for runs that the version does not have
-    /// yet; after an error the version is of no use.
+    /// Brings the version in line with the manifest. This is the only place that applies edits for
+    /// readers, at run time and at recovery. Memtables stay, except those of a dictionary that was
+    /// rolled back, which are void. `open` opens runs that the version does not have yet. After an
+    /// error the version must not be used.
     ///
-    /// Only dictionaries of which the manifest says something new are looked at.
+    /// Only dictionaries whose entry in the manifest has changed are visited.
     pub(crate) fn follow(&mut self, state: &ManifestState, open: &mut OpenRun<'_>) -> Result<()> {
         self.installed += 1;
         self.branches = state.branches.clone();
@@ -460,24 +466,24 @@ impl Version {
         Ok(())
     }
 
-    /// The dictionary of that name in a branch.
+    /// Finds a dictionary by name in a branch.
     pub(crate) fn find(&self, branch: &str, name: &str) -> Option<DictionaryId> {
         if !self.entries.is_empty() {
             return self.entries.find(branch, name);
         }
-        // What follows no manifest has no index.
+        // A version that follows no manifest has no index.
         let mut infos = self.trees.values().map(|tree| tree.info());
         infos.find(|info| info.name == name && info.branch == branch).map(|info| info.id)
     }
 
-    /// Nothing is known to have been committed after `seq`: what a rollback made void ends there.
+    /// Lowers the rollback marks to `seq`, since no later commit is known to exist.
     pub(crate) fn lower_since(&mut self, seq: Seq) {
         let due = self.trees.iter().filter(|(_, tree)| tree.since > seq);
         let due: Vec<DictionaryId> = due.map(|(id, _)| *id).collect();
         due.into_iter().for_each(|id| self.change(id, |tree| tree.since = seq));
     }
 
-    /// Drops the memtables of generations up to `upto`, which are in runs.
+    /// Drops the memtables of generations up to `upto`, whose content is in runs.
     pub(crate) fn drop_layers(&mut self, upto: u64) {
         let has = |tree: &Tree| tree.layers.iter().any(|l| l.generation.number <= upto);
         let due = self.in_memory().filter(|(_, tree)| has(tree));
@@ -491,7 +497,7 @@ impl Version {
         self.trees.get(&dict).ok_or_else(|| Error::NoDictionary(format!("{} (by number)", dict.0)))
     }
 
-    /// Changes one tree; nothing when it was dropped.
+    /// Changes one tree. Does nothing if the dictionary was dropped.
     fn change(&mut self, dict: DictionaryId, change: impl FnOnce(&mut Tree)) {
         if let Some(tree) = self.trees.get(&dict) {
             let mut tree = Tree::clone(tree);
@@ -500,21 +506,21 @@ impl Version {
         }
     }
 
-    /// A new generation takes commits. A dictionary gets its memtable of it with the first one that
-    /// changes it, so this costs the same whatever the store holds.
+    /// Begins a new generation. A dictionary gets its memtable there with the first commit that
+    /// changes it, so this costs the same however large the store is.
     pub(crate) fn seal(&mut self) {
         self.generation = self.generation.next();
     }
 
-    /// Puts layers of the generation that takes commits in front, of dictionaries that have none.
+    /// Adds layers of the current generation on top of dictionaries that do not have one yet.
     pub(crate) fn add_layers(&mut self, layers: impl IntoIterator<Item = (DictionaryId, Layer)>) {
         for (dict, layer) in layers {
             self.change(dict, |tree| tree.layers.insert(0, layer));
         }
     }
 
-    /// Puts runs of a transaction above everything, in a version whose generation is new; those of
-    /// dropped dictionaries are left out.
+    /// Adds the runs of a transaction on top of all data, in a version whose generation is new.
+    /// Runs of dropped dictionaries are skipped.
     pub(crate) fn add_runs(&mut self, runs: &[(DictionaryId, Vec<Arc<Run>>)]) {
         self.installed += 1;
         let generation = self.generation.clone();
@@ -522,18 +528,18 @@ impl Version {
         self.add_layers(runs.iter().map(|(dict, bound)| (*dict, layer(bound))));
     }
 
-    /// Nothing waits for a flush.
+    /// Returns whether nothing waits for a flush.
     pub(crate) fn is_flushed(&self) -> bool {
         self.in_memory().all(|(_, tree)| tree.layers.iter().all(Layer::is_empty))
     }
 
-    /// Bytes of all memtables, sealed ones included.
+    /// Returns the bytes of all memtables, sealed ones included.
     pub(crate) fn memtable_bytes(&self) -> usize {
         self.in_memory().map(|(_, tree)| tree.memtable_bytes()).sum()
     }
 }
 
-/// Reads a value, wherever it lies.
+/// Reads a value, inline or stored by place.
 pub(crate) fn read(cache: &BlockCache, value: Value) -> Result<Bytes> {
     match value {
         Value::Inline(bytes) => Ok(bytes),

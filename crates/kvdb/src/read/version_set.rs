@@ -1,14 +1,15 @@
-//! The version that is current, and how it changes. A change of what the store consists of is a
-//! list of edits: they become durable in the manifest, and the next version and the snapshots
-//! follow from what the manifest says then ([`Version::follow`], [`Snapshots::follow`]). What only
-//! memory knows, the memtables, is changed by [`VersionSet::change`].
+//! The current version and its changes. A change of the store's content is a list of edits: they
+//! are made durable in the manifest, and the next version and the snapshots are derived from the
+//! manifest's new state ([`Version::follow`], [`Snapshots::follow`]). Memtables are not in the
+//! manifest and are changed by [`VersionSet::change`].
 //!
-//! The manifest is durable by itself. An edit that changes what a reader finds must not be, while a
-//! commit before it is not: whoever installs an edit says why it keeps the order ([`Order`]).
+//! The manifest is durable independently of the journal. An edit that changes the result of reads
+//! must not become durable before the commits that precede it: every caller that installs an edit
+//! states why this order is kept ([`Order`]).
 //!
-//! Commits that are a change of the version itself (an ingest, a rollback, runs of a transaction)
-//! become visible with it, see [`VersionSet::change_by_commit`]; all others are seen by their
-//! number alone.
+//! A commit that changes the version itself (an ingest, a rollback, runs of a transaction) becomes
+//! visible together with that version, see [`VersionSet::change_by_commit`]; all other commits
+//! become visible by their number alone.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -32,20 +33,20 @@ use crate::read::snapshot_set::{Snapshot, Snapshots};
 use crate::read::version::{Levels, OpenRun, OpenRuns, Version, read};
 use crate::read::view::View;
 
-/// Why an edit may become durable: wherever it is there after a power cut, all commits before it
-/// are there, too.
+/// The reason why an edit may become durable: if it survives a power cut, all commits before it
+/// survive, too.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// It says how and where things are kept. A reader finds the same without it.
+    /// The edit only says how and where data is stored. Reads return the same without it.
     OfPlaces,
-    /// What it tells is in runs with all that was committed before.
+    /// The edit refers to runs that also contain all earlier commits.
     OfRuns,
-    /// It has its place among the commits, and those before it are durable.
+    /// The edit is ordered among the commits, and those before it are durable.
     AfterCommits(CommitsSynced),
 }
 
 impl Order {
-    /// Returns whether edits of this kind keep the order for that reason.
+    /// Returns whether this reason is valid for the edit.
     fn allows(&self, edit: &Edit) -> bool {
         use Edit::{AddRun, DropRun, DropSegments, JournalStart, Options, Segment, Streams};
         match self {
@@ -66,15 +67,15 @@ impl Order {
     }
 }
 
-/// The commits before an edit are durable. Made in `commit::order` alone.
+/// Proof that the commits before an edit are durable. Only `commit::order` makes it.
 #[derive(Debug)]
 pub(crate) struct CommitsSynced(pub(crate) ());
 
-/// A change of what the store consists of.
+/// A change of the store's content.
 #[derive(Default)]
 pub(crate) struct VersionEdit {
     pub edits: Vec<Edit>,
-    /// The runs that the edits name and the version may not have yet, by their roots.
+    /// The runs that the edits name and that the version may not have yet, by their roots.
     runs: HashMap<Bytes, Arc<Run>>,
 }
 
@@ -90,13 +91,13 @@ impl VersionEdit {
         self.edits.push(Edit::AddRun { dict, level: level as u32, id, run: root });
     }
 
-    /// Names a run that an edit refers to in another way than by its root.
+    /// Registers a run that an edit refers to in another way than by adding it.
     pub(crate) fn knows(&mut self, root: Bytes, run: Arc<Run>) {
         self.runs.insert(root, run);
     }
 }
 
-/// The manifest's form of a run: its root.
+/// Returns the encoded root of a run, as the manifest stores it.
 pub(crate) fn encode_run(run: &Run) -> Bytes {
     let mut out = Vec::new();
     run.encode(&mut out);
@@ -111,11 +112,11 @@ fn named(runs: &HashMap<Bytes, Arc<Run>>) -> impl FnMut(RunId, &Bytes) -> Result
     }
 }
 
-/// A clone of more dictionaries than this has levels of its own.
+/// A clone of more dictionaries than this gets levels of its own.
 const LOOKED_THROUGH: usize = 64;
 
-/// Opens the runs that an edit has named. A clone has the levels of the snapshot that it was made
-/// of, so a thousand of them have them once.
+/// Opens the runs that an edit has named. A clone shares the levels of the snapshot that it was
+/// made of, so a thousand clones hold them once.
 struct Named<'a> {
     runs: &'a HashMap<Bytes, Arc<Run>>,
     state: &'a ManifestState,
@@ -130,7 +131,7 @@ impl OpenRuns for Named<'_> {
     fn levels_like(&self, new: &DictionaryState) -> Option<Levels> {
         let origin = self.state.branches.get(&new.info.branch)?;
         let version = self.snapshots.get(origin)?.version();
-        // Each of the dictionaries of a clone is looked for among all of them.
+        // This search is made for each dictionary of the clone, among all of them.
         if version.trees.len() > LOOKED_THROUGH {
             return None;
         }
@@ -139,26 +140,26 @@ impl OpenRuns for Named<'_> {
     }
 }
 
-/// The current version, the newest commit that readers see, the snapshots, and the manifest.
+/// The current version, the newest visible commit, the snapshots, and the manifest.
 pub(crate) struct VersionSet {
     cache: Arc<BlockCache>,
     health: Arc<Health>,
     current: ArcSwap<Version>,
-    /// Held for the time of one read-change-store of `current`.
+    /// Held during one read-modify-write of `current`.
     changing: Mutex<()>,
     /// The newest commit that readers see.
     pub visible: AtomicU64,
-    /// [`Version::came_with`] of the current version, stored before `visible` is: who sees such a
-    /// commit knows that its version is there.
+    /// [`Version::came_with`] of the current version. It is stored before `visible`, so a reader
+    /// that sees such a commit knows that its version is installed.
     came_with: AtomicU64,
     pub read_snapshots: Arc<ReadSnapshots>,
     snapshots: Arc<Snapshots>,
-    /// `None`: opened for reading only.
+    /// `None` if the store was opened for reading only.
     manifest: Mutex<Option<Manifest>>,
 }
 
 impl VersionSet {
-    /// `visible`: the newest commit that is in `version`.
+    /// Makes the set. `visible` is the newest commit contained in `version`.
     pub(crate) fn new(
         cache: Arc<BlockCache>,
         health: Arc<Health>,
@@ -180,23 +181,23 @@ impl VersionSet {
         }
     }
 
-    /// The current version, for a moment.
+    /// Returns the current version for a short time.
     pub(crate) fn load(&self) -> Guard<Arc<Version>> {
         self.current.load()
     }
 
-    /// The current version, to be kept.
+    /// Returns the current version, to be kept.
     pub(crate) fn load_full(&self) -> Arc<Version> {
         self.current.load_full()
     }
 
-    /// The manifest, for edits that versions do not show and to look at its state.
+    /// Locks the manifest, for edits that do not change the version and for reading its state.
     pub(crate) fn manifest(&self) -> Result<MappedMutexGuard<'_, Manifest>> {
         let manifest = self.manifest.lock().some();
         manifest.ok_or_else(|| Error::ReadOnly("it was opened for reading only".into()))
     }
 
-    /// Changes what only memory knows of the version.
+    /// Changes the parts of the version that are only in memory.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Version)) {
         let change = |version: &mut Version| {
             change(version);
@@ -213,7 +214,7 @@ impl VersionSet {
         self.swap_and(change, |_| ())
     }
 
-    /// Replaces the version by a changed one, and does `then` before another thread can change it
+    /// Replaces the version by a changed one, and calls `then` before another thread can change it
     /// again.
     fn swap_and<T, E>(
         &self,
@@ -230,13 +231,13 @@ impl VersionSet {
             self.current.store(next.clone());
             done = then(&next);
         }
-        // What only the old version held is let go here, outside of the lock.
+        // Data that only the old version held is released here, outside of the lock.
         drop(old);
         Ok(done)
     }
 
-    /// Changes what only memory knows of the version, by commit `seq`; `make_visible` makes this
-    /// commit visible.
+    /// Changes the parts of the version that are only in memory by commit `seq`, which
+    /// `make_visible` makes visible.
     pub(crate) fn change_by_commit<T>(
         &self,
         seq: Seq,
@@ -251,10 +252,10 @@ impl VersionSet {
         shown
     }
 
-    /// Replaces the version by a changed one that came with commit `seq`; `make_visible` makes this
-    /// commit visible. Number and version become visible as one step: no view has one without the
-    /// other (see [`VersionSet::view`]). Nothing may come between the two that waits for another
-    /// thread, since views that are made at that time wait for it.
+    /// Replaces the version by a changed one that came with commit `seq`, which `make_visible`
+    /// makes visible. Number and version become visible atomically: no view has one without the
+    /// other (see [`VersionSet::view`]). Nothing between the two steps may wait for another thread,
+    /// since views that are made at that time spin until both are done.
     fn swap_by_commit<T, E>(
         &self,
         seq: Seq,
@@ -272,23 +273,24 @@ impl VersionSet {
         })
     }
 
-    /// Brings `version` and the snapshots in line with the manifest, into which edits have just
-    /// been written. `runs`: those that the edits name. Gives the snapshots that were dropped.
+    /// Brings `version` and the snapshots in line with the manifest, to which edits have just been
+    /// written. `runs` are the runs that the edits name. Returns the dropped snapshots.
     fn follow(
         &self,
         version: &mut Version,
         state: &ManifestState,
         runs: &HashMap<Bytes, Arc<Run>>,
     ) -> Result<Vec<Arc<Snapshot>>> {
-        // The manifest has it: a version that does not would not be what the next open finds.
+        // The edits are in the manifest already: a version without them would differ from the one
+        // that the next open finds, so an error is fatal.
         version
             .follow(state, &mut Named { runs, state, snapshots: &self.snapshots })
             .and_then(|()| self.snapshots.follow(state, version, &mut named(runs)))
             .map_err(|e| self.health.fail("changing the version", &e))
     }
 
-    /// Makes the edits that `plan` draws up durable, then changes the version and the snapshots
-    /// accordingly. Whatever they let go of is free only after the edits are durable.
+    /// Makes the edits that `plan` returns durable, then changes the version and the snapshots
+    /// accordingly. Space that they release becomes free only after the edits are durable.
     pub(crate) fn install(
         &self,
         order: Order,
@@ -297,15 +299,15 @@ impl VersionSet {
         self.install_and(order, plan, |_| ())
     }
 
-    /// Makes the edits that `plan` draws up durable, then changes the version accordingly, and by
-    /// `also` what only memory knows of it.
+    /// Makes the edits that `plan` returns durable, then changes the version accordingly, together
+    /// with its parts that are only in memory, by `also`.
     pub(crate) fn install_and(
         &self,
         order: Order,
         plan: impl FnOnce(&ManifestState) -> VersionEdit,
         also: impl FnOnce(&mut Version),
     ) -> Result<()> {
-        // Let go of outside of the lock.
+        // Released outside of the lock.
         let mut gone = Vec::new();
         let mut manifest = self.manifest()?;
         let VersionEdit { edits, runs } = plan(manifest.state());
@@ -318,9 +320,9 @@ impl VersionSet {
         })
     }
 
-    /// Makes the edits that `plan` draws up for commit `seq` durable, and then the commit visible
-    /// together with the version that follows from them. `logged` is done in between, when it has
-    /// happened and is not visible yet. Gives the snapshots that were dropped, to be let go of
+    /// Makes the edits that `plan` returns for commit `seq` durable, and then makes the commit
+    /// visible together with the resulting version. `logged` is called in between, when the commit
+    /// is durable but not yet visible. Returns the dropped snapshots, which the caller must release
     /// outside of locks.
     pub(crate) fn install_commit<P, L>(
         &self,
@@ -345,8 +347,8 @@ impl VersionSet {
         Ok(gone)
     }
 
-    /// The store as `state`, which is not the manifest's yet, would have it. `change` names its
-    /// runs.
+    /// Returns a view of the store in `state`, which is not yet the manifest's. `change` names the
+    /// runs of that state.
     pub(crate) fn preview(&self, state: &ManifestState, change: &VersionEdit) -> Result<View> {
         let mut view = self.view();
         let mut version = Version::clone(&view.version);
@@ -355,15 +357,15 @@ impl VersionSet {
         Ok(view)
     }
 
-    /// Makes `state` that of the manifest, whole or not at all, and brings the version and the
-    /// snapshots in line with it. `change` names its runs.
+    /// Atomically replaces the state of the manifest by `state`, and brings the version and the
+    /// snapshots in line with it. `change` names the runs of that state.
     pub(crate) fn replace(&self, state: ManifestState, change: &VersionEdit) -> Result<()> {
         let mut manifest = self.manifest()?;
         manifest.replace(state)?;
         self.swap(|version| self.follow(version, manifest.state(), &change.runs).map(drop))
     }
 
-    /// Opens a state that is not shown yet, as [`VersionSet::preview`] does, of which `seq` is the
+    /// Opens a view of a state that is not shown yet, like [`VersionSet::preview`]. `seq` is its
     /// newest commit. `table` keeps the places of its zones.
     pub(crate) fn preview_published(
         &self,
@@ -379,8 +381,8 @@ impl VersionSet {
         Ok(view)
     }
 
-    /// Makes a state visible that [`VersionSet::preview_published`] has opened, of a store that is
-    /// open for reading only. Returns the snapshots that it has no more.
+    /// Makes a state visible that [`VersionSet::preview_published`] has opened, in a store that is
+    /// open for reading only. Returns the snapshots that the new state no longer has.
     pub(crate) fn show_published(
         &self,
         state: &ManifestState,
@@ -394,22 +396,22 @@ impl VersionSet {
         Ok(gone)
     }
 
-    /// The store as of the newest commit: it has every commit up to the number that it pins, and
-    /// none that is newer.
+    /// Returns a view of the newest commit: it contains every commit up to the number that it pins,
+    /// and no newer one.
     pub(crate) fn view(&self) -> View {
         self.view_with(|| ())
     }
 
-    /// A view; `between` is what others do between its two steps.
+    /// Makes a view. A test passes `between` to act between its two steps.
     fn view_with(&self, mut between: impl FnMut()) -> View {
         loop {
-            // The version first: what its runs hold is visible already. Where commits have brought
-            // places of their own since, runs or the first memtable of a dictionary, one of them is
-            // seen below.
+            // Load the version first: the content of its runs is visible already. If a commit has
+            // installed a new version since, with runs or the first memtable of a dictionary, this
+            // is detected below.
             let version = self.current.load_full();
             between();
             let pin = self.read_snapshots.pin(&self.visible);
-            // A commit that came with a version is seen in that version and no other.
+            // A commit that came with a version must be read in that version and in no other.
             if self.came_with.load(Ordering::Acquire) == version.came_with
                 && version.came_with <= pin.at
             {
@@ -423,33 +425,35 @@ impl VersionSet {
                     snapshot: None,
                 };
             }
-            // One of these is becoming visible right now.
+            // Such a commit is becoming visible right now.
             env::thread::yield_now();
         }
     }
 
-    /// The newest committed value: a view for the time of one search, without pinning anything.
+    /// Returns the newest committed value. It acts as a view for one lookup, without pinning a
+    /// commit.
     pub(crate) fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
-        // The version first, see `view`.
+        // Load the version first, see `view`.
         let version = self.current.load();
         let at = self.visible.load(Ordering::Acquire);
         let found = version.tree(dict)?.get(&self.cache, key, at)?;
         found.map(|value| read(&self.cache, value)).transpose()
     }
 
-    /// The dictionary of that name in a branch.
+    /// Finds a dictionary by name in a branch.
     pub(crate) fn dictionary(&self, branch: &str, name: &str) -> Option<DictionaryId> {
         self.current.load().find(branch, name)
     }
 
-    /// The commits before `newest` that views read, ascending. No view comes to read another one
-    /// before it. `newest` is visible.
+    /// Returns the commits before `newest` that views read, ascending. No view will begin to read
+    /// any other commit before `newest`, which must be visible.
     pub(crate) fn read_by_views(&self, newest: Seq) -> Vec<Seq> {
         self.read_snapshots.before(newest)
     }
 
-    /// Call before `changes` enter the memtables of `version`. Where they delete a range, the
-    /// memtable forgets older range tombstones that no view can tell from newer ones.
+    /// Must be called before `changes` are added to the memtables of `version`. If they delete a
+    /// range, the memtable drops older range tombstones that no view can distinguish from newer
+    /// ones.
     pub(crate) fn forget_tombstones<'a>(
         &self,
         version: &Version,
@@ -478,8 +482,8 @@ mod tests {
     use super::*;
     use crate::{Batch, DictionaryOptions, Durability, Isolation, Kvdb};
 
-    /// A view's two steps, with something that others do between them, which happens once: what it
-    /// has is one state of the store.
+    /// Runs `others` once between the two steps of making a view, and checks that the view has one
+    /// state of the store.
     fn between(others: impl Fn(&Kvdb, DictionaryId)) {
         let db = Kvdb::in_memory();
         let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
@@ -501,7 +505,7 @@ mod tests {
         let read = |view: &View, key: &str| view.get(d, key.as_bytes()).expect("read");
         let now = db.view();
         if view.at == now.at {
-            // It has the number of all that was done: then it has all of it.
+            // The view has the number of the newest commit, so it must contain all changes.
             assert_eq!(
                 ["a", "b"].map(|key| read(&view, key)),
                 ["a", "b"].map(|key| read(&now, key)),
@@ -535,8 +539,8 @@ mod tests {
         });
     }
 
-    /// A view has every commit up to its number, also those that came between its steps and went
-    /// into memtables that its version did not have.
+    /// A view contains every commit up to its number, including those that came between its two
+    /// steps and went into memtables that its version did not have.
     #[test]
     fn a_view_and_what_goes_into_other_memtables() {
         let new_generation = |db: &Kvdb, d| {
@@ -549,7 +553,8 @@ mod tests {
             db.put(e, b"a", b"3", Durability::Buffered).expect("put");
         };
         type Others<'a> = &'a dyn Fn(&Kvdb, DictionaryId);
-        // The first commit to a dictionary, and one to another that has a memtable already.
+        // The first commit to a dictionary, followed by one to another dictionary that has a
+        // memtable already.
         let two_dictionaries = |db: &Kvdb, d| {
             let f = db.dictionary("f").expect("there");
             db.put(f, b"a", b"4", Durability::Buffered).expect("put");

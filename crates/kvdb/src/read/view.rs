@@ -1,4 +1,4 @@
-//! A view: the store as of one commit, for as long as it is held.
+//! A view: the store as of one commit, for as long as the view is held.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -14,31 +14,31 @@ use crate::read::read_snapshots::PinnedVersion;
 use crate::read::version::{Tree, read};
 use crate::read::write_set::WriteSet;
 
-/// A pinned, immutable state of the whole store: reads through it see one commit boundary, take no
-/// lock of the store, and are stopped by no commit, flush or merge.
+/// A pinned, immutable state of the whole store. Reads through it see one commit boundary, take no
+/// lock of the store, and are not blocked by commits, flushes or merges.
 #[derive(Clone)]
 pub struct View {
     pub(crate) version: PinnedVersion,
     pub(crate) cache: Arc<BlockCache>,
-    /// Commits up to this one are seen.
+    /// Commits up to this one are visible.
     pub(crate) at: Seq,
-    /// What a transaction has written lies above all that.
+    /// The write set of a transaction, on top of the committed state.
     pub(crate) write_set: Option<Arc<WriteSet>>,
-    /// Below that, what those had written that the transaction was begun within.
+    /// The write sets of the enclosing transactions, below `write_set`.
     pub(crate) around: Option<Arc<WriteSet>>,
-    /// It is a transaction's, with what that has written or without it.
+    /// The view belongs to a transaction, with or without its write set.
     pub(crate) of_transaction: bool,
-    /// The id of the snapshot that it is of.
+    /// The id of the snapshot that the view shows, if it shows one.
     pub(crate) snapshot: Option<[u8; 16]>,
 }
 
-/// A value where it is stored, which stays there for as long as this is held: to be put under
-/// another key without a copy, see [`crate::Batch::put_stored`]. In another store than the one that
-/// it came from it is read there, and copied.
+/// A reference to a value where it is stored, which pins its place. It can be put under another key
+/// without a copy, see [`crate::Batch::put_stored`]. When it is put into another store, it is read
+/// from its own store and copied.
 #[derive(Clone)]
 pub struct StoredValue {
     pub(crate) value: Value,
-    /// Keeps its place.
+    /// Pins the place of the value.
     pub(crate) view: Arc<View>,
 }
 
@@ -49,12 +49,13 @@ impl std::fmt::Debug for StoredValue {
 }
 
 impl StoredValue {
-    /// The value of a tuple that a cursor of `view` gave. One that an update changes is read.
+    /// Returns the value of a tuple that a cursor of `view` returned. A value with a pending update
+    /// is read.
     pub fn of(tuple: &Tuple, view: &Arc<View>) -> Result<StoredValue> {
         Ok(StoredValue { value: tuple.raw_value()?, view: view.clone() })
     }
 
-    /// The value or the place of it, for the store whose zones these are. One of another store is
+    /// Returns the value, or its place if it is stored in these zones. A value of another store is
     /// read.
     pub(crate) fn for_store(&self, zones: &Arc<Zones>) -> Result<Value> {
         let cache = &self.view.cache;
@@ -64,42 +65,43 @@ impl StoredValue {
         }
     }
 
-    /// Length of the value in bytes.
+    /// Returns the length of the value in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.value.len()
     }
 }
 
-/// Most bytes of large values that a scan has read but not handed out.
+/// Maximum bytes of large values that a scan reads at once.
 const SCAN_AHEAD: usize = 4 << 20;
 
 impl View {
-    /// This view with what a transaction has written above it.
+    /// Returns this view with the write set of a transaction on top.
     pub(crate) fn with(self, write_set: WriteSet) -> View {
         View { write_set: Some(Arc::new(write_set)), of_transaction: true, ..self }
     }
 
-    /// This view with what a transaction has written as a part of the state that it shows, for one
-    /// that begins within that.
+    /// Returns this view with the write set of a transaction as part of its state, for a
+    /// transaction that is nested in that one.
     pub(crate) fn around(self, write_set: WriteSet) -> View {
         let write_set = write_set.over(self.around);
         View { around: Some(Arc::new(write_set)), of_transaction: true, ..self }
     }
 
-    /// The state that a transaction's own changes lie above here, without them; any other view is
-    /// this itself.
+    /// Returns the state below a transaction's own changes. For any other view, this is the view
+    /// itself.
     pub fn beneath(&self) -> View {
         View { write_set: None, ..self.clone() }
     }
 
-    /// The committed state beneath all that transactions have written.
+    /// Returns the committed state below all write sets.
     pub(crate) fn committed(&self) -> View {
         View { write_set: None, around: None, ..self.clone() }
     }
 
-    /// What it sees of a dictionary below what a transaction has written. That may have written to
-    /// one that was made after the state that it reads; otherwise the dictionary must be there.
+    /// Returns the dictionary in the committed state. In the view of a transaction it may be
+    /// missing, as the transaction may write to a dictionary created after the state that it reads;
+    /// in other views it must exist.
     fn tree(&self, dict: DictionaryId) -> Result<Option<&Tree>> {
         match self.of_transaction {
             true => Ok(self.version.trees.get(&dict).map(|tree| &**tree)),
@@ -107,13 +109,14 @@ impl View {
         }
     }
 
-    /// Returns whether the state has such a dictionary, or something was written to it.
+    /// Returns whether the state has this dictionary, or an enclosing transaction has written to
+    /// it.
     pub(crate) fn knows(&self, dict: DictionaryId) -> bool {
         self.version.trees.contains_key(&dict)
             || self.around.as_ref().is_some_and(|around| around.knows(dict))
     }
 
-    /// Returns what transactions have written of `key`.
+    /// Looks up `key` in the write sets.
     fn written(&self, dict: DictionaryId, key: &[u8]) -> Result<Lookup> {
         let mut written = Lookup::Absent;
         for write_set in [&self.write_set, &self.around].into_iter().flatten() {
@@ -125,7 +128,7 @@ impl View {
         Ok(written)
     }
 
-    /// Returns the parts of transactions that a cursor reads, newest first.
+    /// Returns the parts of the write sets that a cursor reads, newest first.
     pub(crate) fn written_inputs(
         &self,
         dict: DictionaryId,
@@ -134,7 +137,7 @@ impl View {
         write_sets.flat_map(move |write_set| write_set.inputs(dict))
     }
 
-    /// The value of `key`, or the place where it lies.
+    /// Returns the value of `key`, or its place.
     fn find(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Value>> {
         let own = self.written(dict, key)?;
         match self.tree(dict)? {
@@ -146,7 +149,7 @@ impl View {
         }
     }
 
-    /// What is known of `key` without reading a large value.
+    /// Looks up `key` without reading a large value.
     fn lookup(&self, dict: DictionaryId, key: &[u8]) -> Result<Lookup> {
         let own = self.written(dict, key)?;
         match self.tree(dict)? {
@@ -155,17 +158,17 @@ impl View {
         }
     }
 
-    /// Returns whether both are of one store, so that what lies at one place in both is the same.
+    /// Returns whether both views are of one store, so that equal places mean equal values.
     pub(crate) fn is_of_store(&self, other: &View) -> bool {
         Arc::ptr_eq(self.cache.zones(), other.cache.zones())
     }
 
-    /// The value of a key, if it has one.
+    /// Returns the value of a key, if it has one.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.find(dict, key)?.map(|v| read(&self.cache, v)).transpose()
     }
 
-    /// The value of a key, if it has one here, and its dictionary is there.
+    /// Returns the value of a key, or `None` if the key or its dictionary does not exist.
     pub(crate) fn get_if_there(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.find_if_there(dict, key)?.map(|v| read(&self.cache, v)).transpose()
     }
@@ -174,8 +177,8 @@ impl View {
         if self.knows(dict) { self.find(dict, key) } else { Ok(None) }
     }
 
-    /// Whether `key` has the same value here and in `other`, or is in neither, as in a dictionary
-    /// that is not there. Values that lie in one place are not read for it.
+    /// Returns whether `key` has the same value here and in `other`, or exists in neither. A
+    /// missing dictionary counts as empty. Values at the same place are not read.
     pub(crate) fn has_same(&self, other: &View, dict: DictionaryId, key: &[u8]) -> Result<bool> {
         Ok(match (self.find_if_there(dict, key)?, other.find_if_there(dict, key)?) {
             (Some(a), Some(b)) if a.len() == b.len() => {
@@ -185,12 +188,13 @@ impl View {
         })
     }
 
-    /// The value of `key` where it is stored; a large one is not read.
+    /// Returns a reference to the stored value of `key`; a large value is not read.
     pub fn stored(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<StoredValue>> {
         Ok(self.find(dict, key)?.map(|value| StoredValue { value, view: Arc::new(self.clone()) }))
     }
 
-    /// Up to `limit` tuples of `[start, end)` in order, their values where they are stored.
+    /// Returns up to `limit` tuples of `[start, end)` in key order, with references to their stored
+    /// values.
     pub fn scan_stored(
         &self,
         dict: DictionaryId,
@@ -209,7 +213,7 @@ impl View {
         Ok(out)
     }
 
-    /// Length of a value in bytes; a large one is not read for it.
+    /// Returns the length of a value in bytes, without reading a large value.
     pub fn value_len(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<usize>> {
         let lookup = self.lookup(dict, key)?;
         match lookup.value_len() {
@@ -218,26 +222,26 @@ impl View {
         }
     }
 
-    /// A cursor over `[start, end)` of one dictionary, before its first tuple. `end` empty: to the
-    /// end of the dictionary.
+    /// Returns a cursor over `[start, end)` of one dictionary, before its first tuple. An empty
+    /// `end` is the end of the dictionary.
     pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<Cursor> {
         Ok(Cursor::new(self, dict, self.inputs(dict)?, start, end))
     }
 
-    /// A cursor over all of `below`, newest first, and what a transaction has written above it.
+    /// Returns a cursor over all of `below`, newest first, with the write sets on top.
     pub(crate) fn tree_cursor(&self, dict: DictionaryId, below: Vec<Input>) -> TreeCursor {
         let below = below.into_iter().map(|input| (input, self.at));
         TreeCursor::as_of(&self.cache, self.written_inputs(dict).chain(below))
     }
 
-    /// Everything that a cursor reads below what a transaction has written, newest first. A
-    /// transaction may have written to a dictionary that was made after the state that it reads.
+    /// Returns everything that a cursor reads below the write sets, newest first. A transaction may
+    /// have written to a dictionary that was created after the state that it reads.
     pub(crate) fn inputs(&self, dict: DictionaryId) -> Result<Vec<Input>> {
         Ok(self.tree(dict)?.map(Tree::inputs).unwrap_or_default())
     }
 
-    /// Up to `limit` tuples of `[start, end)` in order, values read with as few large reads as
-    /// their places allow.
+    /// Returns up to `limit` tuples of `[start, end)` in key order. The values are read with as few
+    /// large reads as their places allow.
     pub fn scan(
         &self,
         dict: DictionaryId,
@@ -249,8 +253,8 @@ impl View {
         cursor.keep_updates();
         cursor.seek(start);
         let mut out: Vec<(Bytes, Bytes)> = Vec::new();
-        // Large values are read together: their places in `out` with what changes them, and where
-        // they lie.
+        // Large values are read together: `places` has their indices in `out` and the updates to
+        // apply, `extents` the places to read.
         let (mut places, mut extents, mut bytes) = (Vec::new(), Vec::new(), 0);
         let put = |out: &mut Vec<(Bytes, Bytes)>, (at, update): Destination, value: Bytes| {
             out[at].1 = update.map_or_else(|| value.clone(), |update| update.apply(Some(&value)));
@@ -280,8 +284,9 @@ impl View {
         Ok(out)
     }
 
-    /// Shows every tuple of `[start, end)` to `visit` in order, until that breaks. `end` empty: to
-    /// the end of the dictionary. The quickest way through small values: nothing is copied.
+    /// Calls `visit` for every tuple of `[start, end)` in key order, until it breaks. An empty
+    /// `end` is the end of the dictionary. This is the fastest scan of small values, since nothing
+    /// is copied.
     ///
     /// ```
     /// # use std::ops::ControlFlow;
@@ -313,8 +318,8 @@ impl View {
         Ok(())
     }
 
-    /// The value of each of `keys`, in their order. What must be read is read in the order of its
-    /// place, and many at a time.
+    /// Returns the value of each of `keys`, in their order. Reads are issued in the order of places
+    /// on the device, many at a time.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -351,10 +356,10 @@ impl View {
     }
 }
 
-/// Where a value goes, and what is applied to it.
+/// The index at which a value is stored, and the update to apply to it.
 type Destination = (usize, Option<Update>);
 
-/// Reads `extents` and hands each to `put` with its place; both are empty afterwards.
+/// Reads `extents` and passes each to `put` with its entry of `places`; both are empty afterwards.
 fn fill_in<P>(
     cache: &BlockCache,
     places: &mut Vec<P>,

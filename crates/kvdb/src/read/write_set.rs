@@ -1,8 +1,8 @@
-//! What a transaction has written and no other sees: for each dictionary a stack of parts,
-//! memtables and runs, like a tree of its own above the one that it reads. A memtable that grows is
-//! written out as a run in its place, so that a transaction may be larger than memory. The commit
-//! takes the runs as they are; so large values are written once, and small ones about twice, since
-//! many runs of them are made fewer.
+//! The write set of a transaction, its uncommitted changes. For each dictionary it has a stack of
+//! parts, memtables and runs, like a tree of its own above the one that it reads. A memtable that
+//! has grown large is spilled to a run in its place, so a transaction may exceed memory. The commit
+//! takes over the runs as they are; so large values are written once, and small ones about twice,
+//! since a large number of runs is merged into fewer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,21 +20,21 @@ use crate::error::Result;
 use crate::journal::record::Op;
 use crate::read::version_set::VersionSet;
 
-/// Bytes in memory after which a small transaction writes a run. What is in memory is all that a
-/// commit has to write: it makes the time that this takes.
+/// Bytes in memory at which a small transaction spills. Only the part in memory remains to be
+/// written by the commit, so this bounds the commit's latency.
 const SPILL_AT: usize = 1 << 20;
-/// A large one waits for this part of what it has written.
+/// A large transaction spills when the part in memory is this fraction of its runs.
 const GROWTH: u64 = 32;
-/// What a change takes in addition to its key and value, about.
+/// Approximate memory of a change in addition to its key and value.
 const OVERHEAD: usize = 32;
-/// Runs of one dictionary after which the young ones are made one.
+/// Number of runs of one dictionary above which the youngest ones are merged into one.
 const RUNS: usize = 32;
-/// An older run joins them when it is at most so many times as large as they are together: so each
-/// tuple is merged once for each time that its transaction grows by this much or more, and a
-/// transaction has few runs however large it is.
+/// An older run joins this merge if it is at most this many times as large as the runs after it
+/// together. So each tuple is merged once for each time that its transaction grows by this factor,
+/// and the number of runs stays small.
 const OLDER: u64 = 2;
 
-/// A part of what was written to one dictionary.
+/// A part of the changes to one dictionary.
 #[derive(Clone)]
 pub(crate) enum Part {
     Memtable(Arc<Memtable>),
@@ -56,7 +56,7 @@ impl Part {
         }
     }
 
-    /// Its items, from the first one on.
+    /// Returns a cursor over its items, from the first one on.
     pub(crate) fn source(&self, at: Seq) -> Result<Box<dyn Source>> {
         let mut source: Box<dyn Source> = match self {
             Part::Memtable(m) => Box::new(m.cursor(at)),
@@ -74,12 +74,12 @@ impl Part {
     }
 }
 
-/// Parts of one dictionary, the newest last. None of them is empty, but the last one may be a
-/// memtable that nothing has been written to yet; so a number of parts that have something in them
-/// is a place between parts, which stays the same whatever comes behind it.
+/// The parts of one dictionary, the newest last. Only the last one may be empty, a memtable that
+/// was not written to yet. Therefore a count of non-empty parts marks a position in the stack that
+/// stays the same whatever is added later.
 pub(crate) type Parts = Vec<Part>;
 
-/// Takes the memtable away to which nothing has been written.
+/// Removes the last part if it is an empty memtable.
 fn trim(parts: &mut Parts) {
     if parts.last().is_some_and(|part| part.items() == 0) {
         parts.pop();
@@ -87,21 +87,24 @@ fn trim(parts: &mut Parts) {
     debug_assert!(parts.iter().all(|part| part.items() > 0), "an empty part has others above it");
 }
 
-/// What a transaction has written, as of one of its own changes. Clones share the parts.
+/// The changes of a transaction up to one of them. Clones share the parts.
 #[derive(Clone, Default)]
 pub(crate) struct WriteSet {
     pub trees: Arc<BTreeMap<DictionaryId, Parts>>,
-    /// The transaction's changes up to this one are seen.
+    /// The transaction's changes up to this one are visible.
     pub at: Seq,
-    /// What lies under it and stays as it is: of a nested batch, the transaction as it was when
-    /// that began; of one that others began within, that which it began within itself.
+    /// The unchanging write set below this one. For a nested batch this is the transaction as of
+    /// the beginning of the batch; for the state that a nested transaction reads, it is the write
+    /// set around the enclosing transaction.
     beneath: Option<Arc<WriteSet>>,
-    /// Keeps the places of values that were stored before it put them under other keys.
+    /// Pins the places of values that were already stored when the transaction put them under other
+    /// keys.
     places: Arc<Mutex<ZonePin>>,
-    /// Memory of what is not in runs when it was last looked at, and bytes changed since.
+    /// `looked` is the memory of the memtables when it was last measured; `unseen` is the number of
+    /// bytes changed since.
     looked: usize,
     unseen: usize,
-    /// Bytes of runs, as of the last spill.
+    /// Bytes of the runs after the last spill.
     spilled: u64,
 }
 
@@ -120,8 +123,8 @@ impl WriteSet {
         }
     }
 
-    /// What a cursor reads above the tree beneath, newest first, each with the number up to which
-    /// it is read.
+    /// Returns the inputs of a cursor above the tree below, newest first, each with the number up
+    /// to which it is read.
     pub(crate) fn inputs(&self, dict: DictionaryId) -> Vec<(Input, Seq)> {
         let parts =
             self.trees.get(&dict).into_iter().flatten().rev().map(|part| (part.input(), self.at));
@@ -132,13 +135,13 @@ impl WriteSet {
         self.trees.values().flatten().all(|p| p.items() == 0)
     }
 
-    /// Nothing of it is in runs.
+    /// Returns whether none of it is in runs.
     pub(crate) fn in_memory(&self) -> bool {
         self.trees.values().flatten().all(|p| matches!(p, Part::Memtable(_)))
     }
 
-    /// `true` when something is written at a key of `[start, end)`, or deleted there; updates that
-    /// commute with what others do are left out.
+    /// Returns `true` if a key of `[start, end)` is written or deleted. Updates that commute with
+    /// the changes of others do not count.
     pub(crate) fn touches(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<bool> {
         for part in self.trees.get(&dict).into_iter().flatten() {
             let mut source = part.source(self.at)?;
@@ -154,8 +157,8 @@ impl WriteSet {
         Ok(false)
     }
 
-    /// `true` when `key` is changed only by updates that commute with what others do: they apply to
-    /// whatever its value is when they are committed.
+    /// Returns `true` if `key` is changed only by updates that commute with the changes of others:
+    /// they apply to whatever value the key has at the commit.
     pub(crate) fn commutes(&self, dict: DictionaryId, key: &[u8]) -> Result<bool> {
         Ok(match self.get(dict, key)? {
             Lookup::Updated { base: None, update, .. } => update.commutes(),
@@ -163,7 +166,7 @@ impl WriteSet {
         })
     }
 
-    /// Memory of what is not in runs, bytes.
+    /// Returns the memory of its memtables in bytes.
     pub(crate) fn memory(&self) -> usize {
         let memtables = self
             .trees
@@ -173,7 +176,7 @@ impl WriteSet {
         memtables.sum()
     }
 
-    /// Bytes that its runs take on the device, those shared with other runs included.
+    /// Returns the bytes that its runs take on the device, including data shared with other runs.
     pub(crate) fn run_bytes(&self) -> u64 {
         let runs = self
             .trees
@@ -187,7 +190,7 @@ impl WriteSet {
         Arc::make_mut(&mut self.trees).entry(dict).or_default()
     }
 
-    /// The memtable that takes changes of a dictionary.
+    /// Returns the memtable that takes changes of a dictionary, and adds one if necessary.
     fn newest(&mut self, dict: DictionaryId) -> &Arc<Memtable> {
         if !matches!(self.trees.get(&dict).and_then(|parts| parts.last()), Some(Part::Memtable(_)))
         {
@@ -199,7 +202,7 @@ impl WriteSet {
         }
     }
 
-    /// One put.
+    /// Applies a single put.
     pub(crate) fn put(&mut self, dict: DictionaryId, key: &[u8], value: &[u8]) {
         self.at += 1;
         let seq = self.at;
@@ -207,7 +210,7 @@ impl WriteSet {
         self.newest(dict).writer().put_slice(key, seq, value);
     }
 
-    /// Writes changes one behind the other. `pin` keeps the places that they refer to.
+    /// Applies changes in order. `pin` keeps the places that they refer to.
     pub(crate) fn write(&mut self, changes: &[(DictionaryId, Op)], pin: ZonePin) {
         if !pin.uses().is_empty() {
             self.places.lock().merge(pin);
@@ -219,13 +222,13 @@ impl WriteSet {
             for (_, op) in of_one {
                 seq += 1;
                 match op {
-                    // Copied: the bytes may be a slice of something much larger.
+                    // Copy the value: the bytes may be a slice of something much larger.
                     Op::Put(key, Value::Inline(value)) | Op::PutDeferred(key, value, _) => {
                         writer.put_slice(key, seq, value)
                     }
                     Op::Put(key, value) => writer.put(key, seq, value.clone()),
                     Op::Update(key, update) => writer.update(key, seq, update),
-                    // Only the journal of the store has these.
+                    // These occur only in the journal of the store.
                     Op::PutDiscarded(..) => {}
                     Op::Delete(key) => writer.delete(key, seq),
                     Op::DeleteRange(start, end) => writer.delete_range(start, end, seq),
@@ -235,7 +238,7 @@ impl WriteSet {
         self.at = seq;
     }
 
-    /// Takes a run as the newest part of a dictionary.
+    /// Adds a run as the newest part of a dictionary.
     pub(crate) fn adopt(&mut self, dict: DictionaryId, run: Arc<vt_tree::Run>) {
         self.at += run.stats().items;
         let parts = self.tree_mut(dict);
@@ -243,7 +246,7 @@ impl WriteSet {
         parts.push(Part::Run(run));
     }
 
-    /// A copy, to be changed without changing this one.
+    /// Returns a copy that can be changed without changing this one.
     pub(crate) fn fork(&self) -> WriteSet {
         let mut fork = self.clone();
         for parts in Arc::make_mut(&mut fork.trees).values_mut() {
@@ -253,8 +256,8 @@ impl WriteSet {
         fork
     }
 
-    /// Nothing, above what there is now. What is written to this one later is not seen there,
-    /// though it goes into the same memtables.
+    /// Returns an empty write set above the current state of this one. Later changes to this one
+    /// are not visible there, although they go into the same memtables.
     pub(crate) fn above(&self) -> WriteSet {
         WriteSet {
             beneath: Some(Arc::new(self.clone())),
@@ -263,18 +266,18 @@ impl WriteSet {
         }
     }
 
-    /// This one above another one, which stays as it is.
+    /// Returns this write set above another one, which does not change.
     pub(crate) fn over(self, beneath: Option<Arc<WriteSet>>) -> WriteSet {
         WriteSet { beneath, ..self }
     }
 
-    /// Something was written to a dictionary, here or beneath.
+    /// Returns whether a dictionary was written to, here or in a write set below.
     pub(crate) fn knows(&self, dict: DictionaryId) -> bool {
         self.trees.contains_key(&dict)
             || self.beneath.as_ref().is_some_and(|beneath| beneath.knows(dict))
     }
 
-    /// The parts that have come since a mark, and have something in them.
+    /// Returns the non-empty parts that were added after a mark.
     pub(crate) fn since(
         &self,
         mark: &BTreeMap<DictionaryId, usize>,
@@ -287,8 +290,7 @@ impl WriteSet {
         self.trees.iter().map(newer).collect()
     }
 
-    /// How many parts there are of each dictionary. What is written from here on goes into new
-    /// ones.
+    /// Returns the number of parts of each dictionary, as a mark. Later changes go into new parts.
     pub(crate) fn mark(&mut self) -> BTreeMap<DictionaryId, usize> {
         let mut depths = BTreeMap::new();
         for (dict, parts) in Arc::make_mut(&mut self.trees) {
@@ -299,7 +301,7 @@ impl WriteSet {
         depths
     }
 
-    /// Forgets the parts that have come since a mark.
+    /// Removes the parts that were added after a mark.
     pub(crate) fn cut(&mut self, mark: &BTreeMap<DictionaryId, usize>) {
         self.looked = 0;
         for (dict, parts) in Arc::make_mut(&mut self.trees) {
@@ -307,8 +309,8 @@ impl WriteSet {
         }
     }
 
-    /// Writes memtables out as runs in their places. `keep`: so many parts of each dictionary, from
-    /// the oldest on, stay apart.
+    /// Spills memtables to runs in their places. `keep` is the number of oldest parts of each
+    /// dictionary that must not be merged with later ones.
     pub(crate) fn spill(
         &mut self,
         to: &RunWriter<'_>,
@@ -317,8 +319,8 @@ impl WriteSet {
         self.write_out(to, keep, (RUNS, OLDER))
     }
 
-    /// The same, with all that does not stay apart as one run: what was overwritten or deleted is
-    /// gone then.
+    /// Spills like [`WriteSet::spill`] and merges all parts that need not stay apart into one run,
+    /// which drops overwritten and deleted data.
     pub(crate) fn gather(
         &mut self,
         to: &RunWriter<'_>,
@@ -327,8 +329,9 @@ impl WriteSet {
         self.write_out(to, keep, (1, u64::MAX))
     }
 
-    /// `most`: runs of a dictionary after which the young ones are made one, see [`RUNS`]; `older`:
-    /// how large an older one may be to join them, see [`OLDER`].
+    /// Spills memtables and merges runs. `most` is the number of runs of a dictionary above which
+    /// the young ones are merged, see [`RUNS`]; `older` bounds the size of an older run that joins
+    /// them, see [`OLDER`].
     fn write_out(
         &mut self,
         to: &RunWriter<'_>,
@@ -336,17 +339,18 @@ impl WriteSet {
         (most, older): (usize, u64),
     ) -> Result<()> {
         let version = to.versions.load_full();
-        // Made next to the old parts, so that an error changes nothing.
+        // New parts are made before the old ones are replaced, so that an error changes nothing.
         let mut trees = BTreeMap::new();
         for (dict, parts) in &*self.trees {
             let options =
                 version.trees.get(dict).map(|t| t.info().options.clone()).unwrap_or_default();
             let options = MergeOptions {
-                // A commit may come behind others: what it deletes must stay deleted.
+                // Tombstones must stay: other commits may precede this one, and their keys must be
+                // deleted, too.
                 drop_tombstones: false,
                 old_seq: Seq::MAX,
                 priority: Priority::User,
-                // The writer of the transaction waits for this.
+                // The caller of the transaction waits for this writer.
                 write_behind: true,
                 ..options.storage(Placement::stitch())
             };
@@ -380,22 +384,22 @@ impl WriteSet {
         Ok(())
     }
 
-    /// Whether there is enough in memory to be written out: more when much was written already, so
-    /// that there are few runs, but never more than `share`.
+    /// Returns whether the memtables are large enough to be spilled. The limit grows with the bytes
+    /// already spilled, so that there are few runs, but never exceeds `share`.
     pub(crate) fn is_full(&mut self, share: usize) -> bool {
         let limit = ((self.spilled / GROWTH) as usize).max(SPILL_AT).min(share);
         self.estimate() >= limit
     }
 
-    /// Whether a dictionary has so many parts above the oldest `keep` that a spill should make them
-    /// fewer.
+    /// Returns whether a dictionary has so many parts above the oldest `keep` that a spill should
+    /// merge some.
     pub(crate) fn is_stacked(&self, dict: DictionaryId, keep: usize) -> bool {
         self.trees.get(&dict).is_some_and(|parts| parts.len() > keep + RUNS)
     }
 
-    /// [`WriteSet::memory`], or a little less.
+    /// Returns [`WriteSet::memory`], or slightly less.
     pub(crate) fn estimate(&mut self) -> usize {
-        /// Looked at now and then: it takes a walk over all parts.
+        /// Bytes of changes after which the memory is measured again, since this visits all parts.
         const NOW_AND_THEN: usize = 4 << 10;
         if self.looked == 0 || self.unseen >= NOW_AND_THEN {
             (self.looked, self.unseen) = (self.memory(), 0);
@@ -403,7 +407,7 @@ impl WriteSet {
         self.looked + self.unseen
     }
 
-    /// Each dictionary that is wanted as one part.
+    /// Returns each wanted dictionary merged into one part.
     pub(crate) fn merged(
         &self,
         to: &RunWriter<'_>,
@@ -427,8 +431,8 @@ impl WriteSet {
         Ok(out)
     }
 
-    /// Shows all items to `visit`, of each dictionary those of the oldest part first: one behind
-    /// the other they make the same changes.
+    /// Calls `visit` for all items, for each dictionary from the oldest part on, so that applying
+    /// them in this order makes the same changes.
     pub(crate) fn for_each(
         &self,
         mut visit: impl FnMut(DictionaryId, ItemRef) -> Result<()>,
@@ -453,14 +457,14 @@ fn bytes(part: &Part) -> u64 {
     }
 }
 
-/// What writing parts of a write set as runs needs.
+/// The context for writing parts of a write set as runs.
 pub(crate) struct RunWriter<'a> {
     pub versions: &'a VersionSet,
     pub cache: &'a Arc<BlockCache>,
     pub counters: &'a Counters,
 }
 
-/// One run of parts, which stand the oldest first.
+/// Merges parts, ordered from the oldest on, into one run.
 fn merged(to: &RunWriter<'_>, parts: &[Part], options: &MergeOptions) -> Result<Option<Part>> {
     let inputs: Vec<Input> = parts.iter().rev().map(Part::input).collect();
     let mut merge = Merge::new(to.cache, &inputs, &KeyRange::all(), options.clone())?;

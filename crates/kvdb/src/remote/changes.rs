@@ -1,8 +1,9 @@
-//! States that a head has in itself: all of a small one, or the changes to one that an object has.
-//! A publication of little needs no object of its own for its state then.
+//! States that are stored in a head: a small state as a whole, or the changes that lead to a state
+//! from one that an object holds. A small publication then needs no object of its own for its
+//! state.
 //!
-//! The bytes are a frame of zstd, whose prefix are the bytes of the object. Two states that follow
-//! each other are nearly the same bytes, so that is short.
+//! The bytes are a zstd frame whose prefix is the content of the object. Consecutive states are
+//! nearly the same bytes, so the frame is short.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -16,28 +17,28 @@ use zones::crc32c;
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
-/// The most bytes of changes in a head, or of a state that a head has in itself.
+/// Maximum bytes of changes in a head, or of a whole state in a head.
 pub(super) const MOST_CHANGES: usize = 32 << 10;
-/// The most bytes of a state that is compressed to find out whether a head can have all of it.
+/// Maximum bytes of a state that is compressed to see whether it fits into a head as a whole.
 const MOST_WHOLE: usize = 256 << 10;
-/// The most bytes of a state that is kept in memory, to make or apply changes to it. Larger states
+/// Maximum bytes of a state that is kept in memory, to make or apply changes to it. Larger states
 /// are objects.
 const MOST_KEPT: usize = 4 << 20;
-/// A window that has two such states.
+/// The zstd window, which holds two such states.
 const WINDOW_LOG: u32 = 23;
 const LEVEL: i32 = 3;
 
-/// Names a state, and says what it must be: at least one of both is there.
+/// Names a state and identifies its content. At least one of the two fields is set.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StateName {
-    /// The object that has it, or the one that the changes apply to; `None`: they apply to
-    /// nothing.
+    /// The object that holds the state, or the one that the changes apply to. `None` means that
+    /// they apply to empty bytes.
     pub object: Option<StateObject>,
     /// The changes, if there are any.
     pub changes: Option<StateChanges>,
 }
 
-/// Names an object with a state, or with the beginning of one, and says what it must be.
+/// Names an object with a state or with the note of a publication, and identifies its content.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StateObject {
     /// Its key.
@@ -48,7 +49,7 @@ pub struct StateObject {
     pub checksum: u32,
 }
 
-/// StateChanges to a state.
+/// The changes that lead from one state to another.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct StateChanges {
     /// Length of the changed state, bytes, and its CRC-32C.
@@ -57,7 +58,7 @@ pub struct StateChanges {
     frame: Bytes,
 }
 
-/// Tells one state from another, in a few bytes.
+/// Distinguishes states in a few bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StateMark {
     pub object: Option<StateObject>,
@@ -92,14 +93,15 @@ impl StateName {
 }
 
 impl StateChanges {
-    /// The changes that lead from `before` to `after`, if they take no more than `most` bytes.
+    /// Returns the changes that lead from `before` to `after`, if they take at most `most` bytes.
     pub(super) fn between(before: &[u8], after: &[u8], most: usize) -> Option<StateChanges> {
         let frame = compress(before, after).ok().filter(|frame| frame.len() <= most)?;
         let (len, checksum) = (u32::try_from(after.len()).ok()?, crc32c(after));
         Some(StateChanges { len, checksum, frame: frame.into() })
     }
 
-    /// Applies them to the bytes that they were made from. Any other bytes are damage.
+    /// Applies the changes to the bytes that they were made from. With any other bytes this is an
+    /// error.
     fn apply(&self, before: &[u8]) -> Result<Bytes> {
         let damaged = |why: &str| Error::Corrupt(format!("the changes to a state {why}"));
         let mut after = Vec::new();
@@ -142,7 +144,7 @@ fn compress(before: &[u8], after: &[u8]) -> std::io::Result<Vec<u8>> {
 }
 
 impl StateMark {
-    /// Appends a mark, or that there is none.
+    /// Appends a mark, or the absence of one.
     pub fn encode(mark: Option<&StateMark>, body: &mut Vec<u8>) {
         put_object(body, mark.and_then(|mark| mark.object.as_ref()));
         let changed = mark.and_then(|mark| mark.changed);
@@ -153,7 +155,7 @@ impl StateMark {
         }
     }
 
-    /// Reads what [`StateMark::encode`] has appended.
+    /// Decodes a mark that [`StateMark::encode`] has appended.
     pub fn decode(r: &mut Decoder<'_>) -> Result<Option<StateMark>> {
         let object = take_object(r)?;
         let changed = match r.u8()? {
@@ -165,14 +167,14 @@ impl StateMark {
     }
 }
 
-/// Appends the name of an object with a state, or that there is none.
+/// Appends the name of an object with a state, or the absence of one.
 pub(super) fn put_object(body: &mut Vec<u8>, name: Option<&StateObject>) {
     put_bytes(body, name.map_or("", |name| name.key.as_str()).as_bytes());
     put_varint(body, name.map_or(0, |name| name.len));
     body.extend_from_slice(&name.map_or(0, |name| name.checksum).to_le_bytes());
 }
 
-/// Reads what [`put_object`] has appended.
+/// Decodes a name that [`put_object`] has appended.
 pub(super) fn take_object(r: &mut Decoder<'_>) -> Result<Option<StateObject>> {
     let key = r.bytes()?;
     let (len, checksum) = (r.varint()?, r.u32()?);
@@ -184,7 +186,8 @@ pub(super) fn take_object(r: &mut Decoder<'_>) -> Result<Option<StateObject>> {
     Ok(Some(StateObject { key, len, checksum }))
 }
 
-/// The object with a state that was read or written last, so that changes to it need no request.
+/// The object with a state that was last read or written, kept so that changes to it need no
+/// request.
 #[derive(Clone, Default)]
 pub(super) struct KeptObject(Arc<Mutex<Option<(StateObject, Bytes)>>>);
 
@@ -210,8 +213,8 @@ impl KeptObject {
         kept.as_ref().filter(|(of, _)| of == name).map(|(_, bytes)| bytes.clone())
     }
 
-    /// Names the state of these bytes without an object of its own, if that can be: as a whole, or
-    /// as changes to the object of the state before.
+    /// Names a state without an object of its own, if that is possible: as a whole, or as changes
+    /// to the object of the state before.
     pub fn name_in_head(
         &self,
         before: Option<&StateName>,
@@ -231,7 +234,7 @@ impl KeptObject {
     }
 }
 
-/// The bytes of a state that has these changes to the bytes of its object.
+/// Returns the bytes of a state, given its object's bytes and the changes to them.
 pub(super) fn changed(object: Bytes, changes: Option<&StateChanges>) -> Result<Bytes> {
     changes.map_or(Ok(object.clone()), |changes| changes.apply(&object))
 }
@@ -268,10 +271,10 @@ mod tests {
         assert!(changes.frame.len() < 2000, "{changes:?}");
         assert_eq!(changed(before.clone().into(), Some(&changes)).expect("applied"), after);
 
-        // Of what has nothing in common there is no short way from one to the other.
+        // Two states that have nothing in common have no short changes between them.
         let other = noise(&mut random, 1 << 20);
         assert_eq!(kept.name_in_head(Some(&name), &other, MOST_CHANGES), None);
-        // And only the object that is kept is known.
+        // Only the object that is kept is known.
         let unknown = StateName::from(StateObject { checksum: 1, ..object(&before) });
         assert_eq!(kept.name_in_head(Some(&unknown), &after, MOST_CHANGES), None);
     }

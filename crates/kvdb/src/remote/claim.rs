@@ -1,7 +1,7 @@
-//! The right to publish a store, until another one claims it. What is published is written in this
-//! order: what the zones have that is not there yet, then the state, then the head that names it.
-//! A publication that is cut off leaves the state before as it was, and the next one does not write
-//! its objects again.
+//! The right to publish a store, until another publisher claims it. A publication writes first the
+//! zones' data that object storage lacks, then the state, then the head that names it. If a
+//! publication is interrupted, the state before is unchanged, and the next publication does not
+//! write its objects again.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,40 +20,40 @@ use super::state::PublishedState;
 use super::{Claimant, Error, JournalPlace, Owner, RemoteStore, Result, random_id};
 use crate::manifest::{Edit, ManifestState};
 
-/// A publication notes what it has written after so long and so many bytes: what a later one does
-/// not write again if this one is cut off.
+/// A publication notes the objects that it has written after this time and this many bytes. If it
+/// is interrupted, the next publication need not write these objects again.
 const NOTE_AFTER: Duration = Duration::from_secs(10);
 const NOTE_BYTES: u64 = 64 << 20;
 
-/// How far a publication is.
+/// The progress of a publication.
 pub type PushProgress = Progress;
 
-/// The right to publish, until another one claims it. After an error it is not known what is there,
-/// and it is dropped.
+/// The right to publish, until another publisher claims it. After an error the content of the place
+/// is unknown, and the claim is dropped.
 pub(crate) struct Claim {
     env: Arc<dyn Env>,
     to: RemoteStore,
     head: Head,
-    /// `None`: another publisher has claimed the store.
+    /// The tag of the head. `None` if another publisher has claimed the store.
     tag: Option<Tag>,
     begun: Duration,
-    /// Numbers the next note, state and object with zones of this epoch.
+    /// The numbers of the next note, state and object with zones in this epoch.
     notes: u32,
     states: u32,
     objects: u32,
-    /// What the journal of the file before has after the newest state: from one place up to
-    /// another one.
+    /// The part of the journal of the previous file after the newest state, as begin and end.
     tail: Option<(JournalPlace, JournalPlace)>,
 }
 
 /// The right to claim a store again: the epoch of the last claim, the nonce of an attempt whose
-/// outcome is unknown, and the newest state. Empty: it may be claimed from any other publisher.
+/// outcome is unknown, and the newest state. An empty right may claim the store from any other
+/// publisher.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Right {
     pub epoch: Option<u32>,
     pub attempt: Option<[u8; 16]>,
-    /// The states one of which is the newest as long as no copy of the file has published: the one
-    /// that was it at the claim, or was published last, and the one that is being published.
+    /// One of these states is the newest as long as no copy of the file has published: the state
+    /// that was the newest at the claim or was last published, and the one that is being published.
     pub states: [Option<StateMark>; 2],
 }
 
@@ -61,7 +61,7 @@ fn mark_of(state: &Option<StateName>) -> Option<StateMark> {
     state.as_ref().map(StateName::mark)
 }
 
-/// Keeps a right, so that it is known after a crash.
+/// Persists a right, so that it is known after a crash.
 pub(crate) type KeepRight<'k> = dyn FnMut(&Right) -> Result<()> + 'k;
 
 impl Right {
@@ -77,22 +77,22 @@ impl Right {
 pub(crate) struct ToPublish<'a> {
     pub zones: &'a Zones,
     pub state: &'a ManifestState,
-    /// Its zones, which the caller keeps as they are.
+    /// The zones of the state, which the caller pins.
     pub uses: &'a ZoneUse,
-    /// The bytes of these zones that a store reads first.
+    /// The bytes of these zones that a store reads first when it is opened.
     pub first: &'a FirstReads,
-    /// Zones that came from there are referred to, and not written again.
+    /// Zones that came from the place are referred to, and not written again.
     pub shares: bool,
-    /// Zones on their way take so much memory, bytes.
+    /// Bytes of memory that zones being uploaded may take.
     pub memory: usize,
-    /// Where the journal goes on after the state, if there is one.
+    /// The place where the journal continues after the state, if there is a journal.
     pub journal: Option<JournalPlace>,
 }
 
 impl Claim {
-    /// Raises the epoch of the head, or makes the first one. A claimant that had a claim before
-    /// fails if another one has made one since. `keep` is told of each change of the right before
-    /// it counts, so that it is known after a crash.
+    /// Raises the epoch of the head, or makes the first head. Fails if the claimant had a claim
+    /// before and another one has been made since. `keep` is called with each change of the right
+    /// before it takes effect, so that the right is known after a crash.
     pub(crate) fn begin(
         env: Arc<dyn Env>,
         to: RemoteStore,
@@ -100,8 +100,8 @@ impl Claim {
         right: &mut Right,
         keep: &mut KeepRight<'_>,
     ) -> Result<Claim> {
-        // Changes are made to an object that was read or written under this claim: one that was
-        // damaged there since is replaced by the next claim.
+        // Changes are made only to an object that was read or written under this claim, so that an
+        // object damaged in the place is replaced by the next claim.
         to.forget_object();
         let (before, mut head) = match to.tagged_head()? {
             Some((head, tag)) => (Some(tag), head),
@@ -117,8 +117,8 @@ impl Claim {
             return Err(Error::Overtaken(to.place()));
         }
         claimant.check(&head, &to)?;
-        // Then nothing can have come to the journal that this file does not have, unless it is an
-        // older copy of itself.
+        // A file with a previous right lacks no commits of the journal, unless it is an older copy
+        // of itself. Commits after its last one reveal such a copy.
         let goes_on = right.epoch.is_some();
         if let (true, Some(from), Some((last, own))) = (goes_on, head.journal, claimant.has)
             && own != Some(from.chain)
@@ -142,8 +142,8 @@ impl Claim {
         let (notes, states, objects, tail) = (0, 0, 0, None);
         let mut claim = Claim { env, to, head, tag, begun, notes, states, objects, tail };
         if let Some(from) = claim.head.journal.filter(|_| !goes_on) {
-            // The epoch is raised: what is there by now is all that the file before can have told
-            // anybody to be there.
+            // The epoch is raised, so the existing objects are all commits that the previous file
+            // can have acknowledged.
             match claim.to.seal_journal(from, &*claim.env) {
                 Ok(end) => claim.tail = Some((from, end)),
                 Err(e) => {
@@ -157,28 +157,30 @@ impl Claim {
         Ok(claim)
     }
 
-    /// What the journal of the file before has after the newest state, if there is anything.
+    /// Returns the part of the previous file's journal after the newest state, if it is not empty.
     pub(crate) fn tail(&self) -> Option<(JournalPlace, JournalPlace)> {
         self.tail.filter(|(from, to)| from != to)
     }
 
-    /// The newest head, unless another publisher has claimed the store.
+    /// Returns the newest head, as of the last change by this claim.
     pub(crate) fn head(&self) -> &Head {
         &self.head
     }
 
-    /// How long ago it was made; `None`: another publisher has claimed the store since.
+    /// Returns the age of the claim. Returns `None` if another publisher has claimed the store
+    /// since.
     pub(crate) fn age(&self) -> Option<Duration> {
         let age = self.env.monotonic().saturating_sub(self.begun);
         self.tag.is_some().then_some(age)
     }
 
-    /// Returns the pieces that lie there already, as the newest state and a publication that has
-    /// not ended say. `newest`: those of the newest state, where they are known here.
+    /// Returns the pieces that exist in the place, according to the newest state and to the note of
+    /// an interrupted publication. `newest` is the pieces of the newest state, if they are known
+    /// here.
     pub(crate) fn known<'k>(&self, newest: Option<&'k Known>) -> Result<Cow<'k, Known>> {
         let known_in = |read: Result<PublishedState>| match read {
             Ok(state) => Ok(state.known),
-            // Then it is written again.
+            // In that case they are written again.
             Err(Error::Corrupt(why)) => {
                 tracing::warn!("what lies there is not known: {why}");
                 Ok(Known::default())
@@ -196,9 +198,9 @@ impl Claim {
         }
     }
 
-    /// Publishes a state. Only what is not `known` to be there is written; `marks` are as of that.
-    /// `keep` is told of the state before it can be the newest one.
-    /// `progress` is called now and then; an error of it ends the call.
+    /// Publishes a state. Only data that is not in `known` is written; `marks` are as of `known`.
+    /// `keep` is called with the right before the state can become the newest one. `progress` is
+    /// called now and then; if it fails, so does the call.
     pub(crate) fn publish(
         &mut self,
         what: &ToPublish<'_>,
@@ -256,14 +258,15 @@ impl Claim {
         Ok(published)
     }
 
-    /// Says in the head that the owner is closed: the next file may begin with the newest state.
+    /// Marks the owner in the head as closed, so that the next file may begin with the newest
+    /// state.
     pub(crate) fn close(&mut self) -> Result<()> {
-        // All of it is in the newest state, and nothing comes after it.
+        // All commits are in the newest state, and none follow.
         self.head.journal = None;
         self.give_back(self.head.owner.clone())
     }
 
-    /// Names another owner in the head, which is closed.
+    /// Restores another owner in the head, marked as closed.
     pub(crate) fn give_back(&mut self, owner: Owner) -> Result<()> {
         let owner = Owner { open: false, ..owner };
         self.replace(Head { owner, ..self.head.clone() })
@@ -280,7 +283,7 @@ impl Claim {
         self.tag.as_ref().ok_or_else(|| Error::Overtaken(self.to.place()))
     }
 
-    /// Notes what was written so far.
+    /// Notes in the head which objects were written so far.
     fn note(&mut self, known: Known) -> Result<()> {
         let note = PublishedState {
             capacity: None,
@@ -300,7 +303,7 @@ impl Claim {
     }
 
     fn make_newest(&mut self, name: StateName, journal: Option<JournalPlace>) -> Result<()> {
-        // The name of an object is used once.
+        // The name of an object is used only once.
         self.states += u32::from(name.changes.is_none());
         let generation = self.head.generation.checked_add(1).ok_or_else(|| {
             Error::Corrupt(format!("{} has no more generations", self.to.place()))
@@ -316,7 +319,7 @@ impl Claim {
         Ok(())
     }
 
-    /// No head names it any more; if it stays, it is in nobody's way.
+    /// Deletes a note that no head names any more. If that fails, the note does no harm.
     fn drop_note(&self, note: Option<StateObject>) {
         if let Some(note) = note
             && let Err(e) = self.to.objects().delete(&note.key)

@@ -1,19 +1,21 @@
-//! The collector: deletes objects that nothing has referred to for long enough.
+//! The collector, which deletes objects that nothing has referred to for long enough.
 //!
-//! An object that is dead stays so (see `mark`): it has a lower epoch than the head that was read,
-//! so a publisher that may replace that head does not know it. It is deleted when a list has said
-//! so for the whole grace *and* heads and registry, read after that, say it still. Readers that
-//! have opened a state which was replaced since have the grace to read on.
+//! A dead object stays dead (see `mark`): its epoch is lower than that of the head that was read,
+//! so a publisher that may replace that head does not know it. It is deleted when a list has
+//! recorded it as dead for the whole grace *and* heads and registry, read after that, confirm it. A
+//! reader that has opened a state which was replaced since may continue to read during the grace.
 //!
-//! These hold:
+//! Invariants:
 //!
 //! - The time is taken before heads are read. So an object is on a list for the whole grace before
-//!   the marks that condemn it, however long this takes afterwards.
-//! - What is deleted is listed, dead, and on a list of dead objects that was there at the
-//!   beginning. Such a list says when, and never what may be deleted.
-//! - A list with an object that is not dead is void: what dies later has all of the grace again.
-//! - A list is deleted when none of its objects is left; what is dead and on no list gets on a new
-//!   one before that. So each step may be the last one, or be done twice, or by two collectors.
+//!   the marks that condemn it, however long the collection takes afterwards.
+//! - A deleted object is listed, dead, and on a list of dead objects that existed when the
+//!   collection began. The list only says when the object was found, never that it may be deleted.
+//! - A list with an object that is not dead is void: an object that dies later gets the whole
+//!   grace.
+//! - A list is deleted when none of its objects is left; dead objects on no list are put on a new
+//!   one before that. So a collection may stop after any step, and any step may be repeated, also
+//!   by a concurrent collector.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -26,41 +28,41 @@ use super::dead::{self, DeadList};
 use super::mark::{Fate, Marks};
 use super::{RemotePlace, Result};
 
-/// How a place is collected.
+/// Options of a collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectOptions {
-    /// Objects that were found to be dead so long ago are deleted, by the clock of the place.
-    /// Readers of a state that was replaced may go on for so long.
+    /// Objects that were found dead at least this long ago are deleted, by the clock of the place.
+    /// Readers of a replaced state may continue for this time.
     pub grace: Duration,
-    /// Nothing is deleted, and no list is written. (One small object is put and deleted, to learn
-    /// the time there.)
+    /// Deletes nothing and writes no list. (One small object is put and deleted, to learn the time
+    /// of the place.)
     pub dry_run: bool,
 }
 
 impl Default for CollectOptions {
-    /// A day.
+    /// The default grace is a day.
     fn default() -> Self {
         CollectOptions { grace: Duration::from_secs(24 * 3600), dry_run: false }
     }
 }
 
-/// How far a collection is.
+/// The progress of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CollectProgress {
-    /// Objects that were looked at.
+    /// Objects that were examined.
     pub objects: u64,
-    /// Objects that are to be deleted, and that were.
+    /// Objects that are to be deleted.
     pub due: u64,
-    /// See `due`.
+    /// Objects that were deleted, of those that are `due`.
     pub deleted: u64,
 }
 
-/// Objects, and their bytes.
+/// A number of objects, and their size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// How many.
+    /// The number of objects.
     pub objects: u64,
-    /// Of all of them.
+    /// The total size of these objects in bytes.
     pub bytes: u64,
 }
 
@@ -78,28 +80,29 @@ pub struct Collected {
     pub stores: u64,
     /// Forks that are registered and have not expired.
     pub forks: u64,
-    /// Forks that have.
+    /// Forks whose registration has expired.
     pub expired_forks: u64,
     /// Objects that stores and forks refer to.
     pub kept: Amount,
-    /// Objects that running publications may have written.
+    /// Objects that publications in progress may have written.
     pub current: Amount,
     /// Dead objects that this collection has found.
     pub found: Amount,
     /// Dead objects that an earlier collection has found, and whose grace is not over.
     pub waiting: Amount,
-    /// Objects that were deleted; with `dry_run`, those that would be.
+    /// Objects that were deleted or, with `dry_run`, would be.
     pub deleted: Amount,
-    /// Objects that this program does not know; they are left alone.
+    /// Objects of a kind unknown to this program, which are left alone.
     pub unknown: Amount,
 }
 
 impl RemotePlace {
-    /// Deletes what no store and no fork refers to, as [`CollectOptions`] say; what is found to be
-    /// dead now is deleted by a later call. Stores are published, read and forked meanwhile, and
-    /// another collection may run. `progress` is called now and then; an error of it ends the call.
+    /// Deletes the objects that no store and no fork refers to, according to [`CollectOptions`].
+    /// Objects that are first found dead now are deleted by a later call. Stores may be published,
+    /// read and forked concurrently, and another collection may run. `progress` is called now and
+    /// then; if it fails, so does the call.
     ///
-    /// If a head, a registration or a state cannot be read, the error says which, and nothing was
+    /// If a head, a registration or a state cannot be read, the error names it, and nothing was
     /// deleted.
     pub fn collect(
         &self,

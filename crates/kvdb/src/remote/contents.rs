@@ -1,4 +1,4 @@
-//! The contents of a place with stores: its keys and what they name, lists of them, its clock.
+//! The contents of a place with stores: its keys and their meaning, listings, and its clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,9 +14,9 @@ use super::journal::JournalPlace;
 use super::{ForkId, RemoteStore, random_id};
 use crate::error::{Error, Result};
 
-/// Requests that are under way at the same time, where there are many.
+/// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
-/// A request is repeated so often, with pauses that begin with this and double.
+/// The number of attempts of a request, and the first pause between them, which doubles each time.
 const REQUESTS: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -27,13 +27,13 @@ pub struct RemotePlace {
 }
 
 impl RemotePlace {
-    /// The stores in `objects`.
+    /// Returns the place with the stores in `objects`.
     pub fn new(objects: Arc<dyn Objects>) -> RemotePlace {
         RemotePlace { objects }
     }
 
-    /// The names that heads have, in order; also of stores that were unpublished, or that were
-    /// never published whole.
+    /// Returns the names of all heads, sorted, including stores that were unpublished or never
+    /// completely published.
     pub fn names(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
         each_listed(&*self.objects, "m/", &mut |entry| {
@@ -43,8 +43,9 @@ impl RemotePlace {
         Ok(names)
     }
 
-    /// The time by the clock of the place, before this returns, and what is below `d/`. It is that
-    /// of an object which is put for this and deleted: no clock of a machine decides what is old.
+    /// Returns the time by the clock of the place, at some moment before the return, and the
+    /// objects below `d/`. The time is that of an object which is put for this and deleted, so the
+    /// clocks of machines do not affect which objects are old.
     pub(super) fn clock(&self, env: &dyn Env) -> Result<(Duration, Vec<Listed>)> {
         let key = Key::new(format!("{NOW}{}", ForkId(random_id(env))))
             .map_err(|e| Error::Invalid(e.to_string()))?;
@@ -62,7 +63,8 @@ impl RemotePlace {
                 found = Some((entries.swap_remove(at).modified, entries));
                 break;
             }
-            // A list may be late; and who was asleep for long finds that others have tidied up.
+            // The listing may be delayed. After a long sleep of this machine, others may have
+            // deleted the object.
             thread::sleep(pause);
             pause *= 2;
         }
@@ -74,13 +76,13 @@ impl RemotePlace {
     }
 }
 
-/// The beginning of the keys of objects that are put to learn the time.
+/// The key prefix of objects that are put to learn the time.
 pub(super) const NOW: &str = "d/now-";
 
-/// An object that stores or forks refer to, by its key.
+/// The kind of an object that stores or forks refer to, decoded from its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content<'a> {
-    /// A state, or the beginning of one.
+    /// A state, or the note of a publication.
     State { store: &'a str, epoch: u32 },
     /// Bytes of zones.
     Zones(ZoneObject),
@@ -88,10 +90,10 @@ pub(super) enum Content<'a> {
     Journal { store: &'a str, place: JournalPlace },
 }
 
-/// The beginnings of the keys of all content.
+/// The key prefixes of all content.
 pub(super) const CONTENT: [&str; 4] = ["c/", "p/", "z/", "j/"];
 
-/// The content that a key names; `None`: none that this program knows.
+/// Returns the content that a key names. Returns `None` for a key of an unknown form.
 pub(super) fn content_of(key: &Key) -> Option<Content<'_>> {
     let mut parts = key.as_str().split('/');
     let content = match (parts.next()?, parts.next()?, parts.next()?, parts.next()) {
@@ -111,7 +113,7 @@ pub(super) fn content_of(key: &Key) -> Option<Content<'_>> {
         ("z", _, origin, Some(rest)) => {
             let (epoch, number) = numbers(rest)?;
             let object = ZoneObject { origin: origin.parse::<ForkId>().ok()?.0, epoch, number };
-            // The hash is right, too.
+            // The hash in the key must be right, too.
             object.key().ok().filter(|is| is == key)?;
             Content::Zones(object)
         }
@@ -120,27 +122,27 @@ pub(super) fn content_of(key: &Key) -> Option<Content<'_>> {
     parts.next().is_none().then_some(content)
 }
 
-/// Two numbers as they are written.
+/// Parses two numbers in their canonical form.
 fn numbers(text: &str) -> Option<(u32, u32)> {
     let (epoch, number) = text.split_once('-')?;
     let (epoch, number) = (epoch.parse().ok()?, number.parse().ok()?);
     (format!("{epoch}-{number}") == text).then_some((epoch, number))
 }
 
-/// The store whose head a key is.
+/// Returns the store if the key is that of a head.
 pub(super) fn head_of(key: &Key) -> Option<&str> {
     let name = key.as_str().strip_prefix("m/")?.strip_suffix("/head")?;
     RemoteStore::check_name(name).ok().map(|()| name)
 }
 
-/// The store and the fork whose registration a key is.
+/// Returns the store and the fork if the key is that of a registration.
 pub(super) fn fork_of(key: &Key) -> Option<(&str, ForkId)> {
     let (name, id) = key.as_str().strip_prefix("f/")?.split_once('/')?;
     RemoteStore::check_name(name).ok()?;
     Some((name, id.parse().ok()?))
 }
 
-/// Repeats a request while it may succeed later.
+/// Retries a request while it may succeed later.
 pub(super) fn patiently<T>(mut request: impl FnMut() -> objects::Result<T>) -> objects::Result<T> {
     let mut pause = PAUSE;
     for _ in 1..REQUESTS {
@@ -153,12 +155,12 @@ pub(super) fn patiently<T>(mut request: impl FnMut() -> objects::Result<T>) -> o
     request()
 }
 
-/// Deletes an object, if it is there.
+/// Deletes an object, if it exists.
 pub(super) fn delete(objects: &dyn Objects, key: &Key) -> Result<()> {
     Ok(patiently(|| objects.delete(key))?)
 }
 
-/// Returns whether there is an object, which is not empty.
+/// Returns whether there is an object with this key, which is not empty.
 pub(super) fn is_there(objects: &dyn Objects, key: &Key) -> Result<bool> {
     match objects::get_patiently(objects, key, Part::Range(0..1), Patience::default()) {
         Ok(_) | Err(ObjectsError::Damaged { .. }) => Ok(true),
@@ -167,8 +169,8 @@ pub(super) fn is_there(objects: &dyn Objects, key: &Key) -> Result<bool> {
     }
 }
 
-/// Fails if another store of the place is encrypted with another secret than is given, or with one
-/// where none is, or the other way round: collectors read all stores of a place.
+/// Fails if another store of the place is encrypted with another secret, or only one of the two
+/// stores is encrypted: collectors must read all stores of a place.
 pub(super) fn check_secret_of_others(objects: &dyn Objects) -> Result<()> {
     let page = patiently(|| objects.list("m/", ""))?;
     let Some(head) = page.entries.into_iter().find(|entry| head_of(&entry.key).is_some()) else {
@@ -177,7 +179,7 @@ pub(super) fn check_secret_of_others(objects: &dyn Objects) -> Result<()> {
     let beginning = Part::Range(0..64);
     match objects::get_patiently(objects, &head.key, beginning, Patience::default()) {
         Err(e @ ObjectsError::Secret { .. }) => Err(e.into()),
-        // Whatever else is wrong with it is no matter of this store.
+        // Any other damage of that store does not concern this one.
         _ => Ok(()),
     }
 }
@@ -192,7 +194,7 @@ pub(super) fn each_listed(
     loop {
         let page = patiently(|| objects.list(prefix, &after))?;
         let before = after.clone();
-        // A page may begin with what the one before has ended with.
+        // A page may repeat entries of the page before.
         for entry in page.entries.into_iter().filter(|e| e.key.as_str() > before.as_str()) {
             after = entry.key.to_string();
             each(entry)?;
@@ -201,15 +203,14 @@ pub(super) fn each_listed(
             return Ok(());
         }
         if after == before {
-            // An object that is not listed may be taken for one that is not there.
+            // If an object is missing in a listing, it might be taken for absent.
             let (key, why) = (prefix.to_owned(), "a list of it repeats itself".into());
             return Err(ObjectsError::Unsure { key, why }.into());
         }
     }
 }
 
-/// Calls `work` with each item, several at the same time if there are many. The first error ends
-/// it.
+/// Calls `work` with each item, concurrently if there are many. Stops at the first error.
 pub(super) fn at_once<'a, T: Sync>(
     items: &'a [T],
     work: impl Fn(&'a T) -> Result<()> + Sync + Send,
@@ -227,7 +228,7 @@ pub(super) fn at_once<'a, T: Sync>(
         }
     };
     thread::scope(|scope| {
-        // Few are not worth a thread.
+        // A few items are not worth a thread.
         for _ in 0..(items.len() / AT_ONCE).min(AT_ONCE - 1) {
             scope.spawn(turn);
         }

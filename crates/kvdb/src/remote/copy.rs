@@ -1,5 +1,5 @@
-//! Makes a local file that refers to a published state: a store like any other, of which nothing is
-//! here yet. It costs two requests, whatever there is in the store.
+//! Makes a local file that refers to a published state: a store like any other, of which no data is
+//! in the file yet. This costs two requests, whatever the size of the store.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,33 +19,33 @@ use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::fork_bases::{NewBase, keep_base};
 use crate::manifest::{Edit, Manifest, ManifestState};
 
-/// The note of a local file about the store that it refers to.
+/// The note of a local file about the published store that it refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalCopy {
-    /// The place, as [`objects::Objects::place`] names it, from where it was made.
+    /// The place that it was made from, as [`objects::Objects::place`] names it.
     pub place: String,
-    /// The name of the store there.
+    /// The name of the store in that place.
     pub name: String,
     /// The generation that it is of.
     pub generation: u64,
-    /// When that was published, nanoseconds since 1970.
+    /// When that generation was published, nanoseconds since 1970.
     pub published: u64,
     /// The identity of the store that published it.
     pub store: [u8; 16],
-    /// The registration of a fork.
+    /// The registration, if the file is a fork.
     pub fork: Option<ForkId>,
-    /// The identity of the file by which the store goes on at its address. Without it and without
-    /// a registration the file is a cache.
+    /// The identity of the file, if the store is written through it at its address. A file with
+    /// neither this nor a registration is a cache.
     pub writer: Option<[u8; 16]>,
-    /// The secret with which objects of the place are encrypted.
+    /// The secret with which the objects of the place are encrypted.
     pub secret: Option<SecretId>,
 }
 
-/// Version of the note of a cache, of that of a fork, and of that of a writer.
+/// Versions of the note of a cache, of a fork, and of a writer.
 const VERSION: u8 = 1;
 const VERSION_OF_FORKS: u8 = 2;
 const VERSION_OF_WRITERS: u8 = 3;
-/// Added to these where objects of the place are encrypted.
+/// Added to the version if the objects of the place are encrypted.
 const ENCRYPTED: u8 = 3;
 
 impl LocalCopy {
@@ -101,8 +101,8 @@ impl LocalCopy {
         self.name == store.name() && self.place == store.objects().place()
     }
 
-    /// Reads the note of the file on `device`; `None` if it is a store that has all of its zones
-    /// itself.
+    /// Reads the note of the file on `device`. Returns `None` for a store that holds all of its
+    /// zones itself.
     pub fn of(device: &dyn Device) -> Result<Option<LocalCopy>> {
         if !Zones::is_remote(device)? {
             return Ok(None);
@@ -111,18 +111,18 @@ impl LocalCopy {
     }
 }
 
-/// The kind of a local file: of a store of its own, but for that of the writer.
+/// The kind of a local file. All kinds but the writer get a store identity of their own.
 pub(crate) enum Kind<'a> {
     Cache,
     /// A fork, of this snapshot if one is named.
     Fork(ForkId, Option<&'a str>),
-    /// The file by which the store is written: its identity, and the right that it has.
+    /// The file through which the store is written: its identity, and its right to publish.
     Writer([u8; 16], &'a Right),
 }
 
-/// Fails unless all runs of the state lie in zones of the table, which are pinned: another one
-/// would be free here, and taken for something else. Nor may a state go on in zones that are not
-/// its own.
+/// Fails unless all runs of the state lie in zones of the table, which are pinned: any other zone
+/// would be free locally and reused for other data. A published state must not have open zones or a
+/// journal of its own either.
 pub(crate) fn check_places(
     state: &ManifestState,
     table: &ZoneTable,
@@ -153,8 +153,9 @@ pub(super) fn parse(data: &[u8]) {
 }
 
 impl RemoteStore {
-    /// Makes the file on `device` the local file of the newest state, as [`RemoteStore::copy_to`],
-    /// unless it is that. Parts of zones stay that are here and did not change.
+    /// Makes the file on `device` the local file of the newest state, like
+    /// [`RemoteStore::copy_to`], unless it already is. Parts of zones that are in the file and have
+    /// not changed stay.
     pub fn refresh(&self, device: Arc<dyn Device>, env: Arc<dyn Env>) -> Result<LocalCopy> {
         let now = LocalCopy::of(&*device).ok().flatten();
         let head = self.head()?;
@@ -170,18 +171,18 @@ impl RemoteStore {
         }
     }
 
-    /// Makes the local file of the newest state on `device`, whose contents are lost. It is a store
-    /// when this returns without an error, which is opened with
-    /// [`OpenOptions::remote`](crate::OpenOptions::remote), to be read for a while. Nothing there
-    /// knows of it, so what is replaced there is gone for it when a collector has deleted that; one
-    /// that is to stay is a fork, see [`RemoteStore::fork_to`].
+    /// Makes a local file of the newest state on `device`, whose contents are lost. When this
+    /// returns without an error it is a store, which is opened with
+    /// [`OpenOptions::remote`](crate::OpenOptions::remote), to be read for a while. The place does
+    /// not record this file, so data that is replaced there is lost for it once a collector has
+    /// deleted that data. For a file that is to last, make a fork, see [`RemoteStore::fork_to`].
     pub fn copy_to(&self, device: Arc<dyn Device>, env: Arc<dyn Env>) -> Result<LocalCopy> {
         self.copy_of(self.head()?, Kind::Cache, device, env)
     }
 
-    /// As [`RemoteStore::copy_to`], for a file that stays: a store of its own, which is written. It
-    /// is registered, so that what it refers to stays, too. It costs one put and three requests to
-    /// read, whatever there is in the store.
+    /// Makes a local file like [`RemoteStore::copy_to`] that lasts and is written: a store of its
+    /// own. It is registered, so that the objects that it refers to stay as well. This costs one
+    /// put and three read requests, whatever the size of the store.
     pub fn fork_to(
         &self,
         device: Arc<dyn Device>,
@@ -211,7 +212,7 @@ impl RemoteStore {
             let published = Duration::from_nanos(published);
             let id = random_id(&*env);
             keep_base(&mut manifest, &NewBase { store, published, id, snapshot })?;
-            // As the state was: there is no journal to replay.
+            // The store was closed in this state: there is no journal to replay.
             manifest.apply(Edit::Closed)?;
         }
         let (place, name) = (self.objects().place(), self.name().to_owned());
@@ -224,7 +225,8 @@ impl RemoteStore {
         let local = LocalCopy { place, name, generation, published, store, fork, writer, secret };
         let home = Home { note: local.encode(), table: state.known.table, first: state.first };
         let format = FormatOptions {
-            // Of the host's space this takes what it reads and writes, wherever zones lie.
+            // The file takes as much of the host's space as is read and written, wherever zones
+            // lie.
             capacity: None,
             reserve_zones: state.reserve_zones,
             profile: state.profile,
@@ -233,7 +235,8 @@ impl RemoteStore {
         let objects = self.objects().clone();
         let zones = Zones::format_remote(device, &home, uuid, format, objects, remote)?;
         if let Kind::Writer(_, right) = kind {
-            // Before it is a store: without a note it would have no right.
+            // Write the note before the file becomes a store: without it the file would have no
+            // right.
             let settled = *right == Right::default();
             let note = ClaimNote { right: right.clone(), settled };
             zones.write_claim_note(&note.encode())?;

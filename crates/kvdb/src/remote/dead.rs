@@ -1,6 +1,6 @@
-//! Lists of objects that nothing refers to. The time at which a list was put, by the clock of the
-//! place, is when they were found; so a list is never replaced. A list of bytes that mean nothing
-//! is no list: its objects are found again, and their time begins anew.
+//! Lists of dead objects, to which nothing refers. The modification time of a list, by the clock of
+//! the place, is the time at which its objects were found dead; so a list is never replaced. If a
+//! list cannot be decoded, its objects are found again, and their grace starts over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::log::codec::{Decoder, put_bytes, put_varint};
 
 const MAGIC: [u8; 8] = *b"KVFSDEAD";
 const VERSION: u32 = 1;
-/// The most keys of a list, and bytes of keys after which a list is full.
+/// Maximum number of keys in a list, and bytes of keys after which a list is full.
 const MOST_KEYS: usize = 1 << 16;
 const FULL: usize = 4 << 20;
-/// The most bytes of a list.
+/// Maximum bytes of a list.
 const MOST: u64 = 8 << 20;
 
 /// A list that was read.
@@ -72,7 +72,7 @@ pub(super) fn is_list(key: &Key) -> bool {
     key.as_str().strip_prefix("d/").is_some_and(|name| name.parse::<ForkId>().is_ok())
 }
 
-/// Reads a list; `None`: it is gone.
+/// Reads a list. Returns `None` if it no longer exists.
 pub(super) fn read(objects: &Arc<dyn Objects>, listed: &Listed) -> Result<Option<DeadList>> {
     let (key, found) = (listed.key.clone(), listed.modified);
     let part = Part::Range(0..MOST + 1);
@@ -90,13 +90,13 @@ pub(super) fn read(objects: &Arc<dyn Objects>, listed: &Listed) -> Result<Option
             tracing::warn!("{e}; it is no list, and goes");
             Ok(Some(DeadList { key, found, keys: Vec::new() }))
         }
-        // It is empty.
+        // The list is empty.
         Err(ObjectsError::OutOfRange { .. }) => Ok(Some(DeadList { key, found, keys: Vec::new() })),
         Err(e) => Err(e.into()),
     }
 }
 
-/// Writes lists of these objects. Each has a random name, which no other writer puts.
+/// Writes lists of these objects. Each list has a random name, which no other writer uses.
 pub(super) fn write(objects: &Arc<dyn Objects>, env: &dyn Env, keys: &[Key]) -> Result<()> {
     let mut rest = keys;
     while !rest.is_empty() {

@@ -1,5 +1,5 @@
-//! The head of a store in object storage: the one object that is replaced. It names the newest
-//! state, and has the epoch of who may replace it next.
+//! The head of a store in object storage, the only object that is replaced. It names the newest
+//! state, and holds the epoch of the publisher that may replace it next.
 
 use std::cell::Cell;
 
@@ -19,45 +19,47 @@ use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_varint};
 
 const MAGIC: [u8; 8] = *b"KVFSHEAD";
-/// Version of heads. Those of version 1 have no owner: the store's own file is it. Those of version
-/// 3 name a journal, and those of version 4 have a state, or changes to one, in themselves.
+/// The version of heads. Heads of version 1 have no owner: they belong to the store's own file.
+/// Heads of version 3 name a journal, and those of version 4 hold a state, or changes to one.
 const HEAD_VERSION: u32 = 4;
 const VERSION_WITH_JOURNAL: u32 = 3;
-/// The identity in a head of which the store was taken back.
+/// The identity in a head whose store was unpublished.
 const NO_STORE: [u8; 16] = [0; 16];
-/// The most bytes of a head.
+/// Maximum bytes of a head.
 const MOST: usize = 64 << 10;
-/// No more is read than a head can have, whatever is there.
+/// Reads at most one byte more than a head can have, whatever the object's size.
 const MOST_READ: Part = Part::Range(0..MOST as u64 + 1);
 
 /// A head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// States published so far; 0: none yet.
+    /// Number of states published so far; 0 if there is none yet.
     pub generation: u64,
-    /// Raised by everyone who begins to write.
+    /// Raised by every publisher that begins to write.
     pub epoch: u32,
-    /// The store whose states these are: the identity in its superblock. Zeros after
+    /// The store that published the states: the identity in its superblock. Zeros after
     /// [`RemoteStore::unpublish`].
     pub store: [u8; 16],
     /// The first part of the names of all objects with zones that are written for this head.
     pub origin: [u8; 16],
     /// The newest state.
     pub state: Option<StateName>,
-    /// Where the zones lie that a publication has written which has not ended.
+    /// The note of an unfinished publication, which says where the zones lie that it has written.
     pub pending: Option<StateObject>,
     /// When the newest state was published, nanoseconds since 1970.
     pub published: u64,
     /// The local file that the newest state came from.
     pub owner: Owner,
-    /// Where the journal goes on after the newest state, of a store that has one there.
+    /// The place where the journal continues after the newest state, if the store has a journal
+    /// there.
     pub journal: Option<JournalPlace>,
-    /// Drawn anew by each attempt to replace the head, so that no two are the same bytes.
+    /// A random number drawn for each attempt to replace the head, so that no two heads have the
+    /// same bytes.
     pub nonce: [u8; 16],
 }
 
 impl Head {
-    /// A head that belongs to no store yet.
+    /// Makes a head that belongs to no store yet.
     pub(super) fn first(origin: [u8; 16]) -> Head {
         Head {
             generation: 0,
@@ -73,8 +75,7 @@ impl Head {
         }
     }
 
-    /// Returns whether the name belongs to no store: that of a head which has no state, and names
-    /// no store.
+    /// Returns whether the name is free: the head has no state, and names no store.
     pub(super) fn is_free(&self) -> bool {
         self.state.is_none() && self.store == NO_STORE
     }
@@ -91,7 +92,7 @@ impl Head {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         let changes = self.state.as_ref().and_then(|state| state.changes.as_ref());
-        // Programs that know no journal could lose what it has.
+        // Older programs do not know journals and could lose the commits in one.
         let version = match (changes, &self.journal) {
             (Some(_), _) => HEAD_VERSION,
             (None, Some(_)) => VERSION_WITH_JOURNAL,
@@ -162,7 +163,7 @@ impl Head {
     }
 }
 
-/// The error for what a newer program has written.
+/// Returns the error for an object that a newer program has written.
 pub(super) fn newer(version: u32) -> Error {
     Error::Invalid(format!(
         "the store in object storage has version {version}, which this program does not know: use \
@@ -170,7 +171,7 @@ pub(super) fn newer(version: u32) -> Error {
     ))
 }
 
-/// Magic, checksum of the body, body.
+/// Encodes magic, checksum of the body, body.
 pub(super) fn seal(magic: [u8; 8], body: &[u8]) -> Vec<u8> {
     let mut out = magic.to_vec();
     out.extend_from_slice(&crc32c(body).to_le_bytes());
@@ -178,7 +179,7 @@ pub(super) fn seal(magic: [u8; 8], body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The body of what was sealed; damage otherwise.
+/// Returns the body of sealed bytes, or an error if they are damaged.
 pub(super) fn opened<'a>(magic: [u8; 8], what: &str, bytes: &'a [u8]) -> Result<&'a [u8]> {
     let Some((header, body)) = bytes.split_first_chunk::<12>() else {
         return Err(Error::Corrupt(format!("{what} is cut short")));
@@ -202,7 +203,8 @@ impl RemoteStore {
         self.key('m', format_args!("head"))
     }
 
-    /// The head, with the tag by which it is replaced; `None`: there is no store of that name.
+    /// Reads the head, with the tag by which it is replaced. Returns `None` if there is no store of
+    /// that name.
     pub(crate) fn tagged_head(&self) -> Result<Option<(Head, Tag)>> {
         let key = self.head_key()?;
         match get_patiently(&**self.objects(), &key, MOST_READ, Patience::default()) {
@@ -212,7 +214,8 @@ impl RemoteStore {
         }
     }
 
-    /// As [`RemoteStore::tagged_head`], of a head that has another tag; `None`: it has this one.
+    /// Reads the head like [`RemoteStore::tagged_head`] if its tag differs from `than`. Returns
+    /// `None` if the tag is the same.
     pub(crate) fn other_head(&self, than: &Tag) -> Result<Option<(Head, Tag)>> {
         let key = self.head_key()?;
         let patience = Patience::default();
@@ -231,15 +234,16 @@ impl RemoteStore {
         Ok((head, object.tag))
     }
 
-    /// The head; `None`: there is no store of that name.
+    /// Reads the head. Returns `None` if there is no store of that name.
     pub fn head(&self) -> Result<Option<Head>> {
         Ok(self.tagged_head()?.map(|(head, _)| head))
     }
 
-    /// Takes the newest state out of the head, so that there is no store of that name any more; the
-    /// epoch is raised, so that a publication that is under way ends. Objects stay until a
-    /// [collector](crate::RemotePlace::collect) finds that nothing refers to them. Returns the head
-    /// as it was; [`Error::NoStore`] if there is no state, nor a publication that has not ended.
+    /// Removes the newest state from the head, so that there is no store of that name any more.
+    /// Raises the epoch, so that publications in progress fail. Objects stay until a
+    /// [collector](crate::RemotePlace::collect) finds that nothing refers to them. Returns the
+    /// previous head, or [`Error::NoStore`] if it had neither a state nor an unfinished
+    /// publication.
     pub fn unpublish(&self, env: &dyn Env) -> Result<Head> {
         let found = self.tagged_head()?;
         let found = found.filter(|(head, _)| head.state.is_some() || head.store != NO_STORE);
@@ -256,15 +260,15 @@ impl RemoteStore {
         Ok(before)
     }
 
-    /// Makes `head` the head: in place of the one with this tag, or where there is none. Fails if
+    /// Replaces the head that has the tag `before`, or creates the head if that is `None`. Fails if
     /// another writer was faster.
     pub(super) fn replace_head(&self, before: Option<&Tag>, head: &Head) -> Result<Tag> {
         let replaced = self.swap_head(before, head, false)?;
         replaced.ok_or_else(|| Error::Overtaken(self.place()))
     }
 
-    /// As [`RemoteStore::replace_head`], of a head with a publication of its own. Returns `None` if
-    /// that is the newest one, but another publisher has replaced the head since.
+    /// Replaces the head like [`RemoteStore::replace_head`] by one with a new publication. Returns
+    /// `None` if the publication succeeded, but another publisher has replaced the head since.
     pub(super) fn publish_head(&self, before: &Tag, head: &Head) -> Result<Option<Tag>> {
         self.swap_head(Some(before), head, true)
     }
@@ -279,9 +283,9 @@ impl RemoteStore {
                 Created::Taken(_) => Err(overtaken()),
             },
             Some(tag) => {
-                // Others keep the publication that they find. So a head with this one comes after
-                // this attempt, if it is not that. The state alone does not tell: that of the head
-                // before is the same where nothing was changed.
+                // Other publishers keep the publication that they find, so a different head with
+                // this publication was written after this attempt. Comparing the state alone is not
+                // sufficient: the head before has the same state if nothing was changed.
                 let publication = |of: &Head| (of.generation, of.published);
                 let is_later = Cell::new(false);
                 let judge = |bytes: &[u8]| match Head::decode(bytes) {
@@ -328,7 +332,7 @@ mod tests {
         }
     }
 
-    /// A head with changes to an object.
+    /// Returns a head with changes to an object.
     fn changed() -> Head {
         let changes = StateChanges::between(&[1; 50], &[2; 70], 1000);
         let object = sample().state.and_then(|state| state.object);

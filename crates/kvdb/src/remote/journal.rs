@@ -1,17 +1,17 @@
 //! The journal of a store in object storage: the commits since its newest state, for stores whose
-//! syncs return when they are there, too. Another machine that takes the store begins with the
-//! newest state, and commits these again.
+//! syncs wait until the commits are there. Another machine that takes over the store begins with
+//! the newest state, and applies these commits again.
 //!
 //! ```text
 //! j/<name>/<chain>-<number>    commits, or the seal after the last of them
 //! ```
 //!
-//! The head names the chain and the first number that may have commits which the newest state
-//! lacks. Objects are created one after the other, each under a name that has nothing, and a sync
-//! returns when its object and all before it are there. Who takes the store raises the epoch of the
-//! head first, then reads the chain to its end, and creates a *seal* there. After that the file
-//! that was displaced cannot create the next object, however long it has slept: a seal stays as
-//! long as the store does. An object that was created before the seal is read.
+//! The head names the chain, and the first number that may hold commits which the newest state
+//! lacks. Objects are created one after the other, each under an unused name, and a sync returns
+//! when its object and all before it exist. A file that takes over the store first raises the epoch
+//! of the head, then reads the chain to its end, and creates a *seal* there. After that the
+//! displaced file cannot create the next object, however long it has slept: a seal stays as long as
+//! the store does. Objects created before the seal are read.
 
 use bytes::Bytes;
 use env::Env;
@@ -30,15 +30,15 @@ const WHAT: &str = "an object of the journal";
 const VERSION: u8 = 1;
 const COMMITS: u8 = 1;
 const SEAL: u8 = 2;
-/// The most bytes of one.
+/// Maximum bytes of an object.
 const MOST: u64 = 64 << 20;
-/// The bytes of a seal. No object with commits has so few.
+/// The size of a seal in bytes. Every object with commits is larger.
 const SEAL_LEN: u64 = 54;
 
-/// A place in the journal of a store: from here on it has commits that the newest state may lack.
+/// A place in the journal of a store, from which on it has commits that the newest state may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalPlace {
-    /// Drawn for each opening of a store that has a journal.
+    /// A random number, drawn for each opening of a store that has a journal.
     pub chain: [u8; 16],
     /// The number of the object.
     pub number: u64,
@@ -63,7 +63,7 @@ impl JournalPlace {
     }
 }
 
-/// A commit in the journal. Its values are in it.
+/// A commit in the journal, with its values inline.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct JournalCommit {
     /// The number of its first change.
@@ -72,26 +72,26 @@ pub(crate) struct JournalCommit {
 }
 
 impl JournalCommit {
-    /// The number of its last change.
+    /// Returns the number of its last change.
     pub fn last(&self) -> Seq {
         self.first.saturating_add(self.changes.len() as u64).saturating_sub(1)
     }
 
-    /// Bytes that it takes in an object, about.
+    /// Returns the approximate bytes that it takes in an object.
     pub fn bytes(&self) -> usize {
         32 + self.changes.iter().map(|(_, op)| 16 + op.bytes()).sum::<usize>()
     }
 }
 
-/// What an object of the journal has.
+/// The content of a journal object.
 #[derive(Debug, PartialEq)]
 pub(crate) enum JournalContent {
     Commits(Vec<JournalCommit>),
     Seal,
 }
 
-/// The beginning of an object: its place, and a number that tells it from the same bytes of another
-/// attempt.
+/// Encodes the beginning of an object: its place, and a nonce that distinguishes it from the same
+/// content written by another attempt.
 fn begin(place: &JournalPlace, kind: u8, nonce: [u8; 16]) -> Vec<u8> {
     let mut body = vec![VERSION, kind];
     body.extend_from_slice(&place.chain);
@@ -141,7 +141,7 @@ fn decode(bytes: &Bytes, place: &JournalPlace) -> Result<JournalContent> {
     }
 }
 
-/// The changes of a record as it stands in a journal's stream, with its length.
+/// Decodes the changes of a record in the format of a journal's stream, with its length.
 fn changes_of(record: &Bytes) -> Result<Ops> {
     let corrupt = |why: &str| Err(Error::Corrupt(format!("{WHAT}: {why}")));
     let mut rest = &record[..];
@@ -171,7 +171,7 @@ pub(super) fn parse(data: &[u8]) {
     }
 }
 
-/// Returns whether an object of a list, whose name is one of the journal's, is a seal.
+/// Returns whether a listed object with a journal key is a seal.
 pub(super) fn is_seal(listed: &Listed) -> bool {
     listed.len == SEAL_LEN
 }
@@ -192,9 +192,9 @@ impl RemoteStore {
         encode(place, commits, random_id(env))
     }
 
-    /// Creates the object of a place, and returns when it is there. [`Error::WrittenElsewhere`]
-    /// says that another file has taken the store. After any other error it may be there or not,
-    /// and the same bytes are to be tried again.
+    /// Creates the object of a place, and returns once it exists. [`Error::WrittenElsewhere`] means
+    /// that another file has taken over the store. After any other error the object may or may not
+    /// exist, and the caller must retry with the same bytes.
     pub(crate) fn put_journal(&self, place: &JournalPlace, bytes: Bytes) -> Result<()> {
         let key = self.journal_key(place)?;
         match create(&**self.objects(), &key, bytes.clone(), Patience::default())? {
@@ -204,7 +204,7 @@ impl RemoteStore {
         }
     }
 
-    /// Reads the object of a place; `None`: there is none.
+    /// Reads the object of a place. Returns `None` if it does not exist.
     pub(crate) fn get_journal(&self, place: &JournalPlace) -> Result<Option<JournalContent>> {
         let key = self.journal_key(place)?;
         let whole = Part::Range(0..MOST + 1);
@@ -222,7 +222,7 @@ impl RemoteStore {
         }
     }
 
-    /// Returns the last commit that the journal has from `place` on; `None`: it has none.
+    /// Returns the last commit in the journal from `place` on. Returns `None` if there is none.
     pub(super) fn journal_reaches(&self, place: JournalPlace) -> Result<Option<Seq>> {
         let (mut place, mut last) = (place, None);
         while let Some(JournalContent::Commits(commits)) = self.get_journal(&place)? {
@@ -232,8 +232,8 @@ impl RemoteStore {
         Ok(last)
     }
 
-    /// Ends the journal from `place` on: what is not there by now never comes. Returns the place of
-    /// the seal.
+    /// Seals the journal from `place` on: no further objects can be created after this. Returns the
+    /// place of the seal.
     pub(super) fn seal_journal(&self, place: JournalPlace, env: &dyn Env) -> Result<JournalPlace> {
         let mut place = place;
         loop {
@@ -245,7 +245,7 @@ impl RemoteStore {
                     debug_assert_eq!(bytes.len() as u64, SEAL_LEN);
                     let key = self.journal_key(&place)?;
                     let made = create(&**self.objects(), &key, bytes, Patience::default())?;
-                    // Another object has come before it: it is read next.
+                    // Another object was created first, and is read next.
                     if let Created::Done(_) = made {
                         return Ok(place);
                     }

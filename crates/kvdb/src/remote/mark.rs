@@ -1,14 +1,16 @@
-//! Marks what heads and forks refer to, in all stores of a place, since they share objects.
+//! Marks the objects that heads and forks refer to, in all stores of a place, since they share
+//! objects.
 //!
-//! These hold:
+//! Invariants:
 //!
-//! - Of each store the head is read first, then what it names; after all heads the registry is
-//!   listed. A fork is registered while a head names its base (see `registry`): so a base that is
-//!   not found by way of the head is found by way of the registration.
-//! - What a head names that was read here refers to all that a publication may keep which follows
-//!   it, or is under way. Whatever else such a publication refers to has the epoch of this head, or
-//!   a higher one.
-//! - Whatever cannot be read might refer to anything. So it is an error, and nothing is deleted.
+//! - For each store the head is read first, then the objects that it names; the registry is listed
+//!   after all heads. A fork is registered while a head names its base (see `registry`), so a base
+//!   that is not found by way of the head is found by way of the registration.
+//! - The objects named by a head that was read here include everything that a publication in
+//!   progress, or a following one, may keep. All other objects to which such a publication refers
+//!   have the epoch of this head, or a higher one.
+//! - An object that cannot be read might refer to anything. So this is an error, and nothing is
+//!   deleted.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -27,12 +29,13 @@ use super::registry::Registration;
 use super::{ForkId, Head, RemoteStore};
 use crate::error::{Error, Result};
 
-/// A head is read anew so many times, if what it names is gone because it was replaced.
+/// Number of times that a head is read again because it was replaced and the objects that it named
+/// no longer exist.
 const ATTEMPTS: u32 = 16;
-/// So many registrations are in memory together.
+/// Number of registrations that are in memory at a time.
 const READ_TOGETHER: usize = 256;
 
-/// Who refers to an object.
+/// A head or fork that refers to an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Referrer {
     store: String,
@@ -50,38 +53,39 @@ impl fmt::Display for Referrer {
     }
 }
 
-/// The bytes of an object that are needed, and who needs them.
+/// The bytes of an object that are needed, and the referrer that needs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Need {
-    /// It has so many bytes at least.
+    /// The minimum size of the object in bytes.
     pub len: u64,
-    /// Who refers to it, as a place in [`Marks::referrers`].
+    /// The index in [`Marks::referrers`] of one that refers to it.
     pub by: usize,
 }
 
 /// The fate of an object, by its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It is referred to.
+    /// Something refers to it.
     Needed(Need),
-    /// Nothing refers to it that was read; a publication that is under way may have written it.
+    /// Nothing that was read refers to it, but a publication in progress may have written it.
     Current,
     /// Nothing refers to it, and nothing ever will.
     Dead,
-    /// The key is none that this program knows.
+    /// The key has an unknown form.
     Unknown,
 }
 
-/// All that is referred to in a place.
+/// All objects that are referred to in a place.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     /// The epoch of each head, by its name and by its origin.
     names: HashMap<String, u32>,
     origins: HashMap<[u8; 16], u32>,
-    /// Where the journal of each store goes on, of those that have one.
+    /// The place where the journal of each store continues, for stores that have one.
     journals: HashMap<String, JournalPlace>,
-    /// States whose zones are marked. Lengths and checksums alone do not tell states apart that
-    /// heads have in themselves, since no two of those have another name.
+    /// States whose zones are marked, with a hash of their names. The mark alone is not sufficient
+    /// for states that are stored in heads, since these have no object key that would make it
+    /// unique.
     marked: HashSet<(StateMark, u64)>,
     keys: RandomState,
     /// Objects with states, and with notes of publications.
@@ -92,12 +96,12 @@ pub(super) struct Marks {
     pub stores: u64,
     /// Forks that are registered and have not expired.
     pub forks: u64,
-    /// Registrations that have, and when.
+    /// Expired registrations, and the time at which each expired.
     pub expired: Vec<(Key, Duration)>,
 }
 
 impl Marks {
-    /// Reads all heads and registrations. What has expired by `now` counts as none.
+    /// Reads all heads and registrations. Registrations that have expired by `now` do not count.
     pub fn read(objects: &Arc<dyn Objects>, now: Duration) -> Result<Marks> {
         let mut names = Vec::new();
         each_listed(&**objects, "m/", &mut |entry| {
@@ -122,14 +126,14 @@ impl Marks {
             listed.push((store, id, entry.key.clone(), entry.modified));
             Ok(())
         })?;
-        // A registration can have tens of thousands of bytes.
+        // A registration may have tens of thousands of bytes.
         for some in listed.chunks(READ_TOGETHER) {
             marks.forks(some, now)?;
         }
         Ok(marks)
     }
 
-    /// Marks what the head of a store names.
+    /// Marks the objects that the head of a store names.
     fn store(&mut self, store: &RemoteStore) -> Result<()> {
         let mut failed: Option<(Head, Error)> = None;
         for _ in 0..ATTEMPTS {
@@ -143,14 +147,15 @@ impl Marks {
                 return Err(e);
             }
             let by = Referrer { store: store.name().to_owned(), generation, fork: None };
-            // Marks for a head that was replaced in between are too many at most.
+            // If the head was replaced in between, its marks only keep some additional objects.
             match self.head(store, &head, &by) {
                 Ok(()) => {
                     self.stores += u64::from(head.state.is_some());
                     self.names.insert(store.name().to_owned(), head.epoch);
                     let journal = head.journal.map(|place| (store.name().to_owned(), place));
                     self.journals.extend(journal);
-                    // Two heads do not have one origin. If they do, more is left alone.
+                    // No two heads should have the same origin. If they do, the lower epoch keeps
+                    // more objects.
                     let epoch = self.origins.entry(head.origin).or_insert(head.epoch);
                     *epoch = head.epoch.min(*epoch);
                     return Ok(());
@@ -162,7 +167,7 @@ impl Marks {
         Err(Error::Limit(format!("{} changes all the time: try again", store.place())))
     }
 
-    /// Reads these registrations, and marks what they name.
+    /// Reads these registrations, and marks the objects that they name.
     fn forks(
         &mut self,
         listed: &[(RemoteStore, ForkId, Key, Duration)],
@@ -200,7 +205,7 @@ impl Marks {
         let by = Referrer { store: store_name, generation: fork.generation, fork: Some(id) };
         match self.state(store, &fork.base, &by) {
             Ok(()) => self.forks += 1,
-            // It was dropped since, and another collector has deleted what it began as.
+            // The fork was dropped since, and another collector has deleted its base.
             Err(Error::Corrupt(_)) if store.registration(id)?.is_none() => {}
             Err(Error::Corrupt(why)) => {
                 return Err(Error::Corrupt(format!(
@@ -231,7 +236,7 @@ impl Marks {
         }
         let known = store.get_state(name)?.known;
         self.zones_of(&known, name.object.as_ref(), by);
-        // One that cannot be read is an error for each who names it.
+        // Only after it was read: a state that cannot be read is an error for each referrer.
         self.marked.insert(it);
         Ok(())
     }
@@ -256,10 +261,10 @@ impl Marks {
         }
     }
 
-    /// Returns the fate of an object of a list.
+    /// Returns the fate of a listed object.
     pub fn fate_of(&self, listed: &Listed) -> Fate {
         match content_of(&listed.key) {
-            // A file that was displaced, and slept, must not find its name free.
+            // A seal must stay: a displaced file that wakes up must not find its name unused.
             Some(Content::Journal { .. }) if is_seal(listed) => Fate::Current,
             _ => self.fate(&listed.key),
         }

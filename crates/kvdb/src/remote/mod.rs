@@ -1,4 +1,4 @@
-//! Stores in object storage: what a bucket or a shared folder has of a store, how a store gets
+//! Stores in object storage: their layout in a bucket or a shared folder, how a store is published
 //! there, and how it is opened from there on any machine.
 //!
 //! ```text
@@ -11,20 +11,21 @@
 //! j/<name>/<chain>-<number>            commits since the newest state, of a store that syncs there
 //! ```
 //!
-//! Only a head is ever replaced. Who replaces it first raises its epoch, and names all objects by
-//! that: what one writes that was overtaken has names that no head refers to.
+//! Only a head is ever replaced. A publisher that replaces it first raises its epoch, and names all
+//! objects by that epoch: the objects that a displaced publisher still writes have names that no
+//! head refers to.
 //!
-//! - `head` is that object, and who may replace it; it has an `owner`.
+//! - `head` is that object, and the rules for replacing it; it has an `owner`.
 //! - `state` is a published state, as an object or as `changes` to one.
-//! - `claim` is the right to publish, and what is done with it.
-//! - `copy` makes a local file that refers to a published state; `db::writer` one by which the
-//!   store itself goes on.
-//! - `journal` has the commits since the newest state, where syncs wait until they are there.
-//! - `pull` keeps a local file that has all of the newest state.
-//! - `registry` keeps the forks of a store, so that what they refer to stays.
-//! - `contents` is all that a place has: keys, lists, the time there.
-//! - `mark` finds what heads and forks refer to, and `collect` deletes the rest when it has been
-//!   `dead` for long enough; `survey` tells whether all is there that should be.
+//! - `claim` is the right to publish, and makes publications.
+//! - `copy` makes a local file that refers to a published state; `db::writer` makes one through
+//!   which the store itself is written.
+//! - `journal` holds the commits since the newest state, if syncs wait until they are there.
+//! - `pull` maintains a local file that has all data of the newest state.
+//! - `registry` keeps the forks of a store, so that the objects they refer to stay.
+//! - `contents` is all that a place has: keys, listings, its clock.
+//! - `mark` finds the objects that heads and forks refer to, and `collect` deletes the rest when it
+//!   has been `dead` for long enough; `survey` checks that all referenced objects exist.
 
 mod changes;
 mod claim;
@@ -68,20 +69,20 @@ pub use survey::{MissingObject, Survey};
 
 use crate::error::{Error, Result};
 
-/// How a store is opened whose zones lie in object storage.
+/// Options for opening a store whose zones lie in object storage.
 #[derive(Clone, Debug)]
 pub struct RemoteZones {
-    /// Where they lie.
+    /// The object storage that holds them.
     pub objects: Arc<dyn Objects>,
-    /// Bytes of the local file that parts of them may take.
+    /// Bytes of the local file that cached parts of zones may take.
     pub cache_bytes: u64,
-    /// A read fails when the place was not to be reached for so long.
+    /// A read fails if the place was unreachable for this long.
     pub timeout: Duration,
 }
 
 impl RemoteZones {
-    /// Zones in `objects`, with as much of them in the local file as was read, and reads that wait
-    /// for five minutes.
+    /// Zones in `objects`, with default options: the local file caches all parts that are read, and
+    /// reads wait for five minutes.
     pub fn new(objects: Arc<dyn Objects>) -> RemoteZones {
         let defaults = zones::remote::RemoteOptions::default();
         let (cache_bytes, timeout) = (defaults.cache_bytes, defaults.timeout);
@@ -94,11 +95,11 @@ impl RemoteZones {
     }
 }
 
-/// Requests under way may take the memory of the store divided by this.
+/// Requests in progress may take the memory of the store divided by this.
 const SHARE: usize = 4;
 
-/// Opens the zones of a store that may take so much memory: those that lie in object storage, if it
-/// is one of these.
+/// Opens the zones of a store that may take `memory` bytes, including those in object storage if it
+/// has any there.
 pub(crate) fn open_zones(
     device: Arc<dyn Device>,
     remote: Option<&RemoteZones>,
@@ -110,7 +111,7 @@ pub(crate) fn open_zones(
     Ok(Zones::open_remote(device, remote.objects.clone(), options)?)
 }
 
-/// A store in object storage: a place, and a name there. It may not be there yet.
+/// A store in object storage: a place, and a name in that place. The store may not exist yet.
 #[derive(Clone, Debug)]
 pub struct RemoteStore {
     objects: Arc<dyn Objects>,
@@ -120,8 +121,8 @@ pub struct RemoteStore {
     in_head: usize,
 }
 
-/// Parses what object storage and local files have, for the fuzz targets. What was parsed and is
-/// encoded must parse to the same.
+/// Parses the formats of object storage and local files, for the fuzz targets. A parsed value must
+/// encode to bytes that parse to the same value.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn parse(data: &[u8]) {
     head::parse(data);
@@ -133,7 +134,7 @@ pub(crate) fn parse(data: &[u8]) {
     dead::parse(data);
 }
 
-/// Sixteen random bytes.
+/// Returns sixteen random bytes.
 pub(crate) fn random_id(env: &dyn Env) -> [u8; 16] {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&env.random().to_le_bytes());
@@ -141,12 +142,12 @@ pub(crate) fn random_id(env: &dyn Env) -> [u8; 16] {
     id
 }
 
-/// The longest name of a store, bytes.
+/// Maximum length of a store's name, bytes.
 const LONGEST_NAME: usize = 100;
 
 impl RemoteStore {
-    /// The store of this name. Names have 1 to 100 of the characters `a-z A-Z 0-9 - _ .`, and do
-    /// not begin with a dot.
+    /// Returns the store of this name. Names have 1 to 100 of the characters `a-z A-Z 0-9 - _ .`,
+    /// and do not begin with a dot.
     pub fn new(objects: Arc<dyn Objects>, name: &str) -> Result<RemoteStore> {
         RemoteStore::check_name(name)?;
         Ok(RemoteStore {
@@ -157,7 +158,7 @@ impl RemoteStore {
         })
     }
 
-    /// Fails for what is no name of a store.
+    /// Fails if `name` is not a valid name of a store.
     pub fn check_name(name: &str) -> Result<()> {
         let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         if name.is_empty()
@@ -173,30 +174,30 @@ impl RemoteStore {
         Ok(())
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Has heads with at most so many bytes of a state, or of changes to one: 32 KiB at most, which
-    /// is the default. A state that needs more is an object, which takes a put of its own.
-    /// Everyone who asks for the newest state reads the head.
+    /// Limits the bytes of a state, or of changes to one, that are stored in a head. The maximum
+    /// and default is 32 KiB. A larger state is written as an object, which takes a put of its own.
+    /// Every reader of the newest state reads the head.
     #[must_use]
     pub fn with_state_in_head(self, bytes: usize) -> RemoteStore {
         RemoteStore { in_head: bytes.min(MOST_CHANGES), ..self }
     }
 
-    /// Where it lies.
+    /// Returns the object storage that holds it.
     pub fn objects(&self) -> &Arc<dyn Objects> {
         &self.objects
     }
 
-    /// How it is called in messages.
+    /// Returns its name for messages.
     pub(crate) fn place(&self) -> String {
         format!("{}/{}", self.objects.place(), self.name)
     }
 
-    /// The key of an object of this store alone.
+    /// Returns the key of an object that belongs to this store alone.
     fn key(&self, kind: char, rest: std::fmt::Arguments<'_>) -> Result<Key> {
         Key::new(format!("{kind}/{}/{rest}", self.name)).map_err(|e| Error::Invalid(e.to_string()))
     }

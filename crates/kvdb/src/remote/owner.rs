@@ -1,9 +1,10 @@
-//! The owner of a store in object storage: the local file that its newest state came from. A head
-//! names it, so that no file publishes what lacks the commits of another one.
+//! The owner of a store in object storage: the local file that its newest state came from. The head
+//! names it, so that no file publishes a state that lacks the commits of another file.
 //!
-//! A store's own file owns what it publishes, and so does each file by which the store is written
-//! at its address. As long as one of those is open, no other file may publish. Once it is closed,
-//! the next one may begin with the newest state; files that lack that state may not go on.
+//! The store's own file owns the states that it publishes, and so does each file through which the
+//! store is written at its address. As long as one of these is open, no other file may publish.
+//! Once it is closed, another file may begin with the newest state; a file that lacks that state
+//! may not continue to publish.
 
 use vt_tree::Seq;
 
@@ -18,19 +19,19 @@ use super::{RemoteStore, Right};
 /// The file that a head belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
-    /// Its identity: that of the store for the store's own file, drawn for each file by which the
-    /// store is written at its address.
+    /// Its identity: for the store's own file that of the store; for each file through which the
+    /// store is written at its address, a random one.
     pub id: [u8; 16],
-    /// It is open for writing.
+    /// The file is open for writing.
     pub open: bool,
     /// When it was opened, nanoseconds since 1970 by the clock of its machine.
     pub since: u64,
-    /// Says whose it is; at most 256 bytes.
+    /// A label that tells whose file it is; at most 256 bytes.
     pub label: String,
 }
 
 impl Owner {
-    /// The store's own file.
+    /// Returns the store's own file as owner.
     pub(super) fn itself(store: [u8; 16]) -> Owner {
         Owner { id: store, ..Owner::default() }
     }
@@ -60,21 +61,22 @@ impl Owner {
 /// A local file that is about to publish.
 #[derive(Clone, Debug)]
 pub(crate) struct Claimant {
-    /// The store.
+    /// The identity of the store.
     pub store: [u8; 16],
-    /// The owner that the head gets.
+    /// The owner to put into the head.
     pub owner: Owner,
-    /// The file takes up the newest state after the claim, so that it lacks nothing.
+    /// The file takes up the newest state after the claim, so that it lacks no commits.
     pub takes_up: bool,
-    /// The claim is made even if that costs what another file has published, or may publish yet.
+    /// Makes the claim even if that discards commits that another file has published, or has yet to
+    /// publish.
     pub takes: bool,
-    /// The last commit that the file had when it was opened, and the chain of the journal that is
-    /// its own since.
+    /// The last commit that the file had when it was opened, and the chain of the journal that it
+    /// has written since.
     pub has: Option<(Seq, Option<[u8; 16]>)>,
 }
 
 impl Claimant {
-    /// The store's own file.
+    /// Returns the store's own file as claimant.
     pub fn itself(store: [u8; 16]) -> Claimant {
         let owner = Owner::itself(store);
         Claimant { store, owner, takes_up: false, takes: false, has: None }
@@ -100,16 +102,16 @@ impl Claimant {
     }
 }
 
-/// The note of a local file about its right to publish, by which it is told after a crash, too,
-/// whether another file has published since.
+/// The note of a local file about its right to publish. After a crash it tells whether another file
+/// has published since.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClaimNote {
     pub right: Right,
-    /// All that was committed is published, and the store was closed.
+    /// All commits are published, and the store was closed.
     pub settled: bool,
 }
 
-/// Version of notes, and of those with a state that a head has in itself.
+/// The version of a note, and of a note with a state that is stored in a head.
 const VERSION: u8 = 1;
 const VERSION_WITH_CHANGES: u8 = 2;
 const SETTLED: u8 = 1;

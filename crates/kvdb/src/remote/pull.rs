@@ -1,5 +1,5 @@
-//! A local file that has everything of the newest state, and is brought up to date again and again:
-//! it is read without the place.
+//! A local file that has all data of the newest state and is updated repeatedly, so that it can be
+//! read without access to the place.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,20 +10,21 @@ use zones::{Device, FileDevice, Zones};
 use super::{LocalCopy, RemoteStore, RemoteZones};
 use crate::error::{Error, Result};
 
-/// How far a pull is, bytes.
+/// The progress of a pull, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PullProgress {
-    /// Bytes that are in the file, of those that there are.
+    /// Bytes that are in the file.
     pub bytes: u64,
-    /// Bytes that there are.
+    /// Bytes of the whole state.
     pub bytes_total: u64,
 }
 
 impl RemoteStore {
-    /// Makes the file on `device` the local file of the newest state, as [`RemoteStore::refresh`]
-    /// does, with everything in it. What it has already is not fetched again, also after a call
-    /// that was cut off, but for the last gigabyte. The device is empty, or holds a cache of this
-    /// store; anything else is an [`Error::Invalid`], and stays.
+    /// Makes the file on `device` the local file of the newest state, like
+    /// [`RemoteStore::refresh`], with all of its data. Data that the file already has is not
+    /// fetched again, even after an interrupted call, except for the last gigabyte. The device must
+    /// be empty or hold a cache of this store; any other content is left unchanged, with
+    /// [`Error::Invalid`].
     pub fn pull_to(
         &self,
         device: Arc<dyn Device>,
@@ -56,7 +57,8 @@ impl RemoteStore {
         }
     }
 
-    /// [`RemoteStore::pull_to`], of the file at `path`, which is made if there is none.
+    /// Calls [`RemoteStore::pull_to`] for the file at `path`, which is created if it does not
+    /// exist.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -80,7 +82,8 @@ impl RemoteStore {
         progress: &mut dyn FnMut(PullProgress) -> Result<()>,
     ) -> Result<LocalCopy> {
         let (path, env) = (path.as_ref(), Arc::new(Machine::default()));
-        // In its place: what was fetched by a call that was cut off counts for the next one.
+        // Use the file in its place, so that data fetched by an interrupted call counts for the
+        // next one.
         let device = match path.try_exists()? {
             true => FileDevice::open(path, false)?,
             false => FileDevice::create(path)?,

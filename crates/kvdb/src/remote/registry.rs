@@ -1,9 +1,10 @@
-//! The registry of forks: an object for each, which names the state that the fork began as. What
-//! that state refers to stays for as long as the fork is registered.
+//! The registry of forks: one object for each fork, which names its base, the state that it began
+//! as. The objects that the base refers to stay as long as the fork is registered.
 //!
-//! A fork reads the head, registers, and reads the head again: if that names another state by then,
-//! it begins anew. So a state is the newest one when a fork of it is registered, and whoever finds
-//! it replaced in the head finds the registration, if the registry is read after the heads.
+//! A fork reads the head, registers, and reads the head again; if the head names another state by
+//! then, it starts over. So a state is the newest one at the time when a fork of it is registered,
+//! and a reader that finds the state replaced in the head finds the registration, provided that it
+//! reads the registry after the heads.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,29 +22,30 @@ use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
 
 const MAGIC: [u8; 8] = *b"KVFSFORK";
-/// The most bytes of a label.
+/// Maximum bytes of a label.
 pub(crate) const LONGEST_LABEL: usize = 256;
-/// Version of registrations, and of those whose base a head had in itself.
+/// The version of a registration, and of a registration whose base was stored in a head.
 const VERSION: u32 = 1;
 const VERSION_WITH_CHANGES: u32 = 2;
-/// The most bytes of a registration: some more than those of a head.
+/// Maximum bytes of a registration, slightly more than those of a head.
 const MOST: u64 = 68 << 10;
-/// A fork begins anew so many times, if the store is published faster than it registers.
+/// Number of times that a fork starts over because the store is published faster than the fork
+/// registers.
 const ATTEMPTS: u32 = 16;
 
-/// Names a fork in the registry of the store that it came from. Random, as the names of lists of
-/// dead objects are.
+/// Identifies a fork in the registry of the store that it came from. It is random, like the names
+/// of lists of dead objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ForkId(pub [u8; 16]);
 
-/// 32 hexadecimal digits.
+/// Formats the id as 32 hexadecimal digits.
 impl fmt::Display for ForkId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-/// Takes what is shown, and nothing else.
+/// Parses exactly the displayed format.
 impl FromStr for ForkId {
     type Err = Error;
 
@@ -55,40 +57,41 @@ impl FromStr for ForkId {
     }
 }
 
-/// How a fork is registered.
+/// Options of a fork's registration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForkOptions {
-    /// The registration counts for so long, by the clock of the place; `None`: until it is dropped.
+    /// The time for which the registration is valid, by the clock of the place. `None` means until
+    /// it is dropped.
     pub lifetime: Option<Duration>,
-    /// Says whose it is; at most 256 bytes.
+    /// A label that tells whose fork it is; at most 256 bytes.
     pub label: String,
-    /// The snapshot of the main branch that the fork is going back to before anything is written:
-    /// what is different from that is what the fork has changed. `None`: it goes on from the newest
-    /// state.
+    /// The snapshot of the main branch to which the fork is rolled back before anything is written:
+    /// the differences from that snapshot are the fork's changes. `None` means that it continues
+    /// from the newest state.
     pub snapshot: Option<String>,
 }
 
-/// A fork, as its registration says.
+/// A fork, as recorded in its registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForkInfo {
-    /// Its number.
+    /// Its id.
     pub id: ForkId,
-    /// Says whose it is.
+    /// The label that tells whose fork it is.
     pub label: String,
     /// The generation that it began as.
     pub generation: u64,
     /// When it was registered, by the clock of the place, since 1970.
     pub made: Duration,
-    /// From when on it counts as none, by the same clock; `None`: never.
+    /// When the registration expires, by the same clock. `None` means never.
     pub expires: Option<Duration>,
 }
 
-/// The contents of the object.
+/// The content of a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Registration {
     pub base: StateName,
     pub generation: u64,
-    /// Not a point in time: what the clock of the fork's machine says does not matter.
+    /// A duration and not a point in time, so that the clock of the fork's machine does not matter.
     pub lifetime: Option<Duration>,
     pub label: String,
 }
@@ -131,7 +134,7 @@ impl Registration {
         Ok(Registration { base, generation, lifetime, label })
     }
 
-    /// From when on it counts as none, if it was put at `made`.
+    /// Returns when it expires, if it was put at `made`.
     pub(super) fn expires(&self, made: Duration) -> Option<Duration> {
         self.lifetime.map(|time| made.saturating_add(time))
     }
@@ -149,7 +152,7 @@ impl RemoteStore {
         self.key('f', format_args!("{fork}"))
     }
 
-    /// Registers a fork of the newest state, and returns the head that names that.
+    /// Registers a fork of the newest state, and returns the head that names that state.
     pub(super) fn registered_head(
         &self,
         env: &dyn Env,
@@ -197,22 +200,22 @@ impl RemoteStore {
             Ok(Created::Done(_)) => Ok(fork),
             Ok(Created::Taken(_)) => Err(Error::Exists(format!("{key} in {}", self.place()))),
             Err(e) => {
-                // It may be there all the same.
+                // The registration may exist in spite of the error.
                 self.give_up_fork(fork);
                 Err(e.into())
             }
         }
     }
 
-    /// Removes the registration of a fork that was not made. If that fails, it is listed and can be
-    /// dropped.
+    /// Removes the registration of a fork that could not be made. If that fails, the fork is listed
+    /// and can be dropped.
     pub(crate) fn give_up_fork(&self, fork: ForkId) {
         if let Err(e) = self.drop_fork(fork) {
             tracing::warn!("the registration {fork} of a fork stays in {}: {e}", self.place());
         }
     }
 
-    /// Reads a registration; `None`: it was dropped.
+    /// Reads a registration. Returns `None` if it was dropped.
     pub(super) fn registration(&self, fork: ForkId) -> Result<Option<Registration>> {
         let (key, part) = (self.fork_key(fork)?, Part::Range(0..MOST + 1));
         match objects::get_patiently(&**self.objects(), &key, part, Patience::default()) {
@@ -227,8 +230,8 @@ impl RemoteStore {
         }
     }
 
-    /// Returns whether a fork is registered, and has not expired: then nothing that it began as was
-    /// deleted, nor is it before the grace that begins when it expires or is dropped.
+    /// Returns whether a fork is registered and has not expired. In that case no object of its base
+    /// was deleted, and none will be until the grace after its expiry or drop is over.
     pub(crate) fn is_registered(&self, env: &dyn Env, fork: ForkId) -> Result<bool> {
         let Some(entry) = self.registration(fork)? else { return Ok(false) };
         if entry.lifetime.is_none() {
@@ -243,7 +246,8 @@ impl RemoteStore {
         Ok(expires.is_some_and(|expires| now < expires))
     }
 
-    /// The options that a fork was registered with, but for its snapshot; `None`: it was dropped.
+    /// Returns the options that a fork was registered with, except for its snapshot. Returns `None`
+    /// if it was dropped.
     pub fn fork_options(&self, fork: ForkId) -> Result<Option<ForkOptions>> {
         let entry = self.registration(fork)?;
         Ok(entry.map(|Registration { lifetime, label, .. }| ForkOptions {
@@ -253,7 +257,7 @@ impl RemoteStore {
         }))
     }
 
-    /// The forks of the store that are registered, also those that have expired since, in no
+    /// Lists the registered forks of the store, including those that have expired since, in no
     /// particular order.
     pub fn forks(&self) -> Result<Vec<ForkInfo>> {
         let prefix = format!("f/{}/", self.name());
@@ -273,8 +277,8 @@ impl RemoteStore {
         Ok(forks)
     }
 
-    /// Drops the registration of a fork: what it has not fetched may be deleted from now on.
-    /// Returns `false` if there is none.
+    /// Drops the registration of a fork: data that it has not fetched may be deleted from now on.
+    /// Returns `false` if it was not registered.
     pub fn drop_fork(&self, fork: ForkId) -> Result<bool> {
         let key = self.fork_key(fork)?;
         let was = is_there(&**self.objects(), &key)?;

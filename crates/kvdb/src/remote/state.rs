@@ -1,5 +1,5 @@
-//! A published state as an object: what a manifest would say of it, and where its zones lie. The
-//! beginning of a publication has the zones alone.
+//! A published state as an object: the content of the manifest, and the places of its zones. The
+//! note of a publication has only the latter.
 
 use bytes::Bytes;
 use objects::{Created, ObjectsError, Part, Patience, create, get_patiently};
@@ -14,31 +14,30 @@ use crate::log::codec::{Decoder, put_bytes, put_varint};
 use crate::manifest::{Edit, ManifestState};
 
 const MAGIC: [u8; 8] = *b"KVFSSTAT";
-/// Version of states, and of those with first reads.
+/// The version of a state, and of a state with first reads.
 const VERSION: u32 = 1;
 const VERSION_WITH_FIRST: u32 = 2;
-/// The most zones of a reserve.
+/// Maximum number of reserved zones.
 const MOST_RESERVED: u32 = 1 << 12;
-/// The most bytes of such an object: of a store of some terabytes.
+/// Maximum bytes of such an object, enough for a store of some terabytes.
 const MOST: u64 = 256 << 20;
 
 /// A state in object storage.
 #[derive(Clone, Debug)]
 pub(crate) struct PublishedState {
-    /// As the superblock has them, of the store that published it.
+    /// Capacity, reserve and profile from the superblock of the store that published it.
     pub capacity: Option<u64>,
     pub reserve_zones: u32,
     pub profile: Profile,
-    /// The edits that build the store from nothing. Empty for the beginning of a
-    /// publication.
+    /// The edits that build the store from nothing. Empty for the note of a publication.
     pub edits: Bytes,
     pub known: Known,
-    /// The bytes of the zones that a store opened from it reads first.
+    /// The bytes of the zones that a store opened from this state reads first.
     pub first: FirstReads,
 }
 
 impl PublishedState {
-    /// The state that the edits build.
+    /// Returns the state that the edits build.
     pub(crate) fn manifest(&self) -> Result<ManifestState> {
         let mut state = ManifestState::new();
         state.apply_all(Edit::decode_all(&self.edits)?)?;
@@ -107,13 +106,14 @@ pub(super) fn parse(data: &[u8]) {
 }
 
 impl RemoteStore {
-    /// Writes the beginning of a publication under a name that no other has, and returns that.
+    /// Writes the note of a publication under an unused name, and returns that name.
     pub(super) fn put_note(&self, key: Key, note: &PublishedState) -> Result<StateObject> {
         self.put_object(key, note.encode().into())
     }
 
-    /// Names the state that comes after `before` in a head: as changes to that if they are few,
-    /// otherwise as an object, which is written under a name that no other has.
+    /// Returns the name for the state that follows `before` in a head. If the state is small or has
+    /// few changes it is stored in the head, otherwise in an object that is written under an unused
+    /// name.
     pub(super) fn put_state(
         &self,
         key: Key,
@@ -153,12 +153,12 @@ impl RemoteStore {
         PublishedState::decode(&bytes)
     }
 
-    /// Reads how far a publication was that has not ended.
+    /// Reads the note of an unfinished publication.
     pub(crate) fn get_note(&self, name: &StateObject) -> Result<PublishedState> {
         PublishedState::decode(&self.get_object(name)?)
     }
 
-    /// Forgets the object with a state that was read or written last.
+    /// Drops the cached object with a state that was last read or written.
     pub(super) fn forget_object(&self) {
         self.kept.forget();
     }

@@ -1,4 +1,4 @@
-//! Tells whether all is there that stores and forks refer to, and what else is.
+//! Checks whether all objects that stores and forks refer to exist, and counts the others.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,14 +12,14 @@ use super::dead;
 use super::mark::{Fate, Marks, Need};
 use super::{Amount, Error, RemotePlace, Result};
 
-/// An object that is not there, or not all of it.
+/// An object that is missing, or too short.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MissingObject {
     /// Its key.
     pub key: Key,
-    /// The bytes that it has to have at least.
+    /// The minimum size of the object in bytes.
     pub len: u64,
-    /// Who refers to it, one of them: a store and a generation, or a fork.
+    /// A store and generation, or a fork, that refers to it.
     pub needed_by: String,
 }
 
@@ -30,31 +30,33 @@ impl fmt::Display for MissingObject {
     }
 }
 
-/// All that a place has.
+/// The contents of a place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// Stores with a state.
     pub stores: u64,
     /// Forks that are registered and have not expired.
     pub forks: u64,
-    /// Objects that are referred to and missing, by key. Their stores cannot be read whole.
+    /// Objects that are referred to but missing, by key. The stores that need them cannot be read
+    /// completely.
     pub missing: Vec<MissingObject>,
     /// Objects that are referred to and present.
     pub needed: Amount,
-    /// Objects that running publications may have written.
+    /// Objects that publications in progress may have written.
     pub current: Amount,
     /// Dead objects that a collector has found, and will delete.
     pub dead: Amount,
     /// Dead objects that no collector has found yet.
     pub unreferenced: Amount,
-    /// Objects that this program does not know.
+    /// Objects of a kind unknown to this program.
     pub unknown: Amount,
 }
 
 impl RemotePlace {
-    /// Lists the place, and compares that with what heads and forks refer to. Objects are not read,
-    /// only what refers to them: damage within them is found by whoever reads them. It needs the
-    /// right to write: an object is put and deleted, to learn the time there.
+    /// Lists the place, and compares the listing with the objects that heads and forks refer to.
+    /// The objects themselves are not read, so damage within them is found only when they are read.
+    /// This needs permission to write: an object is put and deleted, to learn the time of the
+    /// place.
     pub fn survey(&self, env: &dyn Env) -> Result<Survey> {
         let objects = &self.objects;
         let (now, below) = self.clock(env)?;
@@ -93,7 +95,7 @@ impl RemotePlace {
                 unseen.push((key, need));
             }
         }
-        // A list may be late, so what it lacks is looked for.
+        // A listing may be delayed, so objects missing there are looked up.
         let missing = Mutex::new(Vec::new());
         at_once(&unseen, |(key, need)| {
             let last = Part::Range(need.len.saturating_sub(1)..need.len.max(1));

@@ -1,12 +1,12 @@
-//! Salvage: bringing out what can be read of a store that is damaged. Nothing is written to it.
+//! Salvage: recovers the readable data of a damaged store. Nothing is written to the store.
 //!
-//! A damaged store is read by other rules than a sound one. There, the first thing that cannot be
-//! read is an error; here it is a *gap*, a range of keys of which nothing is known, and reading
-//! goes on behind it. What stands in newer runs or in the journal is certain whatever lies in gaps
-//! below it. What stands below a gap may have been changed or deleted by what was lost: it is
-//! given, and called *stale*.
+//! A damaged store is read by other rules than an intact one. In an intact store, the first
+//! unreadable block is an error; here it is a *gap*, a range of keys of which nothing is known, and
+//! reading continues after it. Data in newer runs or in the journal is certain whatever gaps lie
+//! below it. Data below a gap may have been changed or deleted by the lost part: it is returned,
+//! and marked *stale*.
 //!
-//! - `state`: what the store consists of, by the superblock and manifest that can be found;
+//! - `state`: the content of the store according to the superblock and manifest that can be found;
 //! - `scan`: the tuples of a dictionary, with gaps.
 
 mod scan;
@@ -23,7 +23,7 @@ use crate::error::Result;
 
 pub use scan::Scan;
 
-/// What is left of a store.
+/// The remains of a store.
 pub struct Salvage {
     cache: Arc<BlockCache>,
     dictionaries: Vec<Remains>,
@@ -32,50 +32,52 @@ pub struct Salvage {
     recent: Mutex<SalvageCache>,
 }
 
-/// What is left of one dictionary of the main branch.
+/// The remains of one dictionary of the main branch.
 struct Remains {
     name: String,
     /// The newest first.
     sources: Vec<Source>,
 }
 
-/// One of what a dictionary consists of.
+/// A memtable or run of a dictionary.
 enum Source {
     Memtable(Arc<Memtable>),
     Run(Arc<Run>),
-    /// A run of which not even the root is known: any key may have been in it.
+    /// A run whose root is unreadable: any key may have been in it.
     Lost(String),
 }
 
-/// What a scan comes to.
+/// An element of a scan.
 #[derive(Clone, Debug)]
 pub enum Remnant {
-    /// A key, and its value, if that can be read.
+    /// A key with its value, which may still be unreadable.
     Tuple {
         /// The key.
         key: Bytes,
-        /// Its value, read when it is asked for.
+        /// Its value, which is read on request.
         value: SalvagedValue,
         /// Something newer may have been lost.
         stale: bool,
     },
-    /// Keys from `start` up to `end` may be lost. An empty end: all that follow.
+    /// Keys from `start` up to `end` may be lost. An empty end means that the gap extends to the
+    /// last key.
     Gap {
         /// The first key that may be lost.
         start: Bytes,
-        /// The first key behind the gap; empty when there is none.
+        /// The first key after the gap; empty if there is none.
         end: Bytes,
-        /// What is damaged.
+        /// A description of the damage.
         what: String,
     },
 }
 
-/// A value that is read when it is asked for.
+/// A value that is read on request.
 #[derive(Clone, Debug)]
 pub struct SalvagedValue(Lookup);
 
 impl SalvagedValue {
-    /// The length of the value, bytes; of one that updates change, about. Nothing is read.
+    /// Returns the length of the value in bytes, approximately if updates apply to it. Nothing is
+    /// read.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -89,37 +91,38 @@ impl SalvagedValue {
 }
 
 impl Salvage {
-    /// Finds what is left of the store on `device`. `progress` hears of (zones looked at, zones in
-    /// all) where they must be searched.
+    /// Finds the remains of the store on `device`. If zones must be searched, `progress` is called
+    /// with the number of zones searched so far and in total.
     pub fn open(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) -> Result<Salvage> {
         state::find(device, progress)
     }
 
-    /// What could not be read of the store's own structures, and what was done without it:
-    /// sentences. None: they are whole.
+    /// Returns sentences that describe which of the store's own structures could not be read, and
+    /// how they were replaced. Returns none if all are intact.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// What was found but not brought out, since it is not of the main branch: a sentence each.
+    /// Returns a sentence for each part that was found but not recovered, since it does not belong
+    /// to the main branch.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
     }
 
-    /// Names of the dictionaries of the main branch.
+    /// Returns the names of the dictionaries of the main branch.
     pub fn dictionaries(&self) -> Vec<String> {
         self.dictionaries.iter().map(|d| d.name.clone()).collect()
     }
 
-    /// Everything of a dictionary from `start` up to `end` (empty: to its end), in order. A gap
-    /// comes before the tuples in it.
+    /// Returns everything in a dictionary from `start` up to `end` (empty for no upper bound), in
+    /// key order. A gap is returned before the tuples in it.
     pub fn scan(&self, dictionary: &str, start: &[u8], end: &[u8]) -> Scan<'_> {
         let sources =
             self.dictionaries.iter().find(|d| d.name == dictionary).map_or(&[][..], |d| &d.sources);
         Scan::new(&self.recent, sources, start, end)
     }
 
-    /// The value of a tuple.
+    /// Reads the value of a tuple.
     pub fn value(&self, value: &SalvagedValue) -> Result<Bytes> {
         let value = self.cache.resolve(value.0.clone())?;
         value.map_or(Ok(Bytes::new()), |value| Ok(self.cache.read_value(&value)?))

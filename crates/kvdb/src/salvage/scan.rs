@@ -1,9 +1,9 @@
-//! The tuples of a dictionary as they are left, by a sweep over all its sources at once.
+//! Scans the remaining tuples of a dictionary by a sweep over all its sources at once.
 //!
 //! A source is a sequence of disjoint pieces: points, range tombstones, gaps. The sweep takes the
-//! piece that begins first, the newest on a tie. A range tombstone or a gap stays in force in its
-//! source until it ends; a point is judged by what is in force in newer sources: the newest that
-//! covers it decides whether it is hidden or stale.
+//! piece that begins first, from the newest source on a tie. A range tombstone or a gap stays in
+//! force in its source until it ends. A point is judged by the pieces in force in newer sources:
+//! the newest one that covers it determines whether it is hidden or stale.
 
 use bytes::Bytes;
 use env::sync::Mutex;
@@ -23,8 +23,8 @@ enum Input {
 struct Swept {
     input: Input,
     next: Option<Salvaged>,
-    /// The range tombstone (`false`) or gap (`true`) that begins last, and where it ends; `None`:
-    /// nowhere.
+    /// The range tombstone (`false`) or gap (`true`) that began last, and its end. The end is
+    /// `None` if it has none.
     force: Option<(bool, Option<Bytes>)>,
 }
 
@@ -64,7 +64,7 @@ pub struct Scan<'a> {
     sources: Vec<Swept>,
     start: Bytes,
     end: Bytes,
-    /// The key that was judged last: older points of it do not count.
+    /// The key that was judged last, of which older points are skipped.
     judged: Option<Bytes>,
     lost: Vec<String>,
 }
@@ -108,7 +108,7 @@ impl<'a> Scan<'a> {
         scan
     }
 
-    /// The source whose next piece begins first, the newest on a tie.
+    /// Returns the source whose next piece begins first, the newest on a tie.
     fn first(&self) -> Option<usize> {
         let begins = |i: &usize| self.sources[*i].next.as_ref().map(start_of);
         let with = (0..self.sources.len()).filter(|i| begins(i).is_some());
@@ -117,10 +117,10 @@ impl<'a> Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// The value that an item of source `at` and older ones make together; `true` if a part of it
-    /// may be lost.
+    /// Returns the value that an item of source `at` and older items make together, and `true` if a
+    /// part of it may be lost.
     fn value(&self, at: usize, key: &Bytes, seq: Seq, body: Body) -> (Lookup, bool) {
-        // An update that does not decode is lost.
+        // An update that cannot be decoded counts as lost.
         let of = |seq, body| Lookup::of(seq, body).map_or((Lookup::Absent, true), |l| (l, false));
         let (mut lookup, mut incomplete) = of(seq, body);
         for older in &self.sources[at + 1..] {
@@ -139,7 +139,7 @@ impl Scan<'_> {
             lookup = lookup.over(found);
             incomplete |= lost;
         }
-        // Nothing is older: what is missing counts as absent.
+        // There are no older sources, so a missing base value counts as absent.
         (if lookup.is_final() { lookup } else { lookup.over(Lookup::Deleted(0)) }, incomplete)
     }
 }
@@ -171,7 +171,7 @@ impl Iterator for Scan<'_> {
                     if self.judged.as_ref() == Some(&key) {
                         continue;
                     }
-                    // The newest of what covers it in newer sources.
+                    // The newest piece in newer sources that covers the key decides.
                     let stale = match self.sources[..at].iter().find_map(|s| s.covers(&key)) {
                         Some(false) => continue,
                         Some(true) => true,

@@ -1,7 +1,7 @@
-//! What a damaged store consists of. The superblock leads to the manifest, the manifest to runs and
-//! journal; where one of them cannot be read, the next best takes its place: the other superblock
-//! copy, an older manifest that still lies in some zone, the journal up to where it breaks off.
-//! Each such step is noted.
+//! Finds the content of a damaged store. The superblock leads to the manifest, and the manifest to
+//! runs and journal. If one of them cannot be read, it is replaced by the next best: the other
+//! superblock copy, an older manifest that still lies in some zone, the journal up to where it is
+//! damaged. Each such step is noted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::log::stream::{Records, StreamPart, StreamReader};
 use crate::manifest::{self, Edit, ManifestState, Root};
 use crate::read::version::Version;
 
-/// Bytes of cache.
+/// Size of the cache, bytes.
 const CACHE: usize = 32 << 20;
 /// Bytes read at once when zones are searched.
 const PIECE: usize = 1 << 20;
@@ -36,7 +36,8 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
     let mut dictionaries = Vec::new();
     for d in state.dictionaries.values().filter(|d| d.info.branch.is_empty()) {
         let mut sources = of_journal(&version, &mut bound, d.info.id);
-        // Within a level the newest first; the higher the level, the older.
+        // Sort the runs from the newest on: the higher the level, the older, and within a level the
+        // greater number is newer.
         let mut runs: Vec<_> = d
             .runs
             .iter()
@@ -70,8 +71,9 @@ pub(super) fn find(device: Arc<dyn Device>, progress: &mut dyn FnMut(u64, u64)) 
     })
 }
 
-/// What a dictionary has of the journal, newest first. A lost run that the journal binds, too, lies
-/// above what was committed before it: what it may hide is not the newest.
+/// Returns the sources of a dictionary that come from the journal, newest first. A lost run that
+/// the journal binds lies above everything committed before it, and hence hides none of the newer
+/// data.
 fn of_journal(
     version: &Version,
     bound: &mut BoundSources,
@@ -95,7 +97,7 @@ fn decode(cache: &Arc<BlockCache>, bytes: &Bytes) -> Result<Arc<Run>> {
     Ok(Run::decode_unpinned(cache, &mut rest)?)
 }
 
-/// The newest state that can be found.
+/// Finds the newest state of the manifest.
 fn find_state(
     zones: &Arc<Zones>,
     notes: &mut Vec<String>,
@@ -114,10 +116,10 @@ fn find_state(
     let found = search(zones, false, progress);
     let mut all: Vec<ManifestState> = found.into_iter().chain(known).collect();
     if all.is_empty() {
-        // The first sector of its zone may be what is lost.
+        // The first sector of the manifest's zone may be lost.
         all = search(zones, true, progress);
     }
-    // Numbers only grow.
+    // These numbers only increase.
     let age = |s: &ManifestState| (s.next_segment, s.next_run, s.start.seq, s.start.position);
     match all.into_iter().max_by_key(age) {
         Some(state) => {
@@ -131,7 +133,7 @@ fn find_state(
     }
 }
 
-/// What a manifest says up to where it can be read.
+/// Returns the state of a manifest up to the point to which it can be read.
 fn partly(zones: &Zones, parts: &[StreamPart]) -> Option<ManifestState> {
     let mut state = ManifestState::new();
     let mut reader = StreamReader::new(zones, Kind::Manifest, parts, 0, 0);
@@ -152,11 +154,11 @@ fn partly(zones: &Zones, parts: &[StreamPart]) -> Option<ManifestState> {
     (count > 0).then_some(state)
 }
 
-/// All manifests that lie in some zone, each as far as it can be read. `deep`: their zones are
-/// known by any of their chunks, not only by the first.
+/// Returns the states of all manifests that lie in some zone, each up to the point to which it can
+/// be read. If `deep` is set, their zones are identified by any chunk, not only by the first.
 fn search(zones: &Zones, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Vec<ManifestState> {
     let count = zones.zones_on_device();
-    // By epoch: the zones of one manifest, by the positions that they begin with.
+    // For each epoch the zones of one manifest, keyed by their first positions.
     let mut manifests: HashMap<u64, BTreeMap<u64, ZoneId>> = HashMap::new();
     for zone in (1..count).map(ZoneId) {
         progress(u64::from(zone.0), u64::from(count));
@@ -170,13 +172,13 @@ fn search(zones: &Zones, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Vec<
     manifests.iter().filter_map(|manifest| partly(zones, &parts(manifest))).collect()
 }
 
-/// The first header of a manifest's chunk in a zone.
+/// Returns the first header of a manifest's chunk in a zone.
 fn first_header(zones: &Zones, zone: ZoneId, deep: bool) -> Option<Header> {
     let end = if deep { ZONE_SIZE } else { SECTOR };
     let mut buf = vec![0; (end as usize).min(PIECE)];
     let mut at = 0;
     while at < end {
-        // The last zone need not be whole.
+        // The last zone may be incomplete.
         if zones.read(Purpose::Manifest, zone.start() + at, &mut buf).is_ok() {
             let found =
                 buf.chunks(SECTOR as usize).find_map(|sector| Header::read(Kind::Manifest, sector));
@@ -189,12 +191,13 @@ fn first_header(zones: &Zones, zone: ZoneId, deep: bool) -> Option<Header> {
     None
 }
 
-/// The runs that the journal binds, newest first, and those of them that are lost: for each
-/// dictionary the generations beneath whose memtables they lie.
+/// The runs that the journal binds, newest first, including lost ones. For each dictionary they are
+/// listed with the generations whose memtables lie directly above them.
 type BoundSources = HashMap<crate::DictionaryId, Vec<(u64, Vec<Source>)>>;
 
-/// The journal's commits, in memtables. A sound journal gives what recovery would replay; of
-/// another what comes before its damage, and what comes behind that where its place is certain.
+/// Reads the journal's commits into memtables. From an intact journal these are the commits that
+/// recovery would replay. From a damaged one they are the commits before the damage, and those
+/// after it whose position is certain.
 fn journal(
     zones: &Arc<Zones>,
     cache: &Arc<BlockCache>,
@@ -266,7 +269,8 @@ fn journal(
     (replay.version, replay.bound)
 }
 
-/// The next chunk behind a place in the journal that begins a write: part, offset and position.
+/// Finds the next chunk after a place in the journal that begins a write, and returns its part,
+/// offset and position.
 fn resume(
     zones: &Zones,
     parts: &[StreamPart],
@@ -287,8 +291,8 @@ fn resume(
                 let mut chunk = vec![0; header.size() as usize];
                 let whole =
                     zones.read(Purpose::Journal, part.zone.start() + offset, &mut chunk).is_ok();
-                // Each write begins with the number of its first change, but for one that goes on
-                // where the one before it was cut off.
+                // Each write begins with the number of its first change, except one that continues
+                // a write which was cut off.
                 let numbered = |piece: &[u8]| {
                     piece.len() >= record::NUMBER_SIZE && piece[..2] == record::number(0)[..2]
                 };
@@ -336,8 +340,8 @@ impl Replay<'_> {
     fn commit(&mut self, mut changes: Ops) -> Result<()> {
         let first = self.advance(changes.len() as u64)?;
         for (seq, (dict, op)) in (first..).zip(changes.iter_mut()) {
-            // What hides a discarded value may be lost: then the value before it is the best there
-            // is.
+            // The change that hides a discarded value may be lost: then the value before it is the
+            // best available.
             if !self.state.takes(*dict, seq) || matches!(op, Op::PutDiscarded(..)) {
                 *dict = crate::DictionaryId(0);
             }
@@ -376,7 +380,8 @@ mod tests {
     use super::*;
     use crate::{DictionaryId, Kvdb};
 
-    /// What was committed before runs that are lost may be hidden by them; what came after is not.
+    /// Lost runs may hide data that was committed before them, but no data that was committed after
+    /// them.
     #[test]
     fn lost_runs_lie_above_what_was_committed_before_them_alone() {
         let db = Kvdb::in_memory();

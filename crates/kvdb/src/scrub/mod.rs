@@ -1,13 +1,13 @@
-//! Scrub: everything that the store consists of is read again, from the medium, while it is in use,
-//! and compared with its checksums. What rots unseen in places that are seldom read is found while
-//! there are still backups and snapshots elsewhere to mend it from.
+//! Scrub: reads all data of the store again, from the medium, while it is in use, and compares it
+//! with its checksums. Silent damage in places that are seldom read is thus found while there are
+//! still backups and snapshots elsewhere to repair it from.
 //!
-//! It is slow on purpose: as fast as it is allowed to, no faster, on a thread of low priority. It
-//! passes all caches by, takes no lock that a commit waits for, and keeps no zone from being freed
-//! for longer than one step of some MiB.
+//! It is slow on purpose: it reads at most at the permitted rate, on a thread of low priority. It
+//! bypasses all caches, takes no lock that a commit waits for, and prevents no zone from being
+//! freed for longer than one step of some MiB.
 //!
-//! - `walk`: what is read, and in which order;
-//! - `pace`: how fast.
+//! - `walk`: the data that is read, and its order;
+//! - `pace`: the rate limit.
 
 mod pace;
 mod walk;
@@ -30,52 +30,52 @@ use crate::read::snapshot_set::Snapshots;
 use crate::read::version_set::VersionSet;
 use pace::Pace;
 
-/// Finds that are kept in memory; all are counted and logged.
+/// Faults that are kept in memory; all are counted and logged.
 const KEPT: usize = 1000;
 
-/// How a store is scrubbed.
+/// Options of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubOptions {
-    /// Bytes read in a second at most. `None`: as fast as it goes.
+    /// Maximum bytes read per second. `None` means no limit.
     pub bytes_per_second: Option<u64>,
 }
 
-/// How far the scrub under way is, or how far the last one came.
+/// The progress of the current scrub, or of the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubProgress {
-    /// One is under way.
+    /// A scrub is in progress.
     pub running: bool,
-    /// It came to its end: nothing was left out.
+    /// The scrub has finished without leaving anything out.
     pub complete: bool,
     /// Bytes read.
     pub bytes: u64,
-    /// About so many there are.
+    /// Approximate number of bytes to read.
     pub bytes_total: u64,
-    /// Places that cannot be read or hold something else than was written.
+    /// Places that cannot be read, or hold other data than was written.
     pub faults: u64,
-    /// Scrubs that came to their end since the store was opened.
+    /// Scrubs that have finished since the store was opened.
     pub completed: u64,
 }
 
-/// One place that cannot be read, or holds something else than was written.
+/// A place that cannot be read, or holds other data than was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScrubFault {
-    /// Which part of the store, as in [`crate::Fault`].
+    /// The part of the store, as in [`crate::Fault`].
     pub place: String,
-    /// What is wrong there, with its device address.
+    /// A description of the damage, with its device address.
     pub what: String,
-    /// The keys that depend on it, where it holds keys or values.
+    /// The keys that depend on it, if it holds keys or values.
     pub keys: Option<FaultKeys>,
 }
 
-/// Keys of a dictionary.
+/// A key range of a dictionary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultKeys {
     /// The name of the dictionary.
     pub dictionary: String,
-    /// From this one on, up to `end` without it.
+    /// The first key of the range.
     pub start: Bytes,
-    /// The first key behind them.
+    /// The first key after the range.
     pub end: Bytes,
 }
 
@@ -89,27 +89,27 @@ impl std::fmt::Display for ScrubFault {
 struct ScrubState {
     progress: ScrubProgress,
     faults: Vec<ScrubFault>,
-    /// What was found in this scrub: a place that two steps come to is one find.
+    /// The faults found in this scrub, so that a place visited by two steps is one fault.
     known: BTreeSet<(String, String)>,
     stop: bool,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The parts of the engine that a scrub reads.
+/// The parts of the engine that a scrub uses.
 pub(crate) struct ScrubParts {
     pub env: Arc<dyn Env>,
     pub zones: Arc<Zones>,
     pub cache: Arc<BlockCache>,
-    /// No threads are started.
+    /// The store has no threads.
     pub inline: bool,
-    /// Commits are logged.
+    /// The store logs commits in a journal.
     pub journal: bool,
     pub versions: Arc<VersionSet>,
     pub snapshots: Arc<Snapshots>,
     pub commits: Arc<CommitPipeline>,
 }
 
-/// Reads the store again and keeps what it finds.
+/// Reads the store again and keeps the faults that it finds.
 pub(crate) struct Scrubber {
     env: Arc<dyn Env>,
     zones: Arc<Zones>,
@@ -120,7 +120,7 @@ pub(crate) struct Scrubber {
     snapshots: Arc<Snapshots>,
     commits: Arc<CommitPipeline>,
     state: Mutex<ScrubState>,
-    /// It ends, or is to stop.
+    /// Signalled when a scrub ends, or is to stop.
     changed: Condvar,
 }
 
@@ -150,7 +150,7 @@ impl Scrubber {
         self.state.lock().faults.clone()
     }
 
-    /// `false`: one is under way.
+    /// Begins a scrub. Returns `false` if one is in progress.
     fn begin(&self) -> bool {
         let mut state = self.state.lock();
         if state.progress.running {
@@ -178,7 +178,7 @@ impl Scrubber {
         self.changed.notify_all();
     }
 
-    /// Ends it, and its thread.
+    /// Stops the scrub and joins its thread.
     pub(crate) fn close(&self) {
         self.stop();
         let thread = self.state.lock().thread.take();
@@ -204,12 +204,13 @@ impl Scrubber {
         if state.faults.len() < KEPT {
             state.faults.push(fault);
         } else {
-            // Of so many, the later ones are counted more than once rather than remembered.
+            // Beyond this number a fault may be counted more than once, instead of remembering all
+            // of them.
             state.known.clear();
         }
     }
 
-    /// So much was read; waits as long as the rate wants. `now`: the clock.
+    /// Counts `bytes` as read, and waits as long as the rate requires. `now` returns the time.
     fn read(
         &self,
         bytes: u64,
@@ -233,7 +234,8 @@ impl Scrubber {
         }
     }
 
-    /// Starts it; `false`: one is under way. Without threads it is done when this returns.
+    /// Starts a scrub. Returns `false` if one is in progress. In a store without threads the scrub
+    /// is done when this returns.
     pub(crate) fn start(self: &Arc<Self>, options: ScrubOptions) -> Result<bool> {
         if !self.begin() {
             return Ok(false);
@@ -251,7 +253,7 @@ impl Scrubber {
         match started {
             Ok(thread) => {
                 let before = self.state.lock().thread.replace(thread);
-                // It has told that it ended.
+                // The thread has already reported its end.
                 drop(before.map(JoinHandle::join));
                 Ok(true)
             }
@@ -266,7 +268,7 @@ impl Scrubber {
         let ended = End(self);
         let mut pace = Pace::new(options.bytes_per_second, self.env.monotonic());
         let now = || self.env.monotonic();
-        // Without threads nothing moves the clock on.
+        // Without threads nothing advances the clock.
         let wait = !self.inline;
         let total = self.scrub_bytes();
         self.state.lock().progress.bytes_total = total;
@@ -277,7 +279,7 @@ impl Scrubber {
     }
 }
 
-/// Callers that wait for a scrub which panicked are told of its end all the same.
+/// Ends a scrub that has panicked, so that callers that wait for it are woken.
 struct End<'a>(&'a Scrubber);
 
 impl Drop for End<'_> {

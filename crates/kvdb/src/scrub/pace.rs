@@ -1,8 +1,8 @@
-//! How fast a scrub may read.
+//! The rate limit of a scrub.
 
 use std::time::Duration;
 
-/// Keeps reading at a rate: after each read it tells how long to wait before the next.
+/// Limits the rate of reading: after each read it returns the time to wait before the next.
 pub(crate) struct Pace {
     bytes_per_second: Option<u64>,
     since: Duration,
@@ -18,7 +18,7 @@ impl Pace {
         self.read += bytes;
     }
 
-    /// How long to wait before anything more is read.
+    /// Returns the time to wait before the next read.
     pub(crate) fn owed(&mut self, now: Duration) -> Duration {
         let Some(rate) = self.bytes_per_second.map(|rate| rate.max(1)) else {
             return Duration::ZERO;
@@ -26,7 +26,7 @@ impl Pace {
         let due = Duration::from_secs_f64(self.read as f64 / rate as f64);
         let owed = (self.since + due).saturating_sub(now);
         if owed.is_zero() {
-            // Time in which nothing was read is not saved up for a burst.
+            // Time in which nothing was read must not accumulate for a burst.
             (self.since, self.read) = (now, 0);
         }
         owed

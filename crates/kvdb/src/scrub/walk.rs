@@ -1,11 +1,10 @@
-//! What a scrub reads: the superblocks, the manifest, the journal with the values that it binds,
-//! then dictionary by dictionary, in the order of their keys, all runs of all branches and
-//! snapshots.
+//! The data that a scrub reads: the superblocks, the manifest, the journal with the values that it
+//! binds, and then dictionary by dictionary, in key order, all runs of all branches and snapshots.
 //!
-//! The store goes on changing. What is compared at any moment is kept from being freed for that
-//! moment: the manifest and the journal are looked at again when they moved on, values that the
-//! journal binds belong to memtables that are held, and runs are taken from the version of the
-//! moment, for one range of keys. So nothing that is found was merely gone.
+//! The store changes in the meantime. Data that is being compared is kept from being freed: the
+//! manifest and the journal are read again if they have moved, values that the journal binds belong
+//! to memtables that are held, and runs are taken from the current version, for one range of keys
+//! at a time. So no reported fault is merely data that was freed.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -24,14 +23,14 @@ use crate::manifest::{self, JournalStart, ManifestState, Root};
 use crate::read::snapshot_set::Snapshot;
 use crate::read::version::{Tree, Version};
 
-/// Bytes of one run that a step reads, about: for so long its zones are kept.
+/// Approximate bytes of one run that a step reads, during which its zones are pinned.
 const STEP: u64 = 16 << 20;
 
-/// Reads often enough to meet a manifest that is not being rewritten.
+/// Number of attempts to read a manifest that is not being rewritten.
 const ATTEMPTS: usize = 8;
 
 type Read<'a> = &'a mut dyn FnMut(u64) -> ControlFlow<()>;
-/// A snapshot, and what it has.
+/// A snapshot, and its version.
 type SnapshotVersion = (Arc<Snapshot>, Arc<Version>);
 type Find<'a> = &'a mut dyn FnMut(ScrubFault);
 
@@ -40,7 +39,7 @@ fn fault(place: impl Into<String>, what: impl ToString) -> ScrubFault {
 }
 
 impl Scrubber {
-    /// About how much there is to read.
+    /// Returns the approximate number of bytes to read.
     pub(super) fn scrub_bytes(&self) -> u64 {
         let (version, snapshots) = self.all_states();
         let mut seen = BTreeSet::new();
@@ -51,14 +50,14 @@ impl Scrubber {
             .sum()
     }
 
-    /// Break: `read` wanted an end.
+    /// Scrubs everything. Breaks when `read` asks to stop.
     pub(super) fn scrub_all(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
         self.zones.check_superblocks().into_iter().for_each(|e| find(fault("superblock", e)));
         read(2 * zones::SECTOR)?;
         self.scrub_manifest(read, find)?;
         self.scrub_journal(read, find)?;
-        // By name: what branches and snapshots have of a dictionary came from one, and they share
-        // most of it.
+        // Scrub by name: the dictionaries of that name in branches and snapshots come from one
+        // original, and share most of its data.
         let (version, snapshots) = self.all_states();
         let states = std::iter::once(&version).chain(snapshots.iter().map(|(_, version)| version));
         let names: BTreeSet<String> =
@@ -67,8 +66,8 @@ impl Scrubber {
         names.iter().try_for_each(|name| self.scrub_dictionary(name, read, find))
     }
 
-    /// The version and what the snapshots have, of one moment: what moves from one to the other is
-    /// in either.
+    /// Returns the version and those of the snapshots, read at one moment: data that moves from one
+    /// to the other is in at least one of them.
     fn all_states(&self) -> (Arc<Version>, Vec<SnapshotVersion>) {
         loop {
             let version = self.versions.load_full();
@@ -80,7 +79,7 @@ impl Scrubber {
         }
     }
 
-    /// All runs of that dictionary, each once, with what they are called.
+    /// Returns all runs of the dictionaries with that name, each once, with its description.
     fn runs_named(&self, name: &str) -> Vec<(Arc<Run>, String)> {
         let (version, snapshots) = self.all_states();
         let mut seen = BTreeSet::new();
@@ -114,7 +113,7 @@ impl Scrubber {
                     (a, b) => a.or(b),
                 };
             }
-            // A key keeps the block that it was read from.
+            // Copy the key: a slice would pin the block that it was read from.
             let range =
                 KeyRange { start: start.clone(), end: end.as_deref().map(Bytes::copy_from_slice) };
             let mut found = Vec::new();
@@ -147,7 +146,7 @@ impl Scrubber {
 
     fn scrub_manifest(&self, read: Read<'_>, find: Find<'_>) -> ControlFlow<()> {
         for attempt in 0.. {
-            // The last time it is kept from changing.
+            // In the last attempt the manifest is locked.
             let mut guard = None;
             let (root, position) = match self.versions.manifest() {
                 Ok(manifest) => {
@@ -155,8 +154,8 @@ impl Scrubber {
                     guard = (attempt == ATTEMPTS).then_some(manifest);
                     place
                 }
-                // Of a store that is open for reading nothing changes; how far it went when it was
-                // opened it still goes.
+                // A store that is open for reading does not change, so its manifest still extends
+                // as far as when it was opened.
                 Err(_) => match manifest::load(&self.zones, &self.zones.superblock().root) {
                     Ok(loaded) => (loaded.root, loaded.position),
                     Err(e) => {
@@ -178,7 +177,7 @@ impl Scrubber {
         ControlFlow::Continue(())
     }
 
-    /// Reads it up to `position`. What is wrong there, and the bytes read.
+    /// Reads the manifest up to `position`. Returns the bytes read, and descriptions of the damage.
     fn read_manifest(&self, root: &Root, position: u64) -> (u64, Vec<String>) {
         let parts = root.parts();
         let mut reader = StreamReader::on_medium(&self.zones, Kind::Manifest, &parts, 0, 0);
@@ -212,17 +211,17 @@ impl Scrubber {
             return ControlFlow::Continue(());
         }
         loop {
-            // In this order: commits up to that end are in memtables of this version, whose values
-            // are held with it, or in runs; and of the latter the state that is looked at last says
+            // The order matters: commits up to `end` are in memtables of this version, whose values
+            // are held with it, or in runs; in the latter case the state, which is read last, says
             // so.
             let end = self.commits.durable();
             let version = self.versions.load_full();
-            // A manifest that cannot be read has been found already.
+            // A manifest that cannot be read has already been reported.
             let Ok(state) = self.state_now() else { return ControlFlow::Continue(()) };
             let mut values = Vec::new();
             let read_to = self.read_journal_again(&state, end, &mut values, read)?;
             if let Err(e) = read_to {
-                // It was flushed since, and its segments are in use again.
+                // The journal was flushed since, and its segments are being reused.
                 if self.state_now().is_ok_and(|now| now.start != state.start) {
                     continue;
                 }
@@ -258,7 +257,7 @@ impl Scrubber {
         }
     }
 
-    /// Reads the journal of `state` up to `end`; the large values that it binds up to there go to
+    /// Reads the journal of `state` up to `end`, and appends the large values that it binds to
     /// `values`.
     fn read_journal_again(
         &self,
@@ -322,7 +321,7 @@ impl Scrubber {
     }
 }
 
-/// The runs of a dictionary, and what they are called.
+/// Returns the runs of a dictionary, with their descriptions.
 fn runs_of(tree: &Tree) -> impl Iterator<Item = (Arc<Run>, String)> {
     let branch = if tree.info().branch.is_empty() {
         String::new()
@@ -338,7 +337,7 @@ fn runs_of(tree: &Tree) -> impl Iterator<Item = (Arc<Run>, String)> {
     })
 }
 
-/// Without the advice that stands where there is nothing but an error to be shown.
+/// Removes the advice from an error, for places where only the error itself is shown.
 fn plain(what: &str) -> String {
     what.split(": run `kvfs check`").next().unwrap_or(what).to_owned()
 }

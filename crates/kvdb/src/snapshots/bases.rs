@@ -1,11 +1,11 @@
-//! States that a clone and its parent have in common: what both of them are compared with when one
-//! takes over what the other has changed. They are snapshots of the store's own, which nothing else
-//! lists or drops, and which end with the clone.
+//! States that a clone and its parent have in common, with which both are compared when one takes
+//! over the changes of the other. They are internal snapshots, which are not listed, cannot be
+//! dropped by users, and end with the clone.
 //!
-//! The first of them is the snapshot that the clone was made of. Nothing is written for it: a clone
-//! names it already, and where its user drops it before the clone it gets a name of the store's
-//! own, in one edit. So a clone always has it, at whatever moment the power fails. The others are
-//! made when one side has taken over the state of the other.
+//! The first of them is the snapshot that the clone was made of. Nothing is written for it: the
+//! clone already names it, and if the user drops it before the clone, it gets an internal name in
+//! one edit. So a clone always has it, at whatever moment the power fails. The others are made when
+//! one side has taken over the state of the other.
 
 use env::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -18,34 +18,35 @@ use crate::read::snapshot_set::Snapshot;
 use crate::read::version_set::VersionEdit;
 use crate::read::view::View;
 
-/// A snapshot that its user has dropped, while clones of it are there.
+/// Name prefix of a snapshot that its user has dropped while it has clones.
 const ORIGIN: &str = ".origin-";
-/// A state that a clone was merged or rebased at.
+/// Name prefix of a state that a clone was merged or rebased at.
 const BASE: &str = ".base-";
 
-/// The states that a clone and the branch that it was made of have in common.
+/// The states that a clone and its parent branch have in common.
 #[derive(Clone)]
 pub struct Lineage {
-    /// The branch that it was made of; `""`: the main one.
+    /// The branch that the clone was made of; `""` is the main one.
     pub parent: String,
     /// The state that it was made of.
     pub origin: View,
     /// The number of the newest commit in that state.
     pub made_at: u64,
-    /// The marks of the common states that are kept besides, the oldest first; see
+    /// The marks of the other common states that are kept, the oldest first; see
     /// [`crate::Kvdb::keep_common_state`].
     pub kept: Vec<u64>,
     /// The number of the newest commit when each of them was kept.
     pub kept_at: Vec<u64>,
 }
 
-/// The name that a dropped snapshot keeps its state under. `None`: it has such a name.
+/// Returns the name under which the state of a dropped snapshot is kept. Returns `None` if it
+/// already has an internal name.
 fn origin_name(of: &Snapshot) -> Option<String> {
     let id: String = of.label.id.iter().map(|byte| format!("{byte:02x}")).collect();
     (!is_own(&of.label.name)).then(|| format!("{ORIGIN}{id}-{}", of.label.name))
 }
 
-/// The name that its user has given to the snapshot of a branch's origin.
+/// Returns the name that the user has given to the snapshot of a branch's origin.
 pub(crate) fn shown_origin(name: &str) -> &str {
     match name.strip_prefix(ORIGIN).and_then(|rest| rest.split_once('-')) {
         Some((_, shown)) => shown,
@@ -62,7 +63,7 @@ fn mark_of(clone: &str, name: &str) -> Option<u64> {
     (mark.len() == 16).then(|| u64::from_str_radix(mark, 16).ok()).flatten()
 }
 
-/// The edit that drops a snapshot; one that clones were made of goes on under another name.
+/// Returns the edit that drops a snapshot. A snapshot that has clones is renamed instead.
 pub(super) fn drop_of(state: &ManifestState, gone: &Snapshot) -> Edit {
     let name = gone.label.name.clone();
     match origin_name(gone).filter(|_| state.clones_of(&name) > 0) {
@@ -72,8 +73,8 @@ pub(super) fn drop_of(state: &ManifestState, gone: &Snapshot) -> Edit {
 }
 
 impl Snapshotter {
-    /// The edits that drop what only this clone has kept of common states. They come before the one
-    /// that ends it.
+    /// Returns the edits that drop common states which are kept only for this clone. They must
+    /// precede the edit that ends the clone.
     pub(super) fn drops_with(&self, state: &ManifestState, clone: &str) -> Vec<Edit> {
         let bases = self.kept_of(clone).into_iter().map(|s| s.label.name.clone());
         let origin = state.branches.get(clone).filter(|of| {
@@ -82,7 +83,7 @@ impl Snapshotter {
         bases.chain(origin.cloned()).map(Edit::DropSnapshot).collect()
     }
 
-    /// The common states of a clone.
+    /// Returns the common states of a clone.
     pub(crate) fn lineage(&self, clone: &str) -> Result<Lineage> {
         let version = self.versions.load_full();
         let of = version.branches.get(clone).ok_or_else(|| Error::NoBranch(clone.into()))?;
@@ -93,8 +94,8 @@ impl Snapshotter {
         if !version.has_branch(&parent) {
             return Err(unknown(&format!("was made of clone {parent}, which is gone")));
         }
-        // A branch that is dropped and made again has other dictionaries, one that is rolled back
-        // has the same.
+        // A branch that was dropped and created again has other dictionaries; a branch that was
+        // rolled back has the same ones.
         let (then, now) = (origin.version(), version.entries.of_branch(&parent));
         if !then.trees.is_empty() && !then.trees.keys().any(|dict| now.get(dict).is_some()) {
             return Err(unknown("was made of a branch in whose place is another one"));
@@ -105,7 +106,7 @@ impl Snapshotter {
         Ok(Lineage { parent, made_at: origin.label.seq, origin: self.open(&origin), kept, kept_at })
     }
 
-    /// Returns the states that were kept besides the first, the oldest first.
+    /// Returns the common states of a clone other than the first, the oldest first.
     pub(super) fn kept_of(&self, clone: &str) -> Vec<Arc<Snapshot>> {
         let all = self.snapshots.named(&format!("{BASE}{clone}/"));
         let mut kept: Vec<_> =
@@ -141,7 +142,7 @@ impl Snapshotter {
         let drops = gone.iter().map(|s| Edit::DropSnapshot(s.label.name.clone()));
         self.commits.install(|_| VersionEdit::of(drops))?;
         drop(naming);
-        // Their runs are let go outside of all locks.
+        // Release their runs outside of all locks.
         drop(gone);
         self.signals.reclaimable.store(true, Ordering::Release);
         Ok(())

@@ -1,5 +1,5 @@
-//! Branches: clones of snapshots, rollbacks, and what ends them. Each is one edit of the manifest,
-//! and moves no data.
+//! Branches: clones of snapshots, rollbacks, and drops. Each is one edit of the manifest, and moves
+//! no data.
 
 use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ use crate::manifest::{Edit, ManifestState};
 use crate::read::snapshot_set::Snapshot;
 use crate::read::version_set::VersionEdit;
 
-/// Lets a change name the runs of a snapshot.
+/// Registers the runs of a snapshot with a change, whose edits may name them.
 pub(super) fn know(change: &mut VersionEdit, state: &ManifestState, snapshot: &Snapshot) {
     let version = snapshot.version();
     let entries = state.snapshots.get(&snapshot.label.name).map(|s| &s.dictionaries);
@@ -38,7 +38,8 @@ impl Snapshotter {
         self.clone_exactly(&of, branch)
     }
 
-    /// Makes a branch of this snapshot, and of no other one that has its name by now.
+    /// Makes a branch of exactly this snapshot, and not of a different one that has its name by
+    /// now.
     pub(crate) fn clone_exactly(&self, of: &Arc<Snapshot>, branch: &str) -> Result<()> {
         self.health.writable()?;
         self.commits.flush_before_edit(&*self.admission)?;
@@ -70,7 +71,7 @@ impl Snapshotter {
         self.commits.install(|_| VersionEdit::of([edit]))
     }
 
-    /// Drops a branch. `lock` locks its dictionaries against transactions until what it gives is
+    /// Drops a branch. `lock` locks its dictionaries against transactions until its result is
     /// dropped.
     pub(crate) fn drop_branch<L>(
         &self,
@@ -83,7 +84,7 @@ impl Snapshotter {
         }
         let locked = lock(&self.dictionaries_of(name))?;
         self.prepare_drop()?;
-        // A snapshot of it that was made before has its dictionaries.
+        // A snapshot of the branch that was made before must include its dictionaries.
         let naming = self.settled()?;
         let undoable = self.undoable_of(name);
         let entered = self.commits.enter_in_order(Priority::Flush)?;
@@ -99,15 +100,15 @@ impl Snapshotter {
         let installed =
             self.commits.install_commit(entered, Changed::Unlisted([name.into()].into()), plan)?;
         drop((naming, locked));
-        // Their runs are let go outside of all locks.
+        // Release their runs outside of all locks.
         drop(undoable);
         self.limits.forget(name);
         self.signals.reclaimable.store(true, Ordering::Release);
         installed.finish(&*self.admission)
     }
 
-    /// To be called before any lock is taken, for a drop that becomes a commit: there is room for
-    /// its record, which a full store makes by a flush.
+    /// Makes room for the record of a drop that becomes a commit; a full store flushes for this.
+    /// Must be called before any lock is taken.
     pub(crate) fn prepare_drop(&self) -> Result<()> {
         self.commits.flush_before_edit(&*self.admission)?;
         drop(self.commits.enter_to_delete(&*self.admission, record::size(&number_alone()))?);
@@ -118,31 +119,31 @@ impl Snapshotter {
         self.versions.load().entries.of_branch(branch).keys().copied().collect()
     }
 
-    /// Gives a branch the state of one of its snapshots. `lock` locks dictionaries against
-    /// transactions until what it gives is dropped.
+    /// Rolls a branch back to the state of one of its snapshots. `lock` locks dictionaries against
+    /// transactions until its result is dropped.
     pub(crate) fn roll_back<L>(
         &self,
         snapshot: &str,
         lock: impl FnOnce(&BTreeSet<DictionaryId>) -> Result<L>,
     ) -> Result<()> {
         self.health.writable()?;
-        // Serializable transactions that have read or changed what is replaced end here, and none
-        // looks at it before all is done. Before the locks that follow: a call of one that must end
-        // may wait for these.
+        // Serializable transactions that have read or changed the replaced data are aborted here,
+        // and no other one reads it before the rollback is done. This must precede the locks below:
+        // a call of a transaction that must end may wait for them.
         let to = self.snapshots.get(snapshot).ok_or_else(|| Error::NoSnapshot(snapshot.into()))?;
         let branch = to.label.branch.clone();
         let mut dicts: BTreeSet<DictionaryId> = to.version().trees.keys().copied().collect();
         dicts.extend(self.dictionaries_of(&branch));
         let locked = lock(&dicts)?;
         self.commits.flush_before_edit(&*self.admission)?;
-        // While space can still be looked for.
+        // Do this while space can still be reclaimed.
         drop(self.commits.enter(
             &*self.admission,
             record::size(&number_alone()),
             0,
             SpaceClaim::default(),
         )?);
-        // Nothing that is under way may add to what is replaced.
+        // No merge or flush in progress may add to the data that is replaced.
         let alone = self.compactor.merge_alone();
         let flushing = self.flusher.lock();
         let naming = loop {
@@ -157,13 +158,14 @@ impl Snapshotter {
         if !self.snapshots.get(snapshot).is_some_and(|now| Arc::ptr_eq(&now, &to)) {
             return Err(Error::NoSnapshot(snapshot.into()));
         }
-        // What was rolled back cannot be undone any more, nor can what was committed before: what
-        // that would bring back has other things under its numbers.
+        // Commits before the rollback cannot be undone any more, whether or not they were rolled
+        // back: the states before them have other data under the same numbers.
         let around: Vec<String> =
             self.undoable_of(&branch).iter().map(|s| s.label.name.clone()).collect();
         let installed = {
-            // Every commit is before or after: those before are void, in memory and in the journal.
-            // It has a number of its own, so that transactions which began before it can tell.
+            // Every commit is either before or after the rollback: those before are void, in memory
+            // and in the journal. The rollback has a commit number of its own, by which
+            // transactions that began before it detect it.
             let entered = self.commits.enter_in_order(Priority::Log)?;
             let seq = entered.seq();
             let plan = |state: &ManifestState| {
@@ -193,15 +195,16 @@ impl Snapshotter {
         installed.finish(&*self.admission)
     }
 
-    /// The states around commits to a branch, which nothing can undo once it is replaced.
+    /// Returns the snapshots around commits to a branch, which cannot be undone once the branch is
+    /// replaced.
     fn undoable_of(&self, branch: &str) -> Vec<Arc<Snapshot>> {
         let around = self.snapshots.around_commits().into_iter().flatten();
         around.filter(|snapshot| snapshot.label.branch == branch).collect()
     }
 
-    /// Lets the branch `from`, which takes no more writes, take the place of `to`, without its
-    /// dictionary `but`, and makes a snapshot of it: all in one edit, so that an error leaves the
-    /// branch as it is.
+    /// Replaces the branch `to` by the branch `from`, which takes no more writes, without its
+    /// dictionary `but`, and makes a snapshot of the result. All of this is one edit, so that an
+    /// error leaves the branch unchanged.
     pub(crate) fn adopt(
         &self,
         from: &str,
@@ -217,11 +220,11 @@ impl Snapshotter {
             return Err(Error::Exists(format!("snapshot {}", label.name)));
         }
         let undoable = self.undoable_of(to);
-        // It is a commit: who has read what is replaced can tell.
+        // This is a commit, so transactions that have read the replaced data detect it.
         let entered = self.commits.enter_in_order(Priority::Flush)?;
         let label = Label { seq: entered.seq(), ..label };
         let plan = |state: &ManifestState| {
-            // Made since the others were locked.
+            // This dictionary was created since the others were locked.
             let of_branch = state.dictionaries.of_branch(to);
             let mut infos = of_branch.values().map(|d| &d.info);
             if let Some(fresh) = infos.find(|info| !replaced.contains(&info.id)) {
@@ -245,7 +248,7 @@ impl Snapshotter {
             plan,
         )?;
         drop(naming);
-        // Their runs are let go outside of all locks.
+        // Release their runs outside of all locks.
         drop(undoable);
         self.signals.reclaimable.store(true, Ordering::Release);
         installed.finish(&*self.admission)

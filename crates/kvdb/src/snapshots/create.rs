@@ -1,9 +1,9 @@
-//! Making a snapshot, opening and dropping it.
+//! Creates, opens and drops snapshots.
 //!
-//! When all is in runs, a snapshot is one edit of the manifest. Else the generation that takes
-//! commits is closed, with the snapshot's record as its last; should the power fail before it is
-//! flushed, the journal's replay closes it there again. The flush that writes it moves the
-//! journal's start behind that record in the same edit, so the record never counts twice.
+//! If all data is in runs, a snapshot is one edit of the manifest. Otherwise the active generation
+//! is sealed, with the snapshot's record as its last; if the power fails before it is flushed, the
+//! journal's replay seals it at the same point again. The flush that writes the generation moves
+//! the journal's start past that record in the same edit, so the record is never applied twice.
 
 use env::sync::atomic::Ordering;
 use std::cell::Cell;
@@ -25,14 +25,14 @@ use crate::read::version::Version;
 use crate::read::version_set::{Order, VersionEdit};
 use crate::read::view::View;
 
-/// When so many snapshots wait for their flush, the next one is made after it. Each has asked for
-/// it; so they are that many where the disk is too slow for them.
+/// If this many snapshots wait for their flush, the next one is made after it. Each of them has
+/// requested that flush, so there are that many only if the disk is too slow.
 const MOST_WAITING: usize = 256;
-/// The same in a store without threads, whose flush would not begin before: as many as one flush
-/// brings into runs together.
+/// The same limit for a store without threads, whose flush would not begin before: the number of
+/// parts that one flush writes.
 const MOST_WAITING_INLINE: usize = 64;
 
-/// The snapshot that a generation ends with, which is being closed.
+/// The snapshot at the end of a generation that is being sealed.
 pub(crate) struct EndOfGeneration<'a> {
     snapshots: &'a Snapshots,
     made: Cell<Option<(u64, Arc<Snapshot>)>>,
@@ -43,7 +43,7 @@ impl<'a> EndOfGeneration<'a> {
         EndOfGeneration { snapshots, made: Cell::new(None) }
     }
 
-    /// Makes the snapshot of `version`, and gives its record.
+    /// Makes the snapshot of `version`, and returns its record.
     pub(crate) fn record(&self, label: Label, version: &Version) -> Vec<u8> {
         let snapshot = self.snapshots.of(label, above(version), version);
         let record = record::snapshot(&snapshot.label, snapshot.below);
@@ -51,7 +51,7 @@ impl<'a> EndOfGeneration<'a> {
         record
     }
 
-    /// The generation is closed.
+    /// Makes the snapshot readable once the generation is sealed.
     pub(crate) fn closed(&self) {
         if let Some((generation, snapshot)) = self.made.take() {
             self.snapshots.begin(generation, snapshot);
@@ -59,7 +59,7 @@ impl<'a> EndOfGeneration<'a> {
     }
 }
 
-/// A snapshot that ends the generation which takes commits.
+/// A snapshot that ends the active generation.
 struct OfMemory<'a> {
     label: Label,
     end: EndOfGeneration<'a>,
@@ -67,7 +67,7 @@ struct OfMemory<'a> {
 
 impl SnapshotMaker for OfMemory<'_> {
     fn record_size(&self) -> usize {
-        // More than its record takes.
+        // An upper bound of the size of its record.
         self.label.name.len() + self.label.branch.len() + 64 + record::NUMBER_SIZE
     }
 
@@ -96,7 +96,7 @@ impl Snapshotter {
             if self.snapshot_of_runs(&label)? {
                 return Ok(());
             }
-            // A snapshot is what is in the generation that takes commits, and before it.
+            // The snapshot consists of the active generation and everything before it.
             let end = EndOfGeneration::new(&self.snapshots);
             self.commits.seal_with_snapshot(&OfMemory { label, end })?;
         }
@@ -106,14 +106,15 @@ impl Snapshotter {
         }
     }
 
-    /// Each snapshot that waits for its flush is one memtable more that readers look into.
+    /// Limits the number of snapshots that wait for their flush, since each adds a memtable to
+    /// every lookup.
     fn bound_waiting(&self) -> Result<()> {
         let most = if self.inline { MOST_WAITING_INLINE } else { MOST_WAITING };
         if self.snapshots.waiting() < most {
             return Ok(());
         }
         match self.flusher.flush_sealed() {
-            // They go on waiting.
+            // They continue to wait.
             Err(Error::NoSpace) => Ok(()),
             flushed => flushed.map(drop),
         }
@@ -128,9 +129,10 @@ impl Snapshotter {
         Label { name: name.into(), branch: branch.into(), id, created, seq }
     }
 
-    /// When everything is in runs: notes them. `false`: not everything is. The caller has `naming`.
+    /// Makes a snapshot as an edit if all data is in runs, and returns `false` otherwise. The
+    /// caller holds `naming`.
     fn snapshot_of_runs(&self, label: &Label) -> Result<bool> {
-        // No flush runs under this lock.
+        // No flush can run under this lock.
         let Some(_flushing) = self.flusher.try_lock() else { return Ok(false) };
         let version = self.versions.load_full();
         if self.snapshots.next_pending().is_some()
@@ -139,14 +141,14 @@ impl Snapshotter {
         {
             return Ok(false);
         }
-        // What is committed in the meantime stays in memory.
+        // Commits made in the meantime are in memtables and not part of the snapshot.
         let edit = Edit::Snapshot { label: label.clone(), below: above(&version) };
         self.versions.install(Order::OfRuns, |_| VersionEdit::of([edit]))?;
         Ok(true)
     }
 
-    /// `naming`, once no snapshot waits for its flush any more: for callers that change
-    /// dictionaries as such.
+    /// Locks `naming` once no snapshot waits for its flush, for callers that create, drop or change
+    /// dictionaries.
     pub(crate) fn settled(&self) -> Result<MutexGuard<'_, ()>> {
         loop {
             let naming = self.snapshots.naming.lock();
@@ -155,7 +157,7 @@ impl Snapshotter {
             }
             drop(naming);
             self.flusher.flush_sealed()?;
-            // One whose journal could not be written is never flushed.
+            // A snapshot whose journal could not be written is never flushed.
             self.health.check()?;
         }
     }
@@ -165,7 +167,7 @@ impl Snapshotter {
         Ok(self.open(&snapshot))
     }
 
-    /// What a snapshot has, whether or not it is dropped by now.
+    /// Returns a view of a snapshot, whether or not it has been dropped since.
     pub(crate) fn open(&self, snapshot: &Snapshot) -> View {
         let mut view = self.versions.view();
         view.version.version = snapshot.version();
@@ -177,7 +179,7 @@ impl Snapshotter {
         self.snapshots.get(name).map(|snapshot| snapshot.label.clone())
     }
 
-    /// Of all snapshots, the oldest first.
+    /// Returns the labels of all snapshots, the oldest first.
     pub(crate) fn labels(&self) -> impl Iterator<Item = Label> {
         self.snapshots.list().into_iter().map(|snapshot| snapshot.label.clone())
     }
@@ -195,7 +197,7 @@ impl Snapshotter {
         };
         self.commits.install(|state| {
             let edit = bases::drop_of(state, &gone);
-            // Its dictionaries are gone through for a new name alone.
+            // Its dictionaries are visited only if it gets a new name.
             let stays = matches!(edit, Edit::RenameSnapshot { .. });
             let mut change = VersionEdit::of([edit]);
             if stays {
@@ -204,13 +206,13 @@ impl Snapshotter {
             change
         })?;
         drop(naming);
-        // Its runs are let go outside of all locks.
+        // Release its runs outside of all locks.
         drop(gone);
         self.signals.reclaimable.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// All snapshots, the oldest first.
+    /// Lists all snapshots, the oldest first.
     pub(crate) fn list(&self) -> Vec<SnapshotInfo> {
         let all: Vec<[Arc<Snapshot>; 1]> = self.snapshots.list().into_iter().map(|s| [s]).collect();
         let unique = self.held_by(&all);

@@ -1,4 +1,4 @@
-//! What two views differ in, dictionary by dictionary.
+//! The difference between two views, dictionary by dictionary.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use crate::read::bounds;
 use crate::read::cursor::{Cursor, Tuple};
 use crate::read::view::View;
 
-/// A key whose value is not the same on both sides. A large value is read when it is asked for.
+/// A key whose value differs between two views. A large value is read on request.
 #[derive(Clone, Debug)]
 pub struct Change {
     /// The key.
     pub key: Bytes,
-    /// `None`: the key was not there.
+    /// The value in the earlier view. `None` if the key did not exist there.
     pub before: Option<Tuple>,
-    /// `None`: it is no more.
+    /// The value in the later view. `None` if the key does not exist there.
     pub after: Option<Tuple>,
 }
 
-/// The changes of one dictionary from one view to another, in the order of the keys; see
+/// Iterates over the changes of one dictionary from one view to another, in key order; see
 /// [`View::difference`]. It ends with the first error.
 pub struct Difference {
     inner: Inner,
@@ -31,23 +31,23 @@ pub struct Difference {
 }
 
 enum Inner {
-    /// Of two states of one store.
+    /// The difference of two states of one store.
     Near {
         inner: Box<vt_tree::Difference>,
-        /// Reads the large values of the earlier side, and keeps what they refer to.
+        /// Reads the large values of the earlier side, and pins their places.
         before: Arc<Reader>,
-        /// Reads those of the later side, and keeps what they refer to.
+        /// Reads the large values of the later side, and pins their places.
         after: Arc<Reader>,
     },
-    /// Of states of two stores.
+    /// The difference of states of two stores.
     Far(Box<[Tuples; 2]>),
 }
 
-/// The tuples of a state of another store, in order.
+/// The tuples of a state of another store, in key order.
 struct Tuples {
-    /// `None`: there is no such dictionary.
+    /// `None` if the view does not have the dictionary.
     cursor: Option<Cursor>,
-    /// The one that the cursor has passed, and that is not compared yet.
+    /// The last tuple read from the cursor, which is not compared yet.
     next: Option<Tuple>,
 }
 
@@ -66,7 +66,7 @@ impl Tuples {
     }
 }
 
-/// The next key that has another value on each side: every tuple of both is looked at.
+/// Returns the next key whose value differs, by comparing all tuples of both sides.
 fn next_of([before, after]: &mut [Tuples; 2]) -> Result<Option<Change>> {
     loop {
         let order = match (&before.next, &after.next) {
@@ -88,11 +88,11 @@ fn next_of([before, after]: &mut [Tuples; 2]) -> Result<Option<Change>> {
 }
 
 impl View {
-    /// What has changed in a dictionary since this view: from `dict` here to `dict_after` there,
-    /// which are the same number unless the views are of different branches. A dictionary that a
-    /// view does not have is empty there. It takes the time that the changes take to read: what
-    /// both share, most often nearly all, is passed by. Views of two stores share nothing: there
-    /// every tuple is looked at, and every value that may be the same is read.
+    /// Returns the changes of a dictionary from this view to `after`, in which it has the number
+    /// `dict_after`. The two numbers are the same unless the views are of different branches. A
+    /// dictionary that a view does not have counts as empty. The time depends on the changes: data
+    /// that both views share, usually almost all, is skipped without reading. Views of two stores
+    /// share nothing, so all tuples are compared, and every value that may be the same is read.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -119,7 +119,7 @@ impl View {
         self.difference_in(dict, after, dict_after, &KeyRange::all())
     }
 
-    /// [`View::difference`], of the keys of `[start, end)`.
+    /// Returns the changes like [`View::difference`], for the keys of `[start, end)`.
     pub fn difference_between(
         &self,
         dict: DictionaryId,
@@ -131,7 +131,7 @@ impl View {
         self.difference_in(dict, after, dict_after, &range)
     }
 
-    /// [`View::difference`], of a range of keys.
+    /// Returns the changes like [`View::difference`], for a range of keys.
     pub(crate) fn difference_in(
         &self,
         dict: DictionaryId,
@@ -154,7 +154,7 @@ impl View {
         Ok(Difference { inner, failed: false })
     }
 
-    /// Everything that a dictionary consists of here, newest first.
+    /// Returns the memtables and runs of a dictionary in this view, newest first.
     fn side(&self, dict: DictionaryId) -> vt_tree::Side {
         let inputs = self.version.trees.get(&dict).map(|t| t.inputs()).unwrap_or_default();
         self.written_inputs(dict)
@@ -164,8 +164,8 @@ impl View {
 }
 
 impl Difference {
-    /// Blocks and index nodes that were opened so far to find the changes; of two stores, none are
-    /// counted.
+    /// Returns the number of blocks and index nodes opened so far to find the changes. For views of
+    /// two stores, these are not counted.
     pub fn opened(&self) -> u64 {
         match &self.inner {
             Inner::Near { inner, .. } => inner.opened(),

@@ -1,6 +1,6 @@
-//! What snapshots keep of the device that nothing else keeps: whole zones that only they have, and
-//! in zones that others have as well, what the next state of the branch hides. The former is known
-//! without reading; the latter is an estimate from what is newer, of which so much is looked at.
+//! Estimates the space that only snapshots keep: whole zones that only they use, and, within shared
+//! zones, data that the next state of the branch hides. The former is known without reading; the
+//! latter is estimated from a bounded number of newer items.
 
 use env::sync::atomic::Ordering;
 use std::collections::HashMap;
@@ -14,17 +14,17 @@ use crate::error::Result;
 use crate::read::snapshot_set::Snapshot;
 use crate::read::version::{Tree, Version};
 
-/// The work for one list, in items of newer states.
+/// Items of newer states that are examined for one listing.
 const LOOKED_AT: u64 = 200_000;
-/// The least for one snapshot.
+/// Minimum number of items that are examined for one snapshot.
 const LEAST: u64 = 100;
 
-/// A state that keeps runs: a snapshot, or what a branch is now.
+/// A state that pins runs: a snapshot, or the current state of a branch.
 struct State {
     branch: String,
     /// The number of its newest commit.
     seq: u64,
-    /// The group that it is of.
+    /// The group that the snapshot belongs to, if any.
     group: Option<usize>,
     version: Arc<Version>,
 }
@@ -35,11 +35,13 @@ impl State {
     }
 }
 
-/// Who keeps a zone: one of the groups, or several, or the store itself, or another snapshot.
+/// The keeper of a zone that is not kept by one group alone, but also by another group, the store
+/// itself, or another snapshot.
 const SHARED: usize = usize::MAX;
 
 impl Snapshotter {
-    /// For each group of snapshots about the bytes that dropping just these gives back.
+    /// Returns for each group of snapshots approximately the bytes that dropping only this group
+    /// frees.
     pub(crate) fn held_by<const N: usize>(&self, groups: &[[Arc<Snapshot>; N]]) -> Vec<u64> {
         let members = groups.iter().enumerate();
         let members = members.flat_map(|(n, group)| group.iter().map(move |s| (Arc::as_ptr(s), n)));
@@ -66,7 +68,7 @@ impl Snapshotter {
     }
 }
 
-/// For each group the bytes of whole zones that nothing else keeps.
+/// Returns for each group the bytes of whole zones that nothing else uses.
 fn zones_of_groups(groups: usize, snapshots: &[State], live: &Version) -> Vec<u64> {
     let mut runs: HashMap<*const Run, (&Arc<Run>, usize)> = HashMap::new();
     for run in live.trees.values().flat_map(|t| t.runs()) {
@@ -91,8 +93,8 @@ fn zones_of_groups(groups: usize, snapshots: &[State], live: &Version) -> Vec<u6
     held
 }
 
-/// The states of one branch that have a run: the number and the group of the oldest, and the number
-/// of the oldest of those that are of another group.
+/// The states of one branch that contain a run: the number and the group of the oldest, and the
+/// number of the oldest one of another group.
 struct Owners {
     oldest: u64,
     group: Option<usize>,
@@ -104,21 +106,21 @@ impl Owners {
         Owners { oldest: seq, group, of_others: None }
     }
 
-    /// Notes one more; none that was noted is newer.
+    /// Adds a state, which must not be older than those added before.
     fn add(&mut self, seq: u64, group: Option<usize>) {
         if group != self.group {
             self.of_others.get_or_insert(seq);
         }
     }
 
-    /// The number of the oldest one that is not of this group.
+    /// Returns the number of the oldest state that does not belong to this group.
     fn oldest_beside(&self, group: usize) -> Option<u64> {
         if self.group == Some(group) { self.of_others } else { Some(self.oldest) }
     }
 }
 
-/// For snapshots of groups about the bytes of runs that the next state of the branch has as well,
-/// and hides: no older state has these runs, nor another branch.
+/// Returns for each snapshot of a group approximately the bytes of runs that the next state of the
+/// branch contains as well, but hides, if no older state and no other branch contains these runs.
 fn hidden_of_groups(snapshots: &[State], live: &Version, now: u64, most: u64) -> Vec<(usize, u64)> {
     let mut owners: HashMap<*const Run, HashMap<&str, Owners>> = HashMap::new();
     let mut note = |run: &Arc<Run>, branch, seq, group| {
@@ -131,7 +133,7 @@ fn hidden_of_groups(snapshots: &[State], live: &Version, now: u64, most: u64) ->
     for tree in live.trees.values() {
         tree.runs().for_each(|p| note(&p.run, &*tree.info().branch, u64::MAX, None));
     }
-    // The next state of the same branch, from the newest one back.
+    // Find the next state of the same branch, from the newest one backwards.
     let mut newer: HashMap<&str, usize> = HashMap::new();
     let mut next_of = vec![None; snapshots.len()];
     for (at, state) in snapshots.iter().enumerate().rev() {
@@ -152,7 +154,7 @@ fn hidden_of_groups(snapshots: &[State], live: &Version, now: u64, most: u64) ->
         };
         for (dict, tree) in &state.version.trees {
             let Some(newer) = next.trees.get(dict) else { continue };
-            // What cannot be read counts as nothing.
+            // Data that cannot be read does not count.
             let hidden = hidden_in(tree, newer, alone, now, most).unwrap_or(0);
             held.push((group, hidden));
         }
@@ -160,8 +162,8 @@ fn hidden_of_groups(snapshots: &[State], live: &Version, now: u64, most: u64) ->
     held
 }
 
-/// About the bytes of the runs that two states of a dictionary have in common, and `alone` says
-/// yes to, that the newer one hides.
+/// Returns approximately the bytes that the newer of two states of a dictionary hides, in the runs
+/// that both contain and `alone` accepts.
 fn hidden_in(
     older: &Tree,
     newer: &Tree,

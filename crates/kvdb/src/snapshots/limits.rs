@@ -1,12 +1,12 @@
-//! Limits of clones: how many bytes one may take of its own, which the snapshot that it was made of
-//! and the states that it was merged or rebased at do not have.
+//! Limits of clones: the bytes that a clone may use of its own, in addition to those of the
+//! snapshot that it was made of and the states that it was merged or rebased at.
 //!
-//! Runs count by zones: so many bytes more as the clone uses of a zone than each of those states
-//! does. They are looked at again when the runs of the clone have changed. Memtables count as they
-//! are, with the large values that they refer to. A change that would be
-//! beyond the limit has the clone flushed, and its own runs merged, where something was deleted in
-//! it or it has grown by an eighth since: a caller at the limit comes again with each change, so
-//! whatever it asks for, each byte is merged a few times at most.
+//! Runs are counted by zones: the bytes of each zone that the clone uses in excess of each of those
+//! states. They are counted again when the runs of the clone have changed. Memtables are counted
+//! with the large values that they refer to. If a change would exceed the limit, the clone is
+//! flushed and its own runs are merged, provided that data was deleted in it or it has grown by an
+//! eighth since the last time. A caller at the limit tries this with each change; the condition
+//! bounds the number of times that a byte is merged.
 
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, Ordering};
@@ -26,12 +26,12 @@ use crate::read::version::{Trees, Version};
 use crate::read::version_set::VersionEdit;
 use crate::read::view::View;
 
-/// The bytes that a clone may take of its own, and those that it has taken.
+/// The limit of a clone's own bytes, and the bytes that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BranchLimit {
-    /// The most that it may take of its own, bytes.
+    /// Maximum bytes that it may use of its own.
     pub bytes: u64,
-    /// The bytes that it has taken.
+    /// Bytes that it uses of its own.
     pub taken: u64,
 }
 
@@ -42,24 +42,24 @@ impl BranchLimit {
     }
 }
 
-/// The last look at a clone.
+/// The result of the last measurement of a clone.
 #[derive(Default)]
 struct Found {
-    /// The entries of its dictionaries that had these runs.
+    /// The entries of its dictionaries that were measured.
     entries: Vec<Arc<DictionaryState>>,
     in_runs: u64,
-    /// Bytes that it had taken when it was merged last for its limit.
+    /// Bytes that the clone used after it was last merged for its limit.
     gathered: u64,
-    /// Something was deleted since.
+    /// Set if data was deleted since.
     removed: bool,
 }
 
 /// The branches with limits.
 #[derive(Default)]
 pub(super) struct Limits {
-    /// Some branch has one, or had one since the store was opened.
+    /// Set if a branch has a limit of bytes, or had one since the store was opened.
     any: AtomicBool,
-    /// The same of the numbers of files.
+    /// Set if a branch has a limit of files, or had one since the store was opened.
     any_of_files: AtomicBool,
     found: Mutex<HashMap<String, Found>>,
 }
@@ -73,7 +73,7 @@ impl Limits {
         }
     }
 
-    /// The branch is gone, or has another limit.
+    /// Forgets the measurement of a branch that was dropped or has a new limit.
     pub(super) fn forget(&self, branch: &str) {
         self.found.lock().remove(branch);
     }
@@ -96,21 +96,22 @@ fn runs_of(trees: &Trees) -> Vec<*const Run> {
 }
 
 impl Snapshotter {
-    /// Limits the bytes that a branch may take of its own. `None`: it has no limit.
+    /// Limits the bytes that a branch may use of its own. `None` removes the limit.
     pub(crate) fn limit_branch(&self, branch: &str, bytes: Option<u64>) -> Result<()> {
-        // A limit of nothing is one of a byte: there is no room for it either.
+        // A limit of 0 becomes 1, since 0 means no limit; one byte leaves no room either.
         let bytes = bytes.map_or(0, |bytes| bytes.max(1));
         self.edit_limit(branch, Edit::Limit { branch: branch.into(), bytes }, &self.limits.any)
     }
 
-    /// Limits the files that a branch may have more than its origin, likewise.
+    /// Limits the number of files that a branch may have in addition to its origin's. `None`
+    /// removes the limit.
     pub(crate) fn limit_files(&self, branch: &str, files: Option<u64>) -> Result<()> {
         let below = files.map_or(0, |files| files.saturating_add(1));
         let edit = Edit::LimitFiles { branch: branch.into(), below };
         self.edit_limit(branch, edit, &self.limits.any_of_files)
     }
 
-    /// Installs the edit of a limit, of which there is `any` from now on.
+    /// Installs the edit of a limit, and notes in `any` that there is one.
     fn edit_limit(&self, branch: &str, edit: Edit, any: &AtomicBool) -> Result<()> {
         self.health.writable()?;
         if branch.is_empty() {
@@ -126,7 +127,7 @@ impl Snapshotter {
         self.commits.install(|_| VersionEdit::of([edit]))
     }
 
-    /// Returns the branch of a dictionary and the files that it may have, where they are limited.
+    /// Returns the branch of a dictionary and the files that it may have, if they are limited.
     pub(crate) fn limit_of_files(&self, dict: DictionaryId) -> Option<(String, u64)> {
         if !self.limits.any_of_files.load(Ordering::Acquire) {
             return None;
@@ -149,7 +150,8 @@ impl Snapshotter {
         self.limits.any.load(Ordering::Acquire) && self.versions.load().limits.contains_key(branch)
     }
 
-    /// Returns the limit of a branch, and the bytes that it has taken. `None`: it has none.
+    /// Returns the limit of a branch, and the bytes that it uses. Returns `None` if it has no
+    /// limit.
     pub(crate) fn branch_limit(&self, branch: &str) -> Option<BranchLimit> {
         if !self.limits.any.load(Ordering::Acquire) {
             return None;
@@ -159,7 +161,7 @@ impl Snapshotter {
         Some(BranchLimit { bytes, taken: self.taken(&version, branch) })
     }
 
-    /// Returns the branch of a dictionary, where that has a limit.
+    /// Returns the branch of a dictionary if that branch has a limit.
     pub(crate) fn limited_branch_of(&self, dict: DictionaryId) -> Option<String> {
         if !self.limits.any.load(Ordering::Acquire) {
             return None;
@@ -169,7 +171,7 @@ impl Snapshotter {
         version.limits.contains_key(branch).then(|| branch.clone())
     }
 
-    /// Fails where a batch would take a clone beyond its limit, though what it takes is made less.
+    /// Fails if a batch would exceed the limit of a clone even after merging.
     pub(crate) fn admit(&self, batch: &Batch) -> Result<()> {
         if !self.limits.any.load(Ordering::Acquire) {
             return Ok(());
@@ -190,7 +192,7 @@ impl Snapshotter {
         })
     }
 
-    /// Fails where one put would.
+    /// Fails if a put would exceed the limit of a clone.
     pub(crate) fn admit_put(&self, dict: DictionaryId, bytes: usize) -> Result<()> {
         match self.limited_branch_of(dict) {
             Some(branch) => self.admit_to(&branch, bytes as u64),
@@ -198,7 +200,7 @@ impl Snapshotter {
         }
     }
 
-    /// Fails where a run would that was written outside of any commit.
+    /// Fails if a run that was written outside of any commit would exceed the limit of a clone.
     pub(crate) fn admit_run(&self, dict: DictionaryId, run: &Run) -> Result<()> {
         match self.limited_branch_of(dict) {
             Some(branch) => self.admit_to(&branch, run.uses().total_bytes()),
@@ -214,7 +216,7 @@ impl Snapshotter {
         self.check_limit(branch, more)
     }
 
-    /// Fails where so many bytes more are beyond the limit of a branch.
+    /// Fails if `more` bytes would exceed the limit of a branch.
     pub(crate) fn check_limit(&self, branch: &str, more: u64) -> Result<()> {
         match self.branch_limit(branch) {
             Some(limit) if more > limit.room() => {
@@ -224,8 +226,8 @@ impl Snapshotter {
         }
     }
 
-    /// Flushes and merges a branch with a limit where that is likely to make what it takes less.
-    /// No lock is held by the caller.
+    /// Flushes and merges a branch with a limit if that is likely to free space. The caller must
+    /// hold no lock.
     pub(crate) fn make_room(&self, branch: &str) -> Result<()> {
         let Some(BranchLimit { taken, .. }) = self.branch_limit(branch) else { return Ok(()) };
         {
@@ -245,7 +247,7 @@ impl Snapshotter {
         };
         for dict in self.dictionaries_of(branch) {
             match self.compactor.compact_newest(dict, |run| !shared.contains(&Arc::as_ptr(run))) {
-                // It was dropped, or there is no space to merge it in.
+                // The dictionary was dropped, or there is no space for the merge.
                 Err(Error::NoDictionary(_) | Error::NoSpace) => {}
                 done => done?,
             }
@@ -255,7 +257,7 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// Returns the bytes that a branch takes of its own.
+    /// Returns the bytes that a branch uses of its own.
     fn taken(&self, version: &Version, branch: &str) -> u64 {
         let trees = version.of_branch(branch);
         let in_memory: u64 = trees
@@ -292,7 +294,7 @@ impl Snapshotter {
         origin.into_iter().chain(self.kept_of(branch))
     }
 
-    /// Returns the bytes in runs of a branch that no state in common has.
+    /// Returns the bytes in runs of a branch that no common state has.
     fn alone_in_runs(&self, version: &Version, branch: &str, trees: &Trees) -> u64 {
         let mut shared: HashMap<ZoneId, u64> = HashMap::new();
         for state in self.states_in_common(version, branch) {

@@ -1,22 +1,23 @@
 //! Snapshots, and branches made of them.
 //!
-//! A snapshot is the dictionaries of one branch as they stand at one point of the manifest's edits:
-//! it shares every run, and costs a few pointers. It is made by closing the memtables, with a
-//! record in the journal; they are flushed behind it, and the flush that brings exactly them into
-//! runs writes the snapshot into the manifest. Until then its memtables are read where they are.
+//! A snapshot is the dictionaries of one branch as of one point in the manifest's sequence of
+//! edits: it shares every run, and costs a few pointers. It is made by sealing the memtables, with
+//! a record in the journal. They are flushed afterwards, and the flush that writes exactly these
+//! memtables to runs also writes the snapshot to the manifest. Until then the snapshot's memtables
+//! are read in memory.
 //!
 //! A clone is a branch: new dictionaries whose first runs are those of a snapshot. A rollback gives
-//! a branch's dictionaries the runs of a snapshot, and declares void what the journal has of them.
+//! a branch's dictionaries the runs of a snapshot, and declares their records in the journal void.
 //!
-//! - `create`: making, opening and dropping them;
-//! - `branches`: clones, rollbacks;
+//! - `create`: creates, opens and drops snapshots;
+//! - `branches`: clones, rollbacks and drops of branches;
 //! - `bases`: states that a clone and its parent have in common;
-//! - `fork_bases`: states that a fork has in common with the stores that it comes from;
-//! - `limits`: how much clones may take;
-//! - `held`: what they keep of the device that nothing else keeps;
-//! - `difference`: what two states differ in;
-//! - `stream`: their form on the way to another store (`db::send`, `db::receive`);
-//! - `stream_end`: whether such a stream is all there, for who passes it on.
+//! - `fork_bases`: states that a fork has in common with the stores that it was forked from;
+//! - `limits`: limits of clones;
+//! - `held`: estimates the space that only snapshots keep;
+//! - `difference`: the difference between two states;
+//! - `stream`: the format in which snapshots are sent to another store (`db::send`, `db::receive`);
+//! - `stream_end`: detects whether a relayed stream is complete.
 
 mod bases;
 mod branches;
@@ -58,7 +59,7 @@ pub const MAX_SNAPSHOT_NAME: usize = 255;
 
 /// Makes and drops snapshots and branches.
 pub(crate) struct Snapshotter {
-    /// Nothing runs by itself.
+    /// The store has no threads, and background work is done by its callers.
     inline: bool,
     env: Arc<dyn Env>,
     health: Arc<Health>,
@@ -117,46 +118,47 @@ impl Snapshotter {
     }
 }
 
-/// A snapshot as listed.
+/// An entry in the listing of snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotInfo {
     /// Its name.
     pub name: String,
-    /// The branch that it is of; empty: the main one.
+    /// The branch that it belongs to; empty for the main one.
     pub branch: String,
-    /// Tells it from all others; it keeps it when it is sent to another store.
+    /// A unique id, which it keeps when it is sent to another store.
     pub id: [u8; 16],
     /// When it was made, since 1970.
     pub created: Duration,
-    /// Commits up to this one are in it.
+    /// Commits up to this one are contained in it.
     pub seq: u64,
-    /// Dictionaries in it.
+    /// The number of its dictionaries.
     pub dictionaries: usize,
     /// Bytes of its runs, shared with others or not.
     pub bytes: u64,
-    /// About the bytes that dropping it alone gives back: whole zones that nothing else keeps, and
-    /// what was overwritten or deleted since and lies in zones that others have, too, by a sample.
-    /// The latter comes back with the next merge or defragmentation.
+    /// Approximate bytes that dropping only this snapshot frees: whole zones that nothing else
+    /// uses, and, by a sample, data in shared zones that was overwritten or deleted since. The
+    /// latter is freed by the next merge or defragmentation.
     pub unique_bytes: u64,
 }
 
-/// A branch as listed.
+/// An entry in the listing of branches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchInfo {
     /// Its name.
     pub name: String,
-    /// The name of the snapshot that it was cloned from, if it was. That one may be gone; once
-    /// another one has its name, it is not told any more.
+    /// The name of the snapshot that it was cloned from, if it was. That snapshot may have been
+    /// dropped; once another one has its name, this is `None`.
     pub snapshot: Option<String>,
-    /// The bytes that it may take, if they are limited: see [`crate::Kvdb::limit_branch`].
+    /// The limit of its own bytes, with the bytes that it uses, if it has one: see
+    /// [`crate::Kvdb::limit_branch`].
     pub limit: Option<BranchLimit>,
-    /// The files that it may have of its own, if they are limited: see
+    /// The number of files that it may have of its own, if that is limited: see
     /// [`crate::Kvdb::limit_files`].
     pub limit_of_files: Option<u64>,
 }
 
-/// A name whose parts between slashes may be names of files, and that as a whole may be one where a
-/// slash takes three bytes.
+/// Checks a name. Its parts between slashes must be usable as file names, and so must the whole
+/// name if each slash takes three bytes.
 pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
     let length = name.len() + 2 * name.matches('/').count();
     let bad = match name {
@@ -179,8 +181,8 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
     Err(Error::Invalid(format!("the name of a {what} {bad}: {name:?}")))
 }
 
-/// Snapshots that begin with a dot are the store's own: what durable transactions read, which
-/// others neither see nor drop.
+/// Returns whether a snapshot is internal, such as the states that durable transactions read. Its
+/// name begins with a dot, and users neither see nor drop it.
 pub(crate) fn is_own(name: &str) -> bool {
     name.starts_with('.')
 }
@@ -190,19 +192,19 @@ pub(crate) fn check_visible(snapshot: &str) -> Result<()> {
 }
 
 impl View {
-    /// The dictionary of that name: in the view of a snapshot, whatever its branch; else in the
-    /// main branch.
+    /// Finds a dictionary by name: in the view of a snapshot, in its branch; otherwise in the main
+    /// branch.
     pub fn dictionary(&self, name: &str) -> Option<DictionaryId> {
         self.dictionary_in("", name)
     }
 
-    /// The dictionary of that name in a branch.
+    /// Finds a dictionary by name in a branch.
     pub fn dictionary_in(&self, branch: &str, name: &str) -> Option<DictionaryId> {
         self.version.find(branch, name)
     }
 
-    /// All dictionaries that it sees, by number; those of a snapshot are listed as of the main
-    /// branch.
+    /// Lists all dictionaries that it sees, by number; those of a snapshot are listed as of the
+    /// main branch.
     pub fn dictionaries(&self) -> Vec<DictionaryInfo> {
         // The version of a snapshot has no branches.
         let of_main = |info: DictionaryInfo| match self.version.has_branch(&info.branch) {
@@ -212,8 +214,8 @@ impl View {
         self.version.trees.values().map(|t| of_main(t.info().clone())).collect()
     }
 
-    /// The dictionaries of one branch, by number; those of a snapshot are listed as of the main
-    /// branch.
+    /// Lists the dictionaries of one branch, by number; those of a snapshot are listed as of the
+    /// main branch.
     pub fn dictionaries_in(&self, branch: &str) -> Vec<DictionaryInfo> {
         if self.version.is_of_snapshot() {
             return if branch.is_empty() { self.dictionaries() } else { Vec::new() };

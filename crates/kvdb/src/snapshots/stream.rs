@@ -1,5 +1,5 @@
-//! The form of a snapshot on its way to another store: frames, each with its length and checksum,
-//! so that whatever a pipe or a disk does to it is found before it is applied.
+//! The format in which a snapshot is sent to another store: frames with length and checksum, so
+//! that damage in transit or on a disk is detected before a frame is applied.
 //!
 //! ```text
 //! 8 bytes  magic: KVFS then "send"; then frames:
@@ -27,7 +27,7 @@ use crate::manifest::{dictionary, put_dictionary, text};
 
 pub(super) const MAGIC: &[u8; 8] = b"KVFSsend";
 const VERSION: u64 = 2;
-/// The oldest version that is read: without rules by which dictionaries join changes.
+/// The oldest version that can be read, in which dictionaries have no join rules.
 const OLDEST_VERSION: u64 = 1;
 const HEADER: u8 = 1;
 const CHUNK: u8 = 2;
@@ -36,42 +36,43 @@ pub(super) const END: u8 = 3;
 pub(super) const HEAD: usize = 5;
 /// Bytes after the payload: the checksum.
 pub(super) const TAIL: usize = 4;
-/// More than any frame has: a chunk ends with the first value that makes it long, which lies in one
-/// zone.
+/// An upper bound of the length of a frame: a chunk ends with the first value that exceeds the
+/// intended size, and each value lies in one zone.
 const LONGEST: u32 = 2 * ZONE_SIZE as u32;
 
-/// The state that a stream's changes are made to.
+/// The state that a stream's changes apply to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BuildsUpon {
-    /// An earlier version did not note it.
+    /// Unknown, since an earlier version did not record it.
     #[default]
     Unknown,
-    /// The stream has everything.
+    /// No base: the stream has everything.
     Nothing,
-    /// The snapshot of this number.
+    /// The snapshot with this id.
     Snapshot([u8; 16]),
 }
 
-/// How far a stream was received, for the sender to go on there; see [`crate::Kvdb::send`].
+/// The position up to which a stream was received, from which the sender can resume; see
+/// [`crate::Kvdb::send`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// The snapshot's number.
+    /// The snapshot's id.
     pub id: [u8; 16],
-    /// Everything before the chunk of this number is there.
+    /// All chunks before this number were received.
     pub chunks: u64,
-    /// Tuples before that chunk.
+    /// The number of tuples before that chunk.
     pub tuples: u64,
     /// The dictionary of the last tuple.
     pub dictionary: u32,
     /// The key of the last tuple.
     pub key: Bytes,
-    /// Only a stream that builds upon the same goes on with it: chunks of another one have other
-    /// tuples.
+    /// The base of the stream. Only a stream with the same base can resume, since the chunks of
+    /// other streams have other tuples.
     pub base: BuildsUpon,
 }
 
 impl Received {
-    /// Encodes it as bytes, to be kept or sent.
+    /// Encodes it as bytes, to be stored or sent.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = self.id.to_vec();
         [self.chunks, self.tuples, u64::from(self.dictionary)]
@@ -89,7 +90,7 @@ impl Received {
         out
     }
 
-    /// Decodes what [`Received::to_bytes`] has made.
+    /// Decodes the bytes that [`Received::to_bytes`] has made.
     pub fn from_bytes(bytes: &[u8]) -> Result<Received> {
         let mut r = Decoder::new(bytes, "a received position");
         let mut received = Received::default();
@@ -112,25 +113,25 @@ impl Received {
     }
 }
 
-/// What a stream begins with.
+/// The header of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StreamHeader {
     pub uuid: [u8; 16],
     pub label: Label,
-    /// Id and name of the snapshot that the changes are made to; `None`: the stream has everything.
+    /// Id and name of the snapshot that the changes apply to. `None` if the stream has everything.
     pub base: Option<([u8; 16], String)>,
     pub first: u64,
     pub dictionaries: Vec<DictionaryInfo>,
 }
 
-/// A piece of a stream.
+/// A frame of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
     Header(Box<StreamHeader>),
     Chunk {
         number: u64,
         dictionary: u32,
-        /// No value: the key is deleted.
+        /// Keys with values. Without a value, the key is deleted.
         tuples: Vec<(Bytes, Option<Bytes>)>,
     },
     End {
@@ -224,7 +225,7 @@ impl Frame {
         Ok(frame)
     }
 
-    /// Gives the bytes written.
+    /// Writes the frame and returns the number of bytes written.
     pub(crate) fn write(&self, out: &mut dyn Write) -> Result<u64> {
         let (kind, payload) = self.encode();
         let mut bytes = vec![kind];
@@ -245,7 +246,8 @@ impl Frame {
                 "a stream: a frame of {len} bytes is longer than any"
             )));
         }
-        // As it comes: a length that is wrong must not take the memory for it.
+        // Grow the buffer as data arrives, so that a wrong length does not allocate that much
+        // memory.
         let mut bytes = Vec::new();
         input.take(u64::from(len) + TAIL as u64).read_to_end(&mut bytes)?;
         if bytes.len() < len as usize + TAIL {
@@ -344,7 +346,7 @@ mod tests {
             };
             let bytes = received.to_bytes();
             assert_eq!(Received::from_bytes(&bytes).unwrap(), received);
-            // Without its base it is one of an older version.
+            // Without its base it is a position of an older version.
             let older = Received { base: BuildsUpon::Unknown, ..received }.to_bytes().len();
             for at in (0..bytes.len()).filter(|&at| at != older) {
                 assert!(Received::from_bytes(&bytes[..at]).is_err());

@@ -1,9 +1,9 @@
-//! Whether a stream that is passed on is all of it. One that breaks off ends as any file does, so
-//! who passes it on without reading it would not notice.
+//! Detects whether a stream that is relayed is complete. A truncated stream ends like any file, so
+//! a program that relays it without parsing it would not notice.
 
 use super::stream::{END, HEAD, MAGIC, TAIL};
 
-/// Watches the bytes of a stream of [`crate::Kvdb::send`] go by.
+/// Tracks the bytes of a [`crate::Kvdb::send`] stream as they are relayed.
 ///
 /// ```
 /// # let db = kvdb::Kvdb::in_memory();
@@ -21,9 +21,9 @@ use super::stream::{END, HEAD, MAGIC, TAIL};
 pub struct StreamEnd {
     /// Bytes before the next frame's head.
     left: u64,
-    /// What has come of that.
+    /// The bytes of the next frame's head that have arrived.
     head: Vec<u8>,
-    /// The kind of the frame that is under way, or was last.
+    /// The kind of the current frame, or of the last one.
     kind: u8,
 }
 
@@ -34,7 +34,7 @@ impl Default for StreamEnd {
 }
 
 impl StreamEnd {
-    /// Takes the next bytes of the stream.
+    /// Processes the next bytes of the stream.
     pub fn pass(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let skipped = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
@@ -51,8 +51,8 @@ impl StreamEnd {
         }
     }
 
-    /// Returns whether the frame that ends a stream was the last one, and is whole. Whether it is
-    /// undamaged is for the receiver to find.
+    /// Returns whether the last frame is the one that ends a stream, and is complete. Damage is
+    /// detected only by the receiver.
     pub fn has_come(&self) -> bool {
         self.kind == END && self.left == 0 && self.head.is_empty()
     }

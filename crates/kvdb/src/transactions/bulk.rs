@@ -1,9 +1,10 @@
-//! Many sorted tuples at once into a transaction: built straight into a run of its own, past
-//! memtables and journal, each byte written once. A commit binds the run with the others
-//! ([`super::ending`]); nothing of it is moved.
+//! Bulk loading of sorted tuples into a transaction. The tuples are built straight into a run of
+//! the transaction's own, past memtables and journal, so each byte is written once. A commit binds
+//! the run together with the transaction's other runs ([`super::ending`]) and moves none of their
+//! data.
 //!
-//! Values may be those of a view, where they are stored: then the run refers to them, and they are
-//! not read.
+//! Values may come from a view in which they are stored: the run then refers to them where they
+//! lie, and they are not read.
 
 use std::sync::Arc;
 
@@ -21,13 +22,13 @@ use crate::error::{Error, Result};
 use crate::read::version::read;
 use crate::read::view::{StoredValue, View};
 
-/// The tuples of a dictionary in a view, in order, one after the other where they lie.
+/// Iterates over the tuples of a dictionary in a view, in key order, without copying them.
 pub struct StoredTuples {
     cursor: TreeCursor,
     view: View,
 }
 
-/// A tuple where it lies, good until the next one is asked for.
+/// A tuple borrowed from where it is stored. It is valid until the iterator moves to the next one.
 #[derive(Clone, Copy)]
 pub struct StoredTuple<'a> {
     /// The key.
@@ -36,15 +37,15 @@ pub struct StoredTuple<'a> {
     view: &'a View,
 }
 
-/// A tuple where it lies, kept until its turn comes: a small value is copied. Good with the view
-/// that it came from.
+/// An owned [`StoredTuple`], which outlives the iterator's next step: a small value is copied, a
+/// large one is kept by its place. It is valid as long as the view that it came from.
 pub struct KeptTuple {
     key: Box<[u8]>,
     value: Value,
 }
 
 impl KeptTuple {
-    /// The tuple. `view`: the one that it was kept of.
+    /// Returns the tuple. `view` must be the view that it was kept from.
     pub fn tuple<'a>(&'a self, view: &'a View) -> StoredTuple<'a> {
         let value = match &self.value {
             Value::Inline(bytes) => ValueRef::Inline(bytes, bytes),
@@ -55,7 +56,7 @@ impl KeptTuple {
 }
 
 impl View {
-    /// The tuples of a dictionary, from the first one on; values are not read.
+    /// Returns the tuples of a dictionary, from the first one on. Values are not read.
     pub fn stored_tuples(&self, dict: DictionaryId) -> Result<StoredTuples> {
         let below = self.inputs(dict)?.into_iter().map(|input: Input| (input, self.at));
         Ok(StoredTuples {
@@ -71,19 +72,20 @@ impl StoredTuples {
         self.cursor.seek(key);
     }
 
-    /// To the next tuple, which is then [`StoredTuples::current`]; `false`: there is none.
+    /// Moves to the next tuple, which [`StoredTuples::current`] then returns. Returns `false` if
+    /// there is none.
     pub fn advance(&mut self) -> Result<bool> {
         Ok(self.cursor.advance()?)
     }
 
-    /// The tuple that [`StoredTuples::advance`] has come to.
+    /// Returns the tuple that [`StoredTuples::advance`] has moved to.
     pub fn current(&self) -> Option<StoredTuple<'_>> {
         self.cursor.current().map(|t| StoredTuple { key: t.key, value: t.value, view: &self.view })
     }
 }
 
 impl<'a> StoredTuple<'a> {
-    /// The value, if it lies with its key.
+    /// Returns the value if it is stored inline with its key.
     pub fn small(&self) -> Option<&'a [u8]> {
         match self.value {
             ValueRef::Inline(bytes, _) => Some(bytes),
@@ -91,7 +93,8 @@ impl<'a> StoredTuple<'a> {
         }
     }
 
-    /// The value where it is stored, to be kept. `view`: that of these tuples.
+    /// Returns a reference to the value where it is stored, which can be kept. `view` must be the
+    /// view that the tuples come from.
     pub fn stored(&self, view: &Arc<View>) -> StoredValue {
         debug_assert!(
             Arc::ptr_eq(&self.view.version.version, &view.version.version),
@@ -100,7 +103,7 @@ impl<'a> StoredTuple<'a> {
         StoredValue { value: self.value.to_value(), view: view.clone() }
     }
 
-    /// The tuple for as long as it is wanted. A small value is copied, so that it does not keep the
+    /// Returns an owned copy of the tuple. A small value is copied, so that it does not pin the
     /// block that it lies in.
     pub fn keep(&self) -> KeptTuple {
         let value = match self.value {
@@ -110,7 +113,7 @@ impl<'a> StoredTuple<'a> {
         KeptTuple { key: self.key.into(), value }
     }
 
-    /// The value, read if need be.
+    /// Returns the value, and reads it from the device if it is not inline.
     pub fn value(&self) -> Result<Bytes> {
         match self.value {
             ValueRef::Inline(bytes, _) => Ok(Bytes::copy_from_slice(bytes)),
@@ -119,20 +122,20 @@ impl<'a> StoredTuple<'a> {
     }
 }
 
-/// Sorted tuples on their way into a transaction, see [`Transaction::bulk`]. Dropped, it leaves
-/// nothing.
+/// Sorted tuples that are being written for a transaction, see [`Transaction::bulk`]. Dropping it
+/// discards everything that was written.
 pub struct Bulk {
     registry: Arc<Transactions>,
     dict: DictionaryId,
     writer: RunWriter,
-    /// Where stored values come from: it keeps their places until the run does.
+    /// The view that stored values come from. It pins their places until the run does.
     source: View,
     first: Vec<u8>,
     last: Vec<u8>,
     empty: bool,
 }
 
-/// What a [`Bulk`] has written.
+/// The run that a [`Bulk`] has written.
 pub struct BulkRun {
     pub(super) dict: DictionaryId,
     pub(super) run: Arc<vt_tree::Run>,
@@ -141,15 +144,15 @@ pub struct BulkRun {
 }
 
 impl Transaction {
-    /// Whether many changes may come by [`Transaction::bulk`]: not where each is logged, so that it
-    /// survives a restart.
+    /// Returns whether the transaction accepts bulk runs ([`Transaction::bulk`]). A durable one
+    /// does not: each of its changes is logged, so that it survives a restart.
     pub fn takes_bulk(&self) -> bool {
         !self.shared.options.durable
     }
 
-    /// Begins to write tuples of one dictionary in ascending order of their keys. Any number of
-    /// them may be written side by side, by any threads; nothing of it is seen before
-    /// [`Transaction::adopt`]. Stored values are those of `source`, which it holds.
+    /// Begins to write tuples of one dictionary in ascending key order. Any number of bulk loads
+    /// may run concurrently, on any threads; their tuples are not visible before
+    /// [`Transaction::adopt`]. Stored values must come from `source`, which the bulk load holds.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
@@ -175,7 +178,7 @@ impl Transaction {
         drop(self.read()?);
         let options =
             registry.parts.versions.load().tree(dict)?.info().options.storage(Placement::stitch());
-        // The writer of the transaction waits for this.
+        // The caller of the transaction waits for this writer.
         let options = MergeOptions { priority: Priority::User, write_behind: true, ..options };
         Ok(Bulk {
             registry: registry.clone(),
@@ -188,8 +191,8 @@ impl Transaction {
         })
     }
 
-    /// Makes what was written a part of the transaction, above its changes so far. A serializable
-    /// one locks the keys from the first to the last.
+    /// Makes a written run part of the transaction, above its changes so far. A serializable
+    /// transaction locks the keys from the first to the last.
     pub fn adopt(&self, written: Option<BulkRun>) -> Result<()> {
         let Some(BulkRun { dict, run, first, mut last }) = written else { return Ok(()) };
         if !self.takes_bulk() {
@@ -216,7 +219,7 @@ impl Transaction {
 }
 
 impl Bulk {
-    /// Appends a tuple. After an error it can only be dropped.
+    /// Appends a tuple. After an error the bulk load can only be dropped.
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         if value.len() > MAX_VALUE {
             return Err(Error::Invalid(format!(
@@ -224,22 +227,22 @@ impl Bulk {
                 value.len()
             )));
         }
-        // Only a buffer that is to be kept needs to be one.
+        // Only a receiver that keeps the value needs an owning buffer; the run writer does not.
         static NONE: Bytes = Bytes::new();
         self.write(key, BodyRef::Put(ValueRef::Inline(value, &NONE)))
     }
 
-    /// The key is deleted, whatever was beneath.
+    /// Appends a deletion of `key`, whether or not the key exists in older layers.
     pub fn delete(&mut self, key: &[u8]) -> Result<()> {
         self.write(key, BodyRef::Delete)
     }
 
-    /// Bytes written to the device so far.
+    /// Returns the bytes written to the device so far.
     pub fn written(&self) -> u64 {
         self.writer.written()
     }
 
-    /// Adds a key with the value of a tuple of the source.
+    /// Appends `key` with the value of a tuple of the source view.
     pub fn push_stored(&mut self, key: &[u8], tuple: &StoredTuple<'_>) -> Result<()> {
         debug_assert!(
             Arc::ptr_eq(&tuple.view.version.version, &self.source.version.version),
@@ -265,11 +268,11 @@ impl Bulk {
         Ok(self.writer.push_ref(ItemRef { key, seq: 0, body })?)
     }
 
-    /// Writes what is left. `None`: there was nothing.
+    /// Writes the remaining tuples and returns the run. Returns `None` if no tuples were pushed.
     pub fn finish(self) -> Result<Option<BulkRun>> {
         let Bulk { registry, dict, writer, source, first, last, .. } = self;
         let (run, stats) = writer.finish()?;
-        // The run has its places itself from here on.
+        // From here on the run pins the places of its values itself.
         drop(source);
         registry.parts.counters.merged(&stats);
         registry.parts.counters.bound_bytes.add(stats.values_written);

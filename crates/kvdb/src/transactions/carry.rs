@@ -1,7 +1,7 @@
-//! What one branch has changed since a state that it has in common with another, taken over by a
-//! transaction of that other one: each key that is there as it was in the common state becomes what
-//! the first branch has made of it. No large value is read for it, unless the states are those of
-//! another store: then values are copied.
+//! Applies the changes that one branch has made since a state that it has in common with another to
+//! a transaction of that other branch. Each key that still is as it was in the common state gets
+//! the value that the first branch has given it. No large value is read for this, unless the states
+//! belong to another store: then values are copied.
 
 use std::sync::Arc;
 
@@ -16,42 +16,43 @@ use crate::error::Result;
 use crate::read::cursor::Tuple;
 use crate::read::view::{StoredValue, View};
 
-/// Changes that are made at once, and bytes of values of another store, which are copied.
+/// Changes that are applied at once, and the bytes of values copied from another store that are.
 const STEP: usize = 1024;
 const STEP_BYTES: usize = 1 << 20;
 
-/// A key that both branches have changed since, and that no merge routine joins.
+/// A key that both branches have changed since the common state, and that no merge routine joins.
 #[derive(Clone, Copy, Debug)]
 pub struct Clash<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// The value that both had; `None`: no such key.
+    /// The value in the common state. `None` if the key did not exist.
     pub base: Option<&'a [u8]>,
-    /// The other branch's value.
+    /// The value in the other branch.
     pub changed: Option<&'a [u8]>,
-    /// The transaction's value.
+    /// The value in the transaction.
     pub here: Option<&'a [u8]>,
 }
 
-/// The decision on such a key.
+/// The resolution of a [`Clash`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// It gets what the other branch has.
+    /// The key gets the value of the other branch.
     Taken,
-    /// It stays as it is here.
+    /// The key keeps the value of the transaction.
     Left,
     /// It gets this value.
     Put(Bytes),
-    /// It is given back as a conflict.
+    /// The key is returned as a conflict.
     Conflict,
 }
 
 impl Transaction {
-    /// Takes over what differs in a dictionary between the states `base` and `changed`, where it
-    /// may have another number in each of the two and in the transaction. Both may be states of
-    /// another store. What `into` has no more
-    /// as it was in `base` is joined by the merge routine of `into`, or settled by `settle`. Gives
-    /// the keys in conflict: if there are any, the transaction is of no use but to look at.
+    /// Applies to the dictionary `into` the changes of a dictionary between the states `base` and
+    /// `changed`. The dictionary may have a different number in each of the two states and in the
+    /// transaction, and both may be states of another store. A key that in `into` is no longer as
+    /// it was in `base` is joined by the merge routine of `into`, or resolved by `settle`. Returns
+    /// the keys in conflict: if there are any, the transaction should only be inspected and not
+    /// committed.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();

@@ -1,4 +1,4 @@
-//! What a transaction would change, listed.
+//! Lists the changes that a transaction would commit.
 
 use bytes::Bytes;
 use vt_tree::{BodyRef, Seq, Source};
@@ -19,14 +19,14 @@ pub enum Changed {
         /// Bytes of the new value.
         len: usize,
     },
-    /// The value is changed without having been read.
+    /// The value is changed by an update, without having been read.
     Update {
         /// The key.
         key: Bytes,
         /// Bytes of the update.
         len: usize,
     },
-    /// The key is deleted, whether or not it was there.
+    /// The key is deleted, whether or not it existed.
     Delete {
         /// The key.
         key: Bytes,
@@ -35,13 +35,14 @@ pub enum Changed {
     DeleteRange {
         /// The first key of the range.
         start: Bytes,
-        /// The first key behind it.
+        /// The first key after the range.
         end: Bytes,
     },
 }
 
-/// The changes of a transaction as it was when this was made: by dictionary, then by key, each key
-/// once. What a deleted range covers and was written again is listed behind its start.
+/// The changes of a transaction at the time of the call, by dictionary and then by key, each key
+/// once. A key that was written again after a range deletion is listed after the start of that
+/// range.
 pub struct Changes {
     parts: Vec<(DictionaryId, Part)>,
     source: Option<Box<dyn Source>>,
@@ -49,18 +50,18 @@ pub struct Changes {
 }
 
 impl Transaction {
-    /// What it has changed so far.
+    /// Lists the changes that the transaction has made so far.
     pub fn changes(&self) -> Result<Changes> {
         self.list(&self.write_set()?, |_| true)
     }
 
-    /// What it has changed of some dictionaries.
+    /// Lists the changes that the transaction has made so far to the given dictionaries.
     pub fn changes_of(&self, dictionaries: &[DictionaryId]) -> Result<Changes> {
         self.list(&self.write_set()?, |dict| dictionaries.contains(&dict))
     }
 
-    /// What it had changed of some dictionaries when it gave this view, so that the list and what
-    /// is read through the view are of one state.
+    /// Lists the changes to the given dictionaries as of `view`, a view of this transaction, so
+    /// that the list and reads through the view are of one state.
     pub fn changes_in(&self, view: &View, dictionaries: &[DictionaryId]) -> Result<Changes> {
         match &view.write_set {
             Some(write_set) => self.list(write_set, |dict| dictionaries.contains(&dict)),
@@ -75,7 +76,7 @@ impl Transaction {
     }
 
     fn list(&self, write_set: &WriteSet, wanted: impl Fn(DictionaryId) -> bool) -> Result<Changes> {
-        // The last dictionary first: they are taken from the end.
+        // `parts` is consumed from the end, so reverse it to list the first dictionary first.
         let mut parts = write_set.merged(&self.shared.registry.run_writer(), wanted)?;
         parts.reverse();
         Ok(Changes { parts, source: None, at: write_set.at })

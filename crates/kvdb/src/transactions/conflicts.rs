@@ -1,7 +1,8 @@
-//! Conflicts: of what a transaction has written, what did others change since it began? They are
-//! looked for among what is newer than its beginning alone, from the side that has fewer items, so
-//! that a commit costs what both have changed and not what the store holds. Where a dictionary has
-//! a merge routine, a key that both have changed is no conflict when the routine can join the two.
+//! Conflict detection: finds the keys of a transaction's write set that others have changed since
+//! it began. Only data newer than its beginning is searched, starting from the side with fewer
+//! items, so that a commit costs in proportion to the changes of both sides and not to the size of
+//! the store. If the dictionary has a merge routine, a key that both sides have changed is no
+//! conflict when the routine can join the two changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -22,26 +23,25 @@ use crate::read::version::read;
 use crate::read::view::View;
 use crate::read::write_set::{Part, Parts, WriteSet};
 
-/// Keys that a conflict names at most.
+/// Maximum number of keys that a conflict names.
 const NAMED: usize = 16;
 
-/// What becomes of a key that two have changed.
+/// The result of merging two changes of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Merged {
-    /// It gets this value.
+    /// The key gets this value.
     Put(Bytes),
-    /// It is deleted.
+    /// The key is deleted.
     Delete,
-    /// The two cannot be joined.
+    /// The two changes cannot be joined.
     Conflict,
 }
 
-/// Joins two changes of one key of a dictionary (see
-/// [`Kvdb::set_merge`](crate::Kvdb::set_merge)). Called by commits, perhaps more than once for one
-/// of them, and by several threads.
+/// Joins two changes of one key of a dictionary (see [`Kvdb::set_merge`](crate::Kvdb::set_merge)).
+/// Commits call the routine from several threads, possibly more than once for one key.
 pub trait MergeRoutine: Send + Sync {
-    /// `base`: the value that both began with; `mine`: the transaction's, `theirs`: the one
-    /// committed since. `None`: no such key.
+    /// Joins two changes. `base` is the value that both began with, `mine` the transaction's value
+    /// and `theirs` the one committed since. `None` means that the key does not exist.
     fn merge(
         &self,
         key: &[u8],
@@ -51,11 +51,11 @@ pub trait MergeRoutine: Send + Sync {
     ) -> Merged;
 }
 
-/// Something newer than a transaction's beginning.
+/// A memtable or run with changes that may be newer than a transaction's beginning.
 enum Newer {
     Memtable(Arc<Memtable>),
     Run(Arc<Run>),
-    /// All of it is newer.
+    /// A run in which every change is newer.
     OneSeq(Arc<Run>),
 }
 
@@ -67,7 +67,7 @@ impl Newer {
         }
     }
 
-    /// `key` was changed after `since`.
+    /// Returns whether `key` was changed after `since`.
     fn changed(&self, key: &[u8], since: Seq) -> Result<bool> {
         let found = match self {
             Newer::Memtable(m) => m.get(key, Seq::MAX),
@@ -96,14 +96,14 @@ impl Newer {
 /// The changes of others that a transaction may conflict with.
 #[derive(Clone, Copy)]
 pub(super) enum Others<'a> {
-    /// What was committed to the store after this.
+    /// Changes committed to the store after this number.
     Store(Seq),
-    /// What the transaction that it is within has changed since it began.
+    /// Changes that the enclosing transaction has made since the nested one began.
     Around(&'a BTreeMap<DictionaryId, Parts>),
 }
 
 impl Others<'_> {
-    /// Of what may be older, changes with a greater number count.
+    /// Returns the number above which changes count, in sources that may also hold older ones.
     fn since(self) -> Seq {
         match self {
             Others::Store(since) => since,
@@ -111,18 +111,20 @@ impl Others<'_> {
         }
     }
 
-    /// All of a dictionary was changed: it was rolled back, or, `dropped`, is no more.
+    /// Returns whether the whole dictionary was replaced, by a rollback or, if `dropped` is set, by
+    /// being dropped.
     fn replaced(self, registry: &Transactions, dict: DictionaryId, dropped: bool) -> bool {
         match self {
             Others::Store(since) => {
                 registry.parts.versions.load().trees.get(&dict).map_or(dropped, |t| t.since > since)
             }
-            // The commit of the outermost transaction finds that.
+            // The commit of the outermost transaction detects this.
             Others::Around(_) => false,
         }
     }
 
-    /// What of a dictionary was changed, and something more.
+    /// Returns the sources that hold all new changes of a dictionary. They may hold older changes,
+    /// too.
     fn newer(self, registry: &Transactions, dict: DictionaryId) -> Vec<Newer> {
         let since = match self {
             Others::Store(since) => since,
@@ -134,7 +136,8 @@ impl Others<'_> {
                 return parts.get(&dict).into_iter().flatten().map(newer).collect();
             }
         };
-        // The version first: what a flush takes out of it is among the recent commits before.
+        // Load the version first: a flush adds its run to the recent commits before it takes the
+        // memtable out of the version.
         let version = registry.parts.versions.load_full();
         let layers = version.trees.get(&dict).into_iter().flat_map(|t| &t.layers);
         let memtables = layers
@@ -151,27 +154,27 @@ impl Others<'_> {
     }
 }
 
-/// Something that both sides have changed, as it is found; what several parts have is found several
-/// times.
+/// A key or range that both sides have changed. It is reported once for each pair of parts that has
+/// it.
 enum Found<'a> {
     Point(&'a [u8]),
-    /// One of them deleted a range that begins there: nothing can join that.
+    /// One side deleted a range that begins at this key: no merge routine can join that.
     Range(&'a [u8]),
 }
 
-/// Takes what is found, and may end the search.
+/// Called for each finding; it may end the search.
 type Visit<'v> = dyn FnMut(DictionaryId, Found<'_>) -> Result<ControlFlow<()>> + 'v;
 
-/// The dictionaries in which conflicts are looked for; `None`: all.
+/// The dictionaries in which conflicts are looked for. `None` means all.
 type Only<'a> = Option<&'a [DictionaryId]>;
 
 fn is_checked(only: Only<'_>, dict: DictionaryId) -> bool {
     only.is_none_or(|only| only.contains(&dict))
 }
 
-/// Shows what `write_set` changes and others have changed, too. Keys are left out that
-/// `write_set` changes only by updates that commute with what others have done: these apply to
-/// whatever the value is when it commits.
+/// Visits the keys and ranges that both `write_set` and others have changed. It skips keys that
+/// `write_set` changes only by updates that commute with the changes of others: these apply to
+/// whatever value the key has at the commit.
 fn both(
     registry: &Transactions,
     write_set: &WriteSet,
@@ -205,7 +208,7 @@ fn both(
     Ok(ControlFlow::Continue(()))
 }
 
-/// Walks what they have changed, and asks whether we have, too.
+/// Iterates over their changes and looks up each in our write set.
 fn through_theirs(
     write_set: &WriteSet,
     dict: DictionaryId,
@@ -240,7 +243,7 @@ fn through_theirs(
     Ok(ControlFlow::Continue(()))
 }
 
-/// Walks what we have changed, and asks whether they have, too.
+/// Iterates over our changes and looks up each in theirs.
 fn through_mine(
     write_set: &WriteSet,
     dict: DictionaryId,
@@ -283,9 +286,9 @@ fn through_mine(
     Ok(ControlFlow::Continue(()))
 }
 
-/// Shows the keys of `write_set` that are not in `now` as they were in `base`, but for those of
-/// logs. Takes the time that it takes to read what the two states differ in, up to the first change
-/// of each range, and no memory for it.
+/// Visits the keys of `write_set` whose value in `now` differs from that in `base`, logs of durable
+/// transactions excluded. For each deleted range it reads the differences of the two states up to
+/// the first one, and keeps none of them in memory.
 fn changed_since(
     write_set: &WriteSet,
     (base, now): (&View, &View),
@@ -317,12 +320,13 @@ fn changed_since(
     Ok(flow)
 }
 
-/// A dictionary that is the log of a durable transaction belongs to that one alone.
+/// Returns whether a dictionary is the log of a durable transaction, which no other transaction
+/// writes.
 fn is_log(now: &View, dict: DictionaryId) -> bool {
     now.version.trees.get(&dict).is_some_and(|tree| tree.info().branch == durable::BRANCH)
 }
 
-/// What joins two changes of one key of a dictionary, if anything does.
+/// Returns the merge routine of a dictionary, if it has one.
 pub(super) fn routine(
     registry: &Transactions,
     dict: DictionaryId,
@@ -336,8 +340,8 @@ pub(super) fn routine(
     }
 }
 
-/// Changes that join a transaction's with those of others: above a copy of its write set, which is
-/// written out where it grows.
+/// Collects the joined values of keys that a transaction and others have changed, above a copy of
+/// its write set, which is spilled when it grows too large.
 struct Joined<'a> {
     registry: &'a Transactions,
     mine: &'a WriteSet,
@@ -347,7 +351,7 @@ struct Joined<'a> {
 }
 
 impl Joined<'_> {
-    /// Changes that are kept before they enter the write set, bytes.
+    /// Bytes of changes that are gathered before they are added to the write set.
     const TOGETHER: usize = 64 << 10;
 
     fn push(&mut self, dict: DictionaryId, op: Op) -> Result<()> {
@@ -371,10 +375,11 @@ impl Joined<'_> {
     }
 }
 
-/// What `others` have changed is joined with what `write_set` changes: `write_set` with the changes
-/// above it that it needs besides, if it needs any, or [`Error::Conflict`]. `base`: the state as it
-/// was when the transaction began or was last looked at; `now`: as it is. `by_value`: `base` may be
-/// older than `others`. `only`: nothing else is looked at.
+/// Joins the changes of `write_set` with those of `others`. Returns a write set with the joined
+/// values on top if any were needed, or [`Error::Conflict`]. `base` is the state when the
+/// transaction began or last checked, `now` the current state. If `by_value` is set, `base` may be
+/// older than `others`, so values are compared as well. If `only` is set, only those dictionaries
+/// are checked.
 pub(super) fn reconcile(
     registry: &Transactions,
     write_set: &WriteSet,
@@ -421,7 +426,7 @@ pub(super) fn reconcile(
     Ok(joined.with)
 }
 
-/// Decides what becomes of a key that `write_set` and others have changed.
+/// Runs the merge routine for a key that both `write_set` and others have changed.
 fn join(
     registry: &Transactions,
     routine: &dyn MergeRoutine,
@@ -444,7 +449,7 @@ fn join(
     Ok(routine.merge(key, base.as_deref(), mine.as_deref(), theirs.as_deref()))
 }
 
-/// Returns whether `others` have changed what `write_set` changes.
+/// Returns whether `others` have changed a key or range that `write_set` changes.
 pub(super) fn any(
     registry: &Transactions,
     write_set: &WriteSet,
@@ -455,7 +460,7 @@ pub(super) fn any(
     Ok(both(registry, write_set, others, only, &mut first)?.is_break())
 }
 
-/// The first key or range of `reads` that `others` have changed.
+/// Returns the first key or range of `reads` that `others` have changed.
 pub(super) fn changed_read(
     registry: &Transactions,
     reads: &ReadSet,
@@ -479,8 +484,8 @@ pub(super) fn changed_read(
     Ok(None)
 }
 
-/// Whether something of `range` was changed after `since`. `source`: that of `newer`, once there is
-/// one.
+/// Returns whether a key of `range` was changed after `since`. `source` caches the cursor of
+/// `newer` between calls.
 fn changed_in(
     newer: &Newer,
     source: &mut Option<Box<dyn Source>>,

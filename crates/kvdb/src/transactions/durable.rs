@@ -1,12 +1,12 @@
-//! Transactions that survive a crash and a restart. What such a one writes is logged: in a
-//! dictionary of its own, in a hidden branch, one tuple for each call, committed like
-//! everything else and hence on disk within the flush interval. What it reads is kept by a snapshot
-//! of its own. When the store is opened again, it goes on as of the last of its calls that is on
-//! disk.
+//! Transactions that survive a crash and a restart. The changes of such a transaction are logged in
+//! a dictionary of its own, in a hidden branch, one tuple for each call. They are committed like
+//! all other data and hence on disk within the flush interval. A snapshot of its own keeps the
+//! state that it reads. When the store is opened again, the transaction resumes as of the last of
+//! its calls that is on disk.
 //!
-//! Its commit deletes the log in the same commit, and so does its abort: a log without its
-//! beginning is that of a transaction which has ended, whatever happened afterwards, and is swept
-//! up.
+//! Its commit deletes the log atomically with its changes, and an abort deletes it, too. A log
+//! without its first tuple therefore belongs to a transaction that has ended, even if a crash
+//! followed, and is swept up.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -31,39 +31,39 @@ use crate::mirror::Note;
 use crate::read::version::read;
 use crate::read::write_set::WriteSet;
 
-/// Where the logs are.
+/// The branch that holds the logs.
 pub(super) const BRANCH: &str = ".transactions";
-/// The tuple that a log begins with: how the transaction was begun.
+/// The key of a log's first tuple, which holds the options that the transaction was begun with.
 const BEGINNING: &[u8] = &[];
-/// Behind all keys of a log.
+/// An upper bound after all keys of a log.
 const END: [u8; 9] = [0xff; 9];
-/// A flag at the beginning of a log: it names a user.
+/// Header flag: the log names a user.
 const WITH_USER: u8 = 2;
-/// A flag at the beginning of a log: the commit of the transaction can be undone.
+/// Header flag: the commit of the transaction can be undone.
 const UNDOABLE: u8 = 4;
-/// A flag at the beginning of a log: what the transaction changes is seen in place of the store.
+/// Header flag: the changes of the transaction are shown in place of the store.
 const IN_PLACE: u8 = 8;
-/// A flag at the beginning of a log: the transaction has a limit.
+/// Header flag: the transaction has a limit in bytes.
 const LIMITED: u8 = 16;
-/// One more: the files that it may make have one.
+/// Header flag: the number of files that the transaction may make is limited.
 const FILES_LIMITED: u8 = 32;
-/// The version of a log of the main branch, and of one that names another branch, which older
-/// programs must not take for one of the main branch.
+/// The header version of a log of the main branch, and that of a log that names another branch.
+/// They differ so that older programs do not take the latter for a log of the main branch.
 const OF_MAIN: u8 = 1;
 const OF_BRANCH: u8 = 2;
-/// A call's changes are logged in pieces of about this many bytes.
+/// The changes of a call are logged in pieces of about this many bytes.
 const PIECE: usize = 1 << 20;
 
-/// The snapshot that keeps what a transaction reads.
+/// Returns the name of the snapshot that keeps the state that a transaction reads.
 fn base_name(id: impl Display) -> String {
     format!(".transaction-{id}")
 }
 
-/// How a transaction was begun, as its log has it: version, flags (1: conflicts are checked, 2:
-/// with a user, 4: its commit can be undone, 8: it is seen in place of the store, 16: with a
-/// limit, 32: with one of files), varint idle limit in ms and one (0: none), bytes label, varint
-/// user if there is one, bytes branch in version 2, varint limit in bytes if there is one, varint
-/// limit of files if there is one.
+/// Encodes the options of a transaction as the first tuple of its log: version, flags (1: conflicts
+/// are checked, 2: with a user, 4: its commit can be undone, 8: it is seen in place of the store,
+/// 16: with a limit, 32: with one of files), varint idle limit in ms plus one (0 without a limit),
+/// bytes label, varint user if there is one, bytes branch in version 2, varint limit in bytes if
+/// there is one, varint limit of files if there is one.
 pub(crate) fn encode(options: &TransactionOptions) -> Vec<u8> {
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     let version = if options.branch.is_empty() { OF_MAIN } else { OF_BRANCH };
@@ -125,7 +125,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<TransactionOptions> {
     })
 }
 
-/// Changes by themselves: what is stored elsewhere is read.
+/// Returns self-contained changes: values that are stored elsewhere are read and inlined.
 fn whole(cache: &BlockCache, changes: &Ops) -> Result<Ops> {
     let op = |op: &Op| -> Result<Op> {
         Ok(match op {
@@ -139,8 +139,9 @@ fn whole(cache: &BlockCache, changes: &Ops) -> Result<Ops> {
 }
 
 impl Transactions {
-    /// Begins the log of a transaction, and keeps what it reads: durable when this returns. Gives
-    /// the newest commit that it reads, too. The caller has `logging`.
+    /// Begins the log of a transaction and takes the snapshot that it reads from; both are durable
+    /// when this returns. Also returns the newest commit that the transaction reads. The caller
+    /// holds `logging`.
     pub(super) fn begin_log(
         &self,
         id: TransactionId,
@@ -166,14 +167,15 @@ impl Transactions {
         Ok((self.open_logged(id, log)?, seq))
     }
 
-    /// A transaction as it begins: it reads the same before and after a restart.
+    /// Returns the initial state of a transaction, which reads the same snapshot before and after a
+    /// restart.
     fn open_logged(&self, id: TransactionId, log: DictionaryId) -> Result<Open> {
         let base = self.parts.snapshotter.open_snapshot(&base_name(id))?;
         Ok(Open { log: Some(log), ..Open::new(Some(base)) })
     }
 
-    /// Logs changes that a transaction is about to make; `at`: how many it has made before. `note`:
-    /// the request that they complete.
+    /// Logs changes that a transaction is about to make. `at` is the number of changes that it has
+    /// made before, `note` the request that these changes complete.
     pub(super) fn log(
         &self,
         log: DictionaryId,
@@ -204,8 +206,9 @@ impl Transactions {
         self.commit(batch, Durability::Buffered)
     }
 
-    /// Logs what a transaction has written that commits into the one whose log this is: all or
-    /// nothing of it, however much it is. `at`: how many changes that one has made before.
+    /// Atomically logs the write set of a nested transaction that commits into the one whose log
+    /// this is, whatever its size. `at` is the number of changes that the enclosing one has made
+    /// before.
     pub(super) fn log_nested(
         self: &Arc<Self>,
         log: DictionaryId,
@@ -243,7 +246,7 @@ impl Transactions {
         transaction.commit(Durability::Buffered)
     }
 
-    /// Takes back what was logged when a transaction had made more than `at` changes.
+    /// Removes the log entries of all changes after the first `at`.
     pub(super) fn cut_log(&self, log: DictionaryId, at: u64) -> Result<()> {
         self.delete_log(log, Bytes::copy_from_slice(&at.to_be_bytes()))
     }
@@ -254,17 +257,17 @@ impl Transactions {
         self.commit(batch, Durability::Buffered)
     }
 
-    /// Ends the log of a transaction that did not come to begin.
+    /// Ends the log of a transaction that could not be begun.
     pub(super) fn delete_begun_log(&self, log: Option<DictionaryId>) -> Result<()> {
         log.map_or(Ok(()), |log| self.delete_log(log, Bytes::from_static(BEGINNING)))
     }
 
-    /// What ends a log.
+    /// Returns the operation that deletes the content of a log, and so ends it.
     pub(super) fn end_of_log(log: DictionaryId) -> (DictionaryId, Op) {
         (log, Op::DeleteRange(Bytes::from_static(BEGINNING), Bytes::from_static(&END)))
     }
 
-    /// Opens the transactions again whose logs are there.
+    /// Reopens the transactions whose logs exist.
     pub(crate) fn restore(self: &Arc<Self>) -> Result<()> {
         let view = self.parts.versions.view();
         let logs = view
@@ -278,7 +281,7 @@ impl Transactions {
             self.number_used(id);
             let beginning = view.get(log, BEGINNING).transpose();
             if let Some(beginning) = beginning {
-                // Whatever is wrong with one of them, the others go on, and so does the store.
+                // Whatever is wrong with one transaction, the others and the store continue.
                 match beginning.and_then(|beginning| self.restore_one(id, log, &beginning)) {
                     Ok(()) => tracing::info!("transaction {id} goes on"),
                     Err(e @ (Error::Corrupt(_) | Error::NoSnapshot(_) | Error::NoBranch(_))) => {
@@ -306,12 +309,13 @@ impl Transactions {
         if !self.parts.versions.load().has_branch(&options.branch) {
             return Err(Error::NoBranch(options.branch));
         }
-        // What was committed between its beginning and this opening is not known by number.
+        // The numbers of the commits between its beginning and this opening are unknown, so
+        // conflicts with them are found by value.
         let mut open = Open { by_value: true, ..self.open_logged(id, log)? };
         let share = self.share();
         let mut cursor = self.parts.versions.view().cursor(log, &[0], b"")?;
         while let Some(tuple) = cursor.next()? {
-            // The record's own length stands in front.
+            // The record begins with its own length.
             let value = tuple.value()?;
             let mut rest = &value[..];
             zones::varint::get_u64(&mut rest).map_err(|_| {
@@ -329,13 +333,13 @@ impl Transactions {
             }
             if open.write_set.is_full(share) {
                 match open.write_set.spill(&self.run_writer(), &Default::default()) {
-                    // As much stays in memory as a transaction in a full store has there.
+                    // Accept as much in memory as a transaction in a full store may hold.
                     Err(Error::NoSpace)
                         if open.write_set.memory() < 2 * share + self.shares.largest_record => {}
                     spilled => spilled?,
                 }
             }
-            // Numbers that were taken back are not given again.
+            // Do not reuse numbers of changes that were rolled back.
             let at = tuple.key.first_chunk().map_or(0, |at| u64::from_be_bytes(*at));
             open.write_set.at = open.write_set.at.max(at);
             open.write_set.write(&changes, ZonePin::default());
@@ -344,10 +348,11 @@ impl Transactions {
         Ok(())
     }
 
-    /// Drops the logs of transactions that have ended: they are not open, and have no
-    /// beginning. (When the store is closed they are open no more, and go on all the same.)
+    /// Drops the logs of transactions that have ended: those that are not open and whose log has no
+    /// first tuple. (When the store is being closed, durable transactions are not open either, but
+    /// their logs keep the first tuple, and they resume later.)
     pub(crate) fn sweep_logs(&self) -> Result<()> {
-        // Not that of one that is just beginning.
+        // The log of a transaction that is just beginning must stay.
         let Some(_logging) = self.logging.try_lock() else { return Ok(()) };
         let view = self.parts.versions.view();
         let mut ended = Vec::new();
@@ -370,7 +375,7 @@ impl Transactions {
 }
 
 impl TransactionState {
-    /// Ends the log of one that is aborted.
+    /// Ends the log of a transaction that is aborted.
     pub(super) fn end_log(&self, log: Option<DictionaryId>) {
         let Some(log) = log else { return };
         if let Err(e) = self.registry.delete_log(log, Bytes::from_static(BEGINNING)) {

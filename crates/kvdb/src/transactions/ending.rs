@@ -1,10 +1,10 @@
-//! How a transaction ends. A small commit goes the way of every batch: through the pipeline, into
-//! journal and memtables. A large one writes out what it still has in memory and *binds* its runs:
-//! the memtables of the moment are sealed, the runs are put above them, and one record of the
-//! journal says so; no data is moved, however much it is (VT-tree paper, §3.2). Either way the last
-//! look for conflicts is taken under the pipeline's lock, and mostly finds that nothing was
-//! committed since the one before. One whose commit is to be undone some day binds runs, too,
-//! between two snapshots (`undo`). An abort lets go of what was written; there is nothing to undo.
+//! Commit and abort of transactions. A small commit takes the path of every batch: through the
+//! pipeline, into journal and memtables. A large one spills the part that is still in memory and
+//! *binds* its runs: the current memtables are sealed, the runs are placed above them, and one
+//! journal record notes this; no data is moved, however much there is (VT-tree paper, §3.2). In
+//! both cases the last conflict check is made under the pipeline's lock, and usually finds that
+//! nothing was committed since the check before. An undoable commit binds runs as well, between two
+//! snapshots (`undo`). An abort discards the writes, and there is nothing to undo.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,12 +30,12 @@ use crate::locks::KeyRangeRef;
 use crate::read::view::View;
 use crate::read::write_set::{Part, WriteSet};
 
-/// A commit with more in memory than this binds runs, bytes.
+/// A commit with more bytes in memory than this binds runs.
 pub(super) const BIND_AT: usize = 1 << 20;
-/// A commit that takes no more, and deletes, is made in a clone that has reached its limit, bytes.
+/// Bytes that a commit with deletions may take in a clone that has reached its limit.
 const SMALL: u64 = 1 << 20;
-/// Looks for conflicts outside of the pipeline's lock before one is taken under it, however long it
-/// takes.
+/// Number of conflict checks outside of the pipeline's lock before one is made under the lock,
+/// however long it takes.
 const LOOKS: usize = 4;
 
 impl TransactionState {
@@ -47,7 +47,7 @@ impl TransactionState {
         if let Some(why) = &*self.doomed.lock() {
             return Err(self.aborted(why));
         }
-        // Nothing is changed from here on: the state is held.
+        // The changes cannot change from here on, since the lock of the state is held.
         let now = Revision { changes: open.revision, begun: self.begun_at };
         if only_in.is_some_and(|only_in| only_in != now) {
             return Err(Error::Changed(self.id));
@@ -69,8 +69,8 @@ impl TransactionState {
                         drop(state);
                         self.let_go(open);
                     }
-                    // Memtables have changes before readers see them. One that begins now must see
-                    // those in conflict, or to try again would not help.
+                    // Memtables hold changes before readers see them. A transaction that begins now
+                    // must see the conflicting changes, or a retry would not help.
                     self.registry.parts.commits.await_visible();
                 }
                 return Err(e);
@@ -96,39 +96,40 @@ impl TransactionState {
             .map_err(Error::after_commit)
     }
 
-    /// Commits the changes to the store; `None`: there were none. What they are joined with is not
-    /// the transaction's until it has committed: it may go on after an error, and what it changes
-    /// then has to be compared with all that has happened since it began.
+    /// Commits the changes to the store. Returns `None` if there were none. The write set with
+    /// joined values replaces the transaction's own only by committing: after an error the
+    /// transaction may continue, and its later changes must be compared with all commits since it
+    /// began.
     fn apply(&self, open: &mut Open) -> Result<Option<Applied>> {
         let registry = &*self.registry;
         let parts = &registry.parts;
         parts.health.writable()?;
         let dependencies = reads::dependencies(open, self.since);
         if open.write_set.is_empty() && open.log.is_none() {
-            // What it has read itself was all there at once, when it began.
+            // Its own reads are consistent, since all of them are as of its beginning.
             let others: Vec<_> =
                 dependencies.into_iter().filter(|dependency| dependency.of.is_some()).collect();
             return reads::check(registry, &others, 0).map(|()| None);
         }
         let large = !open.write_set.in_memory() || open.write_set.memory() > BIND_AT;
-        // In a full store it commits all the same, and cannot be undone.
+        // In a full store the commit succeeds without snapshots, and cannot be undone.
         let mut undoable = self.options.undoable && !open.write_set.is_empty();
         let mut bound = large;
         if bound {
-            // Before anything is joined: an attempt that fails has not written it for nothing.
+            // Spill before joining, so that a failed attempt has not wasted this write.
             open.spill(registry)?;
         }
         self.check_limit_of_clone(open)?;
         let mut write_set = open.write_set.clone();
         if let Some(log) = open.log {
-            // In the same commit as everything else.
+            // Delete the log in the same commit.
             write_set = write_set.fork();
             write_set.write(&[Transactions::end_of_log(log)], ZonePin::default());
         }
         let checked_alone = self.checked.lock().clone();
         let only = (!self.options.check_conflicts).then_some(&checked_alone[..]);
         let checks = open.base.is_some() && only.is_none_or(|only| !only.is_empty());
-        // What was committed up to here is joined.
+        // All commits up to this view are joined.
         let mut checked: Option<View> = None;
         for look in 1.. {
             let mut seen = Seq::MAX;
@@ -164,7 +165,7 @@ impl TransactionState {
                     checked = Some(now);
                 }
             }
-            // Under the pipeline's lock: what was committed since the look above?
+            // Checks under the pipeline's lock what was committed since the check above.
             let mine = write_set.clone();
             let still = |visible: Seq| -> Result<bool> {
                 if visible <= seen || look <= LOOKS {
@@ -223,8 +224,8 @@ impl TransactionState {
         Ok(None)
     }
 
-    /// Fails where the changes are beyond the limit of the clone that they are made in. Others may
-    /// have taken the room that there was for them; deletions are small, and are committed.
+    /// Fails if the changes exceed the limit of the clone that they are made in, as others may have
+    /// used up its room. Small commits that delete something are allowed.
     fn check_limit_of_clone(&self, open: &mut Open) -> Result<()> {
         if open.write_set.is_empty() || !self.is_of_limited_clone() {
             return Ok(());
@@ -236,13 +237,13 @@ impl TransactionState {
         }
     }
 
-    /// Ends it without a trace.
+    /// Ends the transaction and discards its changes.
     pub(super) fn abort(&self) {
         let open = self.state.write().open.take();
         self.let_go(open);
     }
 
-    /// It is over, and what it had written is let go; `None`: that has happened before.
+    /// Releases everything that the ended transaction held. `None` means that this was done before.
     fn let_go(&self, open: Option<Open>) {
         let Some(open) = open else { return };
         self.end_log(open.log);
@@ -250,7 +251,8 @@ impl TransactionState {
         self.registry.end_nested(open.nested_ids(), &self.why_nested_end());
     }
 
-    /// The store is being closed.
+    /// Ends the transaction because the store is being closed. A durable one keeps its log and
+    /// resumes when the store is opened again.
     pub(super) fn leave(&self, why: &str) {
         if self.options.durable {
             *self.doomed.lock() = Some(why.to_owned());
@@ -263,8 +265,8 @@ impl TransactionState {
         }
     }
 
-    /// Aborts it against its user's wish. Does not wait for a call that is under way: that one ends
-    /// it then.
+    /// Aborts the transaction against its user's wish. `doomed` is set first, without waiting for a
+    /// call in progress, so that later calls fail at once.
     pub(super) fn end(&self, why: &str) {
         *self.doomed.lock() = Some(why.to_owned());
         let mut state = self.state.write();
@@ -285,7 +287,7 @@ impl TransactionState {
     }
 }
 
-/// What a commit changes, to be compared with locks.
+/// Returns the keys and ranges that a commit changes, to compare them with locks.
 fn touched(write_set: &WriteSet) -> Result<Vec<(DictionaryId, KeyRange)>> {
     let mut out = Vec::new();
     write_set.for_each(|dict, item| {
@@ -301,7 +303,7 @@ fn touched(write_set: &WriteSet) -> Result<Vec<(DictionaryId, KeyRange)>> {
     Ok(out)
 }
 
-/// A transaction in memory as the changes of a commit; and whether none of them adds data.
+/// Returns the changes of a transaction that is in memory, and whether none of them adds data.
 pub(super) fn changes(cache: &BlockCache, write_set: &WriteSet) -> Result<(Ops, bool)> {
     let mut changes = Ops::new();
     let mut deletes_only = true;
@@ -313,13 +315,13 @@ pub(super) fn changes(cache: &BlockCache, write_set: &WriteSet) -> Result<(Ops, 
     Ok((changes, deletes_only))
 }
 
-/// An item of a transaction as a change.
+/// Converts an item of a write set to a change.
 pub(super) fn change(cache: &BlockCache, item: ItemRef<'_>) -> Result<Op> {
     let key = Bytes::copy_from_slice(item.key);
     Ok(match item.body {
         BodyRef::Put(value) => Op::Put(key, value.to_value()),
         BodyRef::Update { base: None, update } => Op::Update(key, Update::decode(update)?),
-        // The value was put by the transaction itself.
+        // The base value was put by the transaction itself.
         BodyRef::Update { base: Some(_), .. } => {
             match cache.resolve(Lookup::of(item.seq, item.body.to_body())?)? {
                 Some(value) => Op::Put(key, value),
@@ -331,7 +333,7 @@ pub(super) fn change(cache: &BlockCache, item: ItemRef<'_>) -> Result<Op> {
     })
 }
 
-/// The runs of a transaction that has nothing in memory, newest first.
+/// Returns the runs of a transaction that has nothing in memory, newest first.
 pub(super) fn runs(write_set: &WriteSet) -> Vec<(DictionaryId, Vec<Arc<Run>>)> {
     let run = |part: &Part| if let Part::Run(run) = part { Some(run.clone()) } else { None };
     write_set

@@ -1,5 +1,5 @@
-//! A transaction in hand. Clones are the same transaction, wherever they are: it ends for all of
-//! them.
+//! Handles of a transaction. All clones of a handle refer to the same transaction, which ends for
+//! all of them at once.
 
 use std::sync::Arc;
 
@@ -24,7 +24,8 @@ use crate::read::version::read;
 use crate::read::view::View;
 use crate::read::write_set::WriteSet;
 
-/// Savepoints that a transaction may have: what each of them goes back to is kept apart.
+/// Maximum number of savepoints of a transaction: the parts of the write set before each savepoint
+/// are kept apart from later ones.
 pub const MAX_SAVEPOINTS: usize = 1024;
 
 /// A point in a transaction to which it can go back.
@@ -33,8 +34,8 @@ pub struct Savepoint {
     pub(super) id: u64,
 }
 
-/// An open transaction. Its reads see the store as of its beginning and its own changes, which no
-/// other reader sees before it commits.
+/// An open transaction. Its reads see the store as of its beginning together with its own changes,
+/// which no other reader sees before it commits.
 ///
 /// ```
 /// # let db = kvdb::Kvdb::in_memory();
@@ -53,16 +54,16 @@ pub struct Transaction {
     _last: Arc<Last>,
 }
 
-/// Changes that are made together.
+/// Changes that are applied together.
 #[derive(Clone, Copy)]
 enum Made<'a> {
-    /// One tuple of so many bytes, in a transaction whose changes are not logged.
+    /// One tuple of `bytes` bytes, in a transaction whose changes are not logged.
     Put { bytes: u64 },
-    /// Any, which may have to be logged.
+    /// Any changes, which may have to be logged.
     Each(&'a Ops),
 }
 
-/// Says if a change makes another state of a transaction for those who look at it.
+/// Tells whether a change produces a new [`Revision`] of the transaction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
     Yes,
@@ -76,79 +77,81 @@ impl TransactionState {
 }
 
 impl Transaction {
-    /// Its number, by which it can be joined.
+    /// Returns the number of the transaction, by which it can be joined.
     pub fn id(&self) -> TransactionId {
         self.shared.id
     }
 
-    /// How it was begun. Of one that was open before the store was, what is kept of that.
+    /// Returns the options that it was begun with. If it began before the store was opened, these
+    /// are the options that its log keeps.
     pub fn options(&self) -> &TransactionOptions {
         &self.shared.options
     }
 
-    /// How it is isolated from others.
+    /// Returns its isolation level.
     pub fn isolation(&self) -> Isolation {
         self.shared.options.isolation
     }
 
-    /// Whether it cannot undo unawares what others have changed; see
+    /// Returns whether the transaction cannot silently overwrite changes of others; see
     /// [`TransactionOptions::check_conflicts`].
     pub fn checks_conflicts(&self) -> bool {
         self.shared.options.check_conflicts || self.isolation() == Isolation::Serializable
     }
 
-    /// Has conflicts looked for in these dictionaries although the transaction looks for none: what
-    /// is in them would not fit together any more if the last commit won. For as long as the store
-    /// is open.
+    /// Enables conflict detection for these dictionaries in a transaction that otherwise has none:
+    /// their contents would become inconsistent if the last commit won. The setting lasts while the
+    /// store is open.
     pub fn check_conflicts_in(&self, dictionaries: &[DictionaryId]) {
         *self.shared.checked.lock() = dictionaries.to_vec();
     }
 
-    /// The transaction as listed.
+    /// Returns its entry in the listing.
     pub fn info(&self) -> TransactionInfo {
         self.shared.info()
     }
 
-    /// The number of the newest commit when it began, or, of one that began before the store was
-    /// opened, when that was.
+    /// Returns the number of the newest commit when the transaction began or, if it began before
+    /// the store was opened, at that opening.
     pub fn begun_after(&self) -> u64 {
         self.shared.since
     }
 
-    /// The transaction that it was begun within; see [`TransactionOptions::within`].
+    /// Returns the transaction that it was begun within; see [`TransactionOptions::within`].
     pub fn within(&self) -> Option<TransactionId> {
         self.shared.options.within
     }
 
-    /// Transactions that are open within it, the oldest first.
+    /// Returns the open transactions within it, the oldest first.
     pub fn nested(&self) -> Result<Vec<TransactionId>> {
         let state = self.read()?;
         Ok(state.open.iter().flat_map(Open::nested_ids).collect())
     }
 
-    /// The branch that it is of; see [`TransactionOptions::branch`].
+    /// Returns its branch; see [`TransactionOptions::branch`].
     pub fn branch(&self) -> &str {
         &self.shared.options.branch
     }
 
-    /// Who began it; see [`TransactionOptions::user`].
+    /// Returns the user who began it; see [`TransactionOptions::user`].
     pub fn user(&self) -> Option<u32> {
         self.shared.options.user
     }
 
-    /// See [`TransactionOptions::in_place`].
+    /// Returns whether its changes are shown in place of the store; see
+    /// [`TransactionOptions::in_place`].
     pub fn is_in_place(&self) -> bool {
         self.shared.options.in_place
     }
 
-    /// Bytes that its changes may still take, by its limit and those around it; `None`: there is no
-    /// limit; see [`TransactionOptions::limit`].
+    /// Returns the bytes that its changes may still take, by its own limit and those around it; see
+    /// [`TransactionOptions::limit`]. Returns `None` if there is no limit.
     pub fn room(&self) -> Option<u64> {
         self.shared.room()
     }
 
-    /// Makes what its changes take less where it can, for a caller who would be beyond the limit.
-    /// The bytes that they may take then, see [`Transaction::room`].
+    /// Compacts its changes where possible, for a caller that would exceed the limit. Returns the
+    /// bytes that they may still take then, see [`Transaction::room`].
     pub fn make_room(&self) -> Result<Option<u64>> {
         if self.shared.is_limited() {
             let mut state = self.write()?;
@@ -157,23 +160,23 @@ impl Transaction {
             };
             self.shared.give_back(open)?;
         }
-        // After the state is let go of: it flushes and merges.
+        // The state must be released first: this flushes and merges.
         self.shared.registry.parts.snapshotter.make_room(&self.shared.options.branch)?;
         Ok(self.shared.room())
     }
 
-    /// Whether it survives a restart; see [`TransactionOptions::durable`].
+    /// Returns whether it survives a restart; see [`TransactionOptions::durable`].
     pub fn is_durable(&self) -> bool {
         self.shared.options.durable
     }
 
-    /// Whether its commit can be undone; see [`TransactionOptions::undoable`].
+    /// Returns whether its commit can be undone; see [`TransactionOptions::undoable`].
     pub fn is_undoable(&self) -> bool {
         self.shared.options.undoable
     }
 
-    /// What a durable one has changed before this call is on disk when it returns. Of another one
-    /// nothing is before its commit.
+    /// Makes all earlier changes of a durable transaction durable before it returns. Does nothing
+    /// for other transactions, whose changes are not on disk before the commit.
     pub fn sync(&self) -> Result<()> {
         if self.is_durable() { self.shared.registry.sync() } else { Ok(()) }
     }
@@ -190,7 +193,7 @@ impl Transaction {
         if state.open.is_none() { Err(self.shared.ended(&state)) } else { Ok(state) }
     }
 
-    /// The value of `key` as the transaction sees it.
+    /// Returns the value of `key` as the transaction sees it.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.lock(dict, KeyRangeRef::key(key), Mode::Shared)?;
         let state = self.read()?;
@@ -207,14 +210,14 @@ impl Transaction {
         }
         match &open.base {
             Some(view) if view.knows(dict) => view.get(dict, key),
-            // Made since it began, where it is there at all.
+            // The dictionary, if it exists at all, was created after the transaction began.
             Some(_) => self.shared.registry.parts.versions.load().tree(dict).map(|_| None),
             None => self.shared.registry.parts.versions.get(dict, key),
         }
     }
 
-    /// An error where the transaction finds no such dictionary: neither in the state that it reads,
-    /// nor among those that were made since.
+    /// Fails if the transaction finds no such dictionary, neither in the state that it reads nor
+    /// among those created since.
     fn find_dictionary(&self, dict: DictionaryId) -> Result<()> {
         let base = self.read()?.open.as_ref().and_then(|open| open.base.clone());
         match base.is_some_and(|base| base.knows(dict)) {
@@ -223,8 +226,8 @@ impl Transaction {
         }
     }
 
-    /// Up to `limit` tuples of `[start, end)` as the transaction sees them; see [`View::scan`]. A
-    /// serializable one locks the part of the range that it has seen.
+    /// Returns up to `limit` tuples of `[start, end)` as the transaction sees them; see
+    /// [`View::scan`]. A serializable transaction locks the part of the range that it has seen.
     pub fn scan(
         &self,
         dict: DictionaryId,
@@ -236,7 +239,8 @@ impl Transaction {
             self.find_dictionary(dict)?;
             return self.view()?.scan(dict, start, end, limit);
         }
-        // What is seen before it is locked may change until it is.
+        // Tuples that are read before they are locked may change in between, so scan again after
+        // locking.
         let mut locked: Option<Bytes> = None;
         loop {
             let found = self.view()?.scan(dict, start, end, limit)?;
@@ -260,25 +264,26 @@ impl Transaction {
         }
     }
 
-    /// A cursor over `[start, end)` as the transaction sees it now; a serializable one locks all of
-    /// the range.
+    /// Returns a cursor over `[start, end)` as the transaction sees it now. A serializable
+    /// transaction locks the whole range.
     pub fn cursor(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<Cursor> {
         self.lock_range(dict, start, end, false)?;
         self.find_dictionary(dict)?;
         self.view()?.cursor(dict, start, end)
     }
 
-    /// What the transaction sees now, for as long as the view is held. Reading it locks nothing.
+    /// Returns a view of the current state of the transaction, which stays valid while the view is
+    /// held. Reading it takes no locks.
     pub fn view(&self) -> Result<View> {
         let state = self.read()?;
         let Some(open) = &state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         Ok(open.view(&self.shared.registry))
     }
 
-    /// `earlier`, a view of this transaction, with what others have committed by now: for a caller
-    /// that reads in several steps and locks before each of them, while the transaction is used
-    /// elsewhere, too. The changes of the transaction itself are those that `earlier` has, so all
-    /// steps see one state of them. Under snapshot isolation this is `earlier` itself.
+    /// Returns `earlier`, a view of this transaction, on top of the newest commits of others. It
+    /// serves a caller that reads in several steps and locks before each step, while the
+    /// transaction is in use elsewhere. The transaction's own changes are those of `earlier`, so
+    /// all steps see one state of them. Under snapshot isolation this is `earlier` itself.
     pub fn renew(&self, earlier: &View) -> Result<View> {
         let base = self.base()?;
         Ok(View { write_set: earlier.write_set.clone(), of_transaction: true, ..base })
@@ -293,14 +298,14 @@ impl Transaction {
             .ok_or(Error::NoTransaction(self.shared.id))
     }
 
-    /// Begins changes that are to be made all at once or not at all.
+    /// Begins a batch of changes that are applied atomically.
     pub fn nested_batch(&self) -> Result<NestedBatch> {
         let state = self.read()?;
         let Some(open) = &state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         Ok(NestedBatch::new(self.clone(), &open.write_set))
     }
 
-    /// Gives `key` a value, whether or not it had one.
+    /// Sets the value of `key`, whether or not it had one.
     pub fn put(
         &self,
         dict: DictionaryId,
@@ -321,23 +326,23 @@ impl Transaction {
         self.change(dict, (SpaceClaim::default(), None), Made::Put { bytes }, Seen::Yes, put)
     }
 
-    /// Changes the value of `key` without reading it, see [`Batch::update`]. What others have done
-    /// to the value by the time of the commit is no conflict if the update commutes with it
-    /// ([`Update::commutes`]): two transactions that add to one counter both commit.
+    /// Changes the value of `key` without reading it, see [`Batch::update`]. Changes that others
+    /// have made to the value by the time of the commit are no conflict if the update commutes with
+    /// them ([`Update::commutes`]): two transactions that add to one counter both commit.
     pub fn update(&self, dict: DictionaryId, key: impl AsRef<[u8]>, update: Update) -> Result<()> {
         let mut batch = Batch::new();
         batch.update(dict, Bytes::copy_from_slice(key.as_ref()), update);
         self.apply(batch)
     }
 
-    /// Deletes `key`, whether or not it is there.
+    /// Deletes `key`, whether or not it exists.
     pub fn delete(&self, dict: DictionaryId, key: impl AsRef<[u8]>) -> Result<()> {
         let mut batch = Batch::new();
         batch.delete(dict, Bytes::copy_from_slice(key.as_ref()));
         self.apply(batch)
     }
 
-    /// Deletes every key in `[start, end)`, see [`Batch::delete_range`].
+    /// Deletes all keys of `[start, end)`, see [`Batch::delete_range`].
     pub fn delete_range(
         &self,
         dict: DictionaryId,
@@ -349,13 +354,14 @@ impl Transaction {
         self.apply(batch)
     }
 
-    /// Makes the changes of a batch, all or, on any error, none of them.
+    /// Applies the changes of a batch; on any error none of them is made.
     pub fn apply(&self, batch: Batch) -> Result<()> {
         self.apply_as(batch, Seen::Yes)
     }
 
-    /// As [`Transaction::apply`], for what its owner does on the way to its commit, in addition to
-    /// what was looked at: it stays in the same state ([`Transaction::revision`]).
+    /// Applies a batch like [`Transaction::apply`] without changing the transaction's revision
+    /// ([`Transaction::revision`]). It is for changes that the owner makes during the commit, in
+    /// addition to those that were inspected.
     pub fn apply_at_commit(&self, batch: Batch) -> Result<()> {
         self.apply_as(batch, Seen::No)
     }
@@ -373,19 +379,20 @@ impl Transaction {
         }
     }
 
-    /// The changes of a batch, locked where need be.
+    /// Validates the changes of a batch and takes the locks that they need.
     pub(super) fn validate(&self, batch: Batch) -> Result<Valid> {
         self.shared.registry.parts.health.writable()?;
         drop(self.read()?);
         let registry = &self.shared.registry;
-        // As it is now: a dictionary may have been made since the transaction began.
+        // Validate against the current version: a dictionary may have been created since the
+        // transaction began.
         let valid = registry.parts.commits.validate(&registry.parts.versions.load(), batch)?;
         self.lock_changes(&valid.changes)?;
         Ok(valid)
     }
 
-    /// Makes changes that were validated, and whose places are held. Their dictionaries may be gone
-    /// by now, which the commit refuses.
+    /// Applies changes that were validated and whose values are pinned. If one of their
+    /// dictionaries has been dropped since, the commit fails.
     pub(super) fn make(&self, changes: &Ops, claim: SpaceClaim) -> Result<()> {
         match changes.first() {
             Some((dict, _)) => {
@@ -397,8 +404,8 @@ impl Transaction {
         }
     }
 
-    /// Makes room and then changes. `dict`: one that is changed; with the note of the request that
-    /// the changes complete.
+    /// Makes room for changes and applies them. `dict` is one of the dictionaries that they change.
+    /// The note names the request that the changes complete.
     fn change(
         &self,
         dict: DictionaryId,
@@ -411,10 +418,10 @@ impl Transaction {
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         if !open.write_set.trees.contains_key(&dict) {
-            // The first change there: is there such a dictionary?
+            // This is the first change to the dictionary, so check that the dictionary exists.
             registry.parts.versions.load().tree(dict).map(|_| ())?;
         }
-        // Promised space was looked at when it was promised.
+        // The limit was checked when the space was promised.
         if !claim.removes && !claim.promised {
             let more = || match made {
                 Made::Put { bytes } => bytes,
@@ -434,7 +441,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// The state of what it has changed so far, to commit that and nothing else
+    /// Returns the revision of its changes, with which exactly these changes can be committed
     /// ([`CommitOptions::only_in`]).
     pub fn revision(&self) -> Result<Revision> {
         let state = self.read()?;
@@ -442,7 +449,7 @@ impl Transaction {
         Ok(Revision { changes: open.revision, begun: self.shared.begun_at })
     }
 
-    /// Marks the state that the transaction has now.
+    /// Sets a savepoint at the current state of the transaction.
     pub fn savepoint(&self) -> Result<Savepoint> {
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
@@ -457,8 +464,8 @@ impl Transaction {
         Ok(Savepoint { id })
     }
 
-    /// Undoes what was changed since a savepoint, which stays; those made after it are gone, and
-    /// transactions that were begun within it after that are aborted.
+    /// Undoes all changes since a savepoint, which stays valid. Later savepoints are dropped, and
+    /// transactions that were begun within this one after the savepoint are aborted.
     pub fn rollback_to(&self, savepoint: &Savepoint) -> Result<()> {
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
@@ -474,7 +481,7 @@ impl Transaction {
         open.write_set.cut(&mark.parts);
         open.revision += 1;
         open.savepoints.truncate(at + 1);
-        // What comes next goes into parts of its own again.
+        // Later changes go into parts of their own again.
         open.write_set.mark();
         self.shared.count(open);
         let begun_since = open.leave_nested_since(savepoint.id);
@@ -487,22 +494,24 @@ impl Transaction {
         Ok(())
     }
 
-    /// Makes its changes part of the store, all of them at once. It has ended then, also when this
-    /// fails with [`Error::Conflict`]; after [`Error::NoSpace`] and the like it is still there.
-    /// [`Error::NotSynced`] says that it is committed, and perhaps not on disk.
+    /// Commits all changes atomically. The transaction has ended when this succeeds and when it
+    /// fails with [`Error::Conflict`]; after [`Error::NoSpace`] and the like it is still open.
+    /// [`Error::NotSynced`] means that it is committed, but perhaps not on disk.
     pub fn commit(&self, durability: Durability) -> Result<()> {
         self.commit_with(CommitOptions { durability, ..CommitOptions::default() })
     }
 
-    /// As [`Transaction::commit`], in one state only, say.
+    /// Commits like [`Transaction::commit`], with further options, for example only at a given
+    /// revision.
     pub fn commit_with(&self, options: CommitOptions) -> Result<()> {
         self.shared.used()?;
         self.shared.commit(options)
     }
 
-    /// Whether others have by now changed something that it has changed or that its commit depends
-    /// on, so that it would find a conflict if nothing can join the two. Never so for a
-    /// serializable one. Of one within another, that other one is asked alone.
+    /// Returns whether others have changed data that this transaction has changed or that its
+    /// commit depends on, so that the commit would conflict unless a merge routine joins the
+    /// changes. This is never so for a serializable transaction. A nested transaction is compared
+    /// only with the one that it was begun within.
     pub fn is_outdated(&self) -> Result<bool> {
         if let Some(within) = &self.shared.within {
             return within.is_outdated(&self.shared, self.read()?);
@@ -522,7 +531,7 @@ impl Transaction {
         super::conflicts::any(registry, &write_set, others, None)
     }
 
-    /// Ends it without a trace.
+    /// Aborts the transaction and discards its changes.
     pub fn abort(&self) {
         self.shared.abort();
     }

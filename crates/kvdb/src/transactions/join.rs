@@ -37,25 +37,26 @@ fn both(mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Option<(i64, i64)> {
     Some((number(mine?)?, number(theirs?)?))
 }
 
-/// What theirs is with the difference between base and mine added. A key that was not there counts
-/// as 0, one that a side has deleted is joined with nothing.
+/// Returns `theirs` plus the difference between `base` and `mine`. A key that did not exist counts
+/// as 0. Returns `None`, a conflict, if either side has deleted the key, or if a value is not a
+/// number or the sum overflows.
 fn sum(base: Option<&[u8]>, mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Option<i64> {
     let (mine, theirs) = both(mine, theirs)?;
     let base = base.map_or(Some(0), number)?;
     mine.checked_sub(base)?.checked_add(theirs)
 }
 
-/// The lines of a value. Behind the last line a line feed may stand.
+/// Returns the lines of a value. The last line may end with a line feed.
 fn lines(value: Option<&[u8]>) -> impl Iterator<Item = &[u8]> {
     let value = value.unwrap_or_default();
     let value = value.strip_suffix(b"\n").unwrap_or(value);
-    // Without bytes there is no line, not one that is empty.
+    // An empty value has no line, rather than one empty line.
     let all = (!value.is_empty()).then(|| value.split(|byte| *byte == b'\n'));
     all.into_iter().flatten()
 }
 
-/// The lines of theirs in their order, without those that mine has removed, then those that mine
-/// has added.
+/// Joins two lists of lines: the lines of `theirs` in their order, without those that `mine` has
+/// removed, then those that `mine` has added.
 fn union(base: Option<&[u8]>, mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Merged {
     let set = |value| lines(value).collect::<HashSet<_>>();
     let (old, kept, there) = (set(base), set(mine), set(theirs));

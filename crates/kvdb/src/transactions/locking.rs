@@ -1,5 +1,5 @@
-//! Where locks meet transactions and commits: a serializable transaction locks what it reads and
-//! writes before it does; a commit that holds no locks keeps clear of those that others hold.
+//! Connects locks with transactions and commits: a serializable transaction locks each key before
+//! it reads or writes it; a commit that holds no locks avoids the keys that others have locked.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::ids::TransactionId;
 use crate::journal::record::Ops;
 use crate::locks::{KeyRangeRef, LockError, Locks, Mode, Owner};
 
-/// Why one ended that an older one has wounded.
+/// The reason with which a transaction is aborted for an older one.
 pub(super) const WOUNDED: &str = "an older transaction needed what it had locked: begin it again";
 
 fn full(limit: usize) -> Error {
@@ -25,13 +25,13 @@ fn full(limit: usize) -> Error {
 }
 
 impl Transaction {
-    /// Locks a key for the rest of a serializable transaction: against changes or, `exclusive`,
-    /// against reads of others as well. Reading and writing do so by themselves; this is for doing
-    /// it ahead of time. No effect under snapshot isolation.
+    /// Locks a key until a serializable transaction ends: against changes by others or, if
+    /// `exclusive` is set, against reads as well. Reads and writes take their locks themselves;
+    /// this is for locking ahead of time. It has no effect under snapshot isolation.
     ///
-    /// Locks take memory, a sixteenth of the store's at the most. Where that is reached, a
-    /// transaction with many comes to lock keys between them as well; where others have locked
-    /// these, its next lock is [`Error::Limit`].
+    /// Locks take at most a sixteenth of the store's memory. At that limit the locks of a
+    /// transaction that has many are coarsened to ranges, which lock the keys in between as well.
+    /// If others have locked some of these keys, its next lock fails with [`Error::Limit`].
     pub fn lock_key(&self, dict: DictionaryId, key: &[u8], exclusive: bool) -> Result<()> {
         self.lock(
             dict,
@@ -40,8 +40,8 @@ impl Transaction {
         )
     }
 
-    /// Locks `[start, end)` as [`Transaction::lock_key`] does a key; an empty `end` is the end of
-    /// the dictionary.
+    /// Locks `[start, end)` like [`Transaction::lock_key`]; an empty `end` is the end of the
+    /// dictionary.
     pub fn lock_range(
         &self,
         dict: DictionaryId,
@@ -57,10 +57,10 @@ impl Transaction {
         self.lock(dict, range, if exclusive { Mode::Exclusive } else { Mode::Shared })
     }
 
-    /// Does `work`; commits to the store itself (not in a transaction) made in it on this thread do
-    /// not mind the locks of this transaction. For changes that came before a lock and must not
-    /// wait for its end: they must be committed before anything that is locked so is read, or the
-    /// transaction has not read what it has locked.
+    /// Runs `work`; commits to the store itself (not to a transaction) that it makes on this thread
+    /// ignore the locks of this transaction. This is for changes that were made before a lock was
+    /// taken and must not wait for its end: they must be committed before the locked keys are read,
+    /// or the transaction would read stale values of keys that it has locked.
     pub fn past_its_locks<T>(&self, work: impl FnOnce() -> T) -> T {
         crate::commit::locking::past_locks_of(self.shared.id.0, work)
     }
@@ -104,27 +104,28 @@ impl Transaction {
 }
 
 impl Transactions {
-    /// Whether a commit of `key` would have to wait for a serializable transaction now.
+    /// Returns whether a commit that writes `key` would now have to wait for a serializable
+    /// transaction.
     pub(crate) fn is_locked(&self, dict: DictionaryId, key: &[u8]) -> bool {
         let locks = &self.parts.locks;
         locks.any() && locks.try_guard([(dict, KeyRangeRef::key(key))], None).is_err()
     }
 
-    /// Locks keys for something that is no transaction and takes more than a moment. It is the
-    /// youngest of all: it waits for all others.
+    /// Locks keys for a longer operation that is not a transaction. Its owner counts as younger
+    /// than all others, so it waits for all of them.
     pub(crate) fn lock_alone(
         &self,
         dict: DictionaryId,
         range: KeyRangeRef<'_>,
     ) -> Result<Alone<'_>> {
         let alone = self.begin_alone(u64::MAX);
-        // Only another one like this is younger, and it releases its locks soon.
+        // Only another owner of this kind is younger, and it releases its locks soon.
         alone.lock(dict, range, &|_| ())?;
         Ok(alone)
     }
 
-    /// Locks whole dictionaries. It is the oldest of all: transactions that have locked something
-    /// there are aborted, for that reason.
+    /// Locks whole dictionaries. Its owner counts as older than all others, so transactions that
+    /// hold locks in these dictionaries are aborted with the reason `why`.
     pub(crate) fn lock_before_all(
         &self,
         dicts: &BTreeSet<DictionaryId>,
@@ -144,14 +145,14 @@ impl Transactions {
     fn begin_alone(&self, age: u64) -> Alone<'_> {
         let alone = Alone { locks: &self.parts.locks, id: self.number() };
         self.parts.locks.begin(Owner { id: alone.id, age });
-        // Commits that have seen no locks come to their end.
+        // Wait for commits that began before there were any locks.
         self.parts.commits.drain();
         alone
     }
 }
 
-/// What [`Transactions::lock_alone`] and [`Transactions::lock_before_all`] have locked, as long as
-/// this lives.
+/// Holds the locks that [`Transactions::lock_alone`] and [`Transactions::lock_before_all`] have
+/// taken, until it is dropped.
 pub(crate) struct Alone<'a> {
     locks: &'a Locks,
     id: u64,

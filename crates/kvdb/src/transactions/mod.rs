@@ -1,22 +1,22 @@
-//! Transactions: what belongs together, done by any number of threads and processes, seen by no
-//! other until it commits (VT-tree paper, §3.2).
+//! Transactions: groups of changes made by any number of threads and processes, which other readers
+//! see only once they commit (VT-tree paper, §3.2).
 //!
-//! - `write_set` (in `read`): what a transaction has written, in memory and in runs of its own;
-//! - `bulk`: many sorted tuples at once, as a run;
-//! - `options`: how a transaction is begun and listed;
-//! - `handle`: the calls of a transaction; `state`: what its handles share; `revision`: which state
-//!   of its changes it is in;
+//! - `write_set` (in `read`): the changes of a transaction, in memory and in runs of its own;
+//! - `bulk`: bulk loading of sorted tuples as a run;
+//! - `options`: options with which a transaction is begun, and its entry in a listing;
+//! - `handle`: the calls of a transaction; `state`: the state that its handles share; `revision`:
+//!   identifies the state of its changes;
 //! - `nested`: transactions within transactions;
-//! - `nested_batch`: changes of a transaction that are made all at once or not at all;
-//! - `reads`: what of others a commit depends on, though it does not change it;
-//! - `registry`: those that are open;
-//! - `conflicts`: what others have changed since a transaction began, and the merge routines that
-//!   reconcile it; `join`: the routines that dictionaries name in their options;
-//! - `locking`: what serializable ones lock, and what that means for others;
+//! - `nested_batch`: changes of a transaction that are applied atomically;
+//! - `reads`: the read set, keys and ranges that a commit depends on without changing them;
+//! - `registry`: the open transactions;
+//! - `conflicts`: detection of changes made by others since a transaction began, and the merge
+//!   routines that reconcile them; `join`: the routines that dictionaries name in their options;
+//! - `locking`: the locks that serializable transactions take, and their effect on others;
 //! - `ending`: commit and abort; `undo`: commits that can be undone;
-//! - `carry`: what another branch has changed, taken over;
-//! - `durable`: those that survive a crash and a restart;
-//! - `changes`: what a transaction would change, listed;
+//! - `carry`: applies the changes of another branch to a transaction;
+//! - `durable`: transactions that survive a crash and a restart;
+//! - `changes`: lists the uncommitted changes of a transaction;
 //! - `updates`: bounds the updates of one key.
 
 mod bulk;

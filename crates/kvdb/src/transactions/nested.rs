@@ -1,12 +1,12 @@
-//! Transactions within transactions. One that begins within another reads the state that it finds
-//! there, and its commit puts what it has written above what that one has, which others see when
-//! the outermost one commits.
+//! Transactions within transactions. A nested transaction reads the state that it finds in the
+//! enclosing one, and its commit puts its changes on top of those of the enclosing one. Others see
+//! them when the outermost transaction commits.
 //!
-//! What it reads is the parts of the write set of the one around it, as of a mark, as savepoints
-//! have them: later changes go into parts of their own. These parts are also all that its commit is
-//! compared with. Whether the store has changed is no question then: what it reads of the store is
-//! what the one around it reads, whose own commit looks for conflicts for both, since it has taken
-//! over the changes and all that they depend on.
+//! A nested transaction reads the parts of the enclosing write set up to a mark, as savepoints have
+//! them: later changes go into parts of their own. Its commit checks for conflicts with these later
+//! parts only. Whether the store has changed need not be checked then: the nested transaction reads
+//! the store as the enclosing one does, and the commit of that one checks for both, since it has
+//! taken over the changes and their dependencies.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -24,24 +24,25 @@ use super::state::{Mark, Open, OpenState, TransactionState};
 use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 
-/// Transactions that may be around one another, the outermost one included: a read may have to look
-/// into what each of them has written.
+/// Maximum nesting depth, the outermost transaction included: a read may have to look into the
+/// write set of each level.
 pub const MAX_NESTED: usize = 16;
 
-/// Where a transaction was begun.
+/// The transaction that a nested transaction was begun within.
 pub(super) struct Within {
     parent: Arc<TransactionState>,
 }
 
-/// A transaction that is open within another one, as that one knows it.
+/// An open nested transaction, as recorded by the enclosing one.
 pub(super) struct Nested {
     id: TransactionId,
-    /// What it reads lies before this, and what it may conflict with after it.
+    /// The nested transaction reads the parts of the write set before this mark, and may conflict
+    /// with those after it.
     pub(super) mark: Mark,
 }
 
 impl Within {
-    /// The transaction is not open within it any more.
+    /// Removes a nested transaction that has ended from the enclosing one.
     pub(super) fn leave(&self, id: TransactionId) {
         if let Some(open) = &mut self.parent.state.write().open {
             open.nested.retain(|nested| nested.id != id);
@@ -82,7 +83,7 @@ impl Open {
         self.nested.iter().find(|nested| nested.id == id).map(|nested| &nested.mark)
     }
 
-    /// Lets go of the transactions that were begun after a savepoint, and gives them.
+    /// Removes the nested transactions that were begun after a savepoint, and returns them.
     pub(super) fn leave_nested_since(&mut self, savepoint: u64) -> Vec<TransactionId> {
         let since = |nested: &mut Nested| nested.mark.id > savepoint;
         self.nested.extract_if(.., since).map(|nested| nested.id).collect()
@@ -109,7 +110,8 @@ impl Transactions {
         let mark = around.mark();
         let base = around.beneath(self).around(around.write_set.clone());
         let id = TransactionId(self.number());
-        // What the one around it looks for conflicts from is kept for as long as this one is open.
+        // Recent commits from the beginning of the enclosing transaction on must be kept while this
+        // one is open, for conflict detection.
         let since = self.parts.recent.begin(|| (Some(parent.since), parent.since));
         let begun_in = Some(Within { parent: parent.clone() });
         let nested = self.insert(&mut all, id, options, begun_in, Open::new(Some(base)), since);
@@ -117,7 +119,7 @@ impl Transactions {
         Ok(TransactionState::handle(&nested))
     }
 
-    /// Aborts transactions that are within one that is over, or has gone back.
+    /// Aborts nested transactions whose enclosing one has ended or was rolled back.
     pub(super) fn end_nested(&self, ids: impl IntoIterator<Item = TransactionId>, why: &str) {
         for nested in ids.into_iter().filter_map(|id| self.find(id)) {
             nested.end(why);
@@ -126,23 +128,24 @@ impl Transactions {
 }
 
 impl TransactionState {
-    /// This transaction, and those around it from the inside out.
+    /// Returns this transaction and the enclosing ones, from the inside out.
     pub(super) fn and_around(&self) -> impl Iterator<Item = &TransactionState> {
         iter::successors(Some(self), |one| one.within.as_ref().map(|within| &*within.parent))
     }
 
-    /// Returns whether its commit is logged.
+    /// Returns whether a commit of this transaction is logged, since it or an enclosing one is
+    /// durable.
     pub(super) fn is_logged(&self) -> bool {
         self.and_around().any(|one| one.options.durable)
     }
 
-    /// Whether what it has committed can be on disk before a transaction around it commits, or
-    /// there is none.
+    /// Returns whether a commit of this transaction can be made durable at once: it is not nested,
+    /// or the enclosing transaction is durable.
     pub(super) fn is_kept(&self) -> bool {
         self.within.as_ref().is_none_or(|within| within.parent.options.durable)
     }
 
-    /// Why transactions within it end when it has ended.
+    /// Returns the message for nested transactions that are aborted because this one has ended.
     pub(super) fn why_nested_end(&self) -> String {
         format!("transaction {}, within which it was begun, has ended", self.id)
     }
@@ -177,7 +180,7 @@ impl TransactionState {
         Ok(())
     }
 
-    /// Makes the changes a part of the transaction around it, all or, on any error, none of them.
+    /// Adds the changes to those of the enclosing transaction; on any error none of them is added.
     pub(super) fn apply_within(&self, within: &Within, open: &mut Open) -> Result<()> {
         let (registry, parent) = (&self.registry, &within.parent);
         let parts = &registry.parts;
@@ -195,7 +198,8 @@ impl TransactionState {
         };
         let changed = into.write_set.since(&mark.parts);
         if changed.values().any(|parts| !parts.is_empty()) {
-            // This one has kept to the limit as if it were the only one.
+            // The limit was checked as if the nested transaction were the only one, so check it
+            // again.
             parent.check_limit(self.taken())?;
         }
         let others = Others::Around(&changed);
@@ -238,7 +242,7 @@ impl TransactionState {
                 stacked |= into.write_set.is_stacked(dict, kept);
             }
             if stacked {
-                // The runs are a part of it if this fails; a later spill tries again.
+                // The runs have been adopted even if this fails; a later spill tries again.
                 let _ = into.spill(registry);
             }
         }

@@ -1,10 +1,10 @@
-//! A nested batch: changes that a transaction takes all at once or not at all, and that only reads
-//! through the batch see before that.
+//! A nested batch: changes that are applied to a transaction atomically. Until then, only reads
+//! through the batch see them.
 //!
-//! They are kept in memtables of their own, with sequence numbers of their own, above the
-//! transaction's write set as of the batch's beginning. Changes that other callers make to the
-//! transaction during that time are not seen in the batch, and are not undone when it is dropped,
-//! as they would be by a rollback to a savepoint.
+//! The changes are kept in memtables of their own, with sequence numbers of their own, above the
+//! transaction's write set as of the beginning of the batch. Changes that other callers make to the
+//! transaction in the meantime are not visible in the batch, and dropping the batch does not undo
+//! them, as a rollback to a savepoint would.
 
 use bytes::Bytes;
 use env::sync::atomic::Ordering;
@@ -18,12 +18,12 @@ use crate::journal::record::Ops;
 use crate::read::view::View;
 use crate::read::write_set::WriteSet;
 
-/// What a change takes in addition to its key and value, about: it is kept twice, to be read and to
-/// be made.
+/// Approximate memory of a change in addition to its key and value. These are counted twice, as
+/// each change is kept for reads and for being applied.
 const OVERHEAD: usize = 128;
 
-/// Changes of a transaction that are not made yet; dropped, they never are. What a serializable one
-/// has locked for them stays locked.
+/// Changes of a transaction that are not applied yet. Dropping the batch discards them; locks that
+/// a serializable transaction has taken for them are kept.
 pub struct NestedBatch {
     transaction: Transaction,
     write_set: WriteSet,
@@ -43,32 +43,33 @@ impl NestedBatch {
         }
     }
 
-    /// The value of `key` with the changes of the batch.
+    /// Returns the value of `key` with the changes of the batch.
     pub fn get(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>> {
         self.transaction.lock_key(dict, key, false)?;
         self.view()?.get(dict, key)
     }
 
-    /// What the transaction would see if the batch were finished now. Reading it locks nothing.
+    /// Returns a view of the transaction as if the batch were finished now. Reading it takes no
+    /// locks.
     pub fn view(&self) -> Result<View> {
         Ok(self.transaction.base()?.with(self.write_set.clone()))
     }
 
-    /// Adds the changes of a batch, all or, on any error, none of them.
+    /// Adds the changes of a batch; on any error none of them is added.
     pub fn apply(&mut self, batch: Batch) -> Result<()> {
         let Valid { changes, claim, pin, .. } = self.transaction.validate(batch)?;
         let bytes = changes.iter().map(|(_, op)| 2 * op.bytes() + OVERHEAD).sum::<usize>();
         self.transaction.shared.registry.reserve_nested(bytes)?;
         self.bytes += bytes;
         self.claim.removes &= claim.removes;
-        // Places of values are held for the transaction, not just for the nested batch: they are
-        // shared.
+        // The pin keeps the places of the values for the transaction as well as for the nested
+        // batch, as both share it.
         self.write_set.write(&changes, pin);
         self.changes.extend(changes);
         Ok(())
     }
 
-    /// Makes the changes in the transaction, all or, on any error, none of them.
+    /// Applies the changes to the transaction; on any error none of them is made.
     pub fn finish(self) -> Result<()> {
         self.transaction.make(&self.changes, self.claim)
     }
@@ -110,8 +111,8 @@ mod tests {
                 Some(&b"0"[..]),
                 "not made yet"
             );
-            // What others have added to the transaction stays, whatever becomes of the nested
-            // batch.
+            // Changes that others have made to the transaction stay, whether or not the nested
+            // batch is finished.
             t.put(dict, "c", "1").expect("put");
             drop(nested);
             let mut nested = t.nested_batch().expect("begun");
@@ -151,7 +152,7 @@ mod tests {
             want.iter().map(|(k, v)| (Bytes::from(*k), Bytes::from(*v))).collect();
         assert_eq!(seen(&nested), want);
         assert_eq!(nested.get(dict, b"new").expect("read"), None);
-        // Neither when the transaction writes out what it has in memory.
+        // Nor does the batch see changes that the transaction spills.
         for i in 0..40 {
             t.put(dict, format!("much/{i}"), vec![0; 100_000]).expect("put");
         }

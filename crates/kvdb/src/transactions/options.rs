@@ -1,4 +1,4 @@
-//! How a transaction is begun, and how it is listed.
+//! Options with which a transaction is begun and committed, and its entry in a listing.
 
 use std::time::Duration;
 
@@ -6,72 +6,78 @@ use super::revision::Revision;
 use crate::commit::batch::Durability;
 use crate::ids::TransactionId;
 
-/// What a transaction sees of others, and they of it.
+/// The isolation of concurrent transactions from each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
-    /// It reads the store as it was when it began, with its own changes. Of two that change the
-    /// same key the first one to commit wins; the other gets [`crate::Error::Conflict`], unless a
-    /// [`super::MergeRoutine`] can join both.
+    /// The transaction reads the store as of its beginning, with its own changes. If two
+    /// transactions change the same key, the first one to commit wins and the other gets
+    /// [`crate::Error::Conflict`], unless a [`super::MergeRoutine`] can join both changes.
     #[default]
     Snapshot,
-    /// As if it ran alone: what it reads or writes is locked until it ends (strict two-phase
-    /// locking). It reads what is committed now. Of two that want the same key the older one goes
-    /// first, so there is no deadlock.
+    /// The transaction behaves as if it ran alone: all keys that it reads or writes are locked
+    /// until it ends (strict two-phase locking). It reads the newest committed state. If two
+    /// transactions want the same key, the older one goes first, so there is no deadlock.
     Serializable,
 }
 
-/// How a transaction is begun.
+/// Options with which a transaction is begun.
 #[derive(Clone, Debug)]
 pub struct TransactionOptions {
-    /// How it is isolated from others.
+    /// The isolation level.
     pub isolation: Isolation,
-    /// Snapshot isolation only. `false`: the last commit wins. For callers who know that no other
-    /// else touches their keys.
+    /// Enables conflict detection (snapshot isolation only). If it is `false`, the last commit
+    /// wins; this is for callers who know that no other writer touches their keys.
     pub check_conflicts: bool,
-    /// It stays when its last handle is dropped, to be joined by its number, until it is ended or
-    /// idle for too long. Otherwise it is aborted with its last handle.
+    /// The transaction stays open when its last handle is dropped and can be joined by its number,
+    /// until it is ended or idle for too long. A transaction that is not detached is aborted with
+    /// its last handle.
     pub detached: bool,
-    /// Its handles alone reach it: it is listed, and not joined by its number. For what a program
-    /// does for itself in a store in which others join transactions.
+    /// The transaction can be reached only through its handles: it is listed, but cannot be joined
+    /// by its number. This is for transactions that a program uses internally in a store in which
+    /// others join transactions.
     pub private: bool,
-    /// It is aborted after so long without a call. `None`: never.
+    /// The transaction is aborted after this time without a call. `None` means no limit.
     pub idle_limit: Option<Duration>,
-    /// Serializable only: how long a call waits for a lock before it gives up with
-    /// [`crate::Error::Locked`].
+    /// The time that a call waits for a lock before it fails with [`crate::Error::Locked`]
+    /// (serializable only).
     pub lock_timeout: Duration,
-    /// Serializable only: it is begun in place of one that was aborted for an older one, and is as
-    /// old as that.
+    /// The aborted transaction that this one retries (serializable only). The new transaction takes
+    /// over its age.
     pub retry_of: Option<TransactionId>,
-    /// It survives a crash and a restart, as it was some moments (the flush interval) before at the
-    /// latest: its changes are logged, and hence written once more. Snapshot isolation only;
-    /// detached whether or not that is said.
+    /// The transaction survives a crash and a restart, and loses at most the calls of the last
+    /// moments (the flush interval). Its changes are logged, and hence written once more. Snapshot
+    /// isolation only; implies `detached`.
     pub durable: bool,
-    /// Its commit can be undone for a while ([`crate::Kvdb::undoable_commits`]): the states before
-    /// and after it are kept, for which the memtables of the moment are closed. For commits that
-    /// people make, not for thousands a second.
+    /// The commit can be undone for a while ([`crate::Kvdb::undoable_commits`]): snapshots of the
+    /// states before and after it are kept, for which the current memtables are sealed. This is for
+    /// commits made by people, not for thousands a second.
     pub undoable: bool,
-    /// The transaction that it is begun within: it reads what that one has changed so far, and its
-    /// commit makes its changes a part of that one, which others see when that one commits. Both of
-    /// snapshot isolation; neither durable nor undoable by itself; of the branch and the user of
-    /// that one.
+    /// The enclosing transaction. This transaction reads the changes that the enclosing one has
+    /// made so far, and its commit adds its own changes to them; others see these when the
+    /// enclosing one commits. Both must have snapshot isolation; the nested one cannot be durable
+    /// or undoable by itself, and belongs to the branch and the user of the enclosing one.
     pub within: Option<TransactionId>,
-    /// The branch that it is of; `""`: the main one. What a durable one reads, and the states
-    /// around a commit that can be undone, are of this branch alone; its end ends the transaction.
+    /// The branch of the transaction; `""` is the main one. A durable transaction reads only this
+    /// branch, and the snapshots around an undoable commit are taken of it. When the branch is
+    /// dropped, the transaction is aborted.
     pub branch: String,
-    /// Its changes may take so many bytes: those that would take more are refused with
-    /// [`crate::Error::OverLimit`], but for deletions. What others within it have changed counts,
-    /// too. What is copied by reference counts as if it were written, and what is changed twice may
-    /// count twice until it is merged. `None`: as much as there is room for.
+    /// The bytes that the changes may take. A change that would exceed the limit fails with
+    /// [`crate::Error::OverLimit`], unless it is a deletion. Changes of nested transactions count
+    /// as well. Data that is copied by reference counts as if it were written, and a key that is
+    /// changed twice may count twice until its versions are merged. `None` means no limit other
+    /// than the space of the store.
     pub limit: Option<u64>,
-    /// The files that it may make. The store itself knows no files: the layer above counts them.
+    /// The number of files that the transaction may make. The store itself knows no files: the
+    /// layer above counts them.
     pub limit_of_files: Option<u64>,
-    /// For people who look at a list of transactions.
+    /// A label for people who read a list of transactions.
     pub label: String,
-    /// The user of the system that began it, for interfaces that keep users apart. The store itself
-    /// ignores it.
+    /// The system user that began the transaction, for interfaces that keep users apart. The store
+    /// itself ignores it.
     pub user: Option<u32>,
-    /// What it changes is seen in place of the store, by programs that are to see no difference,
-    /// for interfaces that show it otherwise elsewhere. The store itself ignores it.
+    /// The changes are shown in place of the store to programs that should notice no difference.
+    /// This is for interfaces that otherwise show a transaction at a place of its own. The store
+    /// itself ignores it.
     pub in_place: bool,
 }
 
@@ -98,18 +104,19 @@ impl Default for TransactionOptions {
     }
 }
 
-/// How a transaction is committed.
+/// Options with which a transaction is committed.
 #[derive(Clone, Copy, Debug)]
 pub struct CommitOptions {
-    /// When the commit returns.
+    /// The durability that the commit waits for.
     pub durability: Durability,
-    /// Only if it is in this state ([`super::Transaction::revision`]); in another one it fails with
-    /// [`crate::Error::Changed`], and the transaction is open as before.
+    /// Commits only if the transaction is at this revision ([`super::Transaction::revision`]). At
+    /// another one the commit fails with [`crate::Error::Changed`], and the transaction stays open.
     pub only_in: Option<Revision>,
-    /// It is open after a conflict, too: what it has changed can be looked at and taken elsewhere.
+    /// The transaction stays open after a conflict, so that its changes can be inspected and
+    /// copied.
     pub stays: bool,
-    /// Transactions that are open within it are aborted when it has committed. Otherwise it is not
-    /// committed while there are any ([`crate::Error::Nested`]), and is open as before.
+    /// Aborts the open transactions within this one when it has committed. Otherwise the commit
+    /// fails while there are any ([`crate::Error::Nested`]), and the transaction stays open.
     pub aborts_nested: bool,
 }
 
@@ -124,36 +131,36 @@ impl Default for CommitOptions {
     }
 }
 
-/// An open transaction as listed.
+/// An entry in the listing of open transactions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransactionInfo {
-    /// Its number, by which it can be joined.
+    /// The number of the transaction, by which it can be joined.
     pub id: TransactionId,
-    /// How it is isolated from others.
+    /// The isolation level.
     pub isolation: Isolation,
-    /// The transaction that it was begun within.
+    /// The transaction that this one was begun within.
     pub within: Option<TransactionId>,
-    /// The branch that it is of; `""`: the main one.
+    /// The branch of the transaction; `""` is the main one.
     pub branch: String,
-    /// The label that it was begun with.
+    /// The label that the transaction was begun with.
     pub label: String,
-    /// It survives a restart.
+    /// The transaction survives a restart.
     pub durable: bool,
-    /// Since it began, or since the store was opened.
+    /// The time since it began, or since the store was opened.
     pub age: Duration,
-    /// Since its last call.
+    /// The time since its last call.
     pub idle: Duration,
-    /// Changes made so far, those undone included.
+    /// The number of changes made so far, including those that were undone.
     pub changes: u64,
-    /// Memory of what is not in runs of its own, bytes.
+    /// Bytes of memory that its changes take, without those that were spilled to runs.
     pub memory: u64,
-    /// Bytes of those runs.
+    /// Bytes of its runs.
     pub run_bytes: u64,
-    /// Its limit, bytes, if it has one.
+    /// Its limit in bytes, if it has one.
     pub limit: Option<u64>,
-    /// The files that it may make, if they are limited.
+    /// The number of files that it may make, if that is limited.
     pub limit_of_files: Option<u64>,
-    /// The transaction whose end a call of this one waits for, since that one holds what it would
-    /// lock.
+    /// The transaction that a call of this one waits for, since it holds a lock that the call
+    /// needs.
     pub waits_for: Option<TransactionId>,
 }

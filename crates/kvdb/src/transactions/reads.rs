@@ -1,11 +1,11 @@
-//! What a transaction says that it has read. Under snapshot isolation only what two transactions
-//! *write* conflicts; where a decision depends on a key that is not written, the key is added here,
-//! and a change of it by others, up to the very commit, is a conflict as well (FoundationDB calls
-//! these read conflict ranges, RocksDB `GetForUpdate`).
+//! The read set that a transaction declares. Under snapshot isolation only *writes* of two
+//! transactions conflict. If a decision depends on a key that is not written, the key is added to
+//! the read set, and a change of it by others before the commit is then a conflict as well
+//! (FoundationDB calls these read conflict ranges, RocksDB `GetForUpdate`).
 //!
-//! A transaction may also depend on what another one has added, from that one's beginning on: so a
-//! client notes what it goes by long before it knows what it will write, and the commit is the
-//! moment at which all of it is checked.
+//! A transaction may also depend on the read set of another one, counted from the beginning of that
+//! one: a client can declare the keys that it relies on long before it knows what it will write,
+//! and the commit checks all of them at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use crate::error::{Error, Result};
 use crate::ids::TransactionId;
 use crate::locks::{KeyRangeRef, RangeSet};
 
-/// Bytes that the read set of a transaction may take.
+/// Maximum size of the read set of a transaction, bytes.
 const MOST: usize = 32 << 20;
-/// What a range takes in addition to its keys, about.
+/// Approximate memory of a range in addition to its keys, bytes.
 const OVERHEAD: usize = 128;
 
-/// Keys and ranges, by dictionary.
+/// A set of keys and ranges, by dictionary.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadSet {
     dictionaries: BTreeMap<DictionaryId, RangeSet>,
-    /// Memory of everything that was added, bytes.
+    /// Memory of all ranges that were added, bytes.
     bytes: usize,
 }
 
@@ -45,7 +45,7 @@ impl ReadSet {
         self.dictionaries.iter().map(|(dict, ranges)| (*dict, ranges))
     }
 
-    /// Adds what another one has.
+    /// Adds the ranges of another read set.
     pub(super) fn extend(&mut self, other: &ReadSet) -> Result<()> {
         if self.bytes.saturating_add(other.bytes) > MOST {
             return Err(too_many());
@@ -61,7 +61,7 @@ impl ReadSet {
         self.dictionaries.entry(dict).or_default().insert(range);
     }
 
-    /// The first key of it, for a message.
+    /// Returns the first key of the set, for a message.
     fn first(&self) -> Option<(DictionaryId, Bytes)> {
         self.iter().find_map(|(dict, ranges)| Some((dict, ranges.iter().next()?.start)))
     }
@@ -77,15 +77,15 @@ fn too_many() -> Error {
 #[derive(Clone)]
 pub(super) struct Dependency {
     pub reads: Arc<ReadSet>,
-    /// Changes with a greater number count.
+    /// Only changes with a greater number count.
     pub since: Seq,
-    /// Whose it is, if another one's: kept, and open, so that what was committed since is
-    /// remembered.
+    /// The transaction that the read set comes from, if it is not the committing one. The handle
+    /// keeps it open, so that commits since its beginning are remembered.
     pub of: Option<Transaction>,
 }
 
 impl Dependency {
-    /// What of it was changed after `since`, if anything was.
+    /// Returns a range of the read set that was changed after `since`, if there is one.
     pub(super) fn changed(
         &self,
         registry: &Transactions,
@@ -95,20 +95,21 @@ impl Dependency {
         if let Some(found) = conflicts::changed_read(registry, &self.reads, others)? {
             return Ok(Some(found));
         }
-        // Asked last: while it was open, nothing that the search above needs was forgotten.
+        // Checked last: if the transaction still is open now, no commit that the search above needs
+        // was forgotten.
         let lost = self.of.as_ref().is_some_and(|of| registry.find(of.id()).is_none());
         Ok(if lost { self.reads.first() } else { None })
     }
 }
 
-/// What a commit of `open`, which began at `since`, must find unchanged.
+/// Returns the read sets that must be unchanged when `open`, which began at `since`, commits.
 pub(super) fn dependencies(open: &Open, since: Seq) -> Vec<Dependency> {
     let own =
         (!open.reads.is_empty()).then(|| Dependency { reads: open.reads.clone(), since, of: None });
     own.into_iter().chain(open.depends.iter().cloned()).collect()
 }
 
-/// The first dependency that is broken by what was committed after `since`, as a conflict.
+/// Fails with a conflict if a dependency was broken by a commit after `since`.
 pub(super) fn check(
     registry: &Transactions,
     dependencies: &[Dependency],
@@ -123,9 +124,9 @@ pub(super) fn check(
 }
 
 impl Transaction {
-    /// A change of `key` by others, from the beginning of this transaction to its commit, is a
-    /// conflict from here on, though this one may not change it. A serializable one locks the key
-    /// instead, which says the same.
+    /// Adds `key` to the read set: a change of it by others between the beginning of this
+    /// transaction and its commit is then a conflict, even if this transaction does not change the
+    /// key. A serializable transaction locks the key instead, to the same effect.
     ///
     /// ```
     /// # use kvdb::{Durability, Error, Isolation, Kvdb};
@@ -144,7 +145,8 @@ impl Transaction {
         self.read_conflict(dict, KeyRangeRef::key(key))
     }
 
-    /// Notes a read of `[start, end)`; an empty `end` is the end of the dictionary.
+    /// Adds `[start, end)` to the read set, like [`Transaction::read_conflict_key`]. An empty `end`
+    /// is the end of the dictionary.
     pub fn read_conflict_range(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Result<()> {
         self.read_conflict(
             dict,
@@ -178,10 +180,11 @@ impl Transaction {
         Ok(())
     }
 
-    /// The commit of this transaction is a conflict, too, if by then others have changed what
-    /// `other` has added so far with [`Transaction::read_conflict_key`], counted from the beginning
-    /// of `other`; or if `other` has ended. It is kept until this one ends, and is not changed by
-    /// it. Hence `other` must not depend on this one: [`Error::Invalid`].
+    /// Makes the commit of this transaction depend on the read set that `other` has declared so far
+    /// with [`Transaction::read_conflict_key`]. The commit conflicts if others have changed a key
+    /// of it since the beginning of `other`, or if `other` has ended. `other` is kept open until
+    /// this transaction ends, and is not changed by it. Therefore `other` must not itself depend on
+    /// this one; if it does, this returns [`Error::Invalid`].
     pub fn depend_on(&self, other: &Transaction) -> Result<()> {
         if other.within().is_some() {
             return Err(Error::Invalid(format!(
@@ -189,7 +192,7 @@ impl Transaction {
                 other.id()
             )));
         }
-        // Two that depend on each other would keep each other open.
+        // Serialize this: two transactions that depend on each other would keep each other open.
         let _one = self.shared.registry.depending.lock();
         let reads = match &other.read()?.open {
             Some(open) => open.reads.clone(),
@@ -212,7 +215,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Whether it keeps that transaction, itself or through others.
+    /// Returns whether this transaction keeps that one open, itself or through others.
     fn keeps(&self, id: TransactionId) -> bool {
         let (mut left, mut seen) = (vec![self.clone()], BTreeSet::new());
         while let Some(one) = left.pop() {
@@ -251,7 +254,7 @@ mod tests {
 
     type Way = (&'static str, fn(&Kvdb, &Dictionary));
 
-    /// Every way in which others may change what was read.
+    /// All ways in which others may change a key that was read.
     fn ways() -> Vec<Way> {
         vec![
             ("put", |_, d| d.insert("b", "1").expect("put")),

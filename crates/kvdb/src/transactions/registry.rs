@@ -1,4 +1,4 @@
-//! The transactions that are open, and what is kept for their sake.
+//! The registry of open transactions, and the resources that they share.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -33,18 +33,20 @@ use crate::read::version_set::VersionSet;
 use crate::read::write_set::RunWriter;
 use crate::snapshots::Snapshotter;
 
-/// Open transactions at most: each pins a state of the store.
+/// Maximum number of open transactions, since each pins a state of the store.
 const MOST: usize = 65_536;
-/// Of those that stay open by themselves, one for so many bytes of the store's memory: each takes
-/// some even without any changes.
+/// One detached transaction may be open for this many bytes of the store's memory, since each takes
+/// some memory even without changes.
 const EACH: usize = 64 << 10;
-/// As many of these may be open however little memory there is.
+/// The number of detached transactions that may be open however little memory there is.
 const LEAST: usize = 256;
-/// What an idle transaction with less in memory would take as a run is not less.
+/// An idle transaction with fewer bytes in memory is not spilled, since its run would take as much
+/// memory.
 const WORTH_SPILLING: usize = 8 << 10;
-/// Transactions that were lost to older ones which are remembered, for those who come to end them.
+/// Number of transactions aborted for older ones that are remembered, for the callers that end them
+/// later.
 const LOST: usize = 4096;
-/// What a transaction may keep in memory however many there are, bytes.
+/// The memory that each transaction may use however many there are, bytes.
 const SHARE_LEAST: usize = 64 << 10;
 
 /// The parts of the engine that transactions need.
@@ -66,30 +68,30 @@ pub(crate) struct TransactionParts {
 }
 
 pub(crate) struct Transactions {
-    /// What it shares with the rest of the engine.
+    /// The parts of the engine that transactions use.
     pub(super) parts: TransactionParts,
     pub(super) shares: Shares,
     pub(super) open: Mutex<BTreeMap<TransactionId, Arc<TransactionState>>>,
     count: AtomicUsize,
-    /// Of those, detached ones.
+    /// The number of detached transactions in `open`.
     detached: AtomicUsize,
     next: AtomicU64,
-    /// Memory of the changes of all of them, bytes.
+    /// Memory of the changes of all transactions, bytes.
     pub(super) held: AtomicUsize,
-    /// Held while idle ones are written out.
+    /// Held while idle transactions are spilled.
     spilling: Mutex<()>,
     /// Bytes of all nested batches.
     pub(super) nested_bytes: AtomicUsize,
-    /// Held while a log begins that no open transaction has yet, and while logs are dropped that
-    /// none has.
+    /// Held while a log is begun whose transaction is not yet open, and while logs without an open
+    /// transaction are dropped.
     pub(super) logging: Mutex<()>,
     lost: Mutex<VecDeque<TransactionId>>,
-    /// Held while a transaction comes to depend on another one.
+    /// Held while a transaction becomes dependent on another one.
     pub(super) depending: Mutex<()>,
     pub(super) routines: RwLock<BTreeMap<DictionaryId, Arc<dyn MergeRoutine>>>,
 }
 
-/// While it lives, what is committed is remembered as for an open transaction.
+/// Keeps recent commits for conflict detection while it lives, as an open transaction does.
 struct Remembering<'a> {
     recent: &'a RecentCommits,
     since: Seq,
@@ -130,18 +132,18 @@ impl Transactions {
         }
     }
 
-    /// The time of the store's clock.
+    /// Returns the time of the store's clock.
     pub(super) fn now(&self) -> Duration {
         self.parts.env.monotonic()
     }
 
-    /// What writing parts of a write set as runs needs.
+    /// Returns the context for spilling a write set to runs.
     pub(super) fn run_writer(&self) -> RunWriter<'_> {
         let TransactionParts { versions, cache, counters, .. } = &self.parts;
         RunWriter { versions, cache, counters }
     }
 
-    /// Everything committed before this call is durable when it returns.
+    /// Makes all earlier commits durable before it returns.
     pub(super) fn sync(&self) -> Result<()> {
         self.parts.commits.sync(&*self.parts.admission)
     }
@@ -150,12 +152,12 @@ impl Transactions {
         self.parts.commits.commit(&*self.parts.admission, batch, durability)
     }
 
-    /// Lets a routine join what two have changed in a dictionary.
+    /// Registers the merge routine of a dictionary.
     pub(crate) fn set_routine(&self, dict: DictionaryId, routine: Arc<dyn MergeRoutine>) {
         self.routines.write().insert(dict, routine);
     }
 
-    /// A number that is never given again.
+    /// Returns a number that was not used before.
     pub(super) fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -174,14 +176,14 @@ impl Transactions {
         self.has_room(0, stays)?;
         let id = TransactionId(self.number());
         let logging = options.durable.then(|| self.logging.lock());
-        // What is committed while the log begins is remembered.
+        // Commits that are made while the log is being created must be remembered.
         let remembering = options.durable.then(|| Remembering::begin(&self.parts));
         let logged = options.durable.then(|| self.begin_log(id, &options)).transpose()?;
         let mut open = self.open.lock();
-        // Once more, since others may have begun in between; a log that is there already is let be,
-        // and swept up if this one has none.
+        // Check again, since others may have begun in between. A log that was created already
+        // counts as admitted; without one, detached transactions are checked, too.
         self.has_room(open.len(), stays && logged.is_none())?;
-        // The drop of the branch ends what is open afterwards.
+        // If the branch is dropped after this check, the drop aborts the transaction.
         if let Err(e) = has_branch() {
             drop(open);
             logged.map_or(Ok(()), |(with, _)| self.delete_begun_log(with.log))?;
@@ -199,7 +201,7 @@ impl Transactions {
         drop(remembering);
         let locks = options.isolation == Isolation::Serializable;
         if locks {
-            // Before others find the transaction: its end, which they may bring about at once,
+            // Register before others can find the transaction: they may end it at once, and its end
             // releases this owner.
             let age = options.retry_of.unwrap_or(id).0.min(id.0);
             self.parts.locks.begin(Owner { id: id.0, age });
@@ -207,25 +209,25 @@ impl Transactions {
         let transaction = self.insert(&mut open, id, options, None, with, since);
         drop((open, logging));
         if locks {
-            // Commits that have seen no locks come to their end.
+            // Wait for commits that began before there were any locks.
             self.parts.commits.drain();
         }
         Ok(TransactionState::handle(&transaction))
     }
 
-    /// Another handle of an open transaction, unless it is private.
+    /// Returns another handle of an open transaction, unless it is private.
     pub(crate) fn join(&self, id: TransactionId) -> Option<Transaction> {
         let found = self.find(id).filter(|transaction| !transaction.options.private);
         found.map(|transaction| TransactionState::handle(&transaction))
     }
 
-    /// The open transactions, the oldest first.
+    /// Lists the open transactions, the oldest first.
     pub(crate) fn list(&self) -> Vec<TransactionInfo> {
         self.all().iter().map(|transaction| transaction.info()).collect()
     }
 
-    /// An error where no other transaction may be open; `open`: how many are. `stays`: it stays
-    /// open by itself.
+    /// Fails if no further transaction may be opened. `open` is the number of open ones; `stays`
+    /// tells whether the new one is detached.
     pub(super) fn has_room(&self, open: usize, stays: bool) -> Result<()> {
         let most = (self.parts.options.memory / EACH).clamp(LEAST, MOST);
         let most = match () {
@@ -259,12 +261,12 @@ impl Transactions {
         transaction
     }
 
-    /// A transaction of this number exists or has existed.
+    /// Notes that a transaction of this number exists or has existed.
     pub(crate) fn number_used(&self, id: TransactionId) {
         self.next.fetch_max(id.0, Ordering::Relaxed);
     }
 
-    /// Takes up one that began before the store was opened.
+    /// Resumes a transaction that began before the store was opened.
     pub(super) fn take_up(
         self: &Arc<Self>,
         id: TransactionId,
@@ -283,8 +285,8 @@ impl Transactions {
         self.open.lock().get(&id).cloned()
     }
 
-    /// It was aborted for an older one. A later call for it is told that it is worth
-    /// another try.
+    /// Notes that a transaction was aborted for an older one, so that a later call for it returns
+    /// an error that suggests a retry.
     pub(super) fn lose(&self, id: TransactionId) {
         let mut lost = self.lost.lock();
         if lost.len() == LOST {
@@ -293,7 +295,7 @@ impl Transactions {
         lost.push_back(id);
     }
 
-    /// Why it is over, if it was lost to an older one not long ago.
+    /// Returns the error of a transaction that was recently aborted for an older one.
     pub(crate) fn lost(&self, id: TransactionId) -> Option<Error> {
         self.lost
             .lock()
@@ -301,7 +303,7 @@ impl Transactions {
             .then(|| Error::Locked(format!("transaction {id} was aborted: {WOUNDED}")))
     }
 
-    /// Whether any transaction can hold locks.
+    /// Returns whether any transaction can hold locks.
     #[cfg(test)]
     pub(crate) fn any_owner(&self) -> bool {
         self.parts.locks.any()
@@ -311,7 +313,7 @@ impl Transactions {
         self.open.lock().values().cloned().collect()
     }
 
-    /// It has ended.
+    /// Removes a transaction that has ended.
     pub(super) fn forget(&self, id: TransactionId) {
         let mut open = self.open.lock();
         let gone = open.remove(&id);
@@ -326,21 +328,20 @@ impl Transactions {
         }
     }
 
-    /// Memory that each transaction may take for what it has not written out: together a part of
-    /// that for memtables.
+    /// Returns the memory that each transaction may use before it spills: an equal share of the
+    /// part of the memtables' memory that transactions get.
     pub(super) fn share(&self) -> usize {
         (self.shares.memtables / 8 / self.count.load(Ordering::Relaxed).max(1)).max(SHARE_LEAST)
     }
 
-    /// Memory that the changes of all transactions may take together, but for what is not worth
-    /// writing out.
+    /// Returns the memory that the changes of all transactions may take together, apart from
+    /// transactions that are too small to be spilled.
     fn most_held(&self) -> usize {
         self.shares.memtables / 8
     }
 
-    /// Writes out what idle transactions have in memory, the largest first, where all of them have
-    /// more than their part of it together. `asking`: the transaction that is about to change
-    /// something, which writes out by itself.
+    /// Spills idle transactions, the largest first, if all transactions together exceed their share
+    /// of memory. `asking` is the transaction that is about to make a change, and spills by itself.
     pub(super) fn make_room(&self, asking: TransactionId) {
         let most = self.most_held();
         if self.held.load(Ordering::Relaxed) <= most {
@@ -353,19 +354,19 @@ impl Transactions {
         all.retain(|(held, transaction)| *held >= WORTH_SPILLING && transaction.id != asking);
         all.sort_by_key(|(held, _)| std::cmp::Reverse(*held));
         for (_, transaction) in all {
-            // A little more than need be, so that not every change has to look.
+            // Spill a little more than necessary, so that not every change has to come here.
             if self.held.load(Ordering::Relaxed) <= most - most / 4 {
                 return;
             }
             if let Err(e) = transaction.make_small() {
-                // It stays as it was; the next call of the transaction is told.
+                // The transaction is unchanged; its next own spill reports the error.
                 tracing::warn!("transaction {} could not be written out: {e}", transaction.id);
                 return;
             }
         }
     }
 
-    /// Takes `bytes` more for a nested batch, of what all nested batches may take together.
+    /// Reserves `bytes` for a nested batch, from the amount that all nested batches share.
     pub(super) fn reserve_nested(&self, bytes: usize) -> Result<()> {
         let most = self.shares.memtables / 2;
         if self.nested_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > most {
@@ -377,7 +378,7 @@ impl Transactions {
         Ok(())
     }
 
-    /// Aborts those that were unused for longer than they allow.
+    /// Aborts the transactions that were idle for longer than their limit.
     pub(crate) fn end_idle(&self, now: Duration) {
         for transaction in self.all() {
             let idle = now.saturating_sub(Duration::from_nanos(
@@ -389,8 +390,8 @@ impl Transactions {
         }
     }
 
-    /// A branch with these dictionaries is no more: aborts its transactions, and lets go of the
-    /// routines of the dictionaries.
+    /// Aborts the transactions of a dropped branch, and removes the merge routines of its
+    /// dictionaries.
     pub(crate) fn branch_gone(&self, branch: &str, gone: &BTreeSet<DictionaryId>, why: &str) {
         let all = self.all().into_iter();
         all.filter(|transaction| transaction.options.branch == branch)
@@ -398,8 +399,8 @@ impl Transactions {
         self.routines.write().retain(|dict, _| !gone.contains(dict));
     }
 
-    /// The store is being closed: durable ones go on when it is opened again, the others are
-    /// aborted.
+    /// Ends all transactions since the store is being closed: durable ones resume when it is opened
+    /// again, the others are aborted.
     pub(crate) fn close(&self) {
         self.all().iter().for_each(|transaction| transaction.leave("the store was closed"));
     }
@@ -414,8 +415,8 @@ mod tests {
 
     use crate::{CreateOptions, Isolation, Kvdb, OpenOptions};
 
-    /// One thread begins serializable transactions, and another one aborts whatever is listed. What
-    /// is left of a transaction that has ended would have all later commits look for locks.
+    /// One thread begins serializable transactions, and another one aborts all that are listed. If
+    /// an ended transaction left an owner, all later commits would have to check for locks.
     #[test]
     fn a_serializable_transaction_that_is_ended_while_it_begins_leaves_no_owner() {
         let mut aborted = 0;

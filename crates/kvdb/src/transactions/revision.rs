@@ -1,14 +1,13 @@
-//! Which state a transaction is in, so that a commit can be made of what was looked at and of
-//! nothing else.
+//! Revisions of a transaction, so that a commit takes exactly the changes that were inspected.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::Error;
 
-/// A state of what a transaction has changed. It is another one after every change, whoever makes
-/// it, and after going back to a savepoint; two states that are equal are one state. Its text form
-/// is for people and programs to hand back as it is.
+/// A revision of the changes of a transaction. Every change, made by any handle, and every rollback
+/// to a savepoint produces a new revision; two equal revisions stand for one state. The text form
+/// is for people and programs to hand back unchanged.
 ///
 /// ```
 /// # use kvdb::{CommitOptions, Durability, Error, Isolation, Kvdb, Revision};
@@ -26,10 +25,11 @@ use crate::error::Error;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Revision {
-    /// Changes so far.
+    /// Number of changes so far.
     pub(super) changes: u64,
-    /// When the transaction began, or was taken up by this opening of the store, seconds since
-    /// 1970: numbers of transactions come again, and so does the count of a durable one.
+    /// Seconds since 1970 at which the transaction began, or was resumed by this opening of the
+    /// store. It is needed since transaction numbers are reused, and so are the change counts of a
+    /// durable transaction.
     pub(super) begun: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What all handles of a transaction share, until it ends.
+//! The state that all handles of a transaction share until it ends.
 
 use env::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::BTreeMap;
@@ -18,11 +18,12 @@ use crate::ids::TransactionId;
 use crate::read::view::View;
 use crate::read::write_set::WriteSet;
 
-/// Aborts a transaction that is not detached with its last handle.
+/// Aborts a transaction that is not detached when its last handle is dropped.
 pub(super) struct Last(Arc<TransactionState>);
 
 impl Last {
-    /// The one that all handles of a transaction share; it is made with the first of them.
+    /// Returns the instance that all handles of a transaction share. It is created with the first
+    /// handle.
     pub(super) fn of(transaction: &Arc<TransactionState>) -> Arc<Last> {
         let mut handles = transaction.handles.lock();
         handles.upgrade().unwrap_or_else(|| {
@@ -41,74 +42,76 @@ impl Drop for Last {
     }
 }
 
-/// What all handles of a transaction share.
+/// The state that all handles of a transaction share.
 pub(crate) struct TransactionState {
     pub(super) id: TransactionId,
     pub(super) options: TransactionOptions,
-    /// Where it was begun, if that is another transaction.
+    /// The enclosing transaction, if this one is nested.
     pub(super) within: Option<Within>,
     pub(super) registry: Arc<Transactions>,
-    /// When it began, and when it was last used, of the database's clock.
+    /// When it began and when it was last used, by the store's clock.
     pub(super) begun: Duration,
     pub(super) used_nanos: AtomicU64,
-    /// When it began, or was taken up again, seconds since 1970.
+    /// When it began or was resumed, in seconds since 1970.
     pub(super) begun_at: u64,
-    /// Makes handles; the last one of them ends it.
+    /// A weak reference to the instance of [`Last`] that all handles share.
     handles: env::sync::Mutex<std::sync::Weak<Last>>,
     /// The number of the newest commit when it began.
     pub(super) since: u64,
     pub(super) state: RwLock<OpenState>,
-    /// Changes, memory and bytes of runs when that was last looked at: for listings, which wait for
-    /// no call and no commit.
+    /// The number of changes, the memory and the bytes of runs when they were last measured.
+    /// Listings read this, so that they need not wait for a call or a commit.
     size: env::sync::Mutex<(u64, u64, u64)>,
-    /// Memory of its changes as it is counted in that of all transactions.
+    /// Memory of its changes as included in the total of all transactions.
     pub(super) held: AtomicUsize,
     /// Bytes that its changes take, in memory and in runs.
     taken: AtomicU64,
-    /// It is not to go on: why. Looked at by every call; set without waiting for one that is under
-    /// way.
+    /// The reason why the transaction must not continue, if there is one. Every call checks it; it
+    /// is set without waiting for a call in progress.
     pub(super) doomed: env::sync::Mutex<Option<String>>,
-    /// Where conflicts are looked for, whatever the options say.
+    /// Dictionaries that are checked for conflicts whatever the options say.
     pub(super) checked: env::sync::Mutex<Vec<DictionaryId>>,
 }
 
 pub(super) struct OpenState {
-    /// `None`: it has ended.
+    /// `None` if the transaction has ended.
     pub open: Option<Open>,
-    /// Why it has ended, when that was not its user's wish.
+    /// The reason why it has ended, if its user did not end it.
     pub why: Option<String>,
 }
 
 pub(super) struct Open {
-    /// What it reads below its own changes; `None`: what is committed now.
+    /// The state that it reads below its own changes. `None` means the newest committed state.
     pub base: Option<View>,
     pub write_set: WriteSet,
-    /// Counts its changes for those who look at it ([`super::Revision`]).
+    /// Counts the changes that produce a new [`super::Revision`].
     pub(super) revision: u64,
-    /// What others must not have changed when it commits, besides what it changes itself.
+    /// The keys, in addition to its own changes, that others must not have changed when it commits.
     pub reads: Arc<ReadSet>,
-    /// What others must not have changed of what other transactions that joined this one have read.
+    /// Read sets of other transactions, with which this one has joined, that others must not have
+    /// changed.
     pub depends: Vec<Dependency>,
-    /// Where its changes are logged.
+    /// The dictionary that its changes are logged in, if it is durable.
     pub log: Option<DictionaryId>,
-    /// It began before the store was opened: what it reads is older than the number that conflicts
-    /// are looked for from, and what others have changed is told by values as well.
+    /// The transaction began before the store was opened. The state that it reads is older than the
+    /// number from which conflicts are detected, so changes of others are also detected by
+    /// comparing values.
     pub by_value: bool,
     pub(super) savepoints: Vec<Mark>,
     pub(super) next_savepoint: u64,
-    /// Transactions that are open within it.
+    /// Open transactions within this one.
     pub(super) nested: Vec<Nested>,
-    /// Something was deleted since its changes were merged for its limit, after which it took so
-    /// many bytes.
+    /// `removed` is set if data was deleted since the changes were last merged to meet a limit;
+    /// `gathered` is the number of bytes that they took after that merge.
     pub(super) removed: bool,
     pub(super) gathered: u64,
 }
 
-/// A state to go back to, or for a transaction within it to read.
+/// A marked state, to roll back to or for a nested transaction to read.
 pub(super) struct Mark {
     pub(super) id: u64,
     pub(super) parts: BTreeMap<DictionaryId, usize>,
-    /// Changes made so far.
+    /// The number of changes made before the mark.
     pub(super) at: u64,
 }
 
@@ -138,20 +141,20 @@ impl Open {
         }
     }
 
-    /// Returns the state that it sees.
+    /// Returns the state that it sees, its own changes included.
     pub(super) fn view(&self, registry: &Transactions) -> View {
         self.beneath(registry).with(self.write_set.clone())
     }
 
-    /// Marks the state that it has now.
+    /// Marks the current state.
     pub(super) fn mark(&mut self) -> Mark {
         let id = self.next_savepoint;
         self.next_savepoint += 1;
         Mark { id, parts: self.write_set.mark(), at: self.write_set.at }
     }
 
-    /// So many parts of each dictionary stay apart from those that come after them: savepoints and
-    /// transactions within it have marked places between them.
+    /// Returns how many parts of each dictionary must not be merged with later ones, because
+    /// savepoints and nested transactions have marks between them.
     pub(super) fn kept(&self) -> BTreeMap<DictionaryId, usize> {
         let nested = self.nested.iter().map(|nested| &nested.mark);
         let mut kept = BTreeMap::new();
@@ -164,8 +167,7 @@ impl Open {
         kept
     }
 
-    /// Writes out what it has in memory where that is much, before a change. `removes`: the change
-    /// adds no data.
+    /// Spills before a change if much is in memory. `removes` tells that the change adds no data.
     pub(super) fn make_room(&mut self, registry: &Transactions, removes: bool) -> Result<()> {
         let share = registry.share();
         if !self.write_set.is_full(share) {
@@ -173,8 +175,8 @@ impl Open {
         }
         registry.parts.health.writable()?;
         match self.spill(registry) {
-            // Deletions are still taken, by a share above what one batch may have left: they lead
-            // to space in the end.
+            // Deletions are still accepted, with one share of memory more than one batch may have
+            // left, since they free space in the end.
             Err(Error::NoSpace)
                 if removes
                     && self.write_set.memory() < 2 * share + registry.shares.largest_record =>
@@ -186,7 +188,7 @@ impl Open {
         }
     }
 
-    /// Writes out what it has in memory; what is kept apart stays so.
+    /// Writes the changes in memory to runs. Parts with a mark between them stay apart.
     pub(super) fn spill(&mut self, registry: &Transactions) -> Result<()> {
         let keep = self.kept();
         self.write_set.spill(&registry.run_writer(), &keep)
@@ -237,7 +239,7 @@ impl TransactionState {
         Error::Locked(format!("transaction {} was aborted: {why}", self.id))
     }
 
-    /// What every call begins with.
+    /// Begins a call: notes the time of use, and fails if the transaction is doomed.
     pub(super) fn used(&self) -> Result<()> {
         let now = self.registry.now().as_nanos() as u64;
         // The transactions around it are in use as well.
@@ -248,7 +250,7 @@ impl TransactionState {
         }
     }
 
-    /// Notes how large it is.
+    /// Records its size for listings.
     pub(super) fn measure(&self, state: &OpenState) {
         let size = state.open.as_ref().map(|open| {
             (open.write_set.at, open.write_set.memory() as u64, open.write_set.run_bytes())
@@ -256,29 +258,31 @@ impl TransactionState {
         *self.size.lock() = size.unwrap_or_default();
     }
 
-    /// Counts the memory of its changes in that of all transactions.
+    /// Updates the share of this transaction in the memory of all transactions.
     pub(super) fn count(&self, open: &mut Open) {
         let now = open.write_set.estimate();
         let before = self.held.swap(now, Ordering::Relaxed);
-        // Of both directions: it wraps.
+        // The difference may be negative, and wraps then.
         self.registry.held.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
         if self.is_limited() {
             self.taken.store(now as u64 + open.write_set.run_bytes(), Ordering::Relaxed);
         }
     }
 
-    /// Returns whether what it changes counts against its limit, or one around it.
+    /// Returns whether its changes count against a limit of its own, of an enclosing transaction,
+    /// or of its clone.
     pub(super) fn is_limited(&self) -> bool {
         self.and_around().any(|one| one.options.limit.is_some()) || self.is_of_limited_clone()
     }
 
-    /// Bytes that its changes take.
+    /// Returns the bytes that its changes take.
     pub(super) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Its limit and those around it, and what is taken of each: by it, and by those within it that
-    /// this one is or is within.
+    /// Returns its own limit and those of the enclosing transactions, each with the bytes that
+    /// count against it: those of the limited transaction and of the nested ones from there down to
+    /// this one.
     fn limits(&self) -> impl Iterator<Item = (TransactionId, u64, u64)> + '_ {
         let mut taken = 0u64;
         self.and_around().filter_map(move |one| {
@@ -287,24 +291,26 @@ impl TransactionState {
         })
     }
 
-    /// Returns whether the clone that it is of has a limit.
+    /// Returns whether the clone that it belongs to has a limit.
     pub(super) fn is_of_limited_clone(&self) -> bool {
         self.registry.parts.snapshotter.is_limited(&self.options.branch)
     }
 
-    /// Returns the bytes that it and all around it have taken, which the clone has not yet.
+    /// Returns the bytes that it and all enclosing transactions take, which are not yet counted in
+    /// the clone.
     fn taken_in_all(&self) -> u64 {
         self.and_around().map(|one| one.taken()).fold(0, u64::saturating_add)
     }
 
-    /// Bytes that it may still take; `None`: no limit is near it.
+    /// Returns the bytes that its changes may still take, or `None` if no limit applies.
     pub(super) fn room(&self) -> Option<u64> {
         let of_clone = self.registry.parts.snapshotter.branch_limit(&self.options.branch);
         let of_clone = of_clone.map(|limit| limit.room().saturating_sub(self.taken_in_all()));
         self.limits().map(|(_, limit, taken)| limit.saturating_sub(taken)).chain(of_clone).min()
     }
 
-    /// Fails where so many bytes more are beyond its limit, or one around it, or that of the clone.
+    /// Fails if `more` bytes would exceed its limit, the limit of an enclosing transaction, or that
+    /// of the clone.
     pub(super) fn check_limit(&self, more: u64) -> Result<()> {
         match self.limits().find(|(_, limit, taken)| taken.saturating_add(more) > *limit) {
             Some((id, limit, _)) => Err(Error::OverLimit { id, limit }),
@@ -315,7 +321,8 @@ impl TransactionState {
         }
     }
 
-    /// Fails where a change of so many bytes is beyond a limit, though what it takes is made less.
+    /// Fails if a change of `more` bytes would exceed a limit even after the changes so far have
+    /// been merged.
     pub(super) fn admit(&self, open: &mut Open, more: impl FnOnce() -> u64) -> Result<()> {
         if !self.is_limited() {
             return Ok(());
@@ -328,9 +335,9 @@ impl TransactionState {
         self.check_limit(more)
     }
 
-    /// Merges its changes where that is likely to make what it takes less: after deletions, or when
-    /// it has grown by an eighth. A caller at the limit comes again with each change, so whatever
-    /// it asks for, each byte is merged a few times at most.
+    /// Merges its changes if that is likely to free space: after deletions, or when it has grown by
+    /// an eighth. A caller at the limit tries this with each change; the condition bounds the
+    /// number of times that a byte is merged.
     pub(super) fn give_back(&self, open: &mut Open) -> Result<()> {
         let grown = self.taken().saturating_sub(open.gathered);
         if !open.removed && grown <= self.taken() / 8 {
@@ -343,7 +350,8 @@ impl TransactionState {
         Ok(())
     }
 
-    /// Writes out what it has in memory, for the sake of others; not while a call is under way.
+    /// Spills the changes in memory for the sake of other transactions, unless a call is in
+    /// progress.
     pub(super) fn make_small(&self) -> Result<()> {
         let Some(mut state) = self.state.try_write() else { return Ok(()) };
         let Some(open) = &mut state.open else { return Ok(()) };

@@ -1,12 +1,12 @@
-//! Commits that can be undone. A transaction that asks for it commits between two snapshots of the
-//! store's own: of the state right before it, and of the state right after it. What it has changed
-//! is what the two differ in, however large it is, and nothing of others is in that.
+//! Commits that can be undone. Such a transaction commits between two snapshots of the store's own,
+//! one of the state right before the commit and one of the state right after it. Its changes are
+//! the difference between the two, however large they are, and no changes of others are among them.
 //!
-//! To undo a commit is to commit something new: a transaction changes back what the two states
-//! differ in, as far as it is still as the commit has left it.
+//! Undoing a commit is a new commit: a transaction reverts the differences between the two states,
+//! where the data still is as the commit has left it.
 //!
-//! The snapshots keep space. So only the newest are kept, for a day at most, and a store that is
-//! full lets go of all of them before it says so.
+//! The snapshots pin space. Therefore only the newest ones are kept, for a day at most, and a full
+//! store drops all of them before it reports that it is full.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -30,27 +30,27 @@ use crate::read::version::Version;
 use crate::read::view::View;
 use crate::snapshots::EndOfGeneration;
 
-/// Commits that can be undone at most.
+/// Maximum number of commits that can be undone.
 const MOST: usize = 16;
-/// How long a commit can be undone.
+/// The time for which a commit can be undone.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
-/// Bytes of a transaction's label that are kept.
+/// Maximum length of a transaction's label that is kept, bytes.
 const LABEL: usize = 100;
-/// Changes that are made at once.
+/// Number of changes that are applied at once.
 const STEP: usize = 1024;
-/// Keys that are named at most which others have changed since.
+/// Maximum number of keys that are returned as changed by others since.
 const NAMED: usize = 16;
 
 /// A commit of a transaction that can be undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UndoableCommit {
-    /// Its number.
+    /// The number of the commit.
     pub number: u64,
-    /// The branch of the transaction; `""`: the main one.
+    /// The branch of the transaction; `""` is the main one.
     pub branch: String,
-    /// The label of the transaction; a long one is cut.
+    /// The label of the transaction, truncated if it is long.
     pub label: String,
-    /// When it was made, since 1970.
+    /// When the commit was made, since 1970.
     pub created: Duration,
 }
 
@@ -62,14 +62,14 @@ impl UndoableCommit {
     }
 }
 
-/// Makes the two snapshots of a commit.
+/// Makes the two snapshots around a commit.
 pub(super) struct StatesAround<'a> {
     registry: &'a Transactions,
-    /// What their names have in common.
+    /// A random number that the names of both snapshots contain.
     pair: u64,
     branch: String,
     label: String,
-    /// How many of them are made.
+    /// The number of snapshots made so far.
     made: Cell<usize>,
     end: EndOfGeneration<'a>,
 }
@@ -91,7 +91,7 @@ impl<'a> StatesAround<'a> {
 
 impl SnapshotMaker for StatesAround<'_> {
     fn record_size(&self) -> usize {
-        // More than its record takes.
+        // An upper bound of the size of its record.
         LABEL + self.branch.len() + 128 + record::NUMBER_SIZE
     }
 
@@ -125,7 +125,7 @@ impl Transactions {
         commits
     }
 
-    /// The states right before and right after a commit that can be undone.
+    /// Returns the states right before and right after a commit that can be undone.
     pub(crate) fn states_around(&self, number: u64) -> Result<(View, View)> {
         let mut all = self.parts.snapshots.around_commits().into_iter();
         let Some(pair) = all.find(|[_, after]| after.label.seq == number) else {
@@ -142,8 +142,8 @@ impl Transactions {
         Ok((before, after))
     }
 
-    /// Drops the states around commits that are too old or too many, and those that a crash has
-    /// left without the other one.
+    /// Drops the snapshots around commits that are too old or too many, and those of which a crash
+    /// has left only one of the two.
     pub(crate) fn sweep_undoable(&self) -> Result<()> {
         if self.parts.options.read_only {
             return Ok(());
@@ -168,10 +168,10 @@ impl Transactions {
 }
 
 impl Transaction {
-    /// Changes back what differs in some dictionaries between two states, which are those around a
-    /// commit: each key that is still as it was `after` becomes what it was `before`. One that has
-    /// been changed since is joined with that by the dictionary's merge routine, or given back;
-    /// then the transaction is of no use but to look at.
+    /// Reverts the difference of some dictionaries between two states, those around a commit: each
+    /// key that still is as it was in `after` becomes as it was in `before`. A key that was changed
+    /// since is joined by the dictionary's merge routine, or returned as a conflict; then the
+    /// transaction should only be inspected and not committed.
     ///
     /// ```
     /// # use kvdb::{Durability, TransactionOptions};
@@ -236,8 +236,8 @@ impl Transaction {
     }
 }
 
-/// Whether a key has the value of a tuple of another state. Values that lie in one place are not
-/// read for it.
+/// Returns whether a key still has the value of a tuple of another state. Values that lie at the
+/// same place are not read for this.
 pub(super) fn is_still(
     now: &View,
     dict: DictionaryId,

@@ -1,4 +1,5 @@
-//! Bounds the updates of one key that gather in a transaction, as `commit::updates` does outside.
+//! Bounds the accumulated updates of one key in a transaction, as `commit::updates` does outside of
+//! transactions.
 
 use bytes::Bytes;
 use vt_tree::{Lookup, Value};
@@ -23,15 +24,15 @@ impl Transaction {
 }
 
 impl Open {
-    /// Where `changes` update a key that the transaction has changed by many updates already, its
-    /// value is put instead.
+    /// Replaces an update in `changes` by a put of the resulting value if the transaction already
+    /// has many updates of that key.
     pub(super) fn fold_updates(&self, registry: &Transactions, changes: &mut Ops) -> Result<()> {
         for at in 0..changes.len() {
             let (dict, Op::Update(key, update)) = &changes[at] else { continue };
             let own = self.write_set.get(*dict, key)?;
             let Lookup::Updated { base: None, update: before, .. } = &own else { continue };
             let len = before.bytes().len();
-            // What the batch itself does to the key is not in the value yet.
+            // The value does not yet include earlier changes of the same batch to the key.
             let touched = |(_, op): &(_, Op)| op.key() == key || matches!(op, Op::DeleteRange(..));
             if len <= updates::SHORT || changes[..at].iter().any(touched) {
                 continue;

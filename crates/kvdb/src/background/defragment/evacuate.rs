@@ -1,5 +1,5 @@
-//! Emptying zones: one run after another is merged alone, in parts. What it has in the zones is
-//! copied, the rest is stitched.
+//! Evacuation of zones: runs are merged one at a time, in parts. Data in the victim zones is
+//! copied, and everything else is stitched.
 
 use env::sync::atomic::Ordering;
 use std::collections::BTreeSet;
@@ -19,20 +19,20 @@ use crate::error::Result;
 use crate::ids::RunId;
 use crate::read::version::{NumberedRun, Version};
 
-/// Bytes of work after which it is seen whether to stop.
+/// Bytes of work between checks whether to stop.
 const STEP: u64 = 2 << 20;
-/// A run that is being merged is waited for this long.
+/// The time to wait for a run that another merge is using.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// What came of a part.
+/// The result of evacuating one part.
 enum Evacuated {
-    /// The bytes that were moved, and the key at which the rest begins.
+    /// The bytes that were moved, and the key at which the rest begins, if any.
     Moved(u64, Option<Bytes>),
-    /// A merge has the run.
+    /// Another merge is using the run.
     Busy,
 }
 
-/// Whether other merges run during an evacuation.
+/// Tells whether other merges run during an evacuation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum OtherMerges {
     Running,
@@ -41,8 +41,8 @@ pub(super) enum OtherMerges {
 }
 
 impl Defragmenter {
-    /// Empties `victims`. `between` is told of each part what it moved, and says whether to go on.
-    /// The bytes moved.
+    /// Evacuates `victims`. `between` is called after each part with the bytes that it moved, and
+    /// returns whether to continue. Returns the bytes moved in total.
     pub(super) fn evacuate(
         &self,
         victims: &Victims,
@@ -86,7 +86,8 @@ impl Defragmenter {
         Ok(all)
     }
 
-    /// Copies what a run has in `victims` from the key `from` on, about `part` bytes of it.
+    /// Copies the data that a run has in `victims`, from the key `from` on, about `part` bytes of
+    /// it.
     fn evacuate_part(
         &self,
         dict: DictionaryId,
@@ -96,7 +97,7 @@ impl Defragmenter {
         part: u64,
         merges: OtherMerges,
     ) -> Result<Evacuated> {
-        // A caller that merges alone has excluded the others already.
+        // A caller that merges alone has excluded other merges already.
         let _shared = (merges == OtherMerges::Running).then(|| self.compactor.pausing());
         let find = |version: &Version| {
             let tree = version.trees.get(&dict)?;
@@ -114,7 +115,7 @@ impl Defragmenter {
             (!busy).then(|| CompactionLock { number: 0, dict, runs: vec![id], level })
         });
         let Some((level, run, options)) = found else {
-            // It was merged away since, and with it what it had there.
+            // The run was merged away since, together with its data there.
             return Ok(Evacuated::Moved(0, None));
         };
         let Some(number) = claimed else { return Ok(Evacuated::Busy) };
@@ -140,7 +141,8 @@ impl Defragmenter {
         if !run.uses().iter().any(|(zone, _)| victims.contains(&zone)) {
             return Ok(Evacuated::Moved(0, None));
         }
-        // What it holds other merges may need while it stands back, so the part ends soon then.
+        // While it yields to readers it still holds space that other merges may need, so the part
+        // ends soon.
         let gives_way = || merges == OtherMerges::Running && self.stands_back();
         let mut placement = Placement { evacuate: Some(victims.clone()), ..Placement::stitch() };
         if gives_way() {

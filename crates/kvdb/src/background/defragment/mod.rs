@@ -1,29 +1,30 @@
-//! Online defragmentation: zones that are mostly holes are emptied, so that they are free (VT-tree
+//! Online defragmentation: empties zones that are mostly holes, so that they become free (VT-tree
 //! §3.1).
 //!
-//! It goes in rounds. A round chooses victims, the emptiest zones first, each weighed by what
-//! emptying it costs: the bytes that are left in it, and a seek for each span that they lie in.
-//! Then it takes one run after another that has something there: a merge of that run alone copies
-//! what lies in the victims and stitches the rest, whole subtrees unread. What is copied comes out
-//! in the order of its keys, so scans get faster, not slower. A run is replaced part by part, each
-//! with one edit of the manifest, under its own number and at its own level: nothing changes but
-//! where its bytes lie, and the store is whole after any part. When the last reader of the old
-//! bytes is gone the victims are free.
+//! Defragmentation runs in rounds. A round chooses victims, the emptiest zones first, each weighed
+//! by the cost of emptying it: the bytes that are left in it, and a seek for each span that they
+//! lie in. Then it evacuates the victims run by run: a merge of that run alone copies the data in
+//! the victims and stitches the rest, whole subtrees unread. The copies are written in key order,
+//! so scans get faster, not slower. A run is replaced part by part, each with one edit of the
+//! manifest, under its own number and at its own level: only the location of its bytes changes, and
+//! the store is consistent after any part. When the last reader of the old bytes has finished, the
+//! victims are free.
 //!
-//! By hand it begins with merges of what has small key blocks compared with its values, which show
-//! what is dead, and lays scattered values in the order of their keys (`sort_values`).
+//! A defragmentation started by hand first merges dictionaries whose key blocks are small compared
+//! with their values, which shows which values are dead, and lays scattered values in key order
+//! (`sort_values`).
 //!
-//! It runs when it is asked for, and by itself when too much of the store is holes. Between two
-//! parts it pauses, so that it takes no more of the device than its rate allows; by itself it goes
-//! faster the more is lost, so that writers are not held up before space really runs short; and
-//! while readers wait for the arm of a disk it stands back, for seconds between small parts. A
-//! store that has run short does rounds of it on the spot, see `reclaim`.
+//! It runs on request, and automatically when too much of the store is holes. It pauses between
+//! parts to keep to its rate. An automatic one goes faster the more space is lost, so that writers
+//! are not delayed before space really runs short; and while readers wait for a disk's seeks it
+//! yields to them, for seconds between small parts. A store that has run short does rounds on the
+//! spot, see `reclaim`.
 //!
-//! - `victims`: which zones to empty;
-//! - `evacuate`: emptying them, part by part;
-//! - `objects`: the zones that lie in object storage;
-//! - `request`: what is asked for, and how far it is;
-//! - here: the rounds.
+//! - `victims`: selection of the zones to empty;
+//! - `evacuate`: evacuation of these zones, part by part;
+//! - `objects`: zones that lie in object storage;
+//! - `request`: requests and progress;
+//! - this module: the rounds.
 
 mod evacuate;
 mod objects;
@@ -53,41 +54,43 @@ use crate::read::version::NumberedRun;
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
 
-/// Bytes that a round moves at most.
+/// Maximum bytes that a round moves.
 const ROUND: u64 = 128 << 20;
 /// Bytes that a part moves before it is installed.
 const PART: u64 = 16 << 20;
-/// By itself it begins when this many percent of what runs hold are holes, and some zones can be
-/// had.
+/// Automatic defragmentation begins if this percentage of the space used by runs is holes and at
+/// least this many zones can be gained.
 const BEGIN_PERCENT: u64 = 12;
 const BEGIN_ZONES: u64 = 4;
-/// By itself it empties no zone that is fuller: it writes at most three bytes for each that it
-/// gains.
+/// Automatic defragmentation empties no fuller zones, so it writes at most three bytes for each
+/// byte gained.
 const CHEAP_PERCENT: u8 = 75;
-/// From here on it goes as fast as it can.
+/// From this percentage of holes on the rate is unlimited.
 const HURRY_PERCENT: u64 = 22;
-/// Between two parts it looks every so often whether readers still wait, at most so many times.
+/// Interval between checks whether readers still wait, and the maximum number of such checks
+/// between two parts.
 const GLANCE: Duration = Duration::from_millis(250);
 const STAND_BACK: u32 = 80;
-/// When not even a part of this size finds room, there is none.
+/// If there is no space for a part of this size, the round fails for lack of space.
 const SMALLEST: u64 = 256 << 10;
-/// Key blocks are merged first where values weigh at least this many times as much.
+/// Key blocks are merged first in dictionaries whose values weigh at least this many times as much.
 const SMALL_BLOCKS: u64 = 16;
-/// Values lie scattered when their spans are shorter than this, bytes on average.
+/// Values count as scattered if their spans are shorter than this on average, bytes.
 const TOGETHER: u64 = 256 << 10;
-/// What is read together at least, bytes: a directory of small files, say.
+/// The relocation window, bytes: at least what is read together, such as a directory of small
+/// files.
 const READ_TOGETHER: u64 = 2 * TOGETHER;
 
-/// How a store is defragmented.
+/// Options of a defragmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DefragOptions {
-    /// Bytes moved in a second at most. `None`: as fast as it goes.
+    /// Maximum bytes moved per second. `None` means no limit.
     pub bytes_per_second: Option<u64>,
-    /// Zones of which more percent than this is in use stay as they are: the fuller a zone, the
-    /// more must be moved for what it gives.
+    /// Zones of which more than this percentage is in use are left as they are: the fuller a zone,
+    /// the more must be moved for the space gained.
     pub fullest_percent: u8,
-    /// Empties the zones of objects, too, of which less than half is in use: what is left in them
-    /// is fetched, and published again, so that a collector can delete them.
+    /// Includes zones whose objects are less than half in use. The data left in them is fetched
+    /// and published again, so that a collector can delete the objects.
     pub objects: bool,
 }
 
@@ -97,20 +100,20 @@ impl Default for DefragOptions {
     }
 }
 
-/// How far the defragmentation under way is, or how far the last one came.
+/// The progress of the current defragmentation, or of the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DefragProgress {
-    /// One is under way.
+    /// A defragmentation is in progress.
     pub running: bool,
-    /// It began by itself.
+    /// It was started automatically.
     pub automatic: bool,
-    /// Zones that it can make free: what it found when it began, and what became possible since.
+    /// Zones that it can free, as found when it began and updated since.
     pub zones_reclaimable: u64,
-    /// Zones emptied, less those filled with what lay in them.
+    /// Zones emptied, minus zones filled with the data moved out of them.
     pub zones_reclaimed: u64,
     /// Bytes copied to other places.
     pub bytes_moved: u64,
-    /// Rounds done.
+    /// Number of rounds done.
     pub rounds: u64,
 }
 
@@ -129,7 +132,7 @@ pub(crate) struct Defragmenter {
     compactor: Arc<Compactor>,
     activity: Arc<Activity>,
     state: Mutex<DefragState>,
-    /// It begins, ends, or is to stop.
+    /// Signalled when a defragmentation begins, ends, or is to stop.
     changed: Condvar,
 }
 
@@ -181,7 +184,7 @@ impl Defragmenter {
         self.signals.stopping() || self.stopping() || self.is_superseded()
     }
 
-    /// Pauses after a part that has moved so many bytes. Returns whether to go on.
+    /// Pauses after a part that has moved `moved` bytes. Returns whether to continue.
     fn between(&self, moved: u64, rate: Option<u64>) -> bool {
         self.update(|p| p.bytes_moved += moved);
         if let Some(rate) = rate.filter(|_| !self.inline) {
@@ -192,7 +195,7 @@ impl Defragmenter {
         !self.is_to_stop()
     }
 
-    /// Rounds of it until nothing is to be gained, or it is to stop.
+    /// Runs rounds until nothing more can be gained or it is told to stop.
     fn rounds(&self, fullest: u64) -> Result<()> {
         loop {
             let all = self.victims(u64::MAX, fullest)?.gain();
@@ -225,13 +228,13 @@ impl Defragmenter {
             let written = self.written().saturating_sub(before);
             let emptied = self.emptied(&victims.zones);
             self.update(|p| {
-                // What the round was chosen for, or less.
+                // The gain is at most that for which the round was chosen.
                 let gained = emptied.saturating_sub(written / ZONE_SIZE);
                 p.zones_reclaimed += gained.min(victims.gain());
                 p.rounds += 1;
             });
-            // What is weighed is an estimate. Where it is wrong, the zones that a round has filled
-            // are the victims of the next one.
+            // The weights are estimates. If they are wrong, the zones that a round has filled would
+            // be the victims of the next one.
             if !was_worth_it(written, emptied * ZONE_SIZE, fullest) {
                 let left = self.holes().bytes();
                 self.state.lock().in_vain = Some(left);
@@ -240,19 +243,18 @@ impl Defragmenter {
         }
     }
 
-    /// Bytes that defragmentation has written.
+    /// Returns the bytes that defragmentation has written.
     fn written(&self) -> u64 {
         self.zones.io().written_by(Job::Defragmentation)
     }
 
-    /// Merges key blocks where that costs little compared with the values that they refer to: which
-    /// of these are dead is not known before, and they would be moved together with the others.
-    /// Values that lie scattered are laid in the order of their keys on the way, unless that is to
-    /// be slow: scans find them together then, while what moves zone by zone stays as scattered as
-    /// it lay.
+    /// Merges key blocks where that costs little compared with the values that they refer to:
+    /// before the merge it is unknown which of these are dead, and dead values would be moved, too.
+    /// Scattered values are laid in key order on the way, unless the rate is limited: scans then
+    /// find them together, while a zone-by-zone move leaves them as scattered as they were.
     fn sort_values(&self, options: DefragOptions) -> Result<()> {
-        // Without room for it, or a dictionary that was dropped since: there is something to
-        // move all the same.
+        // If there is no room, or the dictionary was dropped, continue: the rounds may still have
+        // something to move.
         let unless_in_vain = |done: Result<()>| match done {
             Err(Error::NoSpace | Error::NoDictionary(_)) => Ok(()),
             done => done,
@@ -260,8 +262,7 @@ impl Defragmenter {
         unless_in_vain(self.flusher.flush_all().map(|_| ()))?;
         let dictionaries: Vec<DictionaryId> = self.versions.load().trees.keys().copied().collect();
         for dict in dictionaries {
-            // Weighed in a version that is let go of before the merge: it would keep what the merge
-            // leaves behind.
+            // Release the version before the merge: it would pin the data that the merge frees.
             let version = self.versions.load_full();
             let Some(tree) = version.trees.get(&dict) else { continue };
             let sum =
@@ -276,7 +277,7 @@ impl Defragmenter {
             if blocks.saturating_mul(SMALL_BLOCKS) <= values && !self.stopping() {
                 let room = self.zones.space().free_for_user
                     > values.saturating_add(self.flusher.unflushed_bytes());
-                // Values that lie elsewhere would be fetched to be laid in another order.
+                // Values in object storage would have to be fetched to be sorted.
                 let scattered = here
                     && room
                     && options.bytes_per_second.is_none()
@@ -295,31 +296,32 @@ impl Defragmenter {
         Ok(())
     }
 
-    /// What may be moved before the victims are free.
+    /// Returns the bytes that may be moved before the victims become free.
     fn round_size(&self) -> u64 {
         let space = self.zones.space();
         let free = match space.free_for_user / ZONE_SIZE {
             0 => space.zones_free,
             more => more.saturating_add(u64::from(space.reserve)),
         };
-        // The copies need room before the zones are free, and so does the index.
+        // Copies and index nodes need room before the zones are free.
         (free.saturating_sub(3).saturating_mul(ZONE_SIZE) / 2).max(ZONE_SIZE)
     }
 
-    /// The more is lost, the faster.
+    /// Returns the rate of an automatic defragmentation, which grows with the share of holes.
+    /// `None` means no limit.
     fn automatic_rate(&self) -> Option<u64> {
         let percent = self.holes().percent().max(BEGIN_PERCENT);
         let left = HURRY_PERCENT.checked_sub(percent).filter(|left| *left > 0)?;
         Some(self.options.defrag_rate.saturating_mul(HURRY_PERCENT - BEGIN_PERCENT) / left)
     }
 
-    /// Whether readers, who wait for the arm of a disk, go first: it began by itself, and less is
-    /// lost than would make it hurry.
+    /// Returns whether readers that wait for a disk's seeks go first: the defragmentation is
+    /// automatic, and the holes do not yet require it to hurry.
     fn stands_back(&self) -> bool {
         self.progress().automatic && self.automatic_rate().is_some() && self.activity.readers_wait()
     }
 
-    /// Lets readers go first, for as long as they do not take too long.
+    /// Yields to readers for a bounded time.
     fn stand_back(&self) {
         let mut left = STAND_BACK;
         while left > 0 && !self.signals.stopping() && !self.stopping() && self.stands_back() {
@@ -328,12 +330,13 @@ impl Defragmenter {
         }
     }
 
-    /// Starts it; `false`: one is under way. Without threads it is done when this returns.
+    /// Starts a defragmentation. Returns `false` if one is in progress already. In a store without
+    /// threads it is done when this returns.
     pub(crate) fn start_defragment(&self, options: DefragOptions) -> Result<bool> {
         self.health.writable()?;
         let started = self.request(options, false);
         if started && self.inline {
-            // No other thread would finish the merges under way.
+            // No other thread would finish the merges in progress.
             drop(self.compactor.merge_alone());
             let done = self.defragment(options);
             self.end();
@@ -342,7 +345,7 @@ impl Defragmenter {
         Ok(started)
     }
 
-    /// So much is lost that it should begin by itself.
+    /// Returns whether there are enough holes to start automatically.
     fn holes_due(&self) -> bool {
         if self.inline || self.options.defrag_rate == 0 || self.progress().running {
             return false;
@@ -351,23 +354,24 @@ impl Defragmenter {
         let state = self.state.lock();
         holes.percent() >= BEGIN_PERCENT
             && holes.reclaimable() >= BEGIN_ZONES
-            // Not the same as when the last one ended.
+            // The holes have changed since the last automatic one began.
             && state.seen != (holes.zones, holes.live)
-            // Nor those of which nothing could be had, and few more.
+            // Zones that a round could not gain do not count, unless there are clearly more holes
+            // now.
             && state
                 .in_vain
                 .is_none_or(|before| holes.bytes() >= before + BEGIN_ZONES * ZONE_SIZE)
     }
 
-    /// It is not under way, and has no reason to begin; no zone is kept for use again.
+    /// Returns whether none is in progress or due, and no freed zone is kept for reuse.
     pub(crate) fn at_rest(&self) -> bool {
         self.zones.spare() == 0 && !self.progress().running && !self.holes_due()
     }
 
-    /// Begins by itself when too much is lost.
+    /// Starts automatically if there are too many holes.
     pub(crate) fn look_for_holes(&self) {
-        // A merge that moves values empties zones by and by; what is left of them for the moment is
-        // not worth moving.
+        // A merge that moves values empties zones step by step; moving the rest of them now is not
+        // worthwhile.
         if !self.compactor.merges_into_bottom() && self.holes_due() {
             let holes = self.holes();
             if holes.percent() < HURRY_PERCENT && self.activity.readers_wait() {
@@ -381,7 +385,7 @@ impl Defragmenter {
         }
     }
 
-    /// The thread.
+    /// Runs the defragmentation thread.
     pub(crate) fn defragment_loop(&self) {
         let _over = Over(self);
         while let Some(options) = self.wait(|| self.signals.stopping()) {
@@ -397,8 +401,8 @@ impl Defragmenter {
         }
     }
 
-    /// One round on the spot, for a store that has run short, where any gain counts; `false`: there
-    /// was none. The caller merges alone.
+    /// Does one round on the spot, for a store that has run short of space, where any gain counts.
+    /// Returns `false` if there was none. The caller merges alone.
     pub(crate) fn empty_zones(&self) -> Result<bool> {
         let job = Job::current();
         let victims = self.victims_at_any_cost(self.round_size(), 87)?;
@@ -423,15 +427,17 @@ impl Defragmenter {
     }
 }
 
-/// Returns whether a round that wrote so many bytes and emptied zones of so many was worth it: it
-/// has gained a quarter of what emptying the fullest zones that it may take would have gained.
+/// Returns whether a round that wrote `written` bytes and emptied `emptied` bytes of zones was
+/// worthwhile: it must gain at least a quarter of the gain from emptying zones at the fullest
+/// permitted level.
 fn was_worth_it(written: u64, emptied: u64, fullest_percent: u64) -> bool {
     let gained = u128::from(emptied.saturating_sub(written));
     let full = u128::from(fullest_percent.max(1));
     gained > 0 && gained * 4 * full >= u128::from(written) * (100 - full)
 }
 
-/// Callers that wait for a defragmentation are told of its end also when its thread ends first.
+/// Closes the requests when the thread ends, so that callers that wait for a defragmentation are
+/// woken.
 struct Over<'a>(&'a Defragmenter);
 
 impl Drop for Over<'_> {

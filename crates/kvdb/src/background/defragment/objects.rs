@@ -1,6 +1,6 @@
-//! Zones in object storage: objects of which less than half is in use, and whose space comes back
-//! there when nothing refers to them. They are emptied only when that is asked for, since what is
-//! left in them has to be fetched.
+//! Defragmentation of zones in object storage: objects of which less than half is in use, whose
+//! space is freed there when nothing refers to them. They are emptied only on request, since the
+//! data left in them has to be fetched.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::victims::Victims;
 use super::{Defragmenter, PART, ROUND};
 use crate::error::Result;
 
-/// Bytes of an object: those that it has, and an estimate of those that are in use.
+/// The bytes of an object, and an estimate of those in use.
 #[derive(Default)]
 struct Weight {
     has: u64,
@@ -20,9 +20,9 @@ struct Weight {
 }
 
 impl Defragmenter {
-    /// Empties the zones of objects that are mostly holes, round by round. Each round ends with
-    /// fewer of them, since what is moved lies in zones of this file. No zone becomes free here for
-    /// it, so it ends where there is not room for two rounds.
+    /// Empties the zones of objects that are mostly holes, round by round. Each round leaves fewer
+    /// of them, since the data is moved to zones of this file. No local zone becomes free by this,
+    /// so it ends when there is not enough room for two rounds.
     pub(super) fn empty_objects(&self, rate: Option<u64>) -> Result<()> {
         let all = self.zones_of_holes()?.len() as u64;
         self.update(|p| p.zones_reclaimable += all);
@@ -55,15 +55,16 @@ impl Defragmenter {
         Ok(())
     }
 
-    /// Returns the zones that lie, in part at least, in objects of which less than half is in use,
-    /// with the bytes that are in use; those that are here come first, then those with the least.
+    /// Returns the zones that lie at least partly in objects of which less than half is in use,
+    /// each with its bytes in use. Zones with a complete local copy come first, then those with the
+    /// fewest bytes.
     fn zones_of_holes(&self) -> Result<Vec<(ZoneId, u64)>> {
         let Some(table) = self.zones.remote_table() else { return Ok(Vec::new()) };
         let version = self.versions.load_full();
         let live = self.weigh(&version)?;
         let kept = self.snapshots.zones();
         let live_in = |zone: ZoneId| match kept.contains(&zone) {
-            // A snapshot keeps it, whatever is moved.
+            // A snapshot keeps the zone, whatever is moved.
             true => ZONE_SIZE,
             false => live.get(&zone).map_or(0, |weight| weight.bytes),
         };
@@ -73,7 +74,7 @@ impl Defragmenter {
             let len = u64::from(piece.len);
             let weight = objects.entry(table.object(piece)).or_default();
             weight.has += len;
-            // The bytes in use are taken for spread evenly over the pieces of a zone.
+            // Assume that the bytes in use are spread evenly over the pieces of a zone.
             weight.live += live_in(piece.zone).min(has) * len / has.max(1);
         }
         let holes: BTreeSet<ZoneId> = table

@@ -1,4 +1,4 @@
-//! What is asked of a defragmentation, and how far it is: begin, stop, wait for its end.
+//! Controls defragmentation: start, stop, wait, progress.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use super::{DefragOptions, DefragProgress, Defragmenter};
 
 #[derive(Default)]
 pub(super) struct DefragState {
-    /// The holes when it began by itself the last time: zones, and bytes alive in them.
+    /// The holes when it was last started automatically: zones, and live bytes in them.
     pub(super) seen: (u64, u64),
-    /// Bytes of holes when a round had gained nothing the last time: they cannot be had.
+    /// Bytes of holes when a round last gained nothing: these cannot be gained.
     pub(super) in_vain: Option<u64>,
     pub(super) request: Option<DefragOptions>,
-    /// Another one was asked for than its thread has begun with.
+    /// A request has replaced the one that the thread is working on.
     superseded: bool,
     pub(super) progress: DefragProgress,
-    /// The caller has asked it to end.
+    /// The caller has asked it to stop.
     pub(super) stop: bool,
-    /// Its thread has ended: nothing that is asked for would be done.
+    /// The thread has ended, so no request would be served.
     over: bool,
 }
 
@@ -25,8 +25,8 @@ impl Defragmenter {
         self.state.lock().progress
     }
 
-    /// Asks for it; `false`: one is under way already. An automatic one ends after the part that it
-    /// is at, and another one begins with these options.
+    /// Requests a defragmentation. Returns `false` if one is in progress already. A request by hand
+    /// replaces an automatic one, which ends after its current part.
     pub(super) fn request(&self, options: DefragOptions, automatic: bool) -> bool {
         let mut state = self.state.lock();
         if state.over {
@@ -59,7 +59,7 @@ impl Defragmenter {
         self.state.lock().stop
     }
 
-    /// Waits until there is something to do. `None`: the store is being closed.
+    /// Waits for a request. Returns `None` if the store is being closed.
     pub(super) fn wait(&self, closing: impl Fn() -> bool) -> Option<DefragOptions> {
         let mut state = self.state.lock();
         loop {
@@ -74,12 +74,12 @@ impl Defragmenter {
         }
     }
 
-    /// Another one was asked for than the one that is under way.
+    /// Returns whether another request has replaced the current one.
     pub(super) fn is_superseded(&self) -> bool {
         self.state.lock().superseded
     }
 
-    /// Sleeps, unless it is to stop.
+    /// Sleeps for `time`, or until it is told to stop.
     pub(super) fn pause(&self, time: Duration, closing: impl Fn() -> bool) {
         let mut state = self.state.lock();
         if !state.stop && !closing() {
@@ -87,7 +87,7 @@ impl Defragmenter {
         }
     }
 
-    /// It is done; another one that was asked for during it is not.
+    /// Ends the current request, but not one that has replaced it.
     pub(super) fn end(&self) {
         let mut state = self.state.lock();
         if !state.superseded || state.stop {
@@ -99,14 +99,14 @@ impl Defragmenter {
         self.changed.notify_all();
     }
 
-    /// Nothing is done any more, of what is asked for neither.
+    /// Ends all requests, including those not yet begun.
     pub(super) fn close(&self) {
         self.state.lock().over = true;
         self.stop();
         self.end();
     }
 
-    /// Returns when none is under way.
+    /// Waits until no defragmentation is in progress.
     pub(crate) fn wait_for_end(&self) {
         let mut state = self.state.lock();
         while state.progress.running {
@@ -132,13 +132,14 @@ mod tests {
     const BY_ITSELF: DefragOptions =
         DefragOptions { bytes_per_second: None, fullest_percent: 75, objects: false };
 
-    /// A caller is told that its own has begun: all of it is done, not the rest of another one.
+    /// A caller whose request was accepted gets a whole defragmentation with its options, not the
+    /// rest of an automatic one.
     #[test]
     fn what_is_asked_for_during_an_automatic_one_is_done_as_it_was_asked_for() {
         let db = Kvdb::in_memory();
         let defragmenter = db.defragmenter();
         assert!(defragmenter.request(BY_ITSELF, true));
-        // Its thread takes it.
+        // The thread takes the request.
         assert_eq!(defragmenter.wait(|| false), Some(BY_ITSELF));
         let asked = DefragOptions { bytes_per_second: Some(1), ..DefragOptions::default() };
         assert!(defragmenter.request(asked, false));
@@ -150,7 +151,7 @@ mod tests {
         assert!(!defragmenter.progress().running);
     }
 
-    /// The store is closed when one has been asked for and not begun.
+    /// The store is closed when a defragmentation has been requested but not begun.
     #[test]
     fn nothing_waits_for_one_that_the_thread_does_not_begin() {
         let open = OpenOptions { memory: 32 << 20, ..OpenOptions::default() };
@@ -162,7 +163,7 @@ mod tests {
         assert!(defragmenter.request(BY_ITSELF, false));
         let (done, ended) = mpsc::channel();
         let waits = db.clone();
-        // Not joined: it may wait for ever.
+        // Do not join this thread: it may wait forever.
         std::thread::spawn(move || {
             waits.wait_for_defragment();
             done.send(()).unwrap();

@@ -1,4 +1,5 @@
-//! Which zones to empty: what the runs of a version hold, by zone, and the cheapest of them.
+//! Selection of the zones to empty: the bytes that the runs of a version have in each zone, and the
+//! cheapest zones among them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +19,7 @@ const LONG: u64 = 64 << 10;
 pub(super) struct Victims {
     pub zones: BTreeSet<ZoneId>,
     pub live: u64,
-    /// Bytes of it that fit into zones which are open: they take no other zone.
+    /// The part of `live` that fits into open zones and needs no new zone.
     room: u64,
 }
 
@@ -26,7 +27,7 @@ pub(super) struct Victims {
 type Candidate = (u64, u64, ZoneId);
 
 impl Victims {
-    /// The first of `candidates`, `most` bytes of them, but at least one.
+    /// Takes the first of `candidates`, up to `most` bytes of them, but at least one.
     fn cheapest(candidates: &[Candidate], most: u64) -> Victims {
         let mut victims = Victims::default();
         for (_, live, zone) in candidates {
@@ -39,14 +40,14 @@ impl Victims {
         victims
     }
 
-    /// Zones that are free when their live bytes lie elsewhere.
+    /// Returns the number of zones gained once the live bytes have been moved.
     pub(super) fn gain(&self) -> u64 {
         let taken = self.live.saturating_sub(self.room).div_ceil(ZONE_SIZE);
         (self.zones.len() as u64).saturating_sub(taken)
     }
 }
 
-/// What runs keep of the store.
+/// The zones that runs use, and the live bytes in them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Holes {
     pub zones: u64,
@@ -54,8 +55,8 @@ pub(crate) struct Holes {
 }
 
 impl Holes {
-    /// What the runs of a version hold, by zone, from the sums that they carry: no I/O. Zones that
-    /// lie in object storage do not count, since they are never free.
+    /// Sums up the usage of zones by the runs of a version, from totals that the runs carry,
+    /// without I/O. Zones in object storage do not count, since they never become free.
     pub(in crate::background) fn of(version: &Version, store: &Zones) -> Holes {
         let mut zones: BTreeMap<ZoneId, u64> = BTreeMap::new();
         for tree in version.trees.values() {
@@ -71,7 +72,7 @@ impl Holes {
         }
     }
 
-    /// Bytes of these zones in which nothing is alive.
+    /// Returns the bytes of these zones that are not live.
     pub(super) fn bytes(&self) -> u64 {
         (self.zones * ZONE_SIZE).saturating_sub(self.live)
     }
@@ -80,19 +81,19 @@ impl Holes {
         self.bytes() * 100 / (self.zones * ZONE_SIZE).max(1)
     }
 
-    /// Zones that could be free if the rest were full.
+    /// Returns the number of zones that would be free if the rest were full.
     pub(crate) fn reclaimable(&self) -> u64 {
         self.zones.saturating_sub(self.live.div_ceil(ZONE_SIZE))
     }
 }
 
 impl Defragmenter {
-    /// What the runs of the store hold.
+    /// Returns the usage of zones by the runs of the store.
     pub(crate) fn holes(&self) -> Holes {
         Holes::of(&self.versions.load(), &self.zones)
     }
 
-    /// How many of `zones` no run uses any more.
+    /// Returns how many of `zones` no run uses any more.
     pub(super) fn emptied(&self, zones: &BTreeSet<ZoneId>) -> u64 {
         let version = self.versions.load();
         let used: BTreeSet<ZoneId> = version
@@ -106,7 +107,8 @@ impl Defragmenter {
         (zones.len() - used.len()) as u64
     }
 
-    /// The cheapest zones to empty, `most` bytes of them; none when nothing is to be gained.
+    /// Returns the cheapest zones to empty, up to `most` bytes of them, or none if nothing can be
+    /// gained.
     pub(super) fn victims(&self, most: u64, fullest_percent: u64) -> Result<Victims> {
         let version = self.versions.load_full();
         let candidates = self.candidates(&version, fullest_percent)?;
@@ -114,8 +116,8 @@ impl Defragmenter {
         if victims.gain() > 0 {
             return Ok(victims);
         }
-        // Only zones that take no other one are left. Half of the room stays, so that little is
-        // moved compared with the gain.
+        // Only zones whose data fits into open zones are left. Leave half of that room, so that
+        // little is moved compared with the gain.
         let room = self.room_by_purpose().map(|room| room / 2);
         let fitting =
             self.young(&version, &candidates).scan(room, |room, (purpose, zone, live)| {
@@ -128,7 +130,8 @@ impl Defragmenter {
         Ok(Victims { zones, live, room: live })
     }
 
-    /// The same for a store that has run short, where a zone is worth all that is moved for it.
+    /// Returns victims for a store that has run short of space, in which a zone is worth any amount
+    /// of moved data.
     pub(super) fn victims_at_any_cost(&self, most: u64, fullest_percent: u64) -> Result<Victims> {
         let version = self.versions.load_full();
         let candidates = self.candidates(&version, fullest_percent)?;
@@ -146,7 +149,7 @@ impl Defragmenter {
         Purpose::ALL.map(|purpose| self.zones.room(purpose, Lifetime::Young))
     }
 
-    /// Of `candidates` those that are moved to where young data lies.
+    /// Returns the `candidates` whose data would be moved to zones of young data.
     fn young<'a>(
         &self,
         version: &Version,
@@ -168,15 +171,15 @@ impl Defragmenter {
         Ok(weights)
     }
 
-    /// The zones that may be emptied, the cheapest first.
+    /// Returns the zones that may be emptied, the cheapest first.
     fn candidates(&self, version: &Version, fullest_percent: u64) -> Result<Vec<Candidate>> {
         let weights = self.weigh(version)?;
-        // What a snapshot keeps is not gained by moving what others have there.
+        // A zone that a snapshot uses is not gained by moving the other data there.
         let kept = self.snapshots.zones();
         let open: BTreeSet<ZoneId> =
             self.zones.positions().iter().map(|(_, addr)| ZoneId::of(*addr)).collect();
-        // What is held elsewhere as well, by a reader of an older version or a flush under way,
-        // would not become free.
+        // A zone that is also held by another user, such as a reader of an older version or a flush
+        // in progress, would not become free.
         let held: BTreeMap<ZoneId, u64> =
             self.zones.usage().into_iter().map(|(zone, live, _)| (zone, live)).collect();
         let alone = |zone: &ZoneId, bytes: u64| held.get(zone).is_some_and(|live| *live <= bytes);
@@ -201,8 +204,9 @@ impl Defragmenter {
         Ok(candidates)
     }
 
-    /// Zones of which something does not go to where young data lies, as all does in a small store,
-    /// or is so long that it may not fit there. In a large store a zone more or less is nothing.
+    /// Returns the zones with data that would not be moved to zones of young data, or that is so
+    /// long that it may not fit there. In a small store all data goes to young zones; in a large
+    /// store one zone more or less is insignificant.
     fn moved_elsewhere(&self, version: &Version) -> BTreeSet<ZoneId> {
         let runs = version.trees.values().flat_map(|t| t.by_level());
         let elsewhere = runs.filter(|(level, numbered)| {

@@ -1,4 +1,4 @@
-//! Answers of an index for a view, after corrections.
+//! Queries to a rank index on behalf of a view, with corrections applied.
 
 use bytes::Bytes;
 
@@ -9,7 +9,8 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::view::View;
 
-/// An index that answers for a view, after corrections.
+/// A rank index together with the view that it answers for and the corrections that this view
+/// needs.
 pub(super) struct Asked<'a> {
     pub blocks: &'a mut Blocks,
     pub view: &'a View,
@@ -71,8 +72,8 @@ impl Asked<'_> {
     }
 }
 
-/// Shows the keys of `[start, end)` in a view until `visit` says `false`; an empty end is that of
-/// the dictionary.
+/// Calls `visit` for the keys of `[start, end)` in a view until it returns `false`. An empty end is
+/// the end of the dictionary.
 pub(super) fn walk(
     view: &View,
     dict: DictionaryId,

@@ -1,4 +1,4 @@
-//! The numbers of keys of a range, block by block.
+//! A rank index: the number of keys of a range, block by block.
 
 use std::collections::BTreeMap;
 
@@ -12,34 +12,35 @@ use super::span::Span;
 use crate::error::Result;
 use crate::read::view::View;
 
-/// Keys of a block, at least.
+/// Minimum number of keys of a block.
 const KEYS: u32 = 64;
-/// Blocks of a range, about, at most: more keys lie in larger blocks.
+/// Approximate maximum number of blocks of a range. Ranges with more keys have larger blocks.
 const BLOCKS: u64 = 16 << 10;
-/// A block that has grown so many times as large is divided.
+/// A block that has grown by this factor is divided.
 const GROWTH: u32 = 4;
-/// Changes that are remembered, for views that are a little older.
+/// Number of changes that are remembered, for views that are slightly older than the index.
 const REMEMBERED: usize = 4096;
-/// The number of keys of a block is not known.
+/// The count of a block whose number of keys is unknown.
 const UNCERTAIN: u32 = u32::MAX;
 
-/// An index: where blocks begin, and how many keys each has, as of one commit.
+/// An index: the first key of each block and its number of keys, as of one commit.
 pub(super) struct Blocks {
     /// Commits up to this one are counted.
     pub at: Seq,
-    /// The first is that of the range; the others are keys that were there.
+    /// The first one is the start of the range; the others are keys that existed when the blocks
+    /// were made.
     firsts: Vec<Bytes>,
     counts: Vec<u32>,
     uncertain: usize,
-    /// Keys of a block.
+    /// The number of keys for which blocks are made.
     size: u32,
-    /// The newest changes that were taken in, all after `remembers_from`.
+    /// The newest changes that are included in the counts, all after `remembers_from`.
     remembered: Changes,
     remembers_from: Seq,
 }
 
 impl Blocks {
-    /// Counts the keys of a range. All changes after `noted_from` are going to be told of.
+    /// Counts the keys of a range. The caller will report all changes after `noted_from`.
     pub fn of(view: &View, span: &Span, noted_from: Seq) -> Result<Blocks> {
         let mut blocks = Blocks {
             at: view.at,
@@ -67,13 +68,14 @@ impl Blocks {
         self.firsts.get(at + 1)
     }
 
-    /// How many keys the blocks before one have, all of which are counted.
+    /// Returns the number of keys in the blocks before `at`, all of which must be counted.
     pub fn sum(&self, at: usize) -> u64 {
         self.counts[..at].iter().map(|count| u64::from(*count)).sum()
     }
 
-    /// Passes over blocks from `at` on, with `before` keys before it, as long as they are counted
-    /// and the `n`th key lies after them; returns the same of the place that is reached.
+    /// Skips blocks from `at` on, with `before` keys before them, as long as they are counted and
+    /// the `n`th key lies after them. Returns the block that is reached and the number of keys
+    /// before it.
     pub fn passed(&self, mut at: usize, mut before: u64, n: u64) -> (usize, u64) {
         for count in &self.counts[at..] {
             if *count == UNCERTAIN || before + u64::from(*count) > n {
@@ -84,13 +86,13 @@ impl Blocks {
         (at, before)
     }
 
-    /// The block in which a key lies.
+    /// Returns the block that contains a key.
     fn block_of(&self, key: &[u8]) -> usize {
         self.firsts.partition_point(|first| first <= key).saturating_sub(1)
     }
 
-    /// Walks through `[start, end)`: where its blocks begin, and how many keys they have. There is
-    /// one at least.
+    /// Scans `[start, end)` and returns the first keys and key counts of its blocks, of which there
+    /// is at least one.
     fn divided(
         &self,
         view: &View,
@@ -112,7 +114,7 @@ impl Blocks {
         Ok((firsts, counts))
     }
 
-    /// Makes fewer blocks of too many.
+    /// Merges neighbouring blocks if there are too many.
     fn coarsen(&mut self) {
         while self.firsts.len() as u64 > 2 * BLOCKS && self.uncertain == 0 {
             self.size = self.size.saturating_mul(2);
@@ -137,7 +139,7 @@ impl Blocks {
         }
     }
 
-    /// Takes in a change of a commit after [`Blocks::at`].
+    /// Applies a change of a commit after [`Blocks::at`].
     pub fn take_in(&mut self, seq: Seq, change: Change) {
         match &change {
             Change::Put { key, new: true } => {
@@ -152,7 +154,8 @@ impl Blocks {
                 let at = self.block_of(key);
                 match self.counts[at] {
                     UNCERTAIN => {}
-                    // It cannot be: so it is counted.
+                    // A key was deleted from a block with no keys, so the count was wrong: count
+                    // the block again.
                     0 => self.doubt(at),
                     _ => self.counts[at] -= 1,
                 }
@@ -169,7 +172,7 @@ impl Blocks {
         self.remember(seq, change);
     }
 
-    /// Remembers a change, which is counted.
+    /// Remembers a change that is already counted.
     pub fn remember(&mut self, seq: Seq, change: Change) {
         self.remembered.push(seq, change);
         if self.remembered.len() > REMEMBERED {
@@ -183,7 +186,7 @@ impl Blocks {
         }
     }
 
-    /// Forgets the oldest of what is remembered, until it takes no more than so many bytes.
+    /// Forgets the oldest remembered changes until they take at most `most` bytes.
     pub fn forget_beyond(&mut self, most: usize) {
         while self.remembered.bytes() > most {
             self.forget_oldest();
@@ -191,8 +194,7 @@ impl Blocks {
         self.remembered.trim();
     }
 
-    /// Counts the uncertain blocks from `at` on that lie together, in the state that the index is
-    /// of.
+    /// Counts the adjacent uncertain blocks from `at` on, in the state of the index.
     fn count(&mut self, at: usize, view: &View, span: &Span) -> Result<()> {
         let together = self.counts[at..].iter().take_while(|count| **count == UNCERTAIN).count();
         let end = self.firsts.get(at + together).unwrap_or(&span.end).clone();
@@ -206,7 +208,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Counts all that is uncertain.
+    /// Counts all uncertain blocks.
     pub fn count_all(&mut self, view: &View, span: &Span) -> Result<()> {
         while self.uncertain > 0
             && let Some(at) = self.counts.iter().position(|count| *count == UNCERTAIN)
@@ -217,8 +219,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// The block of a key, all blocks before which are counted. `view` is the state that the index
-    /// is of, as in all that follows.
+    /// Returns the block of a key, after counting all blocks before it. `view` is the state of the
+    /// index, here and in the functions below.
     pub fn counted_up_to(&mut self, key: &[u8], view: &View, span: &Span) -> Result<usize> {
         self.coarsen();
         loop {
@@ -233,7 +235,7 @@ impl Blocks {
         }
     }
 
-    /// How many keys a block has; `None`: there is no such block.
+    /// Returns the number of keys of a block. Returns `None` if there is no such block.
     pub fn counted(&mut self, at: usize, view: &View, span: &Span) -> Result<Option<u32>> {
         while self.counts.get(at) == Some(&UNCERTAIN) {
             self.count(at, view, span)?;
@@ -241,8 +243,8 @@ impl Blocks {
         Ok(self.counts.get(at).copied())
     }
 
-    /// The keys that an older state has and the index does not count, and the others; `None`: that
-    /// is not known.
+    /// Returns the keys by which an older state differs from the index. Returns `None` if the
+    /// difference is unknown.
     pub fn since(&self, older: &View, span: &Span) -> Result<Option<Corrections>> {
         if older.at < self.remembers_from {
             return Ok(None);

@@ -1,28 +1,28 @@
-//! Changes of the keys of a counted range, in the order of their commits.
+//! A queue of changes to the keys of a counted range, in commit order.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 use vt_tree::Seq;
 
-/// Memory of a change without its keys, bytes, about.
+/// Approximate memory of a change without its keys, bytes.
 const CHANGE_MEMORY: usize = 120;
 
-/// A change of a key in a range that is counted.
+/// A change of a key in a counted range.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
-    /// The key has a value from here on; `new`: it is known that it had none.
+    /// The key has a value from here on. `new` is set if it is known to have had none before.
     Put { key: Bytes, new: bool },
-    /// The key has none from here on; `there`: it is known that it had one.
+    /// The key has no value from here on. `there` is set if it is known to have had one before.
     Delete { key: Bytes, there: bool },
-    /// It is not known whether the key has a value from here on.
+    /// The key may or may not have a value from here on.
     Uncertain { key: Bytes },
-    /// All of `[start, end)` was deleted.
+    /// All keys of `[start, end)` were deleted.
     DeleteRange { start: Bytes, end: Bytes },
 }
 
 impl Change {
-    /// The memory that it takes, bytes, about.
+    /// Returns the approximate memory that the change takes, bytes.
     pub fn memory(&self) -> usize {
         let keys = match self {
             Change::Put { key, .. } | Change::Delete { key, .. } | Change::Uncertain { key } => {
@@ -34,7 +34,7 @@ impl Change {
     }
 }
 
-/// A queue of changes that knows the memory that it takes.
+/// A queue of changes that tracks its memory.
 #[derive(Default)]
 pub(super) struct Changes {
     queue: VecDeque<(Seq, Change)>,
@@ -47,28 +47,28 @@ impl Changes {
         self.queue.push_back((seq, change));
     }
 
-    /// Removes the oldest one.
+    /// Removes the oldest change.
     pub fn pop(&mut self) -> Option<(Seq, Change)> {
         let (seq, change) = self.queue.pop_front()?;
         self.bytes -= change.memory();
         Some((seq, change))
     }
 
-    /// Removes the oldest one if its commit is not after `up_to`.
+    /// Removes the oldest change if its commit is not after `up_to`.
     pub fn pop_up_to(&mut self, up_to: Seq) -> Option<(Seq, Change)> {
         self.queue.front().filter(|(seq, _)| *seq <= up_to)?;
         self.pop()
     }
 
-    /// Gives memory back after many were removed. A queue that grows and shrinks by a few keeps
-    /// what it has, so that a question does not move all changes.
+    /// Releases memory after many changes were removed. A queue that grows and shrinks by a few
+    /// changes keeps its capacity, so that a query does not move all of them.
     pub fn trim(&mut self) {
         if self.queue.capacity() > 4 * self.queue.len().max(16) {
             self.queue.shrink_to(2 * self.queue.len());
         }
     }
 
-    /// The memory that the changes take, bytes, about.
+    /// Returns the approximate memory of all changes, bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -77,8 +77,8 @@ impl Changes {
         self.queue.len()
     }
 
-    /// The commit of the newest change that is older than the newest `count` ones, of which no more
-    /// are counted than `bytes` take.
+    /// Returns the commit of the newest change that is older than the newest `count` changes, or
+    /// than as many of these as fit into `bytes`.
     pub fn commit_before_newest(&self, count: usize, bytes: usize) -> Option<Seq> {
         let (mut stays, mut taken) = (0, 0);
         for (_, change) in self.queue.iter().rev().take(count) {
@@ -92,7 +92,7 @@ impl Changes {
         self.queue.get(at).map(|(seq, _)| *seq)
     }
 
-    /// The changes of commits after `seq`, the newest first.
+    /// Returns the changes of commits after `seq`, the newest first.
     pub fn newest_after(&self, seq: Seq) -> impl Iterator<Item = &Change> {
         self.queue.iter().rev().take_while(move |(of, _)| *of > seq).map(|(_, change)| change)
     }

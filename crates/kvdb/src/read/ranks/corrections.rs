@@ -1,4 +1,4 @@
-//! In what a view differs from the state that an index is of.
+//! The difference between a view and the state that a rank index counts.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,14 +10,14 @@ use super::span::Span;
 use crate::error::Result;
 use crate::read::view::View;
 
-/// Changes of a transaction that a question looks at one by one.
+/// Maximum number of a transaction's changes that a query looks up one by one.
 const LOOKED_AT: usize = 64 << 10;
 
-/// Keys that a view has and the index does not count, with 1, and those that the index counts and
-/// the view has not, with -1.
+/// Keys that the view has and the index does not count, with 1, and keys that the index counts and
+/// the view does not have, with -1.
 #[derive(Default)]
 pub(super) struct Corrections {
-    /// In the order of the keys.
+    /// Sorted by key.
     of: Vec<(Bytes, i64)>,
 }
 
@@ -42,7 +42,7 @@ impl Corrections {
         self.sum(0..self.place(key))
     }
 
-    /// Of `[start, end)`; an empty end means none.
+    /// Returns the sum for `[start, end)`; an empty end means no upper bound.
     pub fn between(&self, start: &[u8], end: &[u8]) -> i64 {
         if self.of.is_empty() {
             return 0;
@@ -51,7 +51,7 @@ impl Corrections {
         self.sum(self.place(start)..end)
     }
 
-    /// How many of them lie before a key.
+    /// Returns the number of corrections before a key.
     fn place(&self, key: &[u8]) -> usize {
         self.of.partition_point(|(of, _)| of < key)
     }
@@ -60,8 +60,9 @@ impl Corrections {
         self.of[places].iter().map(|(_, more)| more).sum()
     }
 
-    /// The changes of a transaction in a range of the state `below`; `None`: they are no short
-    /// list.
+    /// Returns the corrections for a transaction's own changes in a range, relative to the state
+    /// `below`. Returns `None` if they cannot be listed: a range was deleted, or there are too
+    /// many.
     pub fn of_own(view: &View, below: &View, span: &Span) -> Result<Option<Corrections>> {
         let mut keys = BTreeSet::new();
         for (input, at) in view.written_inputs(span.dict) {

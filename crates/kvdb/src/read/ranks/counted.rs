@@ -1,4 +1,4 @@
-//! The ranges that are counted, and the changes that wait for their next question.
+//! The counted ranges, and the changes that wait to be applied to their indexes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,31 +12,32 @@ use super::changes::{Change, Changes};
 use super::span::Span;
 use crate::dictionary::DictionaryId;
 
-/// Changes of a range that wait for the next question; beyond, the older ones are taken in by the
-/// writer.
+/// Maximum number of changes of a range that wait for the next query. Beyond this the writer
+/// applies the older ones to the index.
 const WAITING: usize = 4096;
-/// Of these so many stay, for views that are a little older than the newest.
+/// The number of changes that the writer leaves, for views that are slightly older than the newest.
 const STAYING: usize = 1024;
-/// After so many changes without a question a range is counted no longer.
+/// A range is no longer counted after this many changes without a query.
 pub(super) const UNASKED: u64 = 1 << 20;
-/// Indexes of older states that are kept.
+/// Number of indexes of older states that are kept.
 pub(super) const OF_OLDER_STATES: usize = 8;
-/// The bytes of changes that a range may have at least while it is counted, or asked.
+/// Bytes of changes that a range may always have while its index is locked by a query or being
+/// built.
 const UNDER_WAY: usize = 1 << 20;
 
-/// `None`: there was no question yet.
+/// The index of a range. `None` before the first query.
 pub(super) type Index = Arc<Mutex<Option<Blocks>>>;
 
-/// A range that is counted, as the newest commits leave it.
+/// A counted range as of the newest commits.
 pub(super) struct CountedRange {
     pub end: Bytes,
     pub index: Index,
-    /// All changes after `from`, in their order, that the index has not taken in.
+    /// All changes after `from` that the index does not include yet, in commit order.
     pub changes: Changes,
     pub from: Seq,
-    /// Changes since the last question.
+    /// Number of changes since the last query.
     pub unasked: u64,
-    /// When it was last asked for.
+    /// The time of the last query, by the clock of [`Counted`].
     pub asked: u64,
     pub blocks: usize,
 }
@@ -51,8 +52,8 @@ impl CountedRange {
         self.changes.len() > WAITING || self.changes.bytes() > share || self.unasked >= UNASKED
     }
 
-    /// Has the index take in what waits for longest, if no question is under way. Returns whether
-    /// the range can be kept.
+    /// Applies the oldest waiting changes to the index if there are too many, unless a query holds
+    /// its lock. Returns whether the range can be kept.
     pub fn relieve(&mut self, share: usize) -> bool {
         if !self.is_full(share) {
             return true;
@@ -62,7 +63,7 @@ impl CountedRange {
         let Some(blocks) = index.as_deref_mut().and_then(Option::as_mut) else {
             return self.changes.bytes() <= share.max(UNDER_WAY);
         };
-        // A half of the share is left.
+        // This leaves half of the share.
         let Some(up_to) = self.changes.commit_before_newest(STAYING, share / 2) else {
             return true;
         };
@@ -70,8 +71,8 @@ impl CountedRange {
         true
     }
 
-    /// Has an index take in the changes of commits up to this one, and remember those of them that
-    /// fit into its share.
+    /// Applies the changes of commits up to `up_to` to an index, which remembers those that fit
+    /// into its share.
     pub fn take_in(&mut self, blocks: &mut Blocks, up_to: Seq, share: usize) {
         while let Some((seq, change)) = self.changes.pop_up_to(up_to) {
             if seq > blocks.at {
@@ -87,7 +88,7 @@ impl CountedRange {
     }
 }
 
-/// The state that an index of an older one is of.
+/// Identifies the state that an index of an older state counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Commit(Seq),
@@ -102,18 +103,19 @@ pub(super) struct OfOlderState {
 
 #[derive(Default)]
 pub(super) struct Counted {
-    /// By dictionary and first key; none overlaps another one.
+    /// Keyed by dictionary and first key; ranges do not overlap.
     pub ranges: BTreeMap<(DictionaryId, Bytes), CountedRange>,
     pub older: VecDeque<OfOlderState>,
     pub clock: u64,
-    /// Ranges that the commit under way has left with many changes.
+    /// Ranges for which the current commit has left too many waiting changes.
     pub full: BTreeSet<(DictionaryId, Bytes)>,
     /// Bytes that all changes may take.
     pub most_changes: usize,
 }
 
 impl Counted {
-    /// The bytes of changes that each range may have, and remember.
+    /// Returns the bytes that each range may use for waiting changes, and again for remembered
+    /// ones.
     pub fn share(&self) -> usize {
         self.most_changes / 2 / self.ranges.len().max(1)
     }
@@ -136,7 +138,7 @@ impl Counted {
         }
     }
 
-    /// Ranges of which the deletion leaves nothing are counted no longer.
+    /// Records the deletion of a range. Ranges that it covers completely are no longer counted.
     pub fn delete_range(&mut self, dict: DictionaryId, start: &Bytes, end: &Bytes, seq: Seq) {
         let met = |(of, first): &(DictionaryId, Bytes), range: &CountedRange| {
             let span = Span { dict, start: first.clone(), end: range.end.clone() };

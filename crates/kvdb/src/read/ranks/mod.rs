@@ -1,19 +1,19 @@
-//! Ranks: how many keys of a range come before one, and which one is the nth, without a walk over
-//! all that comes before.
+//! Ranks: the number of keys of a range before a given key, and the nth key, without scanning all
+//! keys before it.
 //!
-//! The runs of a tree overlap, so what their nodes count does not add up: a key may be in several,
-//! overwritten or deleted. Therefore a range whose ranks are asked for is counted once, by a walk.
-//! From then on an index in memory has the number of keys between every 64th key or so and the next
-//! ([`Blocks`]), and each commit tells which keys of the range it has changed ([`Ranks::note`]),
-//! under the pipeline's lock, so in the order of commits. A question takes in what was changed
-//! since the last one, counts again what has become uncertain, adds up the numbers before the place
-//! and walks over less than one block. Nothing of this is stored, so writers read and write nothing
-//! for it, and every state is right: a view that has a transaction's own changes corrects the
-//! numbers by these, and one of an older commit, or of a snapshot, by what was changed since, or it
-//! gets an index of its own.
+//! The runs of a tree overlap, so the counts of their nodes do not add up: a key may be in several
+//! runs, overwritten or deleted. Therefore a range is counted once, by a scan, when its ranks are
+//! first asked for. From then on an index in memory holds the number of keys between about every
+//! 64th key and the next ([`Blocks`]), and each commit reports the keys of the range that it has
+//! changed ([`Ranks::note`]), under the pipeline's lock and hence in commit order. A query applies
+//! the changes since the last query, recounts the blocks that have become uncertain, adds up the
+//! counts before its position and scans less than one block. Nothing of this is stored, so writers
+//! do no I/O for it. The result is exact in every state: a view with a transaction's own changes
+//! corrects the counts by these, and a view of an older commit, or of a snapshot, corrects them by
+//! the changes made since, or gets an index of its own.
 //!
-//! The lock of an index is held over reads, and while the pipeline's is waited for. Who holds a
-//! ranked lock only tries it.
+//! The lock of an index is held during reads and while waiting for the pipeline's lock. A thread
+//! that holds a ranked lock only tries it.
 
 mod asked;
 mod blocks;
@@ -40,31 +40,31 @@ use crate::error::Result;
 use crate::journal::record::{Op, Ops};
 use crate::read::view::View;
 
-/// Memory of a block, bytes, about.
+/// Approximate memory of a block, bytes.
 const BLOCK_MEMORY: usize = 96;
 
-/// The ranges that are counted, and their changes since.
+/// The counted ranges, and their changes since they were counted.
 pub(crate) struct Ranks {
     on: AtomicBool,
-    /// While something is counted: the changes of commits up to this one are noted.
+    /// Changes of commits up to this one are recorded, while any range is counted.
     noted: AtomicU64,
     counted: Mutex<Counted>,
-    /// Blocks of all indexes together.
+    /// Maximum number of blocks of all indexes together.
     most: usize,
 }
 
-/// The parts of the store that a question needs.
+/// The parts of the store that a query needs.
 pub(crate) trait RanksEnv {
-    /// The newest state.
+    /// Returns the newest state.
     fn newest(&self) -> View;
-    /// Waits until the changes of every commit that is visible are noted.
+    /// Waits until the changes of all visible commits are recorded.
     fn await_noted(&self);
-    /// Calls this while nothing commits, with the number of the newest commit.
+    /// Calls `begin` while no commit is in progress, with the number of the newest commit.
     fn between_commits(&self, begin: &mut dyn FnMut(Seq));
 }
 
 impl Ranks {
-    /// `memory`: bytes that the indexes may take.
+    /// Makes the ranks. `memory` is the number of bytes that the indexes may take.
     pub(crate) fn new(memory: usize) -> Ranks {
         Ranks {
             on: AtomicBool::new(false),
@@ -74,14 +74,14 @@ impl Ranks {
         }
     }
 
-    /// Returns whether something is counted.
+    /// Returns whether any range is counted.
     pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Acquire)
     }
 
-    /// The changes of a commit whose last number is `to`; of those at the places `known` it is sure
-    /// that a put is of a key without a value and a deletion of one with one. Called under the
-    /// pipeline's lock.
+    /// Records the changes of a commit whose last number is `to`. For the changes at the positions
+    /// `known`, a put is known to be of a key without a value, and a deletion of a key with one.
+    /// Called under the pipeline's lock.
     pub(crate) fn note(&self, changes: &Ops, known: &[u32], to: Seq) {
         if !self.is_on() {
             return;
@@ -107,7 +107,7 @@ impl Ranks {
         self.noted(&mut counted, to);
     }
 
-    /// A put by itself, likewise.
+    /// Records a commit that is a single put, like [`Ranks::note`].
     pub(crate) fn note_put(&self, dict: DictionaryId, key: &[u8], to: Seq) {
         if !self.is_on() {
             return;
@@ -117,8 +117,9 @@ impl Ranks {
         self.noted(&mut counted, to);
     }
 
-    /// A commit of which there is no list, of these dictionaries or of any, likewise: what it may
-    /// have changed is counted anew when it is asked for.
+    /// Records a commit without a list of its changes, to the given dictionaries or, if these are
+    /// `None`, to any: the affected ranges are counted again at their next query. Called under the
+    /// pipeline's lock.
     pub(crate) fn note_unlisted(&self, dicts: Option<&[DictionaryId]>, to: Seq) {
         if !self.is_on() {
             return;
@@ -129,7 +130,8 @@ impl Ranks {
     }
 
     fn noted(&self, counted: &mut Counted, to: Seq) {
-        // All others are as they were: a commit costs the same however many are counted.
+        // Only the full ranges need work, so a commit costs the same however many ranges are
+        // counted.
         let share = counted.share();
         for key in std::mem::take(&mut counted.full) {
             let stays = counted
@@ -144,7 +146,7 @@ impl Ranks {
         self.on.store(!counted.ranges.is_empty(), Ordering::Release);
     }
 
-    /// How many keys of `span` come before `key` in a view.
+    /// Returns how many keys of `span` come before `key` in a view.
     pub(crate) fn before(
         &self,
         env: &impl RanksEnv,
@@ -156,11 +158,11 @@ impl Ranks {
             return Ok(0);
         }
         let key = if !span.end.is_empty() && key > &span.end[..] { &span.end[..] } else { key };
-        // The index may be of a wider range.
+        // The index may cover a wider range.
         self.ask(env, view, span, |asked| Ok(asked.before(key)? - asked.before(&span.start)?))
     }
 
-    /// How many keys `span` has in a view.
+    /// Returns how many keys `span` has in a view.
     pub(crate) fn len(&self, env: &impl RanksEnv, view: &View, span: &Span) -> Result<u64> {
         match span.end.is_empty() {
             true => self.ask(env, view, span, |asked| {
@@ -171,7 +173,7 @@ impl Ranks {
         }
     }
 
-    /// The key of `span` in a view that `n` others come before.
+    /// Returns the key of `span` in a view that has exactly `n` keys before it.
     pub(crate) fn nth(
         &self,
         env: &impl RanksEnv,
@@ -180,14 +182,14 @@ impl Ranks {
         n: u64,
     ) -> Result<Option<Bytes>> {
         self.ask(env, view, span, |asked| {
-            // The index may be of a wider range.
+            // The index may cover a wider range.
             let skipped = asked.before(&span.start)?;
             let found = asked.nth(skipped.saturating_add(n))?;
             Ok(found.filter(|key| span.has(key)))
         })
     }
 
-    /// Answers a question by an index that has `span`.
+    /// Answers a query by an index that covers `span`.
     fn ask<T>(
         &self,
         env: &impl RanksEnv,
@@ -218,8 +220,8 @@ impl Ranks {
         match Corrections::of_own(view, &below, span)? {
             Some(corrections) => question(&mut Asked { blocks, view, below, span, corrections }),
             None => {
-                // Of what the transaction has changed there is no short list: this state is counted
-                // for this one question.
+                // The transaction's changes are too many to be listed, so its state is counted for
+                // this one query.
                 let blocks = &mut Blocks::of(view, span, view.at)?;
                 let (below, corrections) = (view.clone(), Corrections::default());
                 question(&mut Asked { blocks, view, below, span, corrections })
@@ -227,7 +229,7 @@ impl Ranks {
         }
     }
 
-    /// The range that has `span` and is counted, begun if there is none.
+    /// Returns the counted range that contains `span`, and begins to count one if there is none.
     fn counted_range(&self, env: &impl RanksEnv, span: &Span) -> (Span, Index) {
         let found = |counted: &mut Counted| {
             counted.clock += 1;
@@ -271,8 +273,8 @@ impl Ranks {
         begun
     }
 
-    /// Brings the index of a counted range to a state that answers for a view, and returns in what
-    /// the view differs from it. `None`: that is not known.
+    /// Brings the index of a counted range to a state from which `view` can be answered, and
+    /// returns the corrections for `view`. Returns `None` if the difference is unknown.
     fn bring(
         &self,
         env: &impl RanksEnv,
@@ -308,8 +310,8 @@ impl Ranks {
         Arc::ptr_eq(&range.index, index).then_some(range.from)
     }
 
-    /// Has an index take in the changes of commits up to `at`, which are visible; `false`: they are
-    /// not known.
+    /// Applies the changes of commits up to `at`, which are visible, to an index. Returns `false`
+    /// if these changes are unknown.
     fn take_in(
         &self,
         env: &impl RanksEnv,
@@ -333,7 +335,7 @@ impl Ranks {
         true
     }
 
-    /// The index of a state that is not the newest one.
+    /// Returns the index of a state that is not the newest one.
     fn of_older(&self, view: &View, span: &Span) -> Index {
         let state = match view.snapshot {
             Some(snapshot) => State::Snapshot(snapshot),
@@ -356,11 +358,11 @@ impl Ranks {
         index
     }
 
-    /// Ends a question: where the indexes take too much, the one goes that was not asked for
-    /// longest.
+    /// Ends a query. If the indexes take too much memory, those whose last query is the longest ago
+    /// are dropped.
     fn settle(&self, counted: &Span, blocks: usize) {
         let mut all = self.counted.lock();
-        // As many as before are not too many now.
+        // The limit can be exceeded only if the number of blocks has changed.
         match all.ranges.get_mut(&(counted.dict, counted.start.clone())) {
             Some(range) if range.blocks != blocks => range.blocks = blocks,
             _ => return,
