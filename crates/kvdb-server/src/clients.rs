@@ -34,9 +34,9 @@ pub struct Shown {
 /// The way in which another connection ends a wait (`CLIENT UNBLOCK`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unblocked {
-    /// As if the timeout had expired.
+    /// The wait ends as if the timeout had expired.
     TimedOut,
-    /// With an error.
+    /// The wait ends with an error.
     Refused,
 }
 

@@ -36,7 +36,7 @@ pub struct ServerOptions {
     /// The password that TCP clients must send with `AUTH` or `HELLO`. The Unix socket requires
     /// none: its mode admits only the owner, who may read the store's file as well.
     pub password: Option<String>,
-    /// Also serve this TCP address; port 0 takes a free one (`Server::tcp_address`). Needs a
+    /// Serve this TCP address as well; port 0 takes a free one (`Server::tcp_address`). Needs a
     /// password.
     pub tcp: Option<SocketAddr>,
     /// Encrypt TCP connections; clients that do not are refused.
