@@ -20,7 +20,7 @@ const SHARES: u64 = 4;
 /// Closes every descriptor that the process may have inherited, except the first three. The first
 /// is the socket.
 pub fn close_inherited() -> io::Result<()> {
-    // SAFETY: at the start of the process nothing in it owns a descriptor from the third on.
+    // SAFETY: at the start of the process nothing in it owns a descriptor from number 3 on.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
     match closed {
         0 => Ok(()),

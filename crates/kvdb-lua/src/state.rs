@@ -225,7 +225,8 @@ fn functions(
         replies::to_lua(lua, &reply)
     })?;
     lua.set_named_registry_value(CALL, call)?;
-    // SAFETY: the functions are as Lua wants them, and keep nothing that a jump would pass over.
+    // SAFETY: the functions have the signature that Lua requires, and a jump out of them skips no
+    // destructor.
     unsafe {
         raw.set("call", lua.create_c_function(call_or_raise)?)?;
         raw.set("pcall", lua.create_c_function(call_or_return)?)?;
@@ -268,18 +269,18 @@ fn functions(
     Ok(raw)
 }
 
-/// The registry name of the function that calls a command: it returns whether the command failed,
-/// and the reply.
+/// The registry name of the function that calls a command. The function returns whether the command
+/// failed, and the reply.
 const CALL: &str = "kvdb_lua.call";
 const CALL_C: &CStr = c"kvdb_lua.call";
 
 /// Calls a command with the arguments that are on the stack.
 ///
 /// # Safety
-/// To be called by Lua.
+/// Only functions that Lua has called may call this one.
 unsafe fn call(state: *mut ffi::lua_State) {
-    // SAFETY: two values are pushed where Lua has room for twenty, the function below its
-    // arguments; an error passes over no value of Rust.
+    // SAFETY: two values are pushed, and Lua has room for twenty; the function is put below its
+    // arguments; an error unwinds past no value of Rust.
     unsafe {
         ffi::lua_getfield(state, ffi::LUA_REGISTRYINDEX, CALL_C.as_ptr());
         ffi::lua_insert(state, 1);
@@ -287,10 +288,10 @@ unsafe fn call(state: *mut ffi::lua_State) {
     }
 }
 
-/// `redis.call`. It is a C function, because a Lua function would replace the script in the stack
-/// if the script returns the result of the call, and the line number would be lost.
+/// `redis.call`. It is a C function: if a script returns the result of the call, a Lua function
+/// would replace the script in the stack (a tail call), and the line number would be lost.
 unsafe extern "C-unwind" fn call_or_raise(state: *mut ffi::lua_State) -> c_int {
-    // SAFETY: Lua calls this; the stack has whether the command failed, and the reply.
+    // SAFETY: Lua calls this; the stack holds whether the command failed, and the reply.
     unsafe {
         call(state);
         if ffi::lua_toboolean(state, -2) != 0 {

@@ -19,8 +19,8 @@ const WATCH: Duration = Duration::from_micros(50);
 /// arrive in time.
 const MOST_SKIPPED: u32 = 6;
 
-/// Polls for messages as long as that pays. If they do not arrive in time, because scripts take
-/// long or the other end gets no processor, the processor time is left to other work.
+/// A reader that polls for messages as long as that pays. If they do not arrive in time, because
+/// scripts take long or the other end gets no processor, the processor time is left to other work.
 #[derive(Debug)]
 pub struct Watchful {
     /// The machine has one processor, on which the other end cannot run while this one polls.

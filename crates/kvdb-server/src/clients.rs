@@ -115,7 +115,7 @@ impl Connection {
     pub fn is_blocked(&self) -> bool {
         self.wait.load(SeqCst) != FREE
     }
-    /// Marks the begin of a wait.
+    /// Marks the beginning of a wait.
     pub fn begin_wait(&self) {
         self.wait.store(WAITS, SeqCst);
     }

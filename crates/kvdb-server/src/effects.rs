@@ -107,7 +107,7 @@ impl Effects {
     }
     /// Removes all effects but the first `len`.
     pub fn cut(&mut self, mut len: usize) {
-        // At the same number the loss may have come before or after; it is kept as a loss.
+        // A loss at the same number may have come before or after the cut; it counts as lost.
         self.lost.retain(|_, at| *at <= len);
         for (_, effects) in &mut self.of_spots {
             effects.truncate(len);

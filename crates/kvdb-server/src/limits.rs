@@ -73,8 +73,8 @@ pub struct Limits {
     pub name: usize,
     /// Scripts that run concurrently, each in a process; the next one waits.
     pub scripts: usize,
-    /// A script that runs longer is killed, and all its changes are discarded. `CONFIG SET
-    /// lua-time-limit` changes the limit.
+    /// A script that runs longer is killed, and all its changes are discarded. The limit can be
+    /// changed by `CONFIG SET lua-time-limit`.
     pub script_time: Duration,
     /// Bytes of the script texts that `EVALSHA` can find.
     pub script_texts: usize,

@@ -1,5 +1,5 @@
-//! Keyspace notifications: the events of keys that clients have asked for (`CONFIG SET
-//! notify-keyspace-events`), in Redis' letters.
+//! Keyspace notifications: the events of keys that clients have asked for, in Redis' letters
+//! (`CONFIG SET notify-keyspace-events`).
 
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 

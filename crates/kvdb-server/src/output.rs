@@ -342,8 +342,8 @@ impl Output {
             self.sink.finish();
         }
     }
-    /// Called when the command under way is about to wait, or to run for long: other connections
-    /// continue.
+    /// Called when the command under way is about to wait, or to run for long, so that other
+    /// connections can continue.
     pub fn will_wait(&self) {
         self.sink.will_wait();
     }

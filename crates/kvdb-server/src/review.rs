@@ -50,7 +50,7 @@ impl Standing {
     }
 }
 
-/// Numbers of elements of a collection.
+/// Numbers of changed elements of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Elements {
     pub added: u64,

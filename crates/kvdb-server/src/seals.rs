@@ -1,6 +1,6 @@
 //! Seals: a process may run programs in transactions and promise a person that nothing they do is
-//! visible outside before that person agrees. Its connection then seals the transactions (`TXN
-//! SEAL`). From then on the connections of all descendants of the process are confined: they write
+//! visible outside before that person agrees. Its connection then seals the transactions by `TXN
+//! SEAL`. From then on the connections of all descendants of the process are confined: they write
 //! only in the transactions that the sealing connection has begun, and cannot end them.
 //!
 //! The ancestors of a client are determined when it connects, from the process at the other end of
@@ -113,7 +113,7 @@ impl Seals {
     }
 }
 
-/// Returns the parent of a process, or 0 if its parent is outside of this PID namespace.
+/// Returns the parent of a process, or 0 if it has none in this PID namespace.
 fn parent(process: i32) -> std::io::Result<i32> {
     let stat = std::fs::read(format!("/proc/{process}/stat"))?;
     let gone = || std::io::Error::from(std::io::ErrorKind::NotFound);

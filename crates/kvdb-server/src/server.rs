@@ -43,15 +43,15 @@ pub struct ServerOptions {
     pub tls: Option<Tls>,
     /// Connections start with `DURABLE yes`: each write is on disk before its reply.
     pub durable: bool,
-    /// Limits on what clients may use.
+    /// Limits on the resources that clients may use.
     pub limits: Limits,
     /// The command that starts a process for scripts (`kvdb_lua::run_worker`), program and
     /// arguments. Each process gets a socket as standard input. With `None`, scripts are not
     /// available.
     pub scripts: Option<Vec<OsString>>,
-    /// Begins and ends transactions; `None` stands for the store itself.
+    /// The host of transactions; `None` stands for the store itself.
     pub transactions: Option<Arc<dyn Transactions>>,
-    /// Makes snapshots and clones; `None` stands for the store itself.
+    /// The host of snapshots and clones; `None` stands for the store itself.
     pub snapshots: Option<Arc<dyn Snapshots>>,
     /// The store's statistics as a JSON object, for `INFO` and `KVFS.STAT`.
     pub info: Option<InfoSource>,

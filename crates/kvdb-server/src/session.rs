@@ -99,7 +99,7 @@ pub struct Shared {
     pub most_connections: AtomicUsize,
     /// Set when the server stops, so that long commands end.
     pub stopping: AtomicBool,
-    /// The sweeper removes expired keys in the background.
+    /// Set if the sweeper removes expired keys in the background.
     pub sweeps: AtomicBool,
 }
 

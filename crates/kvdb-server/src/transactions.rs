@@ -204,8 +204,8 @@ pub type SettleKey<'a> = dyn Fn(&str, &Clash<'_>) -> Settled + 'a;
 /// Returns `false` if there are conflicts all the same, which the caller names.
 pub type FinishRebase<'a> = dyn Fn(&Transaction) -> Result<bool> + 'a;
 
-/// Begins and ends transactions. The store itself does so if it holds only keys; if it is also a
-/// file system, the files must be prepared as well.
+/// The host of transactions, which begins and ends them. It is the store itself if that holds only
+/// keys; if the store is also a file system, the files must be prepared as well.
 pub trait Transactions: Send + Sync {
     /// Begins a transaction that stays open until it is ended (`detached` is set).
     fn begin(&self, options: TransactionOptions) -> Result<TransactionId>;
@@ -244,7 +244,7 @@ pub trait Transactions: Send + Sync {
         let what = "transactions are rebased with their files, and here are none";
         Err(kvdb::Error::Invalid(what.into()))
     }
-    /// Makes the changes so far of a durable transaction durable before it returns.
+    /// Makes the changes so far of a durable transaction durable.
     fn keep(&self, id: TransactionId) -> Result<()>;
     /// Marks the current state of a transaction.
     fn savepoint(&self, transaction: &Transaction) -> Result<Savepoint>;
@@ -324,8 +324,8 @@ fn no_files() -> kvdb::Error {
     kvdb::Error::Invalid("there are no files: the store is not mounted".into())
 }
 
-/// Makes and drops snapshots and clones: the store itself or its file system, as in
-/// [`Transactions`].
+/// The host of snapshots and clones, which makes and drops them: the store itself or its file
+/// system, as for [`Transactions`].
 pub trait Snapshots: Send + Sync {
     /// Makes a snapshot of the main branch (`""`) or of a clone.
     fn create(&self, branch: &str, name: &str, durability: Durability) -> Result<()>;

@@ -215,7 +215,7 @@ impl Walk<'_> {
         Ok(None)
     }
 
-    /// Returns the next key; `Some(None)` if it does not exist.
+    /// Returns the next key. `Some(None)` stands for a key that has expired, or is not selected.
     fn meet(&mut self) -> Result<Option<Option<Item>>, Failure> {
         let backward = self.range.backward;
         let advance = |cursor: &mut Option<Cursor>| match cursor {

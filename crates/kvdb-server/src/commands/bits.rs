@@ -14,7 +14,7 @@ use crate::session::seen::{Seen, Text};
 const OFFSET: Failure =
     Failure::Request(std::borrow::Cow::Borrowed("bit offset is not an integer or out of range"));
 
-/// Parses the index of a bit in a value of at most the maximum length.
+/// Parses the index of a bit, which must lie within the longest string that is allowed.
 fn offset(s: &Session, text: &[u8]) -> Result<usize, Failure> {
     let bits = s.shared.limits.value as i64 * 8;
     integer(text).filter(|at| (0..bits).contains(at)).map(|at| at as usize).ok_or(OFFSET)
@@ -121,7 +121,7 @@ pub fn bitcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         }
         _ => return Err(Failure::SYNTAX),
     };
-    // Only `BITCOUNT` does this: `BITPOS` clamps both to the first position of a short value.
+    // Only `BITCOUNT` checks this: `BITPOS` clamps both indexes to 0 in a shorter value.
     let bits = match start < 0 && end < start {
         true => 0..0,
         false => bit_range(text.len() as usize, start, end, in_bits),

@@ -33,7 +33,7 @@ fn options<const N: usize>(
     Ok(given)
 }
 
-/// Writes rows of changes, as many as fit.
+/// A writer of rows of changes, as many as fit.
 struct Rows<'a> {
     s: &'a Session,
     out: &'a mut Output,
@@ -41,7 +41,8 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Called after each row: counts it, and sends or limits the output.
+    /// Ends a row: counts it, sends the output if it is large, and fails if the output has exceeded
+    /// its budget.
     fn next(&mut self) -> Outcome {
         self.count += 1;
         if self.count.is_multiple_of(256) {

@@ -210,7 +210,7 @@ fn list(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Selects the connections to close.
+/// The filter of the connections to close.
 #[derive(Default)]
 struct Killed<'a> {
     id: Option<u64>,

@@ -354,7 +354,7 @@ pub fn draw(
         let mut all = Vec::new();
         visit(s, seen, of, (&start, &end), false, |tuple| {
             // If many elements of a large collection are wanted, it is read once, and each element
-            // is drawn with the probability that the elements still wanted leave for it.
+            // is drawn with the probability `missing / rest`.
             let rest = (count as usize).saturating_sub(all.len()).max(1);
             all.push(None);
             let missing = wanted - drawn.len().min(wanted);

@@ -106,7 +106,7 @@ pub fn compact(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// Returns the information of an existing dictionary of the user.
+/// Returns an existing dictionary of the user.
 fn existing(s: &Session, name: &[u8]) -> Result<DictionaryInfo, Failure> {
     let selected = Selected::choose(s.db(), name)?;
     let id = selected.existing_at(&s.place, s.db())?.map(|found| found.strings);
@@ -142,7 +142,7 @@ fn changed(
                 options.separate_at = ADAPTIVE_SEPARATION
             }
             o if is(o, "separate-at") => {
-                // The largest numbers encode the words.
+                // The words are stored as the largest numbers, which are therefore refused.
                 let bytes = i32::try_from(number()?).map_err(|_| wrong())?;
                 options.separate_at = bytes.unsigned_abs()
             }

@@ -53,7 +53,7 @@ pub fn refuse(s: &mut Session, why: &str, out: &mut Output) {
 /// Waits while commands of this kind are paused (`CLIENT PAUSE`). Commands that end a pause do not
 /// wait. Returns `false` if the client disconnected while it waited.
 fn pause(s: &Session, command: &Command, out: &Output) -> bool {
-    // Commands of which only some forms change state that others see.
+    // These commands change state that others see, but only in some of their forms.
     const MAY_WRITE: [&str; 5] = ["clone", "dict", "publish", "snapshot", "txn"];
     let writes = command.writes || MAY_WRITE.contains(&command.name);
     command.name == "client" || s.shared.pause.wait(writes, || out.will_wait(), || out.is_gone())

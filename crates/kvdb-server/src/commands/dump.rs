@@ -9,11 +9,11 @@
 //! ```
 //!
 //! Numbers are little-endian. A string is its bytes. A collection is the sequence of its elements:
-//! in a hash the name and the value, in a set the name, in a sorted set the score as 8 bytes that
-//! sort, and the name, in a list the value, in a stream the name and the value as they are stored,
+//! in a hash the name and the value, in a set the name, in a sorted set the score as 8 sortable
+//! bytes and the name, in a list the value, in a stream the name and the value as they are stored,
 //! the state first. A name or value is its length as u32, and its bytes. The names of all except
-//! lists ascend, so that one content has one payload. No version of Redis uses this format, and as
-//! in Redis, it does not contain the deadline.
+//! lists ascend, so that one content has one payload. No version of Redis uses this format. As in
+//! Redis, it does not contain the deadline.
 
 use bytes::Bytes;
 use kvdb::Batch;

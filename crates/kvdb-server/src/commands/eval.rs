@@ -3,9 +3,9 @@
 //! A script runs in a worker, a process of its own (see `kvdb_lua`), which requests each command.
 //! It is executed as `EXEC` executes its commands: in one transaction of the store, as if it ran
 //! alone, and retried if other commits conflict. So a script that fails, exceeds its time or kills
-//! its process has no effect. Inside `EXEC` and in a joined transaction a script is a part of that;
-//! if a script that has changed something fails in `EXEC`, `EXEC` fails, because a part of it
-//! cannot be undone.
+//! its process has no effect. Inside `EXEC` and in a joined transaction a script is a part of that
+//! transaction; if a script that has changed something fails in `EXEC`, `EXEC` fails, because a
+//! part of it cannot be undone.
 
 use std::time::{Duration, Instant};
 

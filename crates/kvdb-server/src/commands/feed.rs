@@ -1,5 +1,5 @@
 //! `CHANGES`: the keys that were changed since a commit, in the order of the commits. The store
-//! keeps this list for the newest commits, from the first use of this command on, until it is
+//! keeps a list of the newest commits, from the first use of this command until the store is
 //! closed. A connection that works in a clone reads the list of that clone.
 //!
 //! Only keys are listed. Their values are read from the current state, which is the state after the
@@ -263,7 +263,7 @@ impl Rows {
     }
 }
 
-/// Finds the types of keys, and the keys of collections.
+/// Lookup of the types of keys, and of the keys of collections.
 struct Names {
     view: View,
     now: u64,

@@ -149,7 +149,7 @@ pub fn pop_from(
     })
 }
 
-/// Takes many elements from an end. Returns `None` if there are fewer than `wanted`; then none is
+/// Takes many elements from an end. Returns `None`, and takes none, unless more than [`FEW`] can be
 /// taken.
 fn pop_many(
     s: &Session,

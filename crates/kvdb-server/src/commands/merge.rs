@@ -1,6 +1,6 @@
-//! `TXN MERGE`: merges the changes of a clone in a transaction of the branch that the clone was
-//! made from, or vice versa; or the changes of a fork in a transaction of its original store. `TXN
-//! REBASE`: repeats the changes of a transaction in one that begins now.
+//! Merging and rebasing. `TXN MERGE` merges the changes of a clone in a transaction of the branch
+//! that the clone was made from, or vice versa; or the changes of a fork in a transaction of its
+//! original store. `TXN REBASE` repeats the changes of a transaction in one that begins now.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -98,7 +98,7 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     out.integer(id.0 as i64);
     out.bulk(into.as_bytes());
     out.bulk(from.as_bytes());
-    // Commits on the side opposite to the clone's.
+    // The authors are searched on the side opposite to the clone's.
     let branch = if merge.rebase { &from } else { &into };
     let since = since.map(|since| (branch.as_str(), since, merge.options.label.as_str()));
     list(s, since, &conflicts, out);
@@ -247,7 +247,7 @@ fn owner_in(state: &View, types: DictionaryId, tuple: &Bytes) -> Option<Bytes> {
     state.get(types, &owner_key(id)).ok().flatten()
 }
 
-/// Settles and names the tuples of collections.
+/// The settlement of conflicting tuples of collections, and their names.
 struct Keys<'a, F> {
     choices: &'a [(Vec<u8>, Preferred)],
     /// The choice that stands for the version that is merged into the transaction.

@@ -238,8 +238,7 @@ fn events_of(
 /// Limit on the collections and long strings that one command may delete with a range of keys.
 const MOST_COLLECTIONS: usize = 1 << 16;
 
-/// Adds the deletion of the data in the types dictionary that belongs to the keys in `[start,
-/// end)`.
+/// Adds the deletion of the data in the types dictionary that belongs to the keys in this range.
 fn delete_types(
     s: &Session,
     space: Keyspace,

@@ -38,8 +38,8 @@ pub fn revert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         let key = Bytes::copy_from_slice(key);
         let filled = |kind| Effect::Filled { kind, key: key.clone(), new: true };
         let mut effects = [Kind::List, Kind::SortedSet, Kind::Stream].map(filled).to_vec();
-        // The key may change again when the transaction commits, and the transaction's earlier
-        // changes of the key have events as well. So the revert has one, too.
+        // The commit may restore the key over changes by others, and the transaction's earlier
+        // changes of the key have events as well. So the revert needs an event of its own.
         if s.notes(Classes::GENERIC) {
             let event = Event { class: Classes::GENERIC, name: "revert" };
             effects.push(Effect::Event { event, key });

@@ -10,7 +10,7 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::transactions::Whose;
 
-/// The allowed subcommands of commands that do not write, or of which only some forms write.
+/// The allowed subcommands of commands that do not write, or that write only in some forms.
 const FORMS: [(&str, &[&str]); 18] = [
     (
         "client",
@@ -114,7 +114,7 @@ pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
     let id = match (tree::changed_by(s, command.name, &args), command.name) {
         (Some(Ok(Whose::Transaction(id))), _) => Some(id),
         (Some(_), _) => None,
-        // It continues an import whose begin was checked.
+        // It continues an import that was checked when it began.
         (None, "import") => return Ok(()),
         (None, _) => s.joined.as_ref().map(|(transaction, _)| transaction.id()),
     };

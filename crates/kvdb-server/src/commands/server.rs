@@ -131,7 +131,8 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         );
     });
     section("memory", &|t| {
-        // Only replies and requests are counted; the store has a bound of its own.
+        // There is no `maxmemory`: only replies and requests are counted, and the store has a bound
+        // of its own.
         let _ = write!(
             t,
             "used_memory:{}\r\nnumber_of_cached_scripts:{}\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n",

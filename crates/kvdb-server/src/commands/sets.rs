@@ -146,8 +146,8 @@ pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Draws `wanted` of `left` elements, each with the same probability; the same seed draws the same
-/// elements.
+/// A random choice of `wanted` out of `left` elements, each with the same probability. The same
+/// seed makes the same choice.
 #[derive(Clone)]
 struct Chosen {
     seed: u64,
@@ -170,7 +170,8 @@ impl Chosen {
     }
 }
 
-/// Takes many random members. Returns `None` if there are fewer than `wanted`; then none is taken.
+/// Takes many random members. Returns `None`, and takes none, unless more than [`FEW`] can be
+/// taken.
 fn pop_many(s: &Session, key: &[u8], wanted: i64) -> Result<Option<(TakenFrom, Chosen)>, Failure> {
     let Some(space) = s.existing()? else { return Ok(None) };
     s.change(space, [key], |seen, batch| {

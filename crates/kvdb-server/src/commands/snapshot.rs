@@ -90,8 +90,8 @@ fn names_in(branch: &str, s: &Session) -> Vec<String> {
     all.into_iter().map(|(name, _)| name).collect()
 }
 
-/// `USE name`: moves the connection to a place, and out of the transaction that it has joined. `USE
-/// name command …` runs only this command there.
+/// Moves the connection to a place, out of the transaction that it has joined (`USE name`), or runs
+/// only one command there (`USE name command …`).
 fn go_to(s: &mut Session, place: Place, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() == 3 {
         s.leave();
@@ -233,7 +233,7 @@ fn size_of(what: &[u8], value: u64, out: &mut Output) {
     size(Some(value), out);
 }
 
-/// `SNAPSHOT RECEIVING`: lists interrupted streams, each with the position from which `SNAPSHOT
+/// `SNAPSHOT RECEIVING`: lists interrupted streams, each with the position from which a `SNAPSHOT
 /// SEND … FROM` of the other store continues.
 fn receiving(s: &Session, out: &mut Output) -> Outcome {
     let all = s.db().receiving()?;

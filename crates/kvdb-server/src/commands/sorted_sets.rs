@@ -396,8 +396,8 @@ pub fn pop_from(
     })
 }
 
-/// Takes many members, beginning at the lowest or the highest score. Returns `None` if there are
-/// fewer than `wanted`; then none is taken.
+/// Takes many members, beginning at the lowest or the highest score. Returns `None`, and takes
+/// none, unless more than [`FEW`] can be taken.
 fn pop_many(
     s: &Session,
     key: &[u8],

@@ -1,4 +1,4 @@
-//! Streams: entries in the order of their IDs, and groups of consumers, to one of which each entry
+//! Streams: entries in the order of their IDs, and groups of consumers. Within a group each entry
 //! is delivered once.
 
 use std::collections::HashSet;

@@ -275,7 +275,7 @@ pub fn getex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// Replies with all values in one state. A value that cannot be read is replaced by an error, a
+/// Replies with all values as of one state. A value that cannot be read is replaced by an error, a
 /// value of another type by nil.
 pub fn mget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let space = s.existing()?;

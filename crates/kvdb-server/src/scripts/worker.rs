@@ -34,8 +34,8 @@ impl From<io::Error> for Broken {
 /// Interval at which a wait checks whether the time is up.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Reads and writes with a deadline. The socket's own timeout is one tick, so that it need not be
-/// set for each message.
+/// A socket with a deadline for reads and writes. The socket's own timeout is one tick, so that it
+/// need not be set for each message.
 struct Timed {
     socket: Arc<UnixStream>,
     watchful: Watchful,

@@ -22,8 +22,8 @@ use crate::notifications::{Classes, Event};
 /// Limit on the bytes of a change that is committed without a transaction. A larger one may have to
 /// be written out before it commits.
 const DIRECT_BYTES: usize = 64 << 10;
-/// Number of attempts: one fails if a version of the store ends, or if a transaction has changed a
-/// key that was read.
+/// Number of attempts. An attempt fails if a version of the store ends in between, or if a
+/// transaction has changed a key that was read.
 const DIRECT_TRIES: usize = 4;
 
 impl Session {

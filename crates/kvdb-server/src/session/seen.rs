@@ -219,8 +219,8 @@ impl<'a> Seen<'a> {
 
     /// Returns the state to read from, after the read was announced. In a serializable transaction
     /// it has the newest commits to the locked keys. The transaction's own changes are those at the
-    /// begin of the command: other connections may add changes between two reads of this command,
-    /// and a head must not be combined with the elements of another state.
+    /// beginning of the command: other connections may add changes between two reads of this
+    /// command, and a head must not be combined with the elements of another state.
     fn view(&self) -> Result<Cow<'_, View>, Failure> {
         Ok(match self.source {
             Source::Session(s) => Cow::Owned(s.renewed(&self.view)?),
@@ -409,8 +409,8 @@ impl<'a> Seen<'a> {
         let (value, name) = (value.into(), Bytes::copy_from_slice(key));
         match (self.strings, self.types) {
             (Some(strings), Some(types)) if value.len() > self.limits().tuple => {
-                // The tombstone makes two transactions conflict of which one stores a short string
-                // under the key and the other a long one.
+                // The tombstone makes two transactions conflict if one stores a short string under
+                // the key and the other a long one.
                 batch.delete(strings, name);
                 return self.put_pages(types, key, &value, batch);
             }
@@ -479,8 +479,8 @@ impl<'a> Seen<'a> {
         match live.collection(kind)?.zip(self.types) {
             Some((id, types)) => Ok(Collection { id, types, live, fresh: false }),
             None => {
-                // The tombstone among the strings makes two transactions conflict of which one
-                // stores a string and the other a collection under the key.
+                // The tombstone among the strings makes two transactions conflict if one stores a
+                // string under the key and the other a collection.
                 self.remove(key, &live, batch);
                 self.event(Classes::NEW, "new", key);
                 self.replace_collection(key, kind, random, batch)

@@ -193,7 +193,8 @@ fn consumers(
 struct Whole {
     group: Group,
     consumers: Vec<(Vec<u8>, u64)>,
-    /// Numbers of pending entries, and those of them that are shown.
+    /// The number of pending entries, in total and for each consumer, and the entries that are
+    /// shown.
     count: i64,
     of_each: HashMap<Vec<u8>, i64>,
     shown: Vec<(Id, Pending)>,

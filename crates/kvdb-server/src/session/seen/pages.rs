@@ -196,7 +196,7 @@ impl Seen<'_> {
         Ok(true)
     }
 
-    /// Returns a head with the id of pages that do not exist yet.
+    /// Returns a head with a new id, under which no pages exist yet.
     fn begin_pages(&self, types: DictionaryId, deadline: Option<u64>) -> Result<Head, Failure> {
         loop {
             let head = Head::new(Kind::Pages, deadline, self.session.random());
