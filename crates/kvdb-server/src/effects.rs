@@ -25,7 +25,7 @@ pub enum Effect {
     /// Something may have happened to every key in `[start, end)`; an empty `end` means up to the
     /// last key.
     Range { event: Event, start: Bytes, end: Bytes },
-    /// A collection of this kind may have gained elements. `new` if it did not exist before.
+    /// A collection of this kind may have gained elements. `new` is set if it did not exist before.
     Filled { kind: Kind, key: Bytes, new: bool },
 }
 

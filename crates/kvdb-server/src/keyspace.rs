@@ -65,7 +65,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// In the order of their numbers on disk.
+    /// All kinds, in the order of their numbers on disk.
     const ALL: [Kind; 7] = [
         Kind::String,
         Kind::Hash,

@@ -108,7 +108,7 @@ struct UnderWay {
     position: usize,
     /// The reply acknowledges a write that must be durable before any part of the reply is sent.
     held: bool,
-    /// The sync before its first part failed: the error that replaces the reply.
+    /// The error that replaces the reply, because the sync before its first part failed.
     denied: Option<String>,
 }
 

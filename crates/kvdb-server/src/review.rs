@@ -384,7 +384,7 @@ impl<'a> Review<'a> {
             let element = Element { name, before, after };
             room = room.saturating_sub(element.bytes() + 64);
             found.push(element);
-            // Too much; `take` below returns the error.
+            // There is no room for more; `take` below returns the error.
             Ok((room == 0).then(|| end.clone()))
         })?;
         for element in &found {

@@ -247,10 +247,10 @@ impl Replies {
 
 /// The transaction in which the commands of an `EXEC` work.
 pub enum Executing {
-    /// In the transaction that the connection has joined: their changes are applied to it after all
-    /// commands have run.
+    /// The transaction that the connection has joined. The changes of the commands are applied to
+    /// it after all of them have run.
     Joined(Mutex<NestedBatch>),
-    /// In a transaction of its own.
+    /// A transaction of its own.
     Own(Transaction),
 }
 

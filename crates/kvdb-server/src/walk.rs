@@ -27,7 +27,7 @@ use crate::session::seen::Seen;
 pub struct KeyRange {
     pub start: Vec<u8>,
     pub end: Vec<u8>,
-    /// From the last to the first.
+    /// The keys are visited from the last to the first.
     pub backward: bool,
     pub limit: u64,
     pub pattern: Option<Vec<u8>>,

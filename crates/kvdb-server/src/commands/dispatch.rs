@@ -11,8 +11,8 @@ use crate::request::Arguments;
 use crate::session::{SNAPSHOT, Session};
 use crate::slow_log::{Entry, shortened};
 
-/// Commands that a RESP2 client may use besides subscriptions while it receives messages: their
-/// replies can be told from messages.
+/// In addition to subscriptions, a RESP2 client may use these commands while it receives messages:
+/// their replies can be told from messages.
 const AMONG_MESSAGES: [&str; 3] = ["ping", "quit", "reset"];
 
 /// Runs one request and writes its one reply, followed by the messages that have arrived.

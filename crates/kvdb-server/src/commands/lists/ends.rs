@@ -111,7 +111,7 @@ pub fn at_bound(
     Ok(seen.get(of.types, &place(of, at))?.map(|value| (at, value)))
 }
 
-/// Adds an update of the bound at an end to the batch: no element will lie beyond `number`.
+/// Sets the bound at an end in the batch: no element will lie beyond `number`.
 pub fn set_bound(of: &Collection, end: End, number: u64, batch: &mut Batch) {
     if is_bounded(of) {
         batch.put(of.types, bound_key(of.id, end == End::Right), number.to_be_bytes().to_vec());

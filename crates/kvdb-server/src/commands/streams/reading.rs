@@ -1,5 +1,5 @@
-//! `XREAD` and `XREADGROUP`: the entries after an ID in several streams, with a wait for them on
-//! request.
+//! `XREAD` and `XREADGROUP`, which read the entries after an ID in several streams, and wait for
+//! entries on request.
 
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ impl<'a> Request<'a> {
         Err(Failure::SYNTAX)
     }
 
-    /// Returns the start of each read in the current streams.
+    /// Returns for each stream, as it is now, the entry after which it is read.
     fn positions(&self, s: &Session) -> Result<Vec<After>, Failure> {
         let seen = s.see()?;
         let mut positions = Vec::new();
