@@ -1,11 +1,11 @@
-//! How functions of the libraries are made: what they take, and how they fail.
+//! Definition of library functions: their arguments and their errors.
 //!
-//! A function that fails returns `false` and a message, which `prelude.lua` raises with the place
-//! where the script called it; one that succeeds returns `true` and its value.
+//! A function that fails returns `false` and a message, which `prelude.lua` raises with the line of
+//! the script that called it; a function that succeeds returns `true` and its value.
 
 use mlua::{Function, IntoLua, Lua, MultiValue, Value};
 
-/// Why a function failed: a message for the script, or a failure of the interpreter itself.
+/// The error of a function: a message for the script, or an error of the interpreter itself.
 pub enum Fault {
     Message(String),
     Lua(mlua::Error),
@@ -43,7 +43,7 @@ fn type_of(value: Option<&Value>) -> &'static str {
     value.map_or("no value", Value::type_name)
 }
 
-/// Argument `at`, counted from 1, as a number; a text that is one counts.
+/// Returns argument `at`, counted from 1, as a number. A string that contains a number is accepted.
 pub fn number(given: &[Value], at: usize, function: &str) -> Result<f64, Fault> {
     let value = given.get(at - 1);
     match value {
@@ -57,7 +57,7 @@ pub fn number(given: &[Value], at: usize, function: &str) -> Result<f64, Fault> 
     }
 }
 
-/// Argument `at`, counted from 1, as bytes; a number counts.
+/// Returns argument `at`, counted from 1, as bytes. A number is accepted.
 pub fn text(given: &[Value], at: usize, function: &str) -> Result<Vec<u8>, Fault> {
     let value = given.get(at - 1);
     match value {
@@ -68,7 +68,7 @@ pub fn text(given: &[Value], at: usize, function: &str) -> Result<Vec<u8>, Fault
     }
 }
 
-/// Argument `at` is not what it should be.
+/// Returns the error for an invalid argument `at`.
 pub fn bad(at: usize, function: &str, why: &str) -> Fault {
     Fault::Message(format!("bad argument #{at} to '{function}' ({why})"))
 }

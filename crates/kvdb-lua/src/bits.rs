@@ -1,13 +1,13 @@
-//! The library `bit`: operations on whole numbers of 32 bits.
+//! The library `bit`: bitwise operations on 32-bit integers.
 
 use mlua::{Lua, Table, Value};
 
 use crate::arguments::{Fault, bad, function, number};
 
-/// A number modulo 2³².
+/// Returns an argument modulo 2³².
 fn bits(given: &[Value], at: usize, name: &str) -> Result<u32, Fault> {
     let value = number(given, at, name)?;
-    // Rounded as the library's own arithmetic does it.
+    // Rounded like the arithmetic of the original library.
     Ok(value.round_ties_even().rem_euclid(4_294_967_296.0) as u32)
 }
 

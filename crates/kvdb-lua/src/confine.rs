@@ -1,8 +1,8 @@
-//! What a worker is not allowed to do: nearly everything.
+//! Confinement of a worker, which removes nearly all of its rights.
 //!
-//! It may read and write its socket, take memory up to a bound, ask for the time, and end. It can
-//! open no file, make no socket and no process, and make no memory executable, even if a script has
-//! taken over the interpreter.
+//! A worker may read and write its socket, allocate memory up to a bound, read the time, and exit.
+//! It cannot open a file, create a socket or a process, or make memory executable, even if a script
+//! has taken over the interpreter.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,14 +13,14 @@ use seccompiler::{
     SeccompRule,
 };
 
-/// Address space beyond what the process has when it begins, in multiples of a script's memory: the
-/// interpreter's, and the messages that are read and written at the same time.
+/// Address space in addition to that of the process at its start, in multiples of a script's
+/// memory: for the interpreter, and for the messages that are read and written at the same time.
 const SHARES: u64 = 4;
 
-/// Closes every descriptor that the process may have inherited but the first three. The first is
-/// the socket.
+/// Closes every descriptor that the process may have inherited, except the first three. The first
+/// is the socket.
 pub fn close_inherited() -> io::Result<()> {
-    // SAFETY: at the start of the process nothing in it owns a descriptor from the third on.
+    // SAFETY: at the start of the process nothing in it owns a descriptor from number 3 on.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
     match closed {
         0 => Ok(()),
@@ -28,8 +28,8 @@ pub fn close_inherited() -> io::Result<()> {
     }
 }
 
-/// Gives up all other rights, for good; a script has so much memory. An error: it could not be
-/// done, and no script must be run.
+/// Gives up all other rights permanently. `memory` is the memory of a script, bytes. After an error
+/// the process must not run any script.
 pub fn confine(memory: usize) -> io::Result<()> {
     let pages = std::fs::read_to_string("/proc/self/statm")?;
     let pages: u64 = pages.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
@@ -44,14 +44,14 @@ pub fn confine(memory: usize) -> io::Result<()> {
         let limit = Rlimit { current: Some(most), maximum: Some(most) };
         rustix::process::setrlimit(resource, limit)?;
     }
-    // No other process of the same user may look into it, or into its socket.
+    // No other process of the same user may inspect this one, or its socket.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     let wrong = |what: String| io::Error::new(io::ErrorKind::Unsupported, what);
     let program = filter().map_err(|error| wrong(error.to_string()))?;
     seccompiler::apply_filter(&program).map_err(|error| wrong(error.to_string()))
 }
 
-/// The system calls that are left. Any other fails as if it were forbidden.
+/// Returns the filter of the allowed system calls. Any other call fails as forbidden.
 fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     let mut allowed: BTreeMap<i64, Vec<SeccompRule>> = [
         libc::SYS_read,
@@ -90,7 +90,7 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     .try_into()
 }
 
-/// Ends the process after so many seconds, unless it is called again; 0: never.
+/// Ends the process after that many seconds, unless this is called again; 0 means never.
 pub fn end_after(seconds: u32) {
     let none = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let timer = libc::itimerval {

@@ -1,4 +1,4 @@
-//! The library `cjson`: JSON of values and values of JSON.
+//! The library `cjson`: conversion of values to and from JSON.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use mlua::{Lua, Table, Value};
 use crate::arguments::{Fault, bad, function, number, text};
 use crate::numbers::general;
 
-/// What `cjson.encode_…` and `cjson.decode_…` have set.
+/// The settings that `cjson.encode_…` and `cjson.decode_…` change.
 #[derive(PartialEq)]
 pub struct Settings {
     sparse_converts: bool,
@@ -17,12 +17,12 @@ pub struct Settings {
     encode_depth: usize,
     decode_depth: usize,
     precision: usize,
-    /// Numbers that are none are written as JavaScript calls them.
+    /// NaN and infinity are written with their JavaScript names.
     invalid_numbers: bool,
 }
 
 const DEPTH: usize = 1000;
-/// Bytes of a text that is made.
+/// Limit on the encoded text, bytes.
 const LONGEST: usize = 64 << 20;
 
 impl Default for Settings {
@@ -39,7 +39,7 @@ impl Default for Settings {
     }
 }
 
-/// The library, whose functions keep what scripts set in `settings`.
+/// Makes the library, whose functions store the settings of scripts in `settings`.
 pub fn library(lua: &Lua, settings: &Rc<RefCell<Settings>>) -> mlua::Result<Table> {
     let library = lua.create_table()?;
     library.set("null", Value::NULL)?;
@@ -103,7 +103,7 @@ pub fn library(lua: &Lua, settings: &Rc<RefCell<Settings>>) -> mlua::Result<Tabl
         })?;
         library.set(name, made)
     };
-    // Deeper than this there would be no stack for it.
+    // Greater depths would overflow the stack.
     whole("encode_max_depth", DEPTH, |set| &mut set.encode_depth)?;
     whole("decode_max_depth", DEPTH, |set| &mut set.decode_depth)?;
     whole("encode_number_precision", 16, |set| &mut set.precision)?;
@@ -118,7 +118,7 @@ pub fn library(lua: &Lua, settings: &Rc<RefCell<Settings>>) -> mlua::Result<Tabl
             Ok(set.invalid_numbers)
         })?,
     )?;
-    // There is no buffer to be kept.
+    // There is no buffer to keep.
     library.set(
         "encode_keep_buffer",
         function(lua, |_, given| Ok(given.first().cloned().unwrap_or(Value::Boolean(true))))?,
@@ -190,7 +190,7 @@ fn encode(value: &Value, set: &Settings, depth: usize, out: &mut Vec<u8>) -> Res
     Ok(())
 }
 
-/// How long the array is that a table is. Nothing: it has other keys, or none.
+/// Returns the length of a table that is an array, or `None` if it has other keys, or none.
 fn length_as_array(table: &Table, set: &Settings) -> Result<Option<u64>, Fault> {
     let (mut longest, mut items) = (0, 0);
     for pair in table.pairs::<Value, Value>() {
@@ -267,7 +267,7 @@ impl Reader<'_> {
         self.text.get(self.at).copied()
     }
 
-    /// Something else than `wanted` stands here.
+    /// Returns the error for a token other than `wanted`.
     fn unexpected(&self, wanted: &str) -> Fault {
         let found = match self.next() {
             None => "T_END",
@@ -386,7 +386,7 @@ impl Reader<'_> {
             self.at += 9;
             return Ok(Value::Number(f64::NEG_INFINITY));
         }
-        // A number does not begin with a zero before other digits.
+        // A number must not begin with a zero followed by other digits.
         let digits = rest.strip_prefix(b"-").unwrap_or(rest);
         let padded = matches!(digits, [b'0', b'0'..=b'9', ..]);
         match value {
@@ -441,7 +441,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The character whose hexadecimal digits stand here, behind `\u`; of a pair of halves both.
+    /// Parses the hexadecimal digits after `\u`; for a surrogate pair, parses both halves.
     fn escaped_character(&mut self) -> Option<char> {
         let first = self.four_digits()?;
         if !(0xd800..0xdc00).contains(&first) {

@@ -1,15 +1,16 @@
-//! Scripts in Lua 5.1, as Redis has them, in a process of their own.
+//! Lua 5.1 scripts, as in Redis, in a process of their own.
 //!
-//! A script may loop for ever, ask for all memory there is, or find a fault in the interpreter,
-//! which is written in C. So it is not run where the store is: a *worker* is a process that has a
-//! socket and nothing else. It gets a script, asks the server for each command that the script
-//! calls, and says what the script returned. Whatever becomes of it, the server ends it and makes
-//! another; what the script had changed by then is undone with its transaction.
+//! A script may loop for ever, allocate all memory, or exploit a bug of the interpreter, which is
+//! written in C. So scripts do not run in the process of the store: a *worker* is a process that
+//! has a socket and nothing else. It receives a script, requests each command that the script calls
+//! from the server, and returns the script's result. Whatever happens to a worker, the server ends
+//! it and starts another one; changes that the script made by then are undone with its transaction.
 //!
-//! `wire` are the messages of the two, `watchful` how they wait for one another, `shebang` the
-//! first line of a script that says what it may do. The rest is the worker's: `worker` has the
-//! conversation, `confine` takes away what a process may do, `state` makes an interpreter with
-//! Redis' libraries, `replies` translates what commands return and what scripts do.
+//! `wire` contains the messages between the two, `watchful` their waits for one another, `shebang`
+//! the parser of a script's first line with its permissions. The other modules belong to the
+//! worker: `worker` runs the conversation, `confine` removes the rights of the process, `state`
+//! makes an interpreter with Redis' libraries, `replies` translates replies of commands and results
+//! of scripts.
 //!
 //! ```
 //! use kvdb_lua::wire::{self, Frame, Kind, Run};
@@ -69,7 +70,7 @@ pub use worker::run as run_worker;
 
 use sha1::{Digest, Sha1};
 
-/// The name of a script: the SHA-1 sum of its text, in hexadecimal digits.
+/// Returns the name of a script: the SHA-1 sum of its text, in hexadecimal digits.
 pub fn name_of(text: &[u8]) -> String {
     let digits =
         |byte: &u8| [byte >> 4, byte & 15].map(|digit| b"0123456789abcdef"[digit as usize]);

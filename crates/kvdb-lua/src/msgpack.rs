@@ -1,16 +1,16 @@
-//! The library `cmsgpack`: MessagePack of values and values of MessagePack.
+//! The library `cmsgpack`: conversion of values to and from MessagePack.
 
 use mlua::{Lua, Table, Value};
 
 use crate::arguments::{Fault, bad, function, number, text};
 
-/// Tables in tables; what lies deeper is nil.
+/// Limit on the nesting of tables; deeper ones are encoded as nil.
 const DEPTH: usize = 16;
-/// Structures in structures that are read.
+/// Limit on the nesting of structures that are decoded.
 const READ_DEPTH: usize = 200;
-/// Bytes of a text that is made.
+/// Limit on the encoded text, bytes.
 const LONGEST: usize = 64 << 20;
-/// Results of one call.
+/// Limit on the results of one call.
 const MOST: usize = 4000;
 
 pub fn library(lua: &Lua) -> mlua::Result<Table> {
@@ -45,8 +45,8 @@ pub fn library(lua: &Lua) -> mlua::Result<Table> {
     Ok(library)
 }
 
-/// So many values from a place in the data on, and in front of them the place behind; -1 where that
-/// is the end.
+/// Decodes up to `limit` values from an offset on. The first result is the offset after them, or -1
+/// at the end of the data.
 fn some(lua: &Lua, given: &[Value], name: &str, limit: f64) -> Result<Table, Fault> {
     let data = text(given, 1, name)?;
     let place = if name == "unpack_one" { 2 } else { 3 };
@@ -72,8 +72,8 @@ fn some(lua: &Lua, given: &[Value], name: &str, limit: f64) -> Result<Table, Fau
     Ok(shifted)
 }
 
-/// The head of a text, an array or a map of so many elements: the form for few, or the one with a
-/// length of one byte (where there is one), two or four.
+/// Writes the head of a string, an array or a map of `count` elements: the form for few elements,
+/// or the one with a length of one byte (if that exists), two or four.
 fn head(count: usize, few: Option<(usize, u8)>, wide: [Option<u8>; 3], out: &mut Vec<u8>) {
     match (few, wide) {
         (Some((most, base)), _) if count <= most => out.push(base | count as u8),
@@ -171,7 +171,7 @@ fn pack(value: &Value, depth: usize, out: &mut Vec<u8>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Up to `limit` values of the data, and how many bytes they took.
+/// Decodes up to `limit` values, and returns them with the number of bytes that they took.
 fn unpack(lua: &Lua, data: &[u8], limit: usize) -> Result<(Table, usize), Fault> {
     let mut reader = Reader { lua, data, at: 0 };
     let results = lua.create_table()?;
@@ -197,7 +197,7 @@ impl<'a> Reader<'a> {
         self.at += count;
         Ok(taken)
     }
-    /// A whole number without a sign, of up to eight bytes.
+    /// Reads an unsigned integer of up to eight bytes.
     fn length(&mut self, bytes: usize) -> Result<u64, Fault> {
         Ok(self.take(bytes)?.iter().fold(0, |all, byte| all << 8 | u64::from(*byte)))
     }

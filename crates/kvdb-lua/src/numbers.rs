@@ -1,7 +1,7 @@
-//! Numbers as C writes them.
+//! Formatting of numbers as in C.
 
-/// A number as `%.{digits}g` writes it, `digits` from 1 to 17: the exponent's form only where it is
-/// shorter, and no zeros at the end.
+/// Formats a number like `%.{digits}g`, with `digits` from 1 to 17: with an exponent only if that
+/// is shorter, and without trailing zeros.
 pub fn general(value: f64, digits: usize) -> String {
     if value.is_nan() {
         return if value.is_sign_negative() { "-nan" } else { "nan" }.into();

@@ -1,17 +1,17 @@
-//! What commands reply, as values of Lua, and what scripts return, as replies; as Redis translates
-//! them.
+//! Translation of replies of commands into Lua values, and of results of scripts into replies, as
+//! in Redis.
 
 use mlua::{Lua, Table, Value};
 
 use crate::numbers::general;
 
-/// Replies in replies, and tables in tables.
+/// Limit on the nesting of replies and of tables.
 const DEPTH: usize = 128;
-/// Bytes of the reply of a script.
+/// Limit on the reply of a script, bytes.
 pub const LONGEST: usize = 64 << 20;
 
-/// The reply that `bytes` are. An error becomes a table with the field `err`; `true` beside it says
-/// that it is one.
+/// Parses a reply into a Lua value. An error becomes a table with the field `err`, and `true` is
+/// returned with it.
 pub fn to_lua(lua: &Lua, mut bytes: &[u8]) -> mlua::Result<(bool, Value)> {
     let failed = bytes.first() == Some(&b'-');
     let value = read(lua, &mut bytes, DEPTH)?;
@@ -70,7 +70,7 @@ fn read(lua: &Lua, bytes: &mut &[u8], depth: usize) -> mlua::Result<Value> {
             let Ok(length) = usize::try_from(number().ok_or_else(wrong)?) else {
                 return Ok(Value::Boolean(false));
             };
-            // Each element takes three bytes at least.
+            // Each element takes at least three bytes.
             let table = lua.create_table_with_capacity(length.min(bytes.len() / 3), 0)?;
             for i in 1..=length {
                 table.raw_set(i, read(lua, bytes, deeper)?)?;
@@ -78,7 +78,7 @@ fn read(lua: &Lua, bytes: &mut &[u8], depth: usize) -> mlua::Result<Value> {
             Ok(Value::Table(table))
         }
         b'|' => {
-            // Attributes of the reply that follows. As in Redis, scripts do not see them.
+            // Attributes of the reply that follows. As in Redis, they are hidden from scripts.
             let length = usize::try_from(number().ok_or_else(wrong)?).map_err(|_| wrong())?;
             for _ in 0..length.checked_mul(2).ok_or_else(wrong)? {
                 read(lua, bytes, deeper)?;
@@ -102,16 +102,16 @@ fn read(lua: &Lua, bytes: &mut &[u8], depth: usize) -> mlua::Result<Value> {
     }
 }
 
-/// For whom a reply is written.
+/// The protocol versions for which a reply is written.
 #[derive(Clone, Copy)]
 pub struct Versions {
     /// The client speaks RESP3.
     pub client: bool,
-    /// The script has chosen RESP3, so that truth values are such.
+    /// The script has chosen RESP3, so booleans are written as such.
     pub script: bool,
 }
 
-/// A reply that cannot be written, and why.
+/// The reason why a reply cannot be written.
 pub enum Unwritable {
     TooLong,
     Lua(mlua::Error),
@@ -123,7 +123,7 @@ impl From<mlua::Error> for Unwritable {
     }
 }
 
-/// Appends what a script has returned as a reply.
+/// Appends the result of a script as a reply.
 pub fn from_lua(
     value: &Value,
     versions: Versions,
@@ -136,7 +136,8 @@ pub fn from_lua(
     match value {
         Value::String(text) => bulk(b'$', &text.as_bytes(), out),
         Value::Integer(number) => header(b':', *number, out),
-        // As C does it where the number has a place; Rust's conversion has one for each.
+        // The same as C's conversion for values in range; Rust's conversion also defines the
+        // others.
         Value::Number(number) => header(b':', *number as i64, out),
         Value::Boolean(truth) => match (versions.script, versions.client) {
             (true, true) => out.extend_from_slice(if *truth { b"#t\r\n" } else { b"#f\r\n" }),
@@ -153,7 +154,7 @@ pub fn from_lua(
     Ok(())
 }
 
-/// What a script has returned, as one reply.
+/// Returns the result of a script as one reply.
 pub fn reply(value: &Value, versions: Versions) -> Result<Vec<u8>, Unwritable> {
     let mut out = Vec::new();
     from_lua(value, versions, DEPTH, &mut out)?;
@@ -176,7 +177,7 @@ fn null(versions: Versions, out: &mut Vec<u8>) {
     out.extend_from_slice(if versions.client { b"_\r\n" } else { b"$-1\r\n" });
 }
 
-/// One line, whatever is in `text`.
+/// Replaces line breaks in `text`, so that it is one line.
 pub fn one_line(text: &[u8]) -> Vec<u8> {
     text.iter().map(|c| if matches!(c, b'\r' | b'\n') { b' ' } else { *c }).collect()
 }
@@ -258,7 +259,7 @@ fn from_table(
         }
         return Ok(());
     }
-    // Up to the first element that is nothing.
+    // The array ends at the first nil.
     let mut count = 0;
     while !table.raw_get::<Value>(count + 1)?.is_nil() {
         count += 1;

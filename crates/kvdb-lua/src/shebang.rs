@@ -1,22 +1,22 @@
-//! The first line of a script, `#!lua flags=no-writes,…`, which says what it may do.
+//! The first line of a script, `#!lua flags=no-writes,…`, which declares its permissions.
 
-/// What a script says about itself.
+/// The declarations of a script.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shebang {
-    /// It says something: it is not a script as there were before.
+    /// The line is present, so the script is not in the older form without declarations.
     pub given: bool,
-    /// It changes nothing.
+    /// The script changes nothing.
     pub no_writes: bool,
-    /// Bytes of the line, without its end, so that lines keep their numbers.
+    /// Length of the line without its end, bytes, so that the remaining lines keep their numbers.
     pub length: usize,
 }
 
-/// Those that mean nothing here are known as well: there are no replicas, no cluster and no limit
-/// of memory beyond which writes are refused.
+/// The known flags, including those without an effect in this server: it has no replicas, no
+/// cluster and no memory limit beyond which writes are refused.
 const FLAGS: [&[u8]; 5] =
     [b"no-writes", b"allow-oom", b"allow-stale", b"no-cluster", b"allow-cross-slot-keys"];
 
-/// Reads the first line; an error says what is wrong with it, in Redis' words.
+/// Parses the first line. An error is in Redis' words.
 pub fn read(text: &[u8]) -> Result<Shebang, String> {
     if !text.starts_with(b"#!") {
         return Ok(Shebang::default());

@@ -1,13 +1,13 @@
-//! An interpreter for scripts: Lua's libraries but for those that reach the machine, Redis'
+//! An interpreter for scripts: Lua's libraries except those that reach the machine, Redis'
 //! libraries, and the functions through which a script calls commands.
 //!
-//! An interpreter takes much longer to make than most scripts take to run, so one that a script has
-//! left as it was runs the next one, too. Whether it has is known without trust in the script. Its
-//! text names every global variable that it uses, and cannot make up a name at run time without a
-//! function that is a global variable itself. If none of them is among those by which the libraries
-//! or the environment can be changed unseen, and a look at the tables that can be written to finds
-//! them as they were, then what the next script sees is what it would see in a new one. What random
-//! numbers it draws is decided when it begins.
+//! Making an interpreter takes much longer than most scripts take to run, so an interpreter that a
+//! script has left unchanged runs the next script as well. Whether it is unchanged is determined
+//! without trusting the script. The script's text names every global variable that it uses, and
+//! cannot construct a name at run time without a function that is a global variable itself. If it
+//! names none of the variables through which the libraries or the environment can be changed
+//! unnoticed, and a check of the writable tables finds them unchanged, then the next script sees
+//! the same as in a new interpreter. Its random numbers are seeded when it begins.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -21,50 +21,50 @@ use crate::numbers::general;
 use crate::{bits, json, msgpack, name_of, replies, structs};
 
 const PRELUDE: &str = include_str!("prelude.lua");
-/// What scripts are told they run in: the version that the server says it is like.
+/// The version that scripts are told: that of Redis which the server follows.
 const VERSION: (&str, u32) = ("7.0.15", 0x0007_000f);
 /// The name of a script in messages, as Redis has it.
 pub const SCRIPT: &str = "@user_script";
 
-/// Whom a script asks.
+/// The server of a script.
 pub trait Server {
-    /// Runs a command, and gives its reply as RESP of this version.
+    /// Runs a command, and returns its reply as RESP of this version.
     fn call(&mut self, arguments: &[Vec<u8>], version: u8) -> Vec<u8>;
-    /// Writes into the log.
+    /// Writes to the log.
     fn log(&mut self, level: u8, text: &[u8]);
 }
 
-/// Bytes that an interpreter which is used again may have in use, about.
+/// Approximate limit on the memory of an interpreter that is used again, bytes.
 const REUSED_BELOW: usize = 1 << 20;
-/// Scripts whose compiled form an interpreter keeps, and the longest of them, bytes.
+/// Number of compiled scripts that an interpreter keeps, and the longest of their texts, bytes.
 const COMPILED: usize = 64;
 const LONGEST_COMPILED: usize = 16 << 10;
 
-/// An interpreter that has run nothing yet, or what leaves no trace.
+/// An interpreter that has run nothing yet, or only scripts that left no trace.
 pub struct State {
     lua: Lua,
     environment: Table,
     run: Function,
     untouched: Function,
-    /// Names of global variables after whose use it must not be used again.
+    /// Names of global variables whose use prevents the interpreter from being used again.
     harmful: HashSet<Vec<u8>>,
     version: Rc<RefCell<u8>>,
     settings: Rc<RefCell<json::Settings>>,
-    /// By their texts.
+    /// Compiled scripts by their texts.
     compiled: RefCell<HashMap<Vec<u8>, Function>>,
     spoilt: Cell<bool>,
 }
 
-/// How a script ended.
+/// The end of a script.
 pub enum End {
-    /// It returned this, having chosen this version of RESP.
+    /// The script returned this value, having chosen this version of RESP.
     Returned(Value, u8),
-    /// It failed: an error with its code.
+    /// The script failed with this error, which starts with its code.
     Failed(Vec<u8>),
 }
 
 impl State {
-    /// An interpreter with so much memory, in bytes.
+    /// Makes an interpreter with that much memory, bytes.
     pub fn new(memory: usize, server: Rc<RefCell<dyn Server>>) -> mlua::Result<State> {
         let libraries = StdLib::TABLE | StdLib::STRING | StdLib::MATH;
         let lua = Lua::new_with(libraries, LuaOptions::new().catch_rust_panics(false))?;
@@ -79,8 +79,8 @@ impl State {
         Ok(State { lua, environment, run, untouched, harmful, version, settings, compiled, spoilt })
     }
 
-    /// Whether the next script may have this interpreter, because it cannot tell from it that
-    /// another one has run before.
+    /// Returns whether the next script may use this interpreter, because it cannot detect that
+    /// another script ran before.
     pub fn is_as_new(&self) -> bool {
         !self.spoilt.get()
             && self.lua.used_memory() < REUSED_BELOW
@@ -88,7 +88,8 @@ impl State {
             && self.untouched.call::<bool>(()).unwrap_or(false)
     }
 
-    /// Compiles a script that is to run once or more; an error says why that cannot be.
+    /// Compiles a script that will run, or returns the reason of the failure. The compiled form may
+    /// be kept.
     pub fn prepare(&self, text: &[u8]) -> Result<Function, Vec<u8>> {
         if let Some(known) = self.compiled.borrow().get(text) {
             return Ok(known.clone());
@@ -106,7 +107,7 @@ impl State {
         Ok(compiled)
     }
 
-    /// Compiles a script; an error says why that cannot be.
+    /// Compiles a script, or returns the reason of the failure.
     pub fn compile(&self, text: &[u8]) -> Result<Function, Vec<u8>> {
         let chunk = self.lua.load(text).set_name(SCRIPT).set_mode(ChunkMode::Text);
         let compiled = chunk.set_environment(self.environment.clone()).into_function();
@@ -116,7 +117,7 @@ impl State {
         })
     }
 
-    /// Runs a script that was compiled here; `name` is for messages.
+    /// Runs a script that was compiled by this interpreter; `name` appears in messages.
     pub fn run(&self, script: &Function, name: &[u8], keys: &[&[u8]], arguments: &[&[u8]]) -> End {
         *self.version.borrow_mut() = 2;
         // SAFETY: no other thread of the worker draws numbers, or seeds them.
@@ -147,12 +148,12 @@ impl State {
     }
 }
 
-/// What may be a name in a text, in a comment or a string as well.
+/// Returns all words of a text that may be names, including those in comments and strings.
 fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|c| !c.is_ascii_alphanumeric() && *c != b'_').filter(|word| !word.is_empty())
 }
 
-/// What to tell the client of a fault that `locate` has seen.
+/// Returns the error for the client, from a fault that `locate` has annotated.
 fn told(fault: &Value, name: &str) -> mlua::Result<Vec<u8>> {
     let Value::Table(fault) = fault else {
         return Ok(format!("ERR Error running script {name}, {}", shown(fault)).into_bytes());
@@ -170,7 +171,7 @@ fn told(fault: &Value, name: &str) -> mlua::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// A value as a message shows it.
+/// Formats a value for a message.
 fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => text.to_string_lossy(),
@@ -181,7 +182,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The first line of what went wrong in the interpreter.
+/// Returns the first line of an error of the interpreter.
 fn message(error: &mlua::Error) -> String {
     let text = match error {
         mlua::Error::CallbackError { cause, .. } => return message(cause),
@@ -193,7 +194,7 @@ fn message(error: &mlua::Error) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// The functions of the worker that the prelude makes libraries of.
+/// Returns the functions of the worker from which the prelude makes the libraries.
 fn functions(
     lua: &Lua,
     version: &Rc<RefCell<u8>>,
@@ -224,7 +225,8 @@ fn functions(
         replies::to_lua(lua, &reply)
     })?;
     lua.set_named_registry_value(CALL, call)?;
-    // SAFETY: the functions are as Lua wants them, and keep nothing that a jump would pass over.
+    // SAFETY: the functions have the signature that Lua requires, and a jump out of them skips no
+    // destructor.
     unsafe {
         raw.set("call", lua.create_c_function(call_or_raise)?)?;
         raw.set("pcall", lua.create_c_function(call_or_return)?)?;
@@ -253,7 +255,7 @@ fn functions(
     )?;
     let compile = lua.create_function(|lua, (text, name): (mlua::String, mlua::String)| {
         let bytes = text.as_bytes().to_vec();
-        // The name is the text where none is given, and ends at a zero byte, as in C.
+        // Without a name the text is the name; it ends at a zero byte, as in C.
         let name = name.to_string_lossy();
         let name = name.split('\0').next().unwrap_or_default();
         let chunk = lua.load(bytes).set_name(name).set_mode(ChunkMode::Text);
@@ -267,18 +269,18 @@ fn functions(
     Ok(raw)
 }
 
-/// Where the interpreter keeps the function that calls a command: it returns whether that failed,
-/// and the reply.
+/// The registry name of the function that calls a command. The function returns whether the command
+/// failed, and the reply.
 const CALL: &str = "kvdb_lua.call";
 const CALL_C: &CStr = c"kvdb_lua.call";
 
 /// Calls a command with the arguments that are on the stack.
 ///
 /// # Safety
-/// To be called by Lua.
+/// Only functions that Lua has called may call this one.
 unsafe fn call(state: *mut ffi::lua_State) {
-    // SAFETY: two values are pushed where Lua has room for twenty, the function below its
-    // arguments; an error passes over no value of Rust.
+    // SAFETY: two values are pushed, and Lua has room for twenty; the function is put below its
+    // arguments; an error unwinds past no value of Rust.
     unsafe {
         ffi::lua_getfield(state, ffi::LUA_REGISTRYINDEX, CALL_C.as_ptr());
         ffi::lua_insert(state, 1);
@@ -286,10 +288,10 @@ unsafe fn call(state: *mut ffi::lua_State) {
     }
 }
 
-/// `redis.call`. A function of C, because one of Lua would take the place of the script in the
-/// stack where the script returns what it calls, and the line were lost.
+/// `redis.call`. It is a C function: if a script returns the result of the call, a Lua function
+/// would replace the script in the stack (a tail call), and the line number would be lost.
 unsafe extern "C-unwind" fn call_or_raise(state: *mut ffi::lua_State) -> c_int {
-    // SAFETY: Lua calls this; the stack has whether the command failed, and the reply.
+    // SAFETY: Lua calls this; the stack holds whether the command failed, and the reply.
     unsafe {
         call(state);
         if ffi::lua_toboolean(state, -2) != 0 {
@@ -306,7 +308,7 @@ unsafe extern "C-unwind" fn call_or_return(state: *mut ffi::lua_State) -> c_int 
     1
 }
 
-/// The arguments of a command.
+/// Returns the arguments of a command.
 fn arguments(given: &MultiValue) -> Result<Vec<Vec<u8>>, &'static str> {
     if given.is_empty() {
         return Err("ERR Please specify at least one argument for this redis lib call");
@@ -322,7 +324,7 @@ fn arguments(given: &MultiValue) -> Result<Vec<Vec<u8>>, &'static str> {
         .ok_or("ERR Lua redis lib command arguments must be strings or integers")
 }
 
-/// Makes a table of a fault, and notes in which line of the script it happened.
+/// Converts a fault to a table, and records the line of the script where it occurred.
 fn locate(lua: &Lua, fault: Value) -> mlua::Result<Table> {
     let table = match &fault {
         Value::Table(table) => table.clone(),
@@ -336,7 +338,7 @@ fn locate(lua: &Lua, fault: Value) -> mlua::Result<Table> {
             table
         }
     };
-    // The innermost function that is the script's own.
+    // The innermost function that belongs to the script.
     for level in 1..32 {
         let place = lua.inspect_stack(level, |function| {
             let is_script = function.source().source.as_deref() == Some(SCRIPT);
@@ -391,7 +393,7 @@ mod tests {
             assert!(matches!(run(&state, script), End::Returned(..)), "{script}");
             assert!(state.is_as_new(), "{script}");
         }
-        // RESP2 again.
+        // The version is RESP2 again.
         assert!(matches!(run(&state, "return 1"), End::Returned(_, 2)));
     }
 

@@ -1,37 +1,37 @@
-//! The library `struct`: values as bytes in a given layout, and back.
+//! The library `struct`: conversion of values to and from bytes in a given layout.
 
 use mlua::{Lua, Table, Value};
 
 use crate::arguments::{Fault, bad, function, number, text};
 
-/// What a format says of the next value.
+/// An item of a format, which describes the next value.
 enum Item {
-    /// A whole number of so many bytes.
+    /// An integer of `size` bytes.
     Whole {
         size: usize,
         signed: bool,
     },
     Float,
     Double,
-    /// Up to a zero byte.
+    /// A string up to a zero byte.
     Terminated,
-    /// So many characters; without a number as many as the last value says.
+    /// A fixed number of characters; without a number, the previous value contains it.
     Characters(Option<usize>),
-    /// A byte that is passed over.
+    /// A byte that is skipped.
     Padding,
 }
 
-/// A format, read from the left.
+/// A format, parsed from left to right.
 struct Format<'a> {
     text: &'a [u8],
     little: bool,
-    /// Values lie at multiples of their size, up to this.
+    /// Values are aligned to multiples of their size, up to this limit.
     align: usize,
 }
 
-/// Bytes of the longest whole number.
+/// Size of the largest integer, bytes.
 const WIDEST: usize = 32;
-/// Bytes of a text that is made.
+/// Limit on the encoded text, bytes.
 const LONGEST: usize = 64 << 20;
 
 impl<'a> Format<'a> {
@@ -43,7 +43,7 @@ impl<'a> Format<'a> {
         let digits = self.text.iter().take_while(|c| c.is_ascii_digit()).count();
         let (number, rest) = self.text.split_at(digits);
         self.text = rest;
-        // One that is too large for the type is too large for everything else, too.
+        // A number that overflows is too large in any case, so it may saturate.
         (digits > 0).then(|| {
             number
                 .iter()
@@ -51,7 +51,7 @@ impl<'a> Format<'a> {
         })
     }
 
-    /// The next item, and how many bytes come before it for its alignment, as it stands at `at`.
+    /// Returns the next item, and the number of padding bytes that align it at position `at`.
     fn next(&mut self, at: usize) -> Result<Option<(Item, usize)>, Fault> {
         loop {
             let Some((&c, rest)) = self.text.split_first() else { return Ok(None) };
@@ -142,7 +142,7 @@ pub fn library(lua: &Lua) -> mlua::Result<Table> {
     Ok(library)
 }
 
-/// The low bytes of a whole number, extended by its sign.
+/// Writes the low bytes of an integer, sign-extended.
 fn put(value: f64, size: usize, little: bool, out: &mut Vec<u8>) {
     let whole = match value >= 9.2e18 {
         true => value as u64 as i128,
@@ -203,7 +203,7 @@ fn pack(given: &[Value]) -> Result<Vec<u8>, Fault> {
     Ok(out)
 }
 
-/// A whole number of so many bytes, as near as a number of Lua comes.
+/// Decodes an integer from its low bytes, eight at most. The conversion to a Lua number may round.
 fn get(bytes: &[u8], signed: bool, little: bool) -> f64 {
     let mut low = [0; 8];
     for (i, byte) in low.iter_mut().enumerate().take(bytes.len()) {
@@ -237,7 +237,7 @@ fn unpack(lua: &Lua, given: &[Value]) -> Result<Table, Fault> {
             Item::Padding => 1,
             Item::Characters(None) => 1,
             Item::Characters(Some(0)) => {
-                // The value before says how many, and is no result.
+                // The previous value is the length, and not a result.
                 let last: Option<f64> = results.raw_get(count)?;
                 let last = last.filter(|n| count > 0 && *n >= 0.0);
                 let size = last.ok_or("format `c0' needs a previous size")?;

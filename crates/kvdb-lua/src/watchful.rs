@@ -1,9 +1,9 @@
-//! Reading from a socket whose other end is likely to answer at once.
+//! Reads from a socket whose other end is likely to answer at once.
 //!
-//! A script and the server take turns: each message is answered by the other process within some
-//! microseconds. To sleep until then costs more than the answer does, most of all on a virtual
-//! machine, where it takes tens of microseconds to wake a processor that sleeps. So both ends look
-//! for a message for a while before they sleep.
+//! A script and the server take turns: each message is answered by the other process within a few
+//! microseconds. Sleeping until then costs more than the answer, most of all on a virtual machine,
+//! where waking a sleeping processor takes tens of microseconds. So both ends poll for a message
+//! for a while before they sleep.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,32 +13,33 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-/// How long an end looks for a message before it sleeps: a few times what a command takes.
+/// Time for which an end polls before it sleeps: a few times the duration of a command.
 const WATCH: Duration = Duration::from_micros(50);
-/// The logarithm of how many messages at most are not looked for after one did not come in time.
+/// Logarithm of the maximal number of messages for which polling is skipped after a message did not
+/// arrive in time.
 const MOST_SKIPPED: u32 = 6;
 
-/// Looks for messages as long as that pays. Where they do not come in time, because scripts take
-/// long or the other end gets no processor, the time is the machine's.
+/// A reader that polls for messages as long as that pays. If they do not arrive in time, because
+/// scripts take long or the other end gets no processor, the processor time is left to other work.
 #[derive(Debug)]
 pub struct Watchful {
-    /// On a machine with one processor the other end does nothing while this one looks.
+    /// The machine has one processor, on which the other end cannot run while this one polls.
     alone: bool,
-    /// Messages that did not come in time, one after the other.
+    /// Number of consecutive messages that did not arrive in time.
     missed: u32,
-    /// Messages that are not looked for.
+    /// Number of messages for which polling is still skipped.
     skips: u32,
 }
 
 impl Watchful {
-    /// Asks the system how many processors there are.
+    /// Makes a reader, which asks the system for the number of processors.
     pub fn new() -> Self {
         let alone = available_parallelism().is_ok_and(|processors| processors.get() == 1);
         Watchful { alone, missed: 0, skips: 0 }
     }
 
-    /// Receives what has come, or comes within some microseconds; no bytes are the end. `None`:
-    /// nothing has come, and it is time to sleep.
+    /// Receives bytes that have arrived, or arrive within some microseconds; 0 bytes are the end.
+    /// Returns `None` if none have arrived, and the caller should sleep.
     pub fn receive(&mut self, socket: impl AsFd, into: &mut [u8]) -> io::Result<Option<usize>> {
         if self.alone {
             return Ok(None);

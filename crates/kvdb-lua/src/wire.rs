@@ -1,31 +1,32 @@
 //! The messages between a server and a worker.
 //!
-//! A frame is a byte for its kind, the length of what follows as four bytes, and that. The server
-//! begins with `Load` or `Run`. A worker answers `Run` with any number of `Call` and `Log`, and
-//! then with `Done`, `Failed` or `Uncompiled`; each `Call` is answered with an `Answer`. It answers
-//! `Load` with `Loaded` or `Uncompiled`. Numbers are little-endian.
+//! A frame consists of a byte for its kind, the length of the payload in four bytes, and the
+//! payload. The server begins with `Load` or `Run`. A worker answers `Run` with any number of
+//! `Call` and `Log` frames, followed by `Done`, `Failed` or `Uncompiled`; the server answers each
+//! `Call` with an `Answer`. The worker answers `Load` with `Loaded` or `Uncompiled`. Numbers are
+//! little-endian.
 
 use std::io::{self, Read, Write};
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// To the worker: a text; say whether it compiles.
+    /// To the worker: a text, of which it reports whether it compiles.
     Load,
-    /// To the worker: [`Run`], encoded.
+    /// To the worker: an encoded [`Run`].
     Run,
     /// To the worker: the reply of a command, as RESP.
     Answer,
-    /// To the server: the version of RESP that the answer is to have, as a byte, and a list of the
-    /// arguments of a command.
+    /// To the server: the RESP version of the wanted answer, as a byte, and a list of the arguments
+    /// of a command.
     Call,
     /// To the server: a level as a byte, and a text for the log.
     Log,
     /// To the server: the script compiles.
     Loaded,
-    /// To the server: the script does not; an error with its code.
+    /// To the server: the script does not compile; an error with its code.
     Uncompiled,
-    /// To the server: what the script has returned, as one reply in RESP.
+    /// To the server: the result of the script, as one reply in RESP.
     Done,
     /// To the server: the script has failed; an error with its code.
     Failed,
@@ -46,15 +47,15 @@ const KINDS: [(Kind, u8); 9] = [
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is.
+    /// The kind of the message.
     pub kind: Kind,
-    /// What it says.
+    /// Its content.
     pub payload: Vec<u8>,
 }
 
 impl Frame {
-    /// Reads one whose payload has at most so many bytes. Memory is taken as the bytes arrive, not
-    /// as they are announced.
+    /// Reads a frame whose payload has at most `most` bytes. Memory is allocated as the bytes
+    /// arrive, not when they are announced.
     pub fn read(from: &mut impl Read, most: usize) -> io::Result<Frame> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let mut head = [0; 5];
@@ -89,13 +90,13 @@ pub fn write(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> 
 /// A script to be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run<'a> {
-    /// The reply is for a client that speaks RESP3.
+    /// The reply is written for a client that speaks RESP3.
     pub resp3: bool,
-    /// After so many seconds the worker ends by itself, even if there is no server any more.
+    /// The worker ends by itself after this time, even if the server no longer exists.
     pub seconds: u32,
     /// Its name, for messages.
     pub name: &'a [u8],
-    /// Its text, without the first line that says what it may do.
+    /// The text of the script, without its shebang line.
     pub text: &'a [u8],
     /// `KEYS`.
     pub keys: Vec<&'a [u8]>,
@@ -104,7 +105,7 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// As the payload of a frame.
+    /// Encodes the script as the payload of a frame.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![u8::from(self.resp3)];
         out.extend_from_slice(&self.seconds.to_le_bytes());
@@ -113,7 +114,7 @@ impl<'a> Run<'a> {
         write_list([self.name, self.text].into_iter().chain(keys), &mut out);
         out
     }
-    /// Out of the payload of a frame.
+    /// Decodes the payload of a frame.
     pub fn decode(payload: &'a [u8]) -> Option<Run<'a>> {
         let (&resp3, rest) = payload.split_first()?;
         let (seconds, rest) = number(rest)?;
@@ -137,7 +138,7 @@ fn number(from: &[u8]) -> Option<(u32, &[u8])> {
     Some((u32::from_le_bytes(*bytes), rest))
 }
 
-/// Appends a list: how many, and of each its length and its bytes.
+/// Appends a list: the number of items, and the length and the bytes of each.
 pub fn write_list<'a>(items: impl Iterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
     let at = out.len();
     out.extend_from_slice(&[0; 4]);
@@ -150,10 +151,10 @@ pub fn write_list<'a>(items: impl Iterator<Item = &'a [u8]>, out: &mut Vec<u8>) 
     out[at..at + 4].copy_from_slice(&count.to_le_bytes());
 }
 
-/// Reads a list that is all of `from`. Nothing: it is none.
+/// Reads a list that fills `from`. Returns `None` if `from` is not a list.
 pub fn read_list(from: &[u8]) -> Option<Vec<&[u8]>> {
     let (count, mut rest) = number(from)?;
-    // Each has four bytes at least.
+    // Each item takes at least four bytes.
     if count as usize > rest.len() / 4 {
         return None;
     }

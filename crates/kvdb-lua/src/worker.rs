@@ -1,5 +1,5 @@
-//! The worker: a process that runs one script after the other. None of them finds what another one
-//! has left.
+//! The worker: a process that runs one script after the other. No script can detect traces of an
+//! earlier one.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -14,12 +14,12 @@ use crate::state::{End, Server, State};
 use crate::watchful::Watchful;
 use crate::wire::{self, Frame, Kind, Run};
 
-/// Bytes that an interpreter may take.
+/// Memory limit of an interpreter, bytes.
 const MEMORY: usize = 64 << 20;
-/// Bytes of a message of the server: a script with its arguments, or a reply.
+/// Limit on a message of the server, bytes: a script with its arguments, or a reply.
 const LONGEST: usize = 80 << 20;
 
-/// The socket to the server, which answers at once.
+/// The socket to the server, which usually answers at once.
 struct Socket {
     file: File,
     watchful: Watchful,
@@ -34,7 +34,8 @@ impl Read for Socket {
     }
 }
 
-/// The connection to the server. When it fails there is no server any more, and nothing left to do.
+/// The connection to the server. If it fails, the server no longer exists, and the worker has
+/// nothing left to do.
 struct Channel {
     from: BufReader<Socket>,
     to: File,
@@ -75,8 +76,8 @@ impl Server for Channel {
     }
 }
 
-/// Runs the scripts that come over the socket that standard input is, until it is closed. The
-/// process can do nothing else from then on.
+/// Runs the scripts that arrive on the socket that is its standard input, until the socket is
+/// closed. The process can do nothing else from then on.
 pub fn run() -> ExitCode {
     match serve() {
         Ok(()) => ExitCode::SUCCESS,
@@ -112,10 +113,10 @@ fn serve() -> io::Result<()> {
         channel.borrow_mut().send(kind, &payload);
         let again = state.is_as_new();
         if !again {
-            // Within the time of the script.
+            // The drop counts towards the time of the script.
             drop(state);
             confine::end_after(0);
-            // Made before it is asked for, so that the next script does not wait for it.
+            // Made in advance, so that the next script does not wait for it.
             state = new()?;
         } else {
             confine::end_after(0);

@@ -1,16 +1,17 @@
-//! Bytes that wait for a client or for a command, in the order in which they came.
+//! Bytes that wait for a client or for a command, in the order of their arrival.
 //!
 //! A client may send a whole pipeline before it reads the first reply, as most libraries do. Then
-//! replies wait here for the client, and requests that were read ahead wait for their turn. Both
-//! are bounded for one connection, and counted in a budget of all connections but for the first
-//! [`FREE`] bytes, so that a short pipeline goes on whatever others hold.
+//! replies wait here for the client, and requests that were read ahead wait for their turn. Each
+//! backlog is bounded, and its bytes are charged to a budget that all connections share, except for
+//! the first [`FREE`] bytes: a short pipeline makes progress even if other connections have
+//! exhausted the budget.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::output::Budget;
 
-/// Bytes that are allocated at once.
+/// Size of one allocation, bytes.
 const PIECE: usize = 16 << 10;
 /// Bytes that a connection may hold without asking the budget.
 const FREE: usize = PIECE;
@@ -18,17 +19,17 @@ const FREE: usize = PIECE;
 /// A queue of bytes.
 pub struct Backlog {
     pieces: VecDeque<Vec<u8>>,
-    /// How much of the first piece is gone, bytes.
+    /// Bytes of the first piece that are consumed already.
     gone: usize,
     len: usize,
-    /// Pieces at most.
+    /// Limit on the number of pieces.
     most: usize,
     budget: Arc<Budget>,
     charged: usize,
 }
 
 impl Backlog {
-    /// For so many bytes at most, rounded up to 16 KiB.
+    /// Makes a backlog for at most `most` bytes, rounded up to 16 KiB.
     pub fn new(most: usize, budget: Arc<Budget>) -> Self {
         let most = most.div_ceil(PIECE).max(1);
         Backlog { pieces: VecDeque::new(), gone: 0, len: 0, most, budget, charged: 0 }
@@ -58,14 +59,14 @@ impl Backlog {
         taken
     }
 
-    /// Returns whether a byte more would be taken.
+    /// Returns whether there is room for at least one more byte.
     pub fn has_room(&mut self) -> bool {
         let full = self.pieces.back().is_none_or(|piece| piece.len() == piece.capacity());
         !full || self.add_piece().is_some()
     }
 
-    /// Has bytes appended to a buffer, up to its capacity, and returns how many that were. `None`:
-    /// there is no room for one more.
+    /// Lets `append` add bytes to a buffer, up to its capacity, and returns how many it added.
+    /// Returns `None` if there is no room for another byte.
     pub fn fill(&mut self, append: impl FnOnce(&mut Vec<u8>)) -> Option<usize> {
         if !self.has_room() {
             return None;
@@ -91,12 +92,12 @@ impl Backlog {
         Some(())
     }
 
-    /// The oldest bytes, as many as lie together; empty when there are none.
+    /// Returns the oldest bytes, as many as are contiguous; an empty slice if there are none.
     pub fn front(&self) -> &[u8] {
         self.pieces.front().map_or(&[], |piece| &piece[self.gone..])
     }
 
-    /// Drops the oldest bytes, of [`Backlog::front`].
+    /// Drops that many of the oldest bytes, at most the length of [`Backlog::front`].
     pub fn consume(&mut self, bytes: usize) {
         self.gone += bytes;
         self.len -= bytes;
@@ -115,7 +116,8 @@ impl Backlog {
         }
     }
 
-    /// Moves the oldest bytes to the end of `into`, up to that one's capacity; returns how many.
+    /// Moves the oldest bytes to the end of `into`, up to its capacity, and returns how many it
+    /// moved.
     pub fn take_into(&mut self, into: &mut Vec<u8>) -> usize {
         let before = into.len();
         while into.len() < into.capacity() && !self.is_empty() {

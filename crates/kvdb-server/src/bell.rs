@@ -1,5 +1,5 @@
-//! A bell wakes the thread of a connection while that waits for what another connection does, and
-//! tells an event loop that messages have come for a connection at which no thread is.
+//! A bell wakes the thread of a connection that waits for another connection, and tells an event
+//! loop that messages have arrived for a connection that no thread serves at the moment.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -8,14 +8,15 @@ use std::time::Duration;
 use env::sync::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
 
-/// One for each connection. It may ring before it is waited for: then the wait is over at once.
+/// The bell of one connection. It may ring before a thread waits for it; the wait then ends at
+/// once.
 #[derive(Default)]
 pub struct Bell {
     rung: Mutex<bool>,
     heard: Condvar,
     /// Readable when the bell has rung, for a thread that waits for a socket as well.
     descriptor: OnceLock<OwnedFd>,
-    /// Is told of each ring, for a connection that no thread waits for.
+    /// Called at each ring, for a connection that no thread waits for.
     listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -24,7 +25,7 @@ impl Bell {
         *self.rung.lock() = true;
         self.heard.notify_all();
         if let Some(descriptor) = self.descriptor.get() {
-            // It fails only when it is readable already.
+            // The write fails only if the descriptor is readable already.
             let _ = rustix::io::write(descriptor, &1u64.to_ne_bytes());
         }
         if let Some(listener) = self.listener.get() {
@@ -35,13 +36,13 @@ impl Bell {
     pub fn has_listener(&self) -> bool {
         self.listener.get().is_some()
     }
-    /// Has `listener` called at each ring from now on, whatever locks the one who rings may hold;
-    /// the first one counts.
+    /// Calls `listener` at each ring from now on, under whatever locks the ringing thread holds.
+    /// Only the first listener counts.
     pub fn set_listener(&self, listener: Box<dyn Fn() + Send + Sync>) {
         let _ = self.listener.set(listener);
     }
 
-    /// Whether it has rung since the last time that this was asked.
+    /// Returns whether the bell has rung since the previous call.
     pub fn take(&self) -> bool {
         if let Some(descriptor) = self.descriptor.get() {
             let _ = rustix::io::read(descriptor, &mut [0u8; 8]);
@@ -49,7 +50,7 @@ impl Bell {
         std::mem::take(&mut *self.rung.lock())
     }
 
-    /// Waits until it rings, or for so long; `None` is for ever.
+    /// Waits until the bell rings, or until `at_most` is over; `None` waits without a limit.
     pub fn wait(&self, at_most: Option<Duration>) {
         let mut rung = self.rung.lock();
         if !*rung {
@@ -62,12 +63,12 @@ impl Bell {
         }
     }
 
-    /// What is readable once the bell has rung. Ask [`Bell::take`] between this and a wait: it may
-    /// have rung before there was a descriptor.
+    /// Returns a descriptor that is readable once the bell has rung. Call [`Bell::take`] between
+    /// this and a wait: the bell may have rung before the descriptor was made.
     pub fn descriptor(&self) -> std::io::Result<BorrowedFd<'_>> {
         if self.descriptor.get().is_none() {
             let made = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            // Only the thread of the connection waits, so no other has made one.
+            // Only the thread of the connection waits, so no other thread has made one.
             let _ = self.descriptor.set(made);
         }
         self.descriptor.get().map(AsFd::as_fd).ok_or_else(|| std::io::ErrorKind::NotFound.into())

@@ -1,13 +1,13 @@
-//! Channels: which connections have subscribed to which, and the messages that wait for them.
+//! Channels: the subscriptions of all connections, and the delivery of messages to their mailboxes.
 //!
-//! A message is put into the mailboxes of its subscribers under one lock, so all of them get the
-//! messages in the same order. The thread of a connection empties its own mailbox between two
-//! commands and while it waits: no message comes into the middle of a reply, and no publisher waits
-//! for a subscriber. A mailbox has a bound, beyond which the connection is closed, as in Redis.
+//! A message is put into the mailboxes of its subscribers under one lock, so all of them receive
+//! the messages in the same order. The thread of a connection empties its own mailbox between two
+//! commands and while it waits: no message interrupts a reply, and no publisher waits for a
+//! subscriber. A mailbox is bounded; a connection whose mailbox overflows is closed, as in Redis.
 //!
-//! A message reaches all who have subscribed to its channel. An event of a key is one of a branch:
-//! it reaches those who have subscribed while they worked in that branch, since the keys of a clone
-//! have the names that the store's have.
+//! A message reaches all who have subscribed to its channel. An event of a key belongs to a branch:
+//! it reaches only the connections that subscribed while they worked in that branch, since the keys
+//! of a clone have the same names as those of the store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,31 +21,31 @@ use crate::failure::{Failure, Outcome};
 use crate::glob;
 use crate::mailbox::{Delivery, Put, Via};
 
-/// Bytes that a subscription takes in addition to its name, about.
+/// Approximate size of a subscription in addition to its name, bytes.
 const OVERHEAD: usize = 128;
 
-/// How a connection names what it subscribes to.
+/// The kind of name that a connection subscribes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     Channel,
     Pattern,
-    /// A channel of a shard. There is one shard; its channels are apart from the others, and no
-    /// pattern matches them.
+    /// A channel of a shard. There is only one shard; its channels are separate from the others,
+    /// and no pattern matches them.
     Shard,
 }
 
-/// Which channels a message goes to.
+/// The kind of channel that a message is published on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
     Channel,
     Shard,
 }
 
-/// Whom a message concerns.
+/// The subscribers that a message may reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Among<'a> {
     All,
-    /// Connections that have subscribed in a branch; `""`: in the store itself.
+    /// Connections that have subscribed in a branch; `""` stands for the store itself.
     Branch(&'a str),
 }
 
@@ -72,7 +72,7 @@ struct Subscriptions {
     channels: Subscribers,
     patterns: Subscribers,
     shards: Subscribers,
-    /// Bytes of all subscriptions.
+    /// Total size of all subscriptions, bytes.
     bytes: usize,
 }
 
@@ -108,8 +108,8 @@ impl Subscriptions {
         }
     }
 
-    /// Visits the channels of `[start, end)` that have subscribers, and the patterns that may match
-    /// a channel there, which their literal start decides.
+    /// Visits the channels in `[start, end)` that have subscribers, and the patterns that may match
+    /// a channel in that range, judged by the literal prefix of the pattern.
     fn each_within(
         &self,
         among: Among<'_>,
@@ -134,12 +134,13 @@ impl Subscriptions {
     }
 }
 
-/// Of all connections of a server.
+/// The channels of a server, for all of its connections.
 pub struct Channels {
     state: Mutex<Subscriptions>,
-    /// Subscriptions that there are, so that a message without subscribers takes no lock.
+    /// Number of subscriptions, so that publishing takes no lock if there are none.
     subscriptions: AtomicUsize,
-    /// Bytes of subscriptions at most, and of one mailbox.
+    /// Limit on the bytes of all subscriptions. `most_waiting` is the limit on those of one
+    /// mailbox.
     most: usize,
     most_waiting: usize,
 }
@@ -150,9 +151,9 @@ impl Channels {
         Channels { state, subscriptions, most, most_waiting }
     }
 
-    /// Notes a subscription of a connection that works in a branch. Messages that are published
-    /// after this returns reach the connection. A second one to the same name takes the place of
-    /// the first.
+    /// Adds a subscription of a connection that works in a branch. Messages that are published
+    /// after this returns reach the connection. A second subscription to the same name replaces the
+    /// first.
     pub fn subscribe(
         &self,
         by: By,
@@ -177,7 +178,7 @@ impl Channels {
         Ok(())
     }
 
-    /// Ends a subscription. What waits already is delivered all the same.
+    /// Ends a subscription. Messages that wait in the mailbox already are still delivered.
     pub fn unsubscribe(&self, by: By, name: &[u8], connection: u64) {
         let mut state = self.state.lock();
         let Some(subscribers) = state.of(by).get_mut(name) else { return };
@@ -191,17 +192,17 @@ impl Channels {
         self.subscriptions.fetch_sub(1, Relaxed);
     }
 
-    /// Whether a message may reach a subscriber.
+    /// Returns whether a message may reach a subscriber.
     pub fn are_used(&self) -> bool {
         self.subscriptions.load(Relaxed) > 0
     }
 
-    /// Puts a message into the mailboxes of all subscribers; gives their number.
+    /// Puts a message into the mailboxes of all subscribers, and returns their number.
     pub fn publish(&self, to: To, channel: &Bytes, payload: &Bytes) -> usize {
         self.publish_among((to, Among::All), channel, payload)
     }
 
-    /// Puts an event of a branch into the mailboxes of those whom it concerns.
+    /// Puts an event of a branch into the mailboxes of the connections that have subscribed there.
     pub fn publish_event(&self, branch: &str, channel: &Bytes, payload: &Bytes) {
         self.publish_among((To::Channel, Among::Branch(branch)), channel, payload);
     }
@@ -218,8 +219,9 @@ impl Channels {
         receivers
     }
 
-    /// Says the same of a branch on every channel of `[start, end)`: those who have subscribed to
-    /// one of them hear it there, those whose pattern may match one on the channel `start`.
+    /// Publishes the same payload on every channel in `[start, end)`: a subscriber to one of them
+    /// receives it on that channel, a subscriber whose pattern may match one of them on channel
+    /// `start`.
     pub fn publish_within(&self, branch: &str, (start, end): (&Bytes, &Bytes), payload: &Bytes) {
         if self.are_used() && start < end {
             let among = Among::Branch(branch);
@@ -238,7 +240,7 @@ impl Channels {
         }
     }
 
-    /// How many a message would reach now.
+    /// Returns how many subscribers a message would reach now.
     pub fn receivers(&self, to: To, channel: &[u8]) -> usize {
         let mut receivers = 0;
         if self.are_used() {
@@ -247,17 +249,17 @@ impl Channels {
         receivers
     }
 
-    /// The channels that have subscribers and match, in order.
+    /// Returns the channels that have subscribers and match the pattern, in order.
     pub fn matching(&self, by: By, pattern: Option<&[u8]>) -> Vec<Bytes> {
         let mut state = self.state.lock();
         let all = state.of(by).keys();
         all.filter(|name| pattern.is_none_or(|p| glob::matches(p, name))).cloned().collect()
     }
-    /// How many have subscribed to a channel by its name.
+    /// Returns how many connections have subscribed to a channel by its name.
     pub fn subscribers(&self, by: By, channel: &[u8]) -> usize {
         self.state.lock().of(by).get(channel).map_or(0, BTreeMap::len)
     }
-    /// How many names have subscribers.
+    /// Returns how many names have subscribers.
     pub fn count(&self, by: By) -> usize {
         self.state.lock().of(by).len()
     }

@@ -1,8 +1,8 @@
-//! A small client: commands and replies as bytes, over a server's socket or straight on a store in
+//! A small client: commands and replies as bytes, over a server's socket or directly on a store in
 //! this process.
 //!
-//! On a store in this process a request takes the same way as over a socket, so both mean the same
-//! in every corner.
+//! On a store in this process a request runs through the same code as over a socket, so that both
+//! behave the same in every detail.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -23,7 +23,7 @@ use crate::scripts::Scripts;
 use crate::session::{Describe, Shared};
 use crate::transactions::Transactions;
 
-/// A reply. Sets and RESP3's pushes are arrays, a map is the array of its keys and values in turn.
+/// A reply. Sets and RESP3 pushes are arrays; a map is the array of its keys and values in turn.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
     /// No value.
@@ -60,9 +60,9 @@ impl Sink for LocalReplies {
 }
 
 impl Client {
-    /// Talks to the server whose socket is at `path`. It must run as the same user or as root (root
-    /// may connect to any user's), so that no other user can put a socket in its place and be sent
-    /// keys.
+    /// Connects to the server whose socket is at `path`. The server must run as the same user or as
+    /// root (root may connect to any user's), so that no other user can put a socket in its place
+    /// and receive the keys.
     pub fn connect(path: &Path) -> io::Result<Client> {
         let stream = UnixStream::connect(path)?;
         let (us, them) = (rustix::process::geteuid().as_raw(), peer::user(&stream)?);
@@ -73,7 +73,7 @@ impl Client {
         Ok(Client { transport: Transport::Socket(BufReader::with_capacity(64 << 10, stream)) })
     }
 
-    /// Talks to `db` in this process.
+    /// Makes a client of `db` in this process.
     pub fn local(db: Kvdb) -> Client {
         Client::of(Arc::new(Shared::new(
             db,
@@ -85,22 +85,23 @@ impl Client {
         )))
     }
 
-    /// As [`Client::local`], with scripts, whose process this command starts.
+    /// Makes a client of `db` in this process that can run scripts, in processes started by
+    /// `command`.
     pub fn local_with_scripts(db: Kvdb, command: Vec<OsString>) -> Client {
         let mut shared = Shared::new(db, Limits::default(), None, false, None, commands::metrics());
         shared.scripts = Scripts::new(Some(command), &shared.limits);
         Client::of(Arc::new(shared))
     }
 
-    /// As [`Client::local`], over something else that begins and ends transactions, and that can
-    /// say what keys are.
+    /// Makes a client of `db` in this process with another host of `transactions`, and with a
+    /// function that describes keys.
     pub fn local_over(db: Kvdb, transactions: Arc<dyn Transactions>, describe: Describe) -> Client {
         let mut shared = Shared::new(db, Limits::default(), None, false, None, commands::metrics());
         (shared.transactions, shared.describe) = (transactions, Some(describe));
         Client::of(Arc::new(shared))
     }
 
-    /// One of several clients in this process.
+    /// Makes one of several clients that share a store in this process.
     pub(crate) fn of(shared: Arc<Shared>) -> Client {
         let replies = Arc::new(Mutex::new(Vec::new()));
         let conversation = Conversation::new(
@@ -112,8 +113,8 @@ impl Client {
         Client { transport: Transport::Local { conversation: Box::new(conversation), replies } }
     }
 
-    /// Sends one command over a socket. What the server sends behind its reply is the stream; it
-    /// ends with the connection.
+    /// Sends one command over a socket, and returns its reply and the stream of bytes that the
+    /// server sends after it. The stream ends with the connection.
     pub fn stream(mut self, args: &[&[u8]]) -> io::Result<(Reply, impl Read + use<>)> {
         let reply = self.call(args)?;
         match self.transport {
@@ -125,8 +126,8 @@ impl Client {
         }
     }
 
-    /// Sends one command over a socket, and behind its reply, unless that is an error, what `write`
-    /// writes; gives the reply to all of it.
+    /// Sends one command over a socket and, unless its reply is an error, the bytes that `write`
+    /// writes. Returns the reply to all of it.
     pub fn send_stream(
         mut self,
         args: &[&[u8]],
@@ -142,7 +143,7 @@ impl Client {
         if let Reply::Error(_) = reply {
             return Ok(reply);
         }
-        // A server that takes no more of it says why, and closes; its answer counts.
+        // A server that refuses the rest says why, and closes; its answer takes precedence.
         let written = write(stream.get_mut());
         let shut = stream.get_mut().shutdown(Shutdown::Write);
         match read_reply(&mut stream, 0) {
@@ -151,9 +152,8 @@ impl Client {
         }
     }
 
-    /// Sends one command over a socket, whose reply is to be received later, in the order of the
-    /// commands. Neither side waits for the other for ever as long as the replies that were not
-    /// received yet are few.
+    /// Sends one command over a socket; its reply is received later, in the order of the commands.
+    /// As long as few replies are outstanding, the two sides cannot deadlock.
     pub fn send(&mut self, args: &[&[u8]]) -> io::Result<()> {
         match &mut self.transport {
             Transport::Socket(stream) => write_request(stream.get_mut(), args),
@@ -164,7 +164,7 @@ impl Client {
         }
     }
 
-    /// Waits for the reply of the first command that was sent and has none yet.
+    /// Waits for the reply to the oldest command that has none yet.
     pub fn receive(&mut self) -> io::Result<Reply> {
         match &mut self.transport {
             Transport::Socket(stream) => read_reply(stream, 0),
@@ -175,14 +175,14 @@ impl Client {
         }
     }
 
-    /// Sends one command and waits for its reply. An `Err` means that there was none; an error
+    /// Sends one command and waits for its reply. An `Err` means that no reply arrived; an error
     /// reply is a `Reply::Error`.
     pub fn call(&mut self, args: &[&[u8]]) -> io::Result<Reply> {
         let request = encoded(args);
         match &mut self.transport {
             Transport::Socket(stream) => {
-                // A server that refuses the request answers and closes while it is still being
-                // written; its answer counts.
+                // A server that refuses the request answers and closes while the client still
+                // writes; its answer takes precedence.
                 let written = stream.get_mut().write_all(&request);
                 match read_reply(stream, 0) {
                     Err(error) => Err(written.err().unwrap_or(error)),
@@ -201,7 +201,7 @@ impl Client {
     }
 }
 
-/// Longer arguments are not copied.
+/// Longest argument that is copied into the request's buffer, bytes.
 const COPIED: usize = 64 << 10;
 
 /// Writes one command.
@@ -235,7 +235,7 @@ fn encoded(args: &[&[u8]]) -> Vec<u8> {
     request
 }
 
-/// Longest string in a reply that is believed.
+/// Longest string that a reply may announce, bytes.
 const LONGEST: u64 = 512 << 20;
 
 /// Reads one reply, RESP2 or RESP3.

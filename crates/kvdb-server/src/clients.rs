@@ -1,5 +1,5 @@
-//! The part of a connection that other connections use: what `CLIENT LIST` shows of it, its
-//! mailbox, its bell, and how it is closed.
+//! The part of a connection that other connections use: its row in `CLIENT LIST`, its mailbox, its
+//! bell, and the way to close it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use env::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use crate::bell::Bell;
 use crate::mailbox::Mailbox;
 
-/// Has a connection closed from outside: what it reads or waits for is over.
+/// Closes a connection from another thread: reads and waits of the connection end.
 pub type Closer = Box<dyn Fn() + Send + Sync>;
 
-/// What a connection has chosen, as far as others are shown it.
+/// Settings and state of a connection that `CLIENT LIST` shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     pub name: String,
-    /// The client's library, its name and version.
+    /// The client's library: name and version.
     pub library: (String, String),
     pub dictionary: String,
     pub resp3: bool,
@@ -27,16 +27,16 @@ pub struct Shown {
     pub queued: Option<usize>,
     pub channels: usize,
     pub patterns: usize,
-    /// Channels of the shard.
+    /// Shard channels.
     pub shards: usize,
 }
 
-/// A wait that another connection ends (`CLIENT UNBLOCK`).
+/// The way in which another connection ends a wait (`CLIENT UNBLOCK`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unblocked {
-    /// As if the time was up.
+    /// The wait ends as if the timeout had expired.
     TimedOut,
-    /// With an error.
+    /// The wait ends with an error.
     Refused,
 }
 
@@ -49,23 +49,22 @@ pub struct Connection {
     pub mailbox: Mailbox,
     pub shown: Mutex<Shown>,
     closer: Option<Closer>,
-    /// The place of its last command in the table of commands; `usize::MAX`: none.
+    /// Index of its last command in the table of commands; `usize::MAX` if there was none.
     command: AtomicUsize,
-    /// Milliseconds after `since` at which that came.
+    /// Arrival of that command, milliseconds after `since`.
     active: AtomicU64,
-    /// Whether it waits for a key, and what another connection has made of that: [`FREE`],
-    /// [`WAITS`], [`TIMED_OUT`] or [`REFUSED`]. One word, so that what ends a wait never meets the
-    /// next one.
+    /// State of its wait for a key: [`FREE`], [`WAITS`], [`TIMED_OUT`] or [`REFUSED`]. It is one
+    /// word, so that a request to end one wait never ends the next one.
     wait: AtomicU64,
 }
 
-/// It waits for no key.
+/// The connection waits for no key.
 const FREE: u64 = 0;
-/// It waits for a key.
+/// The connection waits for a key.
 const WAITS: u64 = 1;
-/// It was to wait no longer, as if the time was up.
+/// Another connection has ended the wait, as if the timeout had expired.
 const TIMED_OUT: u64 = 2;
-/// It was to wait no longer, with an error.
+/// Another connection has ended the wait with an error.
 const REFUSED: u64 = 3;
 
 impl Connection {
@@ -84,7 +83,7 @@ impl Connection {
         }
     }
 
-    /// Its thread finds the connection at its end, whatever it is at.
+    /// Closes the connection: its thread finds it at its end, even while it reads or waits.
     pub fn close(&self) {
         if let Some(close) = &self.closer {
             close();
@@ -92,22 +91,22 @@ impl Connection {
         self.bell.ring();
     }
 
-    /// Notes a command, by its place in the table.
+    /// Records the connection's last command, by its index in the table.
     pub fn does(&self, command: usize, at: Instant) {
         self.command.store(command, Relaxed);
         let after = at.saturating_duration_since(self.since).as_millis();
         self.active.store(u64::try_from(after).unwrap_or(u64::MAX), Relaxed);
     }
-    /// The place of the last command in the table.
+    /// Returns the index of the last command in the table.
     pub fn command(&self) -> Option<usize> {
         Some(self.command.load(Relaxed)).filter(|command| *command != usize::MAX)
     }
-    /// How long ago that came.
+    /// Returns the time since the last command arrived.
     pub fn idle(&self) -> Duration {
         self.since.elapsed().saturating_sub(Duration::from_millis(self.active.load(Relaxed)))
     }
 
-    /// It has subscribed to something.
+    /// Returns whether the connection has subscribed to anything.
     pub fn listens(&self) -> bool {
         let shown = self.shown.lock();
         shown.channels + shown.patterns + shown.shards > 0
@@ -116,15 +115,16 @@ impl Connection {
     pub fn is_blocked(&self) -> bool {
         self.wait.load(SeqCst) != FREE
     }
-    /// A wait begins.
+    /// Marks the beginning of a wait.
     pub fn begin_wait(&self) {
         self.wait.store(WAITS, SeqCst);
     }
-    /// The wait is over. Gives what another connection has made of it.
+    /// Marks the end of the wait, and returns whether and how another connection has ended it.
     pub fn end_wait(&self) -> Option<Unblocked> {
         unblocked(self.wait.swap(FREE, SeqCst))
     }
-    /// Ends the wait of a connection; `false`: it does not wait, or for nothing more.
+    /// Ends the wait of the connection. Returns `false` if it does not wait, or if its wait was
+    /// ended already.
     pub fn unblock(&self, how: Unblocked) -> bool {
         let how = if how == Unblocked::TimedOut { TIMED_OUT } else { REFUSED };
         let waited = self.wait.compare_exchange(WAITS, how, SeqCst, SeqCst).is_ok();
@@ -133,7 +133,7 @@ impl Connection {
         }
         waited
     }
-    /// What another connection has made of the wait.
+    /// Returns whether and how another connection has ended the wait.
     pub fn unblocked(&self) -> Option<Unblocked> {
         unblocked(self.wait.load(SeqCst))
     }
@@ -172,8 +172,9 @@ mod tests {
 
     use super::*;
 
-    /// One connection waits again and again, and another one ends its waits: each end that was
-    /// reported is that of one wait. One that came late would end a wait that it was not for.
+    /// One connection waits again and again, and another one ends the waits: each end that was
+    /// reported must belong to exactly one wait. A late one would end a wait that it was not meant
+    /// for.
     #[test]
     fn what_ends_a_wait_never_meets_the_next_one_whatever_the_schedule() {
         let mut all = 0;

@@ -1,5 +1,5 @@
-//! The table of commands: name, number of arguments, what it does to whom. One file for each family
-//! of handlers.
+//! The table of commands: for each one its name, the number of its arguments and its properties.
+//! Each family of handlers has a file of its own.
 
 use crate::failure::{Failure, Outcome};
 use crate::metrics::Metrics;
@@ -56,35 +56,35 @@ pub use dispatch::{refuse, run};
 pub use dump::is_sound as is_sound_payload;
 
 pub struct Command {
-    /// In lower case.
+    /// The name in lower case.
     pub name: &'static str,
-    /// Its arguments, for people.
+    /// The arguments, as shown to users.
     pub usage: &'static str,
-    /// Arguments with the name; negative: at least so many.
+    /// Number of arguments including the name. A negative number is a minimum.
     pub arity: i32,
-    /// Its success acknowledges a change of the store.
+    /// A success reply acknowledges a change of the store.
     pub writes: bool,
-    /// Allowed before the password is shown.
+    /// Allowed before the client has authenticated.
     pub open: bool,
-    /// First and last argument that is a key, and the step between keys; a negative last one counts
-    /// from the end. All 0: no keys.
+    /// First and last argument that is a key, and the step between keys. A negative last one counts
+    /// from the end. All 0 if there are no keys.
     pub keys: (i32, i32, i32),
     pub run: Handler,
     pub in_multi: InMulti,
-    /// It may give a key a deadline or a value that is no string.
+    /// The command may set a deadline on a key, or store a value that is not a string.
     pub typed: bool,
-    /// It says messages instead of replies (`pushes`).
+    /// The command sends messages instead of replies (`pushes`).
     pub pushes: bool,
 }
 
 impl Command {
-    /// The keys among its arguments.
+    /// Returns the keys among the command's arguments.
     pub fn keys_of<'a>(&self, args: Arguments<'a>) -> Vec<&'a [u8]> {
         if matches!(self.name, "xread" | "xreadgroup") {
             return streams::keys_of_read(args);
         }
         let (first, last, step) = self.keys;
-        // Those whose number is an argument.
+        // Commands that have the number of their keys as an argument.
         let counted = match self.name {
             "lmpop" | "sintercard" | "zdiff" | "zinter" | "zintercard" | "zmpop" | "zunion" => {
                 Some(1)
@@ -112,17 +112,18 @@ impl Command {
     }
 }
 
-/// What becomes of a command between `MULTI` and `EXEC`.
+/// Treatment of a command between `MULTI` and `EXEC`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum InMulti {
-    /// It is run by `EXEC`.
+    /// `EXEC` runs it.
     Queued,
-    /// It is run at once, and knows what it does.
+    /// It runs at once, and handles `MULTI` itself.
     AtOnce,
     Refused,
 }
 
-/// Writes exactly one reply, or none and returns the failure that becomes the reply.
+/// A handler writes exactly one reply, or writes none and returns the failure that becomes the
+/// reply.
 pub type Handler = fn(&mut Session, Arguments<'_>, &mut Output) -> Outcome;
 
 const fn open(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
@@ -172,8 +173,8 @@ const fn in_multi(in_multi: InMulti, command: Command) -> Command {
     Command { in_multi, ..command }
 }
 
-/// Of subscriptions: what it says are messages, which come also where replies do not, and it may be
-/// given while messages are all that a client of RESP2 expects.
+/// Makes a command of subscriptions: it sends messages, even where replies are suppressed, and is
+/// allowed while a RESP2 client expects nothing but messages.
 const fn pushes(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
     Command { pushes: true, ..in_multi(InMulti::Refused, reads(name, usage, arity, NONE, run)) }
 }
@@ -580,7 +581,7 @@ pub static COMMANDS: &[Command] = &[
     ),
 ];
 
-/// The names as numbers, in the same order: they are compared in two instructions.
+/// The names as integers, in the same order, so that two names are compared in two instructions.
 const NAMES: [u128; COMMANDS.len()] = {
     let mut names = [0; COMMANDS.len()];
     let mut i = 0;
@@ -597,23 +598,24 @@ const NAMES: [u128; COMMANDS.len()] = {
     names
 };
 
-/// The place in `COMMANDS` of the command of this name, in any case.
+/// Returns the index in `COMMANDS` of the command of this name, in any case.
 pub fn find(name: &[u8]) -> Option<usize> {
     let mut lower = [0; 16];
     lower.get_mut(..name.len())?.copy_from_slice(name);
     lower.make_ascii_lowercase();
     let place = NAMES.binary_search(&u128::from_be_bytes(lower)).ok()?;
-    // A name with zeros behind it is another one.
+    // A name with trailing zero bytes is another name.
     (COMMANDS[place].name.len() == name.len()).then_some(place)
 }
 
-/// Counters for all commands of the table.
+/// Returns counters for all commands of the table.
 pub fn metrics() -> Metrics {
     Metrics::new(COMMANDS.iter().map(|command| command.name))
 }
 
-/// Whether a command may need the dictionary of types, so that `EXEC` makes it before it begins.
-/// Strings beyond `tuple` bytes do, which `APPEND` and others may build of shorter arguments.
+/// Returns whether a command may need the types dictionary, so that `EXEC` creates it before it
+/// begins. Strings longer than `tuple` bytes need it, which `APPEND` and others can build from
+/// shorter arguments.
 fn may_need_types(args: Arguments<'_>, tuple: usize) -> bool {
     let plain = |command: &Command| match command.name {
         "set" => args.len() == 3,
@@ -627,7 +629,8 @@ fn may_need_types(args: Arguments<'_>, tuple: usize) -> bool {
         .is_some_and(|c| c.typed && !plain(c) || c.writes && long())
 }
 
-/// The subcommand in the first argument is not one of `command`, or not with so many arguments.
+/// Returns the error for a first argument that is no subcommand of `command`, or has the wrong
+/// number of arguments.
 fn unknown_subcommand(args: Arguments<'_>, command: &str) -> Failure {
     let given = args.at(1);
     let given = String::from_utf8_lossy(&given[..given.len().min(128)]).into_owned();
@@ -640,7 +643,7 @@ fn wrong_arity(name: &str) -> Failure {
     Failure::request(format!("wrong number of arguments for '{name}' command"))
 }
 
-/// `true` when `arg` is the option `name`, in any case.
+/// Returns whether `arg` is the option `name`, in any case.
 fn is(arg: &[u8], name: &str) -> bool {
     arg.eq_ignore_ascii_case(name.as_bytes())
 }

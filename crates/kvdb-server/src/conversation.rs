@@ -1,5 +1,5 @@
-//! Bytes in, bytes out: a client's requests are taken from a buffer as they become whole, run in
-//! order, and answered in one write.
+//! The byte stream of one client: takes complete requests from an input buffer, runs them in order,
+//! and sends their replies in one write.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::session::{Session, Shared};
 
 /// The buffer's size between requests.
 const BUFFER: usize = 64 << 10;
-/// The least room that a read is offered.
+/// The least space that is offered to a read.
 const ROOM: usize = 16 << 10;
 
 pub struct Conversation {
@@ -22,7 +22,7 @@ pub struct Conversation {
     parser: Parser,
     out: Output,
     input: Vec<u8>,
-    /// What of `input`'s capacity is counted in `Shared::request_bytes`.
+    /// The part of `input`'s capacity that is charged to `Shared::request_bytes`.
     charged: usize,
 }
 
@@ -41,7 +41,7 @@ impl Conversation {
         Conversation { session, parser: Parser::default(), out, input: Vec::new(), charged: 0 }
     }
 
-    /// With this user of the system and this process of theirs.
+    /// Sets the system user and the process of the client.
     pub fn with(mut self, user: Option<u32>, process: Option<i32>) -> Self {
         let confined = self.session.shared.seals.confine(process);
         (self.session.user, self.session.process) = (user, process);
@@ -53,25 +53,26 @@ impl Conversation {
         self.session.id
     }
 
-    /// What wakes this connection where messages may come for it; `None`: the client's next bytes
-    /// are all that there is to wait for.
+    /// Returns the bell that rings when messages arrive for this connection. Returns `None` if it
+    /// has no subscriptions: then only the client's next bytes matter.
     pub fn bell(&self) -> Option<&Bell> {
         self.session.listens().then_some(&self.session.connection.bell)
     }
 
-    /// Sends the messages that have come. `false` when the conversation is over.
+    /// Sends the messages that have arrived. Returns `false` if the conversation is over.
     pub fn deliver(&mut self) -> bool {
         self.session.connection.bell.take();
         self.session.deliver(&mut self.out);
         self.send()
     }
 
-    /// The buffer that the client's next bytes are to be appended to, with room for some. `None`:
-    /// there is no memory for a request as large as the one that is coming; the client has been
-    /// told, and the conversation is over.
+    /// Returns the buffer to which the client's next bytes are to be appended, with room for some.
+    /// Returns `None` if there is no memory for a request as large as the incoming one; the client
+    /// has been told, and the conversation is over.
     pub fn input(&mut self) -> Option<&mut Vec<u8>> {
         if self.input.capacity() - self.input.len() < ROOM {
-            // Doubled, so that the capacity follows what has arrived, never what was announced.
+            // The capacity is doubled, so that it follows the bytes that have arrived, never the
+            // announced length.
             let capacity = (self.input.len() * 2).max(BUFFER);
             let charge = capacity.saturating_sub(BUFFER).saturating_sub(self.charged);
             let shared = &self.session.shared;
@@ -87,13 +88,13 @@ impl Conversation {
         Some(&mut self.input)
     }
 
-    /// Runs every request that is whole and sends the replies. `false` when the conversation is
+    /// Runs every complete request and sends the replies. Returns `false` if the conversation is
     /// over.
     pub fn process(&mut self) -> bool {
         self.run() && self.send()
     }
 
-    /// Runs every request that is whole, those that were read ahead with them. `false` when the
+    /// Runs every complete request, including those that were read ahead. Returns `false` if the
     /// conversation is over; otherwise its replies may still have to be sent, see
     /// [`Conversation::is_unsent`].
     pub fn run(&mut self) -> bool {
@@ -105,8 +106,8 @@ impl Conversation {
         open
     }
 
-    /// Takes some of what was read ahead. `false`: there is no memory for the request; the client
-    /// has been told, and the conversation is over.
+    /// Takes some of the bytes that were read ahead. Returns `false` if there is no memory for the
+    /// request; the client has been told, and the conversation is over.
     fn take_ahead(&mut self) -> bool {
         if self.input().is_none() {
             return false;
@@ -154,13 +155,13 @@ impl Conversation {
         }
     }
 
-    /// Replies have not left yet: [`Conversation::send`] is to be called.
+    /// Returns whether replies are still to be sent by [`Conversation::send`].
     pub fn is_unsent(&self) -> bool {
         !self.out.is_empty()
     }
 
-    /// Sends the replies, and runs what the client sent while it was waited for. `false` when the
-    /// conversation is over.
+    /// Sends the replies, and runs the requests that the client sent while the replies waited for
+    /// it. Returns `false` if the conversation is over.
     pub fn send(&mut self) -> bool {
         self.flush() && (!self.out.has_ahead() || self.run())
     }
@@ -175,7 +176,7 @@ impl Conversation {
         open
     }
 
-    /// Says why the client was given up, if it was.
+    /// Logs the reason if the client was given up.
     fn say(&self, error: &io::Error) {
         if error.kind() == io::ErrorKind::TimedOut {
             let (id, address) = (self.id(), &self.session.connection.address);
@@ -183,15 +184,16 @@ impl Conversation {
         }
     }
 
-    /// When the client is given up, if it neither takes nor sends anything until then.
+    /// Returns the time at which the client is given up, unless it takes or sends something before.
     pub fn deadline(&self) -> Option<Instant> {
         self.out.deadline()
     }
-    /// Returns whether the client is still waited for. `false`: the conversation is over.
+    /// Returns whether the server still waits for the client. If not, the conversation is over.
     pub fn is_patient(&self) -> bool {
         self.out.check().inspect_err(|error| self.say(error)).is_ok()
     }
-    /// Nothing more comes: waits until the client has its last replies, or is given up.
+    /// Waits until the client has received its last replies, or is given up. No more requests
+    /// follow.
     pub fn finish(&mut self) {
         self.out.finish();
     }
@@ -222,14 +224,14 @@ mod tests {
             self.0.lock().extend_from_slice(bytes);
             Ok(())
         }
-        // What waits finds its client gone.
+        // A command that waits finds its client gone.
         fn wait(&mut self, _: &Bell, _: Option<std::time::Duration>) {}
         fn is_gone(&self) -> bool {
             true
         }
     }
 
-    /// All replies to `pieces`, which arrive one after the other, on a fresh store.
+    /// Returns all replies to `pieces`, which arrive one after the other, on a fresh store.
     fn replies<'a>(pieces: impl IntoIterator<Item = &'a [u8]>, needs_password: bool) -> Vec<u8> {
         let limits = Limits {
             arguments: 64,
@@ -242,7 +244,7 @@ mod tests {
             ..Limits::default()
         };
         let password = needs_password.then(|| "secret".to_string());
-        // Time stands still, and what is drawn follows from a seed.
+        // Time stands still, and random numbers are drawn from a seed.
         let db = Kvdb::create(
             Arc::new(zones::MemoryDevice::new()),
             Arc::new(env::Simulated::new(1)),
@@ -276,7 +278,7 @@ mod tests {
         std::mem::take(&mut *sent.lock())
     }
 
-    /// The replies must be well-formed whatever was asked.
+    /// Asserts that the replies are well-formed.
     fn assert_well_formed(mut bytes: &[u8]) {
         while !bytes.is_empty() {
             crate::client::read_reply(&mut bytes, 0).expect("a well-formed reply");
@@ -301,7 +303,7 @@ mod tests {
         assert_eq!(replies(SAMPLE.chunks(1), false), whole);
     }
 
-    /// Pieces that are likely to get somewhere in the parser and behind it.
+    /// Generates pieces that are likely to get past the parser.
     fn fragment() -> impl Strategy<Value = Vec<u8>> {
         let names: Vec<&'static str> = crate::commands::COMMANDS
             .iter()
@@ -338,7 +340,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 5000, ..ProptestConfig::default() })]
-        /// Whatever arrives, in whatever pieces: no panic, well-formed replies, and the same ones.
+        /// Any bytes, in any pieces, cause no panic, only well-formed replies, and the same replies
+        /// for each division into pieces.
         #[test]
         fn any_bytes_in_any_pieces(
             fragments in prop::collection::vec(fragment(), 0..30),
@@ -352,7 +355,7 @@ mod tests {
             cuts.extend([0, bytes.len()]);
             cuts.sort();
             let pieces = cuts.windows(2).map(|w| &bytes[w[0]..w[1]]);
-            // Cursors of SCAN start at a random number, so replies that carry one may differ.
+            // Cursors of SCAN start at a random number, so replies with a cursor may differ.
             let scans = bytes.to_ascii_lowercase().windows(4).any(|w| w == b"scan");
             let cut = replies(pieces, needs_password);
             if !scans {

@@ -1,9 +1,10 @@
-//! Cursors of `SCAN`: opaque numbers that stand for "go on behind this key".
+//! Cursors of `SCAN`: opaque numbers, each of which stands for the key at which a scan continues.
 //!
-//! Keys are any bytes, so a number cannot hold one; a table does. It is bounded. A client that asks
-//! for the page behind a cursor has read the page before it, so that cursor's predecessor is
-//! forgotten: a live scan holds two entries, and a page may be asked for twice. Of abandoned scans
-//! the oldest give way; their cursors become an error, never a scan that silently misses keys.
+//! Keys are arbitrary bytes, so a number cannot hold one; a table maps cursors to keys. The table
+//! is bounded. A client that asks for the page after a cursor has read the page before it, so the
+//! predecessor of that cursor is dropped: a live scan holds two entries, and a page may be
+//! requested twice. If the table is full, the least recently used entries are evicted; their
+//! cursors become an error, never a scan that silently misses keys.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -13,15 +14,15 @@ use env::sync::Mutex;
 pub struct Cursors {
     table: Mutex<Table>,
     capacity: usize,
-    /// Bytes that the keys and names of all of them may take.
+    /// Limit on the bytes of keys and names of all entries.
     most: usize,
 }
 
 struct Table {
     entries: HashMap<u64, Entry>,
-    /// Cursor of each age, oldest first.
+    /// The cursor of each age, oldest first.
     ages: BTreeMap<u64, u64>,
-    /// What the entries take.
+    /// Total size of the entries.
     bytes: usize,
     clock: u64,
     next: u64,
@@ -29,7 +30,7 @@ struct Table {
 
 struct Entry {
     dictionary: String,
-    /// The scan goes on at the first key that is at least this.
+    /// The scan continues at the first key that is at least this one.
     from: Vec<u8>,
     predecessor: Option<u64>,
     age: u64,
@@ -56,7 +57,7 @@ impl Table {
 impl Cursors {
     pub fn new(capacity: usize, most: usize) -> Self {
         // Numbers start at a random place, so that a cursor of an earlier server is not mistaken
-        // for one of ours, and stay below 2^53, which every client can hold.
+        // for one of this server, and stay below 2^53, which every client can hold.
         let start = (RandomState::new().hash_one(0u8) >> 44) << 32 | 1;
         let table = Table {
             entries: HashMap::new(),
@@ -68,8 +69,8 @@ impl Cursors {
         Cursors { table: Mutex::new(table), capacity: capacity.max(2), most }
     }
 
-    /// Where the scan of `cursor` goes on. `None`: not one of ours, forgotten, or of another
-    /// dictionary.
+    /// Returns the key at which the scan of `cursor` continues. Returns `None` if the cursor was
+    /// not issued here, was evicted, or belongs to another dictionary.
     pub fn resume(&self, cursor: u64, dictionary: &str) -> Option<Vec<u8>> {
         let mut table = self.table.lock();
         let table = &mut *table;
@@ -85,7 +86,7 @@ impl Cursors {
         Some(from)
     }
 
-    /// A cursor for the page behind the one that `predecessor` asked for.
+    /// Issues a cursor for the page after the one that `predecessor` asked for.
     pub fn issue(&self, predecessor: Option<u64>, dictionary: &str, from: Vec<u8>) -> u64 {
         let mut table = self.table.lock();
         while (table.entries.len() >= self.capacity
@@ -104,7 +105,7 @@ impl Cursors {
         cursor
     }
 
-    /// The scan that `cursor` belongs to is over.
+    /// Drops `cursor`, whose scan is over.
     pub fn finish(&self, cursor: u64) {
         self.table.lock().forget(cursor);
     }

@@ -1,15 +1,16 @@
-//! Descriptors for connections: how many there may be, and that the process may have as many.
+//! File descriptors for connections: how many connections are possible, and the limit of the
+//! process raised accordingly.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that are kept for all else: the store, a mount and its threads, scripts.
+/// Descriptors reserved for everything else: the store, a mount and its threads, scripts.
 const KEPT: u64 = 256;
-/// Descriptors that a connection takes; one with TLS has a relay.
+/// Descriptors per connection; a connection with TLS has a relay.
 const PLAIN: u64 = 1;
 const RELAYED: u64 = 3;
 
-/// Sees that the process may have descriptors for so many connections, and returns for how many it
-/// may.
+/// Raises the descriptor limit of the process for `wanted` connections if necessary, and returns
+/// how many connections the limit allows.
 pub fn provide(wanted: usize, relayed: bool) -> usize {
     let each = if relayed { RELAYED } else { PLAIN };
     let needed = (wanted as u64).saturating_mul(each).saturating_add(KEPT);

@@ -1,5 +1,5 @@
-//! Which dictionaries a client reaches, and of which state of the store. Names are the user's own;
-//! a reserved dictionary is refused by whatever way it is named, so that nothing a client sends can
+//! The dictionaries that a client can reach, in the store, a snapshot or a clone. Names are chosen
+//! by users. A reserved dictionary is refused in every command that names it, so that no client can
 //! touch the file system's tuples.
 
 use std::cell::Cell;
@@ -18,25 +18,26 @@ pub enum Place {
     /// The current state of the store.
     #[default]
     Store,
-    /// A snapshot: nothing there changes. Its keys are those that had not expired when it was made,
-    /// so many milliseconds after 1970.
+    /// A snapshot, which never changes, and its creation time in milliseconds since 1970. Its keys
+    /// are those that had not expired at that time.
     Snapshot(View, u64),
-    /// A clone, by its name.
+    /// A clone, by name.
     Clone(String),
 }
 
 impl Place {
-    /// Where a transaction is: in the store or in a clone.
+    /// Returns the place of a transaction: the store or a clone.
     pub fn of(transaction: &Transaction) -> Place {
         Place::of_branch(transaction.branch())
     }
 
-    /// A branch of the store; `""`: the store itself.
+    /// Returns the place of a branch; `""` is the store itself.
     pub fn of_branch(name: &str) -> Place {
         if name.is_empty() { Place::Store } else { Place::Clone(name.into()) }
     }
 
-    /// The branch that commands change here; `None`: they change nothing.
+    /// Returns the branch that commands change at this place. Returns `None` for a snapshot, which
+    /// they cannot change.
     pub fn branch(&self) -> Option<&str> {
         match self {
             Place::Store => Some(""),
@@ -45,7 +46,7 @@ impl Place {
         }
     }
 
-    /// Its dictionaries, the reserved ones included.
+    /// Returns all dictionaries of this place, the reserved ones included.
     pub fn all(&self, db: &Kvdb) -> Vec<DictionaryInfo> {
         match self {
             Place::Store => db.dictionaries(),
@@ -54,7 +55,7 @@ impl Place {
         }
     }
 
-    /// An error when it is no more.
+    /// Returns an error if the place is a clone that no longer exists.
     fn check(&self, db: &Kvdb) -> Result<(), Failure> {
         match self {
             Place::Clone(name) if !db.has_branch(name) => {
@@ -65,13 +66,13 @@ impl Place {
     }
 }
 
-/// The dictionary that a connection works on. It is looked up when it is used, and made by the
-/// first write. A rollback may take it away and the next write make another one of the same name,
-/// so its number is good for as long as the store has it.
+/// The dictionary that a connection works on. It is looked up at its first use, and created by the
+/// first write. A rollback may remove it and the next write create another one of the same name, so
+/// its id is valid only as long as the store has a dictionary with that id.
 #[derive(Clone, Debug)]
 pub struct Selected {
     name: String,
-    /// Of the dictionary of its types.
+    /// Name of its types dictionary.
     types_name: String,
     id: Cell<Option<DictionaryId>>,
     types: Cell<Option<DictionaryId>>,
@@ -84,13 +85,14 @@ impl Default for Selected {
 }
 
 impl Selected {
-    /// A name that is known to be the user's.
+    /// Selects a name that is known not to be reserved.
     pub fn named(name: &str) -> Self {
         let types_name = types_name(name);
         Selected { name: name.into(), types_name, id: Cell::default(), types: Cell::default() }
     }
 
-    /// Chooses the dictionary `name`. An error says what is wrong with it: not a name, or reserved.
+    /// Chooses the dictionary `name`. Returns an error that says why if it is not a valid name, or
+    /// reserved.
     pub fn choose(db: &Kvdb, name: &[u8]) -> Result<Self, Failure> {
         let wrong = |why: &str| Failure::request(format!("a dictionary's name is {why}"));
         let name = std::str::from_utf8(name).map_err(|_| wrong("UTF-8 text"))?;
@@ -117,7 +119,7 @@ impl Selected {
         &self.types_name
     }
 
-    /// The dictionary of that name in a snapshot or clone, if it exists.
+    /// Returns the dictionary of that name in a snapshot or clone, if it exists.
     pub fn existing_at(&self, place: &Place, db: &Kvdb) -> Result<Option<Keyspace>, Failure> {
         let all = place.all(db);
         match all.iter().find(|d| d.name == self.name) {
@@ -134,7 +136,7 @@ impl Selected {
         Failure::request(format!("dictionary '{}' is reserved for the file system", self.name))
     }
 
-    /// The dictionary if it exists.
+    /// Returns the dictionary if it exists.
     pub fn existing(&self, db: &Kvdb) -> Result<Option<DictionaryId>, Failure> {
         if let Some(id) = self.id.get().filter(|id| db.has_dictionary(*id)) {
             return Ok(Some(id));
@@ -147,14 +149,14 @@ impl Selected {
         Ok(self.id.get())
     }
 
-    /// The dictionary of its types if it exists.
+    /// Returns its types dictionary if it exists.
     pub fn types(&self, db: &Kvdb) -> Option<DictionaryId> {
         let known = self.types.get().filter(|id| db.has_dictionary(*id));
         self.types.set(known.or_else(|| db.dictionary(&self.types_name)));
         self.types.get()
     }
 
-    /// The dictionary, made if it does not exist.
+    /// Returns the dictionary, and creates it if it does not exist.
     pub fn writable(&self, db: &Kvdb) -> Result<DictionaryId, Failure> {
         if let Some(id) = self.existing(db)? {
             return Ok(id);
@@ -167,12 +169,12 @@ impl Selected {
     }
 }
 
-/// The user's dictionaries, by name.
+/// Returns the user's dictionaries, sorted by name.
 pub fn listed(db: &Kvdb) -> Vec<(String, DictionaryId)> {
     listed_at(&Place::Store, db)
 }
 
-/// Those of a place.
+/// Returns the user's dictionaries of a place, sorted by name.
 pub fn listed_at(place: &Place, db: &Kvdb) -> Vec<(String, DictionaryId)> {
     let users = |d: &DictionaryInfo| !d.options.reserved && !d.name.starts_with(TYPES_PREFIX);
     let mut all: Vec<_> = place.all(db).into_iter().filter(users).map(|d| (d.name, d.id)).collect();
@@ -180,7 +182,7 @@ pub fn listed_at(place: &Place, db: &Kvdb) -> Vec<(String, DictionaryId)> {
     all
 }
 
-/// The dictionaries of their types.
+/// Returns the types dictionaries of a place.
 pub fn types_at(place: &Place, db: &Kvdb) -> Vec<DictionaryId> {
     let all = place.all(db).into_iter();
     all.filter(|d| d.name.starts_with(TYPES_PREFIX)).map(|d| d.id).collect()

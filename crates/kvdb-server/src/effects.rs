@@ -2,8 +2,8 @@
 //! of connections that wait for a key. An effect happens after its commit is visible; if the commit
 //! fails, it does not happen.
 //!
-//! Where there are more events than can be kept, one event of all keys stands for those that are
-//! not told one by one, so that a cache that follows events never keeps what was.
+//! If more events occur than can be kept, one event of all keys stands for those that are not sent
+//! one by one, so that a cache that follows events never keeps a stale value.
 
 use std::collections::HashMap;
 
@@ -20,16 +20,18 @@ use crate::waiters::{Awaited, Spot, Waiters};
 pub enum Effect {
     /// A message to the subscribers of a channel.
     Message { to: To, channel: Bytes, payload: Bytes },
-    /// Something has happened to a key.
+    /// An event of one key.
     Event { event: Event, key: Bytes },
-    /// Something may have happened to every key of `[start, end)`; `end` empty: to the last key.
+    /// Something may have happened to every key in `[start, end)`; an empty `end` means up to the
+    /// last key.
     Range { event: Event, start: Bytes, end: Bytes },
-    /// A collection of this kind may have elements that it had not. `new`: there was none.
+    /// A collection of this kind may have gained elements. `new` is set if it did not exist before.
     Filled { kind: Kind, key: Bytes, new: bool },
 }
 
 impl Effect {
-    /// An event of all keys of a dictionary, whatever events clients want.
+    /// Returns an event of all keys of a dictionary, for every class of events that clients may
+    /// want.
     pub fn of_all(name: &'static str) -> Effect {
         let event = Event { class: Classes::ANY, name };
         Effect::Range { event, start: Bytes::new(), end: Bytes::new() }
@@ -54,9 +56,9 @@ impl Effect {
 pub struct Effects {
     of_spots: Vec<(Spot, Vec<Effect>)>,
     bytes: usize,
-    /// Some effects found no room, so every waiting connection must look at its keys.
+    /// Some effects did not fit, so every waiting connection must look at its keys.
     overfull: bool,
-    /// Spots of which events found no room, and how many effects there were when the first did.
+    /// Spots whose events did not fit, each with the number of effects before the first loss.
     lost: HashMap<Spot, usize>,
 }
 
@@ -65,12 +67,12 @@ impl Effects {
         self.bytes
     }
 
-    /// Whether a message of this size fits.
+    /// Returns whether a message of this size fits.
     pub fn has_room(&self, bytes: usize, most: usize) -> bool {
         self.bytes + bytes + size_of::<Effect>() <= most
     }
 
-    /// Adds the effects at one spot. Gives the number of effects that found no room.
+    /// Adds the effects at one spot. Returns how many effects did not fit.
     pub fn add(&mut self, spot: Spot, effects: Vec<Effect>, most: usize) -> u64 {
         let bytes: usize = effects.iter().map(Effect::size).sum();
         if self.bytes + bytes > most {
@@ -89,7 +91,7 @@ impl Effects {
         0
     }
 
-    /// Adds the effects of another list. Gives the number of effects that found no room.
+    /// Adds the effects of another list. Returns how many effects did not fit.
     pub fn append(&mut self, other: Effects, most: usize) -> u64 {
         self.overfull |= other.overfull;
         let len = self.len();
@@ -99,13 +101,13 @@ impl Effects {
         other.of_spots.into_iter().map(|(spot, effects)| self.add(spot, effects, most)).sum()
     }
 
-    /// The number of effects, a place for `cut`.
+    /// Returns the number of effects, which `cut` takes as a position.
     pub fn len(&self) -> usize {
         self.of_spots.iter().map(|(_, effects)| effects.len()).sum()
     }
     /// Removes all effects but the first `len`.
     pub fn cut(&mut self, mut len: usize) {
-        // At the same number they may have been lost before or after: they count as lost.
+        // A loss at the same number may have come before or after the cut; it counts as lost.
         self.lost.retain(|_, at| *at <= len);
         for (_, effects) in &mut self.of_spots {
             effects.truncate(len);
@@ -137,8 +139,8 @@ impl Reached<'_> {
         }
     }
 
-    /// Carries out the effects at one spot. Messages are published first, so a client that is woken
-    /// has received them.
+    /// Carries out the effects at one spot. Messages are published first, so that a client that is
+    /// woken has received them.
     pub fn carry_out_at(&self, spot: &Spot, effects: &[Effect]) {
         for effect in effects {
             match effect {

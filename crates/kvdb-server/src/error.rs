@@ -1,22 +1,22 @@
-//! Why a server does not start.
+//! Errors that keep a server from starting.
 
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Why a server did not start.
+/// The reason why a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A server answers at this path.
+    /// A server is listening at this path.
     #[error("another server is listening at {0}; stop it, or choose another path")]
     InUse(PathBuf),
-    /// A file that is no socket is in the way.
+    /// A file that is not a socket is in the way.
     #[error("{0} exists and is no socket; choose another path, or move it away")]
     NotASocket(PathBuf),
-    /// The kernel takes no socket path of this length.
+    /// The path is too long for a socket.
     #[error("{0} is too long for the path of a socket (at most 106 bytes); choose a shorter one")]
     PathTooLong(PathBuf),
-    /// TCP was asked for without a password.
+    /// TCP was requested without a password.
     #[error("TCP is open to anyone who can reach the machine; give a password with it")]
     NoPassword,
     /// The Unix socket could not be made.
@@ -24,7 +24,7 @@ pub enum Error {
     Socket {
         /// Its path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The TCP socket could not be made.
@@ -32,7 +32,7 @@ pub enum Error {
     Tcp {
         /// Its address.
         address: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// A certificate or a key cannot be used.
@@ -40,7 +40,7 @@ pub enum Error {
     Tls {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// A thread or an event could not be made.

@@ -1,24 +1,24 @@
 //! Event loops: threads that serve many connections each.
 //!
-//! One thread at a time leads a loop: it waits for connections from which bytes have come, and runs
-//! the commands in them, one connection after the other. Nothing in there is asynchronous. A
-//! command may wait for a lock, a sync or another client, and may take as long as it likes; the
-//! other connections do not wait for it, because another thread takes the lead:
+//! One thread at a time leads a loop: it waits for connections on which bytes have arrived, and
+//! runs their commands, one connection after the other. The code of a command is synchronous. A
+//! command may wait for a lock, a sync or another client, and may take arbitrarily long; the other
+//! connections do not wait for it, because another thread takes the lead:
 //!
 //! - when the leader gives way, which it does where it knows that it is going to wait;
 //! - when the leader has been at one connection for [`PATIENCE`], or at most twice that.
 //!
-//! The replies of a connection leave when those that were ready with it have had their turns, too,
-//! or [`TOGETHER`] of them: most clients that sleep sleep for several connections, and to wake one
-//! costs more than a command.
+//! The replies of a connection are sent after the other connections that were ready at the same
+//! time have had their turns, or after [`TOGETHER`] of those turns: most clients that sleep wait
+//! for several connections, and waking a client costs more than a command.
 //!
 //! Replies that a client does not take at once wait with its connection (`stream_sink`), whose next
-//! commands are run meanwhile; the loop sends them on when the system says that more is taken.
+//! commands run in the meantime; the loop sends the replies as soon as the kernel accepts more.
 //!
-//! The former leader goes on with the connection that it is at, and gives it back in the end. Until
-//! then the loop does not look at that connection, so its commands keep their order. Afterwards the
-//! thread stands by, or ends where enough others do. A loop whose commands wait for
-//! nothing has two threads, one of which sleeps.
+//! The former leader continues with its connection, and hands it back at the end. Until then the
+//! loop does not poll that connection, so its commands keep their order. Afterwards the thread
+//! stands by, or ends if enough others do. A loop whose commands wait for nothing has two threads,
+//! one of which sleeps.
 
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
@@ -39,20 +39,20 @@ use crate::conversation::Conversation;
 use crate::session::Shared;
 use crate::stream::{Received, Stream};
 
-/// How long the leader may be at one connection before another thread takes the lead.
+/// Time that the leader may spend at one connection before another thread takes the lead.
 pub const PATIENCE: Duration = Duration::from_millis(5);
-/// Threads that stand by at most.
+/// Limit on the number of threads that stand by.
 const STANDING_BY: usize = 4;
-/// Connections that are taken from the system at once.
+/// Connections taken from one `epoll_wait`.
 const AT_ONCE: usize = 128;
-/// Turns of other connections that the replies of one wait for at most, so that a client that
-/// sleeps is woken once for the replies of several.
+/// Limit on the turns of other connections for which the replies of one wait, so that a sleeping
+/// client is woken once for the replies of several connections.
 const TOGETHER: usize = 32;
-/// What the system calls `wake`; connections are numbered from one on.
+/// The epoll data of `wake`; connections are numbered from 1.
 const WAKE: u64 = 0;
 
 thread_local! {
-    /// The number of the lead that this thread was given last. A thread belongs to one loop.
+    /// The number of the lead that this thread held last. A thread belongs to one loop.
     static LEAD: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -64,37 +64,38 @@ pub struct EventLoop {
     /// `LoopState::stopping`.
     wake: OwnedFd,
     state: Mutex<LoopState>,
-    /// Signalled when the thread that looks after the leader has something to do.
+    /// Signalled when the thread that watches the leader has something to do.
     watcher: Condvar,
-    /// Signalled when another one that stands by has.
+    /// Signalled when another thread that stands by has something to do.
     others: Condvar,
     /// Signalled when the last thread has ended.
     ended: Condvar,
-    /// Connections for which messages have come. It is locked by those who ring, whatever locks
-    /// they hold, so nothing else is locked under it.
+    /// Connections for which messages have arrived. Ringing threads lock it under arbitrary other
+    /// locks, so no other lock is taken under it.
     rung: Mutex<Vec<u64>>,
 }
 
 #[derive(Default)]
 struct LoopState {
     connections: HashMap<u64, LoopConnection>,
-    /// Those for whose clients replies wait, and when these are given up.
+    /// Connections whose clients have not taken all replies, each with the time at which the client
+    /// is given up.
     waiting: HashMap<u64, Instant>,
-    /// What the leader has to do before it asks the system again.
+    /// Work for the leader before it polls again.
     ready: VecDeque<(u64, Event)>,
-    /// The number of the lead: it is another one for each thread that takes it.
+    /// The number of the lead. It changes with each thread that takes the lead.
     lead: u64,
-    /// No thread leads: the next thread that stands by takes it.
+    /// No thread leads: the next thread that stands by takes the lead.
     vacant: bool,
-    /// The connection that the leader is at.
+    /// The connection that the leader serves at the moment.
     current: Option<u64>,
-    /// Turns of connections so far.
+    /// Number of turns so far.
     turns: u64,
-    /// The leader waits for the system.
+    /// The leader waits in `epoll_wait`.
     idle: bool,
-    /// The thread that looks after the leader sleeps until that has something to do.
+    /// The thread that watches the leader sleeps until the leader has something to do.
     asleep: bool,
-    /// One of those that stand by looks after the leader.
+    /// One of the threads that stand by watches the leader.
     watched: bool,
     standing_by: usize,
     threads: usize,
@@ -108,22 +109,22 @@ struct LoopConnection {
     stream: Arc<Stream>,
     /// `None` while a thread is at it.
     conversation: Option<Box<Conversation>>,
-    /// Messages have come while a thread was at it.
+    /// Messages have arrived while a thread served it.
     rung: bool,
-    /// The system says when it takes more replies.
+    /// The kernel is asked to report when it accepts more replies.
     hears_out: bool,
 }
 
-/// Why a connection has its turn.
+/// The reason for a connection's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// There are bytes, or its end.
+    /// Bytes have arrived, or the end of the stream.
     Readable,
-    /// There are messages for it.
+    /// Messages have arrived for it.
     Rung,
-    /// Its replies have not left yet, or have not been taken and more may be.
+    /// Its replies have not been sent yet, or were not all taken and the kernel accepts more now.
     Unsent,
-    /// It has taken none of its replies for as long as is waited for that.
+    /// Its client has taken no replies for as long as the server waits.
     Idle,
 }
 
@@ -136,7 +137,7 @@ struct Turn {
 }
 
 impl EventLoop {
-    /// Starts a loop; its threads have this name.
+    /// Starts a loop whose threads have this name.
     pub fn start(name: String, shared: Arc<Shared>) -> io::Result<Arc<EventLoop>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -156,7 +157,7 @@ impl EventLoop {
         Ok(started)
     }
 
-    /// Connections that it has.
+    /// Returns the number of connections of this loop.
     pub fn connections(&self) -> usize {
         self.state.lock().connections.len()
     }
@@ -165,7 +166,8 @@ impl EventLoop {
     pub fn add(&self, stream: Arc<Stream>, conversation: Box<Conversation>) -> io::Result<()> {
         let id = conversation.id();
         let mut state = self.state.lock();
-        // The first event may be had before this returns; it waits for the state's lock.
+        // The first event may be reported before this returns; its handling waits for the state's
+        // lock.
         self.listen(id, &stream, false)?;
         self.shared.metrics.connected.fetch_add(1, Relaxed);
         let slot = LoopConnection {
@@ -188,17 +190,17 @@ impl EventLoop {
         Ok(epoll::modify(&self.epoll, stream, data, wanted_events(out))?)
     }
 
-    /// The system says nothing more of the connection. It fails only where that is so already.
+    /// Stops polling the connection. The call fails only if it is not polled.
     fn ignore(&self, stream: &Stream) {
         let _ = epoll::delete(&self.epoll, stream);
     }
 
     fn wake(&self) {
-        // It fails only when it is readable already.
+        // The write fails only if the descriptor is readable already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Messages have come for a connection.
+    /// Notes that messages have arrived for a connection.
     fn ring(&self, id: u64) {
         let mut rung = self.rung.lock();
         rung.push(id);
@@ -207,7 +209,7 @@ impl EventLoop {
         }
     }
 
-    /// Ends all connections, each after the command that it is at.
+    /// Ends all connections, each after its current command.
     pub fn stop(&self) {
         let mut state = self.state.lock();
         state.stopping = true;
@@ -218,7 +220,7 @@ impl EventLoop {
         self.others.notify_all();
     }
 
-    /// Returns when all threads and connections have ended, and none of them holds the store.
+    /// Waits until all threads and connections have ended, and none of them holds the store.
     pub fn wait_for_end(&self) {
         let mut state = self.state.lock();
         while state.threads > 0 {
@@ -231,8 +233,8 @@ impl EventLoop {
         self.shared.metrics.connected.fetch_sub(connections.len() as u64, Relaxed);
     }
 
-    /// The calling thread is about to wait for something, or to take long: if it leads, it gives
-    /// the lead to another thread, for good.
+    /// Hands the lead to another thread for good, if this thread leads. Called when the thread is
+    /// about to wait, or to run for long.
     pub fn give_way(self: &Arc<Self>) {
         let mut state = self.state.lock();
         if state.lead != LEAD.get() || state.vacant {
@@ -252,7 +254,7 @@ impl EventLoop {
         self.watcher.notify_one();
     }
 
-    /// The connection that the leader is at is that thread's alone from here on.
+    /// Stops polling the connection that the leader serves: from here on only that thread uses it.
     fn leave_current(&self, state: &mut LoopState) {
         if let Some(slot) = state.current.take().and_then(|id| state.connections.get(&id)) {
             self.ignore(&slot.stream);
@@ -280,8 +282,8 @@ impl EventLoop {
         }
     }
 
-    /// Waits until this thread is to lead, and gives the number of the lead. `None`: it is not
-    /// needed any more.
+    /// Waits until this thread is to lead, and returns the number of its lead. Returns `None` if
+    /// the thread is no longer needed.
     fn stand_by(self: &Arc<Self>) -> Option<u64> {
         let mut state = self.state.lock();
         if !state.vacant && state.standing_by == STANDING_BY {
@@ -308,7 +310,7 @@ impl EventLoop {
         state.lead += 1;
         state.vacant = false;
         if state.standing_by > 0 {
-            // It looks after this thread.
+            // The notified thread watches this one.
             self.others.notify_one();
         } else if let Err(error) = self.start_thread(&mut state) {
             tracing::warn!("no thread could be started to stand by: {error}");
@@ -316,7 +318,8 @@ impl EventLoop {
         Some(state.lead)
     }
 
-    /// Looks after the leader for a while; `true`: it has been at one connection for too long.
+    /// Watches the leader for a while. Returns `true` if it has been at one connection for too
+    /// long.
     fn watch(&self, state: &mut MutexGuard<'_, LoopState>) -> bool {
         if state.idle {
             state.asleep = true;
@@ -335,13 +338,13 @@ impl EventLoop {
         let mut back = None;
         while let Some(turn) = self.next(lead, back.take(), &mut events) {
             let (id, stream) = (turn.id, turn.stream.clone());
-            // A bug in a command ends its connection and no other one.
+            // A panic in a command ends its connection only.
             let conversation = catch_unwind(AssertUnwindSafe(|| self.serve(turn))).unwrap_or(None);
             back = Some((id, stream, conversation));
         }
     }
 
-    /// Gives a connection its turn. `None`: it has ended.
+    /// Serves a connection for one turn. Returns `None` if the connection has ended.
     fn serve(self: &Arc<Self>, turn: Turn) -> Option<Box<Conversation>> {
         let Turn { id, stream, mut conversation, event } = turn;
         let open = match event {
@@ -373,7 +376,7 @@ impl EventLoop {
                     this.ring(id);
                 }
             }));
-            // It may have rung before.
+            // The bell may have rung before.
             self.ring(id);
         }
         if open {
@@ -386,8 +389,8 @@ impl EventLoop {
         None
     }
 
-    /// Takes a connection back whose turn is over, and gives the next one its turn; waits until
-    /// there is one. `None`: another thread leads, or the loop is to end.
+    /// Takes back a connection whose turn is over, and waits for the next one that is ready.
+    /// Returns `None` if another thread leads, or the loop is to end.
     fn next(
         &self,
         lead: u64,
@@ -423,8 +426,8 @@ impl EventLoop {
         turn
     }
 
-    /// Takes a connection back. Gives what is left of one that has ended, to be dropped when the
-    /// state is not locked.
+    /// Takes a connection back. If it has ended, returns the rest of it, to be dropped after the
+    /// state is unlocked.
     fn take_back(
         &self,
         state: &mut LoopState,
@@ -452,7 +455,7 @@ impl EventLoop {
             (None, false) => Ok(()),
             (Some(_), true) if waits != heard_out => self.listen_again(id, stream, waits),
             (Some(_), true) => Ok(()),
-            // What has come by now is reported at once.
+            // Bytes that have arrived by now are reported at once.
             (Some(_), false) => self.listen(id, stream, waits),
         };
         if let Err(error) = &heard {
@@ -484,7 +487,7 @@ impl EventLoop {
         }
     }
 
-    /// Waits for the system, at most until then.
+    /// Polls for events, at most until `until`.
     fn wait(&self, until: Option<Instant>, events: &mut Vec<epoll::Event>) {
         events.clear();
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -498,7 +501,7 @@ impl EventLoop {
         }
     }
 
-    /// Puts what the system has said into `ready`.
+    /// Moves the reported events to `ready`.
     fn sort(&self, state: &mut LoopState, events: &[epoll::Event]) {
         for event in events {
             match event.data.u64() {
@@ -532,7 +535,7 @@ impl EventLoop {
     }
 }
 
-/// The events of a connection that the system is asked for.
+/// Returns the events of a connection to poll for.
 fn wanted_events(out: bool) -> epoll::EventFlags {
     let mut events = epoll::EventFlags::IN;
     events.set(epoll::EventFlags::OUT, out);
@@ -540,7 +543,7 @@ fn wanted_events(out: bool) -> epoll::EventFlags {
 }
 
 impl LoopState {
-    /// The next connection that has something to do and at which no thread is.
+    /// Returns the next connection that is ready and that no thread serves.
     fn next_turn(&mut self) -> Option<Turn> {
         while let Some((id, event)) = self.ready.pop_front() {
             let Some(slot) = self.connections.get_mut(&id) else { continue };
@@ -550,7 +553,8 @@ impl LoopState {
                     self.turns += 1;
                     return Some(Turn { id, stream: slot.stream.clone(), conversation, event });
                 }
-                // What has come is reported again when the thread gives it back.
+                // Bytes that have arrived are reported again when the thread hands the connection
+                // back.
                 None => slot.rung |= event == Event::Rung,
             }
         }

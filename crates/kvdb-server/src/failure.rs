@@ -1,18 +1,18 @@
-//! Why a command failed, in the words that Redis clients know.
+//! Reasons why a command failed, in the words that Redis clients know.
 
 use std::borrow::Cow;
 
-/// The error reply of a command. Its text starts with a code: `ERR`, or one that programs may act
+/// The error reply of a command. Its text starts with a code: `ERR`, or one that programs can act
 /// upon.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The request was wrong; the text says how, without the code `ERR`.
+    /// The request was wrong; the text says why, without the code `ERR`.
     #[error("ERR {0}")]
     Request(Cow<'static, str>),
     /// A text with its own code.
     #[error("{0}")]
     Coded(Cow<'static, str>),
-    /// The store has no room left (`NOSPACE`); reading and deleting go on.
+    /// The store has no room left (`NOSPACE`); reads and deletions still work.
     #[error("NOSPACE the store is full; delete something, or let the store grow")]
     NoSpace,
     /// The store takes no more writes (`READONLY`).
@@ -24,35 +24,36 @@ pub enum Failure {
     /// A checksum did not match (`CORRUPT`).
     #[error("CORRUPT {0}; run `kvfs check` on the store")]
     Corrupt(String),
-    /// Others have changed the same since the transaction began (`CONFLICT`); it is over, and may
-    /// be begun again.
+    /// Another transaction has changed the same keys since this one began (`CONFLICT`). The
+    /// transaction is over, and may be retried.
     #[error("CONFLICT {0}")]
     Conflict(String),
-    /// Another transaction holds what is wanted, or took what this one held (`LOCKED`).
+    /// Another transaction holds a lock that is needed, or took one that this transaction held
+    /// (`LOCKED`).
     #[error("LOCKED {0}")]
     Locked(String),
-    /// The transaction has as much as it may have (`NOSPACE`).
+    /// The transaction has reached its size limit (`NOSPACE`).
     #[error("NOSPACE {0}")]
     OverLimit(String),
     /// The transaction has ended (`NOTXN`).
     #[error("NOTXN {0}")]
     NoTransaction(String),
-    /// It would pile up more than is allowed (`LIMIT`).
+    /// The command would buffer more than is allowed (`LIMIT`).
     #[error("LIMIT {0}")]
     Limit(String),
-    /// A part of a transaction failed whose changes cannot be undone alone; nothing of the whole is
-    /// done.
+    /// A part of a transaction failed whose changes cannot be undone alone; the whole transaction
+    /// was undone.
     #[error("{0}")]
     Undone(String),
     /// The device failed (`IOERR`).
     #[error("IOERR {0}")]
     Io(String),
-    /// A change is too large for the way in which it was tried; no client sees it.
+    /// A change is too large for the method that was tried first; no client sees this error.
     #[error("LIMIT the change is too large for one step")]
     TooLargeAtOnce,
 }
 
-/// What a command's handler returns. `Err` means that it has written no reply of its own.
+/// The result of a command's handler. `Err` means that it has written no reply of its own.
 pub type Outcome = Result<(), Failure>;
 
 impl Failure {
@@ -67,11 +68,12 @@ impl Failure {
     pub fn request(text: impl Into<String>) -> Self {
         Failure::Request(Cow::Owned(text.into()))
     }
-    /// The key has a value of another type than the command is for.
+    /// Returns whether the key holds a value of a type that the command does not work on.
     pub fn is_wrong_type(&self) -> bool {
         matches!(self, Failure::Coded(text) if text.starts_with("WRONGTYPE "))
     }
-    /// It is not the request's fault: the store could not do it, at least not now.
+    /// Returns whether the store could not run the request, at least not now, though the request is
+    /// valid.
     pub fn is_of_the_store(&self) -> bool {
         use Failure::{
             Conflict, Io, Limit, Locked, NoSpace, NoTransaction, NotSynced, OverLimit, ReadOnly,
@@ -91,7 +93,7 @@ impl Failure {
                 | Io(_)
         )
     }
-    /// Transactions came in between every time.
+    /// Returns the error for a change that lost against other transactions at every retry.
     pub fn again_and_again() -> Self {
         Failure::Conflict("others changed the same again and again; try again later".into())
     }

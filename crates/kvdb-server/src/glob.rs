@@ -1,11 +1,11 @@
-//! Patterns of `KEYS` and `SCAN … MATCH`, as Redis has them: `*`, `?`, `[a-z]`, `[^a]`, `\` before
-//! a literal.
+//! Patterns of `KEYS` and `SCAN … MATCH`, as Redis has them: `*`, `?`, `[a-z]`, `[^a]`, and `\`
+//! before a literal.
 //!
-//! A `*` remembers one place to come back to, the latest, which is enough: so a hostile pattern
-//! costs pattern × key at most. The literal start of a pattern bounds the keys that can match; in
-//! an ordered store a scan reads those and no others.
+//! The matcher backtracks to the latest `*` only, which is sufficient: so a hostile pattern costs
+//! at most the product of the lengths of pattern and key. The literal prefix of a pattern bounds
+//! the keys that can match; in an ordered store a scan reads those and no others.
 
-/// `true` when the whole of `text` matches `pattern`.
+/// Returns whether the whole of `text` matches `pattern`.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -36,7 +36,8 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// The length of the pattern's first element if it matches `c`. `pattern` does not start with `*`.
+/// Returns the length of the pattern's first element if that matches `c`. `pattern` does not start
+/// with `*`.
 fn one(pattern: &[u8], c: u8) -> Option<usize> {
     match *pattern.first()? {
         b'?' => Some(1),
@@ -46,7 +47,8 @@ fn one(pattern: &[u8], c: u8) -> Option<usize> {
     }
 }
 
-/// `[…]` at the start of `pattern`; one that is not closed ends with the pattern, as in Redis.
+/// Matches the `[…]` at the start of `pattern` against `c`. A class that is not closed ends with
+/// the pattern, as in Redis.
 fn class(pattern: &[u8], c: u8) -> Option<usize> {
     let mut i = 1;
     let negated = pattern.get(i) == Some(&b'^');
@@ -76,8 +78,8 @@ fn class(pattern: &[u8], c: u8) -> Option<usize> {
     (found != negated).then_some(i)
 }
 
-/// The bytes that every match of `pattern` starts with, and whether the pattern is no more than
-/// them and a final `*`.
+/// Returns the bytes that every match of `pattern` starts with, and whether the pattern consists of
+/// only them and a final `*`.
 pub fn literal_prefix(pattern: &[u8]) -> (Vec<u8>, bool) {
     let mut prefix = Vec::new();
     let mut rest = pattern;
@@ -98,7 +100,7 @@ pub fn literal_prefix(pattern: &[u8]) -> (Vec<u8>, bool) {
     }
 }
 
-/// The first key behind all keys that start with `prefix`; empty (no end) where there is none.
+/// Returns the first key after all keys that start with `prefix`; empty (no end) if there is none.
 pub fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

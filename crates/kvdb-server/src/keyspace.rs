@@ -1,8 +1,10 @@
-//! What is kept with the values of a dictionary: deadlines, and the values that are not strings.
+//! Layout of the data that belongs to the keys of a dictionary: deadlines, and the values that are
+//! not strings.
 //!
-//! A string is a tuple of the dictionary itself, its bytes those that the client sent, so that
-//! every other interface reads them. All else is in the dictionary's *types dictionary*,
-//! `:types:NAME`, which the first command that needs it makes. A batch changes both at once.
+//! A string is a tuple of the dictionary itself, whose value is the bytes that the client sent, so
+//! that every other interface can read it. Everything else is in the dictionary's *types
+//! dictionary*, `:types:NAME`, which the first command that needs it creates. A batch changes both
+//! at once.
 //!
 //! ```text
 //! k ‖ key                        head: what the key is, and when it expires
@@ -16,24 +18,24 @@
 //! p ‖ id ‖ number                a page of a long string
 //! ```
 //!
-//! A string without a deadline has no head. A collection is known by an id, so that a rename moves
-//! its head alone and a deletion is one range tombstone. Its length is changed by updates that
-//! commute, and a collection without elements is none: two transactions may each take away what
-//! they believe to be the last but one.
+//! A string without a deadline has no head. A collection is identified by an id, so that a rename
+//! moves only its head, and a deletion is one range tombstone. Its length is changed by commutative
+//! updates, and a collection without elements does not exist: of two concurrent transactions each
+//! may remove an element without a conflict, though together they remove the last two.
 //!
 //! A string that is too long for one tuple is kept in pages under an id, and has no tuple of its
-//! own. Its head has its length, and a number that every change draws at random: so two
-//! transactions that change one string have a conflict, as those have that change a short one, and
-//! two states of a string that differ have heads that differ, also where one went back to an
-//! earlier state, or both went on from one. A page that is missing, or shorter than a page is, has
-//! zeros there, up to the length. `docs/format.md` has the bytes.
+//! own. Its head holds its length, and a mark that every change draws at random. So two
+//! transactions that change the same long string conflict, as they do for a short one, and any two
+//! different states of a string have different heads, even if one of them goes back to an earlier
+//! state or both continue from it. A page that is missing or short reads as zeros, up to the length
+//! of the string. `docs/format.md` describes the bytes.
 
 use bytes::Bytes;
 use kvdb::DictionaryId;
 
 use crate::failure::Failure;
 
-/// Names of dictionaries that begin so are not the user's.
+/// Prefix of the names of types dictionaries. Users cannot choose such names.
 pub const TYPES_PREFIX: &str = ":types:";
 
 /// The name of the types dictionary of a dictionary.
@@ -41,15 +43,15 @@ pub fn types_name(dictionary: &str) -> String {
     format!("{TYPES_PREFIX}{dictionary}")
 }
 
-/// A dictionary of the user's with what stands beside it.
+/// A dictionary of the user, with its types dictionary.
 #[derive(Clone, Copy, Debug)]
 pub struct Keyspace {
     pub strings: DictionaryId,
-    /// `None`: it was not needed yet.
+    /// `None` as long as no command has needed it.
     pub types: Option<DictionaryId>,
 }
 
-/// What is stored under a key.
+/// The type of the value of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     String,
@@ -63,7 +65,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// In the order of their numbers on disk.
+    /// All kinds, in the order of their numbers on disk.
     const ALL: [Kind; 7] = [
         Kind::String,
         Kind::Hash,
@@ -74,7 +76,7 @@ impl Kind {
         Kind::Stream,
     ];
 
-    /// As `TYPE` says it.
+    /// Returns the name that `TYPE` shows.
     pub fn name(self) -> &'static str {
         match self {
             Kind::String | Kind::Pages => "string",
@@ -94,32 +96,32 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub kind: Kind,
-    /// Milliseconds since 1970.
+    /// In milliseconds since 1970.
     pub deadline: Option<u64>,
-    /// Of a collection, or of pages.
+    /// The id of a collection, or of the pages.
     pub id: u64,
-    /// Bytes of a string in pages.
+    /// The length of a string in pages, bytes.
     pub len: u64,
-    /// Of a string in pages: another random number after each change.
+    /// For a string in pages: a random number that every change draws again.
     pub mark: u64,
-    /// A list that keeps the numbers between which its elements lie, see [`bound_key`].
+    /// Set for a list that stores the bounds of its elements' numbers, see [`bound_key`].
     pub bounded: bool,
 }
 
-/// The version of a head's bytes; that of a string in pages is the second, that of a list with
-/// bounds the third. A program that knows no bounds would leave them behind, so it must not know
-/// the list.
+/// Versions of the encoding of a head: 1 in general, 2 for a string in pages, 3 for a list with
+/// bounds. An older program that does not know bounds would not update them, so it must not
+/// recognize the list.
 const VERSION: u8 = 1;
 const VERSION_OF_PAGES: u8 = 2;
 const VERSION_OF_BOUNDED: u8 = 3;
 
 impl Head {
-    /// The head of a string that is a tuple, or of a collection.
+    /// Returns the head of a string that is a tuple, or of a collection.
     pub fn new(kind: Kind, deadline: Option<u64>, id: u64) -> Head {
         Head { kind, deadline, id, len: 0, mark: 0, bounded: kind == Kind::List }
     }
-    /// version u8, kind u8, deadline u64 (0: none), id u64 (not of a string in one tuple); of pages
-    /// length u64, mark u64.
+    /// Encodes the head: version u8, kind u8, deadline u64 (0 if none), id u64 (absent for a string
+    /// in one tuple); for pages also length u64 and mark u64.
     pub fn encode(&self) -> Vec<u8> {
         let version = match self.kind {
             Kind::Pages => VERSION_OF_PAGES,
@@ -159,7 +161,7 @@ impl Head {
             head.id = number(10)?;
         }
         if kind == Kind::Pages {
-            // A client can name each bit by a signed number.
+            // A client can address each bit by a signed number.
             head.len = number(18).filter(|len| *len <= i64::MAX as u64 / 8)?;
             head.mark = number(26)?;
         }
@@ -168,7 +170,7 @@ impl Head {
     pub fn is_expired(&self, now: u64) -> bool {
         self.deadline.is_some_and(|deadline| is_past(deadline, now))
     }
-    /// The keys `[start, end)` of what is kept under its id: elements, or pages.
+    /// Returns the range `[start, end)` of the tuples under its id: elements, or pages.
     pub fn beneath(&self) -> Option<(Vec<u8>, Vec<u8>)> {
         match self.kind {
             Kind::String => None,
@@ -182,8 +184,9 @@ pub fn head_key(key: &[u8]) -> Vec<u8> {
     [b"k", key].concat()
 }
 
-/// Whether a deadline is over. Both are whole milliseconds, rounded down, so within the millisecond
-/// of the deadline the key is there still: else it would be gone up to a millisecond early.
+/// Returns whether a deadline has passed. Both times are whole milliseconds, rounded down, so the
+/// key still exists within the millisecond of its deadline: otherwise it would vanish up to a
+/// millisecond early.
 pub fn is_past(deadline: u64, now: u64) -> bool {
     deadline < now
 }
@@ -192,13 +195,13 @@ pub fn deadline_key(deadline: u64, key: &[u8]) -> Vec<u8> {
     [b"t".as_slice(), &deadline.to_be_bytes(), key].concat()
 }
 
-/// The deadline and the key that a tuple of the sweeper's order names.
+/// Returns the deadline and the key that a tuple of the deadline index names.
 pub fn parse_deadline_key(tuple: &[u8]) -> Option<(u64, &[u8])> {
     let (deadline, key) = tuple.strip_prefix(b"t")?.split_first_chunk()?;
     Some((u64::from_be_bytes(*deadline), key))
 }
 
-/// The key that a tuple names itself: that of a head, or of a deadline.
+/// Returns the user's key that a tuple contains: the tuple of a head or of a deadline.
 pub fn key_in_tuple(tuple: &Bytes) -> Option<Bytes> {
     let key = tuple.strip_prefix(b"k").or_else(|| Some(parse_deadline_key(tuple)?.1))?;
     Some(tuple.slice_ref(key))
@@ -220,38 +223,39 @@ pub fn count_key(id: u64) -> Vec<u8> {
     element(id, 0, &[])
 }
 
-/// The place of an element by its name.
+/// Returns the tuple key of an element, by its name.
 pub fn element_key(id: u64, name: &[u8]) -> Vec<u8> {
     element(id, 1, &[name])
 }
 
-/// The place of a member in the order of scores.
+/// Returns the tuple key of a member in the order of scores.
 pub fn order_key(id: u64, score: f64, member: &[u8]) -> Vec<u8> {
     element(id, 2, &[&sortable(score), member])
 }
 
-/// All elements by name: `[start, end)`.
+/// Returns the range `[start, end)` of all elements by name.
 pub fn elements(id: u64) -> (Vec<u8>, Vec<u8>) {
     (element(id, 1, &[]), element(id, 2, &[]))
 }
 
-/// All members by score.
+/// Returns the range `[start, end)` of all members by score.
 pub fn ordered(id: u64) -> (Vec<u8>, Vec<u8>) {
     (element(id, 2, &[]), element(id, 3, &[]))
 }
 
-/// The place of the key that the collection lies under. A collection that an older program has made
-/// or renamed has none there, or one that no longer leads to it: its head decides.
+/// Returns the tuple key of the back reference from a collection to its key. A collection that an
+/// older program created or renamed has no back reference, or a stale one: its head decides.
 pub fn owner_key(id: u64) -> Vec<u8> {
     element(id, 3, &[])
 }
 
-/// The place of the number that no element of a list is below, or, at its right end, above.
+/// Returns the tuple key of a list's lower bound, below which no element is numbered, or of its
+/// upper bound.
 pub fn bound_key(id: u64, right: bool) -> Vec<u8> {
     element(id, 4, &[&[u8::from(right)]])
 }
 
-/// The id and the part in which a tuple of a collection lies, and what follows: the name of an
+/// Parses the tuple key of a collection: its id, the part, and the rest, which is the name of an
 /// element in part 1.
 pub fn parse_element(tuple: &[u8]) -> Option<(u64, u8, &[u8])> {
     let (id, rest) = tuple.strip_prefix(b"e")?.split_first_chunk()?;
@@ -259,7 +263,7 @@ pub fn parse_element(tuple: &[u8]) -> Option<(u64, u8, &[u8])> {
     Some((u64::from_be_bytes(*id), *part, name))
 }
 
-/// Everything of a collection but its head.
+/// Returns the range of all tuples of a collection except its head.
 pub fn whole(id: u64) -> (Vec<u8>, Vec<u8>) {
     (element(id, 0, &[]), element(id, u8::MAX, &[]))
 }
@@ -267,25 +271,26 @@ pub fn whole(id: u64) -> (Vec<u8>, Vec<u8>) {
 /// Bytes of a page of a long string.
 pub const PAGE: usize = 4096;
 
-/// The place of a page.
+/// Returns the tuple key of a page.
 pub fn page_key(id: u64, number: u64) -> Vec<u8> {
     [b"p".as_slice(), &id.to_be_bytes(), &number.to_be_bytes()].concat()
 }
 
-/// The number of the page that has this place.
+/// Returns the number of the page with this tuple key.
 pub fn page_number(key: &[u8]) -> Option<u64> {
     let (_, number) = key.strip_prefix(b"p")?.split_first_chunk::<8>()?;
     number.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// A number as bytes that sort as it does. There is no NaN, and only one zero.
+/// Encodes a number as bytes of the same order. NaN does not occur, and both zeros are encoded as
+/// one.
 pub fn sortable(score: f64) -> [u8; 8] {
     let bits = (score + 0.0).to_bits();
     let bits = if bits >> 63 == 1 { !bits } else { bits ^ (1 << 63) };
     bits.to_be_bytes()
 }
 
-/// The number that [`sortable`] has made these bytes of.
+/// Decodes the bytes of [`sortable`].
 pub fn from_sortable(bytes: [u8; 8]) -> f64 {
     let bits = u64::from_be_bytes(bytes);
     f64::from_bits(if bits >> 63 == 1 { bits ^ (1 << 63) } else { !bits })
@@ -295,12 +300,12 @@ pub const WRONGTYPE: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
     "WRONGTYPE Operation against a key holding the wrong kind of value",
 ));
 
-/// What a key is at the moment.
+/// The current state of a key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Live {
-    /// `None`: there is no such key, or it has expired.
+    /// `None` if the key does not exist, or has expired.
     pub kind: Option<Kind>,
-    /// The head that is stored, also of a key that is gone.
+    /// The stored head, even if the key has expired.
     pub head: Option<Head>,
     /// Elements of a collection; bytes of a string in pages.
     pub count: i64,
@@ -310,15 +315,16 @@ impl Live {
     pub fn exists(&self) -> bool {
         self.kind.is_some()
     }
-    /// The deadline of a key that exists.
+    /// Returns the deadline of an existing key.
     pub fn deadline(&self) -> Option<u64> {
         self.kind.and(self.head).and_then(|head| head.deadline)
     }
-    /// The head of a key that is a string in pages.
+    /// Returns the head of an existing string in pages.
     pub fn pages(&self) -> Option<Head> {
         self.kind.filter(|kind| *kind == Kind::Pages).and(self.head)
     }
-    /// The id of the collection of this kind; `None` where there is no such key.
+    /// Returns the id of the collection of this kind, or `None` if the key does not exist. Returns
+    /// an error if the key is of another kind.
     pub fn collection(&self, kind: Kind) -> Result<Option<u64>, Failure> {
         match (self.kind, self.head) {
             (None, _) => Ok(None),

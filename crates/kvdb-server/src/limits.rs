@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-/// Bounds of the server; every one of them has an error of its own that the client sees.
+/// Limits of the server; each has an error of its own that the client sees.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Open connections, as far as the process may have as many descriptors; the next one is told
-    /// so and closed. `CONFIG SET maxclients` changes it.
+    /// Open connections, reduced if the process cannot have enough descriptors. A further
+    /// connection is told so and closed. `CONFIG SET maxclients` changes the limit.
     pub connections: usize,
     /// Arguments of one command, its name included.
     pub arguments: usize,
@@ -17,64 +17,66 @@ pub struct Limits {
     pub value: u64,
     /// Bytes up to which a string is one tuple; longer ones are kept in pages.
     pub tuple: usize,
-    /// Bytes of a string that a reply may have.
+    /// Bytes of one string in a reply.
     pub bulk: u64,
     /// Bytes of a key.
     pub key: usize,
-    /// Elements of a collection up to which a rank is found by a walk.
+    /// Size of a collection up to which a rank is found by counting elements in order.
     pub walked: i64,
     /// Bytes of one whole command.
     pub request: usize,
-    /// Bytes that the unfinished requests of all connections together may take beyond 64 KiB each.
+    /// Bytes that the incomplete requests of all connections together may take in addition to 64
+    /// KiB each.
     pub requests: usize,
-    /// Bytes of replies that must be whole before they leave (those of `EXEC`, lists of changes),
-    /// of all connections together.
+    /// Bytes of replies that must be complete before they are sent (those of `EXEC`, lists of
+    /// changes), for all connections together.
     pub whole_replies: usize,
     /// Replies are sent on as soon as this many bytes are ready, so that a long one is never held
     /// in memory as a whole.
     pub reply: usize,
-    /// A client for which replies wait, and that neither takes nor sends anything for this long, is
-    /// disconnected.
+    /// A client is disconnected if replies wait for it and it neither takes nor sends anything for
+    /// this long.
     pub write_timeout: Duration,
     /// Bytes of replies that wait for one client while its next commands are run.
     pub unsent: usize,
-    /// Of all connections together, but for 16 KiB of each.
+    /// The same for all connections together, without the first 16 KiB of each.
     pub all_unsent: usize,
     /// Bytes of requests of one client that are read while it does not take its replies.
     pub ahead: usize,
-    /// Of all connections together, but for 16 KiB of each.
+    /// The same for all connections together, without the first 16 KiB of each.
     pub all_ahead: usize,
-    /// A client that sends more than that, and takes nothing of its replies for this long, waits
+    /// A client that sends more than `ahead` and takes none of its replies for this long would wait
     /// for ever: it is disconnected.
     pub stall: Duration,
-    /// `WATCH` commands that are in force, of all connections together.
+    /// `WATCH` commands in force, for all connections together.
     pub watches: usize,
-    /// A `WATCH` that is kept for longer than this without an `EXEC` counts as broken: the store
-    /// remembers for it what was changed.
+    /// A `WATCH` without an `EXEC` for longer than this counts as broken, since the store has to
+    /// remember all changes for it.
     pub watch_time: Duration,
-    /// `SCAN` cursors that are kept; the one unused for longest gives way.
+    /// Number of live `SCAN` cursors; the least recently used one is evicted.
     pub cursors: usize,
-    /// Bytes that these may take together.
+    /// Bytes of all cursors together.
     pub cursor_bytes: usize,
-    /// Bytes of the keys of recent commits that are kept for `CHANGES`, once it was asked for.
+    /// Bytes of the keys of recent commits that are kept for `CHANGES`, once a client has asked for
+    /// it.
     pub feed: usize,
-    /// Bytes of messages that wait for one subscriber; one that falls behind further is
-    /// disconnected.
+    /// Bytes of messages that wait for one subscriber; a slower subscriber is disconnected.
     pub mailbox: usize,
     /// Bytes of the names that all connections have subscribed to.
     pub subscriptions: usize,
     /// Bytes of messages and events that one transaction keeps until it commits.
     pub effects: usize,
-    /// Keys of a deleted range of which each has an event of its own; beyond, the range has one.
+    /// Number of keys of a deleted range up to which each key has its own event; beyond that, one
+    /// event stands for the range.
     pub events: usize,
     /// Bytes of a savepoint's name.
     pub name: usize,
-    /// Scripts that run at once, each in a process; the next one waits.
+    /// Scripts that run concurrently, each in a process; the next one waits.
     pub scripts: usize,
-    /// A script that takes longer is ended, and nothing of it is done. `CONFIG SET lua-time-limit`
-    /// changes it.
+    /// A script that runs longer is killed, and all its changes are discarded. The limit can be
+    /// changed by `CONFIG SET lua-time-limit`.
     pub script_time: Duration,
-    /// Bytes of the scripts that `EVALSHA` finds.
+    /// Bytes of the script texts that `EVALSHA` can find.
     pub script_texts: usize,
 }
 

@@ -1,8 +1,9 @@
-//! Locks that make read-modify-write commands atomic against every other writer of the server.
+//! Striped locks that make read-modify-write commands atomic against every other writer of the
+//! server.
 //!
-//! A key's lock is one of a fixed number of stripes. A command that needs several takes them in
-//! ascending order, so there is no deadlock; one that deletes a range takes them all. No lock is
-//! held while a client is written to, or while a sync or a transaction is waited for.
+//! The lock of a key is one of a fixed number of stripes. A command that needs several takes them
+//! in ascending order, so there is no deadlock; a command that deletes a range takes all. No lock
+//! is held while a thread writes to a client, or waits for a sync or a transaction.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,8 +14,8 @@ use kvdb::DictionaryId;
 
 use crate::failure::Failure;
 
-/// How long a command waits for serializable transactions that hold what it is going to change, and
-/// for how long it sleeps between two tries.
+/// Longest time that a command waits for serializable transactions that hold locks on the keys it
+/// is going to change, and the shortest and longest pause between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
@@ -27,7 +28,7 @@ pub struct KeyLocks {
     hash: RandomState,
 }
 
-/// Stripes held until this is dropped.
+/// Stripes, held until this is dropped.
 #[must_use]
 pub enum Held<'a> {
     /// The caller holds the locks.
@@ -37,7 +38,7 @@ pub enum Held<'a> {
 }
 
 impl Held<'_> {
-    /// All keys are locked.
+    /// Returns whether all keys are locked.
     pub fn is_all(&self) -> bool {
         matches!(self, Held::Many(stripes) if stripes.len() == STRIPES)
     }
@@ -78,10 +79,10 @@ impl KeyLocks {
     }
 }
 
-/// Does `work`, which takes locks of keys and commits under them, and does it again while a
-/// serializable transaction holds what it is going to change. It lets go of its locks before each
-/// wait: other commands want them, and among these may be one that the transaction needs before it
-/// can end.
+/// Runs `work`, which locks keys and commits under these locks, and retries it as long as a
+/// serializable transaction holds a lock on something that it is going to change. The locks are
+/// released before each pause: other commands want them, and one of these may be the one that the
+/// transaction needs before it can end.
 pub fn keeping_clear<T>(
     stopping: &AtomicBool,
     mut work: impl FnMut() -> Result<T, Failure>,
@@ -95,7 +96,7 @@ pub fn keeping_clear<T>(
                 waited += pause;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
-            // The store says that it has not waited.
+            // The store was told not to wait, so its message says that it has waited 0ns.
             Err(Failure::Locked(why)) => {
                 let waited = format!("{LONGEST_WAIT:?}");
                 return Err(Failure::Locked(why.replace("0ns", &waited)));

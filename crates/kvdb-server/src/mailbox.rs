@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use env::sync::Mutex;
 
-/// Bytes that a message takes in a mailbox in addition to its own, about.
+/// Approximate size of a message in a mailbox in addition to its own bytes.
 const OVERHEAD: usize = 128;
 
-/// What the subscriber has subscribed to that a message came to.
+/// The kind of subscription by which a message reaches the subscriber.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Via {
     /// The channel itself.
@@ -34,17 +34,17 @@ impl Delivery {
     }
 }
 
-/// What became of a message that was put into a mailbox.
+/// The result of putting a message into a mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
     Waits,
-    /// It is the first one: the connection must be woken.
+    /// It is the only message: the connection must be woken.
     First,
-    /// There was no room. The mailbox is empty, and takes nothing any more.
+    /// There was no room. The mailbox was emptied, and accepts nothing any more.
     Overrun,
 }
 
-/// The mailbox of a connection, in the order in which the messages came.
+/// The mailbox of a connection, in the order of arrival.
 #[derive(Default)]
 pub struct Mailbox(Mutex<Waiting>);
 
@@ -56,7 +56,7 @@ struct Waiting {
 }
 
 impl Mailbox {
-    /// Puts a message in, if there are at most `most` bytes with it.
+    /// Adds a message if the mailbox holds at most `most` bytes with it.
     pub fn put(&self, delivery: Delivery, most: usize) -> Put {
         let mut waiting = self.0.lock();
         if waiting.overrun || waiting.bytes + delivery.size() > most {
@@ -68,7 +68,7 @@ impl Mailbox {
         if waiting.deliveries.len() == 1 { Put::First } else { Put::Waits }
     }
 
-    /// Takes the message that has waited for longest.
+    /// Takes the oldest message.
     pub fn next(&self) -> Option<Delivery> {
         let mut waiting = self.0.lock();
         let delivery = waiting.deliveries.pop_front()?;
@@ -76,7 +76,7 @@ impl Mailbox {
         Some(delivery)
     }
 
-    /// How many messages wait, and their bytes.
+    /// Returns the number of messages that wait, and their bytes.
     pub fn waiting(&self) -> (usize, usize) {
         let waiting = self.0.lock();
         (waiting.deliveries.len(), waiting.bytes)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Codes of errors that are counted apart, and characters of one.
+/// Number of error codes that are counted separately, and the longest code, characters.
 const MOST_CODES: usize = 128;
 const MOST_CODE: usize = 64;
 
@@ -28,7 +28,7 @@ pub struct Metrics {
     pub protocol_errors: AtomicU64,
     pub bytes_in: AtomicU64,
     pub bytes_out: AtomicU64,
-    /// Keys that were removed because their time was up.
+    /// Keys that were removed because their deadline had passed.
     pub expired: AtomicU64,
     /// Events that were not sent, because a transaction had too many (`Limits::effects`).
     pub effects_dropped: AtomicU64,
@@ -39,7 +39,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Zeros, with counters for the commands of these names.
+    /// Makes counters of zero, with one set for each command name.
     pub fn new(commands: impl Iterator<Item = &'static str>) -> Self {
         Metrics {
             started: Instant::now(),
@@ -69,8 +69,8 @@ impl Metrics {
         }
     }
 
-    /// Counts an error reply by its code, the first word. Scripts make codes of their own, so there
-    /// is a limit.
+    /// Counts an error reply by its code, the first word. Scripts can invent codes, so their number
+    /// is limited.
     pub fn count_error(&self, text: &str) {
         let word = text.split(' ').next().unwrap_or_default();
         let code: String = word.chars().filter(char::is_ascii_graphic).take(MOST_CODE).collect();
@@ -79,7 +79,7 @@ impl Metrics {
             *errors.entry(code).or_default() += 1;
         }
     }
-    /// How many error replies there were of each code.
+    /// Returns the number of error replies of each code.
     pub fn errors(&self) -> Vec<(String, u64)> {
         self.errors.lock().iter().map(|(code, count)| (code.clone(), *count)).collect()
     }
@@ -106,7 +106,7 @@ impl Metrics {
         }
     }
 
-    /// (name, calls, failed, microseconds) of each command that was called.
+    /// Returns (name, calls, failed, microseconds) of each command that was called.
     pub fn called(&self) -> impl Iterator<Item = (&'static str, u64, u64, u64)> {
         self.by_command.iter().filter_map(|(name, c)| {
             let calls = c.calls.load(Relaxed);
@@ -114,7 +114,7 @@ impl Metrics {
         })
     }
 
-    /// All counters as a JSON object.
+    /// Returns all counters as a JSON object.
     pub fn json(&self) -> String {
         let get = |c: &AtomicU64| c.load(Relaxed);
         let mut out = format!(

@@ -1,18 +1,18 @@
-//! Keyspace notifications: which events of keys clients have asked for
-//! (`CONFIG SET notify-keyspace-events`), in the letters that Redis has for them.
+//! Keyspace notifications: the events of keys that clients have asked for, in Redis' letters
+//! (`CONFIG SET notify-keyspace-events`).
 
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 use crate::glob;
 
-/// A set of kinds of events, and of the channels that they go to.
+/// A set of classes of events, and of the channels on which they are published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Classes(u16);
 
 impl Classes {
-    /// To the channel of the key.
+    /// Publish on the channel of the key.
     const BY_KEY: Classes = Classes(1);
-    /// To the channel of the event.
+    /// Publish on the channel of the event.
     const BY_EVENT: Classes = Classes(1 << 1);
     pub const GENERIC: Classes = Classes(1 << 2);
     pub const STRING: Classes = Classes(1 << 3);
@@ -22,13 +22,13 @@ impl Classes {
     pub const SORTED_SET: Classes = Classes(1 << 7);
     pub const EXPIRED: Classes = Classes(1 << 8);
     pub const STREAM: Classes = Classes(1 << 10);
-    /// A key has come into being.
+    /// A key was created.
     pub const NEW: Classes = Classes(1 << 12);
-    /// Whatever class of events is wanted.
+    /// Every class of events.
     pub const ANY: Classes = Classes(!0b11);
 
-    /// The letters of the setting in the order in which Redis shows them. Evicted keys, modules
-    /// and misses are accepted; nothing here makes such events.
+    /// The letters of the setting in the order in which Redis shows them. The letters of evicted
+    /// keys, modules and misses are accepted, but no such events occur.
     const LETTERS: [(u8, u16); 14] = [
         (b'g', 1 << 2),
         (b'$', 1 << 3),
@@ -45,10 +45,10 @@ impl Classes {
         (b'E', 1 << 1),
         (b'm', 1 << 13),
     ];
-    /// What `A` stands for: all but new keys and misses.
+    /// The meaning of `A`: all classes except new keys and misses.
     const ALL: u16 = 0b1111_1111_1100;
 
-    /// The set that a setting means; `None`: there is a letter that means nothing.
+    /// Parses a setting. Returns `None` if it has an unknown letter.
     pub fn parse(setting: &[u8]) -> Option<Classes> {
         let mut all = 0;
         for letter in setting {
@@ -60,7 +60,7 @@ impl Classes {
         Some(Classes(all))
     }
 
-    /// The setting that means it.
+    /// Returns the setting that means this set.
     pub fn shown(self) -> String {
         let mut text = String::new();
         let mut rest = self.0;
@@ -78,23 +78,25 @@ impl Classes {
     }
 }
 
-/// Something that has happened to a key.
+/// A kind of event of a key: its class and its name.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
     pub class: Classes,
     pub name: &'static str,
 }
 
-/// What is said of an event of all keys from `start` up to `end`; `end` empty: to the last key.
+/// The notifications of an event of all keys from `start` up to `end`; an empty `end` means up to
+/// the last key.
 pub struct OfRange {
-    /// The channels of these keys, `[start, end)`, on each of which the name of the event is said.
+    /// The channels `[start, end)` of these keys; the name of the event is published on each of
+    /// them.
     pub channels: Option<(Vec<u8>, Vec<u8>)>,
-    /// The channel of the event, and what is said there: how many bytes `start` has, a space,
-    /// `start`, a space, `end`.
+    /// The channel of the event, and the payload: the length of `start`, a space, `start`, a space,
+    /// `end`.
     pub message: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Which events are wanted, of all dictionaries.
+/// The classes of events that are wanted, for all dictionaries.
 #[derive(Default)]
 pub struct Notifications(AtomicU16);
 
@@ -105,13 +107,14 @@ impl Notifications {
     pub fn wanted(&self) -> Classes {
         Classes(self.0.load(Relaxed))
     }
-    /// Whether events of this class go anywhere: one load, and mostly the answer is no.
+    /// Returns whether events of this class are published at all. It costs one load, and is mostly
+    /// `false`.
     pub fn are_on(&self, class: Classes) -> bool {
         let wanted = self.wanted();
         wanted.has(class) && wanted.has(Classes(Classes::BY_KEY.0 | Classes::BY_EVENT.0))
     }
 
-    /// The channels that an event goes to, with what is said there.
+    /// Returns the channels on which an event is published, each with its payload.
     pub fn messages(&self, dictionary: &str, event: Event, key: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
         let wanted = self.wanted();
         let mut messages = Vec::with_capacity(2);
@@ -129,7 +132,7 @@ impl Notifications {
         messages
     }
 
-    /// What is said of an event of all keys of `[start, end)`, and where.
+    /// Returns the notifications of an event of all keys in `[start, end)`.
     pub fn of_range(
         &self,
         dictionary: &str,

@@ -1,10 +1,10 @@
 //! Replies on their way to the client; `encode` writes them as bytes of RESP2 or RESP3.
 //!
-//! The replies of a pipelined group gather here and leave in one write. Two things change that: a
-//! group of more than `Limits::reply` bytes is sent in pieces, so that memory stays bounded; and
-//! where a connection asked for durable writes, no reply to a write leaves before the store is
-//! synced, once for all of them. If that sync fails, each of those replies becomes the error,
-//! because what they would acknowledge did not happen.
+//! The replies of a pipelined group are buffered here and sent in one write, with two exceptions. A
+//! group of more than `Limits::reply` bytes is sent in pieces, so that memory stays bounded. If a
+//! connection has asked for durable writes, no reply to a write is sent before the store is synced,
+//! once for all of them. If that sync fails, each of those replies is replaced by the error,
+//! because the durability that they would acknowledge was not reached.
 
 mod encode;
 #[cfg(test)]
@@ -23,57 +23,60 @@ use crate::bell::Bell;
 use crate::clients::Closer;
 use crate::failure::{Failure, Outcome};
 
-/// Where the bytes go: a socket, or memory for a client inside this process.
+/// The destination of the bytes: a socket, or memory for a client inside this process.
 pub trait Sink: Send {
-    /// Sends these bytes, or keeps them until the client takes them. They come behind those that
-    /// were kept before; without bytes, as many of those leave as the client takes now.
+    /// Sends these bytes, or keeps them until the client takes them. Bytes that were kept before
+    /// are sent first. With an empty slice, sends as many of the kept bytes as the client takes
+    /// now.
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Bytes are kept that the client has not taken.
+    /// Returns whether bytes are kept that the client has not taken.
     fn is_waiting(&self) -> bool {
         false
     }
-    /// When the client is given up, if it neither takes nor sends anything until then; `None`:
-    /// nothing waits for it.
+    /// Returns the time at which the client is given up, unless it takes or sends something before.
+    /// Returns `None` if nothing waits for the client.
     fn deadline(&self) -> Option<Instant> {
         None
     }
-    /// An error: that time has come.
+    /// Returns an error if that time is past.
     fn check(&self) -> io::Result<()> {
         Ok(())
     }
-    /// The client has sent something.
+    /// Notes that the client has sent something.
     fn heard(&mut self) {}
-    /// The client has sent something while it was waited for.
+    /// Returns whether the client has sent something while a thread waited for it.
     fn has_ahead(&self) -> bool {
         false
     }
-    /// Appends what that was, up to the capacity of `into`; returns how much.
+    /// Appends those bytes, up to the capacity of `into`, and returns their number.
     fn take_ahead(&mut self, _into: &mut Vec<u8>) -> usize {
         0
     }
     /// Waits until the client has taken what is kept, or is given up.
     fn finish(&mut self) {}
-    /// What the client sends behind a command, as far as it has come; waits for some. 0: the end.
+    /// Reads the bytes that the client sends after a command, and waits until there are some.
+    /// Returns 0 at the end.
     fn receive(&mut self, _: &mut [u8]) -> io::Result<usize> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Waits until the bell rings, the client goes away, or so long; `None` is for ever.
+    /// Waits until the bell rings, the client disconnects, or `at_most` is over; `None` waits
+    /// without a limit.
     fn wait(&mut self, bell: &Bell, at_most: Option<Duration>) {
         bell.wait(at_most);
     }
-    /// The thread is about to wait for something else than the client.
+    /// Called when the thread is about to wait for something other than the client.
     fn will_wait(&self) {}
-    /// Closes the connection from another thread.
+    /// Returns a function that closes the connection from another thread.
     fn closer(&self) -> Option<Closer> {
         None
     }
-    /// The client has gone away.
+    /// Returns whether the client has disconnected.
     fn is_gone(&self) -> bool {
         false
     }
 }
 
-/// Bytes that several connections share.
+/// A limit on bytes that several connections share.
 pub struct Budget {
     used: AtomicUsize,
     most: usize,
@@ -101,11 +104,11 @@ impl Budget {
 
 /// The reply that a command is writing.
 struct UnderWay {
-    /// Where it begins.
+    /// Its start in the output buffer.
     position: usize,
-    /// It acknowledges a write that must be durable before any of it leaves.
+    /// The reply acknowledges a write that must be durable before any part of the reply is sent.
     held: bool,
-    /// The sync before its first part failed: the error that becomes of it.
+    /// The error that replaces the reply, because the sync before its first part failed.
     denied: Option<String>,
 }
 
@@ -114,24 +117,25 @@ pub struct Output {
     sink: Box<dyn Sink>,
     bytes: Vec<u8>,
     send_at: usize,
-    /// Replies in `bytes` that acknowledge a write which must be durable first.
+    /// Replies in `bytes` that acknowledge a write which must become durable first.
     unsynced: Vec<Range<usize>>,
-    /// RESP3 instead of RESP2.
+    /// RESP3 rather than RESP2.
     pub resp3: bool,
-    /// Nothing leaves: whatever is written may have to be taken back.
+    /// Nothing is sent, since everything written may have to be taken back.
     keep: bool,
-    /// What is written is dropped instead of sent.
+    /// Written bytes are dropped instead of sent.
     muted: bool,
-    /// What of `bytes` beyond `send_at` is counted there.
+    /// The part of `bytes` beyond `send_at` is charged to this budget.
     budget: Arc<Budget>,
     charged: usize,
-    /// The replies that are held back have exceeded the budget.
+    /// The replies that are kept have exceeded the budget.
     overfull: bool,
     /// Bytes sent so far.
     pub sent: u64,
-    /// `None` also when a part of it has left.
+    /// `None` also if a part of the reply was sent already.
     under_way: Option<UnderWay>,
-    /// A text under way: where it begins, what was sent by then, and how many bytes are owed.
+    /// A bulk string under way: its start in the buffer, the value of `sent` at that time, and the
+    /// number of bytes still owed.
     in_bulk: Option<(usize, u64, u64)>,
     broken: Option<io::Error>,
 }
@@ -157,7 +161,8 @@ impl Output {
         }
     }
 
-    /// For replies that are read here, by a script: they are kept until they are taken.
+    /// Makes an output for replies that a script reads in this process: they are kept until they
+    /// are taken.
     pub fn scratch(db: Kvdb, send_at: usize, budget: Arc<Budget>) -> Self {
         struct Nowhere;
         impl Sink for Nowhere {
@@ -169,23 +174,23 @@ impl Output {
         out.keep();
         out
     }
-    /// The replies so far; what is counted of them is given back.
+    /// Takes the replies so far, and returns their charge to the budget.
     pub fn take(&mut self) -> Vec<u8> {
         let bytes = std::mem::take(&mut self.bytes);
         self.rewind(0);
         bytes
     }
-    /// A reply that was written elsewhere.
+    /// Appends a reply that was encoded elsewhere.
     pub fn reply(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The header of a text of `len` bytes, which come in pieces, by `add_to_bulk`.
+    /// Writes the header of a bulk string of `len` bytes, which follow in pieces by `add_to_bulk`.
     pub fn begin_bulk(&mut self, len: u64) {
         self.in_bulk = Some((self.bytes.len(), self.sent, len));
         self.number(b'$', i64::try_from(len).unwrap_or(i64::MAX));
     }
-    /// Adds a piece, and sends on what is large; `false` once no more of it is wanted.
+    /// Adds a piece, and sends the buffer if it is large. Returns `false` once no more is wanted.
     pub fn add_to_bulk(&mut self, piece: &[u8]) -> bool {
         if let Some((.., owed)) = &mut self.in_bulk {
             *owed = owed.saturating_sub(piece.len() as u64);
@@ -194,8 +199,8 @@ impl Output {
         self.send_if_large();
         !self.is_broken()
     }
-    /// Ends it, or takes it back, when what was to be read could not be: then the failure is handed
-    /// on. Where a part has left by then, the client cannot be told: the connection breaks off.
+    /// Ends the bulk string. If reading it failed, takes it back and returns the failure; if a part
+    /// was sent by then, the client cannot be told, and the connection is broken off.
     pub fn end_bulk(&mut self, read: Outcome) -> Outcome {
         let Some((position, sent, owed)) = self.in_bulk.take() else { return read };
         if read.is_ok() && (owed == 0 || self.is_broken()) {
@@ -214,12 +219,13 @@ impl Output {
         self.bytes.clear();
         Ok(())
     }
-    /// A reply begins. `held`: it acknowledges a write that must be durable before the client reads
-    /// any of it, so where it is long, the store is synced before its first part leaves.
+    /// Begins a reply. `held` means that it acknowledges a write that must be durable before the
+    /// client reads any part of it: if the reply is long, the store is synced before its first part
+    /// is sent.
     pub fn begin_reply(&mut self, held: bool) {
         self.under_way = Some(UnderWay { position: self.bytes.len(), held, denied: None });
     }
-    /// It has ended. `held`: it does acknowledge that.
+    /// Ends a reply. `held` means that it does acknowledge such a write.
     pub fn end_reply(&mut self, held: bool) {
         let Some(UnderWay { position, denied, .. }) = self.under_way.take() else { return };
         match denied {
@@ -235,48 +241,48 @@ impl Output {
         let reply = self.under_way.as_ref()?;
         reply.denied.as_ref().map(|_| reply.position)
     }
-    /// Where the next reply will start; for `rewind`.
+    /// Returns the position of the next reply, for `rewind`.
     pub fn position(&self) -> usize {
         self.bytes.len()
     }
-    /// Takes back what was written since `position`. Only before anything of it was sent: that is,
-    /// without `send_if_large` in between.
+    /// Takes back everything written since `position`. This is allowed only if no part of it was
+    /// sent: there must be no `send_if_large` in between.
     pub fn rewind(&mut self, position: usize) {
         self.bytes.truncate(position);
         self.overfull = false;
         self.give_back();
     }
-    /// Holds all replies back until `release`, so that `rewind` can take them back. Those that are
-    /// large are counted in the budget of all connections until they are sent; when the budget is
-    /// exhausted, the output is overfull, and all of them must be taken back.
+    /// Keeps all replies until `release`, so that `rewind` can take them back. Large ones are
+    /// charged to the budget of all connections until they are sent; if it is exhausted, the output
+    /// is overfull, and all kept replies must be taken back.
     pub fn keep(&mut self) {
         self.keep = true;
     }
     pub fn release(&mut self) {
         self.keep = false;
     }
-    /// Whether replies are held back. Nothing must wait then for what others do: the client hears
-    /// of nothing, and its going away is not seen.
+    /// Returns whether replies are kept. A command must not wait for other connections then: its
+    /// client would receive nothing, and its disconnection would not be noticed.
     pub fn is_kept(&self) -> bool {
         self.keep
     }
-    /// Has a reply written that leaves as a whole; when it fails, all of it is taken back.
+    /// Lets `write` write a reply that is sent as a whole; if it fails, all of it is taken back.
     pub fn whole(&mut self, write: impl FnOnce(&mut Output) -> Outcome) -> Outcome {
         let (position, kept) = (self.position(), self.keep);
         self.keep();
         let written = write(self);
-        // In `EXEC` all replies are held back, this one with them.
+        // `EXEC` keeps all replies, this one included.
         self.keep = kept;
         if written.is_err() {
             self.rewind(position);
         }
         written
     }
-    /// Whether the replies that are held back exceed the budget.
+    /// Returns whether the replies that are kept exceed the budget.
     pub fn is_overfull(&self) -> bool {
         self.overfull
     }
-    /// Counts the bytes that wait now.
+    /// Charges the bytes that are buffered now to the budget.
     fn charge(&mut self) {
         let more = self.bytes.len().saturating_sub(self.send_at).saturating_sub(self.charged);
         if more > 0 {
@@ -294,11 +300,11 @@ impl Output {
             self.bytes.shrink_to(self.send_at);
         }
     }
-    /// `true` when enough is ready to be sent.
+    /// Returns whether enough bytes are buffered to be sent.
     pub fn is_full(&self) -> bool {
         self.bytes.len() >= self.send_at
     }
-    /// Sends what is ready if it is large. Long replies call this between their elements.
+    /// Sends the buffered bytes if they are many. Long replies call this between their elements.
     pub fn send_if_large(&mut self) {
         if self.keep {
             self.charge();
@@ -318,7 +324,7 @@ impl Output {
     pub fn heard(&mut self) {
         self.sink.heard();
     }
-    /// Why the client gets nothing any more.
+    /// Returns the error that broke the connection to the client.
     pub fn broken(&self) -> Option<&io::Error> {
         self.broken.as_ref()
     }
@@ -336,16 +342,18 @@ impl Output {
             self.sink.finish();
         }
     }
-    /// The command under way is about to wait, or to take long: other connections go on.
+    /// Called when the command under way is about to wait, or to run for long, so that other
+    /// connections can continue.
     pub fn will_wait(&self) {
         self.sink.will_wait();
     }
-    /// The client has gone away: nothing need be waited for.
+    /// Returns whether the client has disconnected, so that no command needs to wait any more.
     pub fn is_gone(&self) -> bool {
         self.is_broken() || self.sink.is_gone()
     }
-    /// Waits until the bell rings, the client goes away, or so long; `None` is for ever. What was
-    /// written before is sent, and the command under way begins its reply anew.
+    /// Waits until the bell rings, the client disconnects, or `at_most` is over; `None` waits
+    /// without a limit. Bytes written before are sent, and the command under way begins its reply
+    /// again.
     pub fn wait(&mut self, bell: &Bell, at_most: Option<Duration>) {
         let held = self.under_way.take().is_some_and(|reply| reply.held);
         if self.flush() {
@@ -353,20 +361,21 @@ impl Output {
         }
         self.begin_reply(held);
     }
-    /// `true` once the client is gone, or what is written will be taken back: the writer of a
-    /// long reply may stop.
+    /// Returns `true` once the client has disconnected, or if the written bytes will be taken back:
+    /// the writer of a long reply may stop.
     pub fn is_broken(&self) -> bool {
         self.broken.is_some() || self.overfull || self.denied().is_some()
     }
-    /// Nothing has to be sent.
+    /// Returns whether nothing has to be sent.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
-    /// What has to be sent owes no sync, and may leave later.
+    /// Returns whether the buffered replies owe no sync, and may be sent later.
     pub fn may_wait(&self) -> bool {
         self.unsynced.is_empty() && self.broken.is_none()
     }
-    /// Sends everything, after a sync where one is owed. `false` once the client is gone.
+    /// Sends everything, after a sync if one is owed. Returns `false` once the client has
+    /// disconnected.
     pub fn flush(&mut self) -> bool {
         if let Some(position) = self.denied() {
             self.bytes.truncate(position);
@@ -376,7 +385,7 @@ impl Output {
         if held.is_some() || !self.unsynced.is_empty() {
             self.sink.will_wait();
             if let Err(error) = self.db.sync() {
-                // What the replies are for is done, and seen by all.
+                // The writes are committed, and visible to all clients.
                 let error = Failure::from(error.after_commit()).to_string();
                 if let Some(reply) = held {
                     self.bytes.truncate(reply.position);
@@ -402,8 +411,8 @@ impl Output {
         self.broken.is_none()
     }
 
-    /// Has messages written, and sends them, before the command under way has written anything of
-    /// its reply. They leave also where replies are not wanted.
+    /// Lets `write` write messages, and sends them, before the command under way has written any
+    /// part of its reply. They are sent even if replies are muted.
     pub fn aside(&mut self, write: impl FnOnce(&mut Output)) {
         let held = self.under_way.take().is_some_and(|reply| reply.held);
         let muted = self.muted;
@@ -414,7 +423,7 @@ impl Output {
         self.begin_reply(held);
     }
 
-    /// Drops what is written from here on, up to `unmute`.
+    /// Drops everything written from here on, up to `unmute`.
     pub fn mute(&mut self) {
         self.flush();
         self.muted = true;
@@ -426,7 +435,7 @@ impl Output {
         }
     }
 
-    /// Bytes that are no reply, behind everything that was written so far.
+    /// Sends bytes that are not part of a reply, after everything that was written so far.
     pub fn raw(&mut self, bytes: &[u8]) -> io::Result<()> {
         if !self.flush() {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -436,12 +445,12 @@ impl Output {
         Ok(())
     }
 
-    /// The bytes that the client sends behind the command under way, see [`Sink::receive`].
+    /// Reads the bytes that the client sends after the command under way, see [`Sink::receive`].
     pub fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.sink.receive(into)
     }
 
-    /// Turns every reply that waits for the sync into `error`.
+    /// Replaces every reply that waits for the sync by `error`.
     fn deny(&mut self, error: &str) {
         let old = std::mem::take(&mut self.bytes);
         let mut from = 0;

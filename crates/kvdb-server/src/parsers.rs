@@ -1,14 +1,14 @@
-//! The readers of bytes of this crate as functions of bytes, for the fuzz targets under `fuzz/`
-//! and the generator in `tests/it/parsers.rs`: each takes any bytes, and must neither panic nor run
-//! away.
+//! The parsers of this crate as functions of bytes, for the fuzz targets under `fuzz/` and the
+//! generator in `tests/it/parsers.rs`: each takes arbitrary bytes, and must neither panic nor run
+//! without end.
 
 use std::hint::black_box;
 
 use crate::limits::Limits;
 use crate::request::{Parser, Progress};
 
-/// Requests that a client sends, one behind the other. The first byte says after how many bytes the
-/// rest comes later: what is found must not depend on the pieces in which it arrives.
+/// Parses the requests of a client, one after the other. The first byte says how many bytes arrive
+/// before the rest: the result must not depend on the pieces in which a request arrives.
 pub fn requests(data: &[u8]) {
     let Some((&first, mut bytes)) = data.split_first() else { return };
     let limits = Limits::default();
@@ -19,13 +19,13 @@ pub fn requests(data: &[u8]) {
             let cut = usize::from(first).min(bytes.len());
             let again = match pieces.parse(&bytes[..cut], &limits, trusted) {
                 Ok(Progress::More) => pieces.parse(bytes, &limits, trusted),
-                // What comes behind a request does not change it.
+                // Bytes after a request do not change it.
                 early => early,
             };
             let passed_over =
                 |found| matches!(found, Ok(Progress::Empty(_) | Progress::Refused(..)));
             if found != again && passed_over(found.clone()) && passed_over(again.clone()) {
-                // One that is too large goes in the pieces in which it comes.
+                // A request that is too large is skipped in the pieces in which it arrives.
                 break;
             }
             assert_eq!(found, again, "cut after {cut} bytes");
@@ -47,12 +47,12 @@ pub fn requests(data: &[u8]) {
     }
 }
 
-/// What `RESTORE` is given, behind the version and the checksum, which fuzzing cannot guess.
+/// Parses a payload of `RESTORE`, without the version and the checksum, which fuzzing cannot guess.
 pub fn payloads(data: &[u8]) {
     black_box(crate::commands::is_sound_payload(data));
 }
 
-/// Replies that a server sends.
+/// Parses the replies that a server sends.
 pub fn replies(mut data: &[u8]) {
     while crate::read_reply(&mut data, 0).is_ok() {}
 }

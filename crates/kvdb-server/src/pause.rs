@@ -1,17 +1,17 @@
-//! `CLIENT PAUSE`: commands of all connections wait, or those that write, until it is over.
+//! `CLIENT PAUSE`: commands of all connections, or only writes, wait until the pause is over.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use env::sync::{Condvar, Mutex};
 
-/// How often a command that waits looks whether its client is still there.
+/// Interval at which a waiting command checks that its client is still connected.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Of all connections of a server.
+/// The pause that all connections of a server observe.
 #[derive(Default)]
 pub struct Pause {
-    /// So that nothing but a look at this is done while there is none.
+    /// Set while there is a pause, so that without one a command checks only this flag.
     on: AtomicBool,
     state: Mutex<Option<Until>>,
     ended: Condvar,
@@ -20,12 +20,12 @@ pub struct Pause {
 #[derive(Clone, Copy)]
 struct Until {
     end: Instant,
-    /// Commands that do not write go on.
+    /// Commands that do not write continue.
     writes_only: bool,
 }
 
 impl Pause {
-    /// Begins a pause, or prolongs the one there is: the later end and the stricter one hold.
+    /// Begins a pause, or prolongs the current one: the later end and the stricter mode apply.
     pub fn begin(&self, time: Duration, writes_only: bool) {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -44,13 +44,13 @@ impl Pause {
         self.ended.notify_all();
     }
 
-    /// What expires is not removed while writes wait.
+    /// Returns whether there is a pause. Expired keys are not removed during a pause.
     pub fn is_on(&self) -> bool {
         self.on.load(Relaxed) && self.state.lock().is_some_and(|until| until.end > Instant::now())
     }
 
-    /// Waits until a command may go on. Where it has to wait, `before` is called first. `false`:
-    /// its client is gone by now, as `gone` says, which is asked from time to time.
+    /// Waits until a command may continue. If it has to wait, `before` is called first. `gone` is
+    /// polled in the meantime; returns `false` if it says that the client has disconnected.
     pub fn wait(&self, writes: bool, before: impl Fn(), gone: impl Fn() -> bool) -> bool {
         if !self.on.load(Relaxed) {
             return true;

@@ -1,10 +1,11 @@
-//! Who is at the other end of a Unix socket.
+//! The credentials of the process at the other end of a Unix socket.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The user of the system that the process there runs as. Nothing else is asked for: a process of
-/// another PID name space, such as that of a container, has no number here, but it has a user.
+/// Returns the system user of the process at the other end. Only the user is looked up: a process
+/// in another PID namespace, such as that of a container, has no number in this one, but it has a
+/// user.
 pub fn user(socket: impl AsFd) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;

@@ -1,21 +1,20 @@
-//! Requests out of bytes: RESP arrays of bulk strings, and the inline form for people at a
-//! terminal.
+//! The request parser: RESP arrays of bulk strings, and the inline form for people at a terminal.
 //!
-//! A parser is resumed where the bytes ended, so a request that arrives in a thousand pieces costs
-//! no more than one that arrives whole, and it never reserves memory for bytes that have only been
-//! announced. Arguments are places in the caller's buffer; nothing is copied. Messages are the ones
-//! that Redis gives.
+//! A parser resumes where the bytes ended, so a request that arrives in a thousand pieces costs no
+//! more than one that arrives whole, and it never reserves memory for bytes that are only
+//! announced. Arguments are ranges of the caller's buffer; nothing is copied. Error messages are
+//! those of Redis.
 
 use crate::limits::Limits;
 
 /// Longest inline request, and longest line inside a RESP array.
 const LINE_MAX: usize = 64 << 10;
-/// What a client that has not shown its password may send.
+/// Limits of a client that has not authenticated: number of arguments, and bytes of one.
 const STRANGER_ARGUMENTS: usize = 10;
 const STRANGER_ARGUMENT: usize = 16 << 10;
 
-/// A fault in the protocol itself: the connection cannot go on, because the start of the next
-/// request is not known.
+/// An error in the protocol itself: the connection cannot continue, because the start of the next
+/// request is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     #[error("too big inline request")]
@@ -40,7 +39,7 @@ pub enum ProtocolError {
     ExpectedNewline,
 }
 
-/// Why a request is not taken. The connection goes on: what it has is passed over.
+/// The reason why a request is refused. The connection continues: the request is skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLarge {
     #[error(
@@ -51,20 +50,21 @@ pub enum TooLarge {
     Request(usize),
 }
 
-/// The longest argument that is passed over; what announces more means no RESP.
+/// The longest argument that can be skipped. A longer length is a protocol error.
 const LONGEST: i64 = 512 << 20;
 
-/// What `Parser::parse` found at the front of the buffer.
+/// The result of `Parser::parse` at the front of the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The request is not complete; call again with the same bytes and more behind them.
+    /// The request is not complete; call again with the same bytes followed by more.
     More,
-    /// A request without arguments (an empty line, `*0`) of this many bytes: nothing to do, nothing
-    /// to answer.
+    /// An empty request of this many bytes (an empty line, `*0`): there is nothing to do and
+    /// nothing to answer.
     Empty(usize),
-    /// A whole request of this many bytes; `Parser::arguments` reads it.
+    /// A complete request of this many bytes; `Parser::arguments` reads it.
     Request(usize),
-    /// The last bytes, so many, of one that is too large. What came before was [`Progress::Empty`].
+    /// The final bytes, with their number, of a request that is too large. Its earlier bytes were
+    /// reported as [`Progress::Empty`].
     Refused(usize, TooLarge),
 }
 
@@ -79,20 +79,21 @@ impl<'a> Arguments<'a> {
     pub fn len(&self) -> usize {
         self.places.len()
     }
-    /// Argument `i`, or nothing where there are fewer.
+    /// Returns argument `i`, or `None` if there are fewer.
     pub fn get(&self, i: usize) -> Option<&'a [u8]> {
         let &(start, len) = self.places.get(i)?;
         self.bytes.get(start as usize..start as usize + len as usize)
     }
-    /// Argument `i`; empty where there are fewer (the command table's arity says there are not).
+    /// Returns argument `i`; empty if there are fewer (the arity in the command table rules that
+    /// out).
     pub fn at(&self, i: usize) -> &'a [u8] {
         self.get(i).unwrap_or_default()
     }
-    /// The request that begins with argument `i`.
+    /// Returns the request that begins with argument `i`.
     pub fn behind(self, i: usize) -> Arguments<'a> {
         Arguments { places: self.places.get(i..).unwrap_or_default(), ..self }
     }
-    /// The arguments from `i` on.
+    /// Returns the arguments from `i` on.
     pub fn from(&self, i: usize) -> impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a> {
         let bytes = self.bytes;
         let places = self.places.get(i..).unwrap_or_default();
@@ -102,7 +103,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// A request that is kept for later.
+/// A request with its own copy of the bytes, kept for later.
 pub struct Request {
     bytes: Vec<u8>,
     places: Vec<(u32, u32)>,
@@ -112,14 +113,14 @@ impl Request {
     pub fn arguments(&self) -> Arguments<'_> {
         Arguments { bytes: &self.bytes, places: &self.places }
     }
-    /// Memory that it takes, bytes.
+    /// Returns the memory that it takes, bytes.
     pub fn size(&self) -> usize {
         self.bytes.len() + self.places.len() * size_of::<(u32, u32)>() + size_of::<Request>()
     }
 }
 
 impl Request {
-    /// A request of these arguments.
+    /// Makes a request of these arguments.
     pub fn of(arguments: &[&[u8]]) -> Request {
         let mut request = Request { bytes: Vec::new(), places: Vec::new() };
         for argument in arguments {
@@ -143,27 +144,27 @@ impl Arguments<'_> {
 
 #[derive(Default)]
 pub struct Parser {
-    /// Arguments of the RESP array that are still to come; `None` before its header is read.
+    /// Remaining arguments of the RESP array; `None` before its header is read.
     left: Option<usize>,
     /// Length of the bulk string whose header has been read.
     bulk: Option<usize>,
-    /// The request is too large, and is passed over.
+    /// Set if the request is too large; the rest of it is skipped.
     refused: Option<TooLarge>,
-    /// Bytes of its argument that are still to be passed over.
+    /// Bytes of its current argument that are still to be skipped.
     skip: usize,
-    /// Where reading goes on, from the start of the request.
+    /// Position at which parsing continues, from the start of the request.
     at: usize,
-    /// Where the search for the end of a line goes on.
+    /// Position at which the search for the end of a line continues.
     searched: usize,
     places: Vec<(u32, u32)>,
-    /// Inline arguments with their escapes resolved; RESP arguments stay where they are.
+    /// Inline arguments with their escapes resolved; RESP arguments stay in the caller's buffer.
     unescaped: Vec<u8>,
     inline: bool,
 }
 
 impl Parser {
-    /// Reads on in `bytes`, which starts where the request starts. `trusted` lifts the small limits
-    /// of an unauthenticated client.
+    /// Continues to parse `bytes`, which begins at the start of the request. `trusted` lifts the
+    /// small limits of an unauthenticated client.
     pub fn parse(
         &mut self,
         bytes: &[u8],
@@ -202,7 +203,7 @@ impl Parser {
                 if self.skip > 0 {
                     return Ok(self.pass_over());
                 }
-                // The end of it.
+                // The CRLF after the argument.
                 self.bulk = Some(0);
             }
             let len = match self.bulk {
@@ -261,7 +262,7 @@ impl Parser {
         }
     }
 
-    /// Lets the bytes go that have been passed over.
+    /// Releases the bytes that have been skipped.
     fn pass_over(&mut self) -> Progress {
         self.searched = 0;
         match std::mem::take(&mut self.at) {
@@ -270,13 +271,13 @@ impl Parser {
         }
     }
 
-    /// The arguments of the request that `parse` has just found whole, `bytes` being the same
+    /// Returns the arguments of the request that `parse` has just completed; `bytes` is the same
     /// buffer.
     pub fn arguments<'a>(&'a self, bytes: &'a [u8]) -> Arguments<'a> {
         Arguments { bytes: if self.inline { &self.unescaped } else { bytes }, places: &self.places }
     }
 
-    /// Gives back the memory that an unusually large request took.
+    /// Frees the memory that an unusually large request took.
     pub fn shrink(&mut self) {
         if self.places.capacity() > 4096 {
             self.places = Vec::new();
@@ -289,7 +290,7 @@ impl Parser {
         len
     }
 
-    /// The line from `self.at` without its CRLF; moves behind it.
+    /// Returns the line from `self.at` without its CRLF, and moves past it.
     fn line<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -323,8 +324,8 @@ impl Parser {
     }
 }
 
-/// Splits a line at white space; `"…"` with escapes (`\n`, `\x00`, …) and `'…'` keep theirs.
-/// `None`: the quotes do not balance.
+/// Splits a line at white space, except inside `"…"` with escapes (`\n`, `\x00`, …) and `'…'`.
+/// Returns `None` if the quotes do not balance.
 fn split_inline(line: &[u8], out: &mut Vec<u8>, places: &mut Vec<(u32, u32)>) -> Option<()> {
     let mut rest = line;
     loop {
@@ -337,8 +338,7 @@ fn split_inline(line: &[u8], out: &mut Vec<u8>, places: &mut Vec<(u32, u32)>) ->
             return Some(());
         }
         let start = out.len();
-        // A quote opens at any place of a word, and must be followed by white space where it
-        // closes.
+        // A quote opens anywhere in a word, and must be followed by white space where it closes.
         while let Some((&c, tail)) = rest.split_first() {
             rest = match c {
                 b'"' => {
@@ -420,8 +420,8 @@ fn printable(c: u8) -> char {
     if c.is_ascii_graphic() { c as char } else { '?' }
 }
 
-/// A decimal integer in the one form that Redis accepts: no sign but a minus, no leading zero,
-/// nothing around it.
+/// Parses a decimal integer in the one form that Redis accepts: no sign except a minus, no leading
+/// zero, nothing around it.
 pub fn integer(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text.split_first() {
         Some((b'-', digits)) => (true, digits),
@@ -532,7 +532,7 @@ mod tests {
         assert_eq!(passed_over(&bytes, &limits), Ok((bytes.len(), refused)));
     }
 
-    /// How many bytes a request has that is passed over, and why.
+    /// Returns the length of a request that is skipped, and the reason.
     fn passed_over(bytes: &[u8], limits: &Limits) -> Result<(usize, TooLarge), ProtocolError> {
         let (mut parser, mut at) = (Parser::default(), 0);
         loop {

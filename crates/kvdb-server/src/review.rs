@@ -1,11 +1,11 @@
-//! What two states of a dictionary differ in, apart from the strings that are one tuple:
-//! collections, by how many of their elements were added, removed and changed, long strings, and
-//! deadlines; for each key what it is on both sides.
+//! The differences between two states of a dictionary, except for strings that are one tuple:
+//! collections with the number of elements that were added, removed and changed, long strings, and
+//! deadlines; for each key its type on both sides.
 //!
-//! An element lies under the id of its collection and does not say of which key it is. The key is
-//! that of a head that was changed as well, or else the one that the collection's owner tuple
-//! names, or, where an older program has written the collection, found among all heads. Pages of a
-//! long string are passed over, for its head is changed with them.
+//! An element lies under the id of its collection and does not name its key. The key is found in a
+//! changed head, or else in the owner tuple of the collection, or, if an older program has written
+//! the collection, by a search of all heads. Pages of a long string are skipped, because its head
+//! changes with them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -25,18 +25,18 @@ pub struct TypedState<'a> {
     pub types: Option<DictionaryId>,
 }
 
-/// What a key is in a state.
+/// The properties of a key in one state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// `None`: there is no such key. A long string is a string as any other.
+    /// `None` if the key does not exist. A long string counts as a string.
     pub kind: Option<Kind>,
-    /// Milliseconds since 1970.
+    /// In milliseconds since 1970.
     pub deadline: Option<u64>,
-    /// Of a collection.
+    /// The id of a collection.
     id: Option<u64>,
-    /// Its elements.
+    /// The number of its elements.
     count: u64,
-    /// Of a long string.
+    /// The head of a long string.
     pages: Option<Head>,
 }
 
@@ -44,13 +44,13 @@ impl Standing {
     pub fn is_collection(&self) -> bool {
         self.id.is_some()
     }
-    /// Bytes of a long string.
+    /// Returns the length of a long string, bytes.
     pub fn pages(&self) -> Option<u64> {
         self.pages.map(|head| head.len)
     }
 }
 
-/// So many elements of a collection.
+/// Numbers of changed elements of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Elements {
     pub added: u64,
@@ -58,7 +58,7 @@ pub struct Elements {
     pub changed: u64,
 }
 
-/// An element that differs; its value or score before and after.
+/// An element that differs, with its value or score before and after.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
     pub name: Bytes,
@@ -73,29 +73,29 @@ pub struct Reviewed {
     pub before: Standing,
     pub after: Standing,
     pub elements: Elements,
-    /// Where asked for.
+    /// Filled only on request.
     pub fields: Vec<Element>,
 }
 
 impl Reviewed {
-    /// Whether there is something to say of more than the deadline and the string.
+    /// Returns whether a collection differs: its existence, its type or its elements.
     pub fn is_of_collection(&self) -> bool {
         let sides = self.before.is_collection() || self.after.is_collection();
         let (before, after) = (self.before, self.after);
         let differs = before.kind != after.kind || before.id != after.id;
         sides && (differs || self.elements != Elements::default())
     }
-    /// Whether the string differs that is in pages on at least one side.
+    /// Returns whether a string differs that is kept in pages on at least one side.
     pub fn is_of_pages(&self) -> bool {
         let state = |side: &Standing| side.pages.map(|head| (head.id, head.mark));
         state(&self.before) != state(&self.after)
     }
-    /// Whether the string is in the same pages on both sides.
+    /// Returns whether the string is kept in the same pages on both sides.
     pub fn is_same_pages(&self) -> bool {
         let id = |side: &Standing| side.pages.map(|head| head.id);
         id(&self.after).is_some() && id(&self.before) == id(&self.after)
     }
-    /// Whether the deadline of a key that is there differs.
+    /// Returns whether the deadline of an existing key differs.
     pub fn is_of_deadline(&self) -> bool {
         self.after.kind.is_some() && self.before.deadline != self.after.deadline
     }
@@ -115,26 +115,27 @@ impl TypedState<'_> {
         let count = self.get(&count_key(id))?.and_then(|count| integer(&count));
         Ok(count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0))
     }
-    /// Bytes of the string of a key that is one tuple; `None`: there is none.
+    /// Returns the length of a string in one tuple, bytes, or `None` if the key has none.
     pub fn tuple(&self, key: &[u8]) -> Result<Option<u64>, Failure> {
         match self.strings.map(|strings| self.view.value_len(strings, key)) {
             None | Some(Err(kvdb::Error::NoDictionary(_))) => Ok(None),
             Some(found) => Ok(found?.map(|len| len as u64)),
         }
     }
-    /// Bytes of the long string of a key; `None`: there is none.
+    /// Returns the length of a long string, bytes, or `None` if the key has none.
     pub fn pages(&self, key: &[u8]) -> Result<Option<u64>, Failure> {
         let head = self.head(key)?.filter(|head| head.kind == Kind::Pages);
         Ok(head.map(|head| head.len))
     }
-    /// Bytes of the string of a key, however it is kept; `None`: there is none.
+    /// Returns the length of the string of a key in either form, bytes, or `None` if the key has
+    /// none.
     pub fn string(&self, key: &[u8]) -> Result<Option<u64>, Failure> {
         Ok(match self.pages(key)? {
             None => self.tuple(key)?,
             len => len,
         })
     }
-    /// What a key is at a time, milliseconds since 1970.
+    /// Returns the type of a key at a time, given in milliseconds since 1970.
     pub fn kind_at(&self, key: &[u8], now: u64) -> Result<Option<Kind>, Failure> {
         let standing = self.standing(key)?;
         Ok(standing
@@ -159,7 +160,8 @@ impl TypedState<'_> {
         let deadline = deadline.filter(|_| kind.is_some());
         Ok(Standing { kind, deadline, ..Standing::default() })
     }
-    /// Calls `visit` for tuples of `[start, end)`; it says where to go on: `None`, with the next.
+    /// Calls `visit` for the tuples in `[start, end)`. It returns the key at which to continue, or
+    /// `None` for the next tuple.
     fn walk(
         &self,
         start: &[u8],
@@ -180,13 +182,13 @@ impl TypedState<'_> {
     }
 }
 
-/// What is found to differ, while it is gathered.
+/// The differences found so far.
 pub struct Review<'a> {
     before: TypedState<'a>,
     after: TypedState<'a>,
-    /// The elements themselves are wanted.
+    /// The caller wants the elements themselves.
     with_fields: bool,
-    /// Bytes that may still be gathered, and at most.
+    /// Bytes that may still be collected, and the limit.
     left: usize,
     most: usize,
     /// Called from time to time; fails when the server stops.
@@ -208,7 +210,7 @@ impl<'a> Review<'a> {
         Review { before, after, with_fields, left: most, most, check, steps: 0, heads, collections }
     }
 
-    /// From the difference of the two states.
+    /// Reviews the difference of the two states.
     pub fn of_states(mut self) -> Result<Vec<Reviewed>, Failure> {
         let types =
             (self.before.types.or(self.after.types), self.after.types.or(self.before.types));
@@ -230,10 +232,10 @@ impl<'a> Review<'a> {
         self.finish()
     }
 
-    /// From what a transaction has changed; the state after is a view of it.
+    /// Reviews the changes of a transaction; the state after is a view of it.
     pub fn of_transaction(mut self, transaction: &Transaction) -> Result<Vec<Reviewed>, Failure> {
         let Some(types) = self.after.types else { return Ok(Vec::new()) };
-        // What a deleted range covers was counted with the range.
+        // Tuples in a deleted range were counted with the range.
         let mut covered = Bytes::new();
         for change in transaction.changes_in(self.after.view, &[types])? {
             self.step()?;
@@ -261,7 +263,7 @@ impl<'a> Review<'a> {
         Ok(())
     }
 
-    /// A tuple that was put or deleted.
+    /// Notes a tuple that was put or deleted.
     fn tuple(&mut self, key: &Bytes) -> Outcome {
         match parse_element(key) {
             Some((id, 1, name)) => {
@@ -272,7 +274,7 @@ impl<'a> Review<'a> {
         }
     }
 
-    /// A tuple that is no element.
+    /// Notes a tuple that is not an element.
     fn other(&mut self, key: &Bytes) -> Outcome {
         if let Some((id, ..)) = parse_element(key) {
             self.collections.entry(id).or_default();
@@ -307,8 +309,8 @@ impl<'a> Review<'a> {
         Ok(())
     }
 
-    /// A deleted range: what of it was there and is no more. What was put again has a line of its
-    /// own among the changes.
+    /// Notes a deleted range: its tuples that existed and no longer do. Tuples that were put again
+    /// have entries of their own among the changes.
     fn range(&mut self, start: &Bytes, end: &Bytes) -> Outcome {
         let Some(types) = self.before.types else { return Ok(()) };
         let view = self.before.view;
@@ -319,7 +321,7 @@ impl<'a> Review<'a> {
         while let Some(tuple) = cursor.next()? {
             self.step()?;
             if tuple.key.starts_with(b"p") {
-                // Pages, which may be many, of no one's interest.
+                // Pages may be many, and need not be counted.
                 cursor.seek(b"q")?;
                 continue;
             }
@@ -331,7 +333,7 @@ impl<'a> Review<'a> {
             if part == 1 && self.after.get(&tuple.key)?.is_none() {
                 self.element(id, tuple.key.slice_ref(name), Some(tuple.value()?), None)?;
             }
-            // A collection that is gone as a whole is counted by its number.
+            // A collection that was removed as a whole is counted by its length.
             let (first, last) = whole(id);
             if first[..] >= start[..] && last[..] <= end[..] && self.after.count(id)? == 0 {
                 cursor.seek(&last)?;
@@ -340,7 +342,8 @@ impl<'a> Review<'a> {
         Ok(())
     }
 
-    /// The keys of the collections that were touched, and what all keys are on both sides.
+    /// Finds the keys of the collections that were touched, and the properties of all keys on both
+    /// sides.
     fn finish(mut self) -> Result<Vec<Reviewed>, Failure> {
         self.find_owners()?;
         let mut all = Vec::new();
@@ -367,7 +370,7 @@ impl<'a> Review<'a> {
         Ok(all)
     }
 
-    /// All elements of a collection that is there on one side.
+    /// Lists all elements of a collection that exists on one side only.
     fn list(&mut self, id: Option<u64>, added: bool, fields: &mut Vec<Element>) -> Outcome {
         let Some(id) = id else { return Ok(()) };
         let (start, end) = elements(id);
@@ -381,7 +384,7 @@ impl<'a> Review<'a> {
             let element = Element { name, before, after };
             room = room.saturating_sub(element.bytes() + 64);
             found.push(element);
-            // Too much, which is said below.
+            // There is no room for more; `take` below returns the error.
             Ok((room == 0).then(|| end.clone()))
         })?;
         for element in &found {
@@ -391,7 +394,7 @@ impl<'a> Review<'a> {
         Ok(())
     }
 
-    /// Adds the keys whose collections have changed, and their heads have not.
+    /// Adds the keys whose collections have changed while their heads have not.
     fn find_owners(&mut self) -> Outcome {
         let mut known = BTreeSet::new();
         for key in &self.heads {
@@ -434,7 +437,8 @@ impl<'a> Review<'a> {
         Ok(())
     }
 
-    /// The key that a collection says it lies under, if it does.
+    /// Returns the key in the owner tuple of a collection, if its head leads back to the
+    /// collection.
     fn owner(&self, id: u64) -> Result<Option<Bytes>, Failure> {
         for side in [&self.after, &self.before] {
             if let Some(key) = side.get(&owner_key(id))?

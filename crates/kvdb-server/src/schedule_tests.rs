@@ -1,9 +1,9 @@
 //! Clients of one server under the schedules of many seeds: counters that are raised by `INCR`, by
 //! `WATCH` with `MULTI`, under a lock that `SETNX` or `WATCH` takes, while a watched gate is open,
-//! in joined transactions, as fields of a hash, and under a lock that expires. What the counters
-//! hold in the end is how often a client was told that it has raised them, and nothing has passed
-//! the gate once it was closed. `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one,
-//! `KVFS_SEED_BASE=n` begins with it.
+//! in joined transactions, as fields of a hash, and under a lock that expires. At the end each
+//! counter must equal the number of increments that clients were told had succeeded, and no
+//! increment may have passed the gate once it was closed. `KVFS_SEEDS=n` runs n seeds,
+//! `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,7 +24,7 @@ mod one_transaction;
 const CLIENTS: u64 = 3;
 const ATTEMPTS: u64 = 4;
 
-/// What a client was told to have raised the counters by.
+/// Increments that a client was told had succeeded, by counter.
 type Raised = BTreeMap<&'static str, i64>;
 
 struct Worker {
@@ -32,7 +32,7 @@ struct Worker {
     client: Client,
     random: Random,
     raised: Raised,
-    /// What the counter behind the gate held when this client had closed it.
+    /// The value of the gated counter when this client had closed the gate.
     closed: Option<i64>,
 }
 
@@ -53,7 +53,8 @@ impl Worker {
         number(&self.told(&["GET", key]))
     }
 
-    /// What `EXEC` has answered: done, or not because of others.
+    /// Runs `EXEC`. Returns whether it was carried out, rather than aborted because of other
+    /// clients.
     fn exec(&mut self) -> bool {
         match self.ask(&["EXEC"]) {
             Reply::Array(replies) => {
@@ -81,7 +82,7 @@ impl Worker {
         }
     }
 
-    /// Reads and sets, if nothing came in between.
+    /// Reads and sets, unless another client has changed the counter in between.
     fn watch(&mut self) {
         self.told(&["WATCH", "a"]);
         let next = (self.number("a") + 1).to_string();
@@ -92,7 +93,8 @@ impl Worker {
         }
     }
 
-    /// Takes a lock and raises, in single commands, what belongs to the one who has it.
+    /// Takes a lock and raises, in single commands, a counter that only the holder of the lock
+    /// changes.
     fn lock(&mut self) {
         let id = self.id.to_string();
         let mine = if self.random.one_in(2) {
@@ -117,7 +119,7 @@ impl Worker {
         }
     }
 
-    /// Raises a counter if the gate is open, or closes it.
+    /// Raises a counter if the gate is open, or closes the gate.
     fn pass(&mut self) {
         if self.random.one_in(4) {
             if self.told(&["SETNX", "gate", "closed"]) == Reply::Integer(1) {
@@ -136,7 +138,7 @@ impl Worker {
         }
     }
 
-    /// Two at once, and a look at both.
+    /// Raises two counters in one `MULTI`, and reads both in another one.
     fn together(&mut self) {
         for command in ["INCR", "GET"] {
             self.told(&["MULTI"]);
@@ -149,8 +151,8 @@ impl Worker {
         self.raise("right");
     }
 
-    /// Counters in a hash, of which each client has one for itself: a field for each time that it
-    /// has raised it, in single commands and in transactions, which then do not meet.
+    /// Adds a field to a hash for each increment, in single commands and in transactions. Each
+    /// client has field names of its own, so the transactions do not conflict.
     fn fields(&mut self) {
         let field = format!("{}-{}", self.id, self.raised.get("fields").copied().unwrap_or(0));
         let joined = self.random.one_in(2).then(|| match self.told(&["TXN", "BEGIN", "SI"]) {
@@ -169,12 +171,13 @@ impl Worker {
         if done {
             self.raise("fields");
         }
-        // Together they are the hash's length, at any moment at least one's own.
+        // The hash's length counts the fields of all clients, so it is never less than this
+        // client's own.
         let Reply::Integer(len) = self.told(&["HLEN", "hash"]) else { panic!("no length") };
         assert!(len >= self.raised.get("fields").copied().unwrap_or(0));
     }
 
-    /// A lock that expires by itself, or is given back; only one has it at a time.
+    /// Takes a lock that expires or is released; only one client holds it at a time.
     fn lease(&mut self) {
         let id = self.id.to_string();
         if self.told(&["SET", "lease", &id, "NX", "PX", "60000"]) == Reply::Status("OK".into()) {
@@ -189,7 +192,7 @@ impl Worker {
         }
     }
 
-    /// In a transaction, which may lose to others.
+    /// Raises a counter in a transaction, which may lose to other clients.
     fn transaction(&mut self) {
         let begin = if self.random.one_in(2) { "SI" } else { "SER" };
         let id = match self.told(&["TXN", "BEGIN", begin]) {
@@ -225,8 +228,8 @@ impl Worker {
     }
 }
 
-/// A serializable transaction held the key for as long as a command waits. Under a schedule any
-/// wait may come to its end.
+/// Returns whether a serializable transaction held the key for as long as a command waits. Under a
+/// schedule any wait may time out.
 fn is_locked(error: &str) -> bool {
     error.starts_with("LOCKED ")
 }
@@ -247,7 +250,7 @@ fn ask(client: &mut Client, words: &[&str]) -> Reply {
     client.call(&words).expect("a reply")
 }
 
-/// A server of a small store, whose threads are scheduled by a seed.
+/// Returns a server of a small store, whose threads are scheduled by a seed.
 fn shared_with(limits: Limits) -> Arc<Shared> {
     let open = OpenOptions {
         memory: 1 << 20,
@@ -333,7 +336,7 @@ fn no_client_loses_what_another_has_raised_whatever_the_schedule() {
     println!("{points} scheduling points; raised: {all:?}");
 }
 
-/// A queue that is filled in all ways, and two that wait for what comes, for as long as it takes.
+/// Fills a queue in every way, while two consumers wait for elements without a timeout.
 fn queue(seed: u64) -> Vec<String> {
     let shared = shared();
     let consumers: Vec<_> = (0..2)
@@ -400,11 +403,11 @@ fn none_that_waits_for_an_element_is_left_asleep_whatever_the_schedule() {
     }
 }
 
-/// A transaction that puts three keys of different kinds, again and again, while another client
-/// deletes them by ranges that end at the last key or before it: all of them are there, or none.
+/// A transaction puts three keys of different types, again and again, while another client deletes
+/// them by ranges that end at the last key or before it: either all of them exist, or none.
 fn emptied(seed: u64) -> u64 {
     let shared = shared_with(Limits { tuple: 10, ..Limits::default() });
-    // The dictionary of types is there, with something in it.
+    // The types dictionary exists, with something in it.
     ask(&mut Client::of(shared.clone()), &["HSET", "b", "field", "v"]);
     let mut putting = Client::of(shared.clone());
     let putter = thread::Builder::new().name("putter".into()).spawn(move || {

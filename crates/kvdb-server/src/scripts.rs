@@ -1,4 +1,4 @@
-//! Scripts: which are known by their names, and the processes that run them (see `kvdb_lua`).
+//! Scripts: the texts that are known by name, and the processes that run them (see `kvdb_lua`).
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -20,19 +20,20 @@ use pool::Pool;
 pub use pool::Slot;
 pub use worker::{Broken, Worker};
 
-/// Of all connections.
+/// The scripts of all connections.
 pub struct Scripts {
     known: Mutex<Known>,
-    /// Bytes of the texts that are known, at most.
+    /// Limit on the bytes of the known texts.
     most: usize,
     pool: Arc<Pool>,
-    /// Milliseconds that a script may take.
+    /// Time limit of a script, milliseconds.
     time: AtomicU64,
-    /// They may call `DEBUG`.
+    /// Scripts may call `DEBUG`.
     debug: AtomicBool,
 }
 
-/// The texts of scripts by their names. When they take too much, the one unused for longest goes.
+/// The texts of scripts by name. If they take too much memory, the least recently used one is
+/// evicted.
 #[derive(Default)]
 struct Known {
     texts: HashMap<String, (Bytes, u64)>,
@@ -41,7 +42,7 @@ struct Known {
 }
 
 impl Scripts {
-    /// `command` starts a worker; without one there are no scripts.
+    /// Makes the set of scripts. `command` starts a worker; without it no scripts can run.
     pub fn new(command: Option<Vec<OsString>>, limits: &Limits) -> Self {
         Scripts {
             known: Mutex::default(),
@@ -52,7 +53,7 @@ impl Scripts {
         }
     }
 
-    /// How long a script may take, waiting for locks included.
+    /// Returns the time limit of a script, which includes its waits for locks.
     pub fn time(&self) -> Duration {
         Duration::from_millis(self.time.load(Relaxed))
     }
@@ -60,7 +61,7 @@ impl Scripts {
         self.time.store(milliseconds, Relaxed);
     }
 
-    /// Whether scripts may call `DEBUG`.
+    /// Returns whether scripts may call `DEBUG`.
     pub fn may_debug(&self) -> bool {
         self.debug.load(Relaxed)
     }
@@ -68,7 +69,7 @@ impl Scripts {
         self.debug.store(on, Relaxed);
     }
 
-    /// The text of a script by its name, in any case.
+    /// Returns the text of a script by its name, in any case.
     pub fn find(&self, name: &[u8]) -> Option<Bytes> {
         let name = std::str::from_utf8(name).ok()?.to_ascii_lowercase();
         let mut known = self.known.lock();
@@ -103,16 +104,16 @@ impl Scripts {
         *self.known.lock() = Known::default();
     }
 
-    /// A worker of one's own. It is waited for while others have all of them, so it is taken before
-    /// any lock of keys.
+    /// Takes a worker for this session. This waits while other sessions use all of them, so call it
+    /// before any lock of keys is taken.
     pub fn slot(&self) -> Result<Slot, Failure> {
         self.pool.slot(self.time())
     }
-    /// Ends the scripts that run; whether there was one.
+    /// Kills the running scripts; returns whether there was one.
     pub fn kill(&self) -> bool {
         self.pool.kill()
     }
-    /// Ends the scripts that run, and lets none begin.
+    /// Kills the running scripts, and lets none begin.
     pub fn close(&self) {
         self.pool.close();
     }

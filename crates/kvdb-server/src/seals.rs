@@ -1,13 +1,13 @@
-//! Seals: a process that has programs run in transactions, and promises a person that nothing they
-//! do is seen outside before that person agrees, has its connection seal them (`TXN SEAL`). The
-//! connections of all its descendants are confined then: they write in the transactions that the
-//! sealing connection has begun, and end none of them.
+//! Seals: a process may run programs in transactions and promise a person that nothing they do is
+//! visible outside before that person agrees. Its connection then seals the transactions by `TXN
+//! SEAL`. From then on the connections of all descendants of the process are confined: they write
+//! only in the transactions that the sealing connection has begun, and cannot end them.
 //!
-//! Whose descendant a client is follows from the process at the other end of its socket, when it
-//! connects. The sealing process is to be a subreaper (prctl(2)): then what a program leaves behind
-//! stays its descendant. A process that another one of the same user runs for such a program (by a
-//! debugger, a job scheduler, a login) is not known by this: against that only another user or a
-//! container helps.
+//! The ancestors of a client are determined when it connects, from the process at the other end of
+//! its socket. The sealing process should be a subreaper (prctl(2)): then processes that a program
+//! leaves running stay its descendants. A process of the same user that another one starts on
+//! behalf of such a program (a debugger, a job scheduler, a login) is not recognized; only another
+//! user or a container protects against that.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,15 +15,15 @@ use env::sync::Mutex;
 use env::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use kvdb::TransactionId;
 
-/// Processes on the way up to the first one, at most.
+/// Longest chain of ancestors that is followed.
 const MOST_ANCESTORS: usize = 4096;
-/// How often the way is begun again, because a process on it has ended meanwhile.
+/// Limit on retries of the walk up the ancestors, which fails if a process on the way ends.
 const TRIES: usize = 8;
 
 /// The seals that are in force.
 #[derive(Default)]
 pub struct Seals {
-    /// By the connections that have made them.
+    /// The seals by the connections that made them.
     all: Mutex<BTreeMap<u64, Seal>>,
     count: AtomicUsize,
 }
@@ -33,20 +33,20 @@ struct Seal {
     transactions: BTreeSet<TransactionId>,
 }
 
-/// The connection that has sealed the transactions which a client is confined to. `None`: it was
-/// not to be found, and the client may write nowhere.
+/// The connection that has sealed the transactions which a client is confined to. `None` if it
+/// could not be found: the client can then write nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confined(Option<u64>);
 
 impl Seals {
-    /// From here on descendants of `process` are confined to what `connection` begins.
+    /// From here on confines descendants of `process` to the transactions that `connection` begins.
     pub fn seal(&self, connection: u64, process: i32) {
         let mut all = self.all.lock();
         all.entry(connection).or_insert(Seal { process, transactions: BTreeSet::new() });
         self.count.store(all.len(), SeqCst);
     }
 
-    /// A connection has begun a transaction.
+    /// Notes that a connection has begun a transaction.
     pub fn begun(&self, connection: u64, id: TransactionId) {
         if self.count.load(SeqCst) > 0
             && let Some(seal) = self.all.lock().get_mut(&connection)
@@ -55,14 +55,14 @@ impl Seals {
         }
     }
 
-    /// A client that is confined has begun a transaction within one that it may write in.
+    /// Notes that a confined client has begun a transaction within one that it may write in.
     pub fn begun_within(&self, confined: Confined, id: TransactionId) {
         if let Some(connection) = confined.0 {
             self.begun(connection, id);
         }
     }
 
-    /// A connection has ended: no descendant writes any more.
+    /// Notes that a connection has ended: descendants of its process can no longer write.
     pub fn end(&self, connection: u64) {
         if self.count.load(SeqCst) > 0 {
             let mut all = self.all.lock();
@@ -71,7 +71,7 @@ impl Seals {
         }
     }
 
-    /// What a client that connects is confined to. `process`: the one at the other end.
+    /// Returns the confinement of a client that connects from `process`.
     pub fn confine(&self, process: Option<i32>) -> Option<Confined> {
         if self.count.load(SeqCst) == 0 {
             return None;
@@ -82,11 +82,13 @@ impl Seals {
                 return found;
             }
         }
-        // It has ended already: whoever goes on with its connection is not to be known.
+        // The process has ended already: the process that now uses its connection cannot be
+        // determined.
         Some(Confined(None))
     }
 
-    /// The seal of a process above this one; `Err`: a process on the way is gone.
+    /// Returns the seal of an ancestor of this process, or an error if a process on the way has
+    /// ended.
     fn above(&self, process: i32) -> std::io::Result<Option<Confined>> {
         let mut at = process;
         for _ in 0..MOST_ANCESTORS {
@@ -111,11 +113,11 @@ impl Seals {
     }
 }
 
-/// The process that another one is a child of; 0: of none here.
+/// Returns the parent of a process, or 0 if it has none in this PID namespace.
 fn parent(process: i32) -> std::io::Result<i32> {
     let stat = std::fs::read(format!("/proc/{process}/stat"))?;
     let gone = || std::io::Error::from(std::io::ErrorKind::NotFound);
-    // The name, in parentheses, may have anything in it.
+    // The name, in parentheses, may contain any bytes.
     let behind = stat.iter().rposition(|byte| *byte == b')').ok_or_else(gone)?;
     let mut fields =
         std::str::from_utf8(&stat[behind + 1..]).unwrap_or("").split_ascii_whitespace();
@@ -134,7 +136,7 @@ mod tests {
     fn descendants_of_a_process_are_confined_to_what_its_connection_has_begun() {
         let (seals, own) = (Seals::default(), std::process::id() as i32);
         let mut child = std::process::Command::new("sh");
-        // A child of a child; it tells its number, and goes on until its input ends.
+        // A grandchild, which prints its number and runs until its input ends.
         child.args(["-c", "exec 3<&0; sh -c 'echo $$; read line' <&3 & wait"]);
         let mut child = child
             .stdin(std::process::Stdio::piped())

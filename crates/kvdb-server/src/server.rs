@@ -1,4 +1,4 @@
-//! The server: one thread that accepts, and event loops that serve the connections.
+//! The server: one thread that accepts connections, and event loops that serve them.
 
 use std::ffi::OsString;
 use std::io;
@@ -27,42 +27,43 @@ use crate::sweeper::Sweeping;
 use crate::tls::Tls;
 use crate::transactions::{Snapshots, Transactions};
 
-/// More loops than this wait for one another's commits.
+/// Limit on the number of loops: more of them would wait for one another's commits.
 const MOST_LOOPS: usize = 8;
 
-/// What the server is asked to be.
+/// Options of the server.
 #[derive(Clone, Default)]
 pub struct ServerOptions {
-    /// What TCP clients must show with `AUTH` or `HELLO`. The Unix socket asks for none: its mode
-    /// lets only the owner in, who may read the store's file as well.
+    /// The password that TCP clients must send with `AUTH` or `HELLO`. The Unix socket requires
+    /// none: its mode admits only the owner, who may read the store's file as well.
     pub password: Option<String>,
-    /// Serve this TCP address, too; port 0 takes a free one (`Server::tcp_address`). Needs a
+    /// Serve this TCP address as well; port 0 takes a free one (`Server::tcp_address`). Needs a
     /// password.
     pub tcp: Option<SocketAddr>,
-    /// Encrypt what goes over TCP; clients that do not are refused.
+    /// Encrypt TCP connections; clients that do not are refused.
     pub tls: Option<Tls>,
     /// Connections start with `DURABLE yes`: each write is on disk before its reply.
     pub durable: bool,
-    /// What clients may use at most.
+    /// Limits on the resources that clients may use.
     pub limits: Limits,
     /// The command that starts a process for scripts (`kvdb_lua::run_worker`), program and
-    /// arguments; `None`: there are no scripts. Each gets a socket as standard input.
+    /// arguments. Each process gets a socket as standard input. With `None`, scripts are not
+    /// available.
     pub scripts: Option<Vec<OsString>>,
-    /// Who begins and ends transactions; `None`: the store itself.
+    /// The host of transactions; `None` stands for the store itself.
     pub transactions: Option<Arc<dyn Transactions>>,
-    /// Who makes snapshots and clones; `None`: the store itself.
+    /// The host of snapshots and clones; `None` stands for the store itself.
     pub snapshots: Option<Arc<dyn Snapshots>>,
     /// The store's statistics as a JSON object, for `INFO` and `KVFS.STAT`.
     pub info: Option<InfoSource>,
-    /// Says what keys are, for `SCRUB FAULTS`.
+    /// Describes keys, for `SCRUB FAULTS`.
     pub describe: Option<Describe>,
-    /// Checks what the owner of the store keeps there, for `KVFS.CHECK`.
+    /// Checks the data that the owner of the store keeps in it, for `KVFS.CHECK`.
     pub check: Option<Check>,
     /// Publishes the store to object storage, for `KVFS.PUSH`.
     pub publish: Option<Publish>,
 }
 
-/// A running server. Dropped, it stops: connections end, the socket disappears.
+/// A running server. Dropping it stops it: connections end, and the socket is removed.
 pub struct Server {
     common: Common,
     path: PathBuf,
@@ -71,22 +72,22 @@ pub struct Server {
     sweeping: Option<Sweeping>,
 }
 
-/// What those need who take connections in.
+/// The parts that the accepting thread needs.
 #[derive(Clone)]
 struct Common {
     shared: Arc<Shared>,
     loops: Vec<Arc<EventLoop>>,
 }
 
-/// Event loops that a server has: half of the processors are left to clients and to the store's own
-/// threads.
+/// Returns the number of event loops: half of the processors are left to clients and to the store's
+/// own threads.
 fn wanted_loops() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get() / 2).clamp(1, MOST_LOOPS)
 }
 
 impl Server {
-    /// Serves `db` on a Unix socket at `path`, mode 0600. A dead server's socket there is replaced;
-    /// a living one's is an error.
+    /// Serves `db` on a Unix socket at `path`, mode 0600. The socket of a dead server is replaced;
+    /// that of a running server is an error.
     pub fn start(db: Kvdb, path: &Path, options: ServerOptions) -> Result<Server, Error> {
         if options.tcp.is_some() && options.password.as_deref().unwrap_or_default().is_empty() {
             return Err(Error::NoPassword);
@@ -134,7 +135,7 @@ impl Server {
         let common = Common { shared: Arc::new(shared), loops: Vec::new() };
         let mut server =
             Server { common, path: path.into(), wake, accepting: None, sweeping: None };
-        // From here on an error ends what was started before.
+        // From here on an error ends the threads that were started before.
         let Common { shared, loops } = &mut server.common;
         for number in 1..=wanted_loops() {
             loops.push(EventLoop::start(format!("resp-{number}"), shared.clone())?);
@@ -148,15 +149,15 @@ impl Server {
         Ok(server)
     }
 
-    /// The path of the Unix socket.
+    /// Returns the path of the Unix socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
-    /// The TCP address, its port filled in.
+    /// Returns the TCP address with the actual port.
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         self.common.shared.tcp
     }
-    /// Ends every connection, after the command that it is at, and removes the socket. What clients
+    /// Ends every connection, after its current command, and removes the socket. Data that clients
     /// wrote stays buffered or durable as it was.
     pub fn stop(self) {}
 }
@@ -176,7 +177,7 @@ impl Drop for Server {
     }
 }
 
-/// Accepts until `wake` is readable. The socket goes with this thread.
+/// Accepts connections until `wake` is readable. The socket is removed when this thread ends.
 fn accept(
     common: &Common,
     socket: PrivateSocket,
@@ -229,8 +230,8 @@ fn take_all(common: &Common, mut next: impl FnMut() -> io::Result<(Stream, Strin
                 if error.kind() == io::ErrorKind::Interrupted
                     || error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
-                // Out of descriptors, say. The connection stays in the backlog; without a pause
-                // this would spin.
+                // The process may be out of descriptors. The connection stays in the kernel's
+                // backlog; without a pause this loop would spin.
                 tracing::warn!("could not accept a RESP connection: {error}");
                 std::thread::sleep(Duration::from_millis(50));
                 return;
@@ -247,7 +248,7 @@ fn welcome(common: &Common, stream: Stream, address: String, needs_password: boo
         tracing::warn!("could not set up a RESP connection: {error}");
         return;
     }
-    // Only this thread adds to them.
+    // Only this thread adds connections.
     if metrics.connected.load(Relaxed) >= shared.most_connections.load(Relaxed) as u64 {
         metrics.rejected.fetch_add(1, Relaxed);
         let _ = stream.write_all(b"-ERR max number of clients reached\r\n");

@@ -1,4 +1,5 @@
-//! The state of one client, and what its commands use of it: the store, a transaction, locks.
+//! The state of one client, and the access of its commands to the store, to transactions and to
+//! locks.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -40,22 +41,22 @@ pub use keys::retry_on_conflict;
 use multi::{Counted, Queue, Watch};
 use subscriptions::Subscriptions;
 
-/// How often a change is tried again after a conflict.
+/// Number of attempts to apply a change that conflicts.
 pub const TRIES: usize = 64;
 
-/// Returns what the owner of the store knows about it, as JSON.
+/// Returns the owner's statistics of the store as JSON.
 pub type InfoSource = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Has the owner of the store look at what it keeps there, as a whole: what it has found, as JSON.
+/// Checks all data that the owner of the store keeps in it, and returns the findings as JSON.
 pub type Check = Arc<dyn Fn() -> kvdb::Result<String> + Send + Sync>;
-/// Publishes the store to an address; returns what that took, as JSON, or why it failed.
+/// Publishes the store to an address. Returns statistics as JSON, or the reason of the failure.
 pub type Publish = Arc<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
 
-/// Says what keys of a dictionary are to the owner of the store, from the first up to the second: a
-/// file, say.
+/// Describes the keys of a dictionary from the first up to the second in the terms of the store's
+/// owner, such as a file.
 pub type Describe = Arc<dyn Fn(&str, &[u8], &[u8]) -> Option<String> + Send + Sync>;
 
-/// What all connections of a server share.
+/// State that all connections of a server share.
 pub struct Shared {
     pub db: Kvdb,
     pub limits: Limits,
@@ -67,7 +68,7 @@ pub struct Shared {
     pub publish: Option<Publish>,
     pub socket: String,
     pub tcp: Option<SocketAddr>,
-    /// Connections to that address are encrypted, by a relay for each.
+    /// Connections to that address are encrypted, each by a relay.
     pub relayed: bool,
     pub locks: KeyLocks,
     pub transactions: Arc<dyn Transactions>,
@@ -84,10 +85,9 @@ pub struct Shared {
     pub slow_log: SlowLog,
     pub metrics: Metrics,
     pub next_client: AtomicU64,
-    /// Bytes that large requests on their way in have taken, of all connections
-    /// (`Limits::requests`).
+    /// Bytes that large incoming requests of all connections take (`Limits::requests`).
     pub request_bytes: AtomicUsize,
-    /// Bytes of replies that must be whole (`Limits::whole_replies`).
+    /// Bytes of replies that must be complete before they are sent (`Limits::whole_replies`).
     pub whole_replies: Arc<Budget>,
     /// Bytes of replies that wait for clients (`Limits::all_unsent`).
     pub unsent: Arc<Budget>,
@@ -95,11 +95,11 @@ pub struct Shared {
     pub ahead: Arc<Budget>,
     /// `WATCH` commands that are in force.
     pub watches: AtomicUsize,
-    /// Connections that there may be.
+    /// Limit on the number of connections.
     pub most_connections: AtomicUsize,
     /// Set when the server stops, so that long commands end.
     pub stopping: AtomicBool,
-    /// What has expired is removed in the background.
+    /// Set if the sweeper removes expired keys in the background.
     pub sweeps: AtomicBool,
 }
 
@@ -150,8 +150,8 @@ impl Shared {
         }
     }
 
-    /// Allows so many connections, if the process may have as many descriptors; otherwise it
-    /// returns how many there could be, and nothing is changed.
+    /// Sets the limit on connections, if the process can have enough descriptors. Otherwise returns
+    /// how many connections are possible, and changes nothing.
     pub fn allow_connections(&self, wanted: usize) -> Result<(), usize> {
         match descriptors::provide(wanted, self.relayed) {
             possible if possible < wanted => Err(possible),
@@ -162,7 +162,7 @@ impl Shared {
         }
     }
 
-    /// The parts of the server on which effects act.
+    /// Returns the parts of the server on which effects act.
     pub fn reached(&self) -> Reached<'_> {
         let (channels, notifications) = (&self.channels, &self.notifications);
         Reached { channels, notifications, waiters: &self.waiters }
@@ -171,71 +171,71 @@ impl Shared {
 
 /// One client.
 pub struct Session {
-    /// The user of the system at the other end, where the connection tells.
+    /// The system user at the other end, if the connection reveals it.
     pub user: Option<u32>,
-    /// The process there, likewise.
+    /// The process at the other end, if the connection reveals it.
     pub process: Option<i32>,
-    /// By a seal, to some transactions.
+    /// The seal that confines this client to some transactions.
     pub confined: Option<Confined>,
     pub shared: Arc<Shared>,
     pub id: u64,
-    /// The connection as others see it.
+    /// The part of the connection that others use.
     pub connection: Arc<Connection>,
     pub subscriptions: Subscriptions,
     pub replies: Replies,
-    /// Effects of the commands of an `EXEC`, which happen when that has committed.
+    /// Effects of the commands of an `EXEC`, carried out after it has committed.
     pub effects: RefCell<Effects>,
     pub name: String,
     pub library: (String, String),
     pub dictionary: Selected,
-    /// Where its commands work, if not in a transaction.
+    /// The state that its commands work on, unless they work in a transaction.
     pub place: Place,
-    /// Each write of this connection is durable before its reply leaves.
+    /// Each write of this connection is durable before its reply is sent.
     pub durable: bool,
-    /// The client must show the password before anything else.
+    /// The client must authenticate before anything else.
     pub needs_password: bool,
     pub authenticated: bool,
-    /// The connection ends when the reply is out.
+    /// The connection ends after the reply is sent.
     pub closing: bool,
-    /// The transaction that commands work in, and what is shared with others that do.
+    /// The transaction that commands work in, and the state shared with other connections in it.
     pub joined: Option<(Transaction, Arc<TransactionState>)>,
     /// Transactions that end with this connection.
     pub attached: Vec<TransactionId>,
-    /// Between `MULTI` and `EXEC`: what is to be run.
+    /// The commands to be run, between `MULTI` and `EXEC`.
     pub queue: Option<Queue>,
     pub watches: Vec<(Watch, Counted)>,
-    /// Under way in `EXEC`, which holds the locks.
+    /// Set while `EXEC` runs, which holds the locks.
     pub executing: Option<Executing>,
-    /// The commands of an `EXEC` are run: one of several that are done together.
+    /// A command of an `EXEC` is running, so it is one of several that take effect together.
     pub exec_under_way: bool,
-    /// What holds the locks holds those of all keys. Under some of them a dictionary of types
-    /// cannot be made.
+    /// The locks of all keys are held. Under the locks of only some keys a types dictionary cannot
+    /// be created.
     pub all_locked: bool,
     /// Taken for the scripts of an `EXEC`.
     pub script_slot: Option<Slot>,
     /// The time that all commands of an `EXEC` see, milliseconds since 1970.
     pub exec_time: Option<u64>,
-    /// A failure of the store, for which `EXEC` is to do nothing at all.
+    /// A failure of the store, because of which `EXEC` must do nothing at all.
     pub stopped: Option<Failure>,
-    /// How long the command under way has waited for what others do.
+    /// Time that the command under way has waited for other connections.
     pub waited: Duration,
-    /// Files on their way in.
+    /// An import of files under way.
     pub importing: Option<Box<dyn Importing>>,
-    /// A walk through files.
+    /// A walk through files under way.
     pub walking: Option<Box<dyn Walking>>,
 }
 
-/// Which replies a client wants (`CLIENT REPLY`).
+/// The replies that a client wants (`CLIENT REPLY`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replies {
     On,
     Off,
-    /// All but that to the next command.
+    /// All except the reply to the next command.
     SkipNext,
 }
 
 impl Replies {
-    /// Whether the reply to a command that begins now is not wanted.
+    /// Returns whether the reply to the command that begins now is suppressed.
     pub fn mutes_next(&mut self) -> bool {
         let muted = *self != Replies::On;
         if *self == Replies::SkipNext {
@@ -245,17 +245,17 @@ impl Replies {
     }
 }
 
-/// Where the commands of an `EXEC` work.
+/// The transaction in which the commands of an `EXEC` work.
 pub enum Executing {
-    /// In the transaction that the connection has joined: what they change is made there when all
-    /// of them were run.
+    /// The transaction that the connection has joined. The changes of the commands are applied to
+    /// it after all of them have run.
     Joined(Mutex<NestedBatch>),
-    /// In one of its own.
+    /// A transaction of its own.
     Own(Transaction),
 }
 
 impl Session {
-    /// `closer` closes the connection from outside.
+    /// Makes the session of a connection; `closer` closes the connection from another thread.
     pub fn new(
         shared: Arc<Shared>,
         address: String,
@@ -301,21 +301,21 @@ impl Session {
         &self.shared.db
     }
 
-    /// The user's dictionaries, by name.
+    /// Returns the user's dictionaries, sorted by name.
     pub fn dictionaries(&self) -> Vec<(String, DictionaryId)> {
         dictionaries::listed_at(&self.place, &self.shared.db)
     }
-    /// The dictionaries of their types.
+    /// Returns the types dictionaries.
     pub fn types_dictionaries(&self) -> Vec<DictionaryId> {
         dictionaries::types_at(&self.place, &self.shared.db)
     }
 
-    /// Whether commands work in a transaction that was begun or joined, as opposed to one that
-    /// `EXEC` makes for itself.
+    /// Returns whether commands work in a transaction that was begun or joined, as opposed to one
+    /// that `EXEC` makes for itself.
     pub fn is_joined(&self) -> bool {
         self.joined.is_some()
     }
-    /// The transaction that commands work in; `None`: they work on the store itself.
+    /// Returns the transaction that commands work in, or `None` if they work on the store itself.
     pub fn inside(&self) -> Option<&Transaction> {
         match &self.executing {
             Some(Executing::Own(transaction)) => Some(transaction),
@@ -324,15 +324,15 @@ impl Session {
             }
         }
     }
-    /// What `EXEC` is going to change in the joined transaction.
+    /// Returns the changes that `EXEC` is going to apply to the joined transaction.
     fn nested_batch(&self) -> Option<MutexGuard<'_, NestedBatch>> {
         match &self.executing {
             Some(Executing::Joined(nested)) => Some(nested.lock()),
             _ => None,
         }
     }
-    /// The newest value of a key where commands work on the store itself: one lookup, no view.
-    /// `None`: they work elsewhere.
+    /// Returns the newest value of a key if commands work on the store itself: this takes one
+    /// lookup, and no view. Returns `None` if they work elsewhere.
     pub fn newest(
         &self,
         dict: DictionaryId,
@@ -341,10 +341,10 @@ impl Session {
         let alone = self.executing.is_none() && self.joined.is_none();
         (alone && !matches!(self.place, Place::Snapshot(..))).then(|| self.shared.db.get(dict, key))
     }
-    /// Updates what other connections see of this one.
+    /// Updates the state that `CLIENT LIST` shows of this connection.
     pub fn show(&self, resp3: bool) {
-        // Most are empty. `memcmp` reads at their dangling pointers with all bytes masked out,
-        // which costs some processors hundreds of cycles.
+        // Most strings are empty. `memcmp` reads at their dangling pointers with all bytes masked
+        // out, which costs some processors hundreds of cycles.
         let differ = |a: &str, b: &str| a.len() != b.len() || !a.is_empty() && a != b;
         let mut shown = self.connection.shown.lock();
         if differ(&shown.name, &self.name) {
@@ -362,9 +362,9 @@ impl Session {
         shown.patterns = self.subscriptions.patterns.len();
         shown.shards = self.subscriptions.shards.len();
     }
-    /// What is seen now. What is read through it must have been announced by `reads` or
-    /// `reads_range`; in a serializable transaction it was locked by that, and is then read from
-    /// the view as `renewed` has it.
+    /// Returns a view of the current state. All reads through it must have been announced by
+    /// `reads` or `reads_range`. In a serializable transaction those have locked the keys, which
+    /// must then be read from the view that `renewed` returns.
     pub fn view(&self) -> Result<View, Failure> {
         if let Some(nested) = self.nested_batch() {
             return Ok(nested.view()?);
@@ -375,7 +375,7 @@ impl Session {
             (_, Some(transaction)) => transaction.view()?,
         })
     }
-    /// These keys are going to be read: a serializable transaction locks them, the commit of an
+    /// Announces reads of these keys: a serializable transaction locks them, and the commit of an
     /// `EXEC` depends on them.
     pub fn reads<'k>(
         &self,
@@ -393,7 +393,7 @@ impl Session {
         }
         Ok(())
     }
-    /// `[start, end)` is going to be read; an empty `end` is the end of the dictionary.
+    /// Announces reads of `[start, end)`; an empty `end` is the end of the dictionary.
     pub fn reads_range(&self, dict: DictionaryId, start: &[u8], end: &[u8]) -> Outcome {
         match (&self.executing, self.inside()) {
             (Some(Executing::Own(own)), _) => own.read_conflict_range(dict, start, end)?,
@@ -402,17 +402,17 @@ impl Session {
         }
         Ok(())
     }
-    /// A view that this session has taken, with what is committed by now where a transaction reads
-    /// that: a serializable one, of what it has locked. Its own changes, which other connections
-    /// may make as well, stay those of the view.
+    /// Renews a view that this session has taken. In a serializable transaction it then shows the
+    /// newest commits to the keys that the transaction has locked. Changes of the transaction
+    /// itself, which other connections may make as well, stay as in `view`.
     pub fn renewed(&self, view: &View) -> Result<View, Failure> {
         match self.inside() {
             Some(transaction) => Ok(transaction.renew(view)?),
             None => Ok(view.clone()),
         }
     }
-    /// Commits; durability, where asked for, is the output's business (see there). In a transaction
-    /// it is seen there alone.
+    /// Commits a batch. If durability is wanted, the output takes care of it (see `output`). In a
+    /// transaction the batch is visible only there.
     pub fn commit(&self, batch: Batch) -> Result<(), Failure> {
         if let Some(mut nested) = self.nested_batch() {
             return Ok(nested.apply(batch)?);
@@ -423,11 +423,11 @@ impl Session {
         }
     }
 
-    /// Where the selected dictionary is, for notifications of its keys and for waiters.
+    /// Returns the spot of the selected dictionary, for notifications of its keys and for waiters.
     pub fn spot(&self) -> Spot {
         self.spot_of(self.dictionary.name())
     }
-    /// Where another one is in the same place.
+    /// Returns the spot of another dictionary in the same place.
     pub fn spot_of(&self, dictionary: &str) -> Spot {
         let clone = match &self.place {
             Place::Clone(clone) => Some(clone.clone()),
@@ -435,18 +435,18 @@ impl Session {
         };
         Spot { transaction: None, clone, dictionary: dictionary.into() }
     }
-    /// Whether clients want to hear of events of this class.
+    /// Returns whether clients want events of this class.
     pub fn notes(&self, class: Classes) -> bool {
         self.shared.notifications.are_on(class)
     }
-    /// Carries out effects whose commit is visible. `EXEC` and a joined transaction keep them for
+    /// Carries out effects whose commit is visible. `EXEC` and a joined transaction keep them until
     /// their own commit.
     pub fn settle(&self, effects: Vec<Effect>) {
         if !effects.is_empty() {
             self.settle_at(self.spot(), effects);
         }
     }
-    /// As [`Session::settle`], of a dictionary that need not be the selected one.
+    /// Does the same as [`Session::settle`] for a dictionary that need not be the selected one.
     pub fn settle_at(&self, spot: Spot, effects: Vec<Effect>) {
         let most = self.shared.limits.effects;
         if self.executing.is_some() {
@@ -460,7 +460,8 @@ impl Session {
             self.settle_outside_exec(of_one);
         }
     }
-    /// Whether a message of this size may wait for the commit of what commands work in.
+    /// Returns whether a message of this size can be kept until the commit of the current
+    /// transaction.
     pub fn has_room_for_effect(&self, bytes: usize) -> bool {
         let most = self.shared.limits.effects;
         let in_transaction = self.joined.as_ref().map(|(_, state)| state.effects.lock());
@@ -469,7 +470,7 @@ impl Session {
             kept.as_ref().is_none_or(|kept| kept.has_room(bytes + gathered, most))
         }) && self.effects.borrow().has_room(bytes, most)
     }
-    /// As [`Session::settle`], for the effects that were gathered during `EXEC`.
+    /// Settles the effects that were gathered during `EXEC`, see [`Session::settle`].
     pub fn settle_all(&self) {
         self.settle_outside_exec(self.effects.take());
     }
@@ -480,7 +481,7 @@ impl Session {
         self.settle_with(transaction.id(), state, effects);
     }
 
-    /// Keeps effects until a transaction commits, in which they were brought about.
+    /// Keeps the effects of changes in a transaction until it commits.
     pub fn settle_in(&self, id: TransactionId, effects: Effects) {
         let state = self.shared.transaction_states.of(self.db(), id);
         self.settle_with(id, &state, effects);
@@ -503,8 +504,8 @@ impl Session {
             Some((_, state)) => &state.locks,
         }
     }
-    /// Locks these keys against other commands between reading and writing them. A lock of a
-    /// transaction, which may take long, is waited for first.
+    /// Locks these keys against other commands between reading and writing them. Locks of the
+    /// transaction, which may take long to get, are taken first.
     pub fn hold<'k>(
         &self,
         dict: DictionaryId,
@@ -529,18 +530,18 @@ impl Session {
         if self.executing.is_some() { Held::Already } else { self.locks().all() }
     }
 
-    /// Commands work on the store itself again.
+    /// Leaves a transaction or place: commands work on the store itself again.
     pub fn leave(&mut self) {
         self.place = Place::Store;
         self.joined = None;
         self.watches.clear();
     }
-    /// Forgets what `MULTI` has gathered.
+    /// Drops the commands that `MULTI` has queued.
     pub fn discard(&mut self) {
         self.queue = None;
         self.watches.clear();
     }
-    /// Ends what is to end with this connection.
+    /// Aborts the transactions that end with this connection.
     pub fn let_go(&mut self) {
         for id in std::mem::take(&mut self.attached) {
             match self.shared.transactions.abort(id) {
@@ -549,7 +550,7 @@ impl Session {
             }
         }
     }
-    /// A key that may be written.
+    /// Checks that a key may be written.
     pub fn check_key(&self, key: &[u8]) -> Outcome {
         let max = self.shared.limits.key;
         if key.len() > max {
@@ -560,7 +561,7 @@ impl Session {
         }
         Ok(())
     }
-    /// Called from time to time by commands that take long.
+    /// Returns an error when the server stops. Long commands call this from time to time.
     pub fn check_stopping(&self) -> Outcome {
         if self.shared.stopping.load(Relaxed) { Err(Failure::STOPPING) } else { Ok(()) }
     }
@@ -575,7 +576,7 @@ impl Drop for Session {
     }
 }
 
-/// What cannot be where nothing changes.
+/// The error of a write in a snapshot.
 pub const SNAPSHOT: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
     "READONLY a snapshot does not change: SNAPSHOT LEAVE first, or make a clone of it",
 ));

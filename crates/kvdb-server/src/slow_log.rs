@@ -1,4 +1,4 @@
-//! The newest commands that took long, for `SLOWLOG`.
+//! The newest slow commands, for `SLOWLOG`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
@@ -8,27 +8,27 @@ use env::sync::Mutex;
 
 use crate::request::Arguments;
 
-/// Words of a command that are kept, and bytes of one.
+/// Number of words of a command that are kept, and the bytes of each.
 const WORDS: usize = 32;
 const BYTES: usize = 128;
 
-/// A command that took long.
+/// A slow command.
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub number: u64,
-    /// Seconds since 1970.
+    /// In seconds since 1970.
     pub at: u64,
     pub micros: u64,
-    /// What was asked, cut short.
+    /// The words of the command, shortened.
     pub words: Vec<Vec<u8>>,
     pub address: String,
-    /// That the client has given itself.
+    /// The name that the client has given itself.
     pub name: String,
 }
 
-/// Of all connections of a server.
+/// The slow commands of all connections.
 pub struct SlowLog {
-    /// Microseconds; what takes longer is kept. Negative: nothing is.
+    /// Threshold in microseconds; slower commands are kept. Negative: none are kept.
     slower_than: AtomicI64,
     most: AtomicUsize,
     state: Mutex<SlowEntries>,
@@ -36,7 +36,7 @@ pub struct SlowLog {
 
 #[derive(Default)]
 struct SlowEntries {
-    /// The newest first.
+    /// The entries, newest first.
     entries: VecDeque<Entry>,
     next: u64,
 }
@@ -55,7 +55,7 @@ impl SlowLog {
     pub fn set_slower_than(&self, micros: i64) {
         self.slower_than.store(micros, Relaxed);
     }
-    /// Entries that are kept.
+    /// Returns the limit on the number of entries.
     pub fn most(&self) -> usize {
         self.most.load(Relaxed)
     }
@@ -64,12 +64,12 @@ impl SlowLog {
         self.state.lock().entries.truncate(most);
     }
 
-    /// Whether a command that took so long is kept.
+    /// Returns whether a command with this duration is kept.
     pub fn wants(&self, took: Duration) -> bool {
         u64::try_from(self.slower_than())
             .is_ok_and(|micros| took > Duration::from_micros(micros) || micros == 0)
     }
-    /// Keeps a command; its number is given here.
+    /// Keeps a command, and assigns its number.
     pub fn keep(&self, entry: Entry) {
         let mut state = self.state.lock();
         let number = state.next;
@@ -79,7 +79,7 @@ impl SlowLog {
         state.entries.truncate(most);
     }
 
-    /// The newest entries, the newest first.
+    /// Returns the newest entries, newest first.
     pub fn newest(&self, count: usize) -> Vec<Entry> {
         self.state.lock().entries.iter().take(count).cloned().collect()
     }
@@ -91,7 +91,7 @@ impl SlowLog {
     }
 }
 
-/// The words of a command as they are kept. `secret`: those behind its name are not.
+/// Returns the words of a command as they are kept. With `secret` the arguments are redacted.
 pub fn shortened(args: Arguments<'_>, secret: bool) -> Vec<Vec<u8>> {
     let kept = if args.len() > WORDS { WORDS - 1 } else { args.len() };
     let mut words: Vec<Vec<u8>> = args.from(0).take(kept).map(short).collect();

@@ -1,5 +1,5 @@
-//! The server's socket in the file system. Only its owner can connect; the socket of a running
-//! server is never replaced, and that of a dead one always is.
+//! The server's socket in the file system. Only its owner can connect. The socket of a running
+//! server is never replaced; that of a dead server always is.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -14,25 +14,26 @@ use crate::error::Error;
 
 /// A listening Unix socket and its name, which is removed with it.
 pub struct PrivateSocket {
-    /// Does not block.
+    /// The listener is non-blocking.
     pub listener: UnixListener,
     path: PathBuf,
     device_and_inode: (u64, u64),
 }
 
 impl PrivateSocket {
-    /// Listens under this name, in the place of a dead server at most.
+    /// Listens under this name, and replaces at most the socket of a dead server.
     pub fn listen(path: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::Socket { path: path.into(), error };
         refuse_if_taken(path)?;
-        // Made under another name and moved over the final one: at no time is there a socket that
-        // does not answer yet. The mode is set on the socket before it has a name (Linux gives the
-        // name the socket's mode), so at no time is it open to others.
+        // The socket is made under another name and then renamed to the final one: at no time is
+        // there a socket that does not answer yet. The mode is set on the socket before it is bound
+        // (Linux gives the name the socket's mode), so at no time is it open to other users.
         let mut making = path.as_os_str().to_owned();
         making.push("~");
         let making = PathBuf::from(making);
         let address = SocketAddrUnix::new(&making).map_err(|_| Error::PathTooLong(path.into()))?;
-        // One that a server has left which ended here. Anything else is not this program's.
+        // A server that died at this point has left a socket here. Anything else is not this
+        // program's.
         match std::fs::symlink_metadata(&making) {
             Ok(meta) if meta.file_type().is_socket() => drop(std::fs::remove_file(&making)),
             Ok(_) => return Err(Error::NotASocket(making)),
@@ -71,7 +72,7 @@ impl PrivateSocket {
 
 impl Drop for PrivateSocket {
     fn drop(&mut self) {
-        // Another server may have come since; its socket stays.
+        // Another server may have replaced the socket since; its socket stays.
         if let Ok(meta) = std::fs::symlink_metadata(&self.path)
             && (meta.dev(), meta.ino()) == self.device_and_inode
         {
@@ -80,7 +81,7 @@ impl Drop for PrivateSocket {
     }
 }
 
-/// `Ok` when the name is free, or only a dead server's.
+/// Returns `Ok` if the name is free, or belongs to a dead server.
 fn refuse_if_taken(path: &Path) -> Result<(), Error> {
     let failed = |error: io::Error| Error::Socket { path: path.into(), error };
     match std::fs::symlink_metadata(path) {
@@ -95,7 +96,7 @@ fn refuse_if_taken(path: &Path) -> Result<(), Error> {
         .map_err(|e| failed(e.into()))?;
     match rustix::net::connect(&probe, &address) {
         Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
-        // A full backlog is a sign of life, too.
+        // A full backlog is also a sign of a running server.
         Ok(()) | Err(Errno::AGAIN | Errno::INPROGRESS) => Err(Error::InUse(path.into())),
         Err(error) => Err(failed(error.into())),
     }

@@ -12,30 +12,30 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use crate::peer;
 
-/// How long what a client sends is read and dropped when its connection has ended.
+/// Time for which data of a client is read and dropped after its connection has ended.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// A client's socket.
 pub enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
-    /// This end of what a thread relays to a client over TLS.
+    /// The local end of a pair whose other end a thread relays to a client over TLS.
     Tls(UnixStream),
 }
 
-/// What came of a look for bytes.
+/// The result of a non-blocking read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// So many.
+    /// This many bytes.
     Bytes(usize),
-    /// None so far.
+    /// No bytes so far.
     Nothing,
     /// The client has closed the connection, or it is broken.
     End,
 }
 
 impl Stream {
-    /// Makes ready what was accepted. A write that takes nothing for so long fails.
+    /// Prepares an accepted socket. A write that makes no progress for `write_timeout` fails.
     pub fn prepare(&self, write_timeout: Duration) -> io::Result<()> {
         match self {
             Stream::Unix(s) | Stream::Tls(s) => {
@@ -50,7 +50,7 @@ impl Stream {
         }
     }
 
-    /// The user of the system at the other end.
+    /// Returns the system user at the other end.
     pub fn user(&self) -> Option<u32> {
         match self {
             Stream::Unix(s) => peer::user(s).ok(),
@@ -58,7 +58,7 @@ impl Stream {
         }
     }
 
-    /// The process at the other end, as it is numbered here.
+    /// Returns the process at the other end, as numbered in this PID namespace.
     pub fn process(&self) -> Option<i32> {
         match self {
             Stream::Unix(s) => {
@@ -69,7 +69,7 @@ impl Stream {
         }
     }
 
-    /// Appends what has come, up to the capacity of `input`; does not wait.
+    /// Appends the bytes that have arrived, up to the capacity of `input`, without waiting.
     pub fn receive(&self, input: &mut Vec<u8>) -> Received {
         match rustix::net::recv(self, spare_capacity(input), RecvFlags::DONTWAIT) {
             Ok((_, 0)) => Received::End,
@@ -79,7 +79,7 @@ impl Stream {
         }
     }
 
-    /// Writes as much as the socket takes at once, and gives how much that is.
+    /// Writes as much as the socket takes without blocking, and returns how much.
     pub fn send_now(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut sent = 0;
         while sent < bytes.len() {
@@ -94,7 +94,7 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Writes all of it, waiting for the client where need be.
+    /// Writes all of it, waiting for the client if necessary.
     pub fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Stream::Unix(s) | Stream::Tls(s) => (&*s).write_all(bytes),
@@ -109,8 +109,8 @@ impl Stream {
         };
     }
 
-    /// Closes so that the client gets the last reply even where it is still sending: what it sends
-    /// is read and dropped, for a moment.
+    /// Closes the connection so that the client receives the last reply even if it is still
+    /// sending: its data is read and dropped for a moment.
     pub fn linger(&self) {
         let until = Instant::now() + LINGER;
         self.shutdown(Shutdown::Write);

@@ -1,11 +1,10 @@
-//! Where the replies of a connection go: into its socket, and what the client does not take at once
-//! waits here.
+//! The sink of a socket: sends replies, and keeps those that the client does not take at once.
 //!
-//! A client may send all of a pipeline before it reads the first reply. If this side waited for it
+//! A client may send all of a pipeline before it reads the first reply. If the server waited for it
 //! to read, both would wait for ever. So replies wait in a [`Backlog`] while the next commands run,
-//! and an event loop sends them on when the client takes more. When there is no room for more of
-//! them, the thread waits for the client, and reads ahead meanwhile what that sends. When there is
-//! no room for that either, and the client takes nothing for a while, it will never take anything:
+//! and an event loop sends them when the client takes more. If there is no room for more replies,
+//! the thread waits for the client, and reads its requests ahead at the same time. If there is no
+//! room for those either, and the client takes nothing for a while, it will never take anything:
 //! its connection ends.
 
 use std::io;
@@ -24,9 +23,9 @@ use crate::output::Sink;
 use crate::session::Shared;
 use crate::stream::{Received, Stream};
 
-/// How long a connection sleeps at most where it has no descriptor to wait with.
+/// Longest sleep of a connection that has no descriptor to wait with.
 const LOOK: Duration = Duration::from_millis(50);
-/// How often it is looked whether others have made room for what this client sends.
+/// Interval of checks whether other connections have freed room for this client's requests.
 const TICK: Duration = Duration::from_secs(1);
 
 pub struct StreamSink {
@@ -35,17 +34,17 @@ pub struct StreamSink {
     give_way: Box<dyn Fn() + Send>,
     /// Replies that the client has not taken.
     unsent: Backlog,
-    /// Requests that were read while the client was waited for.
+    /// Requests that were read while the thread waited for the client.
     ahead: Backlog,
-    /// The client sends nothing more.
+    /// The client has closed its sending side.
     ended: bool,
-    /// When the client last took or sent something, while replies wait.
+    /// The last time that the client took or sent something while replies waited.
     moved: Instant,
-    /// The connection is over: what the client sends counts no more.
+    /// The connection is ending: data that the client sends no longer counts as progress.
     finishes: bool,
-    /// Why the client was given up while a command waited.
+    /// The reason why the client was given up while a command waited.
     failed: Option<io::Error>,
-    /// `Limits::write_timeout` and `Limits::stall`.
+    /// `patience` is `Limits::write_timeout`, and `stall` is `Limits::stall`.
     patience: Duration,
     stall: Duration,
 }
@@ -67,7 +66,7 @@ impl StreamSink {
         }
     }
 
-    /// Sends as much of what waits as the client takes now.
+    /// Sends as many of the waiting bytes as the client takes now.
     fn push(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
             let front = self.unsent.front();
@@ -84,7 +83,7 @@ impl StreamSink {
         Ok(())
     }
 
-    /// Reads some of what the client has sent, if there is room for it.
+    /// Reads some of the data that the client has sent, if there is room for it.
     fn read_ahead(&mut self) {
         let stream = &self.stream;
         let mut came = Received::Nothing;
@@ -97,7 +96,7 @@ impl StreamSink {
         }
     }
 
-    /// Sends or keeps as many of these bytes as can be, and returns how many.
+    /// Sends or keeps as many of these bytes as possible, and returns how many.
     fn offer(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.push()?;
         let mut sent = 0;
@@ -108,9 +107,9 @@ impl StreamSink {
         Ok(sent + self.unsent.push(&bytes[sent..]))
     }
 
-    /// Waits until the client takes or sends something, one of these events comes or the bell has
-    /// rung, and at most for so long. What was sent is read, if there is room for it. An error: the
-    /// client has been waited for in vain.
+    /// Waits until the client takes or sends something, one of these events occurs, the bell has
+    /// rung, or `at_most` is over. Reads the data that has arrived, if there is room for it.
+    /// Returns an error if the client's time is up.
     fn await_client(
         &mut self,
         mut events: PollFlags,
@@ -138,13 +137,14 @@ impl StreamSink {
         Ok(())
     }
 
-    /// How long the client is waited for, if replies wait.
+    /// Returns the time for which the client is still waited for, if replies wait.
     fn time_left(&self, full: bool) -> io::Result<Option<Duration>> {
         if self.unsent.is_empty() {
             return Ok(None);
         }
         let idle = self.moved.elapsed();
-        // One that sends nothing either is slow; one that does waits until this side reads.
+        // A client that does not send either is slow; one that does send waits until the server
+        // reads.
         if full && idle >= self.stall && self.is_ready(PollFlags::IN) {
             return Err(self.in_vain(format!(
                 "its client sends requests and takes no replies. {} bytes of replies and {} bytes \
@@ -163,7 +163,8 @@ impl StreamSink {
         Ok(Some(self.patience - idle))
     }
 
-    /// The client hears of it at once: what it sends is not read any more.
+    /// Returns the error, and closes the socket: the client learns at once that its data is not
+    /// read any more.
     fn in_vain(&self, why: String) -> io::Error {
         self.stream.shutdown(Shutdown::Both);
         io::Error::new(io::ErrorKind::TimedOut, why)
@@ -225,7 +226,7 @@ impl Sink for StreamSink {
             if awaited.and_then(|()| self.push()).is_err() {
                 return;
             }
-            // What the client still sends is of no use.
+            // Data that the client still sends is useless.
             self.ahead.clear();
         }
     }
@@ -252,7 +253,7 @@ impl Sink for StreamSink {
     }
 
     fn is_gone(&self) -> bool {
-        // What it has sent before may still have to be read.
+        // Data that it has sent before may still have to be read.
         self.failed.is_some() || self.is_ready(PollFlags::RDHUP)
     }
 
@@ -265,11 +266,11 @@ impl Sink for StreamSink {
             if left.is_some_and(|left| left.is_zero()) {
                 break;
             }
-            // Out of descriptors: the bell is heard a little later.
+            // The process is out of descriptors: the bell is noticed a little later.
             let look = rings.is_none().then_some(LOOK);
             let at_most = [left, look].into_iter().flatten().min();
-            // Half a connection is none: the client's next bytes are read ahead, but its end ends
-            // the wait.
+            // A half-closed connection counts as closed: the client's next bytes are read ahead,
+            // but their end ends the wait.
             let awaited = self.await_client(PollFlags::RDHUP, rings, at_most);
             if let Err(error) = awaited.and_then(|()| self.push()) {
                 self.failed = Some(error);

@@ -1,9 +1,9 @@
-//! Removes what has expired, in the background and in bounded steps. Readers do not wait for it:
-//! to them a key is gone at its deadline.
+//! Removes expired keys, in the background and in bounded steps. Readers do not wait for it: to
+//! them a key ceases to exist at its deadline.
 //!
-//! The types dictionary has all deadlines in their order, so a step reads what is due and one
-//! deadline more, which says when the next step is. A step is one commit. What a transaction holds
-//! locked is left for a later one.
+//! The types dictionary holds all deadlines in order, so a step reads those that have passed and
+//! one more, which determines the time of the next step. A step is one commit. Keys that a
+//! transaction holds locked are left for a later step.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,26 +18,27 @@ use crate::failure::{Failure, Outcome};
 use crate::keyspace::{deadline_key, head_key, is_past, parse_deadline_key};
 use crate::session::{Session, Shared};
 
-/// Keys that one step removes of a dictionary at most.
+/// Limit on the keys that one step removes from a dictionary.
 const STEP: usize = 128;
-/// Between two steps while there is work, so that clients come first.
+/// Pause between two steps while there is work, so that clients take precedence.
 const BREATH: Duration = Duration::from_millis(10);
-/// Deadlines that are set while nothing is due are found at the latest after this long.
+/// Longest pause: deadlines that are set while nothing is due are found after this time at the
+/// latest.
 const REST: Duration = Duration::from_secs(1);
 
-/// What a step has found.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Swept {
     /// Keys removed.
     pub removed: usize,
-    /// There is more to do at once.
+    /// More keys can be removed at once.
     pub more: bool,
-    /// When the next deadline is over, milliseconds since 1970.
+    /// The time after the next deadline, milliseconds since 1970.
     pub next: Option<u64>,
 }
 
-/// Removes up to `most` expired keys of each dictionary of the store. One that fails does not keep
-/// the others from it; the first failure is told.
+/// Removes up to `most` expired keys of each dictionary of the store. A dictionary that fails does
+/// not keep the others from being swept; the first failure is returned.
 pub fn step(shared: &Arc<Shared>, most: usize) -> (Swept, Outcome) {
     let (mut all, mut done) = (Swept::default(), Ok(()));
     let mut session = Session::new(shared.clone(), "sweeper".into(), false, None);
@@ -56,7 +57,7 @@ pub fn step(shared: &Arc<Shared>, most: usize) -> (Swept, Outcome) {
     (all, done)
 }
 
-/// Of the dictionary that is selected.
+/// Sweeps the selected dictionary.
 fn sweep(s: &Session, most: usize) -> Result<Swept, Failure> {
     let (now, mut due, mut swept) = (s.now(), Vec::new(), Swept::default());
     let Some(space) = s.existing()? else { return Ok(swept) };
@@ -65,7 +66,7 @@ fn sweep(s: &Session, most: usize) -> Result<Swept, Failure> {
         Err(kvdb::Error::NoDictionary(_)) => return Ok(swept),
         cursor => cursor?,
     };
-    // What is locked is passed over, but not for ever.
+    // Locked keys are skipped, but the number of deadlines that a step reads is bounded.
     for _ in 0..most * 2 {
         let Some(tuple) = cursor.next()? else { break };
         let Some((deadline, key)) = parse_deadline_key(&tuple.key) else { continue };
@@ -95,7 +96,7 @@ fn sweep(s: &Session, most: usize) -> Result<Swept, Failure> {
                     removed += 1;
                 }
                 Some(_) => {}
-                // The key has another deadline by now, or none, or went with a range.
+                // The key has another deadline by now, or none, or was removed with a range.
                 None => batch.delete(types, deadline_key(*deadline, key)),
             }
         }
@@ -104,7 +105,7 @@ fn sweep(s: &Session, most: usize) -> Result<Swept, Failure> {
     Ok(swept)
 }
 
-/// The thread that does it. Dropped, it ends.
+/// The thread that sweeps. It ends when this is dropped.
 pub struct Sweeping {
     stop: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
@@ -131,10 +132,10 @@ impl Sweeping {
     }
 }
 
-/// Does a step; gives the time until the next one.
+/// Runs a step, and returns the time until the next one.
 fn rest(shared: &Arc<Shared>) -> Duration {
     let (swept, done) = step(shared, STEP);
-    // A store that takes no writes, or is full: what has expired is not seen all the same.
+    // The store may be read-only or full. Expired keys are invisible all the same.
     if let Err(error) = done {
         tracing::debug!("expired keys were not removed: {error}");
     }

@@ -1,9 +1,9 @@
-//! TLS: connections over TCP that are encrypted, and whose server shows a certificate.
+//! TLS: encrypted TCP connections, on which the server presents a certificate.
 //!
-//! The event loops know nothing of it. Each encrypted connection has a thread that relays between
-//! the client's socket, where records of TLS go, and one end of a pair of Unix sockets, whose other
-//! end a loop serves as it serves any client. So a slow handshake holds up nobody, and plain
-//! connections cost nothing for it ([`rustls`] has the protocol).
+//! The event loops are not aware of TLS. Each encrypted connection has a thread that relays between
+//! the client's socket, which carries TLS records, and one end of a pair of Unix sockets; a loop
+//! serves the other end like any other client. So a slow handshake delays no other client, and
+//! plain connections pay nothing for TLS ([`rustls`] implements the protocol).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -19,18 +19,18 @@ use rustls::{ServerConfig, ServerConnection};
 
 use crate::error::Error;
 
-/// How long a client may take to agree on keys.
+/// Time limit of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Bytes that are relayed at once.
 const PIECE: usize = 16 << 10;
 
-/// What encrypted connections begin with: the server's certificates and its key.
+/// The configuration of encrypted connections: the server's certificates and its key.
 #[derive(Clone)]
 pub struct Tls(Arc<ServerConfig>);
 
 impl Tls {
-    /// Of files in PEM: the server's certificate with those that lead to a known authority behind
-    /// it, and its private key.
+    /// Reads PEM files: the server's certificate, followed by those that lead to a known authority,
+    /// and its private key.
     pub fn from_files(certificates: &Path, key: &Path) -> Result<Tls, Error> {
         let wrong = |path: &Path, why: &dyn std::fmt::Display| Error::Tls {
             path: path.to_path_buf(),
@@ -51,7 +51,7 @@ impl Tls {
         Ok(Tls(Arc::new(config)))
     }
 
-    /// Begins to relay for a client, and gives the end that is to be served. A client that takes
+    /// Begins to relay for a client, and returns the socket end to serve. A client that takes
     /// nothing for as long as `stall` is given up.
     pub(crate) fn relay(&self, client: TcpStream, stall: Duration) -> io::Result<UnixStream> {
         let tls = ServerConnection::new(self.0.clone()).map_err(io::Error::other)?;
@@ -78,7 +78,7 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-/// Which side has ended.
+/// The sides that have ended.
 #[derive(Default)]
 struct Ended {
     client: bool,
@@ -89,13 +89,13 @@ struct Relay {
     tls: ServerConnection,
     client: TcpStream,
     server: UnixStream,
-    /// What the client has sent and the server has not taken yet.
+    /// Data of the client that the server has not taken yet.
     inbound: Vec<u8>,
     ended: Ended,
     stall: Duration,
 }
 
-/// `None`: the socket would have to be waited for.
+/// Returns `None` if the operation would block.
 fn at_once<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Ok(done) => Ok(Some(done)),
@@ -116,21 +116,21 @@ impl Relay {
             if answered || (self.ended.client && self.tls.is_handshaking()) {
                 return Ok(());
             }
-            // What came with the last bytes is handed on before anything is waited for.
+            // Data of the last records is forwarded before the thread waits for anything.
             if self.inbound.is_empty() || !self.pass_to_server()? {
                 self.wait(begun)?;
             }
         }
     }
 
-    /// `true`: something was taken.
+    /// Forwards data to the server. Returns `true` if it took some.
     fn pass_to_server(&mut self) -> io::Result<bool> {
         let mut taken = 0;
         while taken < self.inbound.len() {
             match at_once(self.server.write(&self.inbound[taken..])) {
                 Ok(Some(more)) => taken += more,
                 Ok(None) => break,
-                // It reads no more, but may have said why.
+                // The server does not read any more, but may have sent the reason.
                 Err(e) if e.kind() == ErrorKind::BrokenPipe => taken = self.inbound.len(),
                 Err(e) => return Err(e),
             }
@@ -151,7 +151,7 @@ impl Relay {
                     let state = match self.tls.process_new_packets() {
                         Ok(state) => state,
                         Err(error) => {
-                            // The client is told what was wrong with it.
+                            // The client is sent the alert that says what was wrong.
                             let _ = self.tls.write_tls(&mut self.client);
                             return Err(io::Error::other(error));
                         }
@@ -193,20 +193,20 @@ impl Relay {
         Ok(())
     }
 
-    /// Whether what the server says next can be taken: not while the client has not taken what it
-    /// said before.
+    /// Returns whether more data of the server can be taken: not before the client has taken the
+    /// data before it.
     fn wants_server(&self) -> bool {
         !self.ended.server && !self.tls.wants_write() && !self.tls.is_handshaking()
     }
 
-    /// Waits until one of the sockets can go on; an error when the client takes too long.
+    /// Waits until one of the sockets is ready. Returns an error if the client takes too long.
     fn wait(&self, begun: Instant) -> io::Result<()> {
         let (mut client, mut server) = (PollFlags::empty(), PollFlags::empty());
         client.set(PollFlags::IN, self.inbound.is_empty() && !self.ended.client);
         client.set(PollFlags::OUT, self.tls.wants_write());
         server.set(PollFlags::IN, self.wants_server());
         server.set(PollFlags::OUT, !self.inbound.is_empty());
-        // One of which nothing is wanted may have ended, which would be reported again and again.
+        // A socket that is not wanted may have ended, which would be reported again and again.
         let mut polled = Vec::with_capacity(2);
         if !client.is_empty() {
             polled.push(PollFd::new(&self.client, client));

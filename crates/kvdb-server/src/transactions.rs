@@ -1,5 +1,5 @@
-//! Transactions and snapshots of clients: who makes and ends them, and what the connections that
-//! are in one transaction share.
+//! Transactions and snapshots of clients: the interfaces that make and end them, and the state that
+//! the connections in one transaction share.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
@@ -19,22 +19,24 @@ use crate::locks::KeyLocks;
 /// A file that a transaction has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileChange {
-    /// From the root of the file system, without a slash in front; `/3/…`: from the third anchor of
-    /// the list, where it would be longer than a call takes. So are the paths in details.
+    /// Path from the root of the file system, without a leading slash. `/3/…` stands for the third
+    /// anchor of the list, used if the path would be longer than a system call takes. Paths in
+    /// details have the same form.
     pub path: Vec<u8>,
-    /// `a` an anchor of the list, `d` a directory, `f` a file, `l` a symbolic link, `o` anything
-    /// else; of the entry as it is now, or was.
+    /// `a` for an anchor of the list, `d` a directory, `f` a file, `l` a symbolic link, `o`
+    /// anything else; the type of the entry as it is now, or was.
     pub kind: char,
-    /// Bytes before; `None`: it was not there.
+    /// Bytes before; `None` if it did not exist.
     pub before: Option<u64>,
-    /// Bytes now; `None`: it is gone.
+    /// Bytes now; `None` if it no longer exists.
     pub after: Option<u64>,
-    /// What differs; of what was added or is gone, what there is to say about it.
+    /// The differences; for an added or removed entry, its properties.
     pub details: Vec<FileDetail>,
 }
 
 impl FileChange {
-    /// The row of an anchor, a directory at which long paths of the list begin: the first is `/1`.
+    /// Makes the row of an anchor, a directory at which long paths of the list begin: the first is
+    /// `/1`.
     pub fn anchor(number: usize, path: Vec<u8>) -> FileChange {
         let anchor = FileDetail { what: b"anchor".to_vec(), before: None, after: Some(path) };
         FileChange {
@@ -47,112 +49,114 @@ impl FileChange {
     }
 }
 
-/// One thing in which a file differs: `anchor` (of an anchor: its path), `kind`, `mode`, `owner`,
-/// `device`, `content` (without values), `target`, `links` (how many; the same number twice where
-/// they are others), `linked-to` (another path of the same file), `below` (of a directory, what
-/// lies below it and is not listed: files, directories, bytes, and what has moved with it), `time`
-/// (of the last change), or `xattr:` and the name of an extended attribute.
+/// One property in which a file differs: `anchor` (of an anchor: its path), `kind`, `mode`,
+/// `owner`, `device`, `content` (without values), `target`, `links` (the number of links; equal
+/// before and after if only the linked names differ), `linked-to` (another path of the same file),
+/// `below` (of a directory: the files, directories and bytes below it that are not listed, and what
+/// has moved with it), `time` (of the last change), or `xattr:` and the name of an extended
+/// attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDetail {
-    /// In what it differs.
+    /// The name of the property.
     pub what: Vec<u8>,
-    /// `None`: it was not there.
+    /// `None` if it did not exist.
     pub before: Option<Vec<u8>>,
-    /// `None`: it is gone.
+    /// `None` if it no longer exists.
     pub after: Option<Vec<u8>>,
 }
 
 /// The paths that a commit has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Paths {
-    /// From the root, without a slash in front, and what has become of each: `made`, `changed` or
+    /// Paths from the root, without a leading slash, each with its change: `made`, `changed` or
     /// `removed`.
     pub paths: Vec<(Vec<u8>, &'static str)>,
-    /// There are more than are listed.
+    /// There are more paths than are listed.
     pub more: bool,
 }
 
-/// What a copy of a tree of files has made.
+/// Statistics of a copy of a tree of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cloned {
     /// Directories made.
     pub directories: u64,
     /// Files made.
     pub files: u64,
-    /// Of the files, shared with the originals.
+    /// Bytes of the files, which share them with the originals.
     pub bytes: u64,
 }
 
-/// What was removed with a name of a file or a directory.
+/// Statistics of the removal of a file or a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
     /// Directories removed.
     pub directories: u64,
     /// Files removed.
     pub files: u64,
-    /// Content of files whose last name went.
+    /// Content of files whose last name was removed, bytes.
     pub bytes: u64,
 }
 
-/// Files on their way into a store; dropped before the end it leaves nothing, unless it is in a
-/// transaction that was open before.
+/// An import of files under way. If it is dropped before `finish`, it leaves nothing, unless it is
+/// in a transaction that was open before.
 pub trait Importing: Send {
-    /// Takes some entries more, in a form that only the two ends know.
+    /// Takes some more entries, in a format private to the two ends.
     fn add(&mut self, entries: &[u8]) -> Result<()>;
-    /// All have come: they are there, and on disk (in a transaction that was open before: there).
-    /// Names and numbers: what was made.
+    /// Ends the import: the files exist and are on disk (in a transaction that was open before:
+    /// they exist in it). Returns names and numbers of the objects that were made.
     fn finish(self: Box<Self>) -> Result<Vec<(&'static str, u64)>>;
 }
 
-/// Whose files a path leads to.
+/// The state whose files a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whose {
     /// The store's own files.
     Store,
-    /// Those of a transaction.
+    /// The files of a transaction.
     Transaction(TransactionId),
-    /// Those of a snapshot.
+    /// The files of a snapshot.
     Snapshot(String),
-    /// Those of a clone.
+    /// The files of a clone.
     Clone(String),
 }
 
-/// A walk through files, or an export, that is under way.
+/// A walk through files, or an export, under way.
 pub trait Walking: Send {
-    /// Some entries more, in a form that only the two ends know, or bytes of the tar stream;
-    /// nothing: that was all.
+    /// Returns some more entries, in a format private to the two ends, or bytes of the tar stream.
+    /// An empty result is the end.
     fn next(&mut self) -> Result<Vec<u8>>;
 }
 
-/// A merge that a client asks for.
+/// A merge that a client requests.
 #[derive(Clone, Debug, Default)]
 pub struct Merge {
-    /// The clone that is merged into the branch that it was made of; the name of a fork, if it is
+    /// The clone that is merged into the branch that it was made from; the name of a fork, if it is
     /// one.
     pub clone: String,
-    /// Where the fork of this store is which is merged into it: an address, or the path of a file.
+    /// The location of the fork of this store that is merged into it: an address, or the path of a
+    /// file.
     pub fork: Option<Vec<u8>>,
-    /// The branch that it is merged into, where that is not the one that it was made of; `""`: the
-    /// main one.
+    /// The branch that it is merged into, if not the one that it was made from; `""` is the main
+    /// one.
     pub into: Option<String>,
-    /// The other way round.
+    /// Merge in the opposite direction.
     pub rebase: bool,
-    /// It is looked at, and not committed.
+    /// The merge is only computed, not committed.
     pub dry_run: bool,
-    /// Whose version counts at which paths or keys, where both sides have changed the same.
+    /// The side that is preferred at each of these paths or keys, if both have changed the same.
     pub choices: Vec<(Vec<u8>, Preferred)>,
-    /// How its transaction begins.
+    /// The options of its transaction.
     pub options: TransactionOptions,
 }
 
-/// Whose version counts.
+/// The side whose version is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preferred {
     /// The version of the branch that is merged into.
     Ours,
     /// The version of the branch that is merged.
     Theirs,
-    /// Both, beside each other.
+    /// Both, next to each other.
     Both,
 }
 
@@ -161,73 +165,74 @@ pub enum Preferred {
 pub struct Merging {
     /// Its transaction.
     pub id: TransactionId,
-    /// The clone that it commits to; empty: the store itself.
+    /// The clone that it commits to; empty for the store itself.
     pub into: String,
-    /// The clone, or the fork, whose changes these are; empty: the store itself.
+    /// The clone or the fork whose changes are merged; empty for the store itself.
     pub from: String,
-    /// What both sides have changed.
+    /// The changes of both sides to the same paths or keys.
     pub conflicts: Vec<Conflicting>,
-    /// The number of the newest commit that both sides have. `None`: it is not known.
+    /// The number of the newest commit that both sides have; `None` if it is not known.
     pub since: Option<u64>,
 }
 
-/// A transaction that was to be rebased.
+/// The result of rebasing a transaction.
 #[derive(Clone, Debug)]
 pub struct Rebased {
-    /// The transaction that has its changes now; `None`: there are conflicts.
+    /// The transaction that has its changes now; `None` if there are conflicts.
     pub id: Option<TransactionId>,
-    /// What both it and others have changed; *ours* is the change of the transaction.
+    /// Changes of both the transaction and others; *ours* is the change of the transaction.
     pub conflicts: Vec<Conflicting>,
 }
 
-/// Something that both sides have changed.
+/// A path or key that both sides have changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflicting {
     /// A path, or `dictionary:key`.
     pub path: Vec<u8>,
     /// It is a key.
     pub key: bool,
-    /// What the branch has done that is merged into, in a word.
+    /// The change in the branch that is merged into, in one word.
     pub ours: &'static str,
-    /// What the other one has done.
+    /// The change on the other side, in one word.
     pub theirs: &'static str,
 }
 
-/// Settles a key that both have changed, by the name of its dictionary.
+/// Settles a key that both sides have changed, by the name of its dictionary.
 pub type SettleKey<'a> = dyn Fn(&str, &Clash<'_>) -> Settled + 'a;
 
-/// Has the last word on a transaction that has got the changes of another one, and may change it.
-/// `false`: there are conflicts all the same, which the caller names.
+/// Called last for a transaction that has received the changes of another one, and may change it.
+/// Returns `false` if there are conflicts all the same, which the caller names.
 pub type FinishRebase<'a> = dyn Fn(&Transaction) -> Result<bool> + 'a;
 
-/// Who begins and ends transactions. The store itself does where it is nothing but keys; where it
-/// is also a file system, files must be ready for it as well.
+/// The host of transactions, which begins and ends them. It is the store itself if that holds only
+/// keys; if the store is also a file system, the files must be prepared as well.
 pub trait Transactions: Send + Sync {
-    /// Begins one that stays until it is ended (`detached` is set).
+    /// Begins a transaction that stays open until it is ended (`detached` is set).
     fn begin(&self, options: TransactionOptions) -> Result<TransactionId>;
-    /// Commits one and ends it.
+    /// Commits and ends a transaction.
     fn commit(&self, id: TransactionId, options: CommitOptions) -> Result<()>;
-    /// The state of what it has changed, files included.
+    /// Returns the state of the changes of a transaction, files included.
     fn revision(&self, id: TransactionId) -> Result<Revision>;
-    /// Ends one without a trace.
+    /// Ends a transaction and discards its changes.
     fn abort(&self, id: TransactionId) -> Result<()>;
-    /// Begins one that undoes a commit (by its number, see [`Kvdb::undoable_commits`]) when it
-    /// commits, and names what others have changed since so that it cannot be undone.
+    /// Begins a transaction that undoes a commit (given by its number, see
+    /// [`Kvdb::undoable_commits`]) when it commits. Also returns the keys that cannot be restored
+    /// because others have changed them since.
     fn undo(
         &self,
         commit: u64,
         options: TransactionOptions,
     ) -> Result<(TransactionId, Vec<(DictionaryId, Bytes)>)>;
-    /// Begins one that brings the changes of one branch, or of a fork, into another branch when it
-    /// commits. `settle` is asked about keys that both have changed.
+    /// Begins a transaction that brings the changes of one branch, or of a fork, into another
+    /// branch when it commits. `settle` is asked about keys that both sides have changed.
     fn merge(&self, merge: &Merge, settle: &SettleKey<'_>) -> Result<Merging> {
         let _ = (merge, settle);
         Err(kvdb::Error::Invalid("clones are merged with their files, and here are none".into()))
     }
-    /// Ends a transaction and begins another one as it was begun, with what it has changed, in the
-    /// state that there is now. With conflicts it is as it was. `settle` is asked about keys that
-    /// others have changed, too, and `finish` before the transaction ends. Of `choices` *ours* is
-    /// the transaction's version.
+    /// Ends a transaction and begins another one with the same options and the same changes, based
+    /// on the current state. If there are conflicts, the transaction stays as it was. `settle` is
+    /// asked about keys that others have changed as well, and `finish` is called before the
+    /// transaction ends. In `choices`, *ours* is the transaction's version.
     fn rebase(
         &self,
         id: TransactionId,
@@ -239,16 +244,16 @@ pub trait Transactions: Send + Sync {
         let what = "transactions are rebased with their files, and here are none";
         Err(kvdb::Error::Invalid(what.into()))
     }
-    /// What a durable one has so far is on disk when this returns.
+    /// Makes the changes so far of a durable transaction durable.
     fn keep(&self, id: TransactionId) -> Result<()>;
-    /// Marks the state that it has now.
+    /// Marks the current state of a transaction.
     fn savepoint(&self, transaction: &Transaction) -> Result<Savepoint>;
-    /// Takes it back to a savepoint.
+    /// Rolls a transaction back to a savepoint.
     fn rollback(&self, transaction: &Transaction, to: &Savepoint) -> Result<()>;
-    /// What it has changed of the files, sorted by path. `collapsed`: what lies below a directory
-    /// that was added or removed is mostly counted.
+    /// Returns the changes of a transaction to files, sorted by path. With `collapsed`, most
+    /// entries below an added or removed directory are only counted.
     fn files(&self, id: TransactionId, collapsed: bool) -> Result<Vec<FileChange>>;
-    /// What keys of a reserved dictionary are, with the names that files have in a transaction.
+    /// Describes keys of a reserved dictionary, with the names that files have in a transaction.
     fn describe(
         &self,
         id: TransactionId,
@@ -259,53 +264,56 @@ pub trait Transactions: Send + Sync {
         let _ = (id, dictionary, start, end);
         None
     }
-    /// Reserved dictionaries of a branch whose keys tell what commits have changed of its files.
+    /// Returns the reserved dictionaries of a branch whose keys show which of its files a commit
+    /// has changed.
     fn followed(&self, branch: &str) -> Vec<DictionaryId> {
         let _ = branch;
         Vec::new()
     }
-    /// Returns what the changes of one commit to these dictionaries of a branch are to the files.
+    /// Returns the paths of the files that the changes of one commit to these dictionaries of a
+    /// branch affect.
     fn paths(&self, branch: &str, changes: &[(DictionaryId, CommittedKey)]) -> Result<Paths> {
         let _ = (branch, changes);
         Ok(Paths::default())
     }
-    /// Everything that programs have written to files of a branch before this call is committed
-    /// when it returns, what the kernel holds back included; on disk it need not be.
+    /// Commits everything that programs have written to files of a branch before this call,
+    /// including data in the kernel's cache. The commit need not be on disk when this returns.
     fn settle(&self, branch: &str) -> Result<()> {
         let _ = branch;
         Ok(())
     }
-    /// Everything that was acknowledged is on disk when this returns, files included.
+    /// Returns when everything acknowledged so far is on disk, files included.
     fn sync(&self) -> Result<()>;
     /// Copies a tree of files by reference, by paths from the root.
     fn clone_tree(&self, whose: Whose, from: &[u8], to: &[u8]) -> Result<Cloned> {
         let _ = (whose, from, to);
         Err(no_files())
     }
-    /// The same for several trees of one earlier state, `from` and `to` of each; hard links among
-    /// them stay links.
+    /// Does the same for several trees of one earlier state, with `from` and `to` of each; hard
+    /// links among them stay links.
     fn clone_trees(&self, id: TransactionId, places: &[(&[u8], &[u8])]) -> Result<Cloned> {
         let _ = (id, places);
         Err(no_files())
     }
-    /// Begins to import files into the directory at a path from the root, which is made if need be:
-    /// in a transaction, or of the store or a clone in one of its own that `user` has begun.
+    /// Begins to import files into the directory at a path from the root, which is created if
+    /// necessary. The import runs in a transaction that was open before, or, into the store or a
+    /// clone, in one of its own that `user` has begun.
     fn import(&self, whose: Whose, to: &[u8], user: Option<u32>) -> Result<Box<dyn Importing>> {
         let _ = (whose, to, user);
         Err(no_files())
     }
-    /// Begins to walk through what lies at a path from the root, and below it.
+    /// Begins to walk through the tree at a path from the root.
     fn walk(&self, whose: Whose, path: &[u8]) -> Result<Box<dyn Walking>> {
         let _ = (whose, path);
         Err(no_files())
     }
-    /// Begins to export what lies at a path from the root, and below it, as a tar stream of one
-    /// state; `user` asks for it.
+    /// Begins to export the tree at a path from the root as a tar stream of one state, on behalf of
+    /// `user`.
     fn export(&self, whose: Whose, path: &[u8], user: Option<u32>) -> Result<Box<dyn Walking>> {
         let _ = (whose, path, user);
         Err(no_files())
     }
-    /// Removes what a path from the root leads to, with all below it.
+    /// Removes the file or the tree at a path from the root.
     fn remove_tree(&self, whose: Whose, path: &[u8]) -> Result<Removed> {
         let _ = (whose, path);
         Err(no_files())
@@ -316,29 +324,31 @@ fn no_files() -> kvdb::Error {
     kvdb::Error::Invalid("there are no files: the store is not mounted".into())
 }
 
-/// Who makes and drops snapshots and clones: as with [`Transactions`].
+/// The host of snapshots and clones, which makes and drops them: the store itself or its file
+/// system, as for [`Transactions`].
 pub trait Snapshots: Send + Sync {
-    /// Of the main branch (`""`) or of a clone.
+    /// Makes a snapshot of the main branch (`""`) or of a clone.
     fn create(&self, branch: &str, name: &str, durability: Durability) -> Result<()>;
     /// Removes a snapshot.
     fn remove(&self, name: &str) -> Result<()>;
-    /// Gives the branch that the snapshot is of the state that it had then.
+    /// Restores the branch of a snapshot to the state of that snapshot.
     fn roll_back(&self, name: &str) -> Result<()>;
     /// Makes a clone of a snapshot.
     fn branch_off(&self, snapshot: &str, name: &str) -> Result<()>;
     /// Removes a clone.
     fn remove_clone(&self, name: &str) -> Result<()>;
-    /// Takes a stream of [`Kvdb::send`] into a clone.
+    /// Receives a stream of [`Kvdb::send`] into a clone.
     fn receive(&self, input: &mut dyn Read, options: &ReceiveOptions) -> Result<ReceiveStats>;
-    /// The files that a clone has of its own; `None`: the store has none.
+    /// Returns the number of files that a clone has of its own, or `None` if the store has no
+    /// files.
     fn files_of(&self, clone: &str) -> Result<Option<u64>> {
         let _ = clone;
         Ok(None)
     }
-    /// What differs in the files from a snapshot to another, or to what there is now; sorted by
-    /// path. `collapsed`: as of a transaction.
+    /// Returns the differences in files between a snapshot and another one, or the current state;
+    /// sorted by path. `collapsed` has the same meaning as in [`Transactions::files`].
     fn files(&self, before: &str, after: Option<&str>, collapsed: bool) -> Result<Vec<FileChange>>;
-    /// The same of two states of the store.
+    /// Returns the same for two states of the store.
     fn files_between(
         &self,
         before: &View,
@@ -426,19 +436,19 @@ impl Transactions for Kvdb {
 pub struct Named {
     pub name: Vec<u8>,
     pub savepoint: Savepoint,
-    /// Effects that were gathered before it.
+    /// Number of effects that were gathered before it.
     pub effects: usize,
 }
 
-/// What all connections in one transaction share.
+/// State that all connections in one transaction share.
 pub struct TransactionState {
-    /// Make read-modify-write commands of this transaction atomic. They are apart from the store's
-    /// locks, because a command that holds one may wait for another transaction, whose commands
-    /// must go on.
+    /// Locks that make read-modify-write commands of this transaction atomic. They are separate
+    /// from the store's locks, because a command that holds one may wait for another transaction,
+    /// whose commands must be able to continue.
     pub locks: KeyLocks,
-    /// By name; of several with one name the last counts.
+    /// Savepoints with their names; of several with one name the last counts.
     pub savepoints: Mutex<Vec<Named>>,
-    /// What happens when it commits; `None`: it has, so what comes late happens at once.
+    /// Effects of its commit. `None` after the commit: later effects are carried out at once.
     pub effects: Mutex<Option<Effects>>,
 }
 
@@ -452,7 +462,7 @@ impl Default for TransactionState {
 /// The states of open transactions.
 pub struct TransactionStates {
     all: Mutex<HashMap<TransactionId, Arc<TransactionState>>>,
-    /// Transactions that were open before the server was: what their changes were to cause is not
+    /// Transactions that were open before the server started: the effects of their changes are not
     /// known any more.
     older: BTreeSet<TransactionId>,
 }
@@ -463,7 +473,7 @@ impl TransactionStates {
         TransactionStates { all: Mutex::default(), older }
     }
 
-    /// Whether a transaction was open before the server was.
+    /// Returns whether a transaction was open before the server started.
     pub fn is_older(&self, id: TransactionId) -> bool {
         self.older.contains(&id)
     }
@@ -479,7 +489,7 @@ impl TransactionStates {
         all.entry(id).or_default().clone()
     }
 
-    /// The state of a transaction that has ended, if connections were in it.
+    /// Removes and returns the state of a transaction that has ended, if connections were in it.
     pub fn end(&self, id: TransactionId) -> Option<Arc<TransactionState>> {
         self.all.lock().remove(&id)
     }

@@ -1,9 +1,10 @@
-//! Connections that wait until there is something under a key, in the order in which they came.
+//! Connections that wait for an element under a key, in the order of their arrival.
 //!
-//! Only the first one in the queue of a key may take what is there; when it has, or gives up, the
-//! next one is woken. A commit wakes the first one of each key that it may have filled. What is
-//! read of a stream stays in it, so all that wait for one are woken. No lock is held during a wait,
-//! and a connection that finds nothing when it is woken waits on.
+//! Only the first connection in the queue of a key may take an element; when it has, or gives up,
+//! the next one is woken. A commit wakes the first one of each key that it may have filled. Entries
+//! that are read from a stream stay in it, so all connections that wait for a stream are woken. No
+//! lock is held during a wait, and a connection that finds nothing when it is woken continues to
+//! wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use kvdb::TransactionId;
 use crate::clients::Connection;
 use crate::keyspace::Kind;
 
-/// Where keys are: a dictionary of the store, of a clone, or as an open transaction sees it.
+/// The location of a key: a dictionary of the store, of a clone, or as an open transaction sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Spot {
     pub transaction: Option<TransactionId>,
@@ -25,13 +26,13 @@ pub struct Spot {
 }
 
 impl Spot {
-    /// The branch of the store that it is in; `""`: the store itself.
+    /// Returns the branch of the store that it is in; `""` is the store itself.
     pub fn branch(&self) -> &str {
         self.clone.as_deref().unwrap_or_default()
     }
 }
 
-/// What is waited for: an element under a key.
+/// The object of a wait: an element under a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Awaited {
     pub spot: Spot,
@@ -39,18 +40,18 @@ pub struct Awaited {
     pub key: Bytes,
 }
 
-/// Of all connections of a server.
+/// The queues of all connections of a server.
 #[derive(Default)]
 pub struct Waiters {
     queues: Mutex<Queues>,
-    /// Connections that wait.
+    /// Number of connections that wait.
     count: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Queues {
     all: HashMap<Awaited, Queue>,
-    /// Counts what [`Waiters::wake`] is told.
+    /// Number of fillings that [`Waiters::wake`] was told of.
     filled: u64,
 }
 
@@ -58,31 +59,31 @@ struct Queues {
 #[derive(Default)]
 struct Queue {
     connections: VecDeque<Arc<Connection>>,
-    /// When there came something under the key, among all of them, since it was last empty.
+    /// The number of the filling that put something under the key since it was last empty.
     filled: Option<u64>,
 }
 
 impl Queue {
-    /// The clients that are woken when something comes under the key.
+    /// Returns the clients that are woken when the key is filled.
     fn woken(&self, kind: Kind) -> impl Iterator<Item = &Arc<Connection>> {
         self.connections.iter().take(if kind == Kind::Stream { usize::MAX } else { 1 })
     }
 }
 
 impl Waiters {
-    /// Connections that wait.
+    /// Returns the number of connections that wait.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Takes a place at the end of each queue. A commit that becomes visible after this returns
-    /// wakes the connection if it is the first one.
+    /// Enters the connection at the end of each queue. A commit that becomes visible after this
+    /// returns wakes the connection if it is the first one.
     pub fn wait(&self, connection: &Arc<Connection>, awaited: Vec<Awaited>) -> Place<'_> {
         let mut queues = self.queues.lock();
         self.count.fetch_add(1, Ordering::SeqCst);
         let mut kept: Vec<Awaited> = Vec::with_capacity(awaited.len());
         for one in awaited {
-            // A key that is named twice is waited for once.
+            // A key that is named twice is entered once.
             let queue = &mut queues.all.entry(one.clone()).or_default().connections;
             if queue.back().is_none_or(|last| last.id != connection.id) {
                 queue.push_back(connection.clone());
@@ -92,8 +93,8 @@ impl Waiters {
         Place { waiters: self, connection: connection.clone(), awaited: kept }
     }
 
-    /// A commit put elements under these keys, in this order, and there was nothing under those
-    /// that are said to be new: wakes the one that has waited for each for longest.
+    /// Called when a commit has put elements under these keys, in this order; `true` marks a key
+    /// that had none before. Wakes the connection that has waited longest for each.
     pub fn wake(&self, filled: impl Iterator<Item = (Awaited, bool)>) {
         let mut queues = self.queues.lock();
         let before = queues.filled;
@@ -110,7 +111,7 @@ impl Waiters {
         }
     }
 
-    /// There may be something under any key, or a transaction has ended.
+    /// Wakes waiting connections: there may be elements under any key, or a transaction has ended.
     pub fn wake_all(&self) {
         if self.count() > 0 {
             let queues = self.queues.lock();
@@ -120,10 +121,10 @@ impl Waiters {
     }
 }
 
-/// A key whose first waiter a connection is.
+/// A key of which a connection is the first waiter.
 pub struct Turn {
     pub key: Bytes,
-    /// When there came something under it, among all of them; `None`: nothing was told of it.
+    /// The number of the filling that put something under it; `None` if no filling was reported.
     pub filled: Option<u64>,
 }
 
@@ -135,9 +136,9 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// The keys whose first waiter this connection is, in the order in which there came something
-    /// under them, and after these the others, in the order in which it has named them. Of several
-    /// keys that one transaction fills a client is to get the one that was written first.
+    /// Returns the keys of which this connection is the first waiter: first those that were filled,
+    /// in that order, then the others in the order in which it has named them. If one transaction
+    /// fills several keys, a client must get the one that was written first.
     pub fn turns(&self) -> Vec<Turn> {
         let queues = self.waiters.queues.lock();
         let turn = |one: &Awaited| {
@@ -151,8 +152,8 @@ impl Place<'_> {
         turns
     }
 
-    /// Nothing was found under the key, in a state that was read after the turn was given. What was
-    /// put there since then counts.
+    /// Notes that the key was empty in a state that was read after the turn was taken. A filling
+    /// since then still counts.
     pub fn found_empty(&self, turn: &Turn) {
         let mut queues = self.waiters.queues.lock();
         let one = self.awaited.iter().find(|one| one.key == turn.key);
@@ -170,7 +171,7 @@ impl Drop for Place<'_> {
             let Some(queue) = queues.all.get_mut(one) else { continue };
             queue.connections.retain(|waiting| waiting.id != self.connection.id);
             match queue.connections.front() {
-                // There may be more than one has taken.
+                // There may be more elements than this connection has taken.
                 Some(next) => next.bell.ring(),
                 None => drop(queues.all.remove(one)),
             }

@@ -1,13 +1,13 @@
-//! Walks over a range of the keys, and answers of a length that is not known beforehand.
+//! Walks over a range of keys, and replies whose length is not known beforehand.
 //!
-//! Keys are met in order: those of strings in the dictionary itself, those of collections and long
-//! strings among the heads of the other, which also say what has expired; two cursors go along side
-//! by side.
+//! Keys are visited in order: those of strings in the dictionary itself, those of collections and
+//! long strings among the heads in the types dictionary, which also tell which keys have expired;
+//! two cursors are advanced in parallel.
 //!
-//! An array's length stands in front of it. An answer that turns out to be short is gathered and
-//! gets its header when it is whole. Of a long one the rest is counted first, by keys only, and
-//! then read again from the same view while it is sent: the view is one state of the store, so both
-//! walks see the same tuples, and memory stays bounded however long the answer is.
+//! The length of an array is written before its elements. A short reply is collected, and gets its
+//! header when it is complete. For a long one the rest is counted first, by keys only, and then
+//! read again from the same view while it is sent: the view is one state of the store, so both
+//! walks see the same tuples, and memory stays bounded regardless of the length of the reply.
 
 use std::cmp::Ordering;
 
@@ -21,24 +21,25 @@ use crate::output::Output;
 use crate::session::Session;
 use crate::session::seen::Seen;
 
-/// Which keys: those of `[start, end)` (`end` empty: to the end) that match, at most `limit` of
-/// them.
+/// A selection of keys: at most `limit` of those in `[start, end)` that match; an empty `end` is
+/// the end of the dictionary.
 #[derive(Clone)]
 pub struct KeyRange {
     pub start: Vec<u8>,
     pub end: Vec<u8>,
-    /// From the last to the first.
+    /// The keys are visited from the last to the first.
     pub backward: bool,
     pub limit: u64,
     pub pattern: Option<Vec<u8>>,
-    /// Strings alone.
+    /// Only strings.
     pub strings_only: bool,
-    /// So many are left out first.
+    /// Number of keys to skip first.
     pub offset: u64,
 }
 
 impl KeyRange {
-    /// Everything whose key matches `pattern`; its literal start bounds what is read.
+    /// Returns the range of all keys that match `pattern`; its literal prefix bounds the keys that
+    /// are read.
     pub fn matching(pattern: &[u8]) -> Self {
         let (prefix, only_prefix) = glob::literal_prefix(pattern);
         let end = glob::prefix_end(&prefix);
@@ -54,7 +55,7 @@ impl KeyRange {
         }
     }
 
-    /// The key after all others of the range; empty: there is no end.
+    /// Returns the end of the range among the heads.
     fn heads_end(&self) -> Vec<u8> {
         if self.end.is_empty() { b"l".to_vec() } else { head_key(&self.end) }
     }
@@ -72,13 +73,13 @@ impl KeyRange {
         }
     }
 
-    /// The ranks between which the range lies, of one that is plain.
+    /// Returns the ranks of the two ends of a plain range.
     fn ranks(&self, seen: &Seen<'_>) -> Result<(u64, u64), Failure> {
         let end = Some(&self.end[..]).filter(|end| !end.is_empty());
         Ok((seen.strings_before(Some(&self.start))?, seen.strings_before(end)?))
     }
 
-    /// How many keys it has.
+    /// Returns the number of keys in the range.
     pub fn count(&self, s: &Session, seen: &Seen<'_>) -> Result<u64, Failure> {
         if self.is_empty() {
             return Ok(0);
@@ -94,7 +95,7 @@ impl KeyRange {
         Ok(count)
     }
 
-    /// The range without those that are left out first; `None`: nothing is left.
+    /// Returns the range without the keys that are skipped first, or `None` if no keys remain.
     fn shortened(&self, s: &Session, seen: &Seen<'_>) -> Result<Option<KeyRange>, Failure> {
         let mut rest = KeyRange { offset: 0, ..self.clone() };
         let first = if self.is_plain(seen)? {
@@ -126,7 +127,7 @@ impl KeyRange {
         }))
     }
 
-    /// There is nothing in it.
+    /// Returns whether the range is empty.
     pub fn is_empty(&self) -> bool {
         !self.end.is_empty() && self.start >= self.end
     }
@@ -162,7 +163,7 @@ impl KeyRange {
         })
     }
 
-    /// What is left of the range behind `key`, with `done` tuples taken.
+    /// Returns the rest of the range after `key`, of which `done` keys were visited.
     fn behind(&self, key: &[u8], done: u64) -> Self {
         let mut rest = KeyRange { limit: self.limit - done, ..self.clone() };
         if self.backward {
@@ -174,13 +175,13 @@ impl KeyRange {
     }
 }
 
-/// A key that was met.
+/// A key that a walk has visited.
 pub struct Item {
     pub key: Bytes,
     pub kind: Kind,
-    /// Of a string that is one.
+    /// The tuple of a string that is kept in one.
     pub tuple: Option<Tuple>,
-    /// Of a string in pages.
+    /// The head of a string that is kept in pages.
     pub pages: Option<Head>,
 }
 
@@ -214,7 +215,7 @@ impl Walk<'_> {
         Ok(None)
     }
 
-    /// What comes next; `Some(None)`: a key that is not there.
+    /// Returns the next key. `Some(None)` stands for a key that has expired, or is not selected.
     fn meet(&mut self) -> Result<Option<Option<Item>>, Failure> {
         let backward = self.range.backward;
         let advance = |cursor: &mut Option<Cursor>| match cursor {
@@ -254,7 +255,7 @@ impl Walk<'_> {
             None => None,
         };
         Ok(Some(match (live.map(|live| live.kind), head, string) {
-            // A collection, a long string, or what has expired.
+            // A collection, a long string, or an expired key.
             (Some(kind), Some((key, head)), _) => {
                 kind.filter(|kind| !self.range.strings_only || *kind == Kind::Pages).map(|kind| {
                     let pages = (kind == Kind::Pages).then_some(head);
@@ -270,7 +271,7 @@ impl Walk<'_> {
     }
 }
 
-/// Answers with the array of what `write` makes of each item: `each` replies.
+/// Replies with an array to which `write` adds `each` replies for each item.
 pub fn answer(
     s: &Session,
     range: &KeyRange,
@@ -296,7 +297,8 @@ pub fn answer(
         out.rewind(position);
     }
     let Some((rest, mut owed)) = result? else { return Ok(()) };
-    // From here on the header is out: whatever fails, as many replies as it says must follow.
+    // From here on the header is written: even after a failure, as many replies as it announces
+    // must follow.
     let mut stream = || -> Outcome {
         let mut walk = rest.walk(&seen, s)?;
         while owed > 0
@@ -319,8 +321,8 @@ pub fn answer(
     Ok(())
 }
 
-/// Writes the header and as much as fits; gives what is left, and how many items that is, where not
-/// all of it does.
+/// Writes the header and as many items as fit. If not all of them fit, returns the rest of the
+/// range and its number of items.
 fn write_what_fits(
     s: &Session,
     seen: &Seen<'_>,
@@ -339,7 +341,7 @@ fn write_what_fits(
             return Ok(None);
         };
         if item.pages.is_some() {
-            // A long string is sent while it is read, which is when the header is out.
+            // A long string is sent while it is read, which is possible only after the header.
             owed = 1;
             break;
         }

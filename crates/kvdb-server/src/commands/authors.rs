@@ -1,7 +1,7 @@
-//! Who has changed what stands against a merge, a rebase or a commit: the newest commit of a
-//! transaction to the branch that has changed the path or the key since both sides had it in
-//! common. Only commits that can be undone are known, with their labels and times
-//! ([`kvdb::Kvdb::undoable_commits`]); what was written outside of transactions has no author.
+//! The authors of conflicting changes in a merge, a rebase or a commit: the newest commit of a
+//! transaction to the branch that has changed the path or the key since the two sides diverged.
+//! Only commits that can be undone are known, with their labels and times
+//! ([`kvdb::Kvdb::undoable_commits`]); writes outside of transactions have no author.
 
 use std::collections::BTreeSet;
 
@@ -17,8 +17,8 @@ use crate::session::Session;
 struct Changed(BTreeSet<Vec<u8>>);
 
 impl Changed {
-    /// Returns whether the commit has changed what lies at a path, or below it, or took away what
-    /// is above.
+    /// Returns whether the commit has changed the file at a path or anything below it, or has
+    /// removed a directory above it.
     fn has(&self, path: &[u8]) -> bool {
         let below = [path, b"/"].concat();
         let is_below = self.0.range(below.clone()..).next().is_some_and(|p| p.starts_with(&below));
@@ -37,9 +37,9 @@ fn has_changed_key(before: &View, after: &View, branch: &str, key: &[u8]) -> Opt
     Some(value(before)? != value(after)?)
 }
 
-/// Returns for each of these paths, and (`true`) keys, the commit to a branch after the number
-/// `since` that has changed it last. One with the label `but` has changed nothing: it is an earlier
-/// merge, which made both sides alike.
+/// Returns for each of these paths, or keys if marked `true`, the last commit to a branch after
+/// number `since` that has changed it. A commit with the label `but` does not count as a change: it
+/// is an earlier merge, which made both sides equal.
 pub fn of(
     s: &Session,
     (branch, since, but): (&str, u64, &str),
@@ -56,7 +56,7 @@ pub fn of(
             break;
         }
         let Ok((before, after)) = s.db().states_around(commit.number) else { continue };
-        // Changes that cannot be listed, or are too many, name no one.
+        // If the changes of a commit cannot be listed, or are too many, no author is named.
         let files = s.shared.snapshots.files_between(&before, &after, false).unwrap_or_default();
         let changed = Changed(files.into_iter().map(|file| file.path).collect());
         for ((path, key), author) in all.iter().zip(&mut authors).filter(|(_, by)| by.is_none()) {
@@ -72,7 +72,7 @@ pub fn of(
     authors
 }
 
-/// The number of a commit, its label and the second since 1970 in which it was made, or null.
+/// Writes the number of a commit, its label and its time in seconds since 1970, or null.
 pub fn put(author: Option<&UndoableCommit>, out: &mut Output) {
     match author {
         None => out.null(),
@@ -85,8 +85,8 @@ pub fn put(author: Option<&UndoableCommit>, out: &mut Output) {
     }
 }
 
-/// `TXN AGAINST [id]`: what the transaction has changed of the files and others have, too, since it
-/// began: of each path, and by which commit.
+/// `TXN AGAINST [id]`: the paths that both the transaction and others have changed since it began,
+/// each with the other commit.
 pub fn against(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     let transaction = named(s, args, 2)?;

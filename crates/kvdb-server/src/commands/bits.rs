@@ -1,4 +1,4 @@
-//! Strings as rows of bits; bit 0 is the highest of the first byte.
+//! Strings as arrays of bits; bit 0 is the highest one of the first byte.
 
 use kvdb::Batch;
 
@@ -14,7 +14,7 @@ use crate::session::seen::{Seen, Text};
 const OFFSET: Failure =
     Failure::Request(std::borrow::Cow::Borrowed("bit offset is not an integer or out of range"));
 
-/// The place of a bit in a value of the longest kind.
+/// Parses the index of a bit, which must lie within the longest string that is allowed.
 fn offset(s: &Session, text: &[u8]) -> Result<usize, Failure> {
     let bits = s.shared.limits.value as i64 * 8;
     integer(text).filter(|at| (0..bits).contains(at)).map(|at| at as usize).ok_or(OFFSET)
@@ -48,10 +48,10 @@ pub fn getbit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Hands over the bytes of a string that bits lie in, one piece after the other: the bytes, the
-/// place of their first bit, and the bits among them. Stops where `look` says `false`. Zeros that
-/// are not stored come as the first byte of them, which says as much as all: a string of a tebibyte
-/// may be one page.
+/// Passes the bytes of a string that contain `bits` to `look`, piece by piece: the bytes, the index
+/// of their first bit, and the range of wanted bits among them. Stops if `look` returns `false`. A
+/// hole of zeros that are not stored is passed as its first byte only, which tells as much as all
+/// of it: a string of a tebibyte may consist of one page.
 fn look_through(
     (seen, key, text): (&Seen<'_>, &[u8], &Text),
     bits: std::ops::Range<usize>,
@@ -83,8 +83,7 @@ fn look_through(
     Ok(())
 }
 
-/// The bits from the first up to the second, which is outside, that `start` and `end` mean in a
-/// value of `len` bytes.
+/// Returns the half-open range of bits that `start` and `end` denote in a value of `len` bytes.
 fn bit_range(len: usize, start: i64, end: i64, in_bits: bool) -> std::ops::Range<usize> {
     let units = len as i64 * if in_bits { 8 } else { 1 };
     let place = |i: i64| if i < 0 { i.saturating_add(units).max(0) } else { i };
@@ -109,7 +108,7 @@ fn unit(text: Option<&[u8]>) -> Result<bool, Failure> {
 pub fn bitcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, seen) = (args.at(1), s.see()?);
     let text = seen.text(key)?.1;
-    // As in Redis, the places are not looked at where there is no key.
+    // As in Redis, the indexes are not checked if the key does not exist.
     if !text.exists() {
         out.integer(0);
         return Ok(());
@@ -122,7 +121,7 @@ pub fn bitcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
         }
         _ => return Err(Failure::SYNTAX),
     };
-    // Only here: `BITPOS` takes both for the first place of a value that is shorter.
+    // Only `BITCOUNT` checks this: `BITPOS` clamps both indexes to 0 in a shorter value.
     let bits = match start < 0 && end < start {
         true => 0..0,
         false => bit_range(text.len() as usize, start, end, in_bits),
@@ -175,7 +174,7 @@ pub fn bitpos(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     })?;
     out.integer(match found {
         Some(at) => at as i64,
-        // Behind the value there are zeros, for those who have not said where it ends.
+        // The value is followed by zeros, unless the command has given an end.
         None if bit == 0 && args.len() < 5 && !empty => behind as i64,
         None => -1,
     });
@@ -249,7 +248,7 @@ pub fn bitop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     let len = loop {
         match s.change(space, args.from(2), combined)? {
             Some(len) => break len,
-            // It gets too long for one tuple.
+            // The result is too long for one tuple.
             None => space = s.typed()?,
         }
     };
@@ -264,7 +263,7 @@ enum Overflow {
     Fail,
 }
 
-/// A number in a row of bits.
+/// An integer in an array of bits.
 #[derive(Clone, Copy)]
 struct Field {
     signed: bool,
@@ -307,7 +306,7 @@ impl Field {
         }
         self.cut(number)
     }
-    /// As many low bits as the field has.
+    /// Reduces a number to as many low bits as the field has.
     fn cut(&self, number: u64) -> i64 {
         let spare = 64 - self.width;
         match self.signed {
@@ -315,11 +314,11 @@ impl Field {
             false => (number << spare >> spare) as i64,
         }
     }
-    /// Bytes up to its end.
+    /// Returns the number of bytes up to the end of the field.
     fn end(&self) -> usize {
         (self.at + self.width as usize).div_ceil(8)
     }
-    /// `value` reaches up to its end.
+    /// Writes a number into `value`, which extends at least to the end of the field.
     fn put(&self, value: &mut [u8], number: i64) {
         for i in 0..self.width as usize {
             let at = self.at + i;
@@ -329,7 +328,7 @@ impl Field {
             *byte = if bit == 1 { *byte | mask } else { *byte & !mask };
         }
     }
-    /// What becomes of a sum that may not fit.
+    /// Returns the stored form of a sum that may overflow.
     fn fit(&self, sum: i128, overflow: Overflow) -> Option<i64> {
         let (low, high) = match self.signed {
             true => (-(1i128 << (self.width - 1)), (1i128 << (self.width - 1)) - 1),
@@ -376,8 +375,8 @@ pub fn bitfield(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             _ => return Err(Failure::SYNTAX),
         }
     }
-    // All fields lie in these bytes; those that may be written end at `wanted`, and there is room
-    // for them then, also where nothing is written.
+    // All fields lie in these bytes. Those that may be written end at `wanted`; the value is
+    // extended to that length, even if no field is written.
     let low = steps.iter().map(|(field, ..)| field.at / 8).min().unwrap_or(0);
     let high = steps.iter().map(|(field, ..)| field.end()).max().unwrap_or(0);
     let wanted = steps.iter().filter(|step| !matches!(step.1, FieldChange::Get));

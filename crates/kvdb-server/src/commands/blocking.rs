@@ -1,10 +1,11 @@
 //! Commands that wait until there is an element under one of several keys.
 //!
-//! They take what is there at once, as those do that do not wait. Else the connection takes a place
-//! behind those that wait for the same keys already (`crate::waiters`), sleeps until a commit may
-//! have filled a key whose first waiter it is, and tries again. Between two tries it holds nothing,
-//! so one that is closed, killed or too late has taken nothing. Between `MULTI` and `EXEC` and in
-//! scripts nothing is waited for.
+//! They take available elements at once, like their variants that do not wait. Otherwise the
+//! connection enters the queues of the keys after the connections that wait already
+//! (`crate::waiters`), sleeps until a commit may have filled a key of which it is the first waiter,
+//! and tries again. It holds nothing between two attempts, so a connection that is closed, killed
+//! or timed out has taken nothing. Between `MULTI` and `EXEC` and in scripts these commands do not
+//! wait.
 
 use std::time::{Duration, Instant};
 
@@ -22,22 +23,23 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::waiters::{Awaited, Place as Turns, Spot, Turn};
 
-/// In a transaction or a clone, how often it is looked whether that is still there.
+/// Interval at which a wait in a transaction or a clone checks that the transaction or clone still
+/// exists.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The shortest wait.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// What is waited for.
+/// The object of a wait.
 struct Wanted<'a> {
     kind: Kind,
-    /// In this order, where there are elements under several.
+    /// The first key in this order that has elements is used.
     keys: Vec<&'a [u8]>,
-    /// `None` is for ever.
+    /// `None` waits without a limit.
     at_most: Option<Duration>,
 }
 
-/// The time in an argument, in seconds; 0 is for ever.
+/// Parses a timeout in seconds; 0 means no limit.
 fn timeout(arg: &[u8]) -> Result<Option<Duration>, Failure> {
     let seconds: Option<f64> = std::str::from_utf8(arg).ok().and_then(|text| text.parse().ok());
     let seconds = seconds.filter(|seconds| !seconds.is_nan());
@@ -48,11 +50,11 @@ fn timeout(arg: &[u8]) -> Result<Option<Duration>, Failure> {
     let time = Duration::try_from_secs_f64(seconds).ok();
     let time = time.filter(|time| time.as_millis() <= i64::MAX as u128);
     let time = time.ok_or(Failure::request("timeout is out of range"))?;
-    // What is rounded to nothing was not.
+    // A positive timeout must not be rounded to 0, which would mean no limit.
     Ok((seconds > 0.0).then(|| time.max(LEAST)))
 }
 
-/// What `take` gives for the first key that has it; `None`: the time is up.
+/// Returns the result of `take` for the first key that has elements, or `None` if the time is up.
 fn first_of<T>(
     s: &mut Session,
     wanted: &Wanted<'_>,
@@ -73,8 +75,8 @@ fn first_of<T>(
     wait(s, wanted, out, |s, place, tries| try_turns(s, wanted, place, tries, &take))
 }
 
-/// Waits for something under keys of a kind until `read` has it, which stays there for others;
-/// `None`: the time is up, or nothing is waited for here.
+/// Waits for an element under keys of a kind until `read` returns something. The element stays
+/// there for other readers. Returns `None` if the time is up, or if waiting is not possible here.
 pub fn until<T>(
     s: &mut Session,
     (kind, keys): (Kind, &[&[u8]]),
@@ -96,7 +98,7 @@ fn may_wait(s: &Session, out: &Output) -> bool {
     !out.is_kept() && s.executing.is_none()
 }
 
-/// Sleeps and tries until one try finds something; `None`: the time is up.
+/// Sleeps and retries until one attempt finds something. Returns `None` if the time is up.
 fn wait<T>(
     s: &mut Session,
     wanted: &Wanted<'_>,
@@ -152,17 +154,17 @@ fn wait<T>(
     found
 }
 
-/// How often a wait has looked for elements.
+/// The history of a wait's attempts.
 #[derive(Default)]
 struct Tries {
     tried: bool,
-    /// Several keys had elements, and it was not told yet which of them were first.
+    /// Several keys had elements, and the order in which they were filled was not known yet.
     awaits_order: bool,
 }
 
-/// Tries the keys whose first waiter this connection is, as one state has them: a commit that comes
-/// in the middle fills none of them for this try. Of the others it is seen only whether they can be
-/// waited for: at the first time a key of another type is an error, later it is passed over.
+/// Tries the keys of which this connection is the first waiter, in one state of the store: a commit
+/// during the attempt fills none of them for this attempt. The other keys are only checked for
+/// their type: in the first attempt a key of another type is an error, later it is skipped.
 fn try_turns<T>(
     s: &Session,
     wanted: &Wanted<'_>,
@@ -192,7 +194,8 @@ fn try_turns<T>(
     }
     drop(seen);
     if tried {
-        // Who filled them says so right after the commit, and rings.
+        // The connection that has filled them reports it right after the commit, and rings the
+        // bell.
         let untold = there.len() > 1 && there.iter().any(|turn| turn.filled.is_none());
         if untold && !std::mem::replace(&mut tries.awaits_order, true) {
             return Ok(None);
@@ -270,7 +273,7 @@ pub fn brpoplpush(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
     carry(s, args, (End::Right, End::Left), at_most, out)
 }
 
-/// What stands in `numkeys key ... word [COUNT count]` from an argument on.
+/// The arguments `numkeys key ... word [COUNT count]`.
 struct Several<'a> {
     keys: Vec<&'a [u8]>,
     word: &'a [u8],
@@ -305,7 +308,8 @@ pub fn lmpop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     pop_several(s, Several::parse(args, 1)?, None, out)
 }
 
-/// `waits`: for how long; `None`: not at all.
+/// Pops up to `count` elements. `waits` is the time to wait, or `None` for a command that does not
+/// wait.
 fn pop_several(
     s: &mut Session,
     several: Several<'_>,
@@ -353,7 +357,7 @@ fn first_or_none<T>(
 /// A key, and members of its sorted set with their scores.
 type ScoresOfKey = (Vec<u8>, Vec<(Bytes, f64)>);
 
-/// Takes members from the first sorted set of these keys that has some.
+/// Pops members from the first of these sorted sets that has any.
 fn pop_scores(
     s: &mut Session,
     keys: Vec<&[u8]>,

@@ -1,6 +1,6 @@
-//! `TXN CHANGES` and `SNAPSHOT CHANGES`: what differs in the keys of the user's dictionaries. A
-//! string has a line by itself, however it is kept; a collection, or a deadline, has a line for its
-//! key.
+//! `TXN CHANGES` and `SNAPSHOT CHANGES`: the differences in the keys of the user's dictionaries. A
+//! string has a row of its own, in whichever form it is stored; a collection or a deadline has a
+//! row for its key.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -19,7 +19,7 @@ use crate::request::Arguments;
 use crate::review::{Element, Review, Reviewed, TypedState};
 use crate::session::Session;
 
-/// The options behind argument `at`: whether the one of `names` is among them.
+/// Parses the options from argument `at` on: returns for each of `names` whether it is among them.
 fn options<const N: usize>(
     args: Arguments<'_>,
     at: usize,
@@ -33,7 +33,7 @@ fn options<const N: usize>(
     Ok(given)
 }
 
-/// How rows are written, of which there are as many as fit.
+/// A writer of rows of changes, as many as fit.
 struct Rows<'a> {
     s: &'a Session,
     out: &'a mut Output,
@@ -41,7 +41,8 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// A row was written.
+    /// Ends a row: counts it, sends the output if it is large, and fails if the output has exceeded
+    /// its budget.
     fn next(&mut self) -> Outcome {
         self.count += 1;
         if self.count.is_multiple_of(256) {
@@ -57,7 +58,7 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// What `SNAPSHOT CHANGES` says of a string: its bytes before and after.
+    /// Writes the row of a string in `SNAPSHOT CHANGES`: its length before and after.
     fn string(&mut self, dictionary: &str, key: &[u8], sides: [Option<u64>; 2]) -> Outcome {
         self.out.array(4);
         self.out.bulk(dictionary.as_bytes());
@@ -66,8 +67,8 @@ impl Rows<'_> {
         self.next()
     }
 
-    /// What differs in a key that is not its string. `place` writes the dictionary, what it is and
-    /// the key in the order that the command has.
+    /// Writes the differences of a key other than its string. `place` writes the dictionary, the
+    /// kind of difference and the key in the order of the command.
     fn reviewed(
         &mut self,
         reviewed: &Reviewed,
@@ -106,12 +107,12 @@ impl Rows<'_> {
     }
 }
 
-/// Most bytes of a list's element that are shown.
+/// Limit on the bytes that are shown of a list's element.
 const SHOWN: usize = 256;
 
-/// An element by its name, or of a list by its beginning, for its number means nothing to a reader,
-/// or of a stream by what it is;
-/// and on both sides the bytes of its value, or its score.
+/// Writes an element and the length of its value, or its score, on both sides. The element is
+/// identified by its name; in a list by the beginning of its value, because its number tells a
+/// reader nothing; in a stream by its role.
 fn field(element: &Element, kind: Option<Kind>, out: &mut Output) {
     out.array(3);
     let sides = [&element.before, &element.after];
@@ -135,15 +136,16 @@ fn field(element: &Element, kind: Option<Kind>, out: &mut Output) {
     }
 }
 
-/// `TXN CHANGES [id] [BEFORE] [FIELDS]`: what it has changed of keys: for each an array of
-/// dictionary, `put`, key, bytes of the value; or dictionary, `update`, key, bytes of the value as
-/// the transaction sees it; or dictionary, `delete`, key; or dictionary, `delete-range`, start,
-/// end; with `BEFORE` behind each but the last the bytes of the string beneath, nil: there is none.
+/// `TXN CHANGES [id] [BEFORE] [FIELDS]` lists the keys that the transaction has changed. Each is an
+/// array of dictionary, `put`, key, bytes of the value; or dictionary, `update`, key, bytes of the
+/// value as the transaction sees it; or dictionary, `delete`, key; or dictionary, `delete-range`,
+/// start, end. With `BEFORE`, each of these except `delete-range` also has the bytes of the string
+/// before the transaction, or nil if there was none.
 ///
-/// Of collections dictionary, `type`, key, type before and after (nil: no key), elements added,
-/// removed, changed, and with `FIELDS` an array of these, each with its name and what it had before
-/// and has now; of deadlines dictionary, `deadline`, key, milliseconds since 1970 before and after
-/// (nil: none), type.
+/// The row of a collection is dictionary, `type`, key, type before and after (nil if there was no
+/// key), elements added, removed and changed, and with `FIELDS` an array of these elements, each
+/// with its name and its value before and now. The row of a deadline is dictionary, `deadline`,
+/// key, milliseconds since 1970 before and after (nil if there was none), type.
 pub fn of_transaction(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     const OPTIONS: [&str; 2] = ["before", "fields"];
     let numbered = args.get(2).is_some_and(|arg| !OPTIONS.iter().any(|name| is(arg, name)));
@@ -180,7 +182,8 @@ fn list(
         let reviewed = review.of_transaction(transaction)?;
         let of_keys: HashMap<&[u8], &Reviewed> =
             reviewed.iter().map(|reviewed| (&reviewed.key[..], reviewed)).collect();
-        // Long strings whose end is told among the tuples: by their key, or with a range of keys.
+        // Keys of deleted long strings that were already reported among the tuples, individually or
+        // by a deleted range.
         let (mut ended, mut ranges): (HashSet<&[u8]>, Vec<(Bytes, Bytes)>) = Default::default();
         for change in transaction.changes_in(&view, &[id])? {
             let change = change?.1;
@@ -189,11 +192,12 @@ fn list(
                 Changed::Put { key, .. } => (b"put", key),
                 Changed::Update { key, .. } => (b"update", key),
                 Changed::Delete { key } => {
-                    // It makes room for a long string, which has a line below.
+                    // The tuple was deleted in favour of a long string, which gets its own row
+                    // below.
                     if side(&view).pages(key)?.is_some() {
                         continue;
                     }
-                    // A collection has begun there, and there was no string.
+                    // The key has become a collection, and was not a string before.
                     if of_keys.contains_key(&key[..]) && beneath(key)?.is_none() {
                         continue;
                     }
@@ -270,7 +274,7 @@ fn list(
     Ok(())
 }
 
-/// The user's dictionaries that a state has of a branch, by name, with those of their types.
+/// Returns the user's dictionaries of a branch in a state, by name, with their types dictionaries.
 fn dictionaries_of(
     state: &View,
     branch: &str,
@@ -285,12 +289,13 @@ fn dictionaries_of(
     users.map(|(name, id)| (name.clone(), (*id, all.get(&types_name(name)).copied()))).collect()
 }
 
-/// `SNAPSHOT CHANGES before [after] [FIELDS]`: for each string that differs an array of dictionary,
-/// key, bytes before (nil: it was not there), bytes after (nil: it is not there). Without `after`:
-/// what there is now in the store, or in the clone that the snapshot is of. Of collections and
-/// deadlines dictionary, key, `type` or `deadline`, and what `TXN CHANGES` has after them.
+/// `SNAPSHOT CHANGES before [after] [FIELDS]` lists each string that differs as an array of
+/// dictionary, key, bytes before and bytes after, each nil if the string did not exist. Without
+/// `after` the snapshot is compared with the current state of the store, or of the clone that the
+/// snapshot was made of. The row of a collection or a deadline is dictionary, key, `type` or
+/// `deadline`, and the same fields that follow in `TXN CHANGES`.
 pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    // A snapshot of that name is named with the option behind it.
+    // If a snapshot is named like the option, the option must be given as well.
     let last = args.len() - 1;
     let with_fields = last > 2 && is(args.at(last), "fields");
     if args.len() - usize::from(with_fields) > 4 {
@@ -298,19 +303,20 @@ pub fn of_snapshots(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
     }
     let before = s.db().open_snapshot(name(args.at(2))?)?;
     let (after, branch) = match args.get(3).filter(|_| !with_fields || last > 3) {
-        // What a snapshot has is listed as of the main branch.
+        // The contents of a snapshot are listed under the main branch.
         Some(after) => (s.db().open_snapshot(name(after)?)?, String::new()),
         None => {
             let snapshot = name(args.at(2))?;
             let of = s.db().snapshot_label(snapshot).map(|label| label.branch);
-            // Of a clone that is gone there is only the store.
+            // If the clone no longer exists, the store is compared.
             (s.db().view(), of.filter(|name| s.db().has_branch(name)).unwrap_or_default())
         }
     };
     between(s, &before, (&after, &branch), with_fields, out)
 }
 
-/// Lists the differences from a snapshot to a branch in another state, as of two snapshots.
+/// Lists the differences between a snapshot and a branch in another state, in the format of two
+/// snapshots.
 pub fn between(
     s: &mut Session,
     before: &View,
@@ -328,7 +334,7 @@ pub fn between(
     })
 }
 
-/// From a snapshot to a branch in another state.
+/// Lists the differences between a snapshot and a branch in another state.
 fn list_states(
     before: &View,
     (after, new): (&View, &str),
@@ -349,7 +355,7 @@ fn list_states(
         };
         for change in before.difference(first.0, after, second.0)? {
             let change = change?;
-            // Of a string that is long on one side the tuple says the other.
+            // If the string is long on one side, the tuple tells only the length on the other side.
             let [old, new] =
                 [(&change.before, side(before, was)), (&change.after, side(after, is))].map(
                     |(tuple, state)| match tuple {
@@ -363,7 +369,7 @@ fn list_states(
         let review = Review::new(side(before, was), side(after, is), with_fields, most, &check);
         let reviewed = review.of_states()?;
         for reviewed in reviewed.iter().filter(|reviewed| reviewed.is_of_pages()) {
-            // Not those that have had their line, as tuples on one side.
+            // Strings that are tuples on one side have a row already.
             let key = &reviewed.key;
             if side(before, was).tuple(key)?.is_none() && side(after, is).tuple(key)?.is_none() {
                 let sides = [reviewed.before.pages(), reviewed.after.pages()];

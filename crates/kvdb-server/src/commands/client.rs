@@ -1,4 +1,4 @@
-//! `CLIENT`: what a connection says of itself, and what it sees of others and does to them.
+//! `CLIENT`: the settings of a connection, and the listing and control of other connections.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -111,7 +111,7 @@ fn number(arg: &[u8], otherwise: Failure) -> Result<u64, Failure> {
     integer(arg).and_then(|id| u64::try_from(id).ok()).ok_or(otherwise)
 }
 
-/// `CLIENT REPLY`: which replies come from here on. Only `ON` has one itself.
+/// `CLIENT REPLY`: selects the replies that are sent from here on. Only `ON` has a reply itself.
 fn reply(s: &mut Session, wanted: &[u8], out: &mut Output) -> Outcome {
     match wanted {
         o if is(o, "on") => {
@@ -134,7 +134,7 @@ fn reply(s: &mut Session, wanted: &[u8], out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// One connection as `CLIENT LIST` shows it.
+/// Returns the row of a connection in `CLIENT LIST`.
 fn line(client: &Connection) -> String {
     let shown = client.shown.lock().clone();
     let mut flags = String::new();
@@ -172,7 +172,8 @@ fn line(client: &Connection) -> String {
     text
 }
 
-/// The kinds of clients that Redis knows: of two of them there are none here.
+/// Returns whether a client is of a type that Redis knows. Masters and replicas do not exist in
+/// this server.
 fn is_of_type(client: &Connection, kind: &[u8]) -> Result<bool, Failure> {
     match kind {
         o if is(o, "normal") => Ok(!client.listens()),
@@ -209,7 +210,7 @@ fn list(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Which connections are to be closed.
+/// The filter of the connections to close.
 #[derive(Default)]
 struct Killed<'a> {
     id: Option<u64>,
@@ -257,7 +258,8 @@ impl<'a> Killed<'a> {
     }
 }
 
-/// `CLIENT KILL address`, or by what else is asked for; then it gives how many were closed.
+/// `CLIENT KILL address`, or with filters, in which case it replies with the number of closed
+/// connections.
 fn kill(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let killed = Killed::parse(args)?;
     let mut count = 0;
@@ -266,7 +268,7 @@ fn kill(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             continue;
         }
         count += 1;
-        // One's own connection ends behind the reply.
+        // The client's own connection ends after the reply.
         match client.id == s.id {
             true => s.closing = true,
             false => client.close(),

@@ -1,4 +1,4 @@
-//! What hashes, sets, sorted sets and lists have in common: their elements are tuples under the id
+//! The common part of hashes, sets, sorted sets and lists: their elements are tuples under the id
 //! of the collection, in the order of their names.
 
 use std::collections::HashSet;
@@ -16,13 +16,13 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::session::seen::{Collection, Seen};
 
-/// The name of an element, without the id in front.
+/// Returns the name of an element, without the leading id.
 pub fn name(tuple: &Tuple) -> Bytes {
     tuple.key.slice(ELEMENT..)
 }
 
-/// Elements and their values of `[start, end)`, in order, or from the last to the first. Stops
-/// where `visit` says `false`.
+/// Visits the elements in `[start, end)` with their values, in order or in reverse. Stops if
+/// `visit` returns `false`.
 pub fn visit(
     s: &Session,
     seen: &Seen<'_>,
@@ -38,7 +38,7 @@ pub fn visit(
     go(s, cursor, backward, visit)
 }
 
-/// Shows the element before or after the place of a cursor.
+/// Visits the elements of a cursor in one direction.
 fn go(
     s: &Session,
     mut cursor: Cursor,
@@ -61,7 +61,7 @@ fn go(
     Ok(())
 }
 
-/// What a command may gather in memory before it replies or commits, bytes.
+/// A limit on the bytes that a command may collect in memory before it replies or commits.
 pub struct Room {
     left: usize,
     most: usize,
@@ -86,10 +86,11 @@ impl Room {
     }
 }
 
-/// Elements next to an end up to which it is walked from there.
+/// Distance from an end up to which an element is found by stepping from that end.
 const NEAR: i64 = 32;
 
-/// How many elements of `[start, end)`, which are all of the collection's, come before a place.
+/// Returns the number of elements before a place. `[start, end)` must contain all elements of the
+/// collection.
 pub fn rank_of(
     s: &Session,
     seen: &Seen<'_>,
@@ -108,8 +109,8 @@ pub fn rank_of(
     Ok(before)
 }
 
-/// The place of the element of `[start, end)`, which are all of the collection's, that `n` others
-/// come before.
+/// Returns the place of the element that has `n` elements before it. `[start, end)` must contain
+/// all elements of the collection.
 pub fn place_at(
     s: &Session,
     seen: &Seen<'_>,
@@ -137,20 +138,20 @@ pub fn place_at(
     Ok(found)
 }
 
-/// Elements that a reply sends one after the other.
+/// The elements that a reply sends one after the other.
 #[derive(Clone, Copy)]
 pub struct Answered<'a> {
     /// The keys `[start, end)`.
     pub range: (&'a [u8], &'a [u8]),
     pub backward: bool,
-    /// So many of them. It must be sure that there are as many.
+    /// Number of elements to send. The caller must have made sure that there are that many.
     pub count: usize,
-    /// Replies for one.
+    /// Replies per element.
     pub each: usize,
 }
 
-/// Replies with elements, of which there are known to be so many; memory stays bounded. The header
-/// is written.
+/// Replies with `count` elements, which are known to exist, in bounded memory. The header must have
+/// been written.
 pub fn answer(
     s: &Session,
     seen: &Seen<'_>,
@@ -167,7 +168,7 @@ pub fn answer(
     });
 }
 
-/// An element was sent; returns whether more are owed and wanted.
+/// Notes that an element was sent. Returns whether more are owed and wanted.
 pub fn paid(out: &mut Output, owed: &mut usize) -> bool {
     *owed -= 1;
     out.send_if_large();
@@ -178,8 +179,8 @@ fn fewer(of: &Collection) -> String {
     format!("collection {:x} has fewer elements than it counts", of.id)
 }
 
-/// Replies with so many elements, which `send` does. As many replies as the header says must
-/// follow, whatever fails; `missing` says what it means that there are fewer.
+/// Replies with `count` elements, which `send` writes. As many replies as the header announces must
+/// follow, even after a failure; `missing` is the error text if there are fewer elements.
 pub fn pay(
     missing: &str,
     out: &mut Output,
@@ -201,23 +202,23 @@ pub fn pay(
     }
 }
 
-/// Elements up to which those that a command takes away are gathered for its reply; more are read
-/// again where they were.
+/// Number of removed elements up to which they are collected for the reply; if there are more, they
+/// are read again from the state before the removal.
 pub const FEW: usize = 1000;
 
-/// Many elements that were taken away, in the state that still has them.
+/// Many removed elements, in a state that still has them.
 pub struct TakenFrom {
     pub state: View,
     pub of: Collection,
-    /// All of `[start, end)`, if not chosen among those.
+    /// The range of the removed elements: all in it, unless the caller chooses among them.
     pub range: (Vec<u8>, Vec<u8>),
     pub backward: bool,
     pub count: usize,
 }
 
 impl TakenFrom {
-    /// Replies with those that `chosen` says yes to, of which there are `count`. The header is
-    /// written.
+    /// Replies with the `count` elements for which `chosen` returns `true`. The header must have
+    /// been written.
     pub fn answer(
         &self,
         s: &Session,
@@ -239,8 +240,8 @@ impl TakenFrom {
     }
 }
 
-/// Replies with all elements in order, `each` replies for one; memory stays bounded. `header`
-/// writes the header for so many elements.
+/// Replies with all elements in order, `each` replies for one, in bounded memory. `header` writes
+/// the header for the given number of elements.
 pub fn answer_all(
     s: &Session,
     seen: &Seen<'_>,
@@ -262,8 +263,8 @@ pub fn answer_all(
     Ok(())
 }
 
-/// `HSCAN`, `SSCAN`, `ZSCAN`: `key cursor [MATCH pattern] [COUNT count] [NOVALUES]`. Pages go
-/// through the elements in the order of their names.
+/// `HSCAN`, `SSCAN`, `ZSCAN`: `key cursor [MATCH pattern] [COUNT count] [NOVALUES]`. The pages
+/// visit the elements in the order of their names.
 pub fn scan(
     s: &Session,
     args: Arguments<'_>,
@@ -291,7 +292,7 @@ pub fn scan(
             _ => return Err(Failure::SYNTAX),
         }
     }
-    // What the cursor belongs to: it is good for no other key.
+    // The scope of the cursor: it is valid for this key only.
     let place = format!("{} {}", s.dictionary.name(), key.escape_ascii());
     let (predecessor, from) = match cursor {
         0 => (None, Vec::new()),
@@ -332,11 +333,11 @@ pub fn scan(
     Ok(())
 }
 
-/// Collections up to this length are read whole where elements are drawn from them, so that each
-/// has the same chance.
+/// Collections up to this length are read whole when elements are drawn from them, so that all have
+/// the same probability.
 const DRAWN_FROM_WHOLE: i64 = 4096;
 
-/// So many elements at random: different ones, or with `again` each drawn from all of them.
+/// Draws `wanted` random elements: different ones, or with `again` each from all of them.
 pub fn draw(
     s: &Session,
     seen: &Seen<'_>,
@@ -352,8 +353,8 @@ pub fn draw(
     if count <= DRAWN_FROM_WHOLE || !again && wanted as i64 >= count / 16 {
         let mut all = Vec::new();
         visit(s, seen, of, (&start, &end), false, |tuple| {
-            // Of a large collection, of which many are wanted, each is taken with the chance that
-            // is left for it.
+            // If many elements of a large collection are wanted, it is read once, and each element
+            // is drawn with the probability `missing / rest`.
             let rest = (count as usize).saturating_sub(all.len()).max(1);
             all.push(None);
             let missing = wanted - drawn.len().min(wanted);
@@ -381,7 +382,7 @@ pub fn draw(
         }
         return Ok(drawn);
     }
-    // Next to random places between the first name and the last.
+    // Draws the elements next to random places between the first name and the last.
     let one = |from: &[u8], to: &[u8], backward: bool| {
         let mut found = None;
         visit(s, seen, of, (from, to), backward, |tuple| {
@@ -409,7 +410,7 @@ pub fn draw(
             drawn.push(near);
         }
     }
-    // Names in a crowd are hard to hit: the rest is taken as it comes.
+    // Names that lie close together are rarely hit: the rest is filled up in order.
     if drawn.len() < wanted && !again {
         visit(s, seen, of, (&start, &end), false, |tuple| {
             if known.insert(tuple.key.clone()) {
@@ -422,8 +423,8 @@ pub fn draw(
     Ok(drawn)
 }
 
-/// The count of `HRANDFIELD`, `SRANDMEMBER` and `ZRANDMEMBER`: how many, and whether one may come
-/// again.
+/// Parses the count of `HRANDFIELD`, `SRANDMEMBER` and `ZRANDMEMBER`: the number of elements, and
+/// whether one may be drawn repeatedly.
 pub fn wanted(number: &[u8], count: i64, s: &Session) -> Result<(usize, bool), Failure> {
     let n = integer(number).ok_or(Failure::NOT_AN_INTEGER)?;
     if n >= 0 {
@@ -436,7 +437,7 @@ pub fn wanted(number: &[u8], count: i64, s: &Session) -> Result<(usize, bool), F
     }
 }
 
-/// An element that may be stored.
+/// Checks that an element may be stored.
 pub fn check_element(s: &Session, element: &[u8]) -> Outcome {
     let max = s.shared.limits.key;
     if element.len() > max {
@@ -448,8 +449,8 @@ pub fn check_element(s: &Session, element: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// Removes the elements that the arguments from the third on name from a hash or a set, and replies
-/// how many there were.
+/// Removes the elements named by the arguments from the third on from a hash or a set, and replies
+/// with the number of those that existed.
 pub fn remove_elements(
     s: &mut Session,
     args: Arguments<'_>,

@@ -1,4 +1,5 @@
-//! `CONFIG`: the settings that clients read, and those that they may change while the server runs.
+//! `CONFIG`: the settings that clients can read, and those that they may change while the server
+//! runs.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,11 +14,11 @@ use crate::session::Session;
 
 pub const USAGE: &str = "GET pattern ... | SET setting value ... | RESETSTAT";
 
-/// Milliseconds that a script may be allowed to take.
+/// Upper bound of the time limit of scripts, milliseconds.
 const MOST_TIME: i64 = 3_600_000;
-/// Connections that may be asked for.
+/// Upper bound of the number of connections.
 const MOST_CONNECTIONS: i64 = 1_000_000;
-/// Entries that the list of slow commands may have.
+/// Upper bound of the number of entries in the slow log.
 const MOST_SLOW: i64 = 10_000;
 
 pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -36,7 +37,7 @@ pub fn config(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             }
         }
         (c, 4..) if is(c, "set") && args.len().is_multiple_of(2) => {
-            // All of them, or where one is wrong none; the system may refuse one.
+            // Either all settings are valid, or none is applied; the system may still refuse one.
             let mut settings = Vec::with_capacity(args.len() / 2 - 1);
             for (name, value) in args.from(2).step_by(2).zip(args.from(3).step_by(2)) {
                 settings.push(Setting::parse(name, value)?);
@@ -85,7 +86,7 @@ fn known(s: &Session) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A setting that was asked for.
+/// A setting to be changed.
 enum Setting {
     Durable(bool),
     ScriptTime(u64),

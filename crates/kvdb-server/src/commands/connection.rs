@@ -1,4 +1,4 @@
-//! Commands on the connection itself: who is it, which protocol, which dictionary.
+//! Commands on the connection itself: authentication, protocol, dictionary.
 
 use super::{client, is, wrong_arity};
 use crate::dictionaries::Selected;
@@ -13,7 +13,7 @@ const WRONGPASS: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
 
 pub fn ping(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.len() {
-        // A client that expects messages is answered in their form.
+        // A client that expects messages is answered in the form of a message.
         1 | 2 if s.listens() && !out.resp3 => {
             out.array(2);
             out.bulk(b"pong");
@@ -84,7 +84,7 @@ fn authenticate(s: &mut Session, user: &[u8], password: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// Compares in a time that does not tell where the first difference is.
+/// Compares in a time that does not reveal the position of the first difference.
 fn same(a: &[u8], b: &[u8]) -> bool {
     let differences = a.iter().zip(b).fold(0, |all, (x, y)| std::hint::black_box(all | (x ^ y)));
     a.len() == b.len() && differences == 0
@@ -148,7 +148,7 @@ pub fn hello(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// `SELECT n`: the dictionary that is named by the number.
+/// `SELECT n`: selects the dictionary named by the number.
 pub fn select(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let n = integer(args.at(1)).ok_or(Failure::NOT_AN_INTEGER)?;
     if !(0..=i64::from(i32::MAX)).contains(&n) {
@@ -175,7 +175,8 @@ pub fn dicts(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `DURABLE [yes|no]`: whether each write of this connection is on disk before its reply.
+/// `DURABLE [yes|no]`: sets or returns whether each write of this connection is on disk before its
+/// reply.
 pub fn durable(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.get(1) {
         None => out.bulk(if s.durable { b"yes" } else { b"no" }),

@@ -1,4 +1,4 @@
-//! `DEBUG`: what tests ask of a server.
+//! `DEBUG`: commands for tests of a server.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -12,15 +12,14 @@ use crate::sweeper;
 
 pub const USAGE: &str = "SWEEP [count] | SET-ACTIVE-EXPIRE 0|1 | SET-DISABLE-DENY-SCRIPTS 0|1 | SLEEP seconds | RELOAD | PROTOCOL type";
 
-/// How often a command that sleeps looks whether the server stops.
+/// Interval at which a sleeping command checks whether the server stops.
 const LOOK: Duration = Duration::from_millis(50);
-/// Seconds that one may sleep.
+/// Longest sleep, seconds.
 const LONGEST: f64 = 3600.0;
 
 /// `SWEEP [count]` removes up to `count` expired keys of each dictionary now and replies with their
-/// number. `SET-ACTIVE-EXPIRE 0` stops the sweeper, `1` starts it. `RELOAD` syncs the store:
-/// reading it again would give the state that is open. `PROTOCOL` replies with a value of a RESP3
-/// type.
+/// number. `SET-ACTIVE-EXPIRE 0` stops the sweeper, `1` starts it. `RELOAD` only syncs the store:
+/// reopening it would restore the same state. `PROTOCOL` replies with a value of a RESP3 type.
 /// `SET-DISABLE-DENY-SCRIPTS 1` lets scripts call `DEBUG`.
 pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {

@@ -1,4 +1,4 @@
-//! `DEFRAG`: moves together what lies in zones that are mostly holes, while clients go on.
+//! `DEFRAG`: moves live data out of zones that are mostly holes, while clients continue.
 
 use kvdb::DefragOptions;
 

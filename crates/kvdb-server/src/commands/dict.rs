@@ -1,4 +1,4 @@
-//! `DICT`: dictionaries and how they keep their tuples; `COMPACT`: merges what lies in one.
+//! `DICT`: dictionaries and their options; `COMPACT`: merges the runs of a dictionary.
 
 use kvdb::{ADAPTIVE, ADAPTIVE_SEPARATION, Compression, DictionaryInfo, DictionaryOptions, Join};
 
@@ -55,10 +55,12 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             Ok(())
         }
         (c, 3) if is(c, "drop") => {
-            // No command finds the one without the other, or puts something into what goes.
+            // Under these locks no command can find one dictionary without the other, or write into
+            // them while they are dropped.
             let _held = s.shared.locks.all();
             let info = existing(s, args.at(2))?;
-            // As one change: types that were left behind would show in the next one of the name.
+            // Both are dropped in one change: a types dictionary left over would reappear in the
+            // next dictionary of that name.
             let types = s.db().dictionary_in(&branch, &types_name(&info.name));
             let both: Vec<_> = [info.id].into_iter().chain(types).collect();
             s.db().drop_dictionaries(&both)?;
@@ -70,15 +72,16 @@ pub fn dict(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     }
 }
 
-/// `COMPACT [start end]`: merges the runs of the dictionary, or what they have in a range of keys,
-/// and replies when that is done. `COMPACT STORE` merges those of every dictionary of the store, of
-/// the file system's as well: nothing is read or changed by it that a client could not.
+/// `COMPACT [start end]`: merges the runs of the dictionary, or the parts of them in a range of
+/// keys, and replies when the merge is done. `COMPACT STORE` merges the runs of every dictionary of
+/// the store, including those of the file system: it reads and changes nothing that a client could
+/// not.
 pub fn compact(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     if args.len() == 2 && is(args.at(1), "store") {
         for dictionary in s.db().dictionaries() {
             match s.db().compact(dictionary.id) {
-                // It was dropped since it was listed.
+                // The dictionary was dropped after it was listed.
                 Err(kvdb::Error::NoDictionary(_)) => {}
                 done => done?,
             }
@@ -103,7 +106,7 @@ pub fn compact(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// A dictionary of the user that exists.
+/// Returns an existing dictionary of the user.
 fn existing(s: &Session, name: &[u8]) -> Result<DictionaryInfo, Failure> {
     let selected = Selected::choose(s.db(), name)?;
     let id = selected.existing_at(&s.place, s.db())?.map(|found| found.strings);
@@ -111,7 +114,7 @@ fn existing(s: &Session, name: &[u8]) -> Result<DictionaryInfo, Failure> {
     info.ok_or_else(|| Failure::request(format!("there is no dictionary '{}'", selected.name())))
 }
 
-/// The options with the changes that the arguments from the fourth on ask for.
+/// Returns the options with the changes that the arguments from the fourth on request.
 fn changed(
     mut options: DictionaryOptions,
     args: Arguments<'_>,
@@ -139,7 +142,7 @@ fn changed(
                 options.separate_at = ADAPTIVE_SEPARATION
             }
             o if is(o, "separate-at") => {
-                // The greatest numbers are how the words are stored.
+                // The words are stored as the largest numbers, which are therefore refused.
                 let bytes = i32::try_from(number()?).map_err(|_| wrong())?;
                 options.separate_at = bytes.unsigned_abs()
             }

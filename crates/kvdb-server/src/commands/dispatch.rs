@@ -1,4 +1,4 @@
-//! The way of a command from its name to its handler.
+//! Dispatch of a command: from its name to its handler.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use crate::request::Arguments;
 use crate::session::{SNAPSHOT, Session};
 use crate::slow_log::{Entry, shortened};
 
-/// What a client of RESP2 may ask for besides subscriptions while messages come: the answers can be
-/// told from those.
+/// In addition to subscriptions, a RESP2 client may use these commands while it receives messages:
+/// their replies can be told from messages.
 const AMONG_MESSAGES: [&str; 3] = ["ping", "quit", "reset"];
 
-/// Runs one request and writes its one reply, and behind it the messages that have come.
+/// Runs one request and writes its one reply, followed by the messages that have arrived.
 pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
     let index = find(args.at(0));
     let muted = s.replies.mutes_next() && !index.is_some_and(|index| COMMANDS[index].pushes);
@@ -38,7 +38,7 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
     }
 }
 
-/// Replies to a request that was too large to be taken.
+/// Replies to a request that was refused because it was too large.
 pub fn refuse(s: &mut Session, why: &str, out: &mut Output) {
     if s.replies.mutes_next() {
         out.mute();
@@ -50,10 +50,10 @@ pub fn refuse(s: &mut Session, why: &str, out: &mut Output) {
     out.unmute();
 }
 
-/// Waits while commands like this one wait (`CLIENT PAUSE`). Those that end a pause do not.
-/// `false`: the client went away meanwhile.
+/// Waits while commands of this kind are paused (`CLIENT PAUSE`). Commands that end a pause do not
+/// wait. Returns `false` if the client disconnected while it waited.
 fn pause(s: &Session, command: &Command, out: &Output) -> bool {
-    // Of these some change what others see.
+    // These commands change state that others see, but only in some of their forms.
     const MAY_WRITE: [&str; 5] = ["clone", "dict", "publish", "snapshot", "txn"];
     let writes = command.writes || MAY_WRITE.contains(&command.name);
     command.name == "client" || s.shared.pause.wait(writes, || out.will_wait(), || out.is_gone())
@@ -86,14 +86,15 @@ fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut 
         return;
     }
     let is_held = |s: &Session| command.writes && s.durable && s.inside().is_none();
-    // It may be what ends that, or begins it.
+    // The command itself may switch this on or off.
     let held = is_held(s);
     out.begin_reply(held);
     let done = run_one(s, index, args, out);
     out.end_reply(done && (held || is_held(s)));
 }
 
-/// Runs the command at `index` of the table and writes its one reply; `false`: that is an error.
+/// Runs the command at `index` of the table and writes its one reply. Returns `false` if the reply
+/// is an error.
 pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Output) -> bool {
     let started = Instant::now();
     let waited = std::mem::take(&mut s.waited);
@@ -120,7 +121,7 @@ pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Out
     done
 }
 
-/// Keeps a command that took long, unless its parts are kept.
+/// Keeps a slow command, except `EXEC`, whose commands are kept individually.
 fn note_slow(s: &Session, command: &Command, args: Arguments<'_>, took: Duration) {
     if command.name == "exec" {
         return;
@@ -142,8 +143,8 @@ fn spoil(s: &mut Session) {
     }
 }
 
-/// Why a command is not run. An `EXEC` that is wrong itself discards what was gathered, so that the
-/// next one does not do what the client believes to be given up.
+/// Returns the reason why a command is not run. A malformed `EXEC` discards the queue, so that the
+/// next one does not run commands that the client believes to be discarded.
 fn refused(s: &mut Session, command: &Command, failure: Failure) -> Failure {
     if command.name != "exec" || s.queue.is_none() {
         return failure;

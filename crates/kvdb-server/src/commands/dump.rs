@@ -1,5 +1,5 @@
-//! `DUMP` and `RESTORE`: what a key holds as bytes, to be put under a key again, here or in another
-//! store.
+//! `DUMP` and `RESTORE`: the value of a key as bytes, which can be stored under a key again, in
+//! this or another store.
 //!
 //! ```text
 //! kind u8       1 string, 2 hash, 3 set, 4 sorted set, 5 list, 6 stream
@@ -8,12 +8,12 @@
 //! CRC32C u32    of everything before it
 //! ```
 //!
-//! Numbers are little-endian. A string is its bytes. A collection is its elements one behind the
-//! other: of a hash name and value, of a set the name, of a sorted set the score as 8 bytes that
-//! sort, and the name, of a list the value, of a stream the name and the value as they are stored,
-//! the state first; a name or value is its length as u32, and its bytes. The names of all but lists
-//! ascend, so that one content has one payload. The bytes are those of no version of Redis, and a
-//! deadline is not among them, as in Redis.
+//! Numbers are little-endian. A string is its bytes. A collection is the sequence of its elements:
+//! in a hash the name and the value, in a set the name, in a sorted set the score as 8 sortable
+//! bytes and the name, in a list the value, in a stream the name and the value as they are stored,
+//! the state first. A name or value is its length as u32, and its bytes. The names of all except
+//! lists ascend, so that one content has one payload. No version of Redis uses this format. As in
+//! Redis, it does not contain the deadline.
 
 use bytes::Bytes;
 use kvdb::Batch;
@@ -30,13 +30,13 @@ use crate::session::Session;
 use crate::session::seen::{Collection, Seen};
 
 const VERSION: u16 = 1;
-/// Bytes of version and checksum.
+/// Size of version and checksum, bytes.
 const FOOTER: usize = 6;
 
 const KINDS: [Kind; 6] =
     [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List, Kind::Stream];
 
-/// A payload that is being made, of at most so many bytes.
+/// A payload under construction, of at most `most` bytes.
 struct Payload {
     bytes: Vec<u8>,
     most: usize,
@@ -79,7 +79,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// What a key holds.
+/// The value of a key.
 #[derive(Debug, PartialEq)]
 enum Content<'a> {
     String(&'a [u8]),
@@ -94,7 +94,7 @@ const UNKNOWN: Failure =
     Failure::Request(std::borrow::Cow::Borrowed("DUMP payload version or checksum are wrong"));
 const BAD: Failure = Failure::Request(std::borrow::Cow::Borrowed("Bad data format"));
 
-/// What is left of a payload to be read.
+/// The rest of a payload still to be parsed.
 struct Rest<'a>(&'a [u8]);
 
 impl<'a> Rest<'a> {
@@ -107,11 +107,11 @@ impl<'a> Rest<'a> {
     fn score(&mut self) -> Option<f64> {
         let (score, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
-        // Of the two zeros one is stored.
+        // Only one of the two zeros is stored.
         let found = from_sortable(*score);
         (!found.is_nan() && sortable(found) == *score).then_some(found)
     }
-    /// One element or more, up to the end.
+    /// Parses one or more elements, up to the end.
     fn all<T>(&mut self, mut one: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let mut all = vec![one(self)?];
         while !self.0.is_empty() {
@@ -163,7 +163,7 @@ impl<'a> Content<'a> {
         }
     }
 
-    /// The names among it, which have a limit of their own.
+    /// Checks the names of the elements, which have a limit of their own.
     fn check(&self, s: &Session) -> Outcome {
         match self {
             Content::String(_) | Content::List(_) => Ok(()),
@@ -176,7 +176,7 @@ impl<'a> Content<'a> {
         }
     }
 
-    /// Puts it in the place of what there is under a key.
+    /// Stores the content under a key, replacing its previous value.
     fn put(
         &self,
         s: &Session,
@@ -236,7 +236,7 @@ impl<'a> Content<'a> {
     }
 }
 
-/// `DUMP key`; nil where there is no such key.
+/// `DUMP key`; the reply is nil if the key does not exist.
 pub fn dump(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, seen) = (args.at(1), s.see()?);
     match payload(s, &seen, key)? {
@@ -280,7 +280,7 @@ fn payload(s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Option<Payload>, 
     Ok(Some(payload))
 }
 
-/// What stands behind the payload.
+/// The options after the payload.
 #[derive(Default)]
 struct Options {
     replace: bool,
@@ -297,7 +297,7 @@ impl Options {
             match word {
                 o if is(o, "replace") => options.replace = true,
                 o if is(o, "absttl") => options.absolute = true,
-                // Neither is kept.
+                // Neither value is kept.
                 o if is(o, "idletime") => {
                     if number()? < 0 {
                         return Err(Failure::request("Invalid IDLETIME value, must be >= 0"));
@@ -339,7 +339,7 @@ pub fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             _ => Some(unit.deadline(args.at(2), seen.now, "restore")?),
         };
         if deadline.is_some_and(|deadline| deadline <= seen.now) {
-            // It has expired on the way.
+            // The deadline has passed already.
             if there.exists() {
                 seen.remove(key, &there, batch);
                 seen.event(Classes::GENERIC, "del", key);
@@ -357,7 +357,7 @@ pub fn restore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// Whether `body`, with the version and the checksum that it should have, is a payload.
+/// Returns whether `body`, completed by the right version and checksum, is a valid payload.
 pub fn is_sound(body: &[u8]) -> bool {
     let payload = Payload { bytes: body.to_vec(), most: usize::MAX }.finish();
     Content::decode(&payload).is_ok()
@@ -439,7 +439,8 @@ mod tests {
         }
     }
 
-    /// Bytes with a checksum that is right: they are refused or mean something that can be stored.
+    /// Bytes with a correct checksum: they are either refused, or decode to something that can be
+    /// stored.
     #[test]
     fn hostile_payloads_are_refused() {
         let sealed = |body: &[u8]| Payload { bytes: body.to_vec(), most: usize::MAX }.finish();

@@ -1,10 +1,11 @@
-//! Scripts: `EVAL`, `EVALSHA`, their forms that only read, and `SCRIPT`.
+//! Scripts: `EVAL`, `EVALSHA`, their read-only forms, and `SCRIPT`.
 //!
-//! A script is run by a worker, a process of its own (see `kvdb_lua`), which asks for each command.
-//! It is done as `EXEC` does its commands: in one transaction of the store, as if it ran alone, and
-//! again when others come between. So one that fails, takes too long or kills its process has done
-//! nothing. Inside `EXEC` and a joined transaction it is a part of that; when one fails in `EXEC`
-//! that had changed something, `EXEC` fails, because a part of it cannot be undone.
+//! A script runs in a worker, a process of its own (see `kvdb_lua`), which requests each command.
+//! It is executed as `EXEC` executes its commands: in one transaction of the store, as if it ran
+//! alone, and retried if other commits conflict. So a script that fails, exceeds its time or kills
+//! its process has no effect. Inside `EXEC` and in a joined transaction a script is a part of that
+//! transaction; if a script that has changed something fails in `EXEC`, `EXEC` fails, because a
+//! part of it cannot be undone.
 
 use std::time::{Duration, Instant};
 
@@ -22,11 +23,11 @@ use crate::scripts::{Broken, Slot, Worker, well_formed};
 use crate::session::{Executing, Session};
 
 pub const SCRIPT_USAGE: &str = "LOAD script | EXISTS sha1 ... | FLUSH [ASYNC|SYNC] | KILL";
-/// How long a script that must end may take to say so before its process is ended.
+/// Time that a script has to end after it was stopped, before its process is killed.
 const GRACE: Duration = Duration::from_millis(100);
-/// Lines that a script may write into the log; what is beyond is dropped.
+/// Limit on the lines that a script may write to the log; further lines are dropped.
 const LINES: usize = 100;
-/// Bytes of a message of a worker beyond a whole command: the lengths in it.
+/// Bytes of a worker's message in addition to those of a whole command: the lengths in it.
 const FRAMING: usize = 1 << 20;
 
 pub fn eval(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -49,7 +50,7 @@ fn known(s: &Session, args: Arguments<'_>) -> Result<Bytes, Failure> {
     s.shared.scripts.find(args.at(1)).ok_or(none)
 }
 
-/// Whether a command takes a worker.
+/// Returns whether a command needs a worker.
 pub fn is_script(args: Arguments<'_>) -> bool {
     ["eval", "evalsha", "eval_ro", "evalsha_ro", "script"].iter().any(|name| is(args.at(0), name))
 }
@@ -73,7 +74,7 @@ pub fn script(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
                 return Err(Failure::coded("NOTBUSY No scripts in execution right now."));
             }
         }
-        // There is no debugger, so none can be on.
+        // There is no debugger, so it is always off.
         (c, 3) if is(c, "debug") && is(args.at(2), "no") => {}
         _ => return Err(unknown_subcommand(args, "SCRIPT")),
     }
@@ -120,16 +121,16 @@ fn take_slot(s: &mut Session) -> Result<Slot, Failure> {
         None => s.shared.scripts.slot(),
     }
 }
-/// Kept for the next script of the same `EXEC`, or for anyone.
+/// Keeps the worker for the next script of the same `EXEC`, or returns it to the pool.
 fn give_back(s: &mut Session, slot: Slot) {
     s.script_slot = s.executing.is_some().then_some(slot);
 }
 
-/// A script as the command gives it.
+/// A script and its arguments.
 struct Script<'a> {
     name: String,
     text: Bytes,
-    /// Where it begins in the text, behind what it says about itself.
+    /// Start of the code in the text, after the shebang line.
     begin: usize,
     keys: Vec<&'a [u8]>,
     arguments: Vec<&'a [u8]>,
@@ -177,12 +178,12 @@ fn start(
     done
 }
 
-/// What a worker has made of a script.
+/// The outcome of a script.
 enum End {
     Done(Vec<u8>),
     Failed(Vec<u8>),
     Uncompiled(Vec<u8>),
-    /// The store could not do what the script asked for.
+    /// The store failed in a command of the script.
     Stopped(Failure),
     Broken(Broken),
 }
@@ -249,14 +250,14 @@ fn gone(s: &Session, name: &str, broken: &Broken, killed: bool) -> Failure {
     Failure::request(format!("Error running script {name}: {why}; nothing of it was done"))
 }
 
-/// Has the worker run a script, and its commands done.
+/// Lets the worker run a script, and executes the commands that it requests.
 fn converse(worker: &mut Worker, asking: &mut Asking<'_>, resp3: bool) -> End {
     let script = asking.script;
     worker.by(script.until);
     let left = script.until.saturating_duration_since(Instant::now());
     let run = wire::Run {
         resp3,
-        // By then it has been ended from here, if there is a server.
+        // The server, if it still exists, has ended the script by then.
         seconds: u32::try_from(left.as_secs()).unwrap_or(u32::MAX).saturating_add(2),
         name: script.name.as_bytes(),
         text: &script.text[script.begin..],
@@ -299,7 +300,7 @@ fn converse(worker: &mut Worker, asking: &mut Asking<'_>, resp3: bool) -> End {
             Kind::Done => return stopped_or(stopped, End::Done(frame.payload)),
             Kind::Failed => return stopped_or(stopped, End::Failed(frame.payload)),
             Kind::Uncompiled => return stopped_or(stopped, End::Uncompiled(frame.payload)),
-            // One that was stopped and goes on, or what makes no sense.
+            // A script that continues after it was stopped, or an invalid message.
             _ => return stopped_or(stopped, End::Broken(Broken::Gone)),
         }
     }
@@ -309,17 +310,17 @@ fn stopped_or(stopped: Option<Failure>, end: End) -> End {
     stopped.map_or(end, End::Stopped)
 }
 
-/// What the commands of a script are done with.
+/// The state with which the commands of a script are executed.
 struct Asking<'a> {
     session: &'a mut Session,
     out: Output,
     script: &'a Script<'a>,
-    /// It may have changed something.
+    /// The script may have changed something.
     wrote: bool,
 }
 
 /// Commands that scripts may not call, in addition to those that `MULTI` refuses. `BLMPOP` and
-/// `BZMPOP` are allowed, as in Redis, and do not wait there.
+/// `BZMPOP` are allowed, as in Redis, and do not wait in a script.
 const FORBIDDEN: [&str; 15] = [
     "blmove",
     "blpop",
@@ -339,8 +340,8 @@ const FORBIDDEN: [&str; 15] = [
 ];
 
 impl Asking<'_> {
-    /// Runs a command and gives its reply. An error: the script cannot go on. Nothing: it was no
-    /// command.
+    /// Runs a command and returns its reply. Returns an error if the script cannot continue, and
+    /// `None` if the payload is not a command.
     fn call(&mut self, payload: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
         let Some((&version, list)) = payload.split_first() else { return Ok(None) };
         let Some(words) = wire::read_list(list) else { return Ok(None) };
@@ -353,7 +354,7 @@ impl Asking<'_> {
         Ok(Some(self.out.take()))
     }
 
-    /// The command of these words, if a script may call it.
+    /// Returns the index of the command named by these words, if a script may call it.
     fn find(&self, words: &[&[u8]]) -> Result<usize, &'static str> {
         let name = words.first().copied().unwrap_or_default();
         let index = find(name).ok_or("Unknown Redis command called from script")?;
@@ -390,7 +391,7 @@ impl Asking<'_> {
         let request = Request::of(words);
         let alone = matches!(s.executing, Some(Executing::Own(_)));
         if alone && !s.all_locked && may_need_types(request.arguments(), s.shared.limits.tuple) {
-            // The dictionary of types is made under all locks: at the next try.
+            // The types dictionary is created under all locks: in the next attempt.
             if s.existing()?.is_none_or(|space| space.types.is_none()) {
                 return Err(Failure::Conflict("deadlines and collections come into use".into()));
             }

@@ -1,4 +1,4 @@
-//! Deadlines of keys: giving one, asking for it, taking it away.
+//! Deadlines of keys: setting, reading and removing them.
 
 use super::is;
 use crate::failure::{Failure, Outcome};
@@ -7,18 +7,18 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// How a command counts time.
+/// A unit of time, and its origin: the current time, or 1970 in the `At…` variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Time {
-    /// From now on.
+    /// Relative to the current time.
     Seconds,
     Millis,
-    /// Since 1970.
+    /// Relative to 1970.
     AtSeconds,
     AtMillis,
 }
 
-/// The option of `SET` and `GETEX` of that name.
+/// Returns the option of `SET` and `GETEX` with that name.
 pub fn time_option(name: &[u8]) -> Option<Time> {
     match name {
         o if is(o, "ex") => Some(Time::Seconds),
@@ -30,8 +30,8 @@ pub fn time_option(name: &[u8]) -> Option<Time> {
 }
 
 impl Time {
-    /// The deadline in milliseconds since 1970, which may have passed; `None`: it cannot be said in
-    /// 63 bits.
+    /// Returns the deadline in milliseconds since 1970, which may have passed, or `None` if it does
+    /// not fit into 63 bits.
     fn millis(self, number: i64, now: u64) -> Option<i64> {
         let scaled = match self {
             Time::Seconds | Time::AtSeconds => number.checked_mul(1000)?,
@@ -42,7 +42,7 @@ impl Time {
             Time::AtSeconds | Time::AtMillis => Some(scaled),
         }
     }
-    /// The deadline where a number of more than 0 is asked for.
+    /// Returns the deadline for a number that must be positive.
     pub fn deadline(self, number: &[u8], now: u64, command: &str) -> Result<u64, Failure> {
         let number = integer(number).ok_or(Failure::NOT_AN_INTEGER)?;
         let at = Some(number).filter(|n| *n > 0).and_then(|n| self.millis(n, now));
@@ -67,7 +67,7 @@ pub fn pexpireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     set(s, args, Time::AtMillis, "pexpireat", out)
 }
 
-/// Under which conditions a deadline is set.
+/// The conditions under which a deadline is set.
 #[derive(Default)]
 struct Only {
     new: bool,
@@ -101,7 +101,8 @@ impl Only {
         }
         Ok(only)
     }
-    /// A key without a deadline counts as one that expires after all others.
+    /// Returns whether the deadline may be set. A key without one counts as expiring after all
+    /// others.
     fn allows(&self, old: Option<u64>, new: i64) -> bool {
         let old = old.map(|old| i64::try_from(old).unwrap_or(i64::MAX));
         !(self.new && old.is_some()
@@ -159,7 +160,7 @@ pub fn persist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 }
 
 pub fn ttl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    // To the nearest second, as Redis does: of a key that was given 10 s a moment ago it is 10.
+    // Rounded to the nearest second, as in Redis: a key that was given 10 s a moment ago has 10.
     tell(s, args, out, |at, now| (at - now + 500) / 1000)
 }
 pub fn pttl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -172,7 +173,7 @@ pub fn pexpiretime(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Ou
     tell(s, args, out, |at, _| at)
 }
 
-/// -1: the key has no deadline; -2: there is no such key.
+/// Replies with the deadline of a key, -1 if it has none, or -2 if the key does not exist.
 fn tell(
     s: &Session,
     args: Arguments<'_>,

@@ -1,9 +1,9 @@
-//! `CHANGES`: which keys were changed since a commit, in the order of the commits, as far as the
-//! store keeps a list: from the first use of this command on, the newest ones, until it is closed.
-//! A connection that works in a clone has the list of that clone.
+//! `CHANGES`: the keys that were changed since a commit, in the order of the commits. The store
+//! keeps a list of the newest commits, from the first use of this command until the store is
+//! closed. A connection that works in a clone reads the list of that clone.
 //!
-//! What is listed are keys; what they hold is read where it is, and is then what the listed commit
-//! has made of it, or something newer.
+//! Only keys are listed. Their values are read from the current state, which is the state after the
+//! listed commit or a newer one.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -24,9 +24,9 @@ use crate::session::Session;
 pub const USAGE: &str =
     "[NOW] | SETTLED | SINCE position [COUNT count] [BLOCK milliseconds] [FILES]";
 
-/// Changes that one reply has at most, about; more come with the next one.
+/// Approximate limit on the changes in one reply; more follow in the next one.
 const MOST: usize = 65_536;
-/// How often a command that waits looks whether its client is still there.
+/// Interval at which a waiting command checks that its client is still connected.
 const LOOK: Duration = Duration::from_millis(200);
 
 pub fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -42,21 +42,22 @@ pub fn changes(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// The branch that is followed: of a snapshot, which does not change, the store.
+/// Returns the branch that is followed. For a snapshot, which does not change, it is the store.
 fn branch(s: &Session) -> &str {
     s.place.branch().unwrap_or_default()
 }
 
-/// The position after all that is committed to the branch, which is followed from here on.
+/// Returns the position after all commits to the branch, which is followed from here on.
 fn newest(s: &Session) -> Result<CommitPosition, Failure> {
     let files = s.shared.transactions.followed(branch(s));
     Ok(s.db().follow_branch(branch(s), s.shared.limits.feed, &files)?)
 }
 
-/// `CHANGES SETTLED`: the position after everything that programs have written to files before this
-/// command, which is committed for it.
+/// `CHANGES SETTLED`: returns the position after everything that programs have written to files
+/// before this command; all of it is committed first.
 fn settled(s: &mut Session, out: &mut Output) -> Outcome {
-    // Who waits for the kernel's pages must not hold what a writer of them waits for.
+    // A thread that waits for pages of the kernel's cache must not hold anything that their writer
+    // waits for.
     if out.is_kept() {
         return Err(Failure::request(
             "CHANGES SETTLED waits, and cannot stand in MULTI or a script",
@@ -68,12 +69,12 @@ fn settled(s: &mut Session, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// A position as clients see it: the number of a commit, and which list it is of.
+/// Returns a position in the form that clients see: the number of a commit, and the id of the list.
 fn shown(position: CommitPosition) -> String {
     format!("{}-{:016x}", position.number, position.feed)
 }
 
-/// The position in an argument; a number alone is one of the list that there is now.
+/// Parses the position in an argument. A number alone refers to the current list.
 fn position(arg: &[u8], feed: u64) -> Result<CommitPosition, Failure> {
     let wrong = || {
         Failure::request("a position is what CHANGES has given, or the number of a commit alone")
@@ -112,12 +113,12 @@ fn since(
             _ => return Err(Failure::SYNTAX),
         }
     }
-    // Between MULTI and EXEC nothing is waited for, nor in a script.
+    // A command between MULTI and EXEC or in a script does not wait.
     let block = block.filter(|_| !out.is_kept());
     let begun = Instant::now();
     let mut at = from;
     loop {
-        // A position of another branch's list says nothing of this one.
+        // A position in the list of another branch means nothing in this one.
         let here = Some(at).filter(|at| at.feed == newest.feed);
         let Some(recent) = here.and_then(|at| s.db().commits_since(at, count)) else {
             return Err(Failure::Coded(
@@ -131,7 +132,7 @@ fn since(
         };
         let rows = Rows::of(s, &recent.commits, files)?;
         at = recent.up_to;
-        // Zero milliseconds are for ever.
+        // Zero milliseconds mean no limit.
         let left = match block {
             None => Duration::ZERO,
             Some(0) => LOOK,
@@ -198,18 +199,18 @@ fn reply(s: &Session, at: CommitPosition, rows: &Rows, out: &mut Output) -> Outc
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum What {
-    /// With its type now.
+    /// A key with its current type.
     Key(Bytes, Option<&'static str>),
-    /// All keys from the first on, up to the second; empty: to the end.
+    /// All keys from the first one up to the second; an empty second one means up to the end.
     Range(Bytes, Bytes),
-    /// A path, and what has become of it.
+    /// A path, and how it was changed.
     File(Vec<u8>, &'static str),
-    /// More of the files than is listed.
+    /// More files than are listed.
     MoreFiles,
 }
 
-/// Number of the commit, dictionary (of files none), and what was changed there; of one commit each
-/// once.
+/// Rows of commit number, dictionary (empty for files) and change; each change appears once per
+/// commit.
 struct Rows(Vec<(u64, String, What)>);
 
 impl Rows {
@@ -235,7 +236,7 @@ impl Rows {
                 rows.extend(changed.more.then(|| row(What::MoreFiles)));
             }
             for (id, touched) in commit.changes.iter().filter(|change| !is_of_file(change)) {
-                // Of a dictionary that is gone there is nothing to read.
+                // The dictionary no longer exists, so there is nothing to read.
                 let Some(name) = ids.get(id) else { continue };
                 let (dictionary, types) = match name.strip_prefix(TYPES_PREFIX) {
                     Some(dictionary) => (dictionary, Some(*id)),
@@ -262,11 +263,12 @@ impl Rows {
     }
 }
 
-/// What keys are, and which collections are under them.
+/// Lookup of the types of keys, and of the keys of collections.
 struct Names {
     view: View,
     now: u64,
-    /// All collections of a dictionary of types, where one of them does not say of which key it is.
+    /// All collections of a types dictionary, read if one of them has no owner tuple that names its
+    /// key.
     heads: HashMap<DictionaryId, HashMap<u64, Bytes>>,
 }
 
@@ -281,7 +283,8 @@ impl Names {
         Ok(state.kind_at(key, self.now)?.map(|kind| kind.name()))
     }
 
-    /// What a change of a tuple is to the keys; `types`: it is there, not a string.
+    /// Returns the keys that the change of a tuple affects. `types` is set if the tuple is in the
+    /// types dictionary instead of a string.
     fn changed(
         &mut self,
         touched: &CommittedKey,
@@ -301,7 +304,7 @@ impl Names {
             CommittedKey::Put(at) | CommittedKey::Delete(at) => match parse_element(at) {
                 Some((id, ..)) => self.owner(types, id)?.into_iter().flat_map(key).collect(),
                 None if at.starts_with(b"k") => key(at.slice(1..)),
-                // Deadlines, and pages of long strings, whose heads are changed with them.
+                // Deadlines, and pages of long strings: the heads change with them.
                 None => Vec::new(),
             },
             CommittedKey::DeleteRange(start, end) => {
@@ -309,7 +312,7 @@ impl Names {
                 if let Some((id, ..)) = parse_element(start) {
                     all.extend(self.owner(types, id)?.into_iter().flat_map(key));
                 }
-                // The heads in it are keys, in their order.
+                // The heads in the range are keys, in key order.
                 let first: &[u8] = (&start[..]).max(b"k");
                 let last: &[u8] = (&end[..]).min(b"l");
                 if first < last {
@@ -322,7 +325,8 @@ impl Names {
         })
     }
 
-    /// The key of a collection. One that is gone has none: a later commit has changed its head.
+    /// Returns the key of a collection, or `None` if the collection no longer exists: a later
+    /// commit has changed its head.
     fn owner(&mut self, types: DictionaryId, id: u64) -> Result<Option<Bytes>, Failure> {
         let state = TypedState { view: &self.view, strings: None, types: Some(types) };
         if let Some(key) = self.view.get(types, &owner_key(id))?

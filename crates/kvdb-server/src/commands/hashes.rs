@@ -1,5 +1,5 @@
-//! Hashes: a field is an element, and its value the value of that tuple. A command reads and writes
-//! the fields that it names, and no others.
+//! Hashes: a field is an element, and its value is the value of that tuple. A command reads and
+//! writes only the fields that it names.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,7 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// Sets fields; gives how many are new.
+/// Sets fields, and returns the number of new ones.
 fn put(s: &Session, args: Arguments<'_>, command: &str) -> Result<i64, Failure> {
     if !args.len().is_multiple_of(2) {
         return Err(wrong_arity(command));
@@ -54,8 +54,8 @@ pub fn hmset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// Replaces the value of a field, or the absence of one, by what `change` makes of it; `None`
-/// leaves it. `event` is what others hear of it.
+/// Replaces the value of a field, or its absence, by the result of `change`; `None` leaves it as it
+/// is. `event` is the name of the notification.
 fn rewrite<T>(
     s: &Session,
     key: &[u8],

@@ -1,4 +1,4 @@
-//! What the server says of its commands: `COMMAND`, and `SLOWLOG`.
+//! Information about the server's commands: `COMMAND` and `SLOWLOG`.
 
 use super::{COMMANDS, Command, find, is, unknown_subcommand};
 use crate::failure::{Failure, Outcome};
@@ -62,7 +62,7 @@ fn list(args: Arguments<'_>, out: &mut Output) -> Outcome {
     let pattern = match args.len() {
         2 => b"*",
         5 if is(args.at(2), "filterby") && is(args.at(3), "pattern") => args.at(4),
-        // Neither modules nor access lists are there to filter by.
+        // There are no modules and no access lists to filter by.
         5 if is(args.at(2), "filterby") => {
             out.array(0);
             return Ok(());
@@ -77,7 +77,8 @@ fn list(args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Name, number of arguments, flags, keys, and four lists that Redis has and that are empty here.
+/// Writes the name, number of arguments, flags, keys, and four lists of Redis that are empty in
+/// this server.
 fn describe(c: &Command, out: &mut Output) {
     out.array(10);
     out.bulk(c.name.as_bytes());
@@ -105,7 +106,7 @@ fn document(c: &Command, out: &mut Output) {
     out.bulk(b"group");
     out.bulk(if c.keys == (0, 0, 0) { b"server" } else { b"generic" });
     if !c.usage.is_empty() {
-        // As one argument: clients show it as a hint.
+        // All arguments are described as one: clients show it as a hint.
         out.bulk(b"arguments");
         out.array(1);
         out.map(3);
@@ -156,7 +157,7 @@ pub fn slowlog(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 
 pub const LATENCY_USAGE: &str = "LATEST | HISTORY event | RESET [event ...] | DOCTOR";
 
-/// There is no monitor of latencies, so it has seen nothing.
+/// There is no latency monitor, so all its lists are empty.
 pub fn latency(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, 2) if is(c, "latest") => out.array(0),

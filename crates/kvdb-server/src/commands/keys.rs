@@ -1,4 +1,4 @@
-//! Commands on keys as such, whatever they hold.
+//! Commands on keys of any type.
 
 use std::collections::HashSet;
 
@@ -89,7 +89,7 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
                 seen.set_deadline(to, &new, live.deadline(), batch);
             }
         } else if let (Some(types), Some(head)) = (seen.types, live.head) {
-            // The elements, or the pages, stay where they are, under the id.
+            // The elements or pages stay where they are, under the id.
             batch.delete(types, head_key(from));
             put_head(types, to, head, batch);
             if let Some(deadline) = head.deadline {
@@ -98,7 +98,7 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
             seen.event(Classes::NEW, "new", to);
             seen.filled(kind, to, true);
             if kind == Kind::Stream {
-                // Clients that wait in a group of it are told that it is gone.
+                // Clients that wait for the stream in a group must learn that it no longer exists.
                 seen.filled(kind, from, false);
             }
         }
@@ -110,7 +110,7 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
 
 fn put_head(types: DictionaryId, key: &[u8], head: Head, batch: &mut Batch) {
     batch.put(types, head_key(key), head.encode());
-    // Pages do not say of which key they are: whatever changes them changes the head.
+    // Pages do not name their key: each change of them also changes the head.
     if head.kind != Kind::Pages {
         batch.put(types, owner_key(head.id), Bytes::copy_from_slice(key));
     }
@@ -198,7 +198,8 @@ fn copy_collection(
         batch.put(types, copied, value);
         seen.relieve(batch, bytes)?;
     }
-    // Behind the elements, among which the owner of the original was.
+    // The head is written after the copied elements, among which was the owner tuple of the
+    // original.
     put_head(types, to, Head { id, ..head }, batch);
     Ok(())
 }
@@ -220,7 +221,7 @@ pub fn object(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         _ if !live.exists() => out.null(),
         c if is(c, "encoding") => out.bulk(encoding(&seen, args.at(2), &live)?.as_bytes()),
         c if is(c, "refcount") => out.integer(1),
-        // Nothing remembers when a key was last read.
+        // The last access of a key is not recorded.
         c if is(c, "idletime") => out.integer(0),
         _ => {
             return Err(Failure::request(
@@ -231,7 +232,8 @@ pub fn object(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// What Redis would choose, as far as the length of a collection tells.
+/// Returns the encoding that Redis would choose, as far as the length of a collection determines
+/// it.
 fn encoding(seen: &Seen<'_>, key: &[u8], live: &Live) -> Result<&'static str, Failure> {
     Ok(match (live.kind, live.count) {
         (Some(Kind::Hash), ..=128) | (Some(Kind::SortedSet), ..=128) => "listpack",
@@ -266,8 +268,8 @@ fn all_integers(seen: &Seen<'_>, start: &[u8], end: &[u8]) -> Result<bool, Failu
     Ok(true)
 }
 
-/// `MEMORY USAGE key [SAMPLES n]`: the bytes that the key takes, in the file or on the way there;
-/// of a collection and of a long string, by the tree's estimate.
+/// `MEMORY USAGE key [SAMPLES n]`: the bytes that the key takes in the file, or will take once it
+/// is flushed; for a collection or a long string this is the tree's estimate.
 pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if !is(args.at(1), "usage") || !matches!(args.len(), 3 | 5) {
         return Err(super::unknown_subcommand(args, "MEMORY"));

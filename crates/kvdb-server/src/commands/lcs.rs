@@ -6,7 +6,7 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// The table of lengths: an entry for each pair of beginnings.
+/// The table of lengths, with an entry for each pair of prefixes.
 struct Table {
     width: usize,
     lengths: Vec<u32>,
@@ -35,10 +35,10 @@ impl Table {
     }
 }
 
-/// A common match: where it begins in both, and its length.
+/// A common match: its start in both strings, and its length.
 type Match = (usize, usize, usize);
 
-/// The subsequence, and the matches that it consists of, the last one first.
+/// Returns the subsequence, and the matches that it consists of, the last one first.
 fn trace(table: &Table, a: &[u8], b: &[u8]) -> (Vec<u8>, Vec<Match>) {
     let (mut i, mut j) = (a.len(), b.len());
     let (mut common, mut matches) = (Vec::new(), Vec::<Match>::new());

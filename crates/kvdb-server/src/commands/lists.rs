@@ -1,6 +1,6 @@
-//! Lists: elements are numbered, in the order of their numbers; those at the ends get numbers
-//! beyond the ends. Where no number between the ends is free, an element's number follows from its
-//! place; else its place is found by ranks.
+//! Lists: elements have numbers and are sorted by them; an element added at an end gets a number
+//! beyond that end. If all numbers between the ends are in use, the number of an element follows
+//! from its rank; otherwise the element is found by ranks.
 
 use bytes::Bytes;
 use kvdb::Batch;
@@ -45,7 +45,7 @@ fn push_all<'k>(
     Ok(of.live.count + pushed)
 }
 
-/// Puts a list of these values under a key that the batch has removed.
+/// Stores a list of these values under a key that the batch has removed.
 pub fn put_all(
     s: &Session,
     seen: &Seen<'_>,
@@ -135,7 +135,7 @@ fn pop(s: &Session, args: Arguments<'_>, end: End, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// Takes up to so many elements from an end; `None`: there is no list.
+/// Takes up to `count` elements from an end. Returns `None` if the list does not exist.
 pub fn pop_from(
     s: &Session,
     key: &[u8],
@@ -149,7 +149,8 @@ pub fn pop_from(
     })
 }
 
-/// Takes many elements from an end; `None`: there are not so many, and none was taken.
+/// Takes many elements from an end. Returns `None`, and takes none, unless more than [`FEW`] can be
+/// taken.
 fn pop_many(
     s: &Session,
     key: &[u8],
@@ -166,7 +167,7 @@ fn pop_many(
         }
         let (mut first, mut last) = within(seen, &of)?;
         if count < len {
-            // The outermost one that stays.
+            // The outermost element that stays.
             let stays = if end == End::Left { count } else { len - 1 - count };
             let Some(stays) = key_at(s, seen, &of, stays)? else { return Ok(None) };
             set_bound(&of, end, number(&stays)?, batch);
@@ -232,7 +233,7 @@ pub fn llen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// The key of the element with this rank.
+/// Returns the key of the element with this rank.
 fn key_at(
     s: &Session,
     seen: &Seen<'_>,
@@ -249,7 +250,7 @@ fn key_at(
     place_at(s, seen, of, (&start, &end), rank)
 }
 
-/// The ranks that two numbers mean in a list of `len` elements.
+/// Returns the ranks that two indexes denote in a list of `len` elements.
 fn ranks(len: i64, from: i64, to: i64) -> Option<(i64, i64)> {
     let from = if from < 0 { from.saturating_add(len).max(0) } else { from };
     let to = if to < 0 { to.saturating_add(len) } else { to }.min(len - 1);
@@ -278,7 +279,7 @@ pub fn lrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// The key of the element at an index, which counts from the end where it is negative.
+/// Returns the key of the element at an index; a negative index counts from the end.
 fn nth(
     s: &Session,
     seen: &Seen<'_>,
@@ -289,7 +290,7 @@ fn nth(
     key_at(s, seen, of, rank)
 }
 
-/// The value of an element that is there.
+/// Returns the value of an existing element.
 fn value_at(seen: &Seen<'_>, of: &Collection, key: &[u8]) -> Result<Bytes, Failure> {
     seen.get(of.types, key)?.ok_or_else(|| {
         Failure::Corrupt(format!("collection {:x} has fewer elements than it counts", of.id))
@@ -339,7 +340,8 @@ pub fn lrem(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             let (near, far) =
                 if count < 0 { (End::Right, End::Left) } else { (End::Left, End::Right) };
             let mut removed = 0u64;
-            // What is left: the last that was met, and where the first that was not removed lies.
+            // The new bounds: the number of the last element visited that stays, and that of the
+            // last one removed before the first that stays.
             let (mut kept, mut stripped) = (None, None);
             visit(s, seen, &of, (&start, &end), count < 0, |tuple| {
                 if tuple.value_len() == value.len() && tuple.value()? == value {
@@ -384,7 +386,7 @@ pub fn ltrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
                 return Ok(());
             };
             let (start, end) = within(seen, &of)?;
-            // Two ranges, whatever they hold.
+            // Trimming costs two range tombstones, however many elements they cover.
             if let (true, Some(first)) = (from > 0, nth(s, seen, &of, from)?) {
                 set_bound(&of, End::Left, number(&first)?, batch);
                 batch.delete_range(of.types, start, first);
@@ -401,7 +403,8 @@ pub fn ltrim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// `LINSERT key BEFORE|AFTER pivot element`: the elements on the shorter side of it move by one.
+/// `LINSERT key BEFORE|AFTER pivot element`: the elements on the shorter side of the pivot move by
+/// one.
 pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let after = match args.at(2) {
         o if is(o, "before") => false,
@@ -425,7 +428,7 @@ pub fn linsert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             })?;
             let Some(rank) = found else { return Ok(-1) };
             let len = of.live.count;
-            // Each element on the shorter side takes the number of the one that is further out.
+            // Each element on the shorter side takes the number of its outer neighbour.
             let left = rank < len - rank;
             let side = if left { End::Left } else { End::Right };
             let beyond = side.beyond(outermost(s, seen, &of, side)?);
@@ -477,7 +480,8 @@ fn carry(s: &Session, args: Arguments<'_>, from: End, to: End, out: &mut Output)
     Ok(())
 }
 
-/// Takes an element from an end of a list to one of another, or of the same; `None`: there is none.
+/// Moves an element from an end of a list to an end of another list, or of the same one. Returns
+/// `None` if there is no element.
 pub fn carry_over(
     s: &Session,
     source: &[u8],
@@ -502,7 +506,7 @@ pub fn carry_over(
     })
 }
 
-/// From an end of a list to one of the same.
+/// Moves an element from an end of a list to an end of the same list.
 fn rotate(
     s: &Session,
     seen: &Seen<'_>,

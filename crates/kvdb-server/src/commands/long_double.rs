@@ -1,16 +1,16 @@
-//! Numbers as `INCRBYFLOAT` counts with them: those of 64 bits of mantissa, which Redis uses on
-//! most machines (`long double`), so that both give the same sums. Nothing is rounded but once, to
-//! the nearest such number and of two to the even one, where C does so.
+//! The arithmetic of `INCRBYFLOAT`: numbers with 64 bits of mantissa, which Redis uses on most
+//! machines (`long double`), so that both compute the same sums. Each operation rounds once, to the
+//! nearest number and in a tie to the even one, where C does so.
 
-/// Longest text that is a number.
+/// Longest text of a number, bytes.
 const LONGEST: usize = 5 * 1024 - 1;
 /// Exponents of the lowest bit: of the largest numbers, and of the smallest.
 const MOST: i32 = 16384 - 64;
 const LEAST: i32 = -16382 - 63;
-/// Decimals that are shown.
+/// Decimals in the output.
 const DECIMALS: u32 = 17;
 
-/// `mantissa` times two to the power of `exponent`, or infinity.
+/// `mantissa` times 2 to the power of `exponent`, or infinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LongDouble {
     negative: bool,
@@ -19,7 +19,7 @@ pub struct LongDouble {
     exponent: i32,
 }
 
-/// A whole number of any size, in digits of 32 bits, the lowest first.
+/// An arbitrarily large integer, as digits of 32 bits, the lowest first.
 #[derive(Clone, Debug)]
 struct Whole(Vec<u32>);
 
@@ -84,7 +84,7 @@ impl Whole {
             self.0.pop();
         }
     }
-    /// As digits of ten.
+    /// Returns the number in decimal digits.
     fn text(mut self) -> String {
         let mut pieces = Vec::new();
         while !self.0.is_empty() {
@@ -118,10 +118,10 @@ impl LongDouble {
         self.infinite
     }
 
-    /// The number nearest to `whole` times two to the power of `exponent`; `more`: to a little more
-    /// than that.
+    /// Returns the number nearest to `whole` times 2 to the power of `exponent`; with `more`,
+    /// nearest to a slightly larger value.
     fn nearest(negative: bool, whole: &Whole, exponent: i32, more: bool) -> LongDouble {
-        // So many of the lowest bits are dropped.
+        // The number of low bits to drop.
         let drop = (whole.bits() as i32 - 64).max(LEAST - exponent).max(0) as u32;
         let mut mantissa = 0u128;
         for at in (drop..whole.bits().max(drop)).rev() {
@@ -139,7 +139,7 @@ impl LongDouble {
             mantissa >>= 1;
             exponent += 1;
         }
-        // In the form in which there is one of each number.
+        // Normalized, so that each number has one representation.
         let up = (mantissa as u64).leading_zeros().min((exponent - LEAST).max(0) as u32);
         let (mantissa, exponent) = ((mantissa as u64) << up, exponent - up as i32);
         if exponent > MOST {
@@ -148,7 +148,7 @@ impl LongDouble {
         LongDouble { negative, infinite: false, mantissa, exponent }
     }
 
-    /// The nearest double.
+    /// Returns the nearest double.
     pub fn double(self) -> f64 {
         let half = self.exponent / 2;
         let double = self.mantissa as f64 * 2f64.powi(half) * 2f64.powi(self.exponent - half);
@@ -156,8 +156,9 @@ impl LongDouble {
         if self.negative { -double } else { double }
     }
 
-    /// Reads what C's `strtold` reads, as a whole: decimal or hexadecimal, or a name of infinity.
-    /// `None`: it is none, or a number that is too large, or so small that nothing is left of it.
+    /// Parses the whole text in the formats of C's `strtold`: decimal or hexadecimal, or a name of
+    /// infinity. Returns `None` if it is not a number, or if the number is too large, or so small
+    /// that it underflows to zero.
     pub fn parse(text: &[u8]) -> Option<LongDouble> {
         if text.len() > LONGEST {
             return None;
@@ -202,7 +203,7 @@ impl LongDouble {
             let exponent = (exponent - 4 * behind_point).clamp(-60_000, 60_000);
             LongDouble::nearest(negative, &whole, exponent as i32, false)
         } else {
-            // Beyond these it is too large or too small with any number of digits.
+            // Beyond these powers the number overflows or underflows with any number of digits.
             let power = (exponent - behind_point).clamp(-20_000, 20_000) as i32;
             LongDouble::times_ten_to(negative, whole, power)
         };
@@ -216,7 +217,7 @@ impl LongDouble {
         }
         let mut divisor = Whole::of(1);
         divisor.times_ten_to(power.unsigned_abs());
-        // The quotient has 66 bits or 67, and what remains says whether it is exact.
+        // The quotient has 66 or 67 bits, and the remainder tells whether it is exact.
         let up = (divisor.bits() + 66).saturating_sub(whole.bits());
         whole.shift_left(up);
         let down = whole.bits() - divisor.bits();
@@ -233,7 +234,7 @@ impl LongDouble {
         LongDouble::nearest(negative, &quotient, -(up as i32), !whole.0.is_empty())
     }
 
-    /// The sum; `None` where it is not a finite number.
+    /// Returns the sum, or `None` if it is not a finite number.
     pub fn plus(self, other: LongDouble) -> Option<LongDouble> {
         if self.infinite || other.infinite {
             return None;
@@ -246,7 +247,7 @@ impl LongDouble {
             a.shift_left(apart);
             (Whole::of(small.mantissa.into()), small.exponent, false)
         } else {
-            // It counts only as something that is there.
+            // The small number affects the result only by being non-zero.
             a.shift_left(200);
             (Whole::of(u128::from(small.mantissa != 0)), large.exponent - 200, false)
         };
@@ -268,7 +269,7 @@ impl LongDouble {
         (!sum.infinite).then_some(sum)
     }
 
-    /// With up to 17 decimals, and no zeros at their end.
+    /// Formats the number with up to 17 decimals, without trailing zeros.
     pub fn text(self) -> String {
         let mut whole = Whole::of(self.mantissa.into());
         let (whole, fraction) = if self.exponent >= 0 {
@@ -406,7 +407,7 @@ mod tests {
                 continue;
             }
             let read = LongDouble::parse(format!("{double:e}").as_bytes()).expect("a number");
-            // Of 64 bits, the nearest double is the same one.
+            // With 64 bits of mantissa, the nearest double is the original one.
             let shown = read.double();
             assert!((shown / double - 1.0).abs() < 1e-15, "{double:e} {shown:e}");
         }

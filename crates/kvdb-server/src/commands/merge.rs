@@ -1,6 +1,6 @@
-//! `TXN MERGE`: what a clone has changed, in a transaction of the branch that it was made of, or
-//! the other way round; or what a fork has, in one of the store that it was made of. `TXN REBASE`:
-//! what a transaction has changed, in one that begins now.
+//! Merging and rebasing. `TXN MERGE` merges the changes of a clone in a transaction of the branch
+//! that the clone was made from, or vice versa; or the changes of a fork in a transaction of its
+//! original store. `TXN REBASE` repeats the changes of a transaction in one that begins now.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,15 +21,16 @@ use crate::session::Session;
 use crate::transactions::{Conflicting, Merge, Merging, Preferred, Rebased};
 
 /// `TXN MERGE clone [REBASE | INTO branch | FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path]
-/// ... [ATTACHED]`: begins a transaction that merges the clone into the branch that it was made of
-/// when it commits. Its number, the clone that it commits to and the one whose changes these are
-/// (empty: the store itself), and the conflicts: of each its path or key, `path` or `key`, what
-/// each side has done, and by which commit on the other side (number, label, seconds since 1970, or
-/// null). With conflicts the transaction is of no use but to look at. `REBASE`: the other way
-/// round. `DRY`: it is not going to be committed. `INTO`: not into what the clone was made of but
-/// into that branch (empty: the main one), with which it shares a state. `FORK`: not a clone but a
-/// fork of this store, at an address or in a file of this machine, which is called `clone`; a
-/// client of the network may not have files opened.
+/// ... [ATTACHED]` begins a transaction that merges the clone into the branch that it was made from
+/// when it commits. It replies with the transaction's number, the clone that it commits to and the
+/// one whose changes are merged (empty for the store itself), and the conflicts. Each conflict has
+/// its path or key, `path` or `key`, the change on each side, and the commit that made it on the
+/// other side (number, label, seconds since 1970, or null). A transaction with conflicts can be
+/// read, but not committed. `REBASE` merges in the opposite direction. `DRY` means that the merge
+/// is not going to be committed. `INTO` merges into the given branch (empty for the main one),
+/// which must share a state with the clone, instead of the branch that the clone was made from.
+/// `FORK` merges a fork of this store, at an address or in a file on this machine, under the name
+/// `clone`; a client on the network may not open files.
 pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let clone = snapshot::name(args.get(2).ok_or(Failure::SYNTAX)?)?.to_owned();
     let mut merge = Merge { clone, ..Merge::default() };
@@ -97,17 +98,18 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     out.integer(id.0 as i64);
     out.bulk(into.as_bytes());
     out.bulk(from.as_bytes());
-    // Who did it on the other side than the clone's.
+    // The authors are searched on the side opposite to the clone's.
     let branch = if merge.rebase { &from } else { &into };
     let since = since.map(|since| (branch.as_str(), since, merge.options.label.as_str()));
     list(s, since, &conflicts, out);
     Ok(())
 }
 
-/// `TXN REBASE id [OURS path] [THEIRS path] [BOTH path] ... [ATTACHED]`: ends a transaction and
-/// begins another one as it was begun, with what it has changed, in the state that there is now.
-/// The number of that one, and no conflicts; or null and the conflicts, as of a merge, and the
-/// transaction is as it was. A connection that is in it is in the other one then.
+/// `TXN REBASE id [OURS path] [THEIRS path] [BOTH path] ... [ATTACHED]` ends a transaction and
+/// begins another one with the same options and the same changes, based on the current state. It
+/// replies with the number of the new transaction and no conflicts; or with null and the conflicts,
+/// in the format of a merge, and the transaction stays as it was. A connection in the old
+/// transaction joins the new one.
 pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let old = named(s, args, 2)?;
     let (mut choices, mut attached) = (Vec::new(), false);
@@ -120,7 +122,7 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     }
     let id = old.id();
     let (view, meet) = (old.view()?, RefCell::new(Ok(Vec::new())));
-    // The transaction, or others, may have removed what says which key it is.
+    // The transaction, or others, may have removed the owner tuple that names the key.
     let states = [view.clone(), view.beneath(), s.db().view()];
     let owner = |types: &str, tuple: &Bytes| {
         let types = s.db().dictionary_in(old.branch(), types)?;
@@ -159,7 +161,7 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// What the server knows of a transaction is known of the one that it has become.
+/// Transfers the server's state of a transaction to the one that replaces it.
 fn take_over(s: &mut Session, old: TransactionId, new: TransactionId, attached: bool) -> Outcome {
     let states = &s.shared.transaction_states;
     if let Some(effects) = states.end(old).and_then(|state| state.effects.lock().take())
@@ -176,12 +178,12 @@ fn take_over(s: &mut Session, old: TransactionId, new: TransactionId, attached: 
     if joined {
         enter(s, s.db().transaction(new)?);
     }
-    // A connection that waits in the old one must see that it has ended.
+    // A connection that waits in the old transaction must notice that it has ended.
     s.shared.waiters.wake_all();
     Ok(())
 }
 
-/// Whose version counts at a path.
+/// Parses the preferred version at a path.
 fn choice(whose: &[u8], path: Option<&[u8]>) -> Result<(Vec<u8>, Preferred), Failure> {
     let preferred = match whose {
         o if is(o, "ours") => Preferred::Ours,
@@ -192,8 +194,9 @@ fn choice(whose: &[u8], path: Option<&[u8]>) -> Result<(Vec<u8>, Preferred), Fai
     Ok((path.ok_or(Failure::SYNTAX)?.to_vec(), preferred))
 }
 
-/// `since`: the branch whose commits are looked at, from the newest one on that both sides have, as
-/// far as that is known; and a label that does not count.
+/// Writes the conflicts. `since` is the branch whose commits are searched for authors, the number
+/// of the newest commit that both sides have, and a label that does not count. It is `None` if that
+/// commit is not known.
 fn list(
     s: &Session,
     since: Option<(&str, u64, &str)>,
@@ -216,7 +219,8 @@ fn list(
     }
 }
 
-/// Begins a merge. Tuples of collections are settled, and named, by the key that they belong to.
+/// Begins a merge. Tuples of collections are settled, and named in conflicts, by the key that they
+/// belong to.
 fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
     let parent = match (&merge.fork, &merge.into) {
         (Some(_), _) => String::new(),
@@ -224,7 +228,7 @@ fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
         (None, None) => s.db().lineage(&merge.clone)?.parent,
     };
     let now = s.db().view();
-    // One of the two may have removed what says which key it is.
+    // One of the two sides may have removed the owner tuple that names the key.
     let owner = |types: &str, tuple: &Bytes| {
         let types = [&merge.clone, &parent].map(|branch| s.db().dictionary_in(branch, types));
         types.into_iter().flatten().find_map(|types| owner_in(&now, types, tuple))
@@ -237,20 +241,20 @@ fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
     Ok(merging)
 }
 
-/// The key of the collection that an element belongs to, as a state has it.
+/// Returns the key of the collection that an element belongs to, according to a state.
 fn owner_in(state: &View, types: DictionaryId, tuple: &Bytes) -> Option<Bytes> {
     let (id, ..) = parse_element(tuple)?;
     state.get(types, &owner_key(id)).ok().flatten()
 }
 
-/// Settles and names the tuples of collections.
+/// The settlement of conflicting tuples of collections, and their names.
 struct Keys<'a, F> {
     choices: &'a [(Vec<u8>, Preferred)],
-    /// The choice for the version that comes into the transaction.
+    /// The choice that stands for the version that is merged into the transaction.
     taken: Preferred,
-    /// The key that a tuple of a dictionary of types belongs to.
+    /// Returns the key that a tuple of a types dictionary belongs to.
     owner: F,
-    /// What is shown of a tuple in conflict.
+    /// The name that is shown for each conflicting tuple.
     named: RefCell<HashMap<Vec<u8>, Vec<u8>>>,
 }
 
@@ -261,7 +265,7 @@ impl<F: Fn(&str, &Bytes) -> Option<Bytes>> Keys<'_, F> {
             && clash.changed.is_some()
             && clash.here.is_some()
         {
-            // How many elements there are follows from which there are.
+            // The count of a collection is computed from its elements afterwards.
             return Settled::Left;
         }
         let tuple = Bytes::copy_from_slice(clash.key);
@@ -279,7 +283,7 @@ impl<F: Fn(&str, &Bytes) -> Option<Bytes>> Keys<'_, F> {
         }
     }
 
-    /// Names conflicts as they are shown, each once.
+    /// Replaces the names of conflicts by those that are shown, each once.
     fn name(&self, conflicts: &mut Vec<Conflicting>) {
         let named = self.named.borrow();
         for conflict in &mut *conflicts {
@@ -292,8 +296,8 @@ impl<F: Fn(&str, &Bytes) -> Option<Bytes>> Keys<'_, F> {
     }
 }
 
-/// Both sides have added elements to collections and removed some: their numbers are what there
-/// was and what is added.
+/// Corrects the counts of collections in which both sides have added and removed elements: a count
+/// is the one before plus the elements added, minus those removed.
 fn mend_counts(s: &Session, transaction: &Transaction) -> Outcome {
     let view = transaction.view()?;
     let before = view.beneath();
@@ -306,7 +310,7 @@ fn mend_counts(s: &Session, transaction: &Transaction) -> Outcome {
             let (key, by) = match change?.1 {
                 Changed::Put { key, .. } | Changed::Update { key, .. } => (key, 1),
                 Changed::Delete { key } => (key, -1),
-                // All of the dictionary.
+                // The deletion of a whole dictionary.
                 Changed::DeleteRange { .. } => continue,
             };
             if let Some((id, 1, _)) = parse_element(&key) {
@@ -331,7 +335,7 @@ fn mend_counts(s: &Session, transaction: &Transaction) -> Outcome {
     Ok(())
 }
 
-/// Keys that would be a string and something else at once.
+/// Returns the keys that would be a string and another type at once.
 fn kinds_that_meet(s: &Session, transaction: &Transaction) -> Result<Vec<Conflicting>, Failure> {
     let all = Place::of(transaction).all(s.db());
     let named = |(dict, key): (kvdb::DictionaryId, Bytes)| {

@@ -1,17 +1,17 @@
-//! `MULTI`, `EXEC`, `DISCARD`, `WATCH`, `UNWATCH`, as Redis has them.
+//! `MULTI`, `EXEC`, `DISCARD`, `WATCH`, `UNWATCH`, as in Redis.
 //!
-//! Commands between `MULTI` and `EXEC` are gathered, and run by `EXEC` in one transaction of the
-//! store, so that they are seen by others, and survive a crash, together or not at all. `EXEC`
-//! holds the locks of what they touch, so other clients do not come between; a transaction that
-//! commits in between is a conflict, upon which they are run again. In a joined transaction they
-//! are run on a nested batch of it, which is made when all of them were run. As in Redis, a command
-//! that fails does not keep the others from being done; but when the store fails (a lock is not to
-//! be had, there is no room), none is, and `EXEC` itself is the error.
+//! Commands between `MULTI` and `EXEC` are queued, and `EXEC` runs them in one transaction of the
+//! store, so that they become visible, and survive a crash, all or none. `EXEC` holds the locks of
+//! the keys that they touch, so that other clients do not interfere; a transaction that commits in
+//! between is a conflict, after which the commands are run again. In a joined transaction they run
+//! on a nested batch of it, which is applied after all of them have run. As in Redis, a command
+//! that fails does not keep the others from taking effect; but if the store fails (a lock cannot be
+//! obtained, there is no room), none takes effect, and `EXEC` itself returns the error.
 //!
 //! `WATCH` begins a transaction whose commit would depend on the watched keys, and which never
-//! commits. That of `EXEC` depends on it: so the store looks whether a watched key was changed at
-//! the very moment at which it commits, and nothing can come between. What the commands read is a
-//! part of what that commit depends on as well; `EXEC` is as if it ran alone.
+//! commits. The transaction of `EXEC` depends on it: so the store checks at the very moment of the
+//! commit whether a watched key was changed, which leaves no window for a race. The reads of the
+//! commands are dependencies of that commit as well: `EXEC` is serializable.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -47,7 +47,7 @@ pub fn discard(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Puts a command off until `EXEC`.
+/// Queues a command for `EXEC`.
 pub fn queue(s: &mut Session, command: &Command, args: Arguments<'_>) -> Outcome {
     if command.in_multi == InMulti::Refused {
         return Err(Failure::request(format!(
@@ -94,7 +94,8 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             Watch { dictionary, space, keys, expires, state: Watched::Joined(before) }
         }
         None => {
-            // What has expired before is not there, and its removal no change.
+            // Expired keys do not exist, and their removal is not a change. So they are removed
+            // first.
             let purge = |seen: &Seen<'_>, batch: &mut Batch| {
                 for key in args.from(1) {
                     let live = seen.live(key)?;
@@ -120,7 +121,7 @@ pub fn watch(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
                     watch.read_conflict_key(space.strings, key)?;
                     let live = seen.live(key)?;
                     expires = [expires, live.deadline()].into_iter().flatten().min();
-                    // Every change of a string changes the string's tuple, or its head.
+                    // Every change of a string changes its tuple, or its head.
                     if let (Some(types), Some(head)) = (space.types, live.head)
                         && head.kind != Kind::Pages
                         && let Some((start, end)) = head.beneath()
@@ -150,7 +151,7 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
         return Err(Failure::coded("EXECABORT Transaction discarded because of previous errors."));
     }
     if queue.requests.iter().any(|request| eval::is_script(request.arguments())) {
-        // Before any lock: those who have all workers may wait for it.
+        // Taken before any lock: the connections that use the other workers may wait for that lock.
         match s.shared.scripts.slot() {
             Err(failure) if failure.is_of_the_store() => return Err(failure),
             slot => s.script_slot = slot.ok(),
@@ -165,17 +166,17 @@ pub fn exec(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     })
 }
 
-/// What is locked against other commands at the first try.
+/// The locks that are taken in the first attempt.
 #[derive(Clone, Copy)]
 pub enum Locks<'a> {
-    /// What these commands touch.
+    /// The keys that these commands touch.
     Queue(&'a Queue),
     /// These keys.
     Keys(&'a [&'a [u8]]),
 }
 
-/// Has `work` done in one transaction of the store, if what is watched has not changed, and again
-/// where others have come between. When it fails, nothing has happened.
+/// Runs `work` in one transaction of the store, unless a watched key has changed, and retries it
+/// after conflicts. If it fails, nothing has happened.
 pub fn atomically(
     s: &mut Session,
     watches: &[(Watch, Counted)],
@@ -192,16 +193,16 @@ pub fn atomically(
         outcome = attempt(s, watches, locks, tried, out, &mut work);
         (s.executing, s.stopped, s.exec_time) = (None, None, None);
         s.all_locked = false;
-        // Effects without a commit do not happen.
+        // Effects without a commit are dropped.
         drop(s.effects.take());
         if outcome.is_ok() {
             break;
         }
-        // Nothing has happened: not to the connection either.
+        // Nothing has happened, so the connection is reset as well.
         out.rewind(position);
         (s.dictionary, s.durable, s.name, out.resp3) =
             (dictionary.clone(), durable, name.clone(), resp3);
-        // In a joined transaction trying again is up to who began it.
+        // In a joined transaction the retry is up to the client that began it.
         if s.joined.is_some() || !matches!(outcome, Err(Failure::Conflict(_))) {
             break;
         }
@@ -221,10 +222,10 @@ fn attempt(
     let (shared, state) = (s.shared.clone(), s.joined.as_ref().map(|(_, state)| state.clone()));
     s.exec_time = Some(s.clock());
     let held = match (&state, locks) {
-        // Others in the transaction wait. It may be for long, if one of these commands waits for a
-        // lock.
+        // Other connections in the transaction wait, possibly for long if one of these commands
+        // waits for a lock.
         (Some(state), _) => state.locks.all(),
-        // What the commands read need not be locked; where others keep changing it, it is.
+        // Keys that are only read need not be locked at first; in a retry all keys are locked.
         (None, _) if tried > 0 => shared.locks.all(),
         (None, Locks::Queue(queue)) => hold(s, &shared, queue)?,
         (None, Locks::Keys(keys)) => match s.existing()? {
@@ -262,10 +263,10 @@ fn attempt(
     });
     work(s, out)?;
     if out.is_broken() {
-        // The client is gone, so nothing is committed.
+        // The client has disconnected, so nothing is committed.
         return Ok(());
     }
-    // Still under the locks, so that the events of a key have the order of its commits.
+    // Still under the locks, so that the events of a key are in the order of its commits.
     let _held = match s.executing.take() {
         Some(Executing::Joined(nested)) => {
             nested.into_inner().finish()?;
@@ -277,8 +278,9 @@ fn attempt(
     Ok(())
 }
 
-/// Commits what was done under these locks, and gives them back. Where a transaction is waited for
-/// they are let go of; all of them are locked then, since what else was done is not done again.
+/// Commits the changes that were made under these locks, and returns the locks. They are released
+/// while the commit waits for a transaction. Afterwards all keys are locked, since the rest of the
+/// work is not done again.
 fn commit<'a>(
     shared: &'a Shared,
     transaction: &Transaction,
@@ -318,14 +320,14 @@ fn run(s: &mut Session, queue: &Queue, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// The locks of what the commands touch, as far as that can be seen beforehand; all of them where
-/// it cannot.
+/// Takes the locks of the keys that the commands touch, as far as these are known beforehand;
+/// otherwise takes all.
 fn hold<'a>(s: &mut Session, shared: &'a Shared, queue: &Queue) -> Result<Held<'a>, Failure> {
     let mut keys: Vec<&[u8]> = Vec::new();
     let mut writes = false;
     let tuple = shared.limits.tuple;
     if queue.requests.iter().any(|request| super::may_need_types(request.arguments(), tuple)) {
-        // It cannot be made under some of the locks.
+        // The types dictionary cannot be created under some of the locks.
         s.typed()?;
     }
     for request in &queue.requests {

@@ -34,14 +34,15 @@ pub fn decrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
     s.check_key(key)?;
     let space = s.writable()?;
-    // Two transactions that add to one key both commit. `EXEC` gives answers that must hold.
+    // Two transactions that add to one key both commit. `EXEC` returns sums that must still hold
+    // when it commits.
     let commutes = s.is_joined();
     let change = |seen: &Seen<'_>, batch: &mut Batch| {
         let (live, value) = seen.number(key, Failure::NOT_AN_INTEGER)?;
         let old = value.as_deref().map_or(Some(0), integer).ok_or(Failure::NOT_AN_INTEGER)?;
         let sum =
             old.checked_add(by).ok_or(Failure::request("increment or decrement would overflow"))?;
-        // What has expired is still there: it must be put, not added to.
+        // An expired key still has a tuple: it must be replaced, not added to.
         match commutes && (live.exists() || live.head.is_none()) {
             true => batch.update(space.strings, Bytes::copy_from_slice(key), Update::add(by)),
             false => seen.change_string(key, &live, sum.to_string(), batch),

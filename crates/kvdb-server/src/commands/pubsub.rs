@@ -1,4 +1,4 @@
-//! Channels: `SUBSCRIBE` and those like it, `PUBLISH`, and what `PUBSUB` tells of them.
+//! Channels: `SUBSCRIBE` and its variants, `PUBLISH`, and `PUBSUB`.
 
 use bytes::Bytes;
 
@@ -31,13 +31,14 @@ pub fn sunsubscribe(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> O
     end(s, args, (By::Shard, "sunsubscribe"), out)
 }
 
-/// Says of one name that it was subscribed to, or is not any more, and how many there are now.
+/// Confirms that a name was subscribed to, or unsubscribed from, with the number of current
+/// subscriptions.
 fn confirm(s: &Session, (by, word): (By, &str), name: Option<&[u8]>, out: &mut Output) {
     let (all, shards) = (s.subscriptions.count(), s.subscriptions.shards.len());
     out.push(3);
     out.bulk(word.as_bytes());
     out.value(name);
-    // Those of the shard are counted apart.
+    // Subscriptions to shard channels are counted separately.
     out.integer(if by == By::Shard { shards } else { all - shards } as i64);
     out.send_if_large();
 }
@@ -51,7 +52,7 @@ fn begin(
     for name in args.from(1) {
         match s.subscribe(by, name) {
             Ok(()) => confirm(s, (by, word), Some(name), out),
-            // Those before it have been confirmed.
+            // The names before it have been confirmed.
             Err(failure) => out.error(&failure.to_string()),
         }
     }
@@ -65,7 +66,7 @@ fn end(s: &mut Session, args: Arguments<'_>, (by, word): (By, &str), out: &mut O
     };
     for name in &names {
         s.unsubscribe(by, name);
-        // What came before the end comes before it is confirmed.
+        // Messages that arrived before the end of the subscription precede its confirmation.
         s.deliver(out);
         confirm(s, (by, word), Some(name), out);
     }
@@ -75,13 +76,13 @@ fn end(s: &mut Session, args: Arguments<'_>, (by, word): (By, &str), out: &mut O
     Ok(())
 }
 
-/// `PUBLISH channel message`: gives how many receive it. In a transaction it is sent with the
-/// commit, and the number is that of the subscribers there are now.
+/// `PUBLISH channel message`: replies with the number of receivers. In a transaction the message is
+/// sent at the commit, and the number is that of the current subscribers.
 pub fn publish(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     send(s, args, To::Channel, out)
 }
 
-/// `SPUBLISH channel message`: to those who have named it in `SSUBSCRIBE`.
+/// `SPUBLISH channel message`: publishes to the clients that have subscribed by `SSUBSCRIBE`.
 pub fn spublish(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     send(s, args, To::Shard, out)
 }

@@ -1,7 +1,7 @@
-//! What an ordered store can do and Redis cannot: reading and deleting ranges of keys.
+//! Commands of an ordered store that Redis lacks: reading and deleting ranges of keys.
 //!
-//! A range is `[start, end)`: the end is not in it. An empty bound, `-` as the start and `+` as
-//! the end mean that there is none; with `EXACT` only an empty one does, so that programs can name
+//! A range is `[start, end)`: it excludes its end. An empty bound, `-` as the start and `+` as the
+//! end mean that there is no bound; with `EXACT` only an empty one does, so that programs can name
 //! any key.
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ use crate::session::seen::Seen;
 use crate::session::{Executing, Session, retry_on_conflict};
 use crate::walk::{KeyRange, answer};
 
-/// The bounds in the first two arguments; empty: none.
+/// Returns the bounds in the first two arguments; an empty one means no bound.
 pub fn bounds<'a>(args: Arguments<'a>, exact: bool) -> (&'a [u8], &'a [u8]) {
     match (args.at(1), args.at(2)) {
         (start, end) if exact => (start, end),
@@ -76,7 +76,7 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             match &item.pages {
                 None => out.bulk(&value),
                 Some(head) => {
-                    // One that is too long for a reply is an error in its place.
+                    // A string that is too long for a reply is replaced by an error.
                     if let Err(failure) = reply_with_part(seen, head, 0..head.len, out) {
                         out.error(&failure.to_string());
                     }
@@ -92,7 +92,7 @@ pub fn range(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     }
 }
 
-/// `COUNT start end [EXACT]`: how many strings there are.
+/// `COUNT start end [EXACT]`: the number of strings.
 pub fn count(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let exact = args.get(3).is_some_and(|o| is(o, "exact"));
     if args.len() > 4 || (args.len() == 4 && !exact) {
@@ -106,8 +106,8 @@ pub fn count(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// `DELRANGE start end [EXACT]`. Costs one range tombstone whatever strings it covers, and one for
-/// each collection and each string in pages; so it does not say how many keys there were.
+/// `DELRANGE start end [EXACT]` costs one range tombstone, however many strings it covers, and one
+/// for each collection and each string in pages. So it does not reply with the number of keys.
 pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let exact = args.get(3).is_some_and(|o| is(o, "exact"));
     if args.len() > 4 || (args.len() == 4 && !exact) {
@@ -119,7 +119,7 @@ pub fn delrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     Ok(())
 }
 
-/// `DELPREFIX prefix`: every key that begins with it, as `DELRANGE` does.
+/// `DELPREFIX prefix`: deletes every key that begins with the prefix, like `DELRANGE`.
 pub fn delprefix(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let end = glob::prefix_end(args.at(1));
     empty_range(s, args.at(1), &end)?;
@@ -138,12 +138,12 @@ fn empty_range(s: &mut Session, start: &[u8], end: &[u8]) -> Outcome {
     })
 }
 
-/// Events of dictionaries, by their names.
+/// Events of dictionaries, by name.
 type Events = Vec<(String, Vec<Effect>)>;
 
-/// Commits what `fill` puts into a batch, under the locks of all keys, as if nothing came between
-/// its reads and the commit. Transactions and scripts hold no locks when they commit: where one
-/// does in between, and what was read is not so any more, it is filled again. Then it is told of.
+/// Commits the batch that `fill` makes, under the locks of all keys, atomically with its reads.
+/// Transactions and scripts hold no locks when they commit: if one of them commits in between and
+/// invalidates a read, the batch is made again. The events are published after the commit.
 fn delete_atomically(
     s: &mut Session,
     fill: impl Fn(&Session, &mut Batch, &mut Events) -> Outcome,
@@ -167,7 +167,7 @@ fn delete_atomically(
     let shared = s.shared.clone();
     keeping_clear(&shared.stopping, || {
         let _held = shared.locks.all();
-        // What is deleted is deleted whatever it was; only what was read must be so still.
+        // The deletions do not depend on the deleted values; only the reads must still be valid.
         retry_on_conflict(&shared.db, false, |own, batch| {
             events.clear();
             s.executing = Some(Executing::Own(own.clone()));
@@ -176,15 +176,15 @@ fn delete_atomically(
             filled
         })?;
         settle(s, std::mem::take(&mut events));
-        // Streams that are waited for may be gone.
+        // Streams on which clients wait may have been deleted.
         shared.waiters.wake_all();
         Ok(())
     })
 }
 
-/// The events of the keys of `[start, end)`, which are going to be deleted: one for each, or one
-/// `delrange` of all, where there are too many, or where the commit will take more keys than there
-/// are now. `None`: there is no key, or nothing wants events.
+/// Returns the events of the keys in `[start, end)`, which are going to be deleted: one for each
+/// key, or one `delrange` for all if there are too many, or if the commit may delete keys that do
+/// not exist yet. Returns `None` if there is no key, or if no events are wanted.
 fn events_of(
     s: &Session,
     space: Keyspace,
@@ -201,7 +201,7 @@ fn events_of(
         Ok(Some(vec![Effect::Range { event, start, end }]))
     };
     if s.inside().is_some_and(|transaction| s.is_joined() && !transaction.checks_conflicts()) {
-        // What others put there until then goes as well.
+        // Keys that others put into the range before the commit are deleted as well.
         return of_range();
     }
     let seen = Seen::by(s, Some(space))?;
@@ -211,7 +211,7 @@ fn events_of(
         Some(types) => seen.cursor(types, &head_key(start), &heads_end)?,
         None => None,
     };
-    // By key, whether it has expired and only waits to be removed.
+    // The keys found; the value tells whether the key has expired and only waits to be removed.
     let mut met: BTreeMap<Bytes, bool> = BTreeMap::new();
     for (mut cursor, of_heads) in [(strings, false), (heads, true)] {
         while let Some(tuple) = cursor.as_mut().map(|cursor| cursor.next()).transpose()?.flatten() {
@@ -235,10 +235,10 @@ fn events_of(
     Ok((!met.is_empty()).then(|| met.into_iter().map(event).collect()))
 }
 
-/// Collections and long strings that one command may delete with a range of keys.
+/// Limit on the collections and long strings that one command may delete with a range of keys.
 const MOST_COLLECTIONS: usize = 1 << 16;
 
-/// Adds the deletion of what stands beside the keys of `[start, end)`.
+/// Adds the deletion of the data in the types dictionary that belongs to the keys in this range.
 fn delete_types(
     s: &Session,
     space: Keyspace,
@@ -266,7 +266,7 @@ fn delete_types(
         if heads.is_multiple_of(256) {
             s.check_stopping()?;
         }
-        // What else a head says is found out of date by the sweeper.
+        // The sweeper recognizes a stale deadline of the head.
         let Some(head) = Head::decode(&tuple.value()?) else { continue };
         let Some((first, last)) = head.beneath() else { continue };
         collections += 1;
@@ -283,8 +283,8 @@ fn delete_types(
     Ok(())
 }
 
-/// `ESTIMATE start end [EXACT]`: about how many keys and bytes, each with the most by which it may
-/// be off; no tuple is read.
+/// `ESTIMATE start end [EXACT]`: estimates the number of keys and of bytes, each with its maximal
+/// error, without reading a tuple.
 pub fn estimate(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let exact = args.get(3).is_some_and(|o| is(o, "exact"));
     if args.len() > 4 || (args.len() == 4 && !exact) {
@@ -305,8 +305,8 @@ pub fn estimate(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     Ok(())
 }
 
-/// Adds the deletion of `[start, end)` to `batch`; `end` empty: up to the last key, which is looked
-/// up. That there is none behind it is what the deletion depends on.
+/// Adds the deletion of `[start, end)` to `batch`. With an empty `end`, it deletes up to the last
+/// key, which is looked up; the commit then depends on the fact that no key follows it.
 fn delete(s: &Session, dict: DictionaryId, start: &[u8], end: &[u8], batch: &mut Batch) -> Outcome {
     if !end.is_empty() {
         if start < end {
@@ -344,7 +344,7 @@ pub fn flushdb(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// Empties every dictionary of the user's; the file system's are none of them.
+/// Empties every dictionary of the user, and none of the file system's.
 pub fn flushall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     flush_mode(args)?;
     delete_atomically(s, |s, batch, events| {
@@ -362,7 +362,7 @@ pub fn flushall(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     Ok(())
 }
 
-/// `ASYNC` and `SYNC` are both fine: emptying costs the same constant either way.
+/// `ASYNC` and `SYNC` are both accepted: emptying costs the same constant time either way.
 fn flush_mode(args: Arguments<'_>) -> Outcome {
     match args.get(1) {
         None => Ok(()),

@@ -1,5 +1,5 @@
-//! `TXN REVERT KEY`: a key becomes in the transaction what it is beneath it, whatever it was and
-//! is: with its elements or pages and its deadline, by reference.
+//! `TXN REVERT KEY`: restores a key in the transaction to its state beneath the transaction,
+//! whatever its types before and after: with its elements or pages and its deadline, by reference.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::request::Arguments;
 use crate::review::TypedState;
 use crate::session::Session;
 
-/// Tuples that one batch takes.
+/// Tuples in one batch.
 const STEP: usize = 1024;
 
 pub fn revert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -38,8 +38,8 @@ pub fn revert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         let key = Bytes::copy_from_slice(key);
         let filled = |kind| Effect::Filled { kind, key: key.clone(), new: true };
         let mut effects = [Kind::List, Kind::SortedSet, Kind::Stream].map(filled).to_vec();
-        // The commit may give the key back what others have changed, and what was done to it before
-        // in this transaction is told of as well.
+        // The commit may restore the key over changes by others, and the transaction's earlier
+        // changes of the key have events as well. So the revert needs an event of its own.
         if s.notes(Classes::GENERIC) {
             let event = Event { class: Classes::GENERIC, name: "revert" };
             effects.push(Effect::Event { event, key });
@@ -50,7 +50,7 @@ pub fn revert(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// A serializable transaction locks what is read and written here before it looks.
+/// In a serializable transaction, locks all tuples that are read and written, before they are read.
 fn lock(s: &Session, transaction: &Transaction, space: Keyspace, key: &[u8]) -> Outcome {
     let Some(types) = space.types else { return Ok(()) };
     if transaction.isolation() == Isolation::Snapshot {
@@ -71,12 +71,12 @@ struct Revert<'a> {
     s: &'a Session,
     transaction: &'a Transaction,
     base: Arc<View>,
-    /// As the transaction sees it.
+    /// The state that the transaction sees.
     view: View,
 }
 
 impl Revert<'_> {
-    /// All of it, or on an error nothing.
+    /// Reverts the whole key, or nothing if an error occurs.
     fn key(&self, space: Keyspace, key: &[u8], mut nested: NestedBatch) -> Outcome {
         let name = Bytes::copy_from_slice(key);
         let mut batch = Batch::new();
@@ -111,7 +111,7 @@ impl Revert<'_> {
         Ok(nested.finish()?)
     }
 
-    /// A tuple as it is beneath.
+    /// Restores a tuple to its state beneath the transaction.
     fn tuple(&self, dict: DictionaryId, key: &Bytes, batch: &mut Batch) -> Outcome {
         match self.base.stored(dict, key)? {
             Some(value) => batch.put_stored(dict, key.clone(), value),
@@ -120,7 +120,8 @@ impl Revert<'_> {
         Ok(())
     }
 
-    /// Of what lies in the same place on both sides what the transaction has changed.
+    /// Reverts the transaction's changes to elements or pages that lie at the same place on both
+    /// sides.
     fn touched(
         &self,
         types: DictionaryId,
@@ -152,8 +153,8 @@ impl Revert<'_> {
         Ok(())
     }
 
-    /// A collection or a long string that this key has no more: under its id, or, where another key
-    /// has taken that along (`RENAME`), under a new one.
+    /// Restores a collection or a long string that this key no longer has: under its old id, or
+    /// under a new one if another key has taken over the old one (`RENAME`).
     fn again(
         &self,
         types: DictionaryId,
@@ -185,7 +186,8 @@ impl Revert<'_> {
         Ok(nested.apply(batch)?)
     }
 
-    /// Puts what lies in `[start, end)` beneath the transaction, each tuple where `place` says.
+    /// Copies the tuples in `[start, end)` beneath the transaction, each to the tuple key that
+    /// `place` returns.
     fn range(
         &self,
         types: DictionaryId,

@@ -8,10 +8,10 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::walk::{KeyRange, answer};
 
-/// Keys of one page end it when they take this many bytes, whatever `COUNT` says.
+/// A page ends when its keys have this many bytes, regardless of `COUNT`.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// `SCAN cursor [MATCH pattern] [COUNT n] [TYPE t]`. Pages go through the keys in order, so a key
+/// `SCAN cursor [MATCH pattern] [COUNT n] [TYPE t]`. The pages visit the keys in order, so a key
 /// that is present throughout is returned exactly once.
 pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     const INVALID: Failure = Failure::Request(std::borrow::Cow::Borrowed("invalid cursor"));
@@ -46,7 +46,7 @@ pub fn scan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     };
     let (mut keys, mut next) = (Vec::new(), None);
     let mut range = KeyRange::matching(pattern.unwrap_or(b"*"));
-    // The page is measured in keys looked at, so that it ends also where nothing matches.
+    // The page size counts the keys visited, so that a page ends even if no key matches.
     range.pattern = None;
     range.start = range.start.max(from);
     let mut bytes = 0;
@@ -88,7 +88,7 @@ pub fn keys(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     })
 }
 
-/// The exact number of keys, counted.
+/// Replies with the exact number of keys, which it counts.
 pub fn dbsize(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let (all, seen) = (KeyRange::matching(b"*"), s.see()?);
     let mut walk = all.walk(&seen, s)?;
@@ -100,8 +100,8 @@ pub fn dbsize(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Some key, at random: the one next to a random place between the first key and the last, so that
-/// keys that stand alone come more often than those in a crowd.
+/// Replies with a random key: the one next to a random place between the first key and the last, so
+/// that isolated keys are chosen more often than clustered ones.
 pub fn randomkey(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let seen = s.see()?;
     let one = |start: &[u8], end: &[u8], backward: bool| {
@@ -124,7 +124,7 @@ pub fn randomkey(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// A key between two others, at the share of `random` in all 64-bit numbers.
+/// Returns a key between two others, at the fraction `random` / 2^64 of their distance.
 pub fn between(first: &[u8], last: &[u8], random: u64) -> Vec<u8> {
     let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
     let number = |key: &[u8], filler: u8| {

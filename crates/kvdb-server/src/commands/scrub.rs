@@ -1,4 +1,4 @@
-//! `SCRUB`: reads everything again and compares it with its checksums, while clients go on.
+//! `SCRUB`: reads all data again and verifies its checksums, while clients continue.
 
 use kvdb::ScrubOptions;
 
@@ -9,9 +9,9 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 
 /// `SCRUB START [RATE bytes-a-second]`, `SCRUB STATUS`, `SCRUB STOP`, `SCRUB FAULTS`. The status is
-/// names and numbers in turn; each fault an array: place, what is wrong, dictionary, first key, end
-/// of the keys (these three empty where it is not about keys), and what the keys are to their
-/// owner, or nothing.
+/// a list of names and numbers in turn. Each fault is an array: place, fault, dictionary, first
+/// key, end of the keys (these three are empty if the fault is not about keys), and the owner's
+/// description of the keys, or nothing.
 pub fn scrub(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, n) if is(c, "start") && n.is_multiple_of(2) => {

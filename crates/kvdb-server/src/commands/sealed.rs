@@ -1,6 +1,6 @@
-//! What clients may do that are confined by a seal ([`crate::seals`]): read, write in the
-//! transactions of the seal, begin and end others within these, and neither end these themselves
-//! nor act on the store or on other clients.
+//! The rights of clients that are confined by a seal ([`crate::seals`]). They may read, write in
+//! the transactions of the seal, and begin and end other transactions within these. They may
+//! neither end the sealed transactions nor act on the store or on other clients.
 
 use kvdb::TransactionId;
 
@@ -10,7 +10,7 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::transactions::Whose;
 
-/// Of commands that do not write, or not in every form, what is allowed.
+/// The allowed subcommands of commands that do not write, or that write only in some forms.
 const FORMS: [(&str, &[&str]); 18] = [
     (
         "client",
@@ -76,7 +76,7 @@ const SEALED: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
      and whoever started it decides about its end",
 ));
 
-/// Checks that the command may be run here.
+/// Checks that a confined client may run the command.
 pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
     let Some(confined) = s.confined else { return Ok(()) };
     let allowed = |id: TransactionId| s.shared.seals.allow(confined, id);
@@ -107,14 +107,14 @@ pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
             return if ends_inner { Ok(()) } else { Err(SEALED) };
         }
     }
-    // What it gathers is looked at one by one.
+    // `EXEC` is allowed: the commands in its queue are checked one by one.
     if !command.writes || command.name == "exec" {
         return Ok(());
     }
     let id = match (tree::changed_by(s, command.name, &args), command.name) {
         (Some(Ok(Whose::Transaction(id))), _) => Some(id),
         (Some(_), _) => None,
-        // It goes on with what was begun.
+        // It continues an import that was checked when it began.
         (None, "import") => return Ok(()),
         (None, _) => s.joined.as_ref().map(|(transaction, _)| transaction.id()),
     };
@@ -126,7 +126,7 @@ mod tests {
     use super::super::COMMANDS;
     use super::*;
 
-    /// A command that is new has to be thought about here.
+    /// A new command has to be classified in this list.
     #[test]
     fn every_command_that_does_not_write_is_known_to_change_nothing_of_others() {
         const HARMLESS: &[&str] = &[

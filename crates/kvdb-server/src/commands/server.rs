@@ -1,4 +1,4 @@
-//! Commands on the server: what it is, what it did, and that it syncs.
+//! Commands on the server: its properties, its statistics, and syncing.
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,10 +12,10 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// The version of Redis whose commands and errors these are, for clients that ask.
+/// The version of Redis whose commands and errors this server follows, for clients that ask.
 pub const REDIS_VERSION: &str = "7.0.15";
 
-/// Bytes of memory that the process has, as the system counts them.
+/// Returns the resident memory of the process, bytes, as the system counts it.
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -23,7 +23,7 @@ fn resident_bytes() -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// Everything acknowledged before this is on disk when the reply leaves.
+/// Replies after everything acknowledged before this command is on disk.
 pub fn sync(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     s.shared.transactions.sync()?;
@@ -31,14 +31,14 @@ pub fn sync(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// There are no replicas.
+/// Replies with 0, since there are no replicas.
 pub fn wait(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     integer(args.at(1)).and(integer(args.at(2))).ok_or(Failure::NOT_AN_INTEGER)?;
     out.integer(0);
     Ok(())
 }
 
-/// `WAITAOF local replicas timeout`, Redis's way to ask for what `SYNC` does.
+/// `WAITAOF local replicas timeout`, Redis' equivalent of `SYNC`.
 pub fn waitaof(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     integer(args.at(1))
         .and(integer(args.at(2)))
@@ -52,7 +52,7 @@ pub fn waitaof(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// The time of the clock that decides what has expired.
+/// Replies with the time of the clock that decides about expiry.
 pub fn time(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let now = s.db().wall_clock();
     out.array(2);
@@ -61,7 +61,7 @@ pub fn time(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// The counters of the server and what the owner of the store knows, as one JSON object:
+/// Replies with the counters of the server and the owner's statistics, as one JSON object:
 /// `{"server": …, "store": …}`.
 pub fn stat(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let store = s.shared.info.as_ref().map_or_else(|| "null".into(), |info| info());
@@ -69,8 +69,8 @@ pub fn stat(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `KVFS.CHECK`: what the owner of the store finds wrong with what it keeps there, and how much
-/// that is, as JSON.
+/// `KVFS.CHECK`: lets the owner of the store check its data, and replies with the faults and the
+/// amount of data checked, as JSON.
 pub fn check(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     let nothing = || Failure::request("there are no files in this store that could be checked");
     let check = s.shared.check.clone().ok_or_else(nothing)?;
@@ -78,9 +78,9 @@ pub fn check(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `KVFS.PUSH address`: publishes the store to object storage, and replies what that took, as JSON,
-/// when it is done. The address is one of this machine, and so a client of the network may not say
-/// where files are made.
+/// `KVFS.PUSH address`: publishes the store to object storage, and replies with statistics as JSON
+/// when it is done. The address may name a place on this machine, so a client on the network may
+/// not use this command to create files.
 pub fn push(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let nothing = || Failure::request("this server publishes nothing");
@@ -131,7 +131,8 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         );
     });
     section("memory", &|t| {
-        // Of the replies and requests that are counted; the store has a bound of its own.
+        // There is no `maxmemory`: only replies and requests are counted, and the store has a bound
+        // of its own.
         let _ = write!(
             t,
             "used_memory:{}\r\nnumber_of_cached_scripts:{}\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n",
@@ -189,7 +190,7 @@ pub fn info(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             if !name.bytes().all(|c| c.is_ascii_digit()) {
                 continue;
             }
-            // Estimates: nothing is read for them.
+            // These are estimates, which read no tuples.
             let view = s.shared.db.view();
             let strings = view.estimate::<&[u8]>(id, ..).map_or(0, |e| e.items);
             let types = s.shared.db.dictionary(&types_name(&name));

@@ -146,7 +146,8 @@ pub fn spop(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// So many of a number of elements, each with the same chance, the same for one seed.
+/// A random choice of `wanted` out of `left` elements, each with the same probability. The same
+/// seed makes the same choice.
 #[derive(Clone)]
 struct Chosen {
     seed: u64,
@@ -155,7 +156,7 @@ struct Chosen {
 }
 
 impl Chosen {
-    /// Returns whether the next element is one of them.
+    /// Returns whether the next element is drawn.
     fn takes_next(&mut self) -> bool {
         // The steps of SplitMix64.
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -169,7 +170,8 @@ impl Chosen {
     }
 }
 
-/// Takes many members at random; `None`: there are not so many, and none was taken.
+/// Takes many random members. Returns `None`, and takes none, unless more than [`FEW`] can be
+/// taken.
 fn pop_many(s: &Session, key: &[u8], wanted: i64) -> Result<Option<(TakenFrom, Chosen)>, Failure> {
     let Some(space) = s.existing()? else { return Ok(None) };
     s.change(space, [key], |seen, batch| {
@@ -272,7 +274,7 @@ enum Algebra {
 }
 
 impl Algebra {
-    /// What others hear of a result that is stored.
+    /// Returns the event of a stored result.
     fn event(self) -> &'static str {
         match self {
             Algebra::Union => "sunionstore",
@@ -282,9 +284,8 @@ impl Algebra {
     }
 }
 
-/// Shows the members that some of these collections have, in the order of their names, each once
-/// and with the tuples that it is in, by the numbers of the collections. Stops where `visit` says
-/// `false`.
+/// Visits the members of the union of these collections, in the order of their names, each once
+/// with its tuples and the indexes of their collections. Stops if `visit` returns `false`.
 pub fn united(
     s: &Session,
     seen: &Seen<'_>,
@@ -292,7 +293,7 @@ pub fn united(
     mut visit: impl FnMut(Bytes, &[(usize, Tuple)]) -> Result<bool, Failure>,
 ) -> Outcome {
     let mut cursors = Vec::new();
-    // The element that each stands before, by name.
+    // The next element of each cursor, by name.
     let mut next: BTreeSet<(Bytes, usize)> = BTreeSet::new();
     let mut heads: Vec<Option<Tuple>> = vec![None; all.len()];
     for (i, of) in all.iter().enumerate() {
@@ -335,13 +336,13 @@ pub fn united(
     Ok(())
 }
 
-/// Announces that elements of a collection are going to be read, by name, whichever they are.
+/// Announces reads of arbitrary elements of a collection, by name.
 pub fn announce(seen: &Seen<'_>, of: &Collection) -> Outcome {
     let (start, end) = elements(of.id);
     seen.range(of.types, &start, &end).map(drop)
 }
 
-/// Shows what sets have together, in order, until `take` says `false`.
+/// Passes the members of the result, in order, to `take` until it returns `false`.
 fn combine<'k>(
     s: &Session,
     seen: &Seen<'_>,
@@ -365,7 +366,7 @@ fn combine<'k>(
         first = (0..sets.len()).min_by_key(len).unwrap_or(0);
     }
     let Some(base) = sets.get(first).copied().flatten() else { return Ok(()) };
-    // Questions about many members are announced as a whole.
+    // Lookups of many members are announced as one range.
     let many = base.live.count > FEW as i64;
     if many {
         sets.iter().flatten().try_for_each(|of| announce(seen, of))?;
@@ -389,8 +390,8 @@ fn combine<'k>(
     })
 }
 
-/// Bytes of members that are gathered before they are sent; of more the number is found first, by
-/// going through all of them, and then they are read again from the same state.
+/// Bytes of members that are collected before they are sent. If there are more, their number is
+/// determined first by visiting all of them, and then they are read again from the same state.
 const GATHERED: usize = 1 << 20;
 
 fn answer(s: &Session, args: Arguments<'_>, how: Algebra, out: &mut Output) -> Outcome {
@@ -473,7 +474,7 @@ pub fn sdiffstore(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
     store(s, args, Algebra::Difference, out)
 }
 
-/// The number of keys in the argument at `at`, which stand behind it.
+/// Returns the number of keys that follow the argument at `at`, which contains it.
 pub fn key_count(args: Arguments<'_>, at: usize) -> Result<usize, Failure> {
     match integer(args.at(at)) {
         Some(n) if n > 0 && (n as usize) < args.len() - at => Ok(n as usize),
@@ -484,7 +485,7 @@ pub fn key_count(args: Arguments<'_>, at: usize) -> Result<usize, Failure> {
     }
 }
 
-/// `LIMIT n` behind the keys; 0 is none.
+/// Parses `LIMIT n` after the keys; 0 means no limit.
 pub fn limit(args: Arguments<'_>, behind: usize) -> Result<usize, Failure> {
     match (args.get(behind), args.len() - behind) {
         (None, _) => Ok(usize::MAX),

@@ -1,5 +1,5 @@
-//! `SNAPSHOT` and `CLONE`: states of the store that are kept, branches made of them, and what two
-//! of them differ in.
+//! `SNAPSHOT` and `CLONE`: persistent states of the store, branches made from them, and the
+//! differences between two states.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -25,7 +25,7 @@ pub fn name(arg: &[u8]) -> Result<&str, Failure> {
     std::str::from_utf8(arg).map_err(|_| Failure::request("a name is UTF-8 text"))
 }
 
-/// Everything here is on disk before the reply.
+/// All changes by these subcommands are on disk before the reply.
 pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let snapshots = s.shared.snapshots.clone();
@@ -51,7 +51,7 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
             return Ok(());
         }
         (c, 3..=5) if is(c, "files") => {
-            // A snapshot of that name is named with the option after it.
+            // If a snapshot is named like the option, the option must be given as well.
             let last = args.len() - 1;
             let collapsed = last > 2 && is(args.at(last), "collapsed");
             if last > 3 + usize::from(collapsed) {
@@ -84,14 +84,14 @@ pub fn snapshot(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     Ok(())
 }
 
-/// The dictionaries of a branch.
+/// Returns the names of the user's dictionaries of a branch.
 fn names_in(branch: &str, s: &Session) -> Vec<String> {
     let all = listed_at(&Place::of_branch(branch), s.db());
     all.into_iter().map(|(name, _)| name).collect()
 }
 
-/// `USE name`: the commands of this connection work there from here on, but for transactions it has
-/// joined, which it leaves. `USE name command …`: this command alone does.
+/// Moves the connection to a place, out of the transaction that it has joined (`USE name`), or runs
+/// only one command there (`USE name command …`).
 fn go_to(s: &mut Session, place: Place, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() == 3 {
         s.leave();
@@ -112,8 +112,8 @@ fn go_to(s: &mut Session, place: Place, args: Arguments<'_>, out: &mut Output) -
     Ok(())
 }
 
-/// `SNAPSHOT SEND name [BASE snapshot] [FROM position]`: the reply is `OK`, and behind it come the
-/// bytes of a stream for [`kvdb::Kvdb::receive`], up to the end of the connection.
+/// `SNAPSHOT SEND name [BASE snapshot] [FROM position]`: replies with `OK`, followed by the bytes
+/// of a stream for [`kvdb::Kvdb::receive`], up to the end of the connection.
 fn send(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     struct Raw<'a>(&'a mut Output, &'a Session);
     impl Write for Raw<'_> {
@@ -143,15 +143,15 @@ fn send(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let sent =
         s.db().send(snapshot, base, BufWriter::with_capacity(1 << 20, Raw(out, s)), from.as_ref());
     if let Err(error) = sent {
-        // The client sees a stream without an end.
+        // The client recognizes the failure by the missing end of the stream.
         tracing::warn!("snapshot {snapshot} could not be sent: {error}");
     }
     Ok(())
 }
 
-/// `SNAPSHOT RECEIVE clone [AS name] [REPLACE]`: the reply is `OK`, and behind it the client sends
-/// streams of [`kvdb::Kvdb::send`], one after the other, and ends its side of the connection. A
-/// second reply says what was received, or why no more was; then the connection ends.
+/// `SNAPSHOT RECEIVE clone [AS name] [REPLACE]`: replies with `OK`. Then the client sends streams
+/// of [`kvdb::Kvdb::send`], one after the other, and closes its side of the connection. A second
+/// reply says what was received, or why the rest was not; then the connection ends.
 fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     struct Raw<'a>(&'a mut Output);
     impl Read for Raw<'_> {
@@ -194,7 +194,7 @@ fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
         match input.fill_buf() {
             Ok([]) => break None,
-            // A name is one snapshot's.
+            // A given name can be used for one snapshot only.
             Ok(_) if options.snapshot.is_some() => {
                 let what = "more follows behind the stream, and was not taken: AS names one";
                 break Some(Failure::request(what));
@@ -214,7 +214,7 @@ fn receive(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             n => format!(" ({n} streams before this one were received)"),
         };
         out.error(&format!("{failure}{before}"));
-        // What still comes is read, so that a client that is sending learns of it.
+        // The rest of the input is still read, so that a client that is sending receives the error.
         return Ok(());
     }
     out.array(all.len());
@@ -233,8 +233,8 @@ fn size_of(what: &[u8], value: u64, out: &mut Output) {
     size(Some(value), out);
 }
 
-/// `SNAPSHOT RECEIVING`: streams that were cut off, with the position from which
-/// `SNAPSHOT SEND … FROM` of the other store goes on.
+/// `SNAPSHOT RECEIVING`: lists interrupted streams, each with the position from which a `SNAPSHOT
+/// SEND … FROM` of the other store continues.
 fn receiving(s: &Session, out: &mut Output) -> Outcome {
     let all = s.db().receiving()?;
     out.array(all.len());
@@ -268,7 +268,7 @@ fn list(s: &Session, out: &mut Output) {
     }
 }
 
-/// The bytes that a clone may take, or the files that it may have; `None`: as many as it likes.
+/// Parses a limit on the bytes or on the files of a clone; `None` means no limit.
 fn limit(arg: &[u8]) -> Result<Option<u64>, Failure> {
     if is(arg, "none") {
         return Ok(None);
@@ -333,7 +333,7 @@ pub fn clone(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
                 out.bulk(b"limit_of_files");
                 size(info.limit_of_files, out);
                 out.bulk(b"files");
-                // One that cannot be counted does not hide the others.
+                // A clone whose files cannot be counted does not hide the others.
                 let count = |_| snapshots.files_of(&info.name).ok().flatten();
                 size(info.limit_of_files.and_then(count), out);
             }

@@ -1,5 +1,5 @@
-//! `SORT` and `SORT_RO`: the elements of a list, set or sorted set in an order, by themselves or by
-//! what is found under other keys that a pattern makes of them.
+//! `SORT` and `SORT_RO`: the elements of a list, set or sorted set, sorted by their own values or
+//! by the values of other keys that a pattern derives from them.
 
 use std::cmp::Ordering;
 
@@ -19,7 +19,7 @@ pub const USAGE: &str = "key [BY pattern] [LIMIT offset count] [GET pattern ...]
 pub const RO_USAGE: &str =
     "key [BY pattern] [LIMIT offset count] [GET pattern ...] [ASC|DESC] [ALPHA]";
 
-/// What is asked for behind the key.
+/// The options after the key.
 #[derive(Clone, Default)]
 struct Sorting<'a> {
     by: Option<Pattern<'a>>,
@@ -51,12 +51,13 @@ impl<'a> Sorting<'a> {
         Ok(sorting)
     }
 
-    /// A pattern that is the same for all elements asks for them in the order that they have.
+    /// Returns whether the elements keep the order that they have: the pattern yields the same key
+    /// for all of them.
     fn keeps_order(&self) -> bool {
         matches!(self.by, Some(Pattern::Element | Pattern::Same))
     }
 
-    /// The part of so many elements that is wanted.
+    /// Returns the wanted part of a list of `len` elements.
     fn part(&self, len: usize) -> (usize, usize) {
         let Some((offset, count)) = self.limit else { return (0, len) };
         let from = usize::try_from(offset).unwrap_or(0).min(len);
@@ -64,7 +65,7 @@ impl<'a> Sorting<'a> {
         (from, from.saturating_add(count).min(len))
     }
 
-    /// The values that are wanted, in their order; `None`: there is none.
+    /// Returns the wanted values in order; `None` for a value that does not exist.
     fn run(&self, s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Vec<Option<Bytes>>, Failure> {
         let mut room = Room::of(s);
         let mut found = self.elements(s, seen, key, &mut room)?;
@@ -88,8 +89,8 @@ impl<'a> Sorting<'a> {
         Ok(values)
     }
 
-    /// The elements in the order that they have: of a list by place, of a set by name, of a sorted
-    /// set by score.
+    /// Returns the elements in the order that they have: in a list by position, in a set by name,
+    /// in a sorted set by score.
     fn elements(
         &self,
         s: &Session,
@@ -149,7 +150,7 @@ impl<'a> Sorting<'a> {
             keyed.push((weight, element));
         }
         keyed.sort_by(|a, b| {
-            // Of one weight: in the order of the elements.
+            // Elements of equal weight are sorted by their own value.
             let order = a.0.order(&b.0).then_with(|| a.1.cmp(&b.1));
             if self.descending { order.reverse() } else { order }
         });
@@ -161,16 +162,17 @@ const NO_NUMBER: Failure = Failure::Request(std::borrow::Cow::Borrowed(
     "One or more scores can't be converted into double",
 ));
 
-/// A number as the C library reads it: up to a NUL, behind blanks, and nothing is zero.
+/// Parses a number like the C library: leading blanks are skipped, it ends at a NUL, and an empty
+/// text is zero.
 fn number(text: &[u8]) -> Option<f64> {
     let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
     if text.is_empty() { Some(0.0) } else { sorted_sets::number(text.trim_ascii_start()) }
 }
 
-/// By what an element is sorted.
+/// The sort key of an element.
 enum Weight {
     Number(f64),
-    /// `None`: there is none under that key, which comes first.
+    /// `None` if there is no string under the key; it sorts first.
     Text(Option<Bytes>),
 }
 
@@ -185,15 +187,15 @@ impl Weight {
     }
 }
 
-/// A pattern behind `BY` or `GET`.
+/// A pattern of `BY` or `GET`.
 #[derive(Clone, Copy)]
 enum Pattern<'a> {
     /// `#`: the element itself.
     Element,
-    /// Without a `*`: the same key for all elements, under which nothing is looked up.
+    /// A pattern without a `*`: the same key for all elements, which is not looked up.
     Same,
-    /// The key with the element in the place of the first `*`, and behind `->` a field of the hash
-    /// there.
+    /// The key with the element in the place of the first `*`, and, after `->`, a field of the hash
+    /// under that key.
     Of { before: &'a [u8], behind: &'a [u8], field: Option<&'a [u8]> },
 }
 
@@ -215,7 +217,8 @@ impl<'a> Pattern<'a> {
         }
     }
 
-    /// The value for an element; `None`: there is none, or it is no string, or no hash.
+    /// Returns the value for an element, or `None` if there is none, or it is not a string, or not
+    /// a hash.
     fn look_up(&self, seen: &Seen<'_>, element: &Bytes) -> Result<Option<Bytes>, Failure> {
         let (before, behind, field) = match self {
             Pattern::Element => return Ok(Some(element.clone())),
@@ -244,7 +247,7 @@ pub fn sort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let stored = s.change(s.typed()?, [key, store], |seen, batch| {
         let mut sorting = sorting.clone();
         if sorting.keeps_order() && seen.live(key)?.kind == Some(Kind::Set) {
-            // What is stored has an order that follows from what is in the set.
+            // A stored result must have an order that is determined by the members of the set.
             (sorting.by, sorting.as_text) = (None, true);
         }
         let found = sorting.run(s, seen, key)?;
@@ -278,7 +281,7 @@ fn answer(s: &Session, sorting: &Sorting<'_>, key: &[u8], out: &mut Output) -> O
     Ok(())
 }
 
-/// The destination among the arguments, if the result is to be stored: the last one counts.
+/// Returns the destination in the arguments, if the result is to be stored. The last one counts.
 pub fn destination(args: Arguments<'_>) -> Option<&[u8]> {
     Sorting::parse(args, true).ok().and_then(|sorting| sorting.store)
 }

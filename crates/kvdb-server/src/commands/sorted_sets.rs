@@ -1,6 +1,6 @@
-//! Sorted sets: a member is an element whose value is its score; another tuple stands in the order
-//! of the scores, and of the names where those are the same. A range of scores is a range of keys,
-//! and ranks are those of its places ([`Kvdb::rank`](kvdb::Kvdb::rank)).
+//! Sorted sets: a member is an element whose value is its score. A second tuple places it in the
+//! order of the scores, and of the names among equal scores. A range of scores is a range of keys,
+//! and the ranks of members are the ranks of these tuples ([`Kvdb::rank`](kvdb::Kvdb::rank)).
 
 use std::collections::HashMap;
 
@@ -27,7 +27,7 @@ mod ranges;
 pub use algebra::*;
 pub use ranges::*;
 
-/// A number as Redis reads it: no NaN, and nothing that is too large for the type, or too small.
+/// Parses a number like Redis: NaN is refused, and so is a number that overflows or underflows.
 pub fn number(text: &[u8]) -> Option<f64> {
     let number = parsed(text).filter(|_| !text.is_empty())?;
     let digits = || text.iter().take_while(|c| !b"eE".contains(c)).filter(|c| c.is_ascii_digit());
@@ -38,10 +38,10 @@ pub fn number(text: &[u8]) -> Option<f64> {
     (!lost).then_some(number)
 }
 
-/// A bound among numbers: what is too large is infinite, as in Redis.
+/// Parses a bound of a range; a number that overflows becomes infinite, as in Redis.
 pub fn parsed(text: &[u8]) -> Option<f64> {
     if text.is_empty() {
-        // C reads no digits as none, and so does Redis where a bound is meant.
+        // C parses a text without digits as zero, and so does Redis in bounds.
         return Some(0.0);
     }
     let unsigned = text.strip_prefix(b"-").or(text.strip_prefix(b"+")).unwrap_or(text);
@@ -52,7 +52,7 @@ pub fn parsed(text: &[u8]) -> Option<f64> {
     (!number.is_nan()).then_some(number)
 }
 
-/// The member and the score that a tuple in the order of the scores stands for.
+/// Returns the member and the score of a tuple in the order of scores.
 pub fn in_order(tuple: &Tuple) -> Option<(Bytes, f64)> {
     let score = tuple.key.get(ELEMENT..ELEMENT + 8)?.try_into().ok()?;
     Some((tuple.key.slice(ELEMENT + 8..), from_sortable(score)))
@@ -66,13 +66,13 @@ fn decode(bytes: &[u8]) -> Option<f64> {
     bytes.try_into().ok().map(from_sortable)
 }
 
-/// The score of a member.
+/// Returns the score of a member.
 fn score(seen: &Seen<'_>, of: &Collection, member: &[u8]) -> Result<Option<f64>, Failure> {
     let bytes = seen.get(of.types, &element_key(of.id, member))?;
     bytes.map(|bytes| decode(&bytes).ok_or_else(|| broken(of))).transpose()
 }
 
-/// Gives a member a score.
+/// Sets the score of a member.
 pub fn put(of: &Collection, member: &[u8], old: Option<f64>, new: f64, batch: &mut Batch) {
     if let Some(old) = old {
         batch.delete_present(of.types, order_key(of.id, old, member));
@@ -160,7 +160,7 @@ fn add(s: &Session, args: Arguments<'_>, at: usize, adding: &Adding, out: &mut O
         let mut changes = Batch::new();
         let of = seen.begin_collection(key, Kind::SortedSet, || s.random(), &mut changes)?;
         let (mut added, mut changed, mut last) = (0, 0, None);
-        // What this command has given already: the batch is not read.
+        // Scores that this command has set already: the batch cannot be read.
         let mut given: HashMap<&[u8], f64> = HashMap::new();
         for (value, member) in &pairs {
             let old = match given.get(member) {
@@ -271,7 +271,7 @@ pub fn zrevrank(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     rank(s, args, "zrevrank", true, out)
 }
 
-/// How many members come before one.
+/// Replies with the number of members before one.
 fn rank(
     s: &Session,
     args: Arguments<'_>,
@@ -366,7 +366,7 @@ fn pop(s: &Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Ou
     Ok(())
 }
 
-/// Takes up to so many members from the lowest score on, or from the highest one.
+/// Takes up to `count` members, beginning at the lowest or the highest score.
 pub fn pop_from(
     s: &Session,
     key: &[u8],
@@ -396,8 +396,8 @@ pub fn pop_from(
     })
 }
 
-/// Takes many members from the lowest score on, or from the highest one; `None`: there are not so
-/// many, and none was taken.
+/// Takes many members, beginning at the lowest or the highest score. Returns `None`, and takes
+/// none, unless more than [`FEW`] can be taken.
 fn pop_many(
     s: &Session,
     key: &[u8],
@@ -414,7 +414,7 @@ fn pop_many(
         }
         let (mut start, mut end) = ordered(of.id);
         if count < len {
-            // The first one of those that stay, or of those that go.
+            // The first member that stays, or, in the other direction, the first one that is taken.
             let edge = if backward { len - count } else { count };
             let all = (&start[..], &end[..]);
             let Some(edge) = place_at(s, seen, &of, all, edge)? else { return Ok(None) };
@@ -439,7 +439,7 @@ fn pop_many(
     })
 }
 
-/// Members, with their scores where they are wanted.
+/// Replies with members, and with their scores if these are wanted.
 fn send_pairs(pairs: &[(Bytes, f64)], scores: bool, out: &mut Output) {
     out.array(if scores && !out.resp3 { pairs.len() * 2 } else { pairs.len() });
     for (member, score) in pairs {
@@ -492,8 +492,8 @@ pub fn zscan(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     })
 }
 
-/// Puts a sorted set in the place of what there was, of the members that `each` shows, none of them
-/// twice. `event` is what others hear.
+/// Replaces the value of a key by a sorted set of the distinct members that `each` passes. `event`
+/// is the name of the notification.
 fn store(
     s: &Session,
     seen: &Seen<'_>,

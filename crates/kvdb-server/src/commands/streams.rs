@@ -1,5 +1,5 @@
-//! Streams: entries in the order of their IDs, and groups of consumers to whom each is delivered
-//! once.
+//! Streams: entries in the order of their IDs, and groups of consumers. Within a group each entry
+//! is delivered once.
 
 use std::collections::HashSet;
 
@@ -33,7 +33,7 @@ use crate::session::seen::Collection;
 
 const NO_KEY: Failure = Failure::Request(std::borrow::Cow::Borrowed("no such key"));
 
-/// Bytes of an entry, at most: it is one tuple.
+/// Limit on the bytes of an entry, which is one tuple.
 const ENTRY: usize = 4 << 20;
 
 /// `XADD key [NOMKSTREAM] [MAXLEN|MINID [=|~] threshold [LIMIT count]] *|id field value ...`
@@ -200,8 +200,8 @@ pub fn xsetid(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let space = s.existing()?.ok_or(NO_KEY)?;
     s.change(space, [key], |seen, batch| {
         let mut stream = Stream::find(seen, key)?.ok_or(NO_KEY)?;
-        // Of a stream without entries Redis looks at neither, and an ID below the greatest one that
-        // was deleted is taken.
+        // For a stream without entries Redis checks neither, and accepts an ID below the highest
+        // deleted one.
         if let Some(top) = stream.outermost(s, seen, (Id::MIN, Id::MAX), true)? {
             if last < top.id {
                 return Err(Failure::request(
@@ -226,7 +226,7 @@ pub fn xsetid(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// `XRANGE key start end [COUNT count]`, and `XREVRANGE` with the bounds the other way round.
+/// `XRANGE key start end [COUNT count]`, and `XREVRANGE` with the bounds exchanged.
 fn range(s: &Session, args: Arguments<'_>, backward: bool, out: &mut Output) -> Outcome {
     let (first, last) = if backward { (3, 2) } else { (2, 3) };
     let (from, to) = (Id::parse_start(args.at(first))?, Id::parse_end(args.at(last))?);
@@ -263,7 +263,7 @@ pub fn xrevrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     range(s, args, true, out)
 }
 
-/// Replies with entries, all of which are sound, or with none.
+/// Replies with all entries, or with an error if one of them is corrupt.
 fn write_entries(of: &Collection, entries: &[Entry], out: &mut Output) -> Outcome {
     if entries.iter().any(|entry| entry.words().is_none()) {
         return Err(corrupt(of, "an entry"));
@@ -276,7 +276,7 @@ fn write_entries(of: &Collection, entries: &[Entry], out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// One entry, whose words were seen to be sound.
+/// Writes one entry, whose words were checked.
 fn write_entry(entry: &Entry, out: &mut Output) {
     let words = entry.words().unwrap_or_default();
     out.array(2);
@@ -285,7 +285,7 @@ fn write_entry(entry: &Entry, out: &mut Output) {
     words.into_iter().for_each(|word| out.bulk(word));
 }
 
-/// Checks that the subcommand is one of these, and has as many arguments as it takes.
+/// Checks that the subcommand is one of these, and has a permitted number of arguments.
 fn arity(
     args: Arguments<'_>,
     command: &str,
@@ -303,7 +303,8 @@ fn arity(
     }
 }
 
-/// The elements of a stream that came from elsewhere: as they are stored, in their order.
+/// Returns whether elements from elsewhere form a valid stream. They are in their stored form and
+/// order.
 pub fn is_sound(elements: &[(&[u8], &[u8])]) -> bool {
     let Some(((b"", first), rest)) = elements.split_first() else { return false };
     let Some(state) = State::decode(first) else { return false };
@@ -326,9 +327,9 @@ pub fn is_sound(elements: &[(&[u8], &[u8])]) -> bool {
     ascends && len == state.len && ends.0 == state.first && ends.1 <= state.last
 }
 
-/// The names of groups and consumers among elements that are sound.
+/// Checks the length of the names of groups and consumers in valid elements.
 pub fn check_names(s: &Session, elements: &[(&[u8], &[u8])]) -> Outcome {
-    // The bytes around the two names are few.
+    // Only a few bytes surround the two names.
     let most = s.shared.limits.key;
     match elements.iter().find(|(name, _)| name.len() > most) {
         Some((name, _)) => Err(Failure::request(format!(
@@ -339,7 +340,7 @@ pub fn check_names(s: &Session, elements: &[(&[u8], &[u8])]) -> Outcome {
     }
 }
 
-/// Names an element of a stream, for people.
+/// Returns a readable name of an element of a stream.
 pub fn shown_name(name: &[u8]) -> Vec<u8> {
     match state::parse_entry_name(name) {
         _ if name.is_empty() => b"state".to_vec(),

@@ -1,4 +1,4 @@
-//! Commands on one value, or a list of them, by key.
+//! Commands on one string or several, by key.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,7 +24,8 @@ pub fn get(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// The string of a key in the selected dictionary where one lookup tells; `None` where it does not.
+/// Returns the string of a key in the selected dictionary if one lookup suffices, and `None` if it
+/// does not.
 fn read_newest(s: &Session, key: &[u8]) -> Result<Option<Option<Bytes>>, Failure> {
     let Some(space) = s.existing()? else { return Ok(Some(None)) };
     if space.types.is_some() {
@@ -32,12 +33,12 @@ fn read_newest(s: &Session, key: &[u8]) -> Result<Option<Option<Bytes>>, Failure
     }
     let Some(value) = s.newest(space.strings, key) else { return Ok(None) };
     let value = value?;
-    // What is not there may have got too long for one tuple since the dictionary was looked up.
+    // A missing string may have become too long for one tuple since the dictionary was looked up.
     let sure = value.is_some() || s.existing()?.is_none_or(|space| space.types.is_none());
     Ok(sure.then_some(value))
 }
 
-/// Replies with the string of a key, whatever its length.
+/// Replies with the string of a key of any length.
 fn reply_with(seen: &Seen<'_>, key: &[u8], out: &mut Output) -> Outcome {
     let (live, value) = seen.short_string(key)?;
     match live.pages() {
@@ -49,8 +50,8 @@ fn reply_with(seen: &Seen<'_>, key: &[u8], out: &mut Output) -> Outcome {
     }
 }
 
-/// Replies with a part of a string in pages, which is sent while it is read. An error has written
-/// nothing.
+/// Replies with a part of a string in pages, which is sent while it is read. If this returns an
+/// error, nothing has been written.
 pub fn reply_with_part(
     seen: &Seen<'_>,
     head: &Head,
@@ -75,16 +76,16 @@ enum When {
     Present,
 }
 
-/// What becomes of the deadline of a key that gets a value.
+/// The deadline of a key after it gets a new value.
 #[derive(Clone, Copy, PartialEq)]
 enum Deadline {
     Gone,
     Kept,
-    /// Milliseconds since 1970.
+    /// In milliseconds since 1970.
     At(u64),
 }
 
-/// What `SET` and those like it are asked for besides key and value.
+/// The options of `SET` and its variants.
 struct Put {
     when: When,
     old_wanted: bool,
@@ -126,8 +127,8 @@ pub fn set(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Puts a value if what is asked for holds; gives the old value where it is wanted, and whether it
-/// put.
+/// Stores a value if its condition holds. Returns the old value if it is wanted, and whether the
+/// value was stored.
 fn put_when(
     s: &Session,
     key: &[u8],
@@ -163,7 +164,7 @@ fn put_when(
             }
         };
         if deadline.is_some_and(|at| at <= seen.now) {
-            // It has expired as it was set.
+            // The deadline has passed already.
             seen.remove(key, &live, batch);
             tell();
             seen.event(Classes::EXPIRED, "expired", key);
@@ -240,7 +241,7 @@ pub fn getex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             let unit = time_option(o).ok_or(Failure::SYNTAX)?;
             match unit.deadline(args.at(3), s.now(), "getex") {
                 Ok(deadline) => Some(deadline),
-                // As in Redis, the time is not looked at where there is no key.
+                // As in Redis, the time is not checked if the key does not exist.
                 Err(_) if s.see()?.string(key)?.1.is_none() => {
                     out.null();
                     return Ok(());
@@ -274,8 +275,8 @@ pub fn getex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// All values as of one moment. A value that cannot be read is an error in its place; what is no
-/// string is nil.
+/// Replies with all values as of one state. A value that cannot be read is replaced by an error, a
+/// value of another type by nil.
 pub fn mget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let space = s.existing()?;
     if let Some(space) = space {
@@ -304,12 +305,12 @@ pub fn mset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// None of the pairs where one of the keys exists.
+/// Stores all pairs, or none if one of the keys exists.
 pub fn msetnx(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     check_pairs(s, args, "msetnx")?;
     let keys = || args.from(1).step_by(2);
     let longest = args.from(2).step_by(2).map(<[u8]>::len).max().unwrap_or(0);
-    // A key that is named twice gets the last of its values, and the pages of no other.
+    // A key that is named twice gets only the last of its values, and no pages for the others.
     let last: BTreeMap<&[u8], &[u8]> = keys().zip(args.from(2).step_by(2)).collect();
     let new = s.change(s.writable_for(longest)?, keys(), |seen, batch| {
         let mut all = Vec::with_capacity(last.len());
@@ -362,13 +363,13 @@ pub fn getrange(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     Ok(())
 }
 
-/// Bytes `start` to `end`, both included; negative numbers count from the end.
+/// Returns the bytes from `start` to `end`, both included; negative numbers count from the end.
 fn slice(value: &[u8], start: i64, end: i64) -> &[u8] {
     let range = bounds(value.len() as u64, start, end);
     &value[range.start as usize..range.end as usize]
 }
 
-/// The bytes that two places mean in a string of `len` bytes.
+/// Returns the range of bytes that two indexes denote in a string of `len` bytes.
 fn bounds(len: u64, start: i64, end: i64) -> Range<u64> {
     let len = i64::try_from(len).unwrap_or(i64::MAX);
     if start < 0 && end < 0 && start > end {
@@ -397,8 +398,8 @@ pub fn append(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Writes bytes into a string, or begins one, atomically, from the place that `at` makes of its
-/// length. Gives the new length.
+/// Writes bytes atomically into a string, which is created if necessary, at the offset that `at`
+/// returns for its length. Returns the new length.
 fn write(
     s: &Session,
     key: &[u8],
@@ -412,8 +413,9 @@ fn write(
     })
 }
 
-/// Writes the bytes into a string, or begins one, atomically, that `change` says at the place that
-/// it says. A long string is not read for it. `event` is what others hear of it.
+/// Writes the bytes that `change` returns, at the offset that it returns, atomically into a string,
+/// which is created if necessary. A long string is not read as a whole. `event` is the name of the
+/// notification.
 pub fn edit<B: AsRef<[u8]>, T>(
     s: &Session,
     key: &[u8],
@@ -438,15 +440,15 @@ pub fn edit<B: AsRef<[u8]>, T>(
         })?;
         match done {
             Some(result) => return Ok(result),
-            // It gets too long for one tuple.
+            // The string becomes too long for one tuple.
             None => space = s.typed()?,
         }
     }
 }
 
-/// Replaces a number, or the absence of one, by what `change` makes of it, atomically; `None`
-/// leaves it. The deadline stays. `otherwise`: there is a string that is too long to be a number.
-/// `event` is what others hear of it.
+/// Replaces a number, or its absence, atomically by the result of `change`; `None` leaves it as it
+/// is. The deadline stays. `otherwise` returns the error for a string that is too long to be a
+/// number. `event` is the name of the notification.
 pub fn rewrite<T>(
     s: &Session,
     key: &[u8],

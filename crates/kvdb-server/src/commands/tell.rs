@@ -1,10 +1,11 @@
-//! Events of all keys of dictionaries: what has changed them named none of them.
+//! Events of all keys of dictionaries, for changes that do not name their keys.
 
 use crate::effects::Effect;
 use crate::session::Session;
 use crate::waiters::Spot;
 
-/// Tells of all keys of dictionaries of a branch that something may have happened to them.
+/// Publishes an event of all keys of some dictionaries of a branch: something may have happened to
+/// each.
 pub fn tell_all(
     event: &'static str,
     branch: &str,

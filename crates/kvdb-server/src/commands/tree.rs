@@ -1,5 +1,5 @@
-//! `CLONETREE`, `RMTREE`, `IMPORT`, `EXPORT` and `WALK`: trees of files copied by reference,
-//! removed, brought in and out, and looked through.
+//! `CLONETREE`, `RMTREE`, `IMPORT`, `EXPORT` and `WALK`: copying trees of files by reference,
+//! removing, importing, exporting and listing them.
 
 use kvdb::TransactionId;
 
@@ -11,8 +11,8 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::transactions::{Walking, Whose};
 
-/// Whose files a command is about: `TXN id`, `CLONE name` or `SNAPSHOT name` from argument `at` on,
-/// or else those of what the connection uses.
+/// Returns the files that a command refers to: `TXN id`, `CLONE name` or `SNAPSHOT name` from
+/// argument `at` on, or else those of the connection's place.
 fn whose(s: &Session, args: &Arguments<'_>, at: usize) -> Result<Whose, Failure> {
     let name = || snapshot::name(args.at(at + 1)).map(String::from);
     match (args.len() - at, args.get(at)) {
@@ -33,15 +33,15 @@ fn whose(s: &Session, args: &Arguments<'_>, at: usize) -> Result<Whose, Failure>
     }
 }
 
-/// Where the places of `CLONETREE` end.
+/// Returns the index after the paths of `CLONETREE`.
 fn end_of_places(args: &Arguments<'_>) -> usize {
     let last = args.len().saturating_sub(2);
     let named = last > 1 && ["txn", "clone"].iter().any(|word| is(args.at(last), word));
     if named { last } else { args.len() }
 }
 
-/// Whose files a command of this module changes; `None`: it is another one, or goes on with what
-/// was begun.
+/// Returns the files that a command of this module changes. Returns `None` for another command, or
+/// one that continues an operation.
 pub fn changed_by(s: &Session, name: &str, args: &Arguments<'_>) -> Option<Result<Whose, Failure>> {
     match name {
         "import" if is(args.at(1), "begin") => Some(whose(s, args, 3)),
@@ -51,7 +51,7 @@ pub fn changed_by(s: &Session, name: &str, args: &Arguments<'_>) -> Option<Resul
     }
 }
 
-/// What was done, as names and numbers in turn.
+/// Replies with statistics, as names and numbers in turn.
 fn counted(fields: &[(&str, u64)], out: &mut Output) -> Outcome {
     out.array(fields.len() * 2);
     for &(name, value) in fields {
@@ -61,9 +61,10 @@ fn counted(fields: &[(&str, u64)], out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `CLONETREE from to [from to ...] [TXN id | CLONE name]`, by paths from the root of the file
-/// system, in that transaction or clone, or in what the connection uses. Several trees come from
-/// one earlier state into a transaction. Names and numbers in turn: what was copied.
+/// `CLONETREE from to [from to ...] [TXN id | CLONE name]` copies trees, by paths from the root of
+/// the file system, in that transaction or clone, or in the connection's place. Several trees are
+/// copied from one earlier state into a transaction. Replies with the numbers of copied objects, as
+/// names and numbers in turn.
 pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     if args.len().is_multiple_of(2) {
@@ -81,7 +82,8 @@ pub fn clonetree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     counted(&[("directories", made.directories), ("files", made.files), ("bytes", made.bytes)], out)
 }
 
-/// `RMTREE path [TXN id | CLONE name]`: the same for removing. What was removed.
+/// `RMTREE path [TXN id | CLONE name]` removes a tree in the same way. Replies with the numbers of
+/// removed objects.
 pub fn rmtree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let whose = whose(s, &args, 2)?;
@@ -92,8 +94,8 @@ pub fn rmtree(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 pub const IMPORT_USAGE: &str = "BEGIN path [TXN id | CLONE name] | ADD entries | END | DROP";
 
 /// `IMPORT BEGIN path [TXN id | CLONE name]`, then `IMPORT ADD entries` any number of times, then
-/// `IMPORT END`: files for the directory at a path, in the form that `kvfs import` sends. `IMPORT
-/// DROP`, an error, or the end of the connection gives up.
+/// `IMPORT END`: imports files into the directory at a path, in the format that `kvfs import`
+/// sends. `IMPORT DROP`, an error, or the end of the connection cancels the import.
 pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     let none = || {
@@ -128,17 +130,17 @@ pub fn import(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 
 pub const WALK_USAGE: &str = "BEGIN path [TXN id | SNAPSHOT name | CLONE name] | NEXT | DROP";
 
-/// `WALK BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `WALK NEXT` until that gives an
-/// empty string: everything at a path and below, from one state, in the form that `kvfs find` and
-/// `kvfs du` read. A walk keeps its state from being freed until it ends, which the end of the
-/// connection does, too.
+/// `WALK BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `WALK NEXT` until it returns an
+/// empty string: lists the whole tree at a path, from one state, in the format that `kvfs find` and
+/// `kvfs du` read. A walk pins its state until it ends, at the latest with the connection.
 pub fn walk(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     pieces(s, args, out, |s, whose, path| s.shared.transactions.walk(whose, path))
 }
 
-/// `EXPORT BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `EXPORT NEXT` until that gives
-/// an empty string: the same as a tar stream. A connection has one walk or export at a time.
+/// `EXPORT BEGIN path [TXN id | SNAPSHOT name | CLONE name]`, then `EXPORT NEXT` until it returns
+/// an empty string: exports the same tree as a tar stream. A connection has one walk or export at a
+/// time.
 pub fn export(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.will_wait();
     pieces(s, args, out, |s, whose, path| s.shared.transactions.export(whose, path, s.user))
@@ -151,7 +153,7 @@ fn pieces(s: &mut Session, args: Arguments<'_>, out: &mut Output, begin: Begin) 
     match (args.at(1), args.len()) {
         (c, 3 | 5) if is(c, "begin") => {
             let whose = whose(s, &args, 3)?;
-            // The state of the one before is let go first.
+            // The state of the previous walk is released first.
             s.walking = None;
             s.walking = Some(begin(s, whose, args.at(2))?);
         }

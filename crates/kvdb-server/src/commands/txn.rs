@@ -1,5 +1,5 @@
-//! `TXN`: transactions over keys, and over files where the store is mounted, shared by any number
-//! of connections and processes.
+//! `TXN`: transactions over keys, and over files if the store is mounted, shared by any number of
+//! connections and processes.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub const USAGE: &str = "BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDL
                          COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED] | ABORT [id] | KEEP id | SEAL [id] | LIST | STATUS [id] | STATE [id] | LOCK KEY key [SHARED] | LOCK RANGE start end [SHARED] | CHANGES [id] [BEFORE] [FIELDS] | REVERT KEY key | FILES [id] [COLLAPSED] | SAVEPOINT name | ROLLBACK name | COMMITS [number FILES [COLLAPSED]] [number CHANGES [FIELDS]] | UNDO [number] [ATTACHED] | AGAINST [id] | MERGE clone [REBASE|INTO branch|FORK place] [DRY] [OURS path] [THEIRS path] [BOTH path] [ATTACHED] | REBASE id [OURS path] [THEIRS path] [BOTH path] [ATTACHED]";
 
 pub fn txn(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    // The others wait for the mount, for a sync or for a lock, or read much.
+    // The other subcommands wait for the mount, for a sync or for a lock, or read much data.
     const SHORT: [&str; 5] = ["files", "join", "leave", "list", "status"];
     if !SHORT.iter().any(|short| is(args.at(1), short)) {
         out.will_wait();
@@ -91,7 +91,7 @@ fn number(arg: &[u8]) -> Result<TransactionId, Failure> {
         .ok_or_else(|| Failure::request("a transaction is named by the number that TXN BEGIN gave"))
 }
 
-/// The transaction named by argument `at`, or the joined one.
+/// Returns the transaction named by argument `at`, or the joined one.
 pub fn named(s: &Session, args: Arguments<'_>, at: usize) -> Result<Transaction, Failure> {
     match args.get(at) {
         Some(id) => Ok(s.db().transaction(number(id)?)?),
@@ -113,9 +113,10 @@ fn seconds(arg: Option<&[u8]>) -> Result<Duration, Failure> {
     duration.ok_or_else(|| Failure::request("not a number of seconds"))
 }
 
-/// `TXN BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds]
-/// [LIMIT bytes] [FILES n] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED]`: its number. Where
-/// the connection works in a clone, it is of that one.
+/// `TXN BEGIN [OF clone] [WITHIN id] [SI|SER] [LABEL text] [IDLE seconds] [TIMEOUT seconds] [LIMIT
+/// bytes] [FILES n] [NOCHECK] [DURABLE] [UNDOABLE] [INPLACE] [ATTACHED]` begins a transaction and
+/// replies with its number. If the connection works in a clone, the transaction belongs to that
+/// clone.
 fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let mut options = TransactionOptions {
         detached: true,
@@ -170,19 +171,19 @@ fn begin(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// A transaction ends with the connection.
+/// Makes a transaction end with the connection.
 pub fn attach(s: &mut Session, id: TransactionId) {
     if s.attached.len() >= 64 && s.attached.len().is_power_of_two() {
-        // Others may have ended them.
+        // Other connections may have ended some of them.
         let db = s.shared.db.clone();
         s.attached.retain(|attached| db.transaction(*attached).is_ok());
     }
     s.attached.push(id);
 }
 
-/// `TXN SEAL [id]`: programs that descend from the process of this connection write in the
-/// transactions that it begins, and in this one, from here on and until it ends, and end none; see
-/// [`crate::seals`].
+/// `TXN SEAL [id]`: from here on, until this connection ends, programs that descend from its
+/// process can write only in the transactions that it begins, and in this one, and cannot end them;
+/// see [`crate::seals`].
 fn seal(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     let also = args.get(2).map(number).transpose()?;
@@ -208,7 +209,7 @@ fn join(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// The connection works in a transaction from here on.
+/// Moves the connection into a transaction.
 pub fn enter(s: &mut Session, transaction: Transaction) {
     let state = s.shared.transaction_states.of(s.db(), transaction.id());
     s.leave();
@@ -216,7 +217,7 @@ pub fn enter(s: &mut Session, transaction: Transaction) {
     s.joined = Some((transaction, state));
 }
 
-/// The connection is in it no longer: it is over.
+/// Removes the connection from a transaction that has ended.
 pub fn over(s: &mut Session, id: TransactionId) {
     s.attached.retain(|attached| *attached != id);
     if s.joined.as_ref().is_some_and(|(transaction, _)| transaction.id() == id) {
@@ -224,7 +225,7 @@ pub fn over(s: &mut Session, id: TransactionId) {
     }
 }
 
-/// The number in argument 2, or that of the joined one, which may have ended.
+/// Returns the number in argument 2, or that of the joined transaction, which may have ended.
 fn id_of(s: &Session, id: Option<&[u8]>) -> Result<TransactionId, Failure> {
     match id {
         Some(id) => number(id),
@@ -232,10 +233,10 @@ fn id_of(s: &Session, id: Option<&[u8]>) -> Result<TransactionId, Failure> {
     }
 }
 
-/// `TXN COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED]`. `IF`: in the state that `TXN STATE`
-/// has given, and in no other, which is the error `CHANGED`. `STAY`: after a conflict it is open as
-/// before. `ABORTNESTED`: transactions that are open within it are aborted then; without it they
-/// are the error `NESTED`.
+/// `TXN COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED]`. `IF` commits only in the state that
+/// `TXN STATE` returned; any other state is the error `CHANGED`. With `STAY` the transaction stays
+/// open after a conflict. With `ABORTNESTED` open transactions within it are aborted; without it
+/// they are the error `NESTED`.
 fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 8)?;
     let durability = if s.durable { Durability::Synced } else { Durability::Buffered };
@@ -261,7 +262,7 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         Err(_) => (None, String::new()),
     };
     let done = s.shared.transactions.commit(id, options);
-    // It has happened all the same.
+    // The commit has happened all the same.
     let (done, unsynced) = match done {
         Err(error @ kvdb::Error::NotSynced(_)) => (Ok(()), Some(error)),
         done => (done, None),
@@ -303,7 +304,7 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     }
 }
 
-/// What was changed by others, in names that the user knows.
+/// Returns the conflict's message, which names the changed keys in the user's terms.
 fn conflict(
     s: &Session,
     around: Option<TransactionId>,
@@ -319,7 +320,7 @@ fn conflict(
         let of_name = |key: &&(DictionaryId, Bytes)| {
             names_in(s, around, std::slice::from_ref(*key), 1).first() == Some(&*name)
         };
-        // What a transaction has taken in has no numbers of its own.
+        // A commit into an enclosing transaction has no commit number.
         let key = keys.iter().take(SHOWN * 16).find(of_name).filter(|_| around.is_none());
         if let Some(by) = key.and_then(|(dict, key)| changed_by(s, *dict, key)) {
             name.push_str(&by);
@@ -329,8 +330,8 @@ fn conflict(
     format!("others have changed {}{more} meanwhile; {end}", all.join(", "))
 }
 
-/// The newest commit of those that can be undone which has changed a key, and when it was. `None`:
-/// it was changed by a program outside of all transactions, or in one that cannot be undone.
+/// Returns the newest undoable commit that has changed a key, and its age. Returns `None` if the
+/// key was changed outside of transactions, or in a transaction that cannot be undone.
 fn changed_by(s: &Session, dict: DictionaryId, key: &[u8]) -> Option<String> {
     let now = s.db().wall_clock();
     s.db().undoable_commits().into_iter().rev().find_map(|commit| {
@@ -346,20 +347,20 @@ fn changed_by(s: &Session, dict: DictionaryId, key: &[u8]) -> Option<String> {
     })
 }
 
-/// Keys in words that the user knows, each once. To look for the name of a file costs, so it is
-/// done for the first `shown` of them.
+/// Returns the names of keys in the user's terms, without duplicates. Finding the name of a file is
+/// expensive, so it is done only for the first `shown` keys.
 pub fn names_of(s: &Session, keys: &[(DictionaryId, Bytes)], shown: usize) -> Vec<String> {
     names_in(s, None, keys, shown)
 }
 
-/// As [`names_of`], with the names that files have in a transaction, where there is one.
+/// Does the same as [`names_of`], with the file names of the transaction `around`, if given.
 fn names_in(
     s: &Session,
     around: Option<TransactionId>,
     keys: &[(DictionaryId, Bytes)],
     shown: usize,
 ) -> Vec<String> {
-    // The dictionaries of clones are among them.
+    // Includes the dictionaries of clones.
     let dictionaries = s.db().view().dictionaries();
     let mut all = Vec::new();
     for (dict, key) in keys {
@@ -397,7 +398,8 @@ fn names_in(
     all
 }
 
-/// The key that a tuple of a dictionary of types belongs to; the tuple's own, if it is not known.
+/// Returns the key that a tuple of a types dictionary belongs to, or the tuple's own key if that is
+/// not known.
 fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
     if let Some(key) = key_in_tuple(tuple) {
         return key;
@@ -406,7 +408,8 @@ fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
     owner.flatten().unwrap_or_else(|| tuple.clone())
 }
 
-/// Of one that is over already: whether it is worth another try.
+/// For a transaction that has ended already, returns the error that tells whether a retry is
+/// worthwhile.
 fn ended(s: &Session, id: TransactionId, error: kvdb::Error) -> kvdb::Error {
     match error {
         kvdb::Error::NoTransaction(_) => s.db().lost_to_another(id).unwrap_or(error),
@@ -419,13 +422,13 @@ fn abort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let id = id_of(s, args.get(2))?;
     over(s, id);
     s.shared.transactions.abort(id).map_err(|error| ended(s, id, error))?;
-    // A connection that waits in this transaction must see that it has ended.
+    // A connection that waits in this transaction must notice that it has ended.
     s.shared.waiters.wake_all();
     out.ok();
     Ok(())
 }
 
-/// One transaction, as a map of names and values.
+/// Writes one transaction as a map of names and values.
 fn describe(info: &TransactionInfo, out: &mut Output) {
     let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
     out.map(12);
@@ -464,7 +467,8 @@ fn describe(info: &TransactionInfo, out: &mut Output) {
     }
 }
 
-/// The joined one if no other is named; nil when there is none.
+/// Replies with the status of the named transaction, or else of the joined one; nil if there is
+/// none.
 fn status(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 3)?;
     if args.len() == 2 && s.joined.is_none() {
@@ -479,8 +483,9 @@ fn status(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `TXN LOCK KEY key [SHARED]`, `TXN LOCK RANGE start end [SHARED]`: for the rest of the joined
-/// serializable transaction, against changes by others, and without `SHARED` against their reads.
+/// `TXN LOCK KEY key [SHARED]`, `TXN LOCK RANGE start end [SHARED]`: locks keys for the rest of the
+/// joined serializable transaction, against changes by others, and without `SHARED` also against
+/// their reads.
 fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let keys = match args.get(2) {
         Some(c) if is(c, "key") => 1,
@@ -504,7 +509,8 @@ fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             transaction.lock_key(space.strings, args.at(3), exclusive)?;
             if let Some(types) = space.types {
                 transaction.lock_key(types, &head_key(args.at(3)), exclusive)?;
-                // The elements: others change them without touching the head.
+                // The elements are locked as well: others can change them without touching the
+                // head.
                 let live = s.see()?.live(args.at(3))?;
                 if let Some((start, end)) = live.head.and_then(|head| head.beneath()) {
                     transaction.lock_range(types, &start, &end, exclusive)?;
@@ -526,11 +532,11 @@ fn lock(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// `TXN FILES [id] [COLLAPSED]`: what it has changed of files, by path: for each an array of path,
-/// kind (`d`, `f`, `l`, `o`), bytes before (nil: it was not there), bytes now (nil: it is gone),
-/// and what differs: for each thing an array of its name, before, now (nil: not there); see
-/// [`crate::FileDetail`]. `COLLAPSED`: what lies below directories that were added or removed is
-/// mostly counted.
+/// `TXN FILES [id] [COLLAPSED]` lists the files that the transaction has changed, by path. Each is
+/// an array of path, kind (`d`, `f`, `l`, `o`), bytes before (nil if it did not exist), bytes now
+/// (nil if it no longer exists), and the differences. Each difference is an array of its name, and
+/// the values before and now (nil if absent); see [`crate::FileDetail`]. With `COLLAPSED`, most
+/// entries below directories that were added or removed are only counted.
 fn files(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 2, 4)?;
     let collapsed = args.len() > 2 && is(args.at(args.len() - 1), "collapsed");
@@ -567,7 +573,7 @@ pub fn list_files(all: Vec<FileChange>, out: &mut Output) {
     }
 }
 
-/// Bytes; nil: there is nothing.
+/// Writes a number of bytes, or nil if there is none.
 pub fn size(bytes: Option<u64>, out: &mut Output) {
     match bytes {
         Some(bytes) => out.integer(i64::try_from(bytes).unwrap_or(i64::MAX)),
@@ -583,8 +589,8 @@ fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     }
     let transaction = joined(s)?;
     if let Some((_, state)) = &s.joined {
-        // No command is between its change and its effects, and savepoints are listed as they are
-        // made.
+        // Under these locks no command is between its change and its effects, and savepoints are
+        // listed in the order in which they are made.
         let _held = state.locks.all();
         let savepoint = s.shared.transactions.savepoint(transaction)?;
         let effects = state.effects.lock().as_ref().map_or(0, Effects::len);
@@ -595,7 +601,7 @@ fn savepoint(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// Undoes what was changed since the savepoint, which stays; those made after it are gone.
+/// Undoes the changes since a savepoint, which stays; later savepoints are removed.
 fn rollback(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     arity(args, 3, 3)?;
     let transaction = joined(s)?;

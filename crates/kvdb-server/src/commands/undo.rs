@@ -1,4 +1,4 @@
-//! `TXN UNDO` and `TXN COMMITS`: undoing the commit of a transaction by another one.
+//! `TXN UNDO` and `TXN COMMITS`: undoing the commit of a transaction by another transaction.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,11 +21,11 @@ use crate::review::{Review, TypedState};
 use crate::session::Session;
 use crate::waiters::Spot;
 
-/// `TXN COMMITS`: the commits that can be undone, of the store, or of the clone that the connection
-/// works in, the oldest first: for each a map of its number,
-/// the label of its transaction, when it was made in seconds since 1970, and the bytes that are
-/// kept for it alone. With `number FILES [COLLAPSED]` or `number CHANGES [FIELDS]`: what that
-/// commit has changed, as `SNAPSHOT FILES` and `SNAPSHOT CHANGES` tell it.
+/// `TXN COMMITS` lists the commits of the store, or of the clone that the connection works in, that
+/// can be undone, the oldest first. Each is a map of its number, the label of its transaction, its
+/// time in seconds since 1970, and the bytes that are kept only for it. With `number FILES
+/// [COLLAPSED]` or `number CHANGES [FIELDS]` it lists the changes of that commit in the format of
+/// `SNAPSHOT FILES` and `SNAPSHOT CHANGES`.
 pub fn commits(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if args.len() > 2 {
         return changed_by(s, args, out);
@@ -52,7 +52,7 @@ fn changed_by(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let number = integer(args.at(2)).and_then(|number| u64::try_from(number).ok());
     let commit = named(s, Some(number.ok_or(Failure::NOT_AN_INTEGER)?))?;
     let (before, after) = s.db().states_around(commit.number)?;
-    // What they have is listed as of the main branch.
+    // Both states are listed under the main branch.
     let to = (&after, "");
     match (args.at(3), args.get(4)) {
         (what, None) if is(what, "changes") => changes::between(s, &before, to, false, out),
@@ -70,10 +70,10 @@ fn changed_by(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     }
 }
 
-/// `TXN UNDO [number] [ATTACHED]`: begins a transaction that undoes a commit, the last one if no
-/// other is named, when it commits. Its number, that of the commit, the label of the commit, and
-/// what was changed since in a way that stands against it, in words: if there is anything, the
-/// transaction is of no use but to look at.
+/// `TXN UNDO [number] [ATTACHED]` begins a transaction that undoes a commit when it commits; the
+/// last commit, unless another one is named. It replies with the number of the transaction, that of
+/// the commit, the label of the commit, and later changes that conflict with the undo, in words. If
+/// there are conflicts, the transaction can be read, but not committed.
 pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut number, mut attached) = (None, false);
     for word in args.from(2) {
@@ -122,7 +122,8 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Of what is undone again and again it is one word.
+/// Returns the label of the undo. A repeated undo alternates between `undo` and `redo`, instead of
+/// adding a word each time.
 fn label_of_undo(label: &str) -> String {
     match (label.strip_prefix("undo "), label.strip_prefix("redo ")) {
         (Some(label), _) => format!("redo {label}"),
@@ -131,7 +132,7 @@ fn label_of_undo(label: &str) -> String {
     }
 }
 
-/// The commits of where the connection works.
+/// Returns the undoable commits of the branch that the connection works on.
 fn undoable(s: &Session) -> Vec<UndoableCommit> {
     let mut all = s.db().undoable_commits();
     all.retain(|commit| Some(&*commit.branch) == s.place.branch());
@@ -158,8 +159,8 @@ fn named(s: &Session, number: Option<u64>) -> Result<UndoableCommit, Failure> {
     })
 }
 
-/// Keeps with a transaction an event of each key that it changes: `undo` of those that it changes
-/// back.
+/// Keeps an event of each key that a transaction changes until its commit, with the name `what`:
+/// `undo` for keys that it restores.
 pub fn note_events(s: &Session, id: TransactionId, what: &'static str) -> Outcome {
     if !s.notes(Classes::GENERIC) {
         return Ok(());
@@ -182,8 +183,8 @@ pub fn note_events(s: &Session, id: TransactionId, what: &'static str) -> Outcom
     Ok(())
 }
 
-/// The events of what a transaction changes in one dictionary: one for each key, or one of all,
-/// where there are too many.
+/// Returns the events of a transaction's changes in one dictionary: one for each key, or one for
+/// all keys if there are too many.
 fn events_of(
     s: &Session,
     transaction: &Transaction,
@@ -222,8 +223,8 @@ fn events_of(
     Ok(effects)
 }
 
-/// Keys that would be a string and something else at once: what others have made there since is in
-/// the other dictionary.
+/// Returns the keys that would be a string and another type at once: a later change by others is in
+/// the other dictionary, so it is not a conflict of tuples.
 pub fn kinds_meet(
     s: &Session,
     transaction: &Transaction,

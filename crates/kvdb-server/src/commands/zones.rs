@@ -1,7 +1,7 @@
-//! `KVFS.ZONES`: the map of the store's zones, for those who draw it.
+//! `KVFS.ZONES`: the map of the store's zones, for programs that draw it.
 //!
-//! Of a large store several zones that lie together are one cell, so that a map has the size of a
-//! picture whatever the store has.
+//! In a large store one cell stands for several adjacent zones, so that the size of the map does
+//! not grow with the store.
 
 use std::fmt::Write;
 
@@ -13,11 +13,11 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// Cells, where the client does not say how many it wants at most.
+/// Default limit on the number of cells.
 const CELLS: usize = 2048;
-/// What it may ask for.
+/// Upper bound of the limit that a client may request.
 const MOST_CELLS: i64 = 65_536;
-/// Bytes of a zone.
+/// Size of a zone, bytes.
 const ZONE: u64 = 8 << 20;
 
 /// `KVFS.ZONES [cells]`: a JSON object.
@@ -37,9 +37,9 @@ pub fn zones(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
-/// Each cell is an array: zones in use, of these those that are written to, zones given back to the
-/// host, bytes alive, what most of its zones are used for (or null), age of the youngest zone (or
-/// null).
+/// Each cell is an array: zones in use, zones among these that are being written, zones given back
+/// to the host, live bytes, the most frequent purpose of its zones (or null), age of the youngest
+/// zone (or null).
 fn json(map: &[ZoneInfo], cells: usize) -> String {
     let per_cell = map.len().div_ceil(cells).max(1);
     let mut json = format!(
@@ -63,7 +63,8 @@ fn json(map: &[ZoneInfo], cells: usize) -> String {
     json
 }
 
-/// What most zones of a cell are used for, as far as that is known; the first of several.
+/// Returns the most frequent purpose of the zones of a cell, as far as it is known; the first one
+/// in a tie.
 fn most(cell: &[ZoneInfo]) -> Option<&'static str> {
     let mut counts: Vec<(&'static str, usize)> = Vec::new();
     let names = cell.iter().filter_map(|zone| match zone.state {

@@ -1,4 +1,4 @@
-//! Values as bytes of RESP2 or RESP3: what a reply consists of.
+//! The encoding of values in replies: RESP2 or RESP3.
 
 use super::Output;
 
@@ -9,7 +9,8 @@ impl Output {
     pub fn ok(&mut self) {
         self.bytes.extend_from_slice(b"+OK\r\n");
     }
-    /// An error; `text` starts with its code (`ERR`, `NOAUTH`, …) and is made to fit one line.
+    /// Writes an error; `text` starts with its code (`ERR`, `NOAUTH`, …) and is made to fit one
+    /// line.
     pub fn error(&mut self, text: &str) {
         let text: Vec<u8> =
             text.bytes().map(|c| if c.is_ascii_control() { b' ' } else { c }).collect();
@@ -23,7 +24,7 @@ impl Output {
         self.bytes.extend_from_slice(value);
         self.bytes.extend_from_slice(b"\r\n");
     }
-    /// A number as RESP3 has it; a text in RESP2.
+    /// Writes a number as a RESP3 double, or as a string in RESP2.
     pub fn double(&mut self, value: f64) {
         let text = number_text(value);
         match self.resp3 {
@@ -31,7 +32,7 @@ impl Output {
             false => self.bulk(text.as_bytes()),
         }
     }
-    /// A text for people; RESP3 clients show it as it is.
+    /// Writes a text for people; RESP3 clients show it verbatim.
     pub fn verbatim(&mut self, text: &str) {
         if self.resp3 {
             self.number(b'=', text.len() as i64 + 4);
@@ -45,7 +46,7 @@ impl Output {
     pub fn null(&mut self) {
         self.bytes.extend_from_slice(if self.resp3 { b"_\r\n" } else { b"$-1\r\n" });
     }
-    /// Instead of an array.
+    /// Writes a null in place of an array.
     pub fn null_array(&mut self) {
         self.bytes.extend_from_slice(if self.resp3 { b"_\r\n" } else { b"*-1\r\n" });
     }
@@ -55,21 +56,22 @@ impl Output {
             None => self.null(),
         }
     }
-    /// The header of an array; `len` replies follow.
+    /// Writes the header of an array; `len` replies follow.
     pub fn array(&mut self, len: usize) {
         self.number(b'*', len as i64);
     }
-    /// Puts the header of an array in front of its `len` replies, which start at `position` and
-    /// have all been written.
+    /// Inserts the header of an array before its `len` replies, which start at `position` and have
+    /// all been written.
     pub fn insert_array_header(&mut self, position: usize, len: usize) {
         let end = self.bytes.len();
         self.array(len);
-        // The header comes last and goes to the front: no second copy of what may be long.
+        // The header is appended and rotated to the front, which avoids a second copy of replies
+        // that may be long.
         let header = self.bytes.len() - end;
         self.bytes[position..].rotate_right(header);
     }
-    /// Puts what a page begins with in front of its elements, which are the reply at `position`:
-    /// the cursor of the next page.
+    /// Inserts the header of a page, with the cursor of the next page, before the reply at
+    /// `position` that contains its elements.
     pub fn insert_page_header(&mut self, position: usize, cursor: u64) {
         let end = self.bytes.len();
         self.array(2);
@@ -77,11 +79,11 @@ impl Output {
         let header = self.bytes.len() - end;
         self.bytes[position..].rotate_right(header);
     }
-    /// The header of a map; `len` pairs of replies follow.
+    /// Writes the header of a map; `len` pairs of replies follow.
     pub fn map(&mut self, len: usize) {
         if self.resp3 { self.number(b'%', len as i64) } else { self.number(b'*', len as i64 * 2) }
     }
-    /// The header of a set; `len` replies follow.
+    /// Writes the header of a set; `len` replies follow.
     pub fn set(&mut self, len: usize) {
         self.number(if self.resp3 { b'~' } else { b'*' }, len as i64);
     }
@@ -92,19 +94,19 @@ impl Output {
             false => self.integer(i64::from(value)),
         }
     }
-    /// A whole number of any length, in decimal digits.
+    /// Writes an integer of any length, given in decimal digits.
     pub fn big_number(&mut self, digits: &str) {
         match self.resp3 {
             true => self.line(b'(', digits.as_bytes()),
             false => self.bulk(digits.as_bytes()),
         }
     }
-    /// The header of what is said about the reply that follows it, to a client of RESP3; `len`
+    /// Writes the header of an attribute of the reply that follows it, for RESP3 clients; `len`
     /// pairs of replies follow.
     pub fn attribute(&mut self, len: usize) {
         self.number(b'|', len as i64);
     }
-    /// The header of a message that is no reply, to a client that has asked for such; `len` replies
+    /// Writes the header of a push message, for clients that have asked for such; `len` replies
     /// follow.
     pub fn push(&mut self, len: usize) {
         self.number(if self.resp3 { b'>' } else { b'*' }, len as i64);
@@ -136,7 +138,7 @@ impl Output {
     }
 }
 
-/// The shortest decimal form of a number that says which one it is, as Redis writes it.
+/// Returns the shortest decimal form that identifies a number, as Redis writes it.
 pub fn number_text(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "inf" } else { "-inf" }.into();
@@ -149,6 +151,6 @@ pub fn number_text(value: f64) -> String {
             _ => text,
         };
     }
-    // There is one zero.
+    // Both zeros are written as one.
     format!("{}", value + 0.0)
 }

@@ -1,4 +1,4 @@
-//! Replies as bytes, what is held back of them, and what becomes of them when a sync fails.
+//! Tests of the encoding of replies, of replies that are held back, and of failed syncs.
 
 use super::*;
 use env::sync::Mutex;
@@ -100,7 +100,7 @@ fn a_text_that_cannot_be_read_to_its_end_is_an_error_or_the_end() {
     out.begin_bulk(60);
     assert!(out.add_to_bulk(&[b'x'; 30]));
     assert!(out.end_bulk(Ok(())).is_err(), "there was less than its header says");
-    // When a part has left, no error can follow.
+    // After a part has been sent, no error can follow.
     out.begin_bulk(200);
     assert!(out.add_to_bulk(&[b'x'; 150]));
     assert!(out.end_bulk(Err(lost())).is_ok() && out.is_broken());
@@ -129,7 +129,7 @@ fn what_is_kept_is_counted_until_it_has_left() {
     assert!(out.budget.used() >= 400, "it has not left yet");
     out.send_if_large();
     assert_eq!((sent.lock().len(), out.budget.used()), (508, 0));
-    // Of two that want too much together the second one hears of it.
+    // If two outputs together exceed the budget, the second one is overfull.
     let mut other =
         Output::new(Kvdb::in_memory(), Box::new(Memory(sent.clone())), 100, out.budget.clone());
     for (out, fits) in [(&mut out, true), (&mut other, false)] {

@@ -1,4 +1,4 @@
-//! What is done in two steps is never seen between them: a dictionary that is dropped with its
+//! Operations of two steps are never observed between them: the drop of a dictionary with its
 //! types, a savepoint with the number of effects before it, a command that reads two keys.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::client::{Client, Reply};
 use crate::notifications::Classes;
 use crate::session::Shared;
 
-/// Lets `other` run beside `work`.
+/// Runs `other` concurrently with `work`.
 fn beside(shared: &Arc<Shared>, other: impl FnOnce(Client) + Send + 'static, work: impl FnOnce()) {
     let client = Client::of(shared.clone());
     let thread = thread::Builder::new().name("other".into()).spawn(move || other(client));
@@ -19,8 +19,8 @@ fn beside(shared: &Arc<Shared>, other: impl FnOnce(Client) + Send + 'static, wor
     thread.expect("a thread").join().expect("it ends");
 }
 
-/// A command that has found a dictionary works with it under the locks of its keys: strings and
-/// types are both there until it has ended.
+/// A command that has found a dictionary uses it under the locks of its keys: strings and types
+/// both exist until it has ended.
 fn dropped() {
     let shared = shared();
     let mut client = Client::of(shared.clone());
@@ -49,8 +49,8 @@ fn a_dictionary_goes_with_its_types_whatever_the_schedule() {
     }
 }
 
-/// One connection of a transaction puts keys, and another one marks states and goes back to them:
-/// in the end there is an event for each key that is there, and no other.
+/// One connection of a transaction puts keys, and another one sets savepoints and rolls back to
+/// them: at the end there is exactly one event for each key that exists.
 fn marked() {
     let shared = shared();
     shared.notifications.set(Classes::parse(b"K$").expect("a setting"));
@@ -85,7 +85,7 @@ fn a_savepoint_keeps_the_events_before_it_whatever_the_schedule() {
     }
 }
 
-/// Two strings that are always the same are compared.
+/// Two strings that are always equal are compared.
 fn compared() {
     let shared = shared();
     let mut client = Client::of(shared.clone());

@@ -1,6 +1,6 @@
-//! Connections that work in one transaction at once: one makes keys anew, again and again, and two
-//! read them. What a command reads is one state of the transaction, also where it takes several
-//! steps: the head of a key, the length of a collection, then its elements or pages.
+//! Concurrent connections in one transaction: one replaces keys, again and again, and two read
+//! them. Each command must read one state of the transaction, even if it takes several steps: the
+//! head of a key, the length of a collection, then its elements or pages.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::session::Shared;
 
 const READERS: u64 = 2;
 
-/// How many elements a collection of a generation has.
+/// Returns the number of elements of a collection in a generation.
 fn size(generation: u64) -> usize {
     1 + generation as usize % 4
 }
 
-/// The string of a generation, in more than one page.
+/// Returns the string of a generation, which has more than one page.
 fn text(generation: u64) -> Vec<u8> {
     vec![b'a' + generation as u8; 5000 + size(generation)]
 }
@@ -29,7 +29,7 @@ fn join(shared: &Arc<Shared>, id: &str) -> Client {
     client
 }
 
-/// Makes one of the keys anew.
+/// Replaces one of the keys.
 fn write(client: &mut Client, what: u64, generation: u64) {
     let value = generation.to_string();
     let fields: Vec<String> = (0..size(generation)).map(|i| i.to_string()).collect();
@@ -53,7 +53,7 @@ fn write(client: &mut Client, what: u64, generation: u64) {
     assert_eq!(done[1], Reply::Integer(size(generation) as i64), "{command:?}");
 }
 
-/// Reads one of the keys, all of which must be of one generation.
+/// Reads one of the keys, whose parts must all be of one generation.
 fn read(client: &mut Client, what: u64) {
     let command = match what {
         0 => &["GET", "text"][..],

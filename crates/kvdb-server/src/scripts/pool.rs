@@ -1,4 +1,5 @@
-//! The workers: up to so many at once, each for one connection at a time, kept for the next one.
+//! The pool of workers: a bounded number at once, each used by one connection at a time and then
+//! kept for the next.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -16,7 +17,7 @@ pub struct Pool {
     command: Option<Vec<OsString>>,
     most: usize,
     state: Mutex<Workers>,
-    /// Signalled when a place is free.
+    /// Signalled when a slot is free.
     free: Condvar,
 }
 
@@ -29,7 +30,7 @@ struct Workers {
     closed: bool,
 }
 
-/// A script that runs.
+/// A running script.
 struct Running {
     socket: Arc<UnixStream>,
     killed: AtomicBool,
@@ -38,7 +39,7 @@ struct Running {
 impl Running {
     fn kill(&self) {
         self.killed.store(true, Relaxed);
-        // Who waits for the worker hears of it.
+        // The thread that waits for the worker notices the shutdown.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 }
@@ -48,7 +49,7 @@ impl Pool {
         Pool { command, most, state: Mutex::default(), free: Condvar::new() }
     }
 
-    /// A place for a worker; it is waited for no longer than this.
+    /// Returns a slot for a worker, and waits for one no longer than `time`.
     pub fn slot(self: &Arc<Self>, time: Duration) -> Result<Slot, Failure> {
         if self.command.is_none() {
             return Err(Failure::request(
@@ -72,13 +73,13 @@ impl Pool {
         Ok(Slot { pool: self.clone(), worker: state.idle.pop() })
     }
 
-    /// Ends the scripts that run; whether there was one.
+    /// Kills the running scripts; returns whether there was one.
     pub fn kill(&self) -> bool {
         let state = self.state.lock();
         state.running.values().for_each(|running| running.kill());
         !state.running.is_empty()
     }
-    /// Ends the scripts that run, and lets none begin.
+    /// Kills the running scripts, and lets none begin.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.free.notify_all();
@@ -86,16 +87,16 @@ impl Pool {
     }
 }
 
-/// A place for a worker, and the worker once there is one.
+/// A slot for a worker, and the worker once it was started.
 pub struct Slot {
     pool: Arc<Pool>,
     worker: Option<Worker>,
 }
 
 impl Slot {
-    /// The worker, which has nothing to do. One that has ended since is replaced, and so is one
-    /// that has said something that it was not asked: what it says next would be taken for the
-    /// answer to the next script, and a call of the last one for one of the next.
+    /// Returns the worker, which must be idle. A worker that has ended is replaced, and so is one
+    /// that has sent an unsolicited message: its next message would be taken for the answer to the
+    /// next script, and a call of the previous script for one of the next.
     fn worker(&mut self) -> Result<&mut Worker, Failure> {
         if !self.worker.as_ref().is_some_and(Worker::is_at_rest) {
             self.worker = None;
@@ -108,8 +109,8 @@ impl Slot {
         self.worker.as_mut().ok_or(Failure::STOPPING)
     }
 
-    /// Has `work` done with the worker, so that it can be killed. A worker that is not at rest
-    /// afterwards is ended; `work` says whether it is.
+    /// Runs `work` with the worker registered, so that it can be killed. `work` returns whether the
+    /// worker is idle afterwards; if it is not, the worker is ended.
     pub fn with<T>(
         &mut self,
         work: impl FnOnce(&mut Worker) -> (T, bool),

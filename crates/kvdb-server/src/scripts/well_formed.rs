@@ -1,17 +1,17 @@
-//! Whether bytes are a reply. A worker's are looked at before they go to a client.
+//! Validation of replies: those of a worker are checked before they are sent to a client.
 
-/// The bytes of a line up to its end, and what is behind it.
+/// Returns the bytes of a line up to its end, and the rest after it.
 fn line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\r')?;
     Some((&bytes[..end], bytes[end..].strip_prefix(b"\r\n")?))
 }
 
-/// Exactly one reply in RESP, of version 3 or 2.
+/// Returns whether the bytes are exactly one reply, in RESP3 or RESP2.
 pub fn is_one_reply(mut bytes: &[u8], resp3: bool) -> bool {
-    // Replies that are still to come.
+    // Number of replies still expected.
     let mut wanted = 1usize;
     while wanted > 0 {
-        // Each takes three bytes at least, so this ends.
+        // Each takes at least three bytes, so this loop ends.
         if wanted > bytes.len() {
             return false;
         }

@@ -1,4 +1,4 @@
-//! A worker as the server sees it: a process at the other end of a socket, which may do anything.
+//! The server's side of a worker: a process at the other end of a socket, which is not trusted.
 
 use std::ffi::OsString;
 use std::io::{self, BufReader, Read};
@@ -13,12 +13,12 @@ use kvdb_lua::wire::{self, Frame, Kind};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-/// Why nothing came of a worker.
+/// The reason why a worker gave no result.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// It took too long.
+    /// The time was exceeded.
     TooLong,
-    /// It has ended, or said what makes no sense.
+    /// The worker has ended, or sent an invalid message.
     Gone,
 }
 
@@ -31,11 +31,11 @@ impl From<io::Error> for Broken {
     }
 }
 
-/// How often it is looked, during a wait, whether the time is up.
+/// Interval at which a wait checks whether the time is up.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Reads and writes up to a moment. The socket's own timeout is a tick, so that none has to be set
-/// for each message.
+/// A socket with a deadline for reads and writes. The socket's own timeout is one tick, so that it
+/// need not be set for each message.
 struct Timed {
     socket: Arc<UnixStream>,
     watchful: Watchful,
@@ -49,7 +49,7 @@ impl Timed {
         Ok(Timed { socket: Arc::new(socket), watchful: Watchful::new(), until: Instant::now() })
     }
 
-    /// Does `step` until it has not waited in vain, or the time is up.
+    /// Repeats `step` until it does not time out, or the deadline has passed.
     fn until_time_is_up<T>(
         &self,
         mut step: impl FnMut(&UnixStream) -> io::Result<T>,
@@ -66,7 +66,7 @@ impl Timed {
 
 impl Read for Timed {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        // A worker that always answers at once has no more time than others.
+        // A worker that always answers at once is still bound by the deadline.
         if Instant::now() < self.until
             && let Some(got) = self.watchful.receive(&*self.socket, into)?
         {
@@ -91,8 +91,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts one. It inherits its socket as standard input, and nothing else: no environment, no
-    /// other descriptor (all of this process are closed by `exec`).
+    /// Starts a worker. It inherits its socket as standard input, and nothing else: no environment
+    /// and no other descriptor (`exec` closes all others of this process).
     pub fn start(command: &[OsString]) -> io::Result<Worker> {
         let (program, arguments) =
             command.split_first().ok_or_else(|| io::Error::other("there is no command"))?;
@@ -107,24 +107,25 @@ impl Worker {
         Ok(Worker { child, channel: BufReader::with_capacity(16 << 10, Timed::over(socket)?) })
     }
 
-    /// The socket, so that others can end what it is at.
+    /// Returns the socket, through which other threads can end the worker's current work.
     pub fn socket(&self) -> Arc<UnixStream> {
         self.channel.get_ref().socket.clone()
     }
-    /// Whether it waits to be asked: it has not ended, and has said nothing since the last answer.
+    /// Returns whether the worker is idle: it has not ended, and has sent nothing since its last
+    /// answer.
     pub fn is_at_rest(&self) -> bool {
         let socket = &*self.channel.get_ref().socket;
         let looked = rustix::net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT);
         looked.is_err_and(|error| error == Errno::AGAIN) && self.channel.buffer().is_empty()
     }
-    /// What follows is to be done by then.
+    /// Sets the deadline of the following reads and writes.
     pub fn by(&mut self, until: Instant) {
         self.channel.get_mut().until = until;
     }
     pub fn send(&mut self, kind: Kind, payload: &[u8]) -> Result<(), Broken> {
         Ok(wire::write(self.channel.get_mut(), kind, payload)?)
     }
-    /// The next message, of up to so many bytes.
+    /// Receives the next message, of up to `most` bytes.
     pub fn receive(&mut self, most: usize) -> Result<Frame, Broken> {
         Ok(Frame::read(&mut self.channel, most)?)
     }
@@ -132,7 +133,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // A process that was killed has ended, so this does not wait for long.
+        // A killed process ends, so this does not wait for long.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

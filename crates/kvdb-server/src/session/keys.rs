@@ -1,5 +1,6 @@
-//! How the commands of a session read and change keys: which dictionaries, at what time, and that a
-//! change is one transaction, whatever others change at the same keys.
+//! Reads and changes of keys by the commands of a session: the dictionaries and the time that they
+//! use, and the execution of each change as one transaction, whatever other clients change at the
+//! same keys.
 
 use std::collections::BTreeMap;
 
@@ -18,16 +19,16 @@ use crate::keyspace::Keyspace;
 use crate::locks::keeping_clear;
 use crate::notifications::{Classes, Event};
 
-/// Bytes of a change that is committed without a transaction. What is larger may have to be written
-/// before it commits.
+/// Limit on the bytes of a change that is committed without a transaction. A larger one may have to
+/// be written out before it commits.
 const DIRECT_BYTES: usize = 64 << 10;
-/// How often that is tried: others come between where a version of the store ends, or where a
-/// transaction has changed what was read.
+/// Number of attempts. An attempt fails if a version of the store ends in between, or if a
+/// transaction has changed a key that was read.
 const DIRECT_TRIES: usize = 4;
 
 impl Session {
-    /// The time that decides what has expired, milliseconds since 1970. In a snapshot it stands
-    /// still.
+    /// Returns the time that decides about expiry, milliseconds since 1970. In a snapshot it is
+    /// constant.
     pub fn now(&self) -> u64 {
         match (&self.place, self.exec_time) {
             (Place::Snapshot(_, made), _) => *made,
@@ -36,26 +37,26 @@ impl Session {
         }
     }
 
-    /// The clock of the store, milliseconds since 1970.
+    /// Returns the time of the store's clock, milliseconds since 1970.
     pub fn clock(&self) -> u64 {
         u64::try_from(self.shared.db.wall_clock().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// A random number.
+    /// Returns a random number.
     pub fn random(&self) -> u64 {
         self.shared.db.random()
     }
 
-    /// The selected dictionary if it exists. In a transaction that locks what it reads both parts
-    /// are made: a key of a dictionary that does not exist could not be locked, so what has been
-    /// read as absent would be added by others.
+    /// Returns the selected dictionary if it exists. In a transaction that locks its reads, both
+    /// parts are created: a key of a missing dictionary could not be locked, so others could add a
+    /// key that was read as absent.
     pub fn existing(&self) -> Result<Option<Keyspace>, Failure> {
         let found = self.existing_of(&self.dictionary)?;
         if found.is_some_and(|space| space.types.is_some()) || !self.locks_what_it_reads() {
             return Ok(found);
         }
         match self.typed() {
-            // Nobody else makes it either.
+            // No other client can create it either.
             Err(Failure::ReadOnly(_)) => Ok(found),
             made => made.map(Some),
         }
@@ -66,7 +67,7 @@ impl Session {
         joined && self.inside().is_some_and(|t| t.isolation() == Isolation::Serializable)
     }
 
-    /// Another dictionary if it exists.
+    /// Returns another dictionary if it exists.
     fn existing_of(&self, dictionary: &Selected) -> Result<Option<Keyspace>, Failure> {
         let db = &self.shared.db;
         match &self.place {
@@ -77,8 +78,8 @@ impl Session {
         }
     }
 
-    /// The selected dictionary, made if need be; with that of its types where
-    /// [`Session::existing`] makes it.
+    /// Returns the selected dictionary, and creates it if necessary; with its types dictionary if
+    /// [`Session::existing`] creates that.
     pub fn writable(&self) -> Result<Keyspace, Failure> {
         if self.locks_what_it_reads() { self.typed() } else { self.made() }
     }
@@ -103,15 +104,16 @@ impl Session {
         }
     }
 
-    /// The selected dictionary with that of its types, both made if need be.
+    /// Returns the selected dictionary with its types dictionary, and creates both if necessary.
     pub fn typed(&self) -> Result<Keyspace, Failure> {
         let space = self.made()?;
         if space.types.is_some() {
             return Ok(space);
         }
-        // A command that holds a lock may believe that there is none: all of them have ended when
-        // it is made. `EXEC` has made it before it took its locks, or has all of them; where that
-        // could not be known before, it is tried again with all of them.
+        // A command that holds a lock may rely on the absence of the types dictionary, so it is
+        // created under the locks of all keys. `EXEC` has created it before it took its locks, or
+        // holds all of them; if the need was not known beforehand, `EXEC` is retried with all
+        // locks.
         if self.executing.is_some() && !self.all_locked {
             return Err(Failure::again_and_again());
         }
@@ -127,25 +129,26 @@ impl Session {
         Ok(Keyspace { types: Some(types), ..space })
     }
 
-    /// The selected dictionary for strings of up to `len` bytes, made if need be.
+    /// Returns the selected dictionary for strings of up to `len` bytes, and creates it if
+    /// necessary.
     pub fn writable_for(&self, len: usize) -> Result<Keyspace, Failure> {
         if len > self.shared.limits.tuple { self.typed() } else { self.writable() }
     }
 
-    /// What a command that only reads sees of the selected dictionary.
+    /// Returns the state of the selected dictionary for a command that only reads.
     pub fn see(&self) -> Result<Seen<'_>, Failure> {
         let space = self.existing()?;
         let seen = Seen::by(self, space)?;
         if space.is_some_and(|space| space.types.is_none())
             && let Some(now) = self.existing()?.filter(|now| now.types.is_some())
         {
-            // Its types were made in between: what is seen may have keys there.
+            // The types dictionary was created in the meantime: the state may contain keys in it.
             return Seen::by(self, Some(now));
         }
         Ok(seen)
     }
 
-    /// Commits the batch that `change` makes of what it sees of these keys, atomically: other
+    /// Commits the batch that `change` makes from the state of these keys, atomically: other
     /// commands are locked out, and after a conflict with a transaction `change` is called again.
     pub fn change<'k, T>(
         &self,
@@ -154,14 +157,14 @@ impl Session {
         change: impl FnMut(&Seen<'_>, &mut Batch) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         if self.inside().is_some() {
-            // It may turn out that nothing is changed: that, too, depends on what was read.
+            // Even if the command changes nothing, its result depends on its reads.
             self.reads(space.strings, keys.clone())?;
         }
         self.change_commuting(space, keys, change)
     }
 
-    /// As [`Session::change`], for changes that commute with those of others inside a transaction:
-    /// there, what was read is no reason for a conflict.
+    /// Does the same as [`Session::change`], for changes that commute with those of others in a
+    /// transaction: there, reads cause no conflict.
     pub fn change_commuting<'k, T>(
         &self,
         space: Keyspace,
@@ -171,8 +174,8 @@ impl Session {
         self.keeping_clear(|| self.change_under_locks(space, keys.clone(), &mut change))
     }
 
-    /// Does `work`, which takes locks of keys, as [`keeping_clear`] has it. What works in a
-    /// transaction waits for others before it takes any.
+    /// Runs `work`, which locks keys, by [`keeping_clear`]. In a transaction, locks of the
+    /// transaction are waited for before any lock of keys is taken.
     fn keeping_clear<T>(&self, mut work: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
         match self.inside() {
             Some(_) => work(),
@@ -211,14 +214,14 @@ impl Session {
                 (done, effects)
             }
         };
-        // Still under the locks, so that the events of a key have the order of its commits.
+        // Still under the locks, so that the events of a key are in the order of its commits.
         self.settle(effects);
         Ok(done)
     }
 
-    /// Commits a small change without a transaction, if what it has read is unchanged by then; with
-    /// the effects of that. `None`: nothing is committed, because it is large or others come
-    /// between.
+    /// Commits a small change without a transaction, on the condition that its reads are still
+    /// valid. Returns its result and its effects, or `None` if nothing was committed because the
+    /// change is large or conflicts with others.
     fn commit_directly<T>(
         &self,
         space: Keyspace,
@@ -244,12 +247,14 @@ impl Session {
         Ok(None)
     }
 
-    /// The keyspace again, now that keys of it are locked: others may have made its types.
+    /// Looks up the keyspace again, after keys of it were locked: others may have created its types
+    /// dictionary.
     pub fn under_locks(&self, space: Keyspace) -> Result<Keyspace, Failure> {
         self.under_locks_of(&self.dictionary, space)
     }
 
-    /// As [`Session::under_locks`], of a dictionary that need not be the selected one.
+    /// Does the same as [`Session::under_locks`] for a dictionary that need not be the selected
+    /// one.
     pub fn under_locks_of(
         &self,
         dictionary: &Selected,
@@ -264,7 +269,7 @@ impl Session {
         }
     }
 
-    /// Puts strings whatever was there before.
+    /// Stores strings regardless of the previous values.
     pub fn put_blindly<'k>(
         &self,
         space: Keyspace,
@@ -278,11 +283,11 @@ impl Session {
         if self.keeping_clear(|| self.put_under_locks(space, pairs.clone()))? {
             return Ok(());
         }
-        // A key that is named twice gets the last of its values, and the pages of no other.
+        // A key that is named twice gets only the last of its values, and no pages for the others.
         let last: BTreeMap<&[u8], &[u8]> = pairs.clone().collect();
         self.change_commuting(space, keys, |seen, batch| {
             for (key, value) in &last {
-                // The key is looked up only where notifications of new keys are on.
+                // The key is looked up only if notifications of new keys are on.
                 let live = match self.notes(Classes::NEW) {
                     true => seen.live(key)?,
                     false => seen.live_head(key)?,
@@ -294,8 +299,8 @@ impl Session {
         })
     }
 
-    /// Puts strings without a look at what was there before; `false`: that cannot be, because the
-    /// dictionary has types, or because others want to hear of new keys.
+    /// Stores strings without reading the previous values. Returns `false` if that is not possible,
+    /// because the dictionary has types, or because clients want events of new keys.
     fn put_under_locks<'k>(
         &self,
         space: Keyspace,
@@ -326,9 +331,9 @@ impl Session {
     }
 }
 
-/// Commits the batch that `fill` makes in a transaction of its own, and has it made again after a
-/// conflict. `check_writes`: it is one, too, that others have written what the batch writes, and
-/// not only that they have written what was read.
+/// Commits the batch that `fill` makes in a transaction of its own, and retries after a conflict.
+/// Changes of the keys that were read are conflicts; with `check_writes`, changes of the keys that
+/// the batch writes are, too.
 pub fn retry_on_conflict<T>(
     db: &Kvdb,
     check_writes: bool,
@@ -355,7 +360,7 @@ pub fn retry_on_conflict<T>(
     Err(Failure::again_and_again())
 }
 
-/// The event of a string that was put.
+/// Returns the event of a string that was stored.
 fn set(key: &[u8]) -> Effect {
     let event = Event { class: Classes::STRING, name: "set" };
     Effect::Event { event, key: Bytes::copy_from_slice(key) }

@@ -1,4 +1,4 @@
-//! What a session keeps between `MULTI` and `EXEC`, and of `WATCH`.
+//! The state of a session between `MULTI` and `EXEC`, and that of `WATCH`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,13 +12,13 @@ use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Head, Keyspace, Kind, head_key, is_past};
 use crate::request::Request;
 
-/// What is gathered between `MULTI` and `EXEC`.
+/// The commands queued between `MULTI` and `EXEC`.
 pub struct Queue {
     shared: Arc<Shared>,
     pub requests: Vec<Request>,
-    /// Counted in `Shared::request_bytes`.
+    /// Charged to `Shared::request_bytes`.
     pub bytes: usize,
-    /// A command was refused, so none is run.
+    /// A command was refused, so `EXEC` runs none.
     pub spoilt: bool,
 }
 
@@ -39,27 +39,27 @@ impl Drop for Queue {
 
 /// Keys that must not have changed for `EXEC` to run.
 pub struct Watch {
-    /// Where they are: another dictionary may be selected since.
+    /// The dictionary of the keys: another one may be selected since.
     pub dictionary: Selected,
     pub space: Keyspace,
     pub keys: Vec<Bytes>,
-    /// The first of them expires then: milliseconds since 1970.
+    /// The earliest deadline of the keys, milliseconds since 1970.
     pub expires: Option<u64>,
     pub state: Watched,
 }
 
-/// What tells whether they have.
+/// The state against which changes of the keys are detected.
 pub enum Watched {
-    /// Of the store: a transaction that depends on them.
+    /// For keys of the store: a transaction that depends on them.
     Store(Transaction),
-    /// Of a joined transaction: as they were in it.
+    /// For keys of a joined transaction: their state in it at the time of the `WATCH`.
     Joined(View),
 }
 
-/// What a watched key takes in addition to its bytes, about.
+/// Approximate size of a watched key in addition to its bytes.
 pub const WATCHED: usize = 256;
 
-/// A `WATCH` in force, as the server counts it.
+/// A `WATCH` in force, which counts towards the server's limit.
 pub struct Counted {
     shared: Arc<Shared>,
     bytes: usize,
@@ -93,14 +93,15 @@ impl Drop for Counted {
     }
 }
 
-/// A `WATCH` that was kept for too long has ended: whether a key has changed is not known then.
+/// Returns whether the error means that a `WATCH` has ended because it was kept for too long:
+/// changes of its keys are not known then.
 pub fn is_over(error: &kvdb::Error) -> bool {
     matches!(error, kvdb::Error::Locked(_) | kvdb::Error::NoTransaction(_))
 }
 
 impl Watch {
-    /// Whether a key has changed, as `now` sees it. That nothing changes from here on is up to what
-    /// `now` depends on.
+    /// Returns whether a key has changed, as `now` sees it. The dependencies of `now` ensure that
+    /// no key changes after this check.
     pub fn is_broken(&self, now: &Transaction, s: &Session) -> Result<bool, Failure> {
         if self.expires.is_some_and(|at| is_past(at, s.now())) {
             return Ok(true);
@@ -114,7 +115,7 @@ impl Watch {
                 if outdated {
                     return Ok(true);
                 }
-                // Deadlines have come into use since.
+                // A types dictionary may have been created since.
                 let Some(types) = s.under_locks_of(&self.dictionary, self.space)?.types else {
                     return Ok(false);
                 };
@@ -140,7 +141,7 @@ impl Watch {
                     }
                     let head = before.get(types, &head_key(key))?;
                     let head = head.and_then(|head| Head::decode(&head));
-                    // A string in pages has another head with every change.
+                    // A string in pages gets another head with every change.
                     if let Some(head) = head.filter(|head| head.kind != Kind::Pages)
                         && let Some(all) = head.beneath()
                         && elements_differ(before, now, types, all)?

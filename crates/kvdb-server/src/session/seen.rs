@@ -1,5 +1,6 @@
-//! What one command sees of the keys: which there are at its time, of which type, and what a batch
-//! must do to change one. What is read is announced, so that a transaction's commit depends on it.
+//! The state of the keys for one command: the keys that exist at its time, their types, and the
+//! changes that a batch needs to modify one. Reads are announced, so that a transaction's commit
+//! depends on them.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -22,42 +23,43 @@ fn corrupt(what: &str, key: &[u8]) -> Failure {
     Failure::Corrupt(format!("{what} of the key '{}' does not decode", key.escape_ascii()))
 }
 
-/// How what is read is made known, so that a transaction's commit depends on it.
+/// The way in which reads are announced, so that a transaction's commit depends on them.
 enum Source<'a> {
-    /// There is no transaction.
+    /// There is no transaction, so reads are not announced.
     View,
-    /// Commands work in a transaction.
+    /// The command works in a transaction of the session.
     Session(&'a Session),
-    /// The command has a transaction to itself.
+    /// The command has a transaction of its own.
     Own(&'a Transaction),
-    /// The command commits if these are unchanged.
+    /// The command commits if these reads are still valid.
     Condition(RefCell<Reads>),
 }
 
-/// What one command sees of the keys.
+/// The state of the keys for one command.
 pub struct Seen<'a> {
     pub strings: Option<DictionaryId>,
     pub types: Option<DictionaryId>,
-    /// Milliseconds since 1970: what expires at or before this is gone.
+    /// In milliseconds since 1970: keys that expire before this do not exist.
     pub now: u64,
     view: View,
     source: Source<'a>,
     session: &'a Session,
-    /// Effects that happen when the batch is committed.
+    /// Effects to be carried out when the batch is committed.
     effects: RefCell<Vec<Effect>>,
-    /// Bytes that the batch has had already, in a transaction that others use, too.
+    /// Changes that `relieve` has already taken from the batch, in a transaction that others use,
+    /// too.
     relieved: RefCell<Option<NestedBatch>>,
     /// Bytes of changes since the batch was last relieved.
     unrelieved: Cell<usize>,
 }
 
-/// Bytes of changes that a batch gathers, about.
+/// Approximate limit on the bytes of changes in a batch.
 const GATHERED: usize = 1 << 20;
-/// Memory of a change besides its key and its value, bytes, about.
+/// Approximate memory of a change in addition to its key and its value, bytes.
 const CHANGE: usize = 96;
 
 impl<'a> Seen<'a> {
-    /// What a session sees that has no transaction, or works in one.
+    /// Returns the state for a session without a transaction, or in one.
     pub fn by(session: &'a Session, space: Option<Keyspace>) -> Result<Self, Failure> {
         let source = match session.inside() {
             Some(_) => Source::Session(session),
@@ -65,7 +67,7 @@ impl<'a> Seen<'a> {
         };
         Ok(Seen::new(session, space, session.view()?, source))
     }
-    /// What a transaction sees that is made for this command.
+    /// Returns the state of a transaction that is made for this command.
     pub fn of(
         transaction: &'a Transaction,
         session: &'a Session,
@@ -73,8 +75,8 @@ impl<'a> Seen<'a> {
     ) -> Result<Self, Failure> {
         Ok(Seen::new(session, Some(space), transaction.view()?, Source::Own(transaction)))
     }
-    /// What a command sees that is going to commit if that is unchanged, see
-    /// [`Seen::into_condition`].
+    /// Returns a state whose reads are recorded, for a command that commits if they are still
+    /// valid, see [`Seen::into_condition`].
     pub fn noted(session: &'a Session, space: Keyspace) -> Self {
         let (view, source) = (session.db().view(), Source::Condition(RefCell::default()));
         Seen::new(session, Some(space), view, source)
@@ -112,17 +114,18 @@ impl<'a> Seen<'a> {
             }
         }
     }
-    /// Notes that a list, sorted set or stream has got elements, for connections that wait for
-    /// them. `new`: there was none under the key.
+    /// Notes that a list, sorted set or stream has gained elements, for connections that wait for
+    /// them. `new` means that the key did not exist.
     pub fn filled(&self, kind: Kind, key: &[u8], new: bool) {
         if matches!(kind, Kind::List | Kind::SortedSet | Kind::Stream) {
             let key = Bytes::copy_from_slice(key);
             self.effects.borrow_mut().push(Effect::Filled { kind, key, new });
         }
     }
-    /// Called by changes of any length, with the bytes that were added to the batch: what it has is
-    /// made in the transaction where it gets much, so that memory stays bounded. The command goes
-    /// on to see what it saw when it began, and must add to the batch once more.
+    /// Called by changes of unlimited size after `added` bytes were added to the batch. If the
+    /// batch is large, its changes are applied to the transaction, so that memory stays bounded.
+    /// The command still sees the state of its beginning, and must add to the batch at least once
+    /// more.
     pub fn relieve(&self, batch: &mut Batch, added: usize) -> Result<(), Failure> {
         let gathered = self.unrelieved.get() + added + CHANGE;
         self.unrelieved.set(gathered);
@@ -131,7 +134,7 @@ impl<'a> Seen<'a> {
         }
         match &self.source {
             Source::View => return Ok(()),
-            // It is begun anew, in a transaction of its own.
+            // The command starts again, in a transaction of its own.
             Source::Condition(_) => return Err(Failure::TooLargeAtOnce),
             Source::Own(own) => own.apply(std::mem::take(batch))?,
             Source::Session(session) if session.executing.is_some() => {
@@ -150,8 +153,8 @@ impl<'a> Seen<'a> {
         self.unrelieved.set(0);
         self.session.check_stopping()
     }
-    /// Makes what is left of a batch in the transaction that commands work in; together with what
-    /// it has had before.
+    /// Applies the rest of a batch to the transaction that commands work in, together with the
+    /// changes that `relieve` has taken.
     pub fn make(&self, batch: Batch) -> Result<(), Failure> {
         match self.relieved.take() {
             Some(mut nested) => {
@@ -161,11 +164,11 @@ impl<'a> Seen<'a> {
             None => self.session.commit(batch),
         }
     }
-    /// The state that the command sees, for what it replies when its change is made.
+    /// Returns the state that the command sees, for a reply that is read after its change.
     pub fn state(&self) -> Result<View, Failure> {
         Ok(self.view()?.into_owned())
     }
-    /// How many elements of `[start, end)` come before a place.
+    /// Returns the number of elements in `[start, end)` before a place.
     pub fn rank(
         &self,
         of: &Collection,
@@ -175,7 +178,7 @@ impl<'a> Seen<'a> {
         let view = self.range(of.types, start, place.clamp(start, end))?;
         Ok(self.session.db().rank(&view, of.types, start..end, place)?)
     }
-    /// The place of the element of `[start, end)` that `n` others come before.
+    /// Returns the place of the element in `[start, end)` that has `n` elements before it.
     pub fn select(
         &self,
         of: &Collection,
@@ -185,7 +188,7 @@ impl<'a> Seen<'a> {
         let view = self.range(of.types, start, end)?;
         Ok(self.session.db().select(&view, of.types, start..end, n)?)
     }
-    /// How many of the strings that are one tuple come before a key; `None`: how many there are.
+    /// Returns the number of strings in one tuple before a key, or of all such strings for `None`.
     pub fn strings_before(&self, key: Option<&[u8]>) -> Result<u64, Failure> {
         let (Some(dict), db) = (self.strings, self.session.db()) else { return Ok(0) };
         let view = self.range(dict, b"", key.unwrap_or_default())?;
@@ -194,18 +197,18 @@ impl<'a> Seen<'a> {
             None => db.count::<&[u8]>(&view, dict, ..)?,
         })
     }
-    /// The string that is one tuple and that `n` others come before.
+    /// Returns the string in one tuple that has `n` of them before it.
     pub fn nth_string(&self, n: u64) -> Result<Option<Bytes>, Failure> {
         let Some(dict) = self.strings else { return Ok(None) };
         let view = self.range(dict, b"", b"")?;
         Ok(self.session.db().select::<&[u8]>(&view, dict, .., n)?)
     }
-    /// The effects that happen when the batch is committed.
+    /// Returns the effects to be carried out when the batch is committed.
     pub fn into_effects(self) -> Vec<Effect> {
         self.effects.into_inner()
     }
-    /// The state that was read, what of it must be unchanged at the commit besides what the batch
-    /// changes, and the effects of that.
+    /// Returns the state that was read, the reads that must still be valid at the commit in
+    /// addition to the keys that the batch changes, and the effects.
     pub fn into_condition(self) -> (View, Reads, Vec<Effect>) {
         let reads = match self.source {
             Source::Condition(reads) => reads.into_inner(),
@@ -214,10 +217,10 @@ impl<'a> Seen<'a> {
         (self.view, reads, self.effects.into_inner())
     }
 
-    /// The state to read, what is read having been announced. A serializable transaction reads what
-    /// is committed when it has the lock. What it has changed itself is that of the beginning of
-    /// the command: other connections may change it between two reads of this one, and a head must
-    /// not meet the elements of another state.
+    /// Returns the state to read from, after the read was announced. In a serializable transaction
+    /// it has the newest commits to the locked keys. The transaction's own changes are those at the
+    /// beginning of the command: other connections may add changes between two reads of this
+    /// command, and a head must not be combined with the elements of another state.
     fn view(&self) -> Result<Cow<'_, View>, Failure> {
         Ok(match self.source {
             Source::Session(s) => Cow::Owned(s.renewed(&self.view)?),
@@ -228,7 +231,7 @@ impl<'a> Seen<'a> {
         match &self.source {
             Source::View => Ok(()),
             Source::Session(s) => s.reads(dict, [key]),
-            // A change of a string is a conflict by itself.
+            // A change of the string is a conflict by itself.
             Source::Own(_) | Source::Condition(_) if Some(dict) == self.strings => Ok(()),
             Source::Own(own) => Ok(own.read_conflict_key(dict, key)?),
             Source::Condition(reads) => {
@@ -237,7 +240,7 @@ impl<'a> Seen<'a> {
             }
         }
     }
-    /// Announces that `[start, end)` is read, and gives the state to read it from.
+    /// Announces a read of `[start, end)`, and returns the state to read it from.
     pub fn range(
         &self,
         dict: DictionaryId,
@@ -256,8 +259,8 @@ impl<'a> Seen<'a> {
         self.announce(dict, key)?;
         Ok(self.view()?.get(dict, key)?)
     }
-    /// A cursor over `[start, end)`; `end` empty: to the end. `None`: the state has no such
-    /// dictionary.
+    /// Returns a cursor over `[start, end)`; an empty `end` is the end of the dictionary. Returns
+    /// `None` if the state has no such dictionary.
     pub fn cursor(
         &self,
         dict: DictionaryId,
@@ -276,7 +279,7 @@ impl<'a> Seen<'a> {
             .map(|bytes| Head::decode(&bytes).ok_or_else(|| corrupt("the head", key)))
             .transpose()
     }
-    /// The number of elements of a collection.
+    /// Returns the number of elements of a collection.
     pub fn count(&self, id: u64) -> Result<i64, Failure> {
         let Some(types) = self.types else { return Ok(0) };
         let count = self.get(types, &count_key(id))?;
@@ -285,7 +288,8 @@ impl<'a> Seen<'a> {
             Failure::Corrupt(format!("the length of collection {id:x} is no number"))
         })
     }
-    /// What is known of a key from its head: `None` where the strings decide.
+    /// Returns the properties of a key as far as its head determines them, or `None` if the strings
+    /// decide.
     fn by_head(&self, head: Option<Head>) -> Result<Option<Live>, Failure> {
         let Some(found) = head else { return Ok(None) };
         if found.is_expired(self.now) {
@@ -303,12 +307,13 @@ impl<'a> Seen<'a> {
         }
         Ok(None)
     }
-    /// What a head that was met in its order stands for: `None`, where the strings decide.
+    /// Returns the properties of a key whose head was found by a walk, or `None` if the strings
+    /// decide.
     pub fn judge(&self, head: Head) -> Result<Option<Live>, Failure> {
         self.by_head(Some(head))
     }
 
-    /// What the key is; a large value is not read for it.
+    /// Returns the properties of a key, without reading a large value.
     pub fn live(&self, key: &[u8]) -> Result<Live, Failure> {
         let head = self.head(key)?;
         if let Some(live) = self.by_head(head)? {
@@ -316,17 +321,18 @@ impl<'a> Seen<'a> {
         }
         Ok(Live { kind: self.string_len(key)?.map(|_| Kind::String), head, count: 0 })
     }
-    /// The head alone, for what replaces the key whatever it is.
+    /// Returns the head only, for a command that replaces the key regardless of its type.
     pub fn live_head(&self, key: &[u8]) -> Result<Live, Failure> {
         Ok(Live { head: self.head(key)?, ..Live::default() })
     }
-    /// The length of the tuple among the strings, expired or not.
+    /// Returns the length of the tuple in the strings, expired or not.
     fn string_len(&self, key: &[u8]) -> Result<Option<usize>, Failure> {
         let Some(strings) = self.strings else { return Ok(None) };
         self.announce(strings, key)?;
         Ok(self.view()?.value_len(strings, key)?)
     }
-    /// The string of a key; an error, when it is something else, or more than a command may gather.
+    /// Returns the string of a key. Returns an error if the key is of another type, or longer than
+    /// a command may buffer.
     pub fn string(&self, key: &[u8]) -> Result<(Live, Option<Bytes>), Failure> {
         let (live, value) = self.short_string(key)?;
         match live.pages() {
@@ -334,8 +340,8 @@ impl<'a> Seen<'a> {
             None => Ok((live, value)),
         }
     }
-    /// The string of a key, unless it is in pages: then what is known of it. An error, when it is
-    /// something else.
+    /// Returns the string of a key, unless it is in pages: then only its properties. Returns an
+    /// error if the key is of another type.
     pub fn short_string(&self, key: &[u8]) -> Result<(Live, Option<Bytes>), Failure> {
         let head = self.head(key)?;
         match self.by_head(head)? {
@@ -351,20 +357,21 @@ impl<'a> Seen<'a> {
             }
         }
     }
-    /// The string of a key that is to be a number; `otherwise`, when it is too long to be one.
+    /// Returns the string of a key that should be a number. Returns `otherwise` if it is too long
+    /// to be one.
     pub fn number(&self, key: &[u8], otherwise: Failure) -> Result<(Live, Option<Bytes>), Failure> {
         let found = self.short_string(key)?;
         if found.0.pages().is_some() { Err(otherwise) } else { Ok(found) }
     }
 
-    /// Takes away what stands under the key besides a string: its head, its deadline, its elements.
+    /// Removes everything under a key except its string: its head, its deadline, its elements.
     pub fn clear(&self, key: &[u8], live: &Live, batch: &mut Batch) {
         let (Some(types), Some(head)) = (self.types, live.head) else { return };
         if head.is_expired(self.now) {
             self.event(Classes::EXPIRED, "expired", key);
         }
         if head.kind == Kind::Stream {
-            // Clients that wait in a group of it are told that it is gone.
+            // Clients that wait for the stream in a group must learn that it no longer exists.
             self.filled(head.kind, key, false);
         }
         batch.delete(types, head_key(key));
@@ -375,18 +382,19 @@ impl<'a> Seen<'a> {
             batch.delete_range(types, start, end);
         }
     }
-    /// Takes away the key, whatever it is.
+    /// Removes a key of any type.
     pub fn remove(&self, key: &[u8], live: &Live, batch: &mut Batch) {
         self.clear(key, live, batch);
         if let Some(strings) = self.strings {
             batch.delete(strings, Bytes::copy_from_slice(key));
         }
     }
-    /// Whether a string of this length can be put: a long one needs the dictionary of types.
+    /// Returns whether a string of this length can be stored: a long one needs the types
+    /// dictionary.
     pub fn has_room_for(&self, len: usize) -> bool {
         self.types.is_some() || len <= self.limits().tuple
     }
-    /// Puts a string in the place of whatever there was, without a deadline.
+    /// Stores a string in place of any previous value, without a deadline.
     pub fn put_string(
         &self,
         key: &[u8],
@@ -401,8 +409,8 @@ impl<'a> Seen<'a> {
         let (value, name) = (value.into(), Bytes::copy_from_slice(key));
         match (self.strings, self.types) {
             (Some(strings), Some(types)) if value.len() > self.limits().tuple => {
-                // Also a tombstone: of two transactions, one of which makes a short string of the
-                // key and the other a long one, the second has a conflict.
+                // The tombstone makes two transactions conflict if one stores a short string under
+                // the key and the other a long one.
                 batch.delete(strings, name);
                 return self.put_pages(types, key, &value, batch);
             }
@@ -411,7 +419,7 @@ impl<'a> Seen<'a> {
         }
         Ok(Live { kind: Some(Kind::String), head: None, count: 0 })
     }
-    /// Changes the value of a string that is one tuple and stays it, or begins one.
+    /// Changes the value of a string that is one tuple and remains one, or creates it.
     pub fn change_string(
         &self,
         key: &[u8],
@@ -427,7 +435,7 @@ impl<'a> Seen<'a> {
             batch.put(strings, Bytes::copy_from_slice(key), value);
         }
     }
-    /// Gives a key that exists another deadline, or none.
+    /// Sets or removes the deadline of an existing key.
     pub fn set_deadline(&self, key: &[u8], live: &Live, deadline: Option<u64>, batch: &mut Batch) {
         let (Some(types), Some(kind)) = (self.types, live.kind) else { return };
         let old = live.head.unwrap_or(Head::new(Kind::String, None, 0));
@@ -443,23 +451,23 @@ impl<'a> Seen<'a> {
             _ => batch.put(types, head_key(key), head.encode()),
         }
     }
-    /// As [`Seen::get`], of a key in a range that is announced.
+    /// Reads a tuple like [`Seen::get`], in a range that was announced.
     pub fn get_in_range(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<Bytes>, Failure> {
         Ok(self.view()?.get(dict, key)?)
     }
-    /// Whether the tuple is there; a large value is not read for it.
+    /// Returns whether the tuple exists, without reading a large value.
     pub fn has(&self, dict: DictionaryId, key: &[u8]) -> Result<bool, Failure> {
         self.announce(dict, key)?;
         Ok(self.view()?.value_len(dict, key)?.is_some())
     }
-    /// The collection of this kind under a key, if there is one.
+    /// Returns the collection of this kind under a key, if it exists.
     pub fn collection(&self, key: &[u8], kind: Kind) -> Result<Option<Collection>, Failure> {
         let live = self.live(key)?;
         let id = live.collection(kind)?;
         Ok(id.zip(self.types).map(|(id, types)| Collection { id, types, live, fresh: false }))
     }
-    /// The collection of this kind under the key, begun where there is none. It must get an element
-    /// with this batch.
+    /// Returns the collection of this kind under a key, and creates it if necessary. The batch must
+    /// then add an element.
     pub fn begin_collection(
         &self,
         key: &[u8],
@@ -471,15 +479,16 @@ impl<'a> Seen<'a> {
         match live.collection(kind)?.zip(self.types) {
             Some((id, types)) => Ok(Collection { id, types, live, fresh: false }),
             None => {
-                // Also a tombstone among the strings: of two transactions that make a string and
-                // a collection of one key the second has a conflict.
+                // The tombstone among the strings makes two transactions conflict if one stores a
+                // string under the key and the other a collection.
                 self.remove(key, &live, batch);
                 self.event(Classes::NEW, "new", key);
                 self.replace_collection(key, kind, random, batch)
             }
         }
     }
-    /// A new collection under a key that the batch has removed. It must get an element with it.
+    /// Returns a new collection under a key that the batch has removed. The batch must add an
+    /// element.
     pub fn replace_collection(
         &self,
         key: &[u8],
@@ -498,15 +507,15 @@ impl<'a> Seen<'a> {
         let live = Live { kind: Some(kind), head: Some(head), count: 0 };
         Ok(Collection { id, types, live, fresh: true })
     }
-    /// Notes that a collection has got `more` elements; without elements it is gone.
+    /// Adds `more` to the length of a collection; an empty collection is removed.
     pub fn counted(&self, key: &[u8], of: &Collection, more: i64, batch: &mut Batch) {
         let count = count_key(of.id);
         if let (1.., Some(kind)) = (more, of.live.kind) {
             self.filled(kind, key, of.fresh);
         }
         if of.fresh {
-            // A put, not an update: should another transaction choose the same id, that is a
-            // conflict.
+            // This is a put rather than an update: if another transaction chose the same id, that
+            // would be a conflict.
             batch.put(of.types, count, more.to_string());
         } else if more < 0 && of.live.count + more <= 0 {
             self.clear(key, &of.live, batch);
@@ -517,18 +526,18 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// A collection that a command works on.
+/// The collection that a command works on.
 #[derive(Clone, Copy, Debug)]
 pub struct Collection {
     pub id: u64,
     pub types: DictionaryId,
     pub live: Live,
-    /// It is begun with the batch of this command.
+    /// The batch of this command creates it.
     fresh: bool,
 }
 
 impl Collection {
-    /// One that was there before this command, whatever its kind.
+    /// Makes a collection of any kind that existed before this command.
     pub fn found(id: u64, types: DictionaryId, live: Live) -> Collection {
         Collection { id, types, live, fresh: false }
     }

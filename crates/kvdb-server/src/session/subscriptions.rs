@@ -1,4 +1,4 @@
-//! What a session has subscribed to, and how it tells its client of the messages.
+//! The subscriptions of a session, and the delivery of messages to its client.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::output::Output;
 pub struct Subscriptions {
     pub channels: BTreeSet<Bytes>,
     pub patterns: BTreeSet<Bytes>,
-    /// Channels of the shard.
+    /// Shard channels.
     pub shards: BTreeSet<Bytes>,
 }
 
@@ -33,7 +33,7 @@ impl Subscriptions {
 }
 
 impl Session {
-    /// Messages may come for this connection.
+    /// Returns whether messages may arrive for this connection.
     pub fn listens(&self) -> bool {
         self.subscriptions.count() > 0
     }
@@ -61,7 +61,7 @@ impl Session {
         }
     }
 
-    /// Writes the messages that have come. Not while a reply is under way.
+    /// Writes the messages that have arrived. It must not be called while a reply is under way.
     pub fn deliver(&self, out: &mut Output) {
         while let Some(delivery) = self.connection.mailbox.next() {
             tell(&delivery, out);

@@ -1,9 +1,10 @@
-//! The ends of a list: the numbers between which its elements lie, kept with it.
+//! The ends of a list: the bounds of its elements' numbers, which are stored with it.
 //!
-//! What was taken from an end stays in the tree as tombstones until a merge drops them, and a queue
-//! leaves nothing else there. So the ends are known beforehand, and a walk begins at an element. No
-//! element lies outside of the bounds: who adds one beyond them moves them with it. Within, there
-//! may be gaps at the ends. Lists of older programs have no bounds.
+//! Elements that were taken from an end leave tombstones in the tree until a merge drops them, and
+//! a queue leaves many of them. The stored bounds let a walk begin at an element instead of at
+//! these tombstones. No element lies outside of the bounds: a command that adds one beyond them
+//! moves them in the same commit. Inside the bounds there may be gaps at the ends. Lists of older
+//! programs have no bounds.
 
 use bytes::Bytes;
 use kvdb::Batch;
@@ -14,7 +15,7 @@ use crate::keyspace::{ELEMENT, bound_key, element_key, elements};
 use crate::session::Session;
 use crate::session::seen::{Collection, Seen};
 
-/// The number of the first element of a new list: there is room for 2^63 on both sides.
+/// The number of the first element of a new list: it leaves 2^63 numbers on both sides.
 pub const MIDDLE: u64 = 1 << 63;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -27,15 +28,15 @@ impl End {
     pub fn opposite(self) -> End {
         if self == End::Left { End::Right } else { End::Left }
     }
-    /// The event of an element that was added at this end.
+    /// Returns the event of an element that was added at this end.
     pub fn pushed(self) -> &'static str {
         if self == End::Left { "lpush" } else { "rpush" }
     }
-    /// The event of an element that was taken from this end.
+    /// Returns the event of an element that was taken from this end.
     pub fn popped(self) -> &'static str {
         if self == End::Left { "lpop" } else { "rpop" }
     }
-    /// The number next to `number`, further out at this end.
+    /// Returns the number next to `number` in the outward direction of this end.
     pub fn beyond(self, number: u64) -> u64 {
         match self {
             End::Left => number.saturating_sub(1),
@@ -44,7 +45,7 @@ impl End {
     }
 }
 
-/// The place of the element with this number.
+/// Returns the tuple key of the element with this number.
 pub fn place(of: &Collection, number: u64) -> Vec<u8> {
     element_key(of.id, &number.to_be_bytes())
 }
@@ -56,7 +57,7 @@ fn decoded(bytes: Option<&[u8]>, what: &str) -> Result<u64, Failure> {
         .ok_or_else(|| Failure::Corrupt(format!("{what} does not decode")))
 }
 
-/// The number of an element.
+/// Returns the number of an element, from its tuple key.
 pub fn number(key: &[u8]) -> Result<u64, Failure> {
     decoded(key.get(ELEMENT..), "the number of a list's element")
 }
@@ -73,7 +74,7 @@ fn bound(seen: &Seen<'_>, of: &Collection, end: End) -> Result<Option<u64>, Fail
     found.map(|bytes| decoded(Some(&bytes), "the bound of a list")).transpose()
 }
 
-/// The keys `[start, end)` among which all elements lie.
+/// Returns a range `[start, end)` that contains the keys of all elements.
 pub fn within(seen: &Seen<'_>, of: &Collection) -> Result<(Vec<u8>, Vec<u8>), Failure> {
     let (mut start, mut end) = elements(of.id);
     if let Some(first) = bound(seen, of, End::Left)? {
@@ -87,8 +88,9 @@ pub fn within(seen: &Seen<'_>, of: &Collection) -> Result<(Vec<u8>, Vec<u8>), Fa
     Ok((start, end))
 }
 
-/// The number of the first element where no number between the two ends is free, as in a list from
-/// whose middle nothing was taken: then the number of each element follows from its rank.
+/// Returns the number of the first element if every number between the two ends is in use, as in a
+/// list from whose middle nothing was removed: then the number of each element follows from its
+/// rank.
 pub fn dense_from(seen: &Seen<'_>, of: &Collection) -> Result<Option<u64>, Failure> {
     let (Some(first), Some(last)) = (bound(seen, of, End::Left)?, bound(seen, of, End::Right)?)
     else {
@@ -98,8 +100,8 @@ pub fn dense_from(seen: &Seen<'_>, of: &Collection) -> Result<Option<u64>, Failu
     Ok((numbers == u64::try_from(of.live.count).ok()).then_some(first))
 }
 
-/// The number and the value of the element that lies at the bound itself, where the outermost one
-/// lies mostly, so that no walk need find it.
+/// Returns the number and the value of the element at the bound itself. It is mostly the outermost
+/// element, so that no walk is needed to find it.
 pub fn at_bound(
     seen: &Seen<'_>,
     of: &Collection,
@@ -109,15 +111,15 @@ pub fn at_bound(
     Ok(seen.get(of.types, &place(of, at))?.map(|value| (at, value)))
 }
 
-/// Has the batch set the bound at an end: no element will lie beyond `number`.
+/// Sets the bound at an end in the batch: no element will lie beyond `number`.
 pub fn set_bound(of: &Collection, end: End, number: u64, batch: &mut Batch) {
     if is_bounded(of) {
         batch.put(of.types, bound_key(of.id, end == End::Right), number.to_be_bytes().to_vec());
     }
 }
 
-/// A number that no element lies beyond at an end, which is that of the outermost one mostly;
-/// [`MIDDLE`] for a list that begins.
+/// Returns a number beyond which no element lies at an end, mostly that of the outermost element;
+/// [`MIDDLE`] for a new list.
 pub fn outermost(s: &Session, seen: &Seen<'_>, of: &Collection, end: End) -> Result<u64, Failure> {
     if of.live.count == 0 {
         return Ok(MIDDLE);

@@ -1,4 +1,4 @@
-//! What sorted sets have together: unions, intersections, differences.
+//! Unions, intersections and differences of sorted sets.
 
 use std::ops::ControlFlow;
 
@@ -32,7 +32,7 @@ enum Aggregate {
 impl Aggregate {
     fn of(self, a: f64, b: f64) -> f64 {
         match self {
-            // Infinity and its opposite are nothing together.
+            // The sum of opposite infinities is 0.
             Aggregate::Sum => Some(a + b).filter(|sum| !sum.is_nan()).unwrap_or(0.0),
             Aggregate::Min => a.min(b),
             Aggregate::Max => a.max(b),
@@ -100,7 +100,7 @@ impl<'a> Combining<'a> {
         Ok(all)
     }
 
-    /// The members in the order of their scores.
+    /// Returns the members in the order of their scores.
     fn run(&self, s: &Session, seen: &Seen<'_>) -> Result<Vec<(Bytes, f64)>, Failure> {
         let (mut room, mut found) = (Room::of(s), Vec::new());
         self.each(s, seen, &mut |member, score| {
@@ -108,12 +108,12 @@ impl<'a> Combining<'a> {
             found.push((member, score));
             Ok(())
         })?;
-        // There is one zero, and no NaN.
+        // Zero has one representation, and NaN does not occur.
         found.sort_by(|a, b| (a.1 + 0.0).total_cmp(&(b.1 + 0.0)).then_with(|| a.0.cmp(&b.0)));
         Ok(found)
     }
 
-    /// Shows the members in the order of their names.
+    /// Passes the members to `take` in the order of their names.
     fn each(
         &self,
         s: &Session,
@@ -143,7 +143,7 @@ impl<'a> Combining<'a> {
         }
         let smallest = (0..sources.len()).min_by_key(|i| sources[*i].len()).unwrap_or(0);
         let base = if self.how == Algebra::Difference { 0 } else { smallest };
-        // Questions about many members are announced as a whole.
+        // Lookups of many members are announced as one range.
         let many = sources[base].len() > FEW as i64;
         if many {
             sources.iter().filter_map(|source| source.0).try_for_each(|of| announce(seen, &of))?;
@@ -165,7 +165,7 @@ impl<'a> Combining<'a> {
     }
 }
 
-/// A sorted set, or a set, whose members count 1 each.
+/// A sorted set, or a set whose members have the score 1.
 struct Source(Option<Collection>, Kind);
 
 impl Source {
@@ -188,7 +188,8 @@ impl Source {
             _ => Ok(1.0),
         }
     }
-    /// `announced`: as a whole.
+    /// Returns the score of a member. `announced` means that the range of all members is announced
+    /// already.
     fn score(
         &self,
         seen: &Seen<'_>,

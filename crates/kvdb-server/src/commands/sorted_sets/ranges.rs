@@ -23,29 +23,29 @@ enum By {
     Name,
 }
 
-/// Which members: the bounds as they were written, and how many of those between them.
+/// The members to select: the bounds as written, and the part of the members between them.
 struct Range<'a> {
     by: By,
     backward: bool,
-    /// The lower one in the order of the answer.
+    /// The first bound in the order of the reply.
     from: &'a [u8],
     to: &'a [u8],
     skip: i64,
-    /// Negative: all.
+    /// A negative count means all.
     count: i64,
     scores: bool,
 }
 
-/// The members of a range, those that `LIMIT` leaves.
+/// The members of a range after `LIMIT`.
 struct Found {
-    /// The places `[start, end)`.
+    /// The range `[start, end)` of their tuples.
     start: Vec<u8>,
     end: Vec<u8>,
-    /// By name where not all have the same score: of those places the ones that lie between.
+    /// A filter by name, used if the members do not all have the same score.
     names: Option<(Name, Name)>,
-    /// How many of them come first and are left out.
+    /// Number of leading members to skip.
     skip: i64,
-    /// So many at most.
+    /// Limit on the number of members.
     most: i64,
 }
 
@@ -84,7 +84,7 @@ impl Name {
     }
 }
 
-/// A bound by score, and whether it is outside.
+/// Parses a bound by score, and whether it is exclusive.
 fn score_bound(text: &[u8]) -> Result<(f64, bool), Failure> {
     let (text, outside) = match text.strip_prefix(b"(") {
         Some(text) => (text, true),
@@ -95,7 +95,7 @@ fn score_bound(text: &[u8]) -> Result<(f64, bool), Failure> {
 }
 
 impl Range<'_> {
-    /// Errors in the bounds come before anything is read.
+    /// Checks the bounds: errors in them are reported before anything is read.
     fn check(&self) -> Outcome {
         match self.by {
             By::Rank => {
@@ -113,7 +113,7 @@ impl Range<'_> {
         Ok(())
     }
 
-    /// The places of the members in the order of the answer, ranks being known.
+    /// Finds the members in the order of the reply, by ranks.
     fn find(
         &self,
         s: &Session,
@@ -125,7 +125,7 @@ impl Range<'_> {
             return Ok(None);
         }
         let most = if self.count < 0 { i64::MAX } else { self.count };
-        // In the order of the scores.
+        // The bounds in the order of the scores.
         let (low, high) = if self.backward { (self.to, self.from) } else { (self.from, self.to) };
         let (start, end) = match self.by {
             By::Rank => {
@@ -183,7 +183,7 @@ impl Range<'_> {
         Ok(Some(found))
     }
 
-    /// The ranks of a range by rank, in the order of the answer.
+    /// Returns the ranks of a range by rank, in the order of the reply.
     fn ranks(&self, len: i64) -> Result<Option<(i64, i64)>, Failure> {
         let rank = |text| integer(text).ok_or(Failure::NOT_AN_INTEGER);
         let (from, to) = (rank(self.from)?, rank(self.to)?);
@@ -192,7 +192,7 @@ impl Range<'_> {
         Ok((from <= to).then_some((from, to)))
     }
 
-    /// Shows the members in the order of the answer.
+    /// Passes the members to `take` in the order of the reply.
     fn each(
         &self,
         s: &Session,
@@ -206,7 +206,7 @@ impl Range<'_> {
         }
     }
 
-    /// Shows what was found.
+    /// Passes the members of `found` to `take`.
     fn show(
         &self,
         s: &Session,
@@ -221,7 +221,7 @@ impl Range<'_> {
             if let Some((low, high)) = &found.names {
                 let (above, below) = (low.is_at_most(&member), high.is_at_least(&member));
                 if !above || !below {
-                    // Behind the last one nothing comes any more.
+                    // No member after the last one of the range can follow.
                     return Ok(if self.backward { above } else { below });
                 }
             }
@@ -235,7 +235,7 @@ impl Range<'_> {
         })
     }
 
-    /// How many members were found; `None`: a walk alone could tell.
+    /// Returns the number of members found, or `None` if only a walk can tell.
     fn number_of(
         &self,
         s: &Session,
@@ -256,12 +256,12 @@ impl Range<'_> {
     }
 }
 
-/// Members that are passed over one by one; the place after more of them is found by its rank.
+/// Number of members that are skipped one by one; beyond it the first member is found by its rank.
 const SKIPPED: i64 = 32;
-/// Members of an answer that are gathered before it begins.
+/// Number of members that are collected before the reply begins.
 const FEW: i64 = crate::commands::collections::FEW as i64;
 
-/// Behind the member with this place.
+/// Returns the tuple key right after `place`.
 fn behind(place: &[u8]) -> Vec<u8> {
     [place, b"\0"].concat()
 }
@@ -271,7 +271,7 @@ fn by_score(of: &Collection, low: &[u8], high: &[u8]) -> Result<(Vec<u8>, Vec<u8
     let edge = |score: f64, behind: bool| {
         let mut key = order_key(of.id, score, b"");
         if behind {
-            // Behind every member of that score.
+            // After every member of that score.
             let at = key.len() - 8;
             let next = u64::from_be_bytes(sortable(score)).saturating_add(1);
             key[at..].copy_from_slice(&next.to_be_bytes());
@@ -281,7 +281,7 @@ fn by_score(of: &Collection, low: &[u8], high: &[u8]) -> Result<(Vec<u8>, Vec<u8
     Ok((edge(low, low_outside), edge(high, !high_outside)))
 }
 
-/// The score that all members have.
+/// Returns the score of the members if all of them have the same one.
 fn one_score(s: &Session, seen: &Seen<'_>, of: &Collection) -> Result<Option<f64>, Failure> {
     let (start, end) = ordered(of.id);
     let outermost = |backward: bool| {
@@ -296,7 +296,7 @@ fn one_score(s: &Session, seen: &Seen<'_>, of: &Collection) -> Result<Option<f64
     Ok(first.filter(|first| outermost(true).is_ok_and(|last| last == Some(*first))))
 }
 
-/// The places between two names, where all members have this score.
+/// Returns the range of tuples between two names, if all members have this score.
 fn by_name(of: &Collection, score: f64, low: &Name, high: &Name) -> (Vec<u8>, Vec<u8>) {
     let (first, last) = ordered(of.id);
     let edge = |name: &Name, outside: bool| match name {
@@ -308,7 +308,7 @@ fn by_name(of: &Collection, score: f64, low: &Name, high: &Name) -> (Vec<u8>, Ve
     (edge(low, true), edge(high, false))
 }
 
-/// `key start stop [BYSCORE|BYLEX] [REV] [LIMIT offset count] [WITHSCORES]` from `at` on.
+/// Parses `key start stop [BYSCORE|BYLEX] [REV] [LIMIT offset count] [WITHSCORES]` from `at` on.
 fn parse<'a>(
     args: Arguments<'a>,
     at: usize,
@@ -378,7 +378,7 @@ fn answer(s: &Session, args: Arguments<'_>, by: (Option<By>, bool), out: &mut Ou
     Ok(())
 }
 
-/// Sends members one after the other, of which there are so many.
+/// Sends `count` members one after the other.
 fn send_many(
     s: &Session,
     seen: &Seen<'_>,
@@ -472,10 +472,11 @@ pub fn zlexcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
     count(s, args, By::Name, out)
 }
 
-/// Bytes of the changes that remove a member, besides its name.
+/// Bytes of the changes that remove a member, in addition to its name.
 const CHANGE: usize = 128;
 
-/// Removes members, of which there are so many; where those are many, their places as one range.
+/// Removes `count` members. If there are many, their tuples in the order of scores are deleted as
+/// one range.
 fn take_many_out(
     s: &Session,
     seen: &Seen<'_>,
@@ -521,7 +522,7 @@ fn remove(
             let Some(found) = range.find(s, seen, &of)? else { return Ok(0) };
             let count = range.number_of(s, seen, &of, &found)?;
             let removed = match count {
-                // With the whole of it.
+                // The whole set: `counted` removes all its tuples.
                 Some(count) if count == of.live.count => count,
                 Some(count) => {
                     take_many_out(s, seen, &of, (&range, &found), count, batch)?;

@@ -1,4 +1,5 @@
-//! Groups of consumers: what was delivered to them, to whom, and what of it is acknowledged.
+//! Groups of consumers: the entries delivered to each consumer, and those among them that it has
+//! not acknowledged.
 
 use bytes::Bytes;
 use kvdb::{Batch, Tuple};
@@ -20,20 +21,20 @@ const GROUP: u8 = 1;
 const CONSUMER: u8 = 2;
 const PENDING: u8 = 3;
 
-/// A group, by its name.
+/// A group and its name.
 #[derive(Clone, Debug)]
 pub struct Group {
     pub name: Vec<u8>,
     /// The ID up to which entries were delivered.
     pub last: Id,
-    /// How many were, if that is known.
+    /// Number of entries read, if it is known.
     pub read: Option<u64>,
 }
 
-/// An entry that was delivered and is not acknowledged.
+/// An entry that was delivered and not acknowledged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pending {
-    /// When it was delivered last, in milliseconds since 1970.
+    /// Time of the last delivery, milliseconds since 1970.
     pub at: u64,
     pub times: u64,
     pub consumer: Vec<u8>,
@@ -50,13 +51,13 @@ impl Pending {
     }
 }
 
-/// There is no such group, or no stream that could have one.
+/// Returns the error for a missing group, or a missing stream.
 pub fn no_group(key: &[u8], group: &[u8], place: &str) -> Failure {
     let (key, group) = (shown(key), shown(group));
     Failure::Coded(format!("NOGROUP No such key '{key}' or consumer group '{group}'{place}").into())
 }
 
-/// There is no such group in a stream that is there.
+/// Returns the error for a group that is missing in an existing stream.
 pub fn no_group_of(key: &[u8], group: &[u8]) -> Failure {
     let (key, group) = (shown(key), shown(group));
     Failure::Coded(format!("NOGROUP No such consumer group '{group}' for key name '{key}'").into())
@@ -66,7 +67,7 @@ fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(&name[..name.len().min(256)]).into_owned()
 }
 
-/// The name of a group or a consumer that may be stored: both are in one key of the store.
+/// Checks the name of a group or a consumer before it is stored: both are in one key of the store.
 pub fn check_name(s: &Session, name: &[u8]) -> Outcome {
     let most = s.shared.limits.key / 2;
     if name.len() > most {
@@ -89,7 +90,7 @@ fn group_key(of: &Collection, group: &[u8]) -> Vec<u8> {
     element_key(of.id, &[&[GROUP], group].concat())
 }
 
-/// All elements of a stream with this tag whose name begins with a group.
+/// Returns the range of all elements of a stream with this tag whose name begins with a group.
 fn range(of: &Collection, tag: u8, group: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let start = element_key(of.id, &named(tag, group, b""));
     let end = crate::glob::prefix_end(&start);
@@ -102,7 +103,7 @@ impl Group {
         let Some(value) = value else { return Ok(None) };
         Group::decode(name, &value).ok_or_else(|| corrupt(of, "a group")).map(Some)
     }
-    /// The last ID, and 0, or 1 and how many entries were read.
+    /// Decodes a group: the last ID, and 0, or 1 and the number of entries read.
     fn decode(name: &[u8], value: &[u8]) -> Option<Group> {
         let mut rest = Parts(value);
         let (last, known, read) = (rest.id()?, rest.number()?, rest.number()?);
@@ -115,7 +116,7 @@ impl Group {
         value.extend_from_slice(&self.read.unwrap_or(0).to_be_bytes());
         batch.put(of.types, group_key(of, &self.name), value);
     }
-    /// All groups of a stream.
+    /// Returns all groups of a stream.
     pub fn all(s: &Session, seen: &Seen<'_>, of: &Collection) -> Result<Vec<Group>, Failure> {
         let (start, end) = (element_key(of.id, &[GROUP]), element_key(of.id, &[CONSUMER]));
         let (mut all, mut room) = (Vec::new(), Room::of(s));
@@ -129,7 +130,7 @@ impl Group {
         })?;
         Ok(all)
     }
-    /// An entry is delivered.
+    /// Notes the delivery of an entry.
     pub fn advance(&mut self, stream: &Stream, id: Id) {
         self.read = match self.read {
             Some(read) if !stream.has_gaps_from(id) => Some(read.saturating_add(1)),
@@ -138,8 +139,8 @@ impl Group {
         };
         self.last = id;
     }
-    /// How many entries there are that were not delivered, if that is known. Below 0 where `XSETID`
-    /// has set the number of those that were added to less than were read.
+    /// Returns the number of entries that were not delivered yet, if it is known. It is negative if
+    /// `XSETID` has set the number of added entries below the number read.
     pub fn lag(&self, stream: &Stream) -> Option<i64> {
         let State { added, .. } = stream.state;
         let read = match self.read {
@@ -164,7 +165,7 @@ impl Group {
     ) -> Result<bool, Failure> {
         seen.has(of.types, &self.consumer_key(of, consumer))
     }
-    /// A consumer shows itself; `true`: for the first time.
+    /// Notes activity of a consumer. Returns `true` if it is new.
     pub fn see(
         &self,
         seen: &Seen<'_>,
@@ -177,7 +178,7 @@ impl Group {
         batch.put(of.types, self.consumer_key(of, consumer), now);
         Ok(new)
     }
-    /// The consumers, and when each was seen last.
+    /// Returns the consumers, and when each was last active.
     pub fn consumers(
         &self,
         s: &Session,
@@ -205,7 +206,7 @@ impl Group {
         let decoded = |value: Bytes| Pending::decode(&value);
         value.map(|v| decoded(v).ok_or_else(|| corrupt(of, "a delivery"))).transpose()
     }
-    /// Returns the entries that are delivered and not acknowledged, by ID, both bounds included.
+    /// Visits the entries that are delivered and not acknowledged, by ID, both bounds included.
     pub fn walk_pending(
         &self,
         s: &Session,
@@ -224,7 +225,7 @@ impl Group {
         })
     }
 
-    /// Has the batch remove all of it.
+    /// Adds the removal of the whole group to the batch.
     fn remove(
         &self,
         s: &Session,
@@ -375,8 +376,8 @@ pub fn xgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Has the batch remove a consumer with what it did not acknowledge, and returns how much that is;
-/// `None`: there is no such consumer.
+/// Adds the removal of a consumer and its pending entries to the batch, and returns the number of
+/// these entries, or `None` if the consumer does not exist.
 fn delete_consumer(
     s: &Session,
     seen: &Seen<'_>,
@@ -430,8 +431,8 @@ pub fn xack(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Returns whether an element that is no entry is of a group that is among `groups`, or becomes
-/// one of these.
+/// Returns whether an element other than an entry belongs to one of `groups`, or is itself a valid
+/// group, which is added to them.
 pub fn is_sound<'a>(
     name: &'a [u8],
     value: &[u8],
@@ -452,7 +453,7 @@ pub fn is_sound<'a>(
         }
 }
 
-/// Names an element of a group, for people.
+/// Returns a readable name of an element of a group.
 pub fn shown_name(name: &[u8]) -> Option<Vec<u8>> {
     let (tag, rest) = name.split_first()?;
     if *tag == GROUP {

@@ -1,4 +1,5 @@
-//! The IDs of entries: a time in milliseconds and a number within it, and how clients write them.
+//! The IDs of entries: a time in milliseconds and a sequence number within it; parsing and
+//! formatting.
 
 use crate::failure::Failure;
 
@@ -12,7 +13,7 @@ pub const INVALID: Failure = Failure::Request(std::borrow::Cow::Borrowed(
     "Invalid stream ID specified as stream command argument",
 ));
 
-/// Redis takes no longer ones.
+/// The longest ID that Redis accepts, bytes.
 const LONGEST: usize = 127;
 
 impl Id {
@@ -42,14 +43,14 @@ impl Id {
         format!("{}-{}", self.ms, self.seq)
     }
 
-    /// An ID in an argument; `seq` is the number where there is none.
+    /// Parses an ID; `seq` is the sequence number if the argument has none.
     pub fn parse(arg: &[u8], seq: u64) -> Result<Id, Failure> {
         match Wanted::parse(arg, seq)? {
             Wanted::Id(id) => Ok(id),
             Wanted::Auto | Wanted::Within(_) => Err(INVALID),
         }
     }
-    /// As [`Id::parse`], and `-` and `+` are the ends of a stream.
+    /// Parses an ID like [`Id::parse`], or `-` and `+` for the ends of a stream.
     pub fn parse_bound(arg: &[u8], seq: u64) -> Result<Id, Failure> {
         match arg {
             b"-" => Ok(Id::MIN),
@@ -57,7 +58,7 @@ impl Id {
             _ => Id::parse(arg, seq),
         }
     }
-    /// The first ID of a range, that an argument names or, after `(`, is next to.
+    /// Parses the first ID of a range, which the argument names, or, after `(`, precedes.
     pub fn parse_start(arg: &[u8]) -> Result<Id, Failure> {
         match arg.strip_prefix(b"(").filter(|rest| !rest.is_empty()) {
             Some(rest) => Id::parse(rest, 0)?
@@ -66,7 +67,7 @@ impl Id {
             None => Id::parse_bound(arg, 0),
         }
     }
-    /// The last ID of a range.
+    /// Parses the last ID of a range.
     pub fn parse_end(arg: &[u8]) -> Result<Id, Failure> {
         match arg.strip_prefix(b"(").filter(|rest| !rest.is_empty()) {
             Some(rest) => Id::parse(rest, u64::MAX)?
@@ -77,7 +78,7 @@ impl Id {
     }
 }
 
-/// The ID that a new entry is to have.
+/// The requested ID of a new entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// `*`
@@ -104,7 +105,8 @@ impl Wanted {
         }
     }
 
-    /// The ID after `last`; `now` in milliseconds since 1970.
+    /// Returns the requested ID, which must be greater than `last`. `now` is in milliseconds since
+    /// 1970.
     pub fn after(self, last: Id, now: u64) -> Result<Id, Failure> {
         const SMALL: Failure = Failure::Request(std::borrow::Cow::Borrowed(
             "The ID specified in XADD is equal or smaller than the target stream top item",
@@ -120,7 +122,7 @@ impl Wanted {
     }
 }
 
-/// A number as C reads one, without a sign but a plus.
+/// Parses a number like C, with no sign except a plus.
 fn number(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     text.trim_start_matches([' ', '\t', '\n', '\r', '\u{b}', '\u{c}']).parse().ok()

@@ -1,4 +1,4 @@
-//! `XINFO`: what is known of a stream, of its groups and of their consumers.
+//! `XINFO`: information about a stream, its groups and their consumers.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ const HELP: &[&str] = &[
     "STREAM key [FULL [COUNT count]]",
 ];
 
-/// Entries and deliveries that `FULL` shows, where no `COUNT` says how many.
+/// Number of entries and deliveries that `FULL` shows without a `COUNT`.
 const FULL: usize = 10;
 
 /// `XINFO STREAM key [FULL [COUNT count]] | GROUPS key | CONSUMERS key group`
@@ -71,7 +71,8 @@ fn full_count(args: Arguments<'_>) -> Result<usize, Failure> {
     }
 }
 
-/// Writes the beginning of both forms of `XINFO STREAM`; Redis counts nodes of its tree there.
+/// Writes the first fields of both forms of `XINFO STREAM`. The numbers of radix-tree nodes, which
+/// Redis counts, are derived from the length.
 fn head(stream: &Stream, out: &mut Output) {
     let State { last, added, deleted, first, len } = stream.state;
     let nodes = len.div_ceil(100) as i64;
@@ -114,7 +115,7 @@ fn stream(s: &Session, seen: &Seen<'_>, stream: &Stream, out: &mut Output) -> Ou
 
 const EACH: (Id, Id) = (Id::MIN, Id::MAX);
 
-/// How much each consumer of a group has not acknowledged, and all of them together.
+/// Returns the number of pending entries of a group, and that of each of its consumers.
 fn counts(
     s: &Session,
     seen: &Seen<'_>,
@@ -192,7 +193,8 @@ fn consumers(
 struct Whole {
     group: Group,
     consumers: Vec<(Vec<u8>, u64)>,
-    /// All there are, and those that are shown.
+    /// The number of pending entries, in total and for each consumer, and the entries that are
+    /// shown.
     count: i64,
     of_each: HashMap<Vec<u8>, i64>,
     shown: Vec<(Id, Pending)>,

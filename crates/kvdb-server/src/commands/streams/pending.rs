@@ -104,15 +104,15 @@ fn summary(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// How a claim changes a delivery.
+/// The options of a claim, which change a delivery.
 #[derive(Default)]
 struct Claim {
-    /// The ID at which the options begin.
+    /// Index of the first option in the arguments.
     options_at: usize,
     ids: Vec<Id>,
     force: bool,
     only_ids: bool,
-    /// Since when, as the client says it: milliseconds before now, or since 1970.
+    /// The new delivery time: `idle` in milliseconds before now, `time` in milliseconds since 1970.
     idle: Option<i64>,
     time: Option<i64>,
     times: Option<u64>,
@@ -157,7 +157,7 @@ impl Claim {
         }
         Ok(claim)
     }
-    /// When the entries count as delivered.
+    /// Returns the new delivery time of the entries.
     fn at(&self, now: u64) -> u64 {
         let at = match (self.idle, self.time) {
             (Some(idle), _) => i64::try_from(now).ok().and_then(|now| now.checked_sub(idle)),
@@ -172,7 +172,7 @@ fn idle_time(args: Arguments<'_>, name: &str) -> Result<u64, Failure> {
     Ok(u64::try_from(integer(args.at(4)).ok_or_else(wrong)?).unwrap_or(0))
 }
 
-/// Entries that a consumer has got, of which some are gone.
+/// Entries that a consumer has claimed; `gone` are those that were deleted from the stream.
 #[derive(Default)]
 struct Claimed {
     entries: Vec<(Id, Option<Entry>)>,
@@ -181,7 +181,7 @@ struct Claimed {
 }
 
 impl Claimed {
-    /// The consumer has shown itself, if it got an entry.
+    /// Notes activity of the consumer if it received an entry.
     fn see(
         &self,
         seen: &Seen<'_>,
@@ -201,7 +201,7 @@ impl Claimed {
 /// [JUSTID] [LASTID id]`
 pub fn xclaim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (key, name, consumer) = (args.at(1), args.at(2), args.at(3));
-    // An error about the group comes first.
+    // An error about the group takes precedence over other errors.
     find(&s.see()?, key, name)?;
     let idle = idle_time(args, "XCLAIM")?;
     let claim = Claim::parse(args)?;
@@ -252,7 +252,7 @@ pub fn xclaim(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     Ok(())
 }
 
-/// Entries that are to be shown can be.
+/// Checks that the entries to be shown are not corrupt.
 fn check(stream: &Stream, claimed: &Claimed) -> Outcome {
     let mut shown = claimed.entries.iter().filter_map(|(_, entry)| entry.as_ref());
     if shown.any(|entry| entry.words().is_none()) {

@@ -1,4 +1,5 @@
-//! `XREAD` and `XREADGROUP`: what has come after an ID in several streams, waited for if asked.
+//! `XREAD` and `XREADGROUP`, which read the entries after an ID in several streams, and wait for
+//! entries on request.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::session::seen::{Collection, Seen};
 
 /// The request of a reader.
 struct Request<'a> {
-    /// `None`: not at all; `Some(None)`: for ever.
+    /// `None` does not wait; `Some(None)` waits without a limit.
     waits: Option<Option<Duration>>,
     most: usize,
     keys: Vec<&'a [u8]>,
@@ -32,15 +33,15 @@ struct Request<'a> {
     no_ack: bool,
 }
 
-/// After which entry a stream is read.
+/// The entry after which a stream is read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum After {
     Id(Id),
-    /// The last one that was delivered to the group.
+    /// The last entry that was delivered to the group.
     Delivered,
 }
 
-/// The entries found in one stream; one that was deleted since it was delivered has no value.
+/// The entries found in one stream; an entry that was deleted after its delivery has no value.
 struct Found {
     key: Vec<u8>,
     of: Collection,
@@ -104,7 +105,7 @@ impl<'a> Request<'a> {
         Err(Failure::SYNTAX)
     }
 
-    /// After which entries it reads, as the streams are now.
+    /// Returns for each stream, as it is now, the entry after which it is read.
     fn positions(&self, s: &Session) -> Result<Vec<After>, Failure> {
         let seen = s.see()?;
         let mut positions = Vec::new();
@@ -140,7 +141,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The keys among the arguments of `XREAD` or `XREADGROUP`.
+/// Returns the keys in the arguments of `XREAD` or `XREADGROUP`.
 pub fn keys_of_read(args: Arguments<'_>) -> Vec<&[u8]> {
     let Some(at) = (1..args.len()).find(|at| is(args.at(*at), "streams")) else {
         return Vec::new();
@@ -149,7 +150,7 @@ pub fn keys_of_read(args: Arguments<'_>) -> Vec<&[u8]> {
     args.from(at + 1).take(left / 2).collect()
 }
 
-/// Returns whether a command reads streams and is to wait for entries.
+/// Returns whether a command reads streams and waits for entries.
 pub fn waits(command: &str, words: &[&[u8]]) -> bool {
     let mut options = words.iter().skip(1).take_while(|word| !is(word, "streams"));
     let mut waits = false;
@@ -191,7 +192,7 @@ pub fn xread(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     write(found, out)
 }
 
-/// Reads now, or waits until there is something.
+/// Reads at once, or waits until there are entries.
 fn wait_for(
     s: &mut Session,
     request: &Request<'_>,
@@ -273,7 +274,7 @@ pub fn xreadgroup(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
 const GONE: Failure =
     Failure::Coded(std::borrow::Cow::Borrowed("UNBLOCKED the stream key no longer exists"));
 
-/// Delivers what there is to the consumer.
+/// Delivers the available entries to the consumer.
 fn deliver(
     s: &Session,
     request: &Request<'_>,
@@ -290,7 +291,7 @@ fn deliver(
         let (mut all, mut room) = (Vec::new(), Room::of(s));
         for (at, (key, after)) in request.keys.iter().zip(positions).enumerate() {
             if request.keys[..at].contains(key) {
-                // A second mention would meet what the first has not committed yet.
+                // The second occurrence would not see the uncommitted deliveries of the first.
                 return Err(Failure::request("a stream is named twice"));
             }
             let stream = match Stream::find(seen, key) {
@@ -325,7 +326,7 @@ fn deliver(
     })
 }
 
-/// One stream of which entries are delivered.
+/// One stream whose entries are delivered.
 struct Reading<'a, 'b> {
     s: &'a Session,
     seen: &'a Seen<'b>,
@@ -349,7 +350,7 @@ impl Reading<'_, '_> {
                 let pending = Pending { at: self.seen.now, times: 1, consumer: consumer.into() };
                 self.room.take(pending.consumer.len() + group.name.len())?;
                 let place = group.pending_key(&stream.of, entry.id);
-                // After `SETID` it may be another consumer's already.
+                // After `SETID` the entry may already be pending for another consumer.
                 more += i64::from(!self.seen.has(stream.of.types, &place)?);
                 batch.put(stream.of.types, place, Bytes::from(pending.encode()));
             }
@@ -361,7 +362,7 @@ impl Reading<'_, '_> {
         Ok(found.into_iter().map(|entry| (entry.id, Some(entry))).collect())
     }
 
-    /// Delivers once more the entries that this consumer has and did not acknowledge.
+    /// Delivers again the entries that this consumer has and did not acknowledge.
     fn history(
         &mut self,
         group: &Group,

@@ -1,5 +1,5 @@
-//! How a stream is stored: its elements are its state, its entries and its groups, each under a
-//! name of its own, so that all that holds of the elements of collections holds of them.
+//! Storage of a stream: its elements are its state, its entries and its groups, each under a name
+//! of its own. So the code for elements of collections applies to them unchanged.
 //!
 //! ```text
 //! (no name)                    the state: last ID, entries added, highest deleted ID, first ID,
@@ -10,7 +10,7 @@
 //! 3 ‖ len ‖ group ‖ ID         an entry delivered and not acknowledged: when, how often, to whom
 //! ```
 //!
-//! The state is an element, so a stream without entries is still one, as in Redis.
+//! The state is an element, so a stream without entries still exists, as in Redis.
 
 use bytes::Bytes;
 use kvdb::{Batch, Tuple};
@@ -28,11 +28,11 @@ const ENTRY: u8 = 0;
 pub struct State {
     /// The highest ID that an entry ever had.
     pub last: Id,
-    /// Entries that were ever added.
+    /// Number of entries that were ever added.
     pub added: u64,
-    /// The highest ID that was deleted by name.
+    /// The highest ID that was deleted explicitly.
     pub deleted: Id,
-    /// The ID of the first entry; 0-0 where there is none.
+    /// The ID of the first entry, or 0-0 if there is none.
     pub first: Id,
     /// The number of entries.
     pub len: u64,
@@ -57,7 +57,7 @@ impl State {
     }
 }
 
-/// The rest of the bytes of a value.
+/// The rest of the bytes of a value to be parsed.
 pub struct Parts<'a>(pub &'a [u8]);
 
 impl<'a> Parts<'a> {
@@ -83,13 +83,13 @@ pub fn corrupt(of: &Collection, what: &str) -> Failure {
     Failure::Corrupt(format!("{what} of the stream {:x} does not decode", of.id))
 }
 
-/// Appends bytes with their length in front.
+/// Appends the length of bytes, and the bytes.
 pub fn put_sized(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(&u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes());
     out.extend_from_slice(bytes);
 }
 
-/// The name of an entry among the elements.
+/// Returns the element name of an entry.
 pub fn entry_name(id: Id) -> [u8; 17] {
     let mut name = [ENTRY; 17];
     name[1..].copy_from_slice(&id.bytes());
@@ -112,7 +112,7 @@ impl Entry {
         let id = entry_id(seen_of, tuple)?;
         Ok(Entry { id, value: tuple.value()? })
     }
-    /// Its fields and values in turn.
+    /// Returns its fields and values in turn.
     pub fn words(&self) -> Option<Vec<&[u8]>> {
         words(&self.value)
     }
@@ -121,7 +121,7 @@ impl Entry {
     }
 }
 
-/// The fields and values in the value of an entry.
+/// Parses the value of an entry into its fields and values.
 pub fn words(value: &[u8]) -> Option<Vec<&[u8]>> {
     let (mut rest, mut words) = (Parts(value), Vec::new());
     while !rest.0.is_empty() {
@@ -139,23 +139,23 @@ pub fn parse_entry_name(name: &[u8]) -> Option<Id> {
     Some(Id::from_bytes(id.try_into().ok()?))
 }
 
-/// A stream that a command works on.
+/// The stream that a command works on.
 pub struct Stream {
     pub of: Collection,
     pub state: State,
-    /// Elements that the command has added, less those that it has removed.
+    /// Number of elements that the command has added, minus those that it has removed.
     pub more: i64,
 }
 
 impl Stream {
-    /// The stream under a key, if there is one.
+    /// Returns the stream under a key, if it exists.
     pub fn find(seen: &Seen<'_>, key: &[u8]) -> Result<Option<Stream>, Failure> {
         let Some(of) = seen.collection(key, Kind::Stream)? else { return Ok(None) };
         let bytes = seen.get(of.types, &element_key(of.id, b""))?.unwrap_or_default();
         let state = State::decode(&bytes).ok_or_else(|| corrupt(&of, "the state"))?;
         Ok(Some(Stream { of, state, more: 0 }))
     }
-    /// The stream under a key, begun where there is none.
+    /// Returns the stream under a key, and creates it if necessary.
     pub fn begin(
         s: &Session,
         seen: &Seen<'_>,
@@ -168,18 +168,18 @@ impl Stream {
         let of = seen.begin_collection(key, Kind::Stream, || s.random(), batch)?;
         Ok(Stream { of, state: State::default(), more: 1 })
     }
-    /// Has the batch keep the state, and count the elements.
+    /// Adds the state and the change of the element count to the batch.
     pub fn save(&self, seen: &Seen<'_>, key: &[u8], batch: &mut Batch) {
         batch.put(self.of.types, element_key(self.of.id, b""), self.state.encode());
         self.count(seen, key, batch);
     }
-    /// Has the batch count the elements, where the state is as it was.
+    /// Adds only the change of the element count to the batch, if the state is unchanged.
     pub fn count(&self, seen: &Seen<'_>, key: &[u8], batch: &mut Batch) {
         seen.counted(key, &self.of, self.more, batch);
     }
 
-    /// The entries from one ID to another, both included, in order, or from the last to the first.
-    /// Stops where `each` says `false`.
+    /// Visits the entries from one ID to another, both included, in order or in reverse. Stops if
+    /// `each` returns `false`.
     pub fn entries(
         &self,
         s: &Session,
@@ -188,7 +188,7 @@ impl Stream {
         backward: bool,
         each: impl FnMut(&Tuple) -> Result<bool, Failure>,
     ) -> Outcome {
-        // Entries that were trimmed leave tombstones in front of the first one.
+        // Trimmed entries leave tombstones before the first entry, which the walk must not visit.
         let (from, to) = (from.max(self.state.first), to.min(self.state.last));
         if self.state.len == 0 || from > to {
             return Ok(());
@@ -197,7 +197,7 @@ impl Stream {
         let end = [&entry_key(&self.of, to)[..], b"\0"].concat();
         visit(s, seen, &self.of, (&start, &end), backward, each)
     }
-    /// The outermost entry of a range.
+    /// Returns the first entry of a range in one direction.
     pub fn outermost(
         &self,
         s: &Session,
@@ -219,12 +219,12 @@ impl Stream {
         let value = seen.get(self.of.types, &entry_key(&self.of, id))?;
         Ok(value.map(|value| Entry { id, value }))
     }
-    /// Returns whether an entry may have been deleted by name from an ID on.
+    /// Returns whether entries from an ID on may have been deleted explicitly.
     pub fn has_gaps_from(&self, id: Id) -> bool {
         let State { deleted, first, len, .. } = self.state;
         len > 0 && deleted > Id::MIN && deleted >= first && id <= deleted
     }
-    /// How many entries were ever added up to an ID, if that can be told.
+    /// Returns the number of entries that were ever added up to an ID, if it can be determined.
     pub fn added_up_to(&self, id: Id) -> Option<u64> {
         let State { last, added, deleted, first, len } = self.state;
         if added == 0 {

@@ -1,4 +1,4 @@
-//! `MAXLEN` and `MINID`: entries that are taken away from the beginning of a stream.
+//! `MAXLEN` and `MINID`: removal of the oldest entries of a stream.
 
 use kvdb::Batch;
 
@@ -10,23 +10,23 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::session::seen::Seen;
 
-/// With `~`, entries are taken away in whole hundreds of those that were ever added, as Redis has
-/// so many in a node.
+/// With `~`, entries are removed in whole hundreds of those that were ever added, because Redis has
+/// nodes of this size.
 const LUMP: u64 = 100;
-/// Entries that `~` takes away at most, where no `LIMIT` says how many.
+/// Limit on the entries that `~` removes without a `LIMIT`.
 const USUAL: u64 = 100 * LUMP;
-/// Up to so many have a tombstone each.
+/// Number of entries up to which each gets its own tombstone.
 const ONE_BY_ONE: u64 = 64;
 
 #[derive(Clone, Copy, Debug)]
 enum Kept {
-    /// So many.
+    /// At most this many entries.
     Most(u64),
     /// The entries from this ID on.
     From(Id),
 }
 
-/// The entries that are to be taken away.
+/// The request to remove entries.
 #[derive(Clone, Copy, Debug)]
 pub struct Trim {
     kept: Kept,
@@ -34,11 +34,11 @@ pub struct Trim {
     limit: Option<u64>,
 }
 
-/// The options in front of the ID of `XADD`, or all of `XTRIM`.
+/// The options before the ID of `XADD`, or all of `XTRIM`.
 pub struct Options {
     pub trim: Option<Trim>,
     pub only_old: bool,
-    /// Where the fields are, and the ID in front of them.
+    /// The ID, and the index of the fields after it.
     pub id: Option<(Wanted, usize)>,
 }
 
@@ -110,7 +110,8 @@ impl Options {
 }
 
 impl Trim {
-    /// How many of `wanted` are taken away, where `gone` were before; `all`: there are no more.
+    /// Returns how many of `wanted` entries are removed after `gone` earlier ones. `all` means that
+    /// the stream has no other entries.
     fn rounded(&self, wanted: u64, gone: u64, all: bool) -> u64 {
         if !self.roughly {
             return wanted;
@@ -126,7 +127,7 @@ impl Trim {
         (gone.saturating_add(wanted.min(most)) / LUMP * LUMP).saturating_sub(gone)
     }
 
-    /// Returns whether an entry that is being added goes at once.
+    /// Returns whether an entry that is being added is removed at once.
     pub fn takes(&self, id: Id) -> bool {
         !self.roughly
             && match self.kept {
@@ -135,8 +136,8 @@ impl Trim {
             }
     }
 
-    /// Has the batch take entries away that were there before it, where it is going to add
-    /// `coming`; returns how many.
+    /// Adds the removal of existing entries to the batch, which is going to add `coming` new ones.
+    /// Returns the number of removed entries.
     pub fn apply(
         &self,
         s: &Session,
@@ -163,7 +164,7 @@ impl Trim {
             Kept::Most(_) => Id::MAX,
             Kept::From(id) => id,
         };
-        // The first entry that stays, and how many are in front of it.
+        // Finds the first entry that stays, and counts the entries before it.
         let (mut found, mut first, mut at_lump) = (0, None, None);
         stream.entries(s, seen, (Id::MIN, Id::MAX), false, |tuple| {
             let id = entry_id(&stream.of, tuple)?;
@@ -178,7 +179,7 @@ impl Trim {
             Ok(true)
         })?;
         if self.roughly {
-            // Where one stays, those of the whole hundreds in front of it go.
+            // If an entry stays, only whole hundreds before it are removed.
             match (at_lump, first) {
                 (_, None) if found == len => {}
                 (Some((lumps, id)), _) => (found, first) = (lumps, Some(id)),
@@ -206,7 +207,7 @@ impl Trim {
     }
 }
 
-/// Takes all entries away.
+/// Removes all entries.
 fn clear(stream: &mut Stream, batch: &mut Batch) -> u64 {
     let (of, found) = (stream.of, stream.state.len);
     let end = [&entry_key(&of, stream.state.last)[..], b"\0"].concat();

@@ -1,7 +1,7 @@
-//! Long strings as a command sees them: read in parts, and changed page by page.
+//! Long strings in the state of a command: reading parts of them, and changing them page by page.
 //!
-//! What names a part touches the pages of that part alone. Few bytes become an update of their
-//! page, which is not read for them; neither is a page that cannot have been stored.
+//! An operation on a part touches only the pages of that part. A small write becomes an update of
+//! its page, without reading it. A page that cannot have been stored is not read either.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,18 +15,18 @@ use crate::keyspace::{Head, Kind, Live, PAGE, WRONGTYPE, head_key, page_key, pag
 use crate::limits::Limits;
 use crate::notifications::Classes;
 
-/// A tuple up to this length is read and put where it is changed, bytes, and so is one that is
-/// changed by more: that costs a reader less later.
+/// A tuple up to this length, bytes, is read and rewritten when it changes, and so is a tuple with
+/// a larger change: that makes later reads cheaper.
 const PUT_UP_TO: usize = 4 << 10;
 
-/// A part of a page up to this length becomes an update, bytes. A longer one reads the page.
+/// A write up to this length, bytes, becomes an update of its page. A longer one reads the page.
 const UPDATE_UP_TO: usize = PAGE / 4;
 
-/// A string, before its bytes are read.
+/// A string whose bytes were not read yet.
 #[derive(Clone, Copy, Debug)]
 pub enum Text {
     Absent,
-    /// One tuple, of this length.
+    /// One tuple of this length.
     Tuple(usize),
     Pages(Head),
 }
@@ -44,7 +44,8 @@ impl Text {
     }
 }
 
-/// What of `bytes`, written from `at` on, falls into each page: its number, the offset in it.
+/// Divides `bytes`, written at `at`, into pieces within one page, each with the page's number and
+/// the offset in it.
 fn pieces(at: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, usize, &[u8])> {
     let (mut at, mut rest) = (at, bytes);
     std::iter::from_fn(move || {
@@ -55,7 +56,7 @@ fn pieces(at: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, usize, &[u8])> {
     })
 }
 
-/// Hands over the zeros of a range, a page at a time, until `take` says `false`.
+/// Passes the zeros of a range to `take`, a page at a time, until it returns `false`.
 fn zeros(
     range: Range<u64>,
     take: &mut impl FnMut(&[u8]) -> Result<bool, Failure>,
@@ -72,7 +73,7 @@ fn zeros(
     Ok(true)
 }
 
-/// Writes a piece into a page, which grows with zeros up to it.
+/// Writes a piece into a page, which is extended with zeros if necessary.
 fn overwrite(page: &mut Vec<u8>, offset: usize, piece: &[u8]) {
     let end = offset + piece.len();
     if page.len() < end {
@@ -85,7 +86,8 @@ impl Seen<'_> {
     pub fn limits(&self) -> &Limits {
         &self.session.shared.limits
     }
-    /// The string of a key, whose bytes are not read; an error, when it is something else.
+    /// Returns the string of a key without reading its bytes. Returns an error if the key is of
+    /// another type.
     pub fn text(&self, key: &[u8]) -> Result<(Live, Text), Failure> {
         let head = self.head(key)?;
         let live = match self.by_head(head)? {
@@ -102,8 +104,8 @@ impl Seen<'_> {
             None => Ok((live, Text::Absent)),
         }
     }
-    /// Bytes of a string that [`Seen::text`] has found, as far as it has them. More than a command
-    /// may gather is an error.
+    /// Returns the bytes of a range of a string that [`Seen::text`] has found, cut at its end.
+    /// Returns an error if they are more than a command may buffer.
     pub fn part(&self, key: &[u8], text: &Text, range: Range<u64>) -> Result<Bytes, Failure> {
         let range = range.start.min(text.len())..range.end.min(text.len());
         if range.is_empty() {
@@ -133,8 +135,8 @@ impl Seen<'_> {
         })?;
         Ok(gathered.into())
     }
-    /// Hands over the bytes of a range below the length, one piece after the other, until `take`
-    /// says `false`.
+    /// Passes the bytes of a range below the length to `take`, piece by piece, until it returns
+    /// `false`.
     pub fn visit_part(
         &self,
         head: &Head,
@@ -152,8 +154,9 @@ impl Seen<'_> {
         }
         Ok(())
     }
-    /// Hands over what is stored of a range below the length, each piece with its place, until
-    /// `take` says `false`, which is the result then. Between the pieces there are zeros.
+    /// Passes the stored pieces of a range below the length to `take`, each with its offset, until
+    /// it returns `false`, which this then returns as well. Between the pieces the string has
+    /// zeros.
     pub fn visit_stored(
         &self,
         head: &Head,
@@ -193,7 +196,7 @@ impl Seen<'_> {
         Ok(true)
     }
 
-    /// A head for pages that do not exist yet.
+    /// Returns a head with a new id, under which no pages exist yet.
     fn begin_pages(&self, types: DictionaryId, deadline: Option<u64>) -> Result<Head, Failure> {
         loop {
             let head = Head::new(Kind::Pages, deadline, self.session.random());
@@ -207,7 +210,7 @@ impl Seen<'_> {
             }
         }
     }
-    /// Puts a string in pages under a key that the batch has cleared.
+    /// Stores a string in pages under a key that the batch has cleared.
     pub(super) fn put_pages(
         &self,
         types: DictionaryId,
@@ -227,9 +230,9 @@ impl Seen<'_> {
         batch.put(types, head_key(key), head.encode());
     }
 
-    /// Writes bytes into a string from `at` on, or begins one; what lies between its end and `at`
-    /// becomes zeros. Gives the new length; `None`: it will need pages, and so the dictionary of
-    /// types, which does not exist yet.
+    /// Writes bytes into a string at `at`, and creates it if necessary; a gap between its end and
+    /// `at` is filled with zeros. Returns the new length, or `None` if the string would need pages
+    /// and thus the types dictionary, which does not exist yet.
     pub fn write_part(
         &self,
         key: &[u8],
@@ -250,7 +253,7 @@ impl Seen<'_> {
                 let head = Head { len: grown, mark, ..*head };
                 self.put_head_of_pages(types, key, &head, batch);
             }
-            // What is one tuple by now stays one for as long as it does not grow.
+            // A string that is one tuple remains one as long as it does not grow.
             _ if grown > self.limits().tuple as u64 && grown > len => {
                 let Some(types) = self.types else { return Ok(None) };
                 self.move_to_pages(types, key, live, grown, (at, bytes), batch)?;
@@ -288,7 +291,7 @@ impl Seen<'_> {
         }
         Ok(())
     }
-    /// A string that was one tuple, or was not there, becomes one of pages.
+    /// Converts a string that was one tuple, or did not exist, into one of pages.
     fn move_to_pages(
         &self,
         types: DictionaryId,
@@ -311,7 +314,7 @@ impl Seen<'_> {
         for (number, page) in pages {
             batch.put(types, page_key(head.id, number), page);
         }
-        // Of two transactions that change the string the second has a conflict: both change this.
+        // Two transactions that change the string both change this tuple, so that they conflict.
         if let Some(strings) = self.strings {
             batch.delete(strings, Bytes::copy_from_slice(key));
         }
@@ -342,11 +345,11 @@ impl Seen<'_> {
         Ok(())
     }
 
-    /// Puts the pages of a string under another key, which the batch has cleared, by reference.
+    /// Copies the pages of a string by reference to another key, which the batch has cleared.
     pub fn copy_pages(&self, of: &Head, to: &[u8], batch: &mut Batch) -> Outcome {
         let (Some(types), Some((start, end))) = (self.types, of.beneath()) else { return Ok(()) };
         let head = Head { id: self.begin_pages(types, None)?.id, ..*of };
-        // What a page takes in the batch.
+        // Bytes of one page in the batch.
         const TAKES: usize = 128;
         let most = self.limits().request / TAKES;
         let pages = self.range(types, &start, &end)?.scan_stored(types, &start, &end, most + 1)?;
