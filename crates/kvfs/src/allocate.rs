@@ -14,7 +14,8 @@ use crate::inode::{DirtyPage, Inode, InodeState, Page};
 use crate::layout::{self, Attributes, Body, PAGE, blocks_of};
 use crate::promises::Ranges;
 
-/// Most bytes that one call of `copy_file_range` copies; the caller calls again for the rest.
+/// Limit of the bytes that one call of `copy_file_range` copies; the caller calls again for the
+/// rest.
 const COPY_MAX: u64 = 16 << 20;
 /// Bytes that are copied under one acquisition of the locks.
 const COPY_STEP: u64 = 1 << 20;

@@ -72,8 +72,8 @@ pub struct Attr {
     pub btime: Timestamp,
 }
 
-/// The caller of a call. The kernel checks permissions; the file system takes the owner of new
-/// inodes from this.
+/// The caller of the file system. New inodes get their owner from it; the kernel checks
+/// permissions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// The user, who owns new inodes.

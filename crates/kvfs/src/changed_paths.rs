@@ -86,8 +86,8 @@ impl Views {
         for (dict, change) in changes {
             match change {
                 CommittedKey::Unlisted => more |= followed.contains(dict),
-                // An object that is removed whole loses its name in the same commit, which reports
-                // it.
+                // The ranges are those of objects whose names are removed in the same commit; the
+                // names are reported.
                 CommittedKey::DeleteRange(..) => {}
                 CommittedKey::Put(key) | CommittedKey::Delete(key) if *dict == layout.nmap => {
                     let (parent, name) = layout::decode_name_key(key)?;

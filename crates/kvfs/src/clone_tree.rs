@@ -97,7 +97,7 @@ impl Fs {
         if self.entry(parent, name)?.is_some() {
             return Err(Error::Exists);
         }
-        // Checked now, so that the tree is not copied in vain.
+        // This is checked now, so that the tree is not copied in vain.
         if let Scope::Mainline(db) = &self.core.scope
             && db.is_locked(self.core.layout.nmap, &layout::name_key(parent, name))
         {

@@ -27,8 +27,8 @@ pub(crate) struct Counted {
 #[derive(Clone, Default)]
 pub(crate) struct Files {
     pub made: u64,
-    /// The number of removed files by the view that made them, from the view in which this one
-    /// began outwards.
+    /// The number of removed files for each view that has made them. The first entry is for the
+    /// view in which this one began, the next one for the view around that.
     removed: Vec<u64>,
 }
 

@@ -195,7 +195,7 @@ impl Fs {
         Ok(match &self.core.scope {
             Scope::Transaction(transaction) => vec![(transaction.view()?.beneath(), imap)],
             Scope::Mainline(db) => {
-                // The mainline has no states beneath it, so its files are compared with themselves.
+                // The mainline has no states beneath it: its own state takes their place.
                 let states = db.states_beneath(imap).unwrap_or_else(|| vec![db.view()]);
                 let with_inodes = |state: View| Layout::of_state(&state).map(|of| (state, of.imap));
                 states.into_iter().filter_map(with_inodes).collect()

@@ -22,8 +22,8 @@ impl Fs {
         if self.shared_space().spend(cost) || self.refill_space(cost) {
             return Ok(());
         }
-        // Truncated and rewritten files free space when they are committed. Errors are ignored: the
-        // check below decides.
+        // Truncated and rewritten files free space when they are committed. If the store takes no
+        // more data, the commit fails; the checks below decide.
         let _ = self.commit_older_than(Duration::MAX);
         if !self.refill_space(cost) {
             self.core.db.reclaim();

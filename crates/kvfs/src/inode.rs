@@ -116,7 +116,7 @@ pub(crate) struct Buffer {
 /// A page that waits to be committed.
 pub(crate) struct DirtyPage {
     pub page: Page,
-    /// The page count includes it.
+    /// The page count includes this page.
     pub counted: bool,
 }
 

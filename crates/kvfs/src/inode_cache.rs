@@ -82,8 +82,8 @@ pub(crate) struct InodeCache {
 }
 
 impl InodeCache {
-    /// `memory`: bytes for clean inodes. Dirty inodes are not included; they are bounded by the
-    /// write buffer.
+    /// Returns an empty cache with `memory` bytes for clean inodes. Dirty inodes are not included;
+    /// the write buffer bounds them.
     pub fn new(memory: usize) -> Self {
         InodeCache {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -305,7 +305,7 @@ impl Shard {
     fn arrive(&mut self, inode: Arc<Inode>, capacity: usize) {
         self.order.push_back(inode.ino);
         self.map.insert(inode.ino, inode);
-        // Evicts more than one a call, so that inodes that were busy once do not pile up.
+        // Evicts more inodes than arrive, so that inodes that were busy once do not pile up.
         self.leave(2, capacity);
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// Number of calls a directory whose entries are remembered until a listing ends.
+/// Number of calls per directory whose entries are remembered until a listing ends.
 const LISTINGS: usize = 8;
 /// Number of entries of a call that are remembered, the last ones.
 const REMEMBERED: usize = 2048;

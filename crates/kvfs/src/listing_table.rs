@@ -64,7 +64,7 @@ pub(crate) struct ListingTable {
 }
 
 impl ListingTable {
-    /// `memory`: the budget for inodes in memory.
+    /// Returns an empty table. `memory` is the budget for inodes in memory.
     pub fn new(memory: usize) -> ListingTable {
         ListingTable {
             table: Mutex::default(),

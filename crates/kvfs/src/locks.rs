@@ -116,8 +116,8 @@ impl Fs {
         Ok(())
     }
 
-    /// In a serializable transaction: locks an inode that it has not read so far, and commits the
-    /// changes to it that the parent view has accepted.
+    /// Locks an inode that a serializable transaction has not read so far, and commits the changes
+    /// to it that the parent view has accepted. Does nothing in other views.
     pub(crate) fn lock_in_store(&self, ino: Ino, exclusive: bool) -> Result<()> {
         let Some(transaction) = self.locking() else { return Ok(()) };
         transaction.lock_key(self.core.layout.imap, &layout::node_key(ino), exclusive)?;

@@ -79,7 +79,7 @@ impl Fs {
         attr
     }
 
-    /// Returns `count` references. With the last one an unlinked inode and its data are removed.
+    /// Takes back `count` references. With the last one an unlinked inode and its data are removed.
     pub fn forget(&self, ino: Ino, count: u64) {
         if let Ok(_call) = self.enter() {
             self.release(ino, count);
@@ -199,8 +199,8 @@ impl Fs {
             let reserved = &mut dir_state.attr.reserved;
             attr.reserved = self.core.inode_allocator.split_for(parent, reserved, ino);
             if let Scope::Served(view) = &self.core.scope {
-                // Announced before the directory can be found: the server need not be asked for any
-                // name in it.
+                // The range is announced before the directory can be found: the server need not be
+                // asked for any name in it.
                 let (start, end) = (layout::name_key(ino, b""), layout::names_end(ino));
                 view.new_range(self.core.layout.nmap, &start, &end);
             }
@@ -560,7 +560,7 @@ pub(crate) fn add_entry(dir: &mut Attributes, entry: &Attributes) {
     if entry.kind == FileKind::Dir {
         dir.nlink = dir.nlink.saturating_add(1);
     }
-    // Exactly the time of the entry's own change.
+    // The directory gets exactly the time of the entry's own change.
     (dir.mtime, dir.ctime) = (entry.ctime, entry.ctime);
 }
 

@@ -23,7 +23,7 @@ impl Fs {
     pub(crate) fn remove_orphans(&self, orphans: &[Ino]) -> Result<()> {
         let imap = self.core.layout.imap;
         for some in orphans.chunks(REMOVED_AT_ONCE) {
-            // Under the freeze lock, so that no orphan is brought back after the check.
+            // The freeze lock is held, so that no orphan is brought back after the check.
             let _call = self.enter()?;
             let mut batch = Batch::new();
             for &ino in some {

@@ -94,7 +94,7 @@ impl Fs {
     pub(crate) fn keep_promise(&self, ino: Ino, state: &mut InodeState, from: u64, to: u64) {
         if self.core.promises.pages_within(ino, from, to) > 0 {
             self.core.promises.change(ino, |ranges| ranges.remove(from, to));
-            // The last bytes written remove the note.
+            // When no promised bytes are left, the note is removed.
             state.buffer.promise_changed |= !self.core.promises.has(ino);
         }
     }

@@ -189,7 +189,7 @@ impl Promises {
         }
     }
 
-    /// Returns all promised space when the view has ended.
+    /// Releases all promised space of a view that has ended.
     pub fn give_back(&self) {
         self.files.lock().clear();
         self.count.store(0, Ordering::Relaxed);

@@ -103,7 +103,8 @@ impl Fs {
         let (view, tree) = match kind {
             FileKind::Dir => self.tree_below(ino, self.locking(), Locked::ToRemove)?,
             _ => {
-                // Locked before it is read: the lock commits waiting changes to the store.
+                // The inode is locked before it is read: the lock commits waiting changes to the
+                // store.
                 self.lock_in_store(ino, true)?;
                 (Arc::new(self.core.scope.view()?), Tree::of_file(ino))
             }

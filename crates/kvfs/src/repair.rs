@@ -136,7 +136,8 @@ impl<'a> Mend<'a> {
     }
 
     /// Notes the bound of all numbers, unless the bound `noted` suffices: numbers given before are
-    /// below `given`. All reservations of directories become void.
+    /// below `given`. With a new bound the marks of the branches are removed, so all reservations
+    /// of directories become void.
     fn count_again(&mut self, notes: DictionaryId, noted: Option<Ino>, given: Ino) {
         let highest = self.inodes.last_key_value().map_or(ROOT, |(ino, _)| *ino);
         let bound = given.max(highest.saturating_add(1)).min(INO_LIMIT);

@@ -247,8 +247,8 @@ impl Views {
         }
         self.tell(|watcher| watcher.changed(number, &fs, &changes));
         drop((turn, untold));
-        // Not earlier: one of the transactions may be committing, and wait for its turn with its
-        // view closed.
+        // The views are ended only now: one of the transactions may be committing, and wait for its
+        // turn with its view closed.
         begun.iter().for_each(|info| self.let_go(info.id));
         Ok(synced?)
     }

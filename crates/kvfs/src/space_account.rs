@@ -43,7 +43,7 @@ impl SpaceAccount {
         }
     }
 
-    /// Returns the promised space when the view has ended and commits nothing more.
+    /// Releases the promised space of a view that has ended and commits nothing more.
     pub fn release_promised_space(&self) {
         self.promised.give_back();
     }
@@ -81,8 +81,8 @@ impl SpaceAccount {
     pub fn refill(&self, free: impl FnOnce() -> u64, cost: u64) -> bool {
         self.promised.shrink(self.credit.swap(0, Ordering::Relaxed));
         let left = free().checked_sub(cost.saturating_add(SPACE_MARGIN));
-        // Only a quarter, since others take from the same space. If nothing was left, the credit is
-        // 0, since a write would be accepted in vain.
+        // A quarter of the rest, since others take from the same space. `cost` is not part of the
+        // credit: it would be spent twice, and writes accepted in vain.
         let credit = left.unwrap_or(0).min(REFILL) / 4;
         self.promised.grow(credit);
         self.promised.shrink(self.credit.swap(credit, Ordering::Relaxed));

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Layout};
 
-/// Number of tuples in between that are skipped one by one, since a seek costs more.
+/// Number of tuples that are skipped one by one before seeking, since a seek costs more.
 const PASS: usize = 16;
 
 /// Limit of the names of a tree; each takes some sixty bytes in memory.

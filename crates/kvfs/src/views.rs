@@ -121,7 +121,7 @@ pub(crate) struct Shared {
     /// view to which the transaction was committed.
     orphans: Mutex<Vec<(Fs, Vec<Ino>)>>,
     ticker: Arc<Ticker>,
-    /// Held by the periodic work.
+    /// Held while the periodic work runs.
     pub ticking: Mutex<()>,
     pub down: AtomicBool,
     /// Notes for a process that follows this one when it is killed.

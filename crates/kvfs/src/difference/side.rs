@@ -42,7 +42,7 @@ impl StoredNode {
 /// A directory, a name in it, and the inode that it names.
 pub(crate) type Named = (Ino, Vec<u8>, Ino);
 
-/// For each directory its parent, and its name there.
+/// The parent of each directory, and its name in the parent.
 type Steps = HashMap<Ino, (Ino, Vec<u8>)>;
 
 /// Returns the names from the root to a directory, or `None` if the steps do not lead to the root.

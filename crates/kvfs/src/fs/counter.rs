@@ -340,7 +340,8 @@ impl Fs {
                     batch.put(notes, branch_key(imap), encode_number(0));
                 }
             }
-            // A few bytes, without which a full store could not go back to a snapshot.
+            // These few bytes may use the reserve: without them a full store could not go back to a
+            // snapshot.
             batch.releases_space();
             if batch.is_empty() { Ok(()) } else { Ok(db.commit(batch, Durability::Buffered)?) }
         })

@@ -29,7 +29,7 @@ pub(crate) struct ViewInUse {
 struct Nameless {
     /// The node in its stored form.
     node: Bytes,
-    /// The store has pages of the inode; `orphaned`: and an orphan record.
+    /// The store has pages of the inode (`stored`), or an orphan record for it (`orphaned`).
     stored: bool,
     orphaned: bool,
     /// The inode was written to since it lost its name.

@@ -19,7 +19,7 @@ pub const ZONE_SIZE: u64 = 512 << 10;
 /// Options for opening a file system.
 #[derive(Clone, Debug)]
 pub struct FsOptions {
-    /// Nothing is changed, not even the orphan list.
+    /// The file system changes nothing, not even the list of orphans.
     pub read_only: bool,
     /// Limit of uncommitted data in all files together, in bytes.
     pub write_buffer: usize,

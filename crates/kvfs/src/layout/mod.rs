@@ -103,8 +103,8 @@ impl Layout {
     }
 
     pub fn create(db: &Kvdb) -> Result<Layout> {
-        // Pages, including the last one of a file, are stored outside of the blocks and read by
-        // their places.
+        // The threshold is fixed: pages, including the last one of a file, stay at their places, by
+        // which they are read.
         let reserved =
             DictionaryOptions { reserved: true, separate_at: 2048, ..Default::default() };
         // Nodes stay in their blocks, content included, so that one read brings a small file.

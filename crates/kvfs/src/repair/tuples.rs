@@ -128,7 +128,7 @@ impl Mend<'_> {
         Ok(())
     }
 
-    /// Removes attributes whose values are missing from their node.
+    /// Removes the attributes of an inode from its node if their values are missing.
     fn settle_xattrs(&mut self, (ino, found): (Ino, BTreeMap<Box<[u8]>, u64>)) {
         let Some(seen) = self.inodes.get_mut(&ino) else { return };
         let Some(xattrs) = &mut seen.xattrs else { return };

@@ -1,22 +1,23 @@
-//! A three-way merge of files: applies the changes that one state of the file system, *from*, has
-//! made since a *base* state to another state with the same base, *into*.
+//! A three-way merge of files: applies the changes that one state of the file system, `from`, has
+//! made since the state `base` to a third state, `into`, which also descends from `base`.
 //!
-//! Only differences between base and from are examined, and the same places in into. Pages are
-//! compared by their places in the store, and taken by reference. Base and from may be states of a
-//! fork, which is another store than into: then pages are compared by their content, and copied.
-//! All three states identify a file by its inode number; the numbers of a fork are mapped
-//! (`Numbering`). If both sides have made an object at one path, the two have different numbers: if
-//! they are alike, from's number stands for into's from there on (`counterparts`).
+//! Only differences between `base` and `from` are examined, and the same places in `into`. Pages
+//! are compared by their places in the store, and taken by reference. `base` and `from` may be
+//! states of a fork, which is another store than that of `into`: then pages are compared by their
+//! content, and copied. All three states identify a file by its inode number; the numbers of a fork
+//! are mapped (`Numbering`). If both sides have made an object at one path, the two have different
+//! numbers: if they are alike, the number in `from` stands for that in `into` from there on
+//! (`counterparts`).
 //!
-//! - `names`: each entry that from has changed. If into has the entry as in base, the change is
-//!   taken; if into has it as in from, nothing is done; otherwise both have changed it.
+//! - `names`: each entry that `from` has changed. If `into` has the entry as in `base`, the change
+//!   is taken; if `into` has it as in `from`, nothing is done; otherwise both have changed it.
 //! - `nodes`: content and attributes, file by file.
 //! - `structure`: the consequences for the tree: removed directories must be empty, no directory
 //!   gets two places or becomes its own descendant, and no inode that both sides have loses its
 //!   last name.
 //! - `sound`: a check that the result is a tree; each violation is a conflict.
-//! - `write`: the decisions, as changes of a transaction. Counts of names and entries are those of
-//!   into plus the sum of the changes.
+//! - `write`: writes the decisions as changes of a transaction. Counts of names and entries are
+//!   those of `into` plus the sum of the changes.
 //!
 //! A change of both sides to the same object is a conflict, unless the caller has made a choice for
 //! its path.
@@ -52,25 +53,26 @@ type Entry = Option<(Ino, FileKind)>;
 /// A directory and a name in it.
 type Place = (Ino, Box<[u8]>);
 
-/// An entry of a directory that from has changed.
+/// An entry of a directory that `from` has changed.
 struct NameChange {
     place: Place,
     base: Entry,
     from: Entry,
 }
 
-/// An entry of into, before and after the merge.
+/// An entry of `into`, before and after the merge.
 struct Replaced {
     before: Entry,
     after: Entry,
 }
 
-/// The source of a file's new content in into: the file of from with this number.
+/// The source of a file's new content in `into`: the file of `from` with this number.
 #[derive(Clone, Copy)]
 enum Content {
-    /// Only the pages that differ from base are taken: into has the others as in base.
+    /// Only the pages that differ between `base` and `from` are taken: `into` has the others as in
+    /// `base`.
     Changes(Ino),
-    /// All content is taken, and replaces that of into.
+    /// All content is taken, and replaces that of `into`.
     All(Ino),
 }
 
@@ -78,43 +80,43 @@ enum Content {
 pub(crate) struct Plan<'a> {
     sides: &'a Sides,
     choices: &'a Choices,
-    /// The suffix for the names of from's versions if both versions are kept.
+    /// The suffix for the names of `from`'s versions if both versions are kept.
     suffix: &'a str,
     /// The file system that is merged into.
     fs: &'a Fs,
     names: Vec<NameChange>,
-    /// Inodes that differ between base and from.
+    /// Inodes that differ between `base` and `from`.
     inodes: BTreeSet<Ino>,
-    /// Inodes with pages that differ between base and from.
+    /// Inodes with pages that differ between `base` and `from`.
     paged: HashSet<Ino>,
-    /// The places at which from has put inodes.
+    /// The places at which `from` has put inodes.
     made_at: HashMap<Ino, Place>,
-    /// Directories of from and their counterparts in into.
+    /// Directories of `from` and their counterparts in `into`.
     dirs: HashMap<Ino, Option<Ino>>,
     entries: BTreeMap<Place, Replaced>,
-    /// New content, by inodes of into.
+    /// New content, by inodes of `into`.
     content: BTreeMap<Ino, Content>,
-    /// New attributes of inodes of into; all others stay.
+    /// New attributes of inodes of `into`; all others stay.
     attributes: BTreeMap<Ino, StoredNode>,
-    /// Inodes of which from has changed only the times: access, content, attributes.
+    /// Inodes of which `from` has changed only the times: access, content, attributes.
     times: BTreeMap<Ino, [Timestamp; 3]>,
-    /// Directories that into does not have and that are made.
+    /// Directories that the merge makes in `into`.
     new_dirs: BTreeSet<Ino>,
     /// The sums of the changes to entries.
     sums: structure::Sums,
-    /// Directories that from has removed, and their counterparts in into.
+    /// Directories that `from` has removed, and their counterparts in `into`.
     removed_dirs: Vec<(Ino, Ino)>,
-    /// Directories of into for which it is settled whether they stay.
+    /// Directories of `into` for which it is settled whether they stay.
     stays: BTreeSet<Ino>,
-    /// Directories of into in which an object was kept that from has removed or changed.
+    /// Directories of `into` in which an object was kept that `from` has removed or changed.
     kept_in: HashSet<Ino>,
     /// Inodes that both have moved, and for which a place was chosen.
     settled_moves: HashSet<Ino>,
-    /// Files of into that equal files with which from has replaced others in the same places.
+    /// Files of `into` that equal the files by which `from` has replaced them.
     same: HashSet<Ino>,
-    /// Inodes that from has put at a place that was not taken.
+    /// Inodes that `from` has put at a place that was not taken.
     passed_by: HashSet<Ino>,
-    /// Inodes that into has moved away from an entry that from has removed, too.
+    /// Inodes that `into` has moved away from an entry that `from` has removed, too.
     moved_away: BTreeSet<Ino>,
     conflicts: BTreeSet<MergeConflict>,
     /// Total length of the paths of the conflicts.
@@ -212,12 +214,12 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Returns the entry of into at a place.
+    /// Returns the entry of `into` at a place.
     fn entry_of(&self, place: &Place) -> Result<Entry> {
         self.sides.into.name(place.0, &place.1)
     }
 
-    /// Returns the entry of into at a place after the changes so far.
+    /// Returns the entry of `into` at a place after the changes so far.
     fn entry_now(&self, place: &Place) -> Result<Entry> {
         match self.entries.get(place) {
             Some(replaced) => Ok(replaced.after),
@@ -239,7 +241,7 @@ impl Plan<'_> {
         all.map(|(place, _)| place.clone()).collect()
     }
 
-    /// Gives an inode the names back that it had in into.
+    /// Restores the names that an inode had in `into`.
     fn restore(&mut self, ino: Ino) {
         for place in self.places_of(ino) {
             self.kept_in.insert(place.0);
@@ -249,7 +251,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns the path of a place of from or of base.
+    /// Returns the path of a place of `from` or of `base`.
     fn path_of(&self, place: &Place) -> Result<Vec<u8>> {
         for side in [&self.sides.from, &self.sides.base, &self.sides.into] {
             if let Some(way) = side.path(place.0)? {
@@ -259,7 +261,7 @@ impl Plan<'_> {
         Ok([format!("inode {}/", place.0).as_bytes(), &place.1].concat())
     }
 
-    /// Returns a path of an inode, in from if from has the inode.
+    /// Returns a path of an inode, in `from` if `from` has the inode.
     fn path_of_inode(&self, ino: Ino) -> Result<Vec<u8>> {
         for side in [&self.sides.from, &self.sides.base, &self.sides.into] {
             let Some(node) = side.node(ino)? else { continue };

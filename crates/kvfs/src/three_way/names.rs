@@ -1,4 +1,4 @@
-//! Merges the entries of directories that from has changed.
+//! Merges the entries of directories that `from` has changed.
 
 use super::counterparts::alike;
 use super::{NameChange, Place, Plan};
@@ -68,8 +68,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns whether from has replaced a file by another one, to which into has changed the file
-    /// in place.
+    /// Returns whether `from` has replaced a file by a new one, and `into` has changed the old file
+    /// to the same state.
     fn replaced_alike(
         &mut self,
         base: super::Entry,
@@ -85,7 +85,7 @@ impl Plan<'_> {
         }
         let nodes = (sides.base.node(was)?, sides.from.node(is)?, sides.into.node(there)?);
         let (Some(was), Some(is), Some(there)) = nodes else { return Ok(false) };
-        // A file that into has not changed need not be read.
+        // A file that `into` has not changed need not be read.
         let same =
             !self.is_untouched(&was, &there)? && alike((&sides.from, &is), (&sides.into, &there))?;
         if same {
@@ -94,12 +94,13 @@ impl Plan<'_> {
         Ok(same)
     }
 
-    /// Gives into an entry as from has it.
+    /// Takes over an entry of `from` into `into`.
     fn take(&mut self, place: &Place, here: Place, from: super::Entry) -> Result<()> {
         let Some((ino, kind)) = from else { return self.set(here, None) };
         let sides = self.sides;
         let known = match sides.base.node(ino)? {
-            // A file that from has made is made in into, too, unless it stands for one of into.
+            // A file that `from` has made is made in `into`, too, unless it stands for one of
+            // `into`.
             None if kind != FileKind::Dir => Some(ino),
             _ if kind == FileKind::Dir => self.dir_in_into(ino)?,
             _ => sides.into.node(ino)?.is_some().then_some(ino),
@@ -118,7 +119,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Handles an entry that from has put into a directory that into has removed.
+    /// Handles an entry that `from` has put into a directory that `into` has removed.
     fn in_removed_dir(&mut self, place: Place, from: super::Entry) -> Result<()> {
         let path = self.path_of(&place)?;
         match self.choose(path, Deed::Removed, Deed::Filled) {
@@ -133,7 +134,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Puts an inode that into has removed at a place.
+    /// Restores an inode that `into` has removed, at a place.
     pub(super) fn bring_back(&mut self, ino: Ino, kind: FileKind, here: Place) -> Result<()> {
         if kind == FileKind::Dir {
             self.new_dirs.insert(ino);
@@ -144,7 +145,7 @@ impl Plan<'_> {
         self.set(here, Some((ino, kind)))
     }
 
-    /// Brings back a directory of from that into has removed, with those above it.
+    /// Brings back a directory of `from` that `into` has removed, with those above it.
     pub(super) fn dir_brought_back(&mut self, dir: Ino) -> Result<Option<Ino>> {
         let (mut way, mut at): (Vec<(Ino, Place)>, Ino) = (Vec::new(), dir);
         let mut above = loop {
@@ -185,7 +186,7 @@ impl Plan<'_> {
         Ok(place.clone())
     }
 
-    /// Removes all entries of a directory of into, and everything below.
+    /// Removes all entries of a directory of `into`, and everything below.
     pub(super) fn remove_below(&mut self, dir: Ino) -> Result<()> {
         let mut dirs = vec![dir];
         while let Some(dir) = dirs.pop() {

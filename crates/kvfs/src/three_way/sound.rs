@@ -59,7 +59,7 @@ impl Plan<'_> {
             || self.sides.from.node(ino)?.is_some())
     }
 
-    /// Returns the numbers of entries that would be left in removed directories of into.
+    /// Returns the numbers of entries that would be left in removed directories of `into`.
     fn left_in_removed(&self) -> Result<BTreeMap<Ino, i64>> {
         let mut left = BTreeMap::new();
         for (&dir, &added) in self.sums.names.iter().filter(|(_, added)| **added < 0) {

@@ -9,7 +9,7 @@ use crate::difference::{StoredNode, same_xattrs};
 use crate::error::Result;
 use crate::merging::{Choice, Deed};
 
-/// The sums of the changes to entries, by inodes of into.
+/// The sums of the changes to entries, by inodes of `into`.
 #[derive(Default)]
 pub(super) struct Sums {
     /// Added names of an inode.
@@ -38,8 +38,8 @@ impl Plan<'_> {
     }
 
     /// Applies the steps until nothing changes, since a step may undo a state that another one has
-    /// checked. The loop ends, since steps only keep more of into or take more of from, and never
-    /// go back.
+    /// checked. The loop ends, since steps only keep more of `into` or take more of `from`, and
+    /// never go back.
     pub(super) fn structure(&mut self) -> Result<()> {
         loop {
             let steps =
@@ -76,7 +76,7 @@ impl Plan<'_> {
         Ok(changed)
     }
 
-    /// Handles inodes that from and into have moved to different places.
+    /// Handles inodes that `from` and `into` have moved to different places.
     fn moved_twice(&mut self) -> Result<bool> {
         let mut changed = false;
         let more = self.sums.names.iter().filter(|(_, added)| **added > 0);
@@ -116,7 +116,7 @@ impl Plan<'_> {
         Ok(changed)
     }
 
-    /// Returns whether into has given a file a name that base does not have.
+    /// Returns whether `into` has given a file a name that `base` does not have.
     fn has_own_name(&self, ino: Ino) -> Result<bool> {
         for (dir, name, _) in self.sides.into.names_of(&HashSet::from([ino]))? {
             if self.sides.base.entry(dir, &name)?.is_none_or(|node| node.ino != ino) {
@@ -126,7 +126,7 @@ impl Plan<'_> {
         Ok(false)
     }
 
-    /// Removes the names that only into has given to an inode.
+    /// Removes the names that only `into` has given to an inode.
     fn leave_own_places(&mut self, ino: Ino, dir: bool) -> Result<()> {
         let into = &self.sides.into;
         let places: Vec<Place> = match dir {
@@ -152,8 +152,8 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Handles inodes of from that would lose their last name in into, since a name of theirs was
-    /// not taken.
+    /// Handles inodes of `from` that would lose their last name in `into`, since a name of theirs
+    /// was not taken.
     fn lost(&mut self) -> Result<bool> {
         let mut changed = false;
         let fewer: Vec<(Ino, i64)> =
@@ -187,7 +187,7 @@ impl Plan<'_> {
         Ok(changed)
     }
 
-    /// Gives a file the names that it has in from, if they are free.
+    /// Gives a file the names that it has in `from`, if they are free.
     fn take_names(&mut self, ino: Ino, kind: FileKind) -> Result<()> {
         for (dir, name, _) in self.sides.from.names_of(&HashSet::from([ino]))? {
             let Some(dir) = self.dir_in_into(dir)? else { continue };
@@ -201,7 +201,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Checks that directories that from has removed are empty.
+    /// Ensures that directories that `from` has removed are empty.
     fn removed_dirs(&mut self) -> Result<bool> {
         let mut changed = false;
         for (dir, there) in self.removed_dirs.clone() {
@@ -266,14 +266,14 @@ impl Plan<'_> {
         Ok(changed)
     }
 
-    /// Returns whether into has changed the attributes of a directory since base.
+    /// Returns whether `into` has changed the attributes of a directory since `base`.
     fn is_changed_dir(&self, dir: Ino, into: &StoredNode) -> Result<bool> {
         let sides = self.sides;
         let Some(base) = sides.base.node(dir)? else { return Ok(false) };
         Ok(own(&base) != own(into) || !same_xattrs((&sides.base, &base), (&sides.into, into))?)
     }
 
-    /// Keeps a directory of into with everything in it.
+    /// Keeps a directory of `into` with everything in it.
     fn keep_whole(&mut self, dir: Ino) {
         let mut dirs = vec![dir];
         while let Some(dir) = dirs.pop() {

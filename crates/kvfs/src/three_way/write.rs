@@ -64,7 +64,7 @@ impl Plan<'_> {
             }
             changes.step()?;
         }
-        // The directories of from, by their counterparts in into.
+        // The directories of `from`, by their counterparts in `into`.
         let from_dirs: HashMap<Ino, Ino> =
             self.dirs.iter().filter_map(|(from, into)| Some(((*into)?, *from))).collect();
         let touched: BTreeSet<Ino> = (self.sums.names.keys())
@@ -200,7 +200,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Replaces the note of a file's promised space by that of from's file.
+    /// Replaces the note of a file's promised space by that of `from`'s file.
     fn write_promise(
         &self,
         ino: Ino,

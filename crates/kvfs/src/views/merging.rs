@@ -37,7 +37,7 @@ pub(super) struct Three<'a> {
 pub(super) struct Rules<'a> {
     pub choices: &'a Choices,
     pub settle: &'a SettleKeys<'a>,
-    /// The suffix for the names of from's versions if both versions are kept.
+    /// The suffix for the names of the versions of `from` if both versions are kept.
     pub suffix: &'a str,
 }
 
@@ -111,7 +111,7 @@ impl Views {
         };
         if !options.dry_run {
             if begun.is_ok() && !unused {
-                // Noted before the transaction commits: until then the mark has no effect.
+                // The mark is noted before the transaction commits: until then it has no effect.
                 let noted = common_states::note(&from_fs, relation, &keep);
                 if let (Err(e), Ok((merged, _))) = (noted, &begun) {
                     self.abort(merged.transaction)?;
@@ -236,7 +236,7 @@ impl Views {
 }
 
 impl Three<'_> {
-    /// Applies the changes of from in a transaction that reads into. Returns the conflicts.
+    /// Applies the changes of `from` in a transaction that reads `into`. Returns the conflicts.
     pub fn merge(
         &self,
         rules: &Rules<'_>,

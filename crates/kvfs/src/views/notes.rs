@@ -362,8 +362,8 @@ impl Views {
         self.shared.notes.as_ref().map(|n| n.begin(number, changes, true)).unwrap_or_default()
     }
 
-    /// Notes a change that a caller makes to a view itself. The caller adds names and inodes one by
-    /// one ([`Untold::add`]), and later tells the watchers ([`Views::tell_changed`]).
+    /// Notes a change that a caller makes to a view directly. The caller adds names and inodes one
+    /// by one ([`Untold::add`]), and later tells the watchers ([`Views::tell_changed`]).
     pub fn untold(&self, view: &ViewId) -> Result<Untold> {
         Ok(self.will_tell(self.number(view)?, &ChangeSet::default()))
     }

@@ -33,8 +33,8 @@ impl Retired {
 }
 
 impl Fs {
-    /// Returns references from the kernel, even if the view has ended. Returns `false` if there are
-    /// none, or if they are counted elsewhere by now.
+    /// Takes back references from the kernel, even if the view has ended. Returns `false` if there
+    /// are none, or if they are counted elsewhere by now.
     fn give_back(&self, ino: Ino, count: u64) -> bool {
         match self.enter() {
             Ok(_call) => self.release(ino, count),

@@ -36,7 +36,7 @@ struct Committed<'a> {
     unsynced: Option<kvdb::Error>,
     /// Keeps programs from being started from changed files.
     running: Running,
-    /// The note of the change, which ends after the watchers have been told, too.
+    /// Keeps the change noted until the watchers have been told, too.
     untold: Untold,
 }
 
@@ -323,7 +323,7 @@ impl Views {
     pub fn abort(&self, id: TransactionId) -> Result<()> {
         let transaction = self.transaction(id)?;
         let within = self.all_within(id);
-        // Aborted first, so that calls that wait for locks return.
+        // The transaction is aborted first, so that calls that wait for locks return.
         transaction.abort();
         self.let_go_of_those_over(&within);
         self.let_go(id);
@@ -455,7 +455,7 @@ impl Views {
         describe_keys_in(transaction.view().ok()?, layout, dictionary, start, end)
     }
 
-    /// Tells the watchers that a caller has changed these names and inodes of a view itself
+    /// Tells the watchers of names and inodes of a view that a caller has changed directly
     /// ([`Views::untold`]).
     pub fn tell_changed(
         &self,

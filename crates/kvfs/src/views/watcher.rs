@@ -54,17 +54,17 @@ pub trait Watcher: Send + Sync {
     /// Hands over the data written so far that the cache holds back, of all views. Returns when it
     /// is handed over, or the reason why it cannot be.
     fn write_back(&self, wait: Wait) -> std::result::Result<(), String>;
-    /// A new view has appeared. (Not called for views that existed before and are opened when they
-    /// are first used.)
+    /// Tells of a new view. (Not called for views that existed before and are opened when they are
+    /// first used.)
     fn appeared(&self, view: &ViewId);
-    /// A view has ended: `fs` only answers for inodes to which there are references. `committed`:
-    /// the changes of its commit, or `None` if there are none.
+    /// Tells of the end of a view: `fs` then only answers for inodes to which there are references.
+    /// `committed` has the changes of the view's commit, or is `None` if there are none.
     fn ended(&self, view: &ViewId, number: u16, fs: &Fs, committed: Option<CommittedTo<'_>>);
-    /// A view, or the mainline, was replaced by another state as a whole.
+    /// Tells that a view, or the mainline, was replaced by another state as a whole.
     fn changed(&self, number: u16, fs: &Fs, changes: &ChangeSet);
-    /// A name is about to be removed with everything below it: the cache drops all inodes there
-    /// that no program uses, so that nothing has to be kept for them. `path` is relative to the
-    /// view's root. Returns the reason if the name must stay.
+    /// Tells that a name is about to be removed with everything below it: the cache drops all
+    /// inodes there that no program uses, so that nothing has to be kept for them. `path` is
+    /// relative to the view's root. Returns the reason if the name must stay.
     fn goes(
         &self,
         view: &ViewId,
@@ -82,6 +82,6 @@ pub trait Watcher: Send + Sync {
         let _ = (number, files);
         Running::default()
     }
-    /// The file system does not answer any more; see [`Views::go_down`].
+    /// Tells that the file system does not answer any more; see [`Views::go_down`].
     fn went_down(&self) {}
 }
