@@ -18,7 +18,7 @@ use crate::file_account::{AdmittedFiles, FileMoment, Files};
 use crate::fs::Fs;
 use crate::layout::{self, ImapKey, Layout};
 
-/// The number of no dictionary, in which a view has no tuples.
+/// A number that no dictionary has, to compare a view with an empty dictionary.
 const NO_DICTIONARY: DictionaryId = DictionaryId(u32::MAX);
 
 impl Fs {

@@ -54,15 +54,15 @@ pub trait Watcher: Send + Sync {
     /// Hands over the data written so far that the cache holds back, of all views. Returns when it
     /// is handed over, or the reason why it cannot be.
     fn write_back(&self, wait: Wait) -> std::result::Result<(), String>;
-    /// Tells of a new view. (Not called for views that existed before and are opened when they are
+    /// Reports a new view. (Not called for views that existed before and are opened when they are
     /// first used.)
     fn appeared(&self, view: &ViewId);
-    /// Tells of the end of a view: `fs` then only answers for inodes to which there are references.
+    /// Reports the end of a view: `fs` then only answers for inodes to which there are references.
     /// `committed` has the changes of the view's commit, or is `None` if there are none.
     fn ended(&self, view: &ViewId, number: u16, fs: &Fs, committed: Option<CommittedTo<'_>>);
-    /// Tells that a view, or the mainline, was replaced by another state as a whole.
+    /// Reports that a view, or the mainline, was replaced by another state as a whole.
     fn changed(&self, number: u16, fs: &Fs, changes: &ChangeSet);
-    /// Tells that a name is about to be removed with everything below it: the cache drops all
+    /// Announces that a name is about to be removed with everything below it: the cache drops all
     /// inodes there that no program uses, so that nothing has to be kept for them. `path` is
     /// relative to the view's root. Returns the reason if the name must stay.
     fn goes(
@@ -82,6 +82,6 @@ pub trait Watcher: Send + Sync {
         let _ = (number, files);
         Running::default()
     }
-    /// Tells that the file system does not answer any more; see [`Views::go_down`].
+    /// Reports that the file system does not answer any more; see [`Views::go_down`].
     fn went_down(&self) {}
 }
