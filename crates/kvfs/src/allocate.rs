@@ -1,4 +1,5 @@
-//! Space of files: preallocating, punching and zeroing, finding data and holes, copying ranges.
+//! Manages the space of files: preallocates, punches and zeroes ranges, finds data and holes, and
+//! copies ranges.
 
 use std::sync::Arc;
 
@@ -13,20 +14,21 @@ use crate::inode::{DirtyPage, Inode, InodeState, Page};
 use crate::layout::{self, Attributes, Body, PAGE, blocks_of};
 use crate::promises::Ranges;
 
-/// Bytes that one call of `copy_file_range` copies at most; the caller goes on.
+/// Limit of the bytes that one call of `copy_file_range` copies; the caller calls again for the
+/// rest.
 const COPY_MAX: u64 = 16 << 20;
-/// Bytes that are copied under one lock.
+/// Bytes that are copied under one acquisition of the locks.
 const COPY_STEP: u64 = 1 << 20;
 
 impl Fs {
-    /// `fallocate`. Allocating stores no data — a log-structured store has no places to reserve —
-    /// but sets aside the space of what is not written yet of the range (see `promises`), or fails
-    /// with ENOSPC.
+    /// Implements `fallocate`. Allocating stores no data, since a log-structured store has no
+    /// places to reserve. It sets aside space for the unwritten part of the range (see `promises`),
+    /// or fails with ENOSPC.
     pub fn fallocate(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
         self.fallocate_for(ino, how, offset, len, WriteHints::default()).map(drop)
     }
 
-    /// `fallocate` that also returns what a cache of attributes must be told.
+    /// Like `fallocate`, and also returns the effects that a cache of attributes must be told of.
     pub fn fallocate_for(
         &self,
         ino: Ino,
@@ -43,7 +45,7 @@ impl Fs {
         Ok(Written { bytes: len, lost_privileges })
     }
 
-    /// Gives whether the file has lost set-uid or set-gid bits.
+    /// Carries out one `fallocate` and returns whether the file has lost set-uid or set-gid bits.
     fn allocate_inside(
         &self,
         ino: Ino,
@@ -82,7 +84,8 @@ impl Fs {
             AllocateMode::Allocate => self.unwritten(ino, &state, offset, end)?,
             _ => Ranges::default(),
         };
-        // All of it is one change: what is committed on the way has the new size and times already.
+        // The whole call is one change: commits that are made during it already have the new size
+        // and times.
         let before = state.attr;
         let lost_capability = state.buffer.lost_capability;
         let capability = state.xattrs.as_ref().and_then(|all| all.get(CAPABILITY).cloned());
@@ -121,9 +124,9 @@ impl Fs {
         Ok(lost_privileges)
     }
 
-    /// Makes `[offset, end)` of a file of `size` bytes read as zeros: the pages at the edges are
-    /// changed in the buffer, and whole pages go at once, in one commit with the edges and the
-    /// node. After an error nothing has changed. `true`: all is committed.
+    /// Makes `[offset, end)` of a file of `size` bytes read as zeros. The edge pages are changed in
+    /// the buffer; whole pages are removed in one commit with the edges and the node. After an
+    /// error nothing has changed. Returns whether everything is committed.
     fn clear(
         &self,
         inode: &Arc<Inode>,
@@ -152,7 +155,7 @@ impl Fs {
             return Ok(false);
         }
         self.count_pages(ino, state)?;
-        // A page that the file ends in counts as whole.
+        // The page that contains the end of the file counts as whole.
         let first = offset.div_ceil(PAGE);
         let behind = if end == size { blocks_of(end) } else { end / PAGE };
         let mut edges = Vec::new();
@@ -182,12 +185,13 @@ impl Fs {
             return Ok(false);
         }
         let removed = self.pages_between(ino, state, first, behind)?;
-        // The node goes with the pages, so that its page count is right in the store as well.
+        // The node is committed with the pages, so that its page count is right in the store as
+        // well.
         let Body::Paged(count) = state.attr.body else { return Ok(false) };
         let mut kept = state.buffer.pages.split_off(&first);
         let mut behind_range = kept.split_off(&behind);
         state.buffer.pages.append(&mut behind_range);
-        // The edges are pages that are there, so the count includes them.
+        // The edge pages exist, so the page count includes them.
         let mut fresh = Vec::new();
         for (block, page) in edges {
             match state
@@ -215,7 +219,8 @@ impl Fs {
         Ok(true)
     }
 
-    /// A page of the file with zeros in these bytes; `None` where the file has no page.
+    /// Returns the page with the bytes `from..to` zeroed, or `None` if the file does not have the
+    /// page.
     fn zeroed_page(
         &self,
         ino: Ino,
@@ -233,8 +238,8 @@ impl Fs {
         Ok(Some(page))
     }
 
-    /// The first offset at or after `offset` that is data or hole; the end of the file is a hole.
-    /// ENXIO when there is none.
+    /// Returns the first offset at or after `offset` that is data or a hole, as `whence` asks. The
+    /// end of the file counts as a hole. Fails with ENXIO if there is no such offset.
     pub fn seek(&self, ino: Ino, offset: u64, whence: Whence) -> Result<u64> {
         let _call = self.enter()?;
         let inode = self.inode(ino)?;
@@ -245,7 +250,7 @@ impl Fs {
         self.seek_before(ino, &state, offset, whence, state.attr.size)
     }
 
-    /// As `seek`, as if the file ended at `size`.
+    /// Like `seek`, but as if the file ended at `size`.
     fn seek_before(
         &self,
         ino: Ino,
@@ -303,10 +308,10 @@ impl Fs {
         }
     }
 
-    /// Copies up to `len` bytes from one file to another (or within one, if the ranges do not
-    /// overlap); gives how many. Fewer than asked for only at the end of the source, or when a
-    /// piece of it is enough for one call. Holes stay holes. Whole pages that lie at the start of
-    /// one in both files are not copied but shared (see `reflink`).
+    /// Copies up to `len` bytes from one file to another, or within one file if the ranges do not
+    /// overlap. Returns the number of bytes copied, which is less than `len` only at the end of the
+    /// source, or if the range is too long for one call. Holes stay holes. Pages that are whole and
+    /// aligned in both files are shared instead of copied (see `reflink`).
     pub fn copy_file_range(
         &self,
         from: Ino,
@@ -319,7 +324,8 @@ impl Fs {
             .map(|copied| copied.bytes)
     }
 
-    /// `copy_file_range` that also returns what a cache of attributes must be told.
+    /// Like `copy_file_range`, and also returns the effects that a cache of attributes must be told
+    /// of.
     pub fn copy_file_range_for(
         &self,
         (from, from_offset): (Ino, u64),
@@ -343,7 +349,7 @@ impl Fs {
     ) -> Result<Written> {
         let _call = self.enter()?;
         let source = self.inode(from)?;
-        // What a copy within one file adds to it is not copied as well.
+        // Bytes that the copy appends to its own source are not copied again.
         let len = match source.state.read() {
             state if state.attr.kind == FileKind::File && !state.gone => {
                 len.min(state.attr.size.saturating_sub(from_offset))
@@ -361,14 +367,15 @@ impl Fs {
                     lost_privileges |= piece.lost_privileges;
                 }
                 Err(e) if copied == 0 => return Err(e),
-                // What was copied is there: the next call meets the error.
+                // The bytes copied so far stay: the next call meets the error.
                 Err(_) => break,
             }
         }
         Ok(Written { bytes: copied, lost_privileges })
     }
 
-    /// Copies data, or a hole, from an offset on, up to `len` bytes; 0: the source ends there.
+    /// Copies up to `len` bytes of data, or of a hole, from `from_offset`. Copies 0 bytes at the
+    /// end of the source.
     fn copy_piece(
         &self,
         (source, from_offset): (&Inode, u64),
@@ -411,7 +418,7 @@ impl Fs {
         Ok(Written { bytes, lost_privileges })
     }
 
-    /// Makes a range a hole, and the file as long as to contain it.
+    /// Makes a range a hole and extends the file to contain it.
     fn write_hole(&self, ino: Ino, offset: u64, len: u64, hints: WriteHints) -> Result<bool> {
         let zero = Allocate { mode: AllocateMode::Zero, keep_size: false };
         self.allocate_inside(ino, zero, offset, len, hints)

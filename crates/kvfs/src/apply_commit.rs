@@ -1,29 +1,30 @@
-//! Applies a transaction's commit to the inodes in memory of the view that it began in: from the
-//! commit on, every call must see there what the store has. What is said here of the mainline holds
-//! for a clone and for a transaction that others began within.
+//! Applies the commit of a transaction to the inodes in memory of the view in which the transaction
+//! began: from the commit on, every call on that view must see the state of the store. The text
+//! below says "mainline"; the same holds for a clone, and for a transaction that contains other
+//! transactions.
 //!
-//! The mainline is frozen, so no call is under way. What is dirty is committed first, so that the
-//! database finds conflicts with it: a write to the mainline counts as made before the
-//! transaction's commit. Then the transaction commits, and of the inodes in memory
+//! The mainline is frozen, so no call is under way. Dirty data is committed first, so that the
+//! database finds its conflicts: a write to the mainline counts as made before the transaction's
+//! commit. Then the transaction commits. An inode in memory that the transaction
 //!
-//! - one that it changed is loaded again; what keeps positions of a listing valid stays, and learns
-//!   of names that went;
-//! - one that it removed and that is not open goes;
-//! - one that it removed and that is open here lives on without a name, as if it had been
-//!   unlinked here: its content (if it lay in the node) is taken into memory before, its pages stay
-//!   because the transaction has left an orphan record instead of removing them; what the
-//!   transaction had changed of them before it removed the file is put back first;
-//! - one that is unlinked here already is none of the transaction's business: if it changed the
-//!   file, that is a conflict; but one that undoes the commit which removed the file has it be that
-//!   file again, unless it was written to since;
-//! - one that the transaction made is not in memory, since no call could ask for it.
+//! - changed is loaded again. The state that keeps positions of a listing valid stays, and is told
+//!   of removed names.
+//! - removed, and that is not open, is dropped.
+//! - removed, and that is open in the mainline, lives on without a name, as if the mainline had
+//!   unlinked it. Its content, if it was in the node, is read into memory before. Its pages stay,
+//!   because the transaction has left an orphan record instead of removing them; pages that the
+//!   transaction had changed before it removed the file are put back first.
+//! - changed or removed, and that the mainline has unlinked already, stays as it is: if the
+//!   transaction changed the file, that is a conflict. A transaction that undoes the commit which
+//!   removed the file makes the inode that file again, unless the file was written to since.
+//! - made is not in memory, since no call could ask for it.
 //!
-//! A serializable transaction keeps others from committing what it has locked. What they wrote to
-//! such a file before it was locked, and was not committed in time, is a conflict if the
+//! A serializable transaction keeps others from committing files that it has locked. A mainline
+//! write to such a file that was made before the lock and is not committed yet is a conflict if the
 //! transaction changed the file, too.
 //!
-//! Numbers of references stay in every case: the kernel knows nothing of it yet. Orphans that are
-//! not open are removed afterwards, each with its record; a crash in between leaves them to the
+//! Reference counts never change, since the kernel does not know of the commit yet. Orphans that
+//! are not open are removed afterwards, each with its record; a crash in between leaves them to the
 //! next opening.
 
 use std::collections::HashSet;
@@ -40,22 +41,22 @@ use crate::fs::superseded::ChangeTurn;
 use crate::inode::{Inode, InodeState};
 use crate::layout::{self, Attributes, ImapKey, Layout};
 
-/// Pages put back in one batch.
+/// Number of pages that are put back in one batch.
 const PUT_BACK_AT_ONCE: usize = 16 << 10;
 
-/// Directory and name; `true`: removed.
+/// Directory, name, and whether the name was removed.
 pub(crate) type ChangedName = (Ino, Box<[u8]>, bool);
 
-/// What a transaction has changed of a file system.
+/// The names and inodes of a file system that a transaction has changed.
 #[derive(Clone, Debug, Default)]
 pub struct ChangeSet {
     /// Names in their directories: made, replaced or (`true`) removed.
     pub names: Vec<ChangedName>,
     /// Inodes that were made or changed, or (`true`) removed.
     pub inodes: Vec<(Ino, bool)>,
-    /// Inodes without a name of which something is stored.
+    /// Inodes without a name that still have data in the store.
     pub(crate) orphans: HashSet<Ino>,
-    /// Files of which the note of their promised space was made, changed or removed.
+    /// Files whose note of promised space was made, changed or removed.
     pub(crate) promised: HashSet<Ino>,
 }
 
@@ -67,8 +68,8 @@ impl ChangeSet {
             let (key, removed) = match change {
                 Changed::Put { key, .. } | Changed::Update { key, .. } => (key, false),
                 Changed::Delete { key } => (key, true),
-                // Of inodes that the transaction itself had made, and of pages, which never change
-                // without their node.
+                // Such ranges hold inodes that the transaction itself had made, or pages, which
+                // never change without their node.
                 Changed::DeleteRange { .. } => continue,
             };
             if dict == layout.nmap {
@@ -94,17 +95,17 @@ struct Unlinking {
 }
 
 impl Fs {
-    /// Makes the transaction of this view ready to commit: everything the view has is in it
-    /// afterwards. The view is frozen. `before`: the state to go back to when the view goes on,
-    /// since this or the commit has failed; `None`: nothing was removed.
+    /// Makes the transaction of this frozen view ready to commit: afterwards it contains every
+    /// change of the view. `before` is set to the state to return to if the view goes on because
+    /// this call or the commit has failed; it stays `None` if nothing was removed.
     pub(crate) fn prepare(
         &self,
         transaction: &Transaction,
         before: &mut Option<Savepoint>,
     ) -> Result<()> {
         self.commit_older_than(Duration::MAX)?;
-        // Unlinked, but still open here: with the view their last users go. What they stored before
-        // the transaction is the mainline's.
+        // Files that are unlinked but still open in this view lose their last users when the view
+        // ends. Data that they stored before the transaction belongs to the mainline.
         for inode in self.core.inode_cache.all() {
             let state = inode.state.read();
             if state.attr.nlink == 0 && !state.gone && state.orphaned && self.may_remove(inode.ino)
@@ -121,9 +122,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Commits by `commit` what a transaction has changed, and brings what is in memory here up to
-    /// that. Gives the orphans that are not open. On an error nothing has
-    /// changed; [`kvdb::Error::Locked`]: try again.
+    /// Commits the changes of a transaction by `commit`, and updates the inodes in memory to match.
+    /// Returns the orphans that are not open. After an error nothing has changed; on
+    /// [`kvdb::Error::Locked`] the caller tries again.
     pub(crate) fn apply_commit(
         &self,
         transaction: &Transaction,
@@ -142,7 +143,7 @@ impl Fs {
         commit: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<Ino>> {
         let dirty = changes.inodes.iter().find(|(ino, _)| {
-            // It could not be committed above: a transaction has it locked.
+            // It could not be committed above, since a transaction has it locked.
             self.core.inode_cache.get(*ino).is_some_and(|inode| {
                 let state = inode.state.read();
                 state.dirty && state.attr.nlink > 0
@@ -200,11 +201,11 @@ impl Fs {
         Ok(changes.orphans.iter().copied().filter(|ino| !kept.contains(ino)).collect())
     }
 
-    /// Does something at a moment at which everything that was written before is committed and no
-    /// call is under way: what the store holds then is a state that the files had, and keys
-    /// committed since a write was acknowledged do not overtake it.
+    /// Runs `moment` when all earlier writes are committed and no call is under way. The store then
+    /// holds a state that the files had, and keys committed after a write was acknowledged do not
+    /// overtake that write.
     pub(crate) fn at_rest<T>(&self, moment: impl FnOnce() -> Result<T>) -> Result<T> {
-        // Most of it while others go on.
+        // Commits most dirty data while other calls go on, to keep the freeze short.
         {
             let _call = self.enter()?;
             self.commit_unlocked()?;
@@ -217,7 +218,7 @@ impl Fs {
         moment()
     }
 
-    /// Commits what is dirty, but for what a transaction has locked. (Under the freeze lock.)
+    /// Commits dirty data, except for files that a transaction has locked. (Under the freeze lock.)
     pub(crate) fn commit_unlocked(&self) -> Result<()> {
         match kvdb::without_lock_waits(|| self.commit_older_than(Duration::MAX)) {
             Err(e) if e.is_locked() => Ok(()),
@@ -225,9 +226,9 @@ impl Fs {
         }
     }
 
-    /// A file without a name here, which the transaction brings back, and which was written to
-    /// since it lost its name. Its times do not say so: a program may have set them, and two
-    /// changes within a tick of the clock have the same.
+    /// Returns a file that has no name in this view, that the transaction brings back, and that was
+    /// written to since it lost its name. The file's times cannot tell: a program may have set
+    /// them, and two changes within a tick of the clock have the same time.
     fn written_without_name(
         &self,
         transaction: &Transaction,
@@ -245,7 +246,7 @@ impl Fs {
         Ok(None)
     }
 
-    /// `None`: it is unlinked here already.
+    /// Returns `None` if the file is already unlinked in this view.
     fn before_unlinking(&self, ino: Ino) -> Result<Option<Unlinking>> {
         let inode = match self.inode(ino) {
             Err(crate::Error::Stale(_)) => return Ok(None),
@@ -256,15 +257,16 @@ impl Fs {
             if state.gone || state.attr.nlink == 0 {
                 return Ok(None);
             }
-            // A copy: it may be a slice of a whole block.
+            // Copied, since the slice could pin a whole block.
             Bytes::copy_from_slice(&self.content(ino, &state)?)
         };
         Ok(Some(Unlinking { inode, content }))
     }
 
-    /// Undoes what a transaction has changed in the content of files that it removes and that are
-    /// open here. Returns those of which the store has content then; they have an orphan record.
-    /// Where nothing may be in memory alone, all have one, with their nodes.
+    /// Undoes a transaction's changes to the content of files that it removes and that are open in
+    /// this view. Returns the files that have content in the store afterwards, each with an orphan
+    /// record. In write-through mode, where nothing may be in memory alone, all files get an orphan
+    /// record that holds their node.
     fn put_back(&self, transaction: &Transaction, unlinking: &[Unlinking]) -> Result<HashSet<Ino>> {
         let mut stored = HashSet::new();
         if unlinking.is_empty() {
@@ -281,7 +283,7 @@ impl Fs {
             | Changed::DeleteRange { start: key, .. }) = &change;
             let Some((ino, rest)) = key.split_first_chunk::<8>() else { continue };
             let ino = u64::from_be_bytes(*ino);
-            // The node itself is what is removed.
+            // The node itself is what the transaction removes.
             if inodes.contains(&ino) && (dict == dmap || !rest.is_empty()) {
                 changed.insert(ino);
             }
@@ -324,7 +326,7 @@ impl Fs {
         Ok(stored)
     }
 
-    /// Brings an inode in memory up to the store.
+    /// Brings an inode in memory up to date with the store.
     fn reload(&self, inode: &Arc<Inode>) {
         let mut state = inode.state.write();
         if state.gone {
@@ -338,7 +340,8 @@ impl Fs {
             if node.is_none() {
                 return;
             }
-            // It is brought back. What it has in memory is what the store has now.
+            // The transaction brings the file back. Its state in memory equals the state that the
+            // store has now.
             self.discard(inode.ino, &mut state);
         }
         match node.and_then(|value| layout::decode_node(inode.ino, &value).ok()) {
@@ -346,21 +349,21 @@ impl Fs {
                 *state = InodeState { queued: state.queued, ..InodeState::new(attr, xattrs) };
             }
             None => {
-                // It cannot be read now: the next access returns the error.
+                // The node cannot be read now: the next access returns the error.
                 drop(state);
                 self.core.inode_cache.leave(inode);
             }
         }
     }
 
-    /// The inodes that the kernel refers to, also when the view is over.
+    /// Returns the inodes that the kernel refers to. Works after the view has ended, too.
     pub fn referenced(&self) -> Vec<Ino> {
         self.core.inode_cache.referenced()
     }
 
-    /// Whether the kernel refers to an inode, also when the view is over.
+    /// Returns whether the kernel refers to an inode. Works after the view has ended, too.
     pub fn is_referenced(&self, ino: Ino) -> bool {
-        // The root is never forgotten, and never counted.
+        // The kernel never forgets the root, so references to it are not counted.
         ino == crate::ROOT || self.core.inode_cache.references(ino) > 0
     }
 }
@@ -377,7 +380,7 @@ mod tests {
     use crate::inode_allocator::{Counter, InodeAllocator};
     use crate::{Caller, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
 
-    /// As in a store that has received its snapshots from another one.
+    /// The scene is that of a store that has received its snapshots from another one.
     #[test]
     fn an_open_file_whose_number_is_another_files_after_a_rollback_is_stale_until_it_is_closed() {
         let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
@@ -425,8 +428,8 @@ mod tests {
         assert_eq!(&fs.read(back.ino, 0, 10).unwrap()[..], b"theirs");
     }
 
-    /// The store has gone back, and little of it can be read at that moment: what is in memory goes
-    /// back all the same, and no number is given that is taken.
+    /// The store is rolled back, and little of it can be read at that moment. The inodes in memory
+    /// follow all the same, and no inode number that is in use is allocated again.
     #[test]
     fn a_rollback_after_which_nothing_can_be_read_is_followed() {
         let device = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new()), 1));
@@ -450,7 +453,7 @@ mod tests {
         fs.shutdown().unwrap();
         db.close().unwrap();
         drop((fs, db));
-        // Nothing of the snapshot is in memory.
+        // After this, nothing of the snapshot is in memory.
         let (db, _) = Kvdb::open(device.clone(), env.clone(), open).unwrap();
         let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
         let file = fs.lookup(ROOT, b"file").unwrap().ino;

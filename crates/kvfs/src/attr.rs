@@ -1,4 +1,4 @@
-//! The attributes of an inode and the arguments of the calls, as callers see them.
+//! Attributes of inodes and arguments of the calls, as callers see them.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub enum FileKind {
     BlockDevice,
 }
 
-/// Since the Unix epoch; `nanos` is below 10^9 and counts forward, also before 1970.
+/// A time relative to the Unix epoch; `nanos` is below 10^9 and counts forward, also before 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp {
     /// Whole seconds since the epoch, negative before it.
@@ -50,7 +50,7 @@ pub struct Attr {
     pub kind: FileKind,
     /// The low twelve bits of the mode.
     pub perm: u16,
-    /// How many names it has.
+    /// The number of names.
     pub nlink: u32,
     /// The owner.
     pub uid: u32,
@@ -60,7 +60,7 @@ pub struct Attr {
     pub rdev: u32,
     /// Bytes of a file, length of a symbolic link's target, number of entries of a directory.
     pub size: u64,
-    /// Units of 512 bytes that are really stored: holes do not count.
+    /// Units of 512 bytes that are stored; holes do not count.
     pub blocks: u64,
     /// The time of the last access.
     pub atime: Timestamp,
@@ -68,11 +68,12 @@ pub struct Attr {
     pub mtime: Timestamp,
     /// The time of the last change of the content or the attributes.
     pub ctime: Timestamp,
-    /// When the inode was made.
+    /// The time at which the inode was made.
     pub btime: Timestamp,
 }
 
-/// Who makes a call. Permission checks are the kernel's; this gives new inodes their owner.
+/// The caller of the file system. New inodes get their owner from it; the kernel checks
+/// permissions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// The user, who owns new inodes.
@@ -92,7 +93,7 @@ pub enum TimeSet {
     At(Timestamp),
 }
 
-/// What `setattr` changes; `None` leaves as it is.
+/// Attributes that `setattr` changes. A field that is `None` stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// The low twelve bits of the mode.
@@ -107,40 +108,40 @@ pub struct SetAttr {
     pub atime: Option<TimeSet>,
     /// The time of the last change of the content.
     pub mtime: Option<TimeSet>,
-    /// Given by a kernel that caches writes and so knows the time of the last change better than we
-    /// do.
+    /// The time of the last change, if a kernel that caches writes supplies it, since it knows that
+    /// time better than the file system.
     pub ctime: Option<Timestamp>,
-    /// The caller lacks CAP_FSETID, and this is its group: a change of size clears the set-uid and
+    /// The group of a caller without CAP_FSETID: a change of size then clears the set-uid and
     /// set-gid bits. (Set-gid without group execute stays for a member of the file's group.)
     pub unprivileged_group: Option<u32>,
 }
 
-/// What is known of a read besides its range.
+/// Properties of a read other than its range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadHints {
-    /// It leaves the time of the last access alone (`O_NOATIME`).
+    /// The read leaves the access time alone (`O_NOATIME`).
     pub keep_atime: bool,
 }
 
-/// What is known of a write besides its bytes.
+/// Properties of a write other than its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteHints {
-    /// The caller lacks CAP_FSETID, and this is its group: clear the set-uid and set-gid bits, as
-    /// [`SetAttr::unprivileged_group`] does.
+    /// The group of a caller without CAP_FSETID: the write then clears the set-uid and set-gid
+    /// bits, as with [`SetAttr::unprivileged_group`].
     pub unprivileged_group: Option<u32>,
-    /// Whole pages out of a cache, of which programs have changed a part.
+    /// The write brings whole pages out of a cache, of which programs have changed only a part.
     pub from_cache: bool,
-    /// `Fs::announce_cached` was called for it.
+    /// `Fs::announce_cached` was called for this write.
     pub announced: bool,
-    /// At the end of the file; the offset is where the caller believes that to be, and does not
-    /// count. Calls that append to one file must come one after the other.
+    /// The write goes to the end of the file. The offset is where the caller believes the end to
+    /// be, and is ignored. Calls that append to one file must be serialized.
     pub append: bool,
 }
 
-/// What a change of a file's content did.
+/// The result of a change of a file's content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// How many bytes were written.
+    /// The number of bytes written.
     pub bytes: u64,
     /// The write has cleared the file's set-uid or set-gid bit. A cache of the mode must be told
     /// before the caller continues.
@@ -150,15 +151,15 @@ pub struct Written {
 /// The flags of `renameat2`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RenameFlags {
-    /// Fail with EEXIST instead of replacing.
+    /// Fails with EEXIST instead of replacing.
     pub no_replace: bool,
-    /// Swap the two names.
+    /// Swaps the two names.
     pub exchange: bool,
-    /// Leave a whiteout (character device 0:0) at the old name.
+    /// Leaves a whiteout (character device 0:0) at the old name.
     pub whiteout: bool,
 }
 
-/// One entry as `readdir` emits it.
+/// An entry as `readdir` emits it.
 #[derive(Clone, Copy, Debug)]
 pub struct DirEntry<'a> {
     /// The inode's number.
@@ -169,24 +170,25 @@ pub struct DirEntry<'a> {
     pub name: &'a [u8],
     /// The position after this entry, for the next call.
     pub cookie: u64,
-    /// With `plus` only; absent for an entry that was removed since it was read, and then no
-    /// reference was added.
+    /// The attributes, with `plus` only. `None` if the entry was removed since it was read; no
+    /// reference was added then.
     pub attr: Option<Attr>,
 }
 
-/// What `setxattr` expects of the name.
+/// The precondition that `setxattr` puts on the name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum XattrFlags {
     /// Sets the attribute whether it exists or not.
     #[default]
     Any,
-    /// EEXIST when it exists.
+    /// Fails with EEXIST if the attribute exists.
     Create,
-    /// ENODATA when it does not.
+    /// Fails with ENODATA if the attribute does not exist.
     Replace,
 }
 
-/// What `fallocate` does. `Collapse` covers every mode that shifts data, and is not supported.
+/// The operation of a `fallocate`. `Collapse` stands for every mode that shifts data, and is not
+/// supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocateMode {
     /// Extends the file over the range.
@@ -195,41 +197,41 @@ pub enum AllocateMode {
     Punch,
     /// Makes the range read as zeros.
     Zero,
-    /// Any mode that moves data. It is refused.
+    /// Any mode that shifts data; it is refused.
     Collapse,
 }
 
-/// What `fallocate` is asked for.
+/// The arguments of a `fallocate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocate {
-    /// What happens to the range.
+    /// The operation on the range.
     pub mode: AllocateMode,
-    /// The size stays, whatever the range.
+    /// Keeps the size of the file, whatever the range.
     pub keep_size: bool,
 }
 
-/// What `seek` looks for.
+/// The target of a `seek`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whence {
     /// The next byte that is stored.
     Data,
-    /// The next byte of a hole; the end of the file is one.
+    /// The next byte of a hole; the end of the file counts as one.
     Hole,
 }
 
-/// As `statfs` shows it, in blocks of `block_size` bytes.
+/// Statistics of the file system as `statfs` shows them, in blocks of `block_size` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatFs {
-    /// Bytes of a block.
+    /// The size of a block in bytes.
     pub block_size: u32,
-    /// Blocks of the store.
+    /// The number of blocks of the store.
     pub blocks: u64,
-    /// Blocks that are free.
+    /// The number of free blocks.
     pub free: u64,
-    /// An estimate: inodes are limited by space alone.
+    /// An estimate of the number of inodes, which are limited by space alone.
     pub files: u64,
-    /// How many of `files` do not exist yet.
+    /// The number of inodes among `files` that do not exist yet.
     pub files_free: u64,
-    /// Bytes of the longest name.
+    /// The length of the longest name in bytes.
     pub name_max: u32,
 }

@@ -1,4 +1,4 @@
-//! Attributes of an inode: showing and setting them.
+//! Shows and sets the attributes of an inode.
 
 use crate::attr::{Attr, Caller, FileKind, Ino, SetAttr, TimeSet, Timestamp};
 use crate::error::{Error, Result};
@@ -9,17 +9,18 @@ use crate::layout::XattrValue;
 const SUID: u16 = 0o4000;
 const SGID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o010;
-/// Cleared like the set-uid bit: it gives rights to the content that was there when it was set.
+/// The attribute that holds a file's capabilities. A change of content clears it like the set-uid
+/// bit, since it grants rights to the content that the file had when it was set.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 impl Fs {
-    /// The attributes of an inode.
+    /// Returns the attributes of an inode.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         let _call = self.enter()?;
         self.attr_of(ino)
     }
 
-    /// `getattr` for a call that has entered the view.
+    /// Like `getattr`, for a call that has entered the view.
     pub(crate) fn attr_of(&self, ino: Ino) -> Result<Attr> {
         let inode = self.inode(ino)?;
         {
@@ -38,11 +39,11 @@ impl Fs {
         self.exact_attr(&inode, &mut state)
     }
 
-    /// Changes attributes; they are committed with the inode's next commit. Permission checks are
-    /// the kernel's.
+    /// Changes attributes, which are committed with the inode's next commit. The kernel checks
+    /// permissions.
     ///
-    /// A change of owner clears set-uid and set-gid of anything but a directory; a change of size
-    /// does if `unprivileged_group` says so.
+    /// A change of owner clears set-uid and set-gid of anything but a directory. A change of size
+    /// clears them if `unprivileged_group` asks for it.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, _caller: Caller) -> Result<Attr> {
         self.writable()?;
         self.retry_on_lock(|| self.setattr_once(ino, set))
@@ -91,8 +92,9 @@ impl Fs {
         self.exact_attr(&inode, &mut state)
     }
 
-    /// What a change of content does to the attributes. `unprivileged_group`: that of a caller for
-    /// whom set-uid and set-gid bits go. Gives whether the file had any.
+    /// Updates the attributes after a change of content. If `unprivileged_group` is set, the caller
+    /// with this group is not privileged, and the set-uid and set-gid bits are cleared. Returns
+    /// whether the permission bits have changed.
     pub(crate) fn touch_content(
         &self,
         state: &mut InodeState,
@@ -111,9 +113,9 @@ impl Fs {
     }
 }
 
-/// Set-gid without group execute once meant mandatory locks. As on Linux since 6.2 it stays for
-/// root and for members of the file's group, and goes for others. `group`: that of a caller who is
-/// not root.
+/// Clears set-uid, and set-gid as Linux does since 6.2: set-gid without group execute, which once
+/// meant mandatory locks, stays for root and for members of the file's group, and is cleared for
+/// others. `group` is the group of a caller who is not root.
 fn drop_privileges(state: &mut InodeState, group: Option<u32>) {
     state.attr.perm &= !SUID;
     let member = group.is_none_or(|group| group == state.attr.gid);

@@ -1,18 +1,19 @@
-//! Writes out of a kernel's cache: whole pages, of which the cache may have read a part before the
-//! view became another one (`superseded`), and which may come after others were refused (`lost`).
+//! Handles writes out of a kernel's cache. They bring whole pages. The cache may have read a part
+//! of a page before the view was switched to another state (`superseded`), and earlier writes of
+//! the cache may have been refused (`lost`).
 
 use crate::attr::{Ino, WriteHints};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 
 impl Fs {
-    /// A write out of a cache is on its way: [`Fs::write`] will be called for it, with `announced`,
-    /// whatever comes in between.
+    /// Announces a write out of a cache: [`Fs::write`] will be called for it with `announced` set,
+    /// whatever happens in between.
     pub fn announce_cached(&self, ino: Ino, offset: u64) {
         self.core.lost.announce(ino, offset);
     }
 
-    /// A write out of a cache.
+    /// Takes a write out of a cache.
     pub(crate) fn write_cached(
         &self,
         ino: Ino,
@@ -23,7 +24,7 @@ impl Fs {
         let lost = &self.core.lost;
         let under_way =
             if hints.announced { lost.announced(ino, offset) } else { lost.begin(ino, offset) };
-        // What hinders it from being known hinders the write.
+        // An error of this check is ignored, since the write itself will meet it.
         if self.would_leave_a_hole(ino, offset).unwrap_or(false) {
             under_way.wait_for_those_before();
         }
@@ -53,28 +54,28 @@ impl Fs {
         Ok(offset > self.size_of(ino)?)
     }
 
-    /// (Under the freeze lock.)
+    /// Returns the size of a file. (Under the freeze lock.)
     fn size_of(&self, ino: Ino) -> Result<u64> {
         Ok(self.inode(ino)?.state.read().attr.size)
     }
 
-    /// Whether the change that is being told has changed the size of a file.
+    /// Returns whether the change of which watchers are being told has changed the size of a file.
     pub fn is_resized(&self, ino: Ino) -> bool {
         let Some(before) = self.core.superseded.state_before(ino) else { return false };
         let size = |fs: &Fs| fs.getattr(ino).ok().map(|attr| attr.size);
         size(&before.fs) != size(self)
     }
 
-    /// Writes to the end of a file, wherever the writer believes that to be. (Under the freeze
-    /// lock.)
+    /// Writes at the current end of the file, wherever the writer believes that to be. (Under the
+    /// freeze lock.)
     pub(crate) fn append(&self, ino: Ino, data: &[u8], hints: WriteHints) -> Result<bool> {
         let end = self.attr_of(ino)?.size;
         self.write_in_call(ino, end, data, hints)
     }
 
-    /// Writes a page out of a cache. While caches are still being told of a change of the view,
-    /// only bytes are written that differ from the page before that change, or that calls have
-    /// written since then. (Under the freeze lock.)
+    /// Writes a page out of a cache. While caches are still being told of a change of the view, it
+    /// writes only bytes that differ from the page before that change, or that calls have written
+    /// since. (Under the freeze lock.)
     pub(crate) fn write_changed_bytes(
         &self,
         ino: Ino,
@@ -102,15 +103,16 @@ impl Fs {
                 self.write_in_call(ino, offset + from as u64, &data[from..to], hints)?;
         }
         if old.len() < data.len() {
-            // A program has written behind the old end. What it wrote there, or skipped, may be
-            // zeros.
+            // A program has written after the old end. The bytes that it wrote or skipped there may
+            // be zeros.
             self.extend_in_call(ino, offset + data.len() as u64)?;
         }
         Ok(lost_privileges)
     }
 }
 
-/// The ranges of `new` that differ from `old`, which goes on with zeros, or are among `rewritten`.
+/// Returns the ranges of `new` that differ from `old`, which is extended by zeros, or that are
+/// among `rewritten`.
 fn differing(
     old: &[u8],
     new: &[u8],

@@ -1,8 +1,8 @@
-//! What commits have changed of the files, by path: for those who follow the store by the keys of
-//! its commits ([`kvdb::Kvdb::follow_commits_with`]).
+//! Translates the keys of commits into changes of files by path, for clients that follow the store
+//! ([`kvdb::Kvdb::follow_commits_with`]).
 //!
-//! A path is that of now. What lies at none any more, because a directory above it was removed or
-//! renamed since, is passed over: a later commit tells of that.
+//! Paths are those of the current state. A file that has no path any more, because a directory
+//! above it was removed or renamed since, is skipped: a later commit reports that.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
@@ -15,19 +15,19 @@ use crate::error::{Error, Result};
 use crate::layout::{self, ImapKey};
 use crate::views::{ViewId, Views, Wait};
 
-/// What has become of a path.
+/// The change of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PathChange {
-    /// Something was made there, or put there by a rename, or takes the place of something else.
+    /// An object was made at the path, was moved to it by a rename, or replaced another one.
     Made,
-    /// What lies there is changed: content or attributes.
+    /// The content or the attributes of the object at the path have changed.
     Changed,
-    /// Nothing is there.
+    /// The path does not exist any more.
     Removed,
 }
 
 impl PathChange {
-    /// In a word.
+    /// Returns the change as a word.
     pub fn word(self) -> &'static str {
         match self {
             PathChange::Made => "made",
@@ -40,20 +40,20 @@ impl PathChange {
 /// The paths that one commit has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChangedPaths {
-    /// From the root, without a slash in front, in their order.
+    /// The changed paths in order, relative to the root, without a leading slash.
     pub paths: Vec<(Vec<u8>, PathChange)>,
-    /// There are more than are listed: the commit is too large for a list.
+    /// The commit is too large for a list: it has changed more paths than are listed.
     pub more: bool,
 }
 
 impl Views {
-    /// Commits everything that programs have written to the files of a view before this call: what
-    /// the kernel holds back (dirty pages of mappings, gathered writes) and what waits in memory.
-    /// It does not wait for the device. So what is committed by then has every change that a
-    /// program has made before it asked.
+    /// Commits all data that programs have written to the files of a view before this call, both
+    /// data that the kernel holds back (dirty pages of mappings, gathered writes) and data that
+    /// waits in memory. It does not wait for the device. The commits made by then contain every
+    /// change that a program has made before the call.
     ///
-    /// An error where something cannot be committed now, such as a file that a transaction has
-    /// locked: what is committed does not have every change then.
+    /// Fails if some data cannot be committed now, such as a file that a transaction has locked:
+    /// then the commits lack some of the changes.
     pub fn settle(&self, view: &ViewId) -> Result<()> {
         let fs = self.fs(view)?;
         if fs.core.options.read_only {
@@ -66,13 +66,13 @@ impl Views {
         })
     }
 
-    /// The dictionaries by whose keys the files of a view are followed.
+    /// Returns the dictionaries whose keys tell of changes to the files of a view.
     pub fn followed(&self, view: &ViewId) -> Result<Vec<DictionaryId>> {
         let layout = self.fs(view)?.core.layout;
         Ok(vec![layout.nmap, layout.imap])
     }
 
-    /// The paths in a view that the changes of one commit mean, of those that are in the
+    /// Returns the paths in a view that one commit has changed, from its changes to the
     /// dictionaries of [`Views::followed`].
     pub fn changed_paths(
         &self,
@@ -86,7 +86,8 @@ impl Views {
         for (dict, change) in changes {
             match change {
                 CommittedKey::Unlisted => more |= followed.contains(dict),
-                // Of what is removed whole, its name is removed, too.
+                // The ranges are those of objects whose names are removed in the same commit; the
+                // names are reported.
                 CommittedKey::DeleteRange(..) => {}
                 CommittedKey::Put(key) | CommittedKey::Delete(key) if *dict == layout.nmap => {
                     let (parent, name) = layout::decode_name_key(key)?;
@@ -103,7 +104,7 @@ impl Views {
             }
         }
         let parents: BTreeSet<Ino> = names.keys().map(|(parent, _)| *parent).collect();
-        // A directory changes with each of its entries, which stand for it.
+        // A directory changes with each of its entries; the entries are reported in its place.
         nodes.retain(|ino| !parents.contains(ino));
         let (mut directories, mut files) = (BTreeSet::new(), HashSet::new());
         for ino in nodes {
@@ -121,7 +122,7 @@ impl Views {
             .chain(found.iter().map(|(parent, ..)| *parent))
             .collect();
         match paths_of(&side, &wanted, &found, &names, &directories) {
-            // Paths of deep directories are as long as the square of their depth.
+            // The paths of deep directories grow with the square of the depth.
             Err(Error::Store(kvdb::Error::Limit(_))) => {
                 Ok(ChangedPaths { paths: Vec::new(), more: true })
             }
@@ -130,7 +131,7 @@ impl Views {
     }
 }
 
-/// The paths of the names of changed files, of names that were made or removed, and of changed
+/// Returns the paths of changed files, of names that were made or removed, and of changed
 /// directories, all in the directories `wanted`.
 fn paths_of(
     side: &Side,
@@ -144,7 +145,7 @@ fn paths_of(
     let mut paths: BTreeMap<Vec<u8>, PathChange> = BTreeMap::new();
     let changed = files.iter().map(|(parent, name, _)| (parent, name, PathChange::Changed));
     let named = names.iter().map(|((parent, name), change)| (parent, name, *change));
-    // A name that was made says more than that its file has changed.
+    // A name that was made says more than a change of its file, and so replaces that.
     for (parent, name, change) in changed.chain(named) {
         if let Some(way) = ways.get(parent) {
             room.take_path(way.len() + name.len())?;

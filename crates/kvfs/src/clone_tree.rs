@@ -1,19 +1,18 @@
-//! A directory copied with everything in it, at the cost of its names: the pages of the copies are
-//! those of the originals, referred to a second time. It appears whole, in one commit, or not at
-//! all.
+//! Copies a directory with everything in it, at the cost of its names: the pages of the copies are
+//! references to those of the originals. The copy appears as a whole, in one commit, or not at all.
 //!
-//! First the names are walked, level by level. Then the copies get their numbers, in the order in
-//! which the tree is read (`tree_order`), however scattered the original lies. Of a large tree each
-//! of the three dictionaries is built straight into a run, concurrently with the others; nothing
-//! goes through memtables or the journal. So names and nodes of the copy lie in order. Its pages
-//! lie where they lay, until a defragmentation finds that they are scattered.
+//! First the names are walked, level by level. Then the copies get their inode numbers in the order
+//! in which the tree is read (`tree_order`), however scattered the original is. For a large tree,
+//! each of the three dictionaries is built straight into a run, concurrently with the others,
+//! without memtables or the journal. The names and nodes of the copy are therefore in order. Its
+//! pages stay where they are until a defragmentation finds that they are scattered.
 //!
-//! While it is made it takes some seventy bytes of memory for each name, since the names of a file
-//! may be anywhere in the tree.
+//! Copying takes some seventy bytes of memory for each name, since the names of a file may be
+//! anywhere in the tree.
 //!
-//! What is copied is what was committed when the call began. Hard links among the copied files stay
-//! links among the copies, also where several trees are copied together; links to files outside do
-//! not reach into them.
+//! The copy has the state that was committed when the call began. Hard links among the copied files
+//! stay links among the copies, also if several trees are copied together; links to files outside
+//! of the tree are not kept.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -35,38 +34,40 @@ use crate::tree::{Dir, Locked, Tree};
 use crate::tree_order::TreeOrder;
 use crate::views::{Untold, ViewId, Views, Wait};
 
-/// Changes that are made together.
+/// Number of changes in one batch.
 const AT_ONCE: usize = 2048;
-/// What a change takes in the store, about, bytes; and what a page that is shared does.
+/// Approximate cost in the store of a change, in bytes, and of a shared page.
 const COST: u64 = 256;
 const PAGE_COST: u64 = 32;
-/// From so many tuples on, those of a dictionary are built into a run: fewer cost less in the
-/// journal than what they are in must be synced for.
+/// Number of tuples from which those of a dictionary are built into a run: fewer cost less in the
+/// journal than the sync that a run needs.
 const BULK: u64 = 2048;
 
-/// What was copied.
+/// Statistics of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CloneStats {
-    /// Directories made.
+    /// The number of directories made.
     pub directories: u64,
-    /// Everything else that has a name, each name counted.
+    /// The number of names of all other objects.
     pub files: u64,
-    /// Bytes of the files' contents, which lie where they lay.
+    /// Bytes of the files' contents, which are shared and not copied.
     pub bytes: u64,
 }
 
 impl Fs {
-    /// Makes `name` in `parent` a copy of `from`, which may be a directory, with all below it, or
-    /// anything else. It has the owners, modes and times of the original, and a birth of its own.
+    /// Makes `name` in `parent` a copy of `from`, which may be a directory with everything below
+    /// it, or any other object. The copy has the owners, modes and times of the original, and its
+    /// own birth time.
     pub fn clone_tree(&self, from: Ino, parent: Ino, name: &[u8]) -> Result<CloneStats> {
         let nobody = |_: &ChangeSet| Untold::default();
         let copied = self.clone_of(None, from, parent, name, &mut Linked::new(), &nobody);
         copied.map(|(copied, _)| copied.stats)
     }
 
-    /// `earlier`: the state and the dictionaries that have `from`, where it is not what this view
-    /// sees now. `linked`: of the files copied before, those that have other names elsewhere.
-    /// `note`: called with what of the view changes by it, before it does.
+    /// Copies `from`, which may lie in an earlier state. `earlier`: the state and the dictionaries
+    /// that contain `from`, if that is not what this view sees now. `linked`: the files copied
+    /// before that have names elsewhere, too. `note`: called with the changes to the view before
+    /// they are made.
     fn clone_of(
         &self,
         earlier: Option<&(Arc<kvdb::View>, Layout)>,
@@ -96,7 +97,7 @@ impl Fs {
         if self.entry(parent, name)?.is_some() {
             return Err(Error::Exists);
         }
-        // Before all of it is copied for nothing.
+        // This is checked now, so that the tree is not copied in vain.
         if let Scope::Mainline(db) = &self.core.scope
             && db.is_locked(self.core.layout.nmap, &layout::name_key(parent, name))
         {
@@ -104,11 +105,11 @@ impl Fs {
         }
         drop(self.lock_dir(&*self.inode(parent)?)?);
         self.commit_older_than(Duration::MAX)?;
-        // What has a place is referred to; what has none would be copied.
+        // Values that have a place are referred to; values without one would be copied.
         self.core.db.here()?.write_out()?;
         let (transaction, alone) = match &self.core.scope {
-            // The new inodes are not reachable yet, and the directory stays locked while it
-            // commits.
+            // No conflict is possible: the new inodes are not reachable yet, and the directory
+            // stays locked until the commit.
             Scope::Mainline(db) => (
                 db.begin_with(TransactionOptions { check_conflicts: false, ..Default::default() })?,
                 true,
@@ -117,7 +118,7 @@ impl Fs {
             Scope::Frozen(_) | Scope::Served(_) => return Err(Error::ReadOnly),
         };
         let (view, source, tree) = match earlier {
-            // It does not change, so there is nothing to lock.
+            // The earlier state does not change, so nothing has to be locked.
             Some((view, source)) => (view.clone(), *source, Tree::below(from, view, *source)?),
             None => {
                 let (view, tree) = self.tree_below(from, Some(&transaction), Locked::ToRead)?;
@@ -156,7 +157,7 @@ impl Fs {
             let mut dir_attr = state.attr;
             add_entry(&mut dir_attr, &copied.top);
             self.stage(parent, &mut state, &dir_attr, &mut batch)?;
-            // Copies of an earlier call get more names.
+            // Copies that an earlier call has made get more names.
             let named = copied.named.iter().map(|(ino, names)| Ok((self.inode(*ino)?, *names)));
             let named = named.collect::<Result<Vec<_>>>()?;
             let mut states = Vec::with_capacity(named.len());
@@ -185,7 +186,7 @@ impl Fs {
             if alone {
                 transaction.abort();
             } else {
-                // In a transaction that goes on, what was made so far goes again.
+                // In a transaction that goes on, the copies made so far are removed again.
                 let (start, end) =
                     (copying.copies.start.to_be_bytes(), copying.copies.end.to_be_bytes());
                 let mut batch = Batch::new();
@@ -201,14 +202,14 @@ impl Fs {
 }
 
 impl Views {
-    /// Copies a tree within a view, by paths from its root; kernels that know the place are told.
-    /// The last part of `to` must not be there.
+    /// Copies a tree within a view, by paths from its root, and tells the kernels that have cached
+    /// the destination. The last part of `to` must not exist.
     pub fn clone_tree(&self, view: &ViewId, from: &[u8], to: &[u8]) -> Result<CloneStats> {
         self.clone_into(view, None, from, to, &mut Linked::new())
     }
 
-    /// Copies what lay at `from` in an earlier state, where no symbolic link is followed on the
-    /// way, to a name in the view as it is now.
+    /// Copies the object at `from` in an earlier state to a name in the current state of the view.
+    /// Symbolic links in `from` are not followed.
     pub fn clone_earlier(
         &self,
         view: &ViewId,
@@ -219,8 +220,8 @@ impl Views {
         self.clone_into(view, Some(earlier), from, to, &mut Linked::new())
     }
 
-    /// The same for several places, `from` and `to` of each, one after the other: what were hard
-    /// links among all of them are links among the copies.
+    /// Like `clone_earlier` for several places, each with its `from` and `to`, one after the other:
+    /// hard links among all the places are links among the copies.
     pub fn clone_several_earlier(
         &self,
         view: &ViewId,
@@ -250,7 +251,7 @@ impl Views {
             .iter()
             .rposition(|&b| b == b'/')
             .map_or((&b""[..], to), |at| (&to[..at], &to[at + 1..]));
-        // What programs have written and a kernel holds back is to be copied, too.
+        // Data that programs have written and a kernel holds back is copied, too.
         self.write_back(Wait::ForAll)?;
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         let parent = fs.resolve(parent)?.ino;
@@ -273,12 +274,12 @@ impl Views {
     }
 }
 
-/// A state before the one that a view has now.
+/// A state of a view before its current one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Earlier {
     /// The state of a snapshot, by name.
     Snapshot(String),
-    /// What a transaction reads where it has changed nothing itself.
+    /// The state that a transaction is based on, without its own changes.
     Beneath,
 }
 
@@ -295,12 +296,12 @@ impl Views {
     }
 }
 
-/// Files that have names elsewhere than in what was copied: originals, and their copies.
+/// Originals that have names outside of the copied tree, with their copies.
 type Linked = HashMap<Ino, Ino>;
 
-/// Where the tuples of a dictionary go.
+/// The destination of a dictionary's tuples.
 enum Sink<'a> {
-    /// To the transaction, some at a time.
+    /// The transaction, in batches.
     Changes {
         copying: &'a Copying<'a>,
         dict: DictionaryId,
@@ -328,7 +329,7 @@ impl Sink<'_> {
         self.write(AT_ONCE)
     }
 
-    /// Gives what has gathered to the transaction, when there is so much of it.
+    /// Applies the pending batch to the transaction if it has at least `least` changes.
     fn write(&mut self, least: usize) -> Result<()> {
         match self {
             Sink::Changes { copying, batch, .. } if batch.len() >= least => {
@@ -339,7 +340,7 @@ impl Sink<'_> {
         }
     }
 
-    /// The run, if it was to be one.
+    /// Writes the rest and returns the run, if the sink builds one.
     fn finish(mut self) -> Result<Option<BulkRun>> {
         self.write(1)?;
         match self {
@@ -349,19 +350,19 @@ impl Sink<'_> {
     }
 }
 
-/// What has become of the nodes.
+/// The result of copying the nodes.
 struct Copied {
     top: Attributes,
     stats: CloneStats,
     pages: u64,
-    /// Files copied now that have names elsewhere.
+    /// Files copied by this call that have names elsewhere.
     linked: Vec<(Ino, Ino)>,
-    /// Copies of an earlier call, ascending, and how many names they get here.
+    /// Copies made by an earlier call, ascending, each with its number of names in this tree.
     named: Vec<(Ino, u32)>,
 }
 
 impl Copied {
-    /// What changes in a view that gets the copy under this name.
+    /// Returns the changes to a view that gets the copy under this name.
     fn changes(&self, parent: Ino, name: &[u8]) -> ChangeSet {
         let more_names = self.named.iter().map(|(ino, _)| (*ino, false));
         ChangeSet {
@@ -372,22 +373,22 @@ impl Copied {
     }
 }
 
-/// A tree on its way into a transaction.
+/// A tree that is being copied into a transaction.
 struct Copying<'a> {
     fs: &'a Fs,
     layout: Layout,
-    /// The dictionaries of what is copied.
+    /// The dictionaries of the source.
     source: Layout,
-    /// What is copied, as it was.
+    /// The state of the source.
     view: Arc<kvdb::View>,
     transaction: &'a Transaction,
     tree: Tree,
     order: TreeOrder,
-    /// The copies' numbers, by their positions in the order.
+    /// The inode numbers of the copies, indexed by their positions in the order.
     copies: Range<Ino>,
-    /// What was copied before, and is linked to where it has a name here, too.
+    /// Files copied before, which get a link if they also have a name in this tree.
     linked: &'a Linked,
-    /// Where the copy of the top gets its name.
+    /// The directory in which the copy of the top gets its name.
     parent: Ino,
     now: Timestamp,
 }
@@ -404,7 +405,7 @@ impl Copying<'_> {
         self.copies.start + position as u64
     }
 
-    /// Copies everything but the name of the top.
+    /// Copies everything except the name of the top.
     fn all(&self) -> Result<Copied> {
         let Layout { nmap, imap, dmap } = self.layout;
         let tuples = self.tree.inodes.len() + self.tree.names.len();
@@ -418,7 +419,7 @@ impl Copying<'_> {
         self.fs.reserve(COST * tuples as u64)?;
         let names = || self.copy_names(self.sink(nmap, BULK)?);
         let nodes = || self.copy_nodes(self.sink(imap, BULK)?);
-        // There is most to do for the pages: two runs, one behind the other.
+        // The pages are most of the work: they are built into two runs of consecutive keys.
         let (middle, end) = (self.order.len() / 2, self.order.len());
         let pages = |positions| self.copy_pages(self.sink(dmap, BULK)?, positions);
         let (names, nodes, pages) = match self.fs.core.env.inline() {
@@ -437,7 +438,7 @@ impl Copying<'_> {
         Ok(copied)
     }
 
-    /// For about so many tuples.
+    /// Returns a sink for about `tuples` tuples.
     fn sink(&self, dict: DictionaryId, tuples: u64) -> Result<Sink<'_>> {
         Ok(match tuples >= BULK && self.transaction.takes_bulk() {
             true => Sink::Run(Box::new(self.transaction.bulk(dict, &self.view)?)),
@@ -468,7 +469,7 @@ impl Copying<'_> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         let (mut top, mut stats, mut pages) = (None, CloneStats::default(), 0);
         let (mut linked, mut named) = (Vec::new(), Vec::new());
-        // The one whose node is expected.
+        // The position whose node is expected next.
         let (mut next, all) = (0, 0..self.order.len());
         let original = |position| self.tree.inodes[self.order.at(position)];
         self.order.for_each(&self.view, self.source.imap, &self.tree, all, |at, tuple| {
@@ -498,7 +499,8 @@ impl Copying<'_> {
             };
             let (mut attr, xattrs, content) = layout::parse_node(node.ino, stored)?;
             (attr.btime, attr.ctime) = (self.now, self.now);
-            // The copy's files are numbered already, and these numbers are the original's.
+            // The reservation of a directory belongs to the original; the copies have their numbers
+            // already.
             attr.reserved = Default::default();
             attr.parent = if node.parent == 0 { self.parent } else { self.copy_of(node.parent)? };
             if attr.kind == FileKind::Dir {
@@ -511,7 +513,7 @@ impl Copying<'_> {
                 }
                 attr.nlink = node.names;
                 stats.files += u64::from(node.names);
-                // Files of holes may have any size.
+                // Sparse files may have any size.
                 stats.bytes = stats.bytes.saturating_add(attr.size);
             }
             if node.parent == 0 {
@@ -536,7 +538,7 @@ impl Copying<'_> {
         }
     }
 
-    /// The pages of the copies at these positions.
+    /// Copies the pages of the files at these positions of the order.
     fn copy_pages(&self, mut sink: Sink<'_>, positions: Range<usize>) -> Result<Option<BulkRun>> {
         let (mut pages, dmap) = (0, self.source.dmap);
         self.order.for_each(&self.view, dmap, &self.tree, positions, |at, tuple| {
@@ -554,7 +556,7 @@ impl Copying<'_> {
     }
 }
 
-/// What a thread has come to.
+/// Joins a thread, and resumes its panic if it panicked.
 fn joined<T>(thread: env::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -1,14 +1,15 @@
-//! The bytes of files: `read`, `write`, `truncate`, all of them on `pages`.
+//! Reads, writes and truncates the bytes of files; all of it works on `pages`.
 //!
-//! A small file lies in its node. A larger one is pages in `dmap`; pages that were never written
-//! are holes. Written pages wait in the inode's buffer, over those in the store; pages of the store
-//! at and above `Buffer::cut` are dead. Three invariants make most questions cheap to answer:
+//! The content of a small file is in its node. A larger file consists of pages in `dmap`; pages
+//! that were never written are holes. Written pages wait in the inode's buffer and hide those in
+//! the store; pages of the store at and above `Buffer::cut` are dead. Three invariants make most
+//! questions cheap to answer:
 //!
-//! - no page, stored or waiting, begins at or beyond the size, or holds a byte beyond it; what is
-//!   missing at its end is zero;
-//! - `Body::Paged(n)` is the number of distinct blocks stored or waiting, but for the waiting ones
-//!   marked as not counted;
-//! - a file with `Body::Inline(n)` has no pages, and all of it behind byte `n` is a hole.
+//! - No page, stored or waiting, begins at or after the size, or holds a byte after it. Bytes
+//!   missing at the end of a page are zero.
+//! - `Body::Paged(n)` is the number of distinct blocks that are stored or waiting, except for
+//!   waiting ones that are marked as not counted.
+//! - A file with `Body::Inline(n)` has no pages, and everything after byte `n` is a hole.
 
 mod pages;
 mod read;
@@ -17,5 +18,5 @@ mod write;
 
 use crate::layout::PAGE;
 
-/// The largest file: what a signed 64-bit offset can express, in whole pages.
+/// The largest size of a file: the largest signed 64-bit offset, in whole pages.
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64 & !(PAGE - 1);

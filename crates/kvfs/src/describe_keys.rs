@@ -1,4 +1,4 @@
-//! What a range of keys is to the file system: for those who are told of damage by its keys.
+//! Describes ranges of keys in terms of the file system, for reports of damaged keys.
 
 use std::collections::HashSet;
 
@@ -8,13 +8,13 @@ use crate::attr::{FileKind, Ino, ROOT};
 use crate::difference::{Side, joined};
 use crate::layout::{Layout, PAGE};
 
-/// What the keys from `start` up to `end` of a dictionary are, in words: which bytes of which file.
-/// `None`: the dictionary is not the file system's.
+/// Describes the keys from `start` up to `end` of a dictionary in words: the bytes of a file, for
+/// example. Returns `None` if the dictionary does not belong to the file system.
 pub fn describe_keys(db: &Kvdb, dictionary: &str, start: &[u8], end: &[u8]) -> Option<String> {
     describe_keys_in(db.view(), Layout::find(db)?, dictionary, start, end)
 }
 
-/// The same in one state of the store.
+/// Like `describe_keys`, in one state of the store.
 pub(crate) fn describe_keys_in(
     view: View,
     layout: Layout,
@@ -25,7 +25,7 @@ pub(crate) fn describe_keys_in(
     let side = Side::new(view, layout);
     let number = |key: &[u8]| Some(Ino::from_be_bytes(*key.first_chunk::<8>()?));
     let first = number(start).unwrap_or(0);
-    // The last one that has a key below the end.
+    // The last inode that has a key below the end.
     let last = match number(end) {
         Some(ino) if end.len() == 8 => ino.saturating_sub(1),
         Some(ino) => ino,
@@ -39,7 +39,7 @@ pub(crate) fn describe_keys_in(
                 key.get(8..16).and_then(|b| b.try_into().ok()).map_or(or, u64::from_be_bytes)
             };
             let (from, to) = (block(start, 0), block(end, u64::MAX / PAGE));
-            // The end of one key is that key with a zero behind it.
+            // The end of a single key is that key with a zero appended.
             let to = if end.len() > 16 { to.saturating_add(1) } else { to };
             format!(
                 "bytes {}..{} of {}",
@@ -63,7 +63,7 @@ pub(crate) fn describe_keys_in(
     })
 }
 
-/// A path of an inode, or its number when none is found.
+/// Returns a path of an inode, or its number if no path is found.
 fn name_of(side: &Side, ino: Ino) -> String {
     find_name(side, ino)
         .map_or_else(|| format!("inode {ino}"), |path| format!("/{}", path.escape_ascii()))

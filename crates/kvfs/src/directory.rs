@@ -1,22 +1,22 @@
-//! Listing directories.
+//! Lists directories.
 //!
-//! There is no opendir, so a position must mean the same at any later call. Entries lie in the
-//! order of their names; the position after an entry is a keyed hash of its name. To go on from a
-//! position, its name is looked for
+//! There is no opendir, so a position must mean the same in any later call. Entries are ordered by
+//! name; the position after an entry is a keyed hash of its name. To continue from a position, the
+//! listing searches for the position's name
 //!
-//! 1. among the entries that unfinished listings of this directory emitted last (the usual case:
-//!    one goes on where it stopped),
+//! 1. among the entries that unfinished listings of this directory emitted last (the usual case: a
+//!    listing continues where it stopped),
 //! 2. among the names that were removed since the directory was first listed,
 //! 3. in the directory itself, by hashing its names.
 //!
-//! Knowing the name, the listing goes on behind it, whether it exists or not: entries present
-//! throughout are returned exactly once. Only a position whose entry was removed before the last
-//! mount, or that is thousands of removals old, is in none of them; such a listing begins again,
-//! since an entry seen twice does less harm than one never seen.
+//! Once the name is known, the listing continues after it, whether the name still exists or not:
+//! entries present throughout are returned exactly once. The search fails only for a position whose
+//! entry was removed before the last mount, or thousands of removals ago. Such a listing begins
+//! again, since an entry returned twice does less harm than an entry never returned.
 //!
-//! A position has two parts, the name's hash and the number of the listing (`listing_table`), which
-//! leaves out names that were added after it began. The last entry has a position of its own, after
-//! which there is nothing, whatever was added.
+//! A position has two parts: the hash of the name, and the number of the listing (`listing_table`),
+//! which excludes names that were added after the listing began. The last entry has a special
+//! position after which the listing ends, whatever was added.
 
 use std::hash::Hasher;
 
@@ -31,23 +31,25 @@ use crate::layout;
 use crate::listing::Emitted;
 use crate::listing_table::Listed;
 
-/// Positions after `.` and `..`; those of names come behind.
+/// Positions after `.` and `..`; those of names are larger.
 const AFTER_DOT: u64 = 1;
 const AFTER_DOTS: u64 = 2;
 const FIRST_HASH: u64 = 3;
-/// After all entries.
+/// The position after all entries.
 const AT_END: u64 = i64::MAX as u64;
-/// Bits of a position that are the name's; those above are the number of the listing.
+/// Number of bits of a position that belong to the name; the bits above are the number of the
+/// listing.
 const NAME_BITS: u32 = 48;
-/// A directory of so many entries is large: its listing says from the start what it will read.
+/// Number of entries from which a directory is large: its listing announces from the start what it
+/// will read.
 const LARGE: u64 = 1024;
-/// What an entry takes in the store, about, its name and its node each, bytes.
+/// Approximate size of a name, and of a node, in the store, in bytes.
 const ENTRY_BYTES: u64 = 32;
 
 impl Fs {
-    /// Calls `emit` with the entries behind position `cookie` (0: from the start, with `.` and
-    /// `..`) until it returns `false`, which leaves that entry for the next call. With `plus`, each
-    /// entry taken adds a reference to its inode, but for `.` and `..`.
+    /// Calls `emit` with the entries after position `cookie` (0: from the start, with `.` and `..`)
+    /// until it returns `false`, which leaves that entry for the next call. With `plus`, each entry
+    /// taken adds a reference to its inode, except for `.` and `..`.
     pub fn readdir(
         &self,
         ino: Ino,
@@ -72,8 +74,8 @@ impl Fs {
         if cookie == AT_END {
             return Ok(());
         }
-        // Before the cursor is opened, so that every name removed or added from now on is
-        // remembered.
+        // Registers the listing before the cursor is opened, so that every name removed or added
+        // from now on is remembered.
         dir.listing.lock().get_or_insert_default();
         let (number, after) = (cookie >> NAME_BITS, cookie & ((1 << NAME_BITS) - 1));
         let listings = &self.core.listings;
@@ -91,7 +93,7 @@ impl Fs {
             }
         }
 
-        // Names lie together, and mostly the nodes, too.
+        // Names are stored next to one another, and so are the nodes in most cases.
         let ahead = match entries {
             LARGE.. => entries.saturating_mul(ENTRY_BYTES),
             _ => 0,
@@ -100,15 +102,15 @@ impl Fs {
             self.list_names((ino, &dir), (listing, after), plus, emit)
         })?;
         if ended && cookie == 0 {
-            // One call was enough, and whoever goes on from one of its positions has stopped
-            // within what that returned.
+            // One call was enough; a later call can only continue from a position within the
+            // entries that this one returned.
             listings.end(ino, listing);
         }
         Ok(())
     }
 
-    /// The names of a directory after a position of a listing, which is not one of the first.
-    /// `true`: it has come to the end.
+    /// Lists the names of a directory after a position of a listing; `.` and `..` are done. Returns
+    /// `true` at the end of the directory.
     fn list_names(
         &self,
         (ino, dir): (Ino, &Inode),
@@ -127,7 +129,7 @@ impl Fs {
                 .map(|name| layout::name_key(ino, name));
             match known {
                 Some(mut key) => {
-                    // The smallest key behind this one.
+                    // The smallest key after this one.
                     key.push(0);
                     cursor.seek(&key)?;
                 }
@@ -151,7 +153,8 @@ impl Fs {
                 }
             }
         }
-        // Names that were added since came after the cursor's opening, or are known by now.
+        // Names that were added since the listing began were added after the cursor was opened, or
+        // are known by now.
         let added = self.core.listings.has_added(ino, listing);
         let announces = plus && self.core.scope.is_served();
         let mut announced = 0;
@@ -173,15 +176,16 @@ impl Fs {
         let mut emitted = Emitted::default();
         let mut ahead = next()?;
         while let Some((tuple, position)) = ahead {
-            // The last entry is known by its position.
+            // The next entry is read first, since the last entry gets a special position.
             ahead = next()?;
             let cookie = if ahead.is_some() { at(listing, position) } else { AT_END };
             let (_, name) = layout::decode_name_key(&tuple.key)?;
             let (child, kind) = layout::decode_name(ino, &tuple.value()?)?;
             let attr = match plus.then(|| self.reference(child)).transpose() {
-                // It vanished since the cursor was opened.
+                // The inode was removed since the cursor was opened.
                 Err(Error::NotFound | Error::Stale(_)) => None,
-                // Of a store that does not answer, each of the next ones would be waited for.
+                // Any other error ends the listing: with a store that does not answer, every
+                // further entry would wait.
                 attr => attr?,
             };
             if !emit(DirEntry { ino: child, kind, name, cookie, attr }) {
@@ -194,7 +198,7 @@ impl Fs {
             }
             emitted.push(position, name);
         }
-        // The end: only another listing of this directory could continue here, and it can search
+        // At the end, only another listing of this directory could continue here, and it can search
         // for its position.
         if let Some(listing) = &mut *dir.listing.lock() {
             listing.clear_emitted();
@@ -202,8 +206,8 @@ impl Fs {
         Ok(true)
     }
 
-    /// Says that the nodes of these entries are going to be read: of the first one, and of those
-    /// that have come with it. Returns how many that are.
+    /// Announces that the nodes of the first entry and of the entries fetched with it will be read.
+    /// Returns the number of entries announced.
     fn announce_nodes(&self, dir: Ino, first: &Tuple, cursor: &ScopeCursor) -> Result<usize> {
         let mut nodes = vec![layout::node_key(layout::decode_name(dir, &first.value()?)?.0)];
         for (_, value) in cursor.fetched() {
@@ -220,15 +224,15 @@ impl Fs {
         hasher.finish()
     }
 
-    /// A name that a directory has not got is about to be added to it. Call before the commit; of a
-    /// name that replaces another one nothing has to be said.
+    /// Notes that a new name is about to be added to a directory. Call before the commit. A name
+    /// that replaces another one need not be noted.
     pub(crate) fn remember_added(&self, dir: Ino, name: &[u8]) {
         self.core.listings.add(dir, || self.name_hash(name));
     }
 
-    /// A name was removed: listings that stopped at it must find where they were. Call before the
-    /// commit that removes it, so that no listing misses it; should that fail, nothing is wrong:
-    /// the position of a name is always the same.
+    /// Notes that a name is removed, so that listings that stopped at it can find their position.
+    /// Call before the commit that removes it, so that no listing misses it. If the commit fails,
+    /// the note does no harm, since the position of a name never changes.
     pub(crate) fn remember_removed(&self, dir: &Inode, name: &[u8]) {
         if let Some(listing) = &mut *dir.listing.lock() {
             listing.push_removed(position(self.name_hash(name)), name);
@@ -236,12 +240,12 @@ impl Fs {
     }
 }
 
-/// What a position says of a name: not one of the first.
+/// Returns the name's part of a position, which is never one of the first positions.
 fn position(name: u64) -> u64 {
     (name & ((1 << NAME_BITS) - 1)).max(FIRST_HASH)
 }
 
-/// A position of a listing; positive as a signed offset.
+/// Returns a position of a listing; it is positive as a signed offset.
 fn at(listing: Listed, position: u64) -> u64 {
     u64::from(listing.number) << NAME_BITS | position
 }

@@ -1,9 +1,9 @@
-//! From memory to the store: file data and attribute-only changes wait in their inode and are
-//! committed as one unit — on fsync, at the interval, when too much waits, and before a name
-//! operation that must not overtake them.
+//! Commits dirty inodes. File data and attribute changes wait in their inode and are committed as
+//! one unit: on fsync, at the interval, when too much data waits, and before a name operation that
+//! must not overtake them.
 //!
-//! A batch with the node of an inode contains everything that is dirty of the inode
-//! (`stage`), so that the store never holds a size or page count without its pages.
+//! A batch with the node of an inode contains everything that is dirty of the inode (`stage`), so
+//! that the store never holds a size or page count without its pages.
 
 use env::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use crate::inode::{Buffer, Inode, InodeState};
 use crate::layout::{self, Attributes, Body, PAGE, PageKeys};
 use crate::request;
 
-/// What a dirty inode is charged for its node.
+/// Dirty bytes charged for the node of a dirty inode.
 const NODE_CHARGE: usize = 512;
-/// Most inodes, and most dirty bytes, that the interval commits in one batch.
+/// Limits of the inodes and of the dirty bytes that the interval commits in one batch.
 const GROUP: usize = 256;
 const GROUP_BYTES: usize = 4 << 20;
-/// Inodes that the interval takes out of the queue at once, to commit them in the order of their
-/// numbers.
+/// Number of inodes that the interval takes out of the queue at once, to commit them in the order
+/// of their numbers.
 const ORDERED: usize = 16 * GROUP;
 /// Dirty bytes at which the writer of a file commits it, so that the batches of a stream have about
 /// the same size.
@@ -40,10 +40,10 @@ struct Held<'a> {
 }
 
 impl Fs {
-    /// Commits the queue once, in groups: files of medium size together fill a batch whose pages
-    /// the store writes to their final place, while one of them alone would go through the journal
-    /// and be written twice. An inode that cannot be committed stays dirty and does not stop the
-    /// others. (Under the freeze lock.)
+    /// Commits each inode of the queue once, in groups. Files of medium size together fill a batch
+    /// whose pages the store writes to their final place; such a file alone would be written twice,
+    /// once through the journal. An inode that cannot be committed stays dirty and does not stop
+    /// the others. (Under the freeze lock.)
     pub(crate) fn commit_older_than(&self, limit: Duration) -> Result<()> {
         let mut rounds = usize::MAX;
         let mut result = Ok(());
@@ -55,7 +55,8 @@ impl Fs {
                 break;
             }
             rounds -= groups.len();
-            // Inodes committed together lie together on the device: here those of one directory.
+            // Inodes that are committed together are adjacent on the device: here the inodes of one
+            // directory.
             groups.sort_unstable_by_key(|inode| inode.ino);
             for group in groups.chunks_mut(GROUP) {
                 if let Err(e) = self.commit_inodes(group, false)
@@ -69,12 +70,12 @@ impl Fs {
         result
     }
 
-    /// Commits these, taken out of the queue, in batches of some size. `unlinked`: also files
-    /// without a name. Their data needs no durability, and most of them vanish before they cost a
-    /// write.
+    /// Commits inodes that were taken out of the queue, in batches of bounded size. Files without a
+    /// name are committed only if `unlinked` is set: their data needs no durability, and most of
+    /// them are removed before they cost a write.
     fn commit_inodes(&self, group: &mut [Arc<Inode>], unlinked: bool) -> Result<()> {
-        // The order of locks: directories (whose attributes were set) one after the other, then the
-        // rest by number.
+        // Lock order: directories (whose attributes were set) one after the other, then the rest by
+        // number.
         group.sort_by_cached_key(|inode| (!inode.state.read().is_dir(), inode.ino));
         let mut result: Result<()> = Ok(());
         let mut held: Vec<Held<'_>> = Vec::with_capacity(group.len());
@@ -102,8 +103,8 @@ impl Fs {
             match staged {
                 Ok(attr) => held.push(Held { inode, state, attr }),
                 Err(e) => {
-                    // What it put into the batch so far is without its node: nothing of the group
-                    // may be committed like that.
+                    // The batch holds a part of this inode without its node, so the group must not
+                    // be committed as a batch.
                     self.enqueue_if_dirty(inode, &mut state);
                     drop(state);
                     batch = Batch::new();
@@ -152,21 +153,21 @@ impl Fs {
         }
     }
 
-    /// Notes that `state` is newer than the store, and what waits in it.
+    /// Marks `state` as newer than the store, and charges for its dirty data.
     pub(crate) fn mark_dirty(&self, inode: &Arc<Inode>, state: &mut InodeState) {
         state.dirty = true;
         self.core.space.charge(state, NODE_CHARGE + state.buffer.pages.len() * PAGE as usize);
         self.enqueue(inode, state);
     }
 
-    /// Notes that `state` is newer than the store. Where nothing may wait in memory, this commits
-    /// it, which completes the request that it is for.
+    /// Marks `state` as newer than the store. In write-through mode this also commits it, which
+    /// completes the request of the kernel.
     pub(crate) fn changed(&self, inode: &Arc<Inode>, state: &mut InodeState) -> Result<()> {
         self.mark_dirty(inode, state);
         self.complete(inode, state)
     }
 
-    /// Commits what was noted as changed, where nothing may wait in memory.
+    /// Commits an inode that was marked dirty, in write-through mode.
     pub(crate) fn complete(&self, inode: &Arc<Inode>, state: &mut InodeState) -> Result<()> {
         if self.writes_through() {
             self.commit_dirty_with(inode, state, |batch| request::completes(batch, inode.ino))?;
@@ -174,8 +175,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether every change is committed before its call returns. (Of a transaction, nothing is in
-    /// the store before that commits, but for the log of a durable one.)
+    /// Returns whether every change is committed before its call returns. (Changes of a transaction
+    /// are not in the store before it commits, except for the log of a durable one.)
     pub(crate) fn writes_through(&self) -> bool {
         let lasts = match &self.core.scope {
             Scope::Mainline(_) => true,
@@ -185,8 +186,8 @@ impl Fs {
         self.core.options.write_through && lasts
     }
 
-    /// The writer's share of the work: commits this file if it holds much. The caller then lets go
-    /// of the inode and calls `throttle_writer`.
+    /// Commits this file if it holds much dirty data, as the writer's share of the work. The caller
+    /// then releases the inode and calls `throttle_writer`.
     pub(crate) fn commit_if_large(&self, inode: &Arc<Inode>, state: &mut InodeState) {
         if state.charged >= FILE_LIMIT.min(self.core.options.write_buffer / 2) {
             self.commit_or_warn(inode, state);
@@ -200,7 +201,7 @@ impl Fs {
         while self.core.space.dirty_bytes() > self.core.options.write_buffer {
             let _draining = self.core.dirty.draining.lock();
             if self.core.space.dirty_bytes() <= self.core.options.write_buffer {
-                // Another writer has made room while this one waited.
+                // Another writer has made room while this thread waited.
                 return;
             }
             let rounds = rounds.get_or_insert_with(|| self.core.dirty.len());
@@ -215,8 +216,8 @@ impl Fs {
         }
     }
 
-    /// A write that was accepted does not fail because making room for the next one does: the data
-    /// stays dirty, and fsync says so.
+    /// Commits an inode, and logs a failure. An accepted write does not fail because making room
+    /// for the next one fails: the data stays dirty, and fsync reports the error.
     fn commit_or_warn(&self, inode: &Arc<Inode>, state: &mut InodeState) {
         if let Err(e) = self.commit_dirty(inode, state) {
             tracing::warn!(
@@ -248,7 +249,7 @@ impl Fs {
         if state.buffer.pages.len() <= 1 && state.buffer.cut != u64::MAX
             || state.buffer.pages.is_empty() && state.inline.is_none()
         {
-            // Truncated, or only its attributes changed: that must be possible in a full store.
+            // A truncation or a change of attributes must be possible in a full store.
             batch.releases_space();
         }
         self.stage(inode.ino, state, &attr, &mut batch)?;
@@ -257,8 +258,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Adds to `batch` everything that is dirty of this inode, and its node with `attr`. Before
-    /// copying and changing `state.attr`, call `count_pages`; after the commit, `mark_committed`.
+    /// Adds to `batch` everything that is dirty of this inode, and its node with `attr`. Call
+    /// `count_pages` before copying and changing `state.attr`, and `mark_committed` after the
+    /// commit.
     pub(crate) fn stage(
         &self,
         ino: Ino,
@@ -317,7 +319,7 @@ impl Fs {
         Ok(())
     }
 
-    /// What `stage` put into a batch is committed now.
+    /// Updates the state of an inode after the batch of `stage` was committed.
     pub(crate) fn mark_committed(&self, state: &mut InodeState, attr: Attributes) {
         let buffer = std::mem::take(&mut state.buffer);
         if !buffer.pages.is_empty() {
@@ -325,7 +327,7 @@ impl Fs {
         } else if buffer.cut == 0 {
             state.stored = false;
         }
-        // A file without a name may get one later, and its note with it.
+        // A file without a name may get one later; the note of its promise is written then.
         state.buffer.promise_changed = buffer.promise_changed && attr.nlink == 0;
         state.orphaned = attr.nlink == 0
             && (state.orphaned
@@ -340,7 +342,7 @@ impl Fs {
         self.core.space.charge(state, 0);
     }
 
-    /// Forgets what is dirty: the inode is gone.
+    /// Drops all dirty data of an inode that was removed.
     pub(crate) fn discard(&self, ino: Ino, state: &mut InodeState) {
         self.core.promises.forget(ino);
         state.gone = true;
@@ -350,7 +352,7 @@ impl Fs {
         self.core.space.charge(state, 0);
     }
 
-    /// Makes the page count exact: looks up whether the pages that were written blindly replace
+    /// Makes the page count exact: looks up whether pages that were written without reading replace
     /// stored ones.
     pub(crate) fn count_pages(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
         if state.buffer.uncounted == 0 {
@@ -373,7 +375,7 @@ impl Fs {
             if next.is_some_and(|n| n < block) {
                 next = stored.next_from(block)?;
             }
-            // A page above the cut is dead already, whatever the store says.
+            // A page above the cut is dead, even if the store still has it.
             if next != Some(block) || block >= state.buffer.cut {
                 count += 1;
             }
@@ -389,7 +391,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The attributes to show; call with the lock.
+    /// Returns the attributes to show, with an exact page count. Call with the inode's lock.
     pub(crate) fn exact_attr(&self, inode: &Inode, state: &mut InodeState) -> Result<Attr> {
         self.count_pages(inode.ino, state)?;
         Ok(self.with_promise(state.attr.public(inode.ino)))

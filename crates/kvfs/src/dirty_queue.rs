@@ -8,31 +8,31 @@ use env::sync::Mutex;
 
 use crate::inode::Inode;
 
-/// The inodes with something uncommitted, the longest waiting first.
+/// Inodes with uncommitted changes, the longest waiting first.
 #[derive(Default)]
 pub(crate) struct DirtyQueue {
-    /// With the time since when. An inode is in it at most once, and may have been
-    /// committed since.
+    /// Inodes, each with the time at which it became dirty. An inode is queued at most once, and
+    /// may have been committed in the meantime.
     queue: Mutex<VecDeque<(Duration, Arc<Inode>)>>,
     /// Held from taking inodes out of the queue until they are committed: a thread that finds the
-    /// queue empty under it knows that everything is committed. The first lock behind the freeze
-    /// lock: see `inode`.
+    /// queue empty under this lock knows that everything is committed. In the lock order it follows
+    /// the freeze lock: see `inode`.
     pub draining: Mutex<()>,
 }
 
 impl DirtyQueue {
-    /// How many inodes wait.
+    /// Returns the number of waiting inodes.
     pub fn len(&self) -> usize {
         self.queue.lock().len()
     }
 
-    /// Puts an inode behind all others; it waits since `now`.
+    /// Appends an inode that became dirty at `now`.
     pub fn push(&self, now: Duration, inode: Arc<Inode>) {
         self.queue.lock().push_back((now, inode));
     }
 
-    /// Takes out the inodes that wait longest, up to `most`, of those that wait since `limit` or
-    /// longer.
+    /// Takes out up to `most` of the inodes that wait longest and became dirty at `limit` or
+    /// before.
     pub fn pop(&self, limit: Duration, most: usize) -> Vec<Arc<Inode>> {
         let mut queue = self.queue.lock();
         let old = queue.iter().take(most).take_while(|(since, _)| *since <= limit).count();

@@ -1,4 +1,4 @@
-//! What can go wrong in a call, and the errno the kernel is told.
+//! Errors of the calls, and the errno that the kernel gets for each.
 
 use crate::Ino;
 
@@ -29,13 +29,13 @@ pub enum Error {
     /// ELOOP.
     #[error("too many symbolic links on the way")]
     TooManySymlinks,
-    /// EINVAL, and why.
+    /// EINVAL, with the reason.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
-    /// EPERM, and why.
+    /// EPERM, with the reason.
     #[error("not permitted: {0}")]
     NotPermitted(&'static str),
-    /// EOPNOTSUPP, and what is not supported.
+    /// EOPNOTSUPP, with the feature that is not supported.
     #[error("not supported: {0}")]
     Unsupported(&'static str),
     /// EFBIG.
@@ -56,28 +56,28 @@ pub enum Error {
     /// EROFS.
     #[error("the file system is read-only")]
     ReadOnly,
-    /// A sync cannot keep its promise: the store has failed, then or before.
+    /// Data written before may never reach the device, since the store has failed, in this sync or
+    /// before.
     #[error("what was written last may never be on disk: {0}")]
     NotSynced(String),
-    /// A cache goes on behind bytes that were refused.
+    /// A write of a cache begins after bytes that were refused.
     #[error(
         "inode {0} takes nothing behind what was refused before (for want of space, say), as it would stand behind a hole: \
          set the file's size, or write it anew"
     )]
     LostBefore(Ino),
-    /// The inode number is not (or no longer) in the file system.
+    /// The inode number does not exist in the file system, or not any more.
     #[error("inode {0} does not exist any more")]
     Stale(Ino),
     /// Bytes in the store that the file system cannot have written.
     #[error("corrupt file system at inode {ino}: {what}; run `kvfs check`")]
     Corrupt {
-        /// The inode that it concerns.
+        /// The inode concerned.
         ino: Ino,
-        /// What is wrong.
+        /// The description of the damage.
         what: String,
     },
-    /// Part of what programs have written is still on its way, so what was to be done would miss
-    /// it.
+    /// Some data that programs have written has not arrived yet, so the operation would miss it.
     #[error("programs have written what has not arrived yet, so nothing was done: {0}; try again")]
     NotHandedOver(String),
     /// An error of the database.
@@ -98,13 +98,13 @@ impl From<kvdb::Error> for Error {
 }
 
 impl Error {
-    /// Whether the call failed because a transaction holds a lock.
+    /// Returns whether the call failed because a transaction holds a lock.
     pub(crate) fn is_locked(&self) -> bool {
         matches!(self, Error::Store(kvdb::Error::Locked(_)))
     }
 
-    /// As a sync says it: a store that has failed is more than one that cannot be written to, for
-    /// what was accepted is lost.
+    /// Converts an error for a sync: if the store has failed, accepted data is lost, which is worse
+    /// than being read-only.
     pub(crate) fn of_sync(self) -> Error {
         match self {
             Error::Store(kvdb::Error::ReadOnly(why)) => Error::NotSynced(why),
@@ -112,7 +112,7 @@ impl Error {
         }
     }
 
-    /// The errno that says this to a program.
+    /// Returns the errno that tells a program of this error.
     pub fn errno(&self) -> i32 {
         match self {
             Error::NotFound => libc::ENOENT,
@@ -142,7 +142,7 @@ impl Error {
                 | kvdb::Error::CloneTooManyFiles { .. },
             ) => libc::ENOSPC,
             Error::Store(kvdb::Error::ReadOnly(_)) => libc::EROFS,
-            // The same may succeed later, or in another transaction.
+            // The same call may succeed later, or in another transaction.
             Error::Store(kvdb::Error::Locked(_) | kvdb::Error::Conflict { .. }) => libc::EDEADLK,
             Error::Store(kvdb::Error::NoTransaction(_)) => libc::ESTALE,
             Error::Store(kvdb::Error::Limit(_)) => libc::ENOMEM,

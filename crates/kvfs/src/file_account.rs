@@ -1,4 +1,4 @@
-//! The account of files: how many a view has of its own, as far as something has asked; see
+//! Counts the files that a view has made and removed, as soon as the numbers are needed; see
 //! `file_limits`.
 
 use env::sync::Mutex;
@@ -6,28 +6,29 @@ use env::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Result;
 
-/// The files of a view, as far as they were counted.
+/// The counts of a view's files, if they were needed.
 #[derive(Default)]
 pub(crate) struct FileAccount {
     pub counted: Mutex<Counted>,
-    /// How often the view was compared with what is beneath it. What was under way at such a
-    /// moment may be counted in it, or not.
+    /// The number of comparisons of the view with the state beneath it. A change under way at such
+    /// a moment may or may not be included in the counts.
     looks: AtomicU64,
 }
 
 #[derive(Default)]
 pub(crate) struct Counted {
-    /// `None`: nothing has asked since the state was replaced.
+    /// The counts, or `None` if they were not needed since the state was replaced.
     pub files: Option<Files>,
-    /// Files that calls are about to make.
+    /// The number of files that calls are about to make.
     pub admitted: u64,
 }
 
-/// The files that a view has made, and those that it has removed.
+/// The number of files that a view has made, and of those that it has removed.
 #[derive(Clone, Default)]
 pub(crate) struct Files {
     pub made: u64,
-    /// Of the files that views around it have made: the first number is of those that it began in.
+    /// The number of removed files for each view that has made them. The first entry is for the
+    /// view in which this one began, the next one for the view around that.
     removed: Vec<u64>,
 }
 
@@ -39,17 +40,17 @@ impl Files {
         self.removed[level] += 1;
     }
 
-    /// How many of the files are removed that the views up to `level` have made.
+    /// Returns the number of removed files that the views up to `level` have made.
     pub fn removed_up_to(&self, level: usize) -> u64 {
         self.removed.iter().take(level).sum()
     }
 }
 
-/// A moment before a change of the files of a view.
+/// A moment before a change of a view's files, to detect a comparison that ran concurrently.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileMoment(u64);
 
-/// Files that a call is about to make, and that have room.
+/// Files that a call is about to make, and that fit within the limits.
 pub(crate) struct AdmittedFiles<'a> {
     account: Option<&'a FileAccount>,
     files: u64,
@@ -57,25 +58,25 @@ pub(crate) struct AdmittedFiles<'a> {
 }
 
 impl<'a> AdmittedFiles<'a> {
-    /// Nothing is counted.
+    /// Returns a guard that counts nothing.
     pub fn uncounted() -> AdmittedFiles<'a> {
         AdmittedFiles { account: None, files: 0, at: FileMoment(0) }
     }
 
-    /// Of an account that is locked.
+    /// Admits files to an account whose lock is held.
     pub fn of(account: &'a FileAccount, counted: &mut Counted, files: u64) -> AdmittedFiles<'a> {
         counted.admitted += files;
         AdmittedFiles { account: Some(account), files, at: account.moment() }
     }
 
-    /// They are made.
+    /// Counts the files as made.
     pub fn made(mut self) {
         if let Some(account) = self.account.take() {
             let mut counted = account.counted.lock();
             counted.admitted -= self.files;
             match &mut counted.files {
                 Some(files) if account.moment() == self.at => files.made += self.files,
-                // They were counted, or not.
+                // A comparison ran concurrently: it may or may not have counted the files.
                 files => *files = None,
             }
         }
@@ -95,20 +96,20 @@ impl FileAccount {
         FileMoment(self.looks.load(Ordering::Acquire))
     }
 
-    /// Returns whether anything has asked for the number.
+    /// Returns whether the numbers were ever needed.
     pub fn is_used(&self) -> bool {
         self.moment() != FileMoment(0)
     }
 
-    /// The state of the view, or one beneath it, is another one.
+    /// Forgets the counts, since the state of the view, or one beneath it, was replaced.
     pub fn forget(&self) {
         if self.is_used() {
             self.counted.lock().files = None;
         }
     }
 
-    /// Returns what the view has made and removed, and how many files are about to be made. `look`
-    /// compares it with what is beneath it.
+    /// Returns the files that the view has made and removed, and the number that calls are about to
+    /// make. `look` compares the view with the state beneath it.
     pub fn files(
         &self,
         counted: &mut Counted,

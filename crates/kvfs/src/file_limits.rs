@@ -1,13 +1,14 @@
-//! Limits of numbers of files: how many a transaction may make, and how many a clone may have of
-//! its own. A directory, a symbolic link or a device counts as a file does; another name of a file
-//! counts for nothing, nor does a file without a name, which a program has open.
+//! Limits the number of files that a transaction may make, and that a clone may have of its own. A
+//! directory, a symbolic link or a device counts as a file; a further name of a file does not
+//! count, nor does a file without a name that a program has open.
 //!
-//! A file is a view's own if the states beneath it do not have it: of a transaction, the state that
-//! it reads; of a clone, the snapshot that it was made of and those that it was merged or rebased
-//! at. What a transaction removes of the files that the views around it have made is taken off
-//! these. Nothing is stored for it: a view with a limit is compared with the state beneath it when
-//! it is asked first, and again after its state was replaced as a whole or by a commit; from there
-//! on, calls count what they make and remove. Where there is no limit, nothing is counted.
+//! A file is a view's own if the states beneath it do not have it. For a transaction, this is the
+//! state that it reads; for a clone, the snapshot that it was made of and those at which it was
+//! merged or rebased. If a transaction removes files that the views around it have made, these are
+//! subtracted from their counts. Nothing is stored: a view with a limit is compared with the state
+//! beneath it when the count is first needed, and again after its state was replaced as a whole or
+//! by a commit. From then on, calls count the files that they make and remove. Views without a
+//! limit count nothing.
 
 use kvdb::{DictionaryId, Scope, View};
 
@@ -17,11 +18,11 @@ use crate::file_account::{AdmittedFiles, FileMoment, Files};
 use crate::fs::Fs;
 use crate::layout::{self, ImapKey, Layout};
 
-/// The number of no dictionary: a view has nothing of it.
+/// A number that no dictionary has, to compare a view with an empty dictionary.
 const NO_DICTIONARY: DictionaryId = DictionaryId(u32::MAX);
 
 impl Fs {
-    /// This view and those around it: each one began in the next.
+    /// Returns this view and those around it: each one began in the next.
     fn and_around(&self) -> impl Iterator<Item = &Fs> {
         std::iter::successors(Some(self), |fs| fs.around())
     }
@@ -30,7 +31,7 @@ impl Fs {
         self.core.parent.as_ref().map(|parent| &parent.fs)
     }
 
-    /// The limit that the view itself has, and what a call is told that goes beyond it.
+    /// Returns the limit of the view itself, and the error for a call that exceeds it.
     fn limit_of_files(&self) -> Option<(u64, kvdb::Error)> {
         match &self.core.scope {
             Scope::Transaction(one) => one.options().limit_of_files.map(|limit| {
@@ -49,7 +50,7 @@ impl Fs {
         self.and_around().any(|fs| fs.limit_of_files().is_some())
     }
 
-    /// Fails where so many files more are beyond the limit of the view, or of one around it.
+    /// Fails if `more` files would exceed the limit of the view or of one around it.
     pub(crate) fn admit_files(&self, more: u64) -> Result<AdmittedFiles<'_>> {
         let account = &self.core.files;
         if more == 0 || !self.has_limit_of_files() {
@@ -61,15 +62,15 @@ impl Fs {
         Ok(AdmittedFiles::of(account, &mut counted, more))
     }
 
-    /// [`Fs::admit_files`], for a file without a name that gets one.
+    /// Like [`Fs::admit_files`], for a file without a name that gets one.
     pub(crate) fn admit_named(&self, ino: Ino) -> Result<AdmittedFiles<'_>> {
-        // One that was there before is none of its own when it is back.
+        // A file that a state beneath has is not the view's own when it gets a name again.
         let own = self.has_limit_of_files() && !self.is_beneath(ino)?;
         self.admit_files(own.into())
     }
 
-    /// Fails where the commit of a transaction would take the view around it beyond a limit. One
-    /// that removes as many of the files of that view as it makes does not.
+    /// Fails if the commit of a transaction would take the view around it beyond a limit. A commit
+    /// that removes at least as many files of that view as it makes never fails.
     pub(crate) fn check_files_of_commit(&self) -> Result<()> {
         if !self.around().is_some_and(Fs::has_limit_of_files) {
             return Ok(());
@@ -77,8 +78,8 @@ impl Fs {
         self.check_files((self.look_for_files()?, 0), 0, 1)
     }
 
-    /// Adds up what this view has made and the views around it, and looks at the limits from the
-    /// view `first` on.
+    /// Adds up the files that this view and the views around it have made, and checks the limits
+    /// from the view `first` on.
     fn check_files(&self, of_this: (Files, u64), more: u64, first: usize) -> Result<()> {
         self.each_limit(of_this, |level, limit, taken, added, refused| {
             let within = taken.saturating_add(more) <= limit || level > 0 && more + added == 0;
@@ -86,14 +87,15 @@ impl Fs {
         })
     }
 
-    /// Calls `see` with each limit: how far out it is, its files, those that are taken of it, by
-    /// how many that is more for what this view has done, and what is said beyond it.
+    /// Calls `see` with each limit: the level of its view, counted outwards, the limit, the number
+    /// of files that count towards it, the number of them that this view has added, and the error
+    /// for exceeding it.
     fn each_limit(
         &self,
         of_this: (Files, u64),
         mut see: impl FnMut(usize, u64, u64, u64, kvdb::Error) -> Result<()>,
     ) -> Result<()> {
-        // Further out nothing is counted.
+        // Views outside of the outermost limit are not counted.
         let limited = self.and_around().map(|fs| fs.limit_of_files().is_some());
         let limited: Vec<bool> = limited.collect();
         let levels = limited.iter().rposition(|limited| *limited).map_or(0, |last| last + 1);
@@ -119,7 +121,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The files that may still be made; `None`: there is no limit.
+    /// Returns the number of files that may still be made, or `None` if there is no limit.
     pub(crate) fn room_of_files(&self) -> Result<Option<u64>> {
         if !self.has_limit_of_files() {
             return Ok(None);
@@ -135,13 +137,13 @@ impl Fs {
         Ok(least)
     }
 
-    /// The files that the view has of its own.
+    /// Returns the number of the view's own files.
     pub fn files_of_its_own(&self) -> Result<u64> {
         let account = &self.core.files;
         Ok(account.files(&mut account.counted.lock(), || self.look_for_files())?.0.made)
     }
 
-    /// A file has lost its last name; `at`: before it did.
+    /// Counts a file that has lost its last name. `at` is a moment before that.
     pub(crate) fn file_is_gone(&self, ino: Ino, at: FileMoment) {
         let account = &self.core.files;
         if !account.is_used() {
@@ -157,13 +159,13 @@ impl Fs {
             Ok(None) => {}
             Ok(Some(0)) if files.made > 0 => files.made -= 1,
             Ok(Some(level)) if level > 0 => files.remove(level - 1),
-            // It is counted when something asks.
+            // The files are counted again when the number is needed.
             _ => counted.files = None,
         }
     }
 
-    /// Which view of this one and those around it has made a file. `None`: it is older, or has come
-    /// back.
+    /// Returns the level of the view that has made a file, among this view and those around it.
+    /// Returns `None` if the file is older than these views, or has come back.
     fn made_in(&self, ino: Ino) -> Result<Option<usize>> {
         let mut made = None;
         for (level, fs) in self.and_around().enumerate() {
@@ -187,13 +189,13 @@ impl Fs {
         Ok(false)
     }
 
-    /// The states beneath the view, the newest last, and the inodes there.
+    /// Returns the states beneath the view, the newest last, each with its dictionary of inodes.
     fn beneath(&self) -> Result<Vec<(View, DictionaryId)>> {
         let imap = self.core.layout.imap;
         Ok(match &self.core.scope {
             Scope::Transaction(transaction) => vec![(transaction.view()?.beneath(), imap)],
             Scope::Mainline(db) => {
-                // The main files are their own beginning.
+                // The mainline has no states beneath it: its own state takes their place.
                 let states = db.states_beneath(imap).unwrap_or_else(|| vec![db.view()]);
                 let with_inodes = |state: View| Layout::of_state(&state).map(|of| (state, of.imap));
                 states.into_iter().filter_map(with_inodes).collect()
@@ -203,7 +205,7 @@ impl Fs {
         })
     }
 
-    /// Compares the view with what is beneath it.
+    /// Compares the view with the states beneath it.
     fn look_for_files(&self) -> Result<Files> {
         let imap = self.core.layout.imap;
         let mut files = Files::default();
@@ -228,7 +230,7 @@ impl Fs {
                             continue 'changes;
                         }
                     }
-                    // A rebase brings what a state beneath the clone has.
+                    // A rebase brings files that a state beneath the clone has.
                     for around in self.and_around().skip(1) {
                         if around.is_beneath(ino)? {
                             continue 'changes;

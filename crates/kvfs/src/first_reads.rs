@@ -1,4 +1,4 @@
-//! Reads what a mount reads first, for publications of the store: they take the bytes along.
+//! Reads the data that a mount reads first. A publication of the store includes these bytes.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use crate::error::Result;
 use crate::fs::{Fs, FsOptions};
 use crate::views::{ViewId, Views};
 
-/// The newest snapshots whose beginnings are read, too.
+/// Number of newest snapshots whose roots are read, too.
 const SNAPSHOTS: usize = 4;
-/// The entries of a root that are listed.
+/// Number of entries of a root that are listed.
 const ENTRIES: usize = 2000;
-/// Memory for inodes, bytes.
+/// Memory for inodes, in bytes.
 const MEMORY: usize = 1 << 20;
 
-/// Opens the file system in `db`, and lists its root, and those of the newest snapshots: see
-/// [`kvdb::Publisher::rehearse`]. It is opened as a fork is, to be written, since that reads more.
-/// The mount tells of errors; here they end the rehearsal.
+/// Opens the file system in `db`, and lists its root and those of the newest snapshots: see
+/// [`kvdb::Publisher::rehearse`]. It is opened for writing, as a fork is, since that reads more. An
+/// error ends the rehearsal; a mount reports it.
 pub fn rehearse(db: &Kvdb) {
     if db.dictionaries().is_empty() {
         return;
@@ -39,7 +39,7 @@ pub fn rehearse(db: &Kvdb) {
     }
 }
 
-/// As `ls -l` does.
+/// Reads what `ls -l` reads of the root.
 fn list_root(fs: &Fs) -> Result<()> {
     fs.statfs()?;
     fs.getattr(ROOT)?;
@@ -48,7 +48,7 @@ fn list_root(fs: &Fs) -> Result<()> {
         if entries.len() == ENTRIES {
             return false;
         }
-        // These two add no reference.
+        // `.` and `..` add no reference.
         if !matches!(entry.name, b"." | b"..") {
             entries.push(entry.ino);
         }

@@ -1,13 +1,13 @@
 //! The freeze lock of a view: every call holds it shared, and a commit, rollback or snapshot takes
-//! it alone, which freezes the view.
+//! it exclusively, which freezes the view.
 //!
-//! A commit changes inodes of the mainline that may be in memory there, and a call that works on
-//! one of these would go on with the old state and write it. So a commit freezes the mainline: it
-//! waits until no call is under way, and lets calls in again when memory agrees with the store. The
-//! view of a transaction is frozen for good when the transaction ends.
+//! A commit changes inodes of the mainline that may be in memory. A call working on such an inode
+//! would continue with the stale state and write it. So a commit freezes the mainline: it waits
+//! until no call is under way, and admits calls again when memory agrees with the store. The view
+//! of a transaction is frozen for good when the transaction ends.
 //!
-//! It comes before all other locks (see `inode`). A call takes it once: a call that another call
-//! makes runs under the lock of that one.
+//! In the lock order it precedes all other locks (see `inode`). A call takes it once: a nested call
+//! runs under the lock of the outer one.
 
 use env::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -19,7 +19,7 @@ pub(crate) struct FreezeLock {
     lock: RwLock<Ended>,
 }
 
-/// Whether the view is over.
+/// Records whether the view has ended.
 #[derive(Default)]
 pub(crate) struct Ended(bool);
 
@@ -30,7 +30,7 @@ pub(crate) type CallGuard<'a> = RwLockReadGuard<'a, Ended>;
 pub(crate) struct FreezeGuard<'a>(RwLockWriteGuard<'a, Ended>);
 
 impl FreezeLock {
-    /// ESTALE when the view is over.
+    /// Enters the view for a call. Fails with ESTALE if the view has ended.
     pub fn enter(&self) -> Result<CallGuard<'_>> {
         let call = self.lock.read();
         if call.0 { Err(Error::Stale(ROOT)) } else { Ok(call) }

@@ -1,5 +1,5 @@
-//! The file system itself: its state, and what every call begins with. How it is opened is in
-//! `open` and `options`, the inode numbers that it gives in `inode_numbers` and `counter`.
+//! The file system itself: its state, and the first steps of every call. `open` and `options` open
+//! it, `inode_numbers` and `counter` allocate its inode numbers.
 
 pub(crate) mod counter;
 pub(crate) mod in_use;
@@ -41,9 +41,9 @@ use crate::ticker::Ticker;
 
 pub(crate) struct Core {
     pub db: Store,
-    /// Where this view reads and writes: everything it does to the store goes here.
+    /// The state that this view reads and writes: all its changes to the store are made through it.
     pub scope: Scope,
-    /// The view that a transaction began in and commits to; `None` in any other view.
+    /// The view in which a transaction began and to which it commits; `None` in any other view.
     pub parent: Option<Parent>,
     pub env: Arc<dyn Env>,
     pub layout: Layout,
@@ -62,12 +62,12 @@ pub(crate) struct Core {
     pub listings: ListingTable,
     pub hash_key: [u8; 16],
     pub counters: Counters,
-    /// Orphans that could not be removed when they were to be; see `orphans`.
+    /// Orphans whose removal has failed; see `orphans`.
     pub left_orphans: Mutex<Vec<Ino>>,
     ticker: Arc<Ticker>,
 }
 
-/// A view that transactions begin in: the mainline, a clone, or another transaction.
+/// A view in which transactions begin: the mainline, a clone, or another transaction.
 #[derive(Clone)]
 pub(crate) struct Parent {
     pub fs: Fs,
@@ -81,16 +81,17 @@ impl Drop for Core {
     }
 }
 
-/// An open file system. Clones are the same file system. All calls may come from any thread.
+/// An open file system. Clones are the same file system. All calls may be made from any thread.
 ///
-/// Dropping it without [`Fs::shutdown`] loses what is not committed, as a kill would.
+/// Dropping it without [`Fs::shutdown`] loses uncommitted data, as a kill would.
 #[derive(Clone)]
 pub struct Fs {
     pub(crate) core: Arc<Core>,
 }
 
 impl Fs {
-    /// The user who began the transaction of this view, also when the view is over.
+    /// Returns the user who began the transaction of this view. Works after the view has ended,
+    /// too.
     pub fn user(&self) -> Option<u32> {
         match &self.core.scope {
             Scope::Transaction(transaction) => transaction.user(),
@@ -98,8 +99,8 @@ impl Fs {
         }
     }
 
-    /// The transactions that this view is within, the outermost first, and its own, also when they
-    /// are over; none for another view.
+    /// Returns the transactions that this view is within, the outermost first, ending with its own.
+    /// They may have ended. For a view that is not a transaction the list is empty.
     pub fn transactions(&self) -> Vec<kvdb::TransactionId> {
         let mut all = Vec::new();
         let mut fs = Some(self);
@@ -113,8 +114,9 @@ impl Fs {
         all
     }
 
-    /// The number of the view in whose place this one is seen: that which the transaction began in,
-    /// or in whose place that one is seen. `None`: it is seen in the place of none.
+    /// Returns the number of the view in whose place this one is seen: the view in which the
+    /// transaction began, or the view in whose place that one is seen. Returns `None` if this view
+    /// takes no other one's place.
     pub fn in_place_of(&self) -> Option<u16> {
         match &self.core.scope {
             Scope::Transaction(transaction) if transaction.is_in_place() => {
@@ -125,7 +127,7 @@ impl Fs {
         }
     }
 
-    /// Takes the freeze lock for a call. ESTALE when the view is over.
+    /// Takes the freeze lock for a call. Fails with ESTALE if the view has ended.
     pub(crate) fn enter(&self) -> Result<CallGuard<'_>> {
         self.core.freeze_lock.enter()
     }
@@ -134,21 +136,22 @@ impl Fs {
         self.core.env.wall().into()
     }
 
-    /// What every call that changes something begins with. A store that has failed takes nothing
-    /// more: what would wait in memory could never be committed.
+    /// Checks that changes are possible; every call that changes something begins with it. A store
+    /// that has failed accepts no more changes, since data waiting in memory could never be
+    /// committed.
     pub(crate) fn writable(&self) -> Result<()> {
         if self.core.options.read_only { Err(Error::ReadOnly) } else { self.core.db.takes_writes() }
     }
 
-    /// The inode in memory, loaded if need be.
+    /// Returns an inode from memory, loading it if necessary.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
         self.core.inode_cache.get_or_load(ino, || {
             if ino == 0 {
                 return Err(Error::Stale(ino));
             }
             let (imap, key) = (self.core.layout.imap, layout::node_key(ino));
-            // A directory is not locked by being read (see `locks`), so whether it is one is found
-            // out without a lock.
+            // Reading a directory does not lock it (see `locks`), so its kind is found out without
+            // a lock.
             if self.locking().is_some()
                 && let Some(value) = self.core.scope.view()?.get(imap, &key)?
             {
@@ -164,7 +167,7 @@ impl Fs {
         })
     }
 
-    /// Locks an inode that must still exist, to change it.
+    /// Locks an inode for a change. The inode must still exist.
     pub(crate) fn lock<'a>(&self, inode: &'a Inode) -> Result<RwLockWriteGuard<'a, InodeState>> {
         let mut state = inode.state.write();
         if state.gone {
@@ -174,7 +177,7 @@ impl Fs {
         Ok(state)
     }
 
-    /// Locks a directory that entries are to be added to or removed from.
+    /// Locks a directory for adding or removing entries.
     pub(crate) fn lock_dir<'a>(
         &self,
         inode: &'a Inode,
@@ -191,7 +194,7 @@ impl Fs {
         }
     }
 
-    /// Makes these changes as one unit: on the mainline a commit of the store, in a transaction a
+    /// Applies a batch as one unit: on the mainline as a commit of the store, in a transaction as a
     /// change of its write set. Call under the freeze lock. On the mainline it fails with `Locked`
     /// instead of waiting for a lock (see `locks`).
     pub(crate) fn apply(&self, batch: Batch) -> Result<()> {

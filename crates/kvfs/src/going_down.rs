@@ -1,20 +1,20 @@
-//! Going down on request: a file system that answers nothing any more until it is mounted again,
-//! with what was durable. For tests of what survives, which cut it off like that in the middle of
-//! their work.
+//! Shuts a file system down on request: it does not answer until it is mounted again, with its
+//! durable state. Tests of durability use this to cut the file system off in the middle of their
+//! work.
 
 use env::sync::atomic::Ordering;
 
 use crate::error::Result;
 use crate::views::Views;
 
-/// What is made durable before.
+/// The extent to which data is made durable before the shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GoingDown {
-    /// All that programs have written.
+    /// All data that programs have written.
     Synced,
-    /// What has been committed; not what waits in memory.
+    /// Committed data, but not data that waits in memory.
     Committed,
-    /// Nothing: what has not been synced may be lost.
+    /// Nothing: unsynced data may be lost.
     AsItIs,
 }
 
@@ -22,7 +22,7 @@ const WHY: &str = "the file system was shut down on request (the GOINGDOWN ioctl
 
 impl Views {
     /// Ends all work on the store. From now on every call that changes something fails, and
-    /// adapters answer nothing ([`Views::is_down`]). On an error all goes on as before.
+    /// adapters do not answer ([`Views::is_down`]). On an error the file system goes on as before.
     pub fn go_down(&self, how: GoingDown) -> Result<()> {
         match how {
             _ if self.shared.mainline.core.options.read_only => {}
@@ -47,7 +47,7 @@ impl Views {
         Ok(())
     }
 
-    /// Whether the file system has gone down: then nothing of it is to be shown.
+    /// Returns whether the file system was shut down: then nothing of it may be shown.
     pub fn is_down(&self) -> bool {
         self.shared.down.load(Ordering::Acquire)
     }

@@ -1,12 +1,12 @@
-//! An inode in memory: its attributes, and what of it is not committed yet.
+//! An inode in memory: its attributes and its uncommitted changes.
 //!
-//! Order of locks (each may be taken while holding those before it, never the other way):
+//! Lock order (each lock may be taken while holding those before it, never the other way round):
 //!
 //! -  the freeze lock of a transaction's view (`freeze_lock`), the turn of the mainline's changes
-//!    (`superseded`), the freeze lock of the mainline, in this order; a call takes only that of its
-//!    own view, except for `commit_on_mainline` and the note of inode numbers, which enter the
-//!    mainline from a transaction's view;
-//! 0. the draining lock (`DirtyQueue`), of those who commit what others left dirty;
+//!   (`superseded`), the freeze lock of the mainline, in this order; a call takes only that of its
+//!   own view, except for `commit_on_mainline` and the note of inode numbers, which enter the
+//!   mainline from a transaction's view;
+//! 0. the draining lock (`DirtyQueue`), held by threads that commit dirty inodes of other threads;
 //! 1. the tree lock (`Core::tree`): every operation that locks more than one directory holds it, so
 //!    that directories need no order among themselves;
 //! 2. `state` of directories;
@@ -14,8 +14,8 @@
 //! 4. leaves, never held while taking another: a shard of the inode cache, the dirty queue,
 //!    `listing`.
 //!
-//! Commits happen under the locks of the inodes they write, so that the store sees the states of an
-//! inode in their order. Waiting for the disk (`Kvdb::sync`) happens under no lock.
+//! Inodes are committed under their locks, so that the store sees the states of an inode in order.
+//! Waiting for the disk (`Kvdb::sync`) happens under no lock.
 
 use env::sync::atomic::{AtomicBool, AtomicU64};
 use std::collections::BTreeMap;
@@ -33,28 +33,28 @@ use crate::partial_page::PartialPage;
 
 pub(crate) struct Inode {
     pub ino: Ino,
-    /// References that the kernel holds. Added to under `state` (shared is enough), so that an
-    /// unlink sees all of them.
+    /// Number of references that the kernel holds. It is increased under `state` (shared is
+    /// enough), so that an unlink sees all of them.
     pub references: AtomicU64,
     pub state: RwLock<InodeState>,
     pub load: Load,
-    /// What keeps positions of a directory valid that was listed.
+    /// State that keeps positions valid in a directory that was listed.
     pub listing: Mutex<Option<Box<Listing>>>,
 }
 
-/// How far an inode is that comes from the store. Set under the lock of the state, which is held
-/// while it is loaded.
+/// The progress of loading an inode from the store. Set under the lock of `state`, which is held
+/// while the inode is loaded.
 #[derive(Default)]
 pub(crate) struct Load {
-    /// Its state is not what the store has, or not yet.
+    /// The state is not loaded yet, or the load has failed.
     pub is_missing: AtomicBool,
-    /// It never will be, and why, if that is so for others, too: this inode is left, and the next
-    /// one of its number is loaded anew.
+    /// Set if the load has failed, with the error if it applies to waiting callers as well. The
+    /// inode is dropped, and the next access to its number loads it again.
     pub failed: OnceLock<Option<Box<Error>>>,
 }
 
-/// What tells two inodes of one number apart, in states of the store that do not come from each
-/// other: numbers are not given twice in one history, and no two inodes with the same number are
+/// Tells two inodes of one number apart, in states of the store that do not descend from each
+/// other. Within one history a number is given only once, and no two inodes of the same number are
 /// born in the same nanosecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -68,16 +68,15 @@ impl Identity {
     }
 }
 
-/// What the locks of an inode protect.
+/// The state of an inode that its lock protects.
 pub(crate) struct InodeState {
     pub attr: Attributes,
     pub xattrs: Option<Box<Xattrs>>,
-    /// The node does not exist (any more): it was never found, or its last link and reference are
-    /// gone.
+    /// The node does not exist: it was never found, or its last link and reference were removed.
     pub gone: bool,
-    /// Something in memory is newer than in the store.
+    /// The state in memory is newer than that in the store.
     pub dirty: bool,
-    /// In the dirty queue.
+    /// The inode is in the dirty queue.
     pub queued: bool,
     /// The content was changed while the file had no name.
     pub written_nameless: bool,
@@ -85,59 +84,60 @@ pub(crate) struct InodeState {
     pub read_unlocked: bool,
     /// The store may hold pages of this inode.
     pub stored: bool,
-    /// The page behind the one that was read last by itself: who asks for it reads the file in
-    /// order.
+    /// The page after the one that was read last on its own: a reader that asks for it reads the
+    /// file in order.
     pub next_page: AtomicU64,
     /// The store has an orphan record of this inode.
     pub orphaned: bool,
-    /// Bytes this inode has in the account of dirty data.
+    /// Bytes charged to the account of dirty data.
     pub charged: usize,
-    /// Content of a small file or symbolic link that is not committed yet. Committed content is not
-    /// kept: one `get` brings it.
+    /// Uncommitted content of a small file or symbolic link. Committed content is not kept: a
+    /// single `get` reads it.
     pub inline: Option<Bytes>,
-    /// Data of a large file that is not committed yet.
+    /// Uncommitted data of a large file.
     pub buffer: Buffer,
 }
 
-/// What is not committed of a file.
+/// The uncommitted changes of a file's data.
 pub(crate) struct Buffer {
     pub pages: BTreeMap<u64, DirtyPage>,
-    /// Pages in the store at and above this block are dead: cut off, but the range delete is not
-    /// committed yet.
+    /// Pages in the store at and above this block are dead: they are cut off, but the range delete
+    /// is not committed yet.
     pub cut: u64,
-    /// The number of pages here of which it is unknown whether the store, and so the page count,
-    /// has them already.
+    /// The number of pages in the buffer for which it is unknown whether the store, and so the page
+    /// count, already has them.
     pub uncounted: usize,
-    /// The file has lost its capability, whose value the store still has under a key of its own.
+    /// The file has lost its capability, whose value is still in the store under a key of its own.
     pub lost_capability: bool,
-    /// What is promised to the file is not as its note in the store says.
+    /// The file's promise differs from its note in the store.
     pub promise_changed: bool,
 }
 
-/// A page that awaits its commit.
+/// A page that waits to be committed.
 pub(crate) struct DirtyPage {
     pub page: Page,
-    /// The page count includes it.
+    /// The page count includes this page.
     pub counted: bool,
 }
 
-/// The bytes of a page; what is missing at its end is zero.
+/// The bytes of a page; bytes missing at its end are zero.
 pub(crate) enum Page {
-    /// A part of what one write brought.
+    /// A slice of the data of one write.
     Shared(Bytes),
-    /// Put together from several writes.
+    /// A page assembled from several writes.
     Own(Vec<u8>),
-    /// What small writes have changed of a page that was not read; it lies below the cut.
+    /// The bytes that small writes have changed of a page that was not read; the page is below the
+    /// cut.
     Part(PartialPage),
 }
 
 impl Page {
-    /// Whether all its bytes are here.
+    /// Returns whether all bytes of the page are present.
     pub fn is_whole(&self) -> bool {
         !matches!(self, Page::Part(_))
     }
 
-    /// This page with other bytes at `at`. Of a partial one, call if there is room for them.
+    /// Returns the page with `bytes` at `at`. A partial page must have room for them.
     pub fn with(self, at: usize, bytes: &[u8]) -> Page {
         let mut page = match self {
             Page::Part(mut part) => {
@@ -158,7 +158,7 @@ impl Page {
         Page::Own(page)
     }
 
-    /// Adds it to a batch as the page with this key; an own page becomes shared without a copy.
+    /// Adds the page to a batch under this key; an owned page becomes shared without a copy.
     pub fn stage(&mut self, batch: &mut Batch, dmap: DictionaryId, key: Bytes) {
         match self {
             Page::Shared(b) => batch.put(dmap, key, b.clone()),
@@ -216,7 +216,7 @@ impl InodeState {
         }
     }
 
-    /// The state of an inode that is not loaded yet, or does not exist.
+    /// Returns the state of an inode that is not loaded yet, or does not exist.
     pub fn absent() -> Self {
         let t = Timestamp::default();
         let attr = Attributes {
@@ -242,7 +242,7 @@ impl InodeState {
         self.attr.kind == FileKind::Dir
     }
 
-    /// The store may have values of extended attributes under keys of their own.
+    /// Returns whether the store may have values of extended attributes under keys of their own.
     pub fn has_external_xattrs(&self) -> bool {
         self.buffer.lost_capability
             || self.xattrs.as_ref().is_some_and(|x| {

@@ -1,30 +1,29 @@
-//! Inode numbers: one counter for a store, all its branches and all their transactions, so that no
-//! two of them ever give a new inode the same number. Commits need not be checked for it, and what
-//! branches have of one number came from one inode.
+//! Allocates inode numbers. One counter serves a store with all its branches and transactions, so
+//! that no two of them ever give a new inode the same number. Commits therefore need no check for
+//! it, and the inodes of one number in several branches descend from one inode.
 //!
-//! Nodes, names and pages are stored in the order of these numbers. So that files which lie in one
-//! directory lie together on disk, too, a directory reserves numbers in blocks, its zones, and its
-//! files get theirs out of these, whatever is made elsewhere in between. A new subdirectory gets a
-//! part of what its parent has left, so that small trees lie together as a whole. What a directory
-//! has left stands in its node, which every new entry writes anyway. See
+//! Nodes, names and pages are stored in the order of these numbers. To keep the files of a
+//! directory adjacent on disk, a directory reserves numbers in blocks, its zones, and takes the
+//! numbers of its files from them, whatever is made elsewhere in between. A new subdirectory gets a
+//! part of its parent's remaining numbers, so that a small tree is stored together. The remaining
+//! numbers of a directory are part of its node, which every new entry writes anyway. See
 //! `docs/decisions/051-zones-of-the-name-space.md`.
 //!
-//! A transaction reserves blocks of its own, in memory, and remembers all of them: an inode with a
-//! number out of them is its own, was never seen outside, and goes without a trace when it is
-//! removed. The gaps that blocks leave cost nothing: a number is never reused, and there are 2^48
-//! of them.
+//! A transaction reserves its own blocks, in memory, and remembers all of them: an inode with a
+//! number in them is its own, was never seen outside, and leaves no trace when it is removed. The
+//! gaps between blocks cost nothing: a number is never reused, and there are 2^48 of them.
 //!
-//! A note in the store says below which bound all numbers lie that were given: a number may be
-//! where nothing shows it when the store is opened, in a durable transaction that cannot go on for
-//! want of room, say. The note is committed before the first number at or above it is used, or
-//! reserved, and then leaves room for many, so that it costs next to nothing. What is not used of
-//! them when the store is closed is a gap.
+//! A note in the store holds a bound above all numbers that were given, since a number may not be
+//! visible when the store is opened: it may be in a durable transaction that cannot go on for lack
+//! of room, for example. The note is committed before the first number at or above it is used or
+//! reserved, and then leaves room for many numbers, so that it costs next to nothing. Numbers not
+//! used when the store is closed become a gap.
 //!
-//! What a directory has reserved is in its node, and so in every snapshot and clone of its branch.
-//! It is valid in that branch alone, which a mark says (`layout::counter`).
+//! The reservations of a directory are part of its node, and so of every snapshot and clone of its
+//! branch. They are valid in that branch only, which a mark tells (`layout::counter`).
 //!
-//! Where the store is with a server, so is its counter: numbers are taken from there, many at a
-//! time, for the transaction that the server has.
+//! If a server holds the store, it also holds the counter: the transaction that the server holds
+//! takes its numbers from there, many at a time.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -40,31 +39,32 @@ use crate::layout::PAGE;
 use crate::layout::counter::Reserved;
 use crate::reservation::{INO_LIMIT, Reservation};
 
-/// Numbers that one note of the bound is enough for.
+/// Numbers covered by one note of the bound.
 const NOTED_TOGETHER: u64 = 1 << 16;
-/// Blocks grow from the first to the second of these.
+/// Sizes of a transaction's first and largest blocks; the blocks grow from one to the other.
 const FIRST_BLOCK: u64 = 64;
 const LARGEST_BLOCK: u64 = 1 << 16;
-/// Numbers that are taken from a server at once grow from the first to the second of these.
+/// First and largest count of numbers taken from a server at once; the count grows from one to the
+/// other.
 const FIRST_SERVED: u64 = 1 << 12;
 const LARGEST_SERVED: u64 = 1 << 20;
 
-/// Numbers of the largest block that a directory reserves.
+/// Size of the largest block that a directory reserves.
 pub(crate) const LARGEST_ZONE: u64 = 1 << 20;
 
 /// The counter of the numbers that all branches of a store have given.
 pub(crate) struct Counter {
-    /// The dictionary of its notes. `None`: nothing is given.
+    /// The dictionary of its notes; `None`: nothing is noted.
     pub notes: Option<DictionaryId>,
     next: AtomicU64,
-    /// Numbers below this that were reserved, in any branch, are void: what has come from another
-    /// store may have them.
+    /// Reserved numbers below this are void in all branches: a branch received from another store
+    /// may have them.
     void: AtomicU64,
-    /// The bound that the store's note says.
+    /// The bound in the store's note.
     noted: AtomicU64,
     /// Held while a note is written, which is a commit.
     noting: Mutex<()>,
-    /// Where the store is with a server: numbers that were taken from there, and are left.
+    /// The numbers left of those taken from the server, if a server holds the store.
     served: Option<Served>,
 }
 
@@ -75,35 +75,35 @@ struct Served {
 
 struct Left {
     numbers: Range<Ino>,
-    /// How many are taken next.
+    /// The count of numbers to take next.
     more: u64,
 }
 
 /// The notes that must be made before numbers are used.
 pub(crate) struct Note {
-    /// `None`: the bound that is noted is enough.
+    /// The bound to note; `None`: the noted bound is enough.
     pub bound: Option<Ino>,
-    /// `None`: the branch has its mark.
+    /// The reservations to note; `None`: the branch has its mark.
     pub reserved: Option<Reserved>,
 }
 
 impl Counter {
-    /// All numbers that were given are below `next`, as the store says or shows.
+    /// Returns a counter for a store in which all given numbers are below `next`.
     pub fn from(notes: Option<DictionaryId>, next: Ino) -> Counter {
         let (next, noting) = (AtomicU64::new(next), Mutex::new(()));
         let (void, noted) = (AtomicU64::new(0), AtomicU64::new(0));
         Counter { notes, next, void, noted, noting, served: None }
     }
 
-    /// The counter of the store that a server has. It notes what it gives, before that is used
-    /// here.
+    /// Returns a counter that takes numbers from the server. The server notes them before they are
+    /// used here.
     fn of_served(view: Arc<dyn ServedView>) -> Counter {
         let left = Mutex::new(Left { numbers: 0..0, more: FIRST_SERVED });
         let noted = AtomicU64::new(INO_LIMIT);
         Counter { noted, served: Some(Served { view, left }), ..Counter::from(None, 0) }
     }
 
-    /// The number that would be next.
+    /// Returns the next number without taking it.
     pub fn next(&self) -> Ino {
         self.next.load(Ordering::Relaxed)
     }
@@ -115,12 +115,12 @@ impl Counter {
         }
     }
 
-    /// Numbers below `ino` are not given any more.
+    /// Ensures that numbers below `ino` are not given any more.
     pub fn raise_next_to(&self, ino: Ino) {
         self.next.fetch_max(ino, Ordering::Relaxed);
     }
 
-    /// Makes void what was reserved below `ino`, in all branches.
+    /// Makes reservations below `ino` void in all branches.
     pub fn void_below(&self, ino: Ino) {
         self.void.fetch_max(ino, Ordering::Relaxed);
     }
@@ -133,8 +133,8 @@ impl Counter {
         self.noted.load(Ordering::Relaxed)
     }
 
-    /// Has `write` note a bound for what [`Counter::raise_next_to`] may have done. It is a note of
-    /// what is there, and not one of what is going to be given.
+    /// Makes `write` note a bound after [`Counter::raise_next_to`]. The note covers numbers in use,
+    /// and leaves no room for new ones.
     pub fn note_raised<T>(&self, write: impl FnOnce(Ino) -> Result<T>) -> Result<T> {
         let _noting = self.noting.lock();
         let bound = self.next().max(self.noted()).min(INO_LIMIT);
@@ -148,7 +148,7 @@ impl Served {
     fn take(&self, count: u64) -> Result<Ino> {
         let mut left = self.left.lock();
         if left.numbers.end - left.numbers.start < count {
-            // Numbers that are left of the last ones are a gap.
+            // The rest of the previous numbers becomes a gap.
             left.numbers = self.view.reserve_numbers(left.more.max(count))?;
             left.more = (left.more * 2).min(LARGEST_SERVED);
             let fits = left.numbers.start > ROOT
@@ -166,37 +166,37 @@ impl Served {
     }
 }
 
-/// Where one view of a branch takes its numbers from.
+/// The source of inode numbers for one view of a branch.
 pub(crate) struct InodeAllocator {
     counter: Arc<Counter>,
     branch: Arc<Branch>,
-    /// Numbers of a directory's first block; 0: directories reserve none.
+    /// Size of a directory's first block; 0: directories do not reserve numbers.
     zone: u64,
     blocks: Option<Mutex<Blocks>>,
 }
 
 /// The reservations of a branch's directories.
 struct Branch {
-    /// Numbers below this are void.
+    /// Reserved numbers below this are void.
     first: AtomicU64,
-    /// The mark that is noted, which no other state of the branch has; 0: none is.
+    /// The noted mark, which no other state of the branch has; 0: no mark is noted.
     mark: AtomicU64,
-    /// All numbers that are reserved under that mark are below this, as is noted.
+    /// The noted bound of all numbers that are reserved under the mark.
     end: AtomicU64,
 }
 
 #[derive(Default)]
 struct Blocks {
-    /// Every block taken, ascending.
+    /// All blocks taken, ascending.
     taken: Vec<Range<Ino>>,
-    /// What is left of the last one.
+    /// The rest of the last block.
     left: Range<Ino>,
-    /// What each directory has left.
+    /// The remaining reservation of each directory.
     reserved: HashMap<Ino, Reservation>,
 }
 
 impl InodeAllocator {
-    /// The allocator of a branch in which all reservations are void.
+    /// Returns the allocator of a branch in which all reservations are void.
     pub fn of_branch(counter: Arc<Counter>, zone_size: u64) -> InodeAllocator {
         let first = AtomicU64::new(counter.next());
         let (mark, end) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -206,18 +206,18 @@ impl InodeAllocator {
         InodeAllocator { counter, branch, zone, blocks: None }
     }
 
-    /// The allocator of a state in which nothing is made.
+    /// Returns the allocator of a frozen state, in which no inodes are made.
     pub fn of_frozen() -> InodeAllocator {
         InodeAllocator::of_branch(Arc::new(Counter::from(None, INO_LIMIT - 1)), 0)
     }
 
-    /// The allocator of a transaction that a server has.
+    /// Returns the allocator of a transaction that a server holds.
     pub fn of_served(view: Arc<dyn ServedView>, zone_size: u64) -> InodeAllocator {
         let counter = Arc::new(Counter::of_served(view));
         InodeAllocator::of_branch(counter, zone_size).for_transaction()
     }
 
-    /// The allocator of a transaction of the same branch.
+    /// Returns the allocator of a transaction of the same branch.
     pub fn for_transaction(&self) -> InodeAllocator {
         let blocks = Some(Mutex::default());
         let (counter, branch) = (self.counter.clone(), self.branch.clone());
@@ -228,37 +228,37 @@ impl InodeAllocator {
         &self.counter
     }
 
-    /// Reservations of numbers below this are void, and no others.
+    /// Makes reservations of numbers below `ino` void, and no others.
     pub fn void_below(&self, ino: Ino) {
         self.branch.first.store(ino, Ordering::Relaxed);
     }
 
-    /// All reservations so far are void.
+    /// Makes all reservations so far void.
     pub fn void_reservations(&self) {
         self.void_below(self.next());
     }
 
-    /// The state of the branch is another one's, too, from now on, or has become another one: what
-    /// is given next is given under a new mark.
+    /// Clears the mark, since the state of the branch is now shared with another branch or was
+    /// replaced: the next numbers are given under a new mark.
     pub fn clear_mark(&self) {
         self.branch.end.store(0, Ordering::Relaxed);
         self.branch.mark.store(0, Ordering::Relaxed);
     }
 
-    /// Returns `true` if numbers below `end` may be reserved by directories, and the branch has no
-    /// mark that says so.
+    /// Returns whether directories may reserve numbers below `end` while the branch has no mark
+    /// that covers them.
     fn lacks_mark(&self, end: Ino) -> bool {
         let reserves = self.zone > 0 && self.blocks.is_none();
         reserves && end > self.branch.end.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the store has noted enough for numbers below `end` to be used.
+    /// Returns whether the notes in the store allow numbers below `end` to be used.
     pub fn is_noted(&self, end: Ino) -> bool {
         end <= self.counter.noted() && !self.lacks_mark(end)
     }
 
-    /// Has `write` note what is not noted of all numbers below `end`. They may be used when this
-    /// returns.
+    /// Makes `write` note what is missing for all numbers below `end`, so that they may be used
+    /// when this returns.
     pub fn note(&self, end: Ino, write: impl FnOnce(Note) -> Result<()>) -> Result<()> {
         let (counter, branch) = (&self.counter, &self.branch);
         let _noting = counter.noting.lock();
@@ -305,13 +305,15 @@ impl InodeAllocator {
         Ok(ino)
     }
 
-    /// A number for an entry of a directory that has `entries` so far. `reserved` is what its node
-    /// says: of a mainline, what is left. All of that must be noted before the node is stored.
+    /// Returns a number for an entry of a directory that has `entries` so far. On a mainline,
+    /// `reserved` is the remaining reservation in the directory's node, all of which must be noted
+    /// before the node is stored.
     pub fn take_in(&self, dir: Ino, reserved: &mut Reservation, entries: u64) -> Result<Ino> {
         if self.zone == 0 {
             return self.take();
         }
-        // As large as the directory, so that it has few of them and wastes at most half.
+        // The block is as large as the directory, so that a directory has few blocks and wastes at
+        // most half of them.
         let size = entries.min(LARGEST_ZONE).next_power_of_two().max(self.zone);
         let block = || -> Result<Reservation> {
             let start = self.counter.take(size)?;
@@ -333,10 +335,11 @@ impl InodeAllocator {
         Ok(reserved.take())
     }
 
-    /// What a new subdirectory's node says that it has reserved: a part of what `parent` has left.
+    /// Returns the reservation for the node of a new subdirectory: a part of what `parent` has
+    /// left.
     pub fn split_for(&self, parent: Ino, reserved: &mut Reservation, dir: Ino) -> Reservation {
         let Some(blocks) = &self.blocks else {
-            // It was valid, or was made, when the directory got its number.
+            // It was validated or made when the directory got its number.
             return reserved.split(self.zone);
         };
         let mut blocks = blocks.lock();
@@ -353,7 +356,7 @@ impl InodeAllocator {
             && reserved.end <= self.next()
     }
 
-    /// Takes `count` numbers that follow one another.
+    /// Takes `count` consecutive numbers.
     pub fn take_together(&self, count: u64) -> Result<Range<Ino>> {
         let Some(blocks) = &self.blocks else {
             let start = self.counter.take(count)?;
@@ -365,19 +368,19 @@ impl InodeAllocator {
         Ok(start..start + count)
     }
 
-    /// Numbers that a transaction has given which commits to this one are its own from here on.
+    /// Takes over the numbers of a transaction that commits to this one.
     pub fn take_over(&self, from: &InodeAllocator) {
         let (Some(blocks), Some(from)) = (&self.blocks, &from.blocks) else { return };
         let theirs = from.lock().taken.clone();
         let mut blocks = blocks.lock();
         blocks.taken.extend(theirs);
         blocks.taken.sort_unstable_by_key(|block| block.start);
-        // What a commit that failed has brought is there already.
+        // A failed commit may have added the same blocks before.
         blocks.taken.dedup();
     }
 
-    /// Whether the number was given here, so that no other view sees the inode before a commit. Of
-    /// a mainline: every number.
+    /// Returns whether the number was given by this view, so that no other view sees the inode
+    /// before a commit. On a mainline this holds for every number.
     pub fn is_own(&self, ino: Ino) -> bool {
         let Some(blocks) = &self.blocks else { return true };
         let blocks = blocks.lock();
@@ -385,15 +388,15 @@ impl InodeAllocator {
         at > 0 && blocks.taken[at - 1].contains(&ino)
     }
 
-    /// The number that would be next.
+    /// Returns the next number without taking it.
     pub fn next(&self) -> Ino {
         self.counter.next()
     }
 }
 
-/// Directories whose reservations would give a number a second time, and why: another directory has
-/// reserved some of the numbers, or one of `inodes` has one. Void reservations give none: those
-/// that lie elsewhere than `valid`.
+/// Returns directories whose reservations would give a number a second time, with the reason:
+/// another directory has reserved some of the numbers, or one of `inodes` has one. Reservations
+/// outside of `valid` are void and give no numbers.
 pub(crate) fn collisions(
     mut reserved: Vec<(Reservation, Ino)>,
     valid: Range<Ino>,
@@ -402,7 +405,7 @@ pub(crate) fn collisions(
     reserved.retain(|(r, _)| r.next >= valid.start && r.end <= valid.end);
     reserved.sort_unstable_by_key(|(r, dir)| (r.next, *dir));
     let mut found = Vec::new();
-    // The one that reaches furthest of those so far.
+    // The reservation that reaches furthest so far.
     let mut last: Option<(Reservation, Ino)> = None;
     for &(r, dir) in &reserved {
         if let Some((_, other)) = last.filter(|(before, _)| before.end > r.next) {
@@ -429,7 +432,7 @@ mod tests {
         InodeAllocator::of_branch(Arc::new(Counter::from(None, 2)), zone_size)
     }
 
-    /// What has to be noted.
+    /// Returns the notes that have to be made.
     fn note(numbers: &InodeAllocator, end: Ino) -> (Option<Ino>, Option<Reserved>) {
         let mut noted = (None, None);
         let write = |Note { bound, reserved }| {

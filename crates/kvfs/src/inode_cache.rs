@@ -1,15 +1,15 @@
 //! The inodes in memory, by number, within a budget.
 //!
 //! The kernel may hold references to millions of inodes, far more than it works with. So an inode
-//! that is clean and not in use may leave, oldest first, whether the kernel refers to
-//! it or not; of one it refers to, only the number of references stays, and the next access
-//! loads it again. There is at most one `Inode` of a number at any time, which is why eviction and
-//! insertion happen under the lock of the shard.
+//! that is clean and not in use may be evicted, oldest first, whether the kernel refers to it or
+//! not. For an evicted inode only the number of references stays, and the next access loads it
+//! again. There is at most one `Inode` of a number at any time, which is why eviction and insertion
+//! happen under the lock of the shard.
 //!
-//! **Stranded inodes.** A rollback may leave the kernel with an inode that is no more. Its number
-//! may be that of another file then: in a snapshot that came from elsewhere, say. As long as the
-//! kernel refers to the old one, whatever asks for the number is answered that it is stale, since
-//! the two cannot be told apart.
+//! **Stranded inodes.** After a rollback the kernel may hold an inode that no longer exists. Its
+//! number may belong to another file: in a snapshot that was received from elsewhere, for example.
+//! As long as the kernel refers to the old inode, all requests for the number are answered as
+//! stale, since the two cannot be told apart.
 
 use env::sync::atomic::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -23,9 +23,9 @@ use crate::error::{Error, Result};
 use crate::inode::{Identity, Inode, InodeState};
 
 const SHARDS: usize = 64;
-/// What an inode in memory is reckoned to take, bytes.
+/// Estimated memory of an inode, in bytes.
 const CHARGE: usize = 512;
-/// Inodes that a shard keeps however small the budget.
+/// Number of inodes that a shard keeps however small the budget.
 const LEAST: usize = 16;
 
 #[derive(Default)]
@@ -41,7 +41,7 @@ impl Hasher for InoHasher {
         }
     }
     fn write_u64(&mut self, n: u64) {
-        // Fibonacci hashing; the high half has the good bits, the table looks at both ends.
+        // Fibonacci hashing: the high half has the good bits, and the table uses both ends.
         let h = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = h ^ h >> 32;
     }
@@ -52,19 +52,20 @@ struct Shard {
     map: HashMap<Ino, Arc<Inode>, BuildHasherDefault<InoHasher>>,
     /// Every number in `map` once, in the order of arrival, and some that were removed.
     order: VecDeque<Ino>,
-    /// The kernel's references to inodes that left.
+    /// The kernel's references to evicted inodes.
     away: HashMap<Ino, u64, BuildHasherDefault<InoHasher>>,
-    /// What the kernel refers to and a rollback has left behind; all of them are in `away`.
+    /// Inodes that a rollback has stranded and to which the kernel refers; all of them are in
+    /// `away`.
     stranded: HashMap<Ino, Identity, BuildHasherDefault<InoHasher>>,
 }
 
-/// What became of references that were given back.
+/// The result of returning references.
 pub(crate) enum Forgotten {
-    /// It was the last one of an inode that is here.
+    /// It was the last reference of an inode in memory.
     Last(Arc<Inode>),
-    /// Others are left, or the inode is not here.
+    /// Other references are left, or the inode is not in memory.
     Done,
-    /// There were none.
+    /// There were no references.
     Unknown,
 }
 
@@ -76,13 +77,13 @@ impl Forgotten {
 
 pub(crate) struct InodeCache {
     shards: Vec<Mutex<Shard>>,
-    /// Inodes a shard keeps.
+    /// Number of inodes that a shard keeps.
     capacity: usize,
 }
 
 impl InodeCache {
-    /// `memory`: bytes for clean inodes; dirty ones come on top, and are bounded by the write
-    /// buffer.
+    /// Returns an empty cache with `memory` bytes for clean inodes. Dirty inodes are not included;
+    /// the write buffer bounds them.
     pub fn new(memory: usize) -> Self {
         InodeCache {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -98,8 +99,9 @@ impl InodeCache {
         self.shard(ino).lock().map.get(&ino).cloned()
     }
 
-    /// The inode, loaded by `load` if it is not here. Other callers wait on the state's lock, not
-    /// on the shard; where the load fails they fail as it did, or load themselves.
+    /// Returns the inode, loaded by `load` if it is not in memory. Other callers wait on the lock
+    /// of the state, and not on the shard; if the load fails they get the same error, or load the
+    /// inode themselves.
     pub fn get_or_load(
         &self,
         ino: Ino,
@@ -113,11 +115,11 @@ impl InodeCache {
                 if !inode.load.is_missing.load(Ordering::Acquire) {
                     return Ok(inode);
                 }
-                // Held while it is loaded.
+                // The lock is held while the inode is loaded.
                 drop(inode.state.read());
                 match inode.load.failed.get() {
-                    // Its state is no inode's: a caller that took it for one would find a file gone
-                    // that is there.
+                    // The state must not be used: the caller would take an existing file for a
+                    // removed one.
                     Some(why) => match why.as_deref().and_then(again) {
                         Some(e) => return Err(e),
                         None => continue,
@@ -131,8 +133,8 @@ impl InodeCache {
             let references = shard.away.remove(&ino).unwrap_or(0);
             let inode = Arc::new(Inode::new(ino, InodeState::absent(), references));
             inode.load.is_missing.store(true, Ordering::Relaxed);
-            // No other thread has it yet: this does not wait, though it is the wrong order of
-            // locks.
+            // No other thread has the inode yet, so this does not wait, although it violates the
+            // lock order.
             let mut state = inode.state.write();
             shard.arrive(inode.clone(), self.capacity);
             drop(shard);
@@ -144,8 +146,9 @@ impl InodeCache {
                     Ok(inode)
                 }
                 Err(e) => {
-                    // It may be there, but unreadable now: the kernel's references stay. It leaves
-                    // before those that wait go on, so that they do not find it again.
+                    // The inode may exist and be unreadable now, so the kernel's references stay.
+                    // It is removed before waiting callers go on, so that they do not find it
+                    // again.
                     self.leave(&inode);
                     let _ = inode.load.failed.set(again(&e).map(Box::new));
                     drop(state);
@@ -160,11 +163,11 @@ impl InodeCache {
         self.shard(inode.ino).lock().arrive(inode, self.capacity);
     }
 
-    /// The kernel gives back `count` references.
+    /// Takes back `count` references from the kernel.
     pub fn forget(&self, ino: Ino, count: u64) -> Forgotten {
         let mut shard = self.shard(ino).lock();
         if let Some(inode) = shard.map.get(&ino) {
-            // Never below zero, whatever the kernel says.
+            // The count stays at or above zero, whatever the kernel returns.
             let left = inode.references.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| {
                 Some(n.saturating_sub(count))
             });
@@ -182,7 +185,7 @@ impl InodeCache {
         Forgotten::Done
     }
 
-    /// The kernel's references, by number, and nothing is left here. Of a view that is over.
+    /// Returns the kernel's references by number, and empties the cache of a view that has ended.
     pub fn take_references(&self) -> HashMap<Ino, u64> {
         let mut all = HashMap::new();
         for shard in &self.shards {
@@ -196,7 +199,7 @@ impl InodeCache {
         all
     }
 
-    /// The kernel has this many references to an inode, of which it got none here.
+    /// Sets the number of references of an inode that the kernel did not get from this cache.
     pub fn set_references(&self, ino: Ino, references: u64) {
         let mut shard = self.shard(ino).lock();
         match shard.map.get(&ino) {
@@ -213,7 +216,7 @@ impl InodeCache {
         self.shards.iter().flat_map(of).collect()
     }
 
-    /// Leaves an inode behind that the kernel refers to, and that is not here.
+    /// Strands an inode to which the kernel refers and that is not in memory.
     pub fn strand(&self, ino: Ino, identity: Identity) {
         let mut shard = self.shard(ino).lock();
         if shard.away.contains_key(&ino) {
@@ -221,17 +224,17 @@ impl InodeCache {
         }
     }
 
-    /// It is there again.
+    /// Ends the stranding of an inode that exists again.
     pub fn recover(&self, ino: Ino) {
         self.shard(ino).lock().stranded.remove(&ino);
     }
 
-    /// What a stranded inode was.
+    /// Returns the identity of a stranded inode.
     pub fn stranded(&self, ino: Ino) -> Option<Identity> {
         self.shard(ino).lock().stranded.get(&ino).copied()
     }
 
-    /// References the kernel holds to an inode, whether it is here or not.
+    /// Returns the number of the kernel's references to an inode, whether it is in memory or not.
     pub fn references(&self, ino: Ino) -> u64 {
         let shard = self.shard(ino).lock();
         match shard.map.get(&ino) {
@@ -240,12 +243,12 @@ impl InodeCache {
         }
     }
 
-    /// Every inode that the kernel refers to.
+    /// Returns all inodes to which the kernel refers.
     pub fn referenced(&self) -> Vec<Ino> {
         self.all_references().into_iter().map(|(ino, _)| ino).collect()
     }
 
-    /// Every inode that the kernel refers to, and its references.
+    /// Returns all inodes to which the kernel refers, with their references.
     pub fn all_references(&self) -> Vec<(Ino, u64)> {
         let mut all = Vec::new();
         for shard in &self.shards {
@@ -257,7 +260,7 @@ impl InodeCache {
         all
     }
 
-    /// Every inode that is here.
+    /// Returns all inodes in memory.
     pub fn all(&self) -> Vec<Arc<Inode>> {
         self.shards
             .iter()
@@ -284,7 +287,7 @@ impl InodeCache {
         }
     }
 
-    /// Lets go of what is above the budget; of use when many inodes have become clean.
+    /// Evicts inodes above the budget, after many have become clean.
     pub fn trim(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -302,11 +305,11 @@ impl Shard {
     fn arrive(&mut self, inode: Arc<Inode>, capacity: usize) {
         self.order.push_back(inode.ino);
         self.map.insert(inode.ino, inode);
-        // More than one a call, so that those that were busy once do not pile up.
+        // Evicts more inodes than arrive, so that inodes that were busy once do not pile up.
         self.leave(2, capacity);
     }
 
-    /// Lets up to `most` of the oldest leave, as long as there are more than `capacity`.
+    /// Evicts up to `most` of the oldest inodes, as long as there are more than `capacity`.
     fn leave(&mut self, most: usize, capacity: usize) {
         for _ in 0..most {
             if self.order.len() <= capacity {
@@ -314,8 +317,8 @@ impl Shard {
             }
             let Some(oldest) = self.order.pop_front() else { break };
             let Some(entry) = self.map.get_mut(&oldest) else { continue };
-            // It is not in use, and what the store holds of it is the newest. An unlinked one
-            // lives in memory alone.
+            // It is evicted if it is not in use and the store holds its newest state. An unlinked
+            // inode lives in memory alone.
             let leaves = Arc::get_mut(entry).and_then(|unused| {
                 let state = unused.state.get_mut();
                 (!state.dirty && (state.attr.nlink > 0 || state.gone))
@@ -334,9 +337,9 @@ impl Shard {
     }
 }
 
-/// The error of a load, for another one that waited for it. Those that wait for a dead store or a
-/// dead server wait once. `None`: it may be that of the one caller, as of a transaction that is to
-/// end.
+/// Copies the error of a load for callers that waited for it, so that those that wait for a dead
+/// store or server wait only once. Returns `None` if the error may concern one caller only, such as
+/// that of a transaction that is to end.
 fn again(e: &Error) -> Option<Error> {
     match e {
         Error::Stale(ino) => Some(Error::Stale(*ino)),
@@ -382,7 +385,7 @@ mod tests {
                 let failing = cache.clone();
                 let fails = env::thread::spawn(move || {
                     let load = || {
-                        // Others may come here.
+                        // Evict the inode, as the arrival of others would.
                         failing.shard(6).lock().order.clear();
                         Err(if is_io { io() } else { Error::NoSpace })
                     };

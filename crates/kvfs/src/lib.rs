@@ -16,28 +16,28 @@
 //! # Ok::<(), kvfs::Error>(())
 //! ```
 //!
-//! [`Fs`] has one method for each call of a file system; an adapter above (FUSE, say) translates
-//! and nothing else. Permission checks are left to the kernel. How things are stored is the
-//! business of the `layout` module alone, and described in `docs/format.md`.
+//! [`Fs`] has one method for each call of a file system; an adapter (FUSE, for example) only
+//! translates. The kernel checks permissions. The `layout` module alone defines the stored form,
+//! which `docs/format.md` describes.
 //!
 //! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `data`,
 //!   `attributes`, `xattr`, `allocate`, `reflink`, `statfs`. Every call begins in `fs`,
-//!   `freeze_lock` and `locks`; the store that it reads and writes is `store`, or a scope of it.
-//! - In memory: `inode` (with the order of locks), `partial_page`, `inode_cache`,
-//!   `inode_allocator` (on `reservation`); what is not committed yet: `dirty`, `dirty_queue`,
-//!   `sync`, `free_space` on `space_account`; writes out of a cache: `cached_writes`, `lost`; the
-//!   thread of an interval: `ticker`.
+//!   `freeze_lock` and `locks`; it reads and writes the store through `store`, or a scope of it.
+//! - In memory: `inode` (with the lock order), `partial_page`, `inode_cache`, `inode_allocator` (on
+//!   `reservation`). Uncommitted changes: `dirty`, `dirty_queue`, `sync`, `free_space` on
+//!   `space_account`. Writes out of a cache: `cached_writes`, `lost`. The thread of an interval:
+//!   `ticker`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
 //!   `snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another process
-//!   that goes on with all of it. Branches that merge: `merging`, `three_way`, `views/merging`,
+//!   that continues with all of it. Merging branches: `merging`, `three_way`, `views/merging`,
 //!   `views/common_states`; forks: `views/merging_forks`.
 //! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `remove_tree`, `whole`.
 //! - Checking: `verify`, `repair`, `losses`, `salvage`, `scrub_note`, `describe_keys`.
 //!
 //! A write reserves space (`free_space`), puts pages into the buffer of its inode (`data`) and
-//! marks that dirty (`dirty`). A `sync`, the interval, or a writer that finds too much waiting has
-//! `dirty` stage the buffer as a batch, and [`Fs`] commits that. A store that seems full is the
-//! exception: a write then commits what is dirty before it is refused.
+//! marks the inode dirty (`dirty`). A `sync`, the interval, or a writer that finds too much dirty
+//! data makes `dirty` stage the buffer as a batch, which [`Fs`] commits. A store that seems full is
+//! the exception: a write then commits dirty data before it is refused.
 
 #![warn(missing_docs)]
 

@@ -1,18 +1,18 @@
-//! The names that positions of one directory's listings stand for; see `directory`.
+//! Remembers the names of positions in the listings of one directory; see `directory`.
 
 use std::collections::VecDeque;
 
-/// Calls whose entries are remembered until a listing ends, a directory.
+/// Number of calls per directory whose entries are remembered until a listing ends.
 const LISTINGS: usize = 8;
-/// Entries of one call that are remembered, the last ones.
+/// Number of entries of a call that are remembered, the last ones.
 const REMEMBERED: usize = 2048;
-/// Removed names that are remembered, a directory.
+/// Number of removed names that are remembered for a directory.
 const REMOVED: usize = 4096;
 
-/// Positions with their names, of one call of `readdir`.
+/// The positions and names that one call of `readdir` has emitted.
 #[derive(Default)]
 pub(crate) struct Emitted {
-    /// Each with the end of its name in `names`.
+    /// Positions, each with the end of its name in `names`.
     positions: Vec<(u64, u32)>,
     names: Vec<u8>,
 }
@@ -34,7 +34,7 @@ impl Emitted {
     }
 }
 
-/// What keeps positions of one directory valid.
+/// Names that keep the positions of one directory valid.
 #[derive(Default)]
 pub(crate) struct Listing {
     emitted: VecDeque<Emitted>,
@@ -42,7 +42,7 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// The name at position `cookie`, if it is remembered.
+    /// Returns the name at position `cookie`, if it is remembered.
     pub fn find(&self, cookie: u64) -> Option<&[u8]> {
         let emitted = self.emitted.iter().rev().find_map(|emitted| emitted.find(cookie));
         emitted.or_else(|| {
@@ -50,7 +50,7 @@ impl Listing {
         })
     }
 
-    /// Remembers what one call of `readdir` emitted.
+    /// Remembers the entries that one call of `readdir` has emitted.
     pub fn push_emitted(&mut self, emitted: Emitted) {
         if self.emitted.len() == LISTINGS {
             self.emitted.pop_front();
@@ -58,7 +58,7 @@ impl Listing {
         self.emitted.push_back(emitted);
     }
 
-    /// Forgets what was emitted: a listing has reached the end of the directory.
+    /// Forgets the emitted entries, since a listing has reached the end of the directory.
     pub fn clear_emitted(&mut self) {
         self.emitted = VecDeque::new();
     }

@@ -1,15 +1,16 @@
-//! The listings of directories that are under way, and the names that were added since each began.
+//! The current listings of directories, and the names that were added since each began.
 //!
-//! A program that renames what it lists must come to an end: `a` becomes `a.bak`, which would be
-//! listed, too, and become `a.bak.bak`. So a listing does not return a name that was added after
-//! it began. It is known by a number, which is a part of all its positions. For each directory
-//! that has such listings this table holds the hashes of the names that were added, with a clock
-//! that says when, so a listing is held by a few bytes and pins no state of the store.
+//! A program that renames the files that it lists must come to an end: otherwise it would rename
+//! `a` to `a.bak`, find that name, and rename it to `a.bak.bak`. So a listing does not return a
+//! name that was added after it began. A listing has a number, which is a part of all its
+//! positions. For each directory with listings this table holds the hashes of the names that were
+//! added, each with the value of a clock at that moment. A listing thus takes only a few bytes and
+//! pins no state of the store.
 //!
 //! A kernel may keep the positions of a listing that has ended for later readers of an unchanged
-//! directory, so the listing stays in the table until others need its room. One that finds its
-//! listing gone goes on as one that begins now: it misses nothing, and may see names that were
-//! added before.
+//! directory, so the listing stays in the table until others need its room. A reader whose listing
+//! was dropped continues as in a new one: it misses nothing, but may see names that were added
+//! earlier.
 
 use std::collections::HashMap;
 
@@ -18,16 +19,16 @@ use env::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::attr::Ino;
 
-/// Listings that are held.
+/// Limit of the listings in the table.
 const LISTINGS: usize = 256;
-/// Names that are held however small the budget.
+/// Number of names that can be held however small the budget.
 const LEAST_NAMES: usize = 1 << 16;
-/// Bytes of the budget for inodes in memory for each name that may be held.
+/// Bytes of the inode memory budget for each name that can be held.
 const BUDGET_OF_NAME: usize = 16;
-/// The largest number of a listing; it has 15 bits, and one value is that of the last position.
+/// The largest number of a listing. It has 15 bits, and one value is that of the last position.
 const LARGEST: u16 = 0x7ffe;
 
-/// A listing, and when it began.
+/// A listing, and the clock when it began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Listed {
     pub number: u16,
@@ -42,7 +43,7 @@ struct Held {
 #[derive(Default)]
 struct Directory {
     listings: Vec<Held>,
-    /// Hashes of names, and when each was added last.
+    /// Hashes of names, each with the clock when it was added last.
     added: HashMap<u64, u64>,
     newest: u64,
 }
@@ -57,13 +58,13 @@ struct Table {
 
 pub(crate) struct ListingTable {
     table: Mutex<Table>,
-    /// How many there are, to be looked at without the lock.
+    /// Number of listings, to be read without the lock.
     listings: AtomicUsize,
     most_names: usize,
 }
 
 impl ListingTable {
-    /// `memory`: the budget for inodes in memory.
+    /// Returns an empty table. `memory` is the budget for inodes in memory.
     pub fn new(memory: usize) -> ListingTable {
         ListingTable {
             table: Mutex::default(),
@@ -72,7 +73,7 @@ impl ListingTable {
         }
     }
 
-    /// A listing of `dir` begins: names that are added from now on are none of its entries.
+    /// Begins a listing of `dir`, which excludes names added from now on.
     pub fn begin(&self, dir: Ino) -> Listed {
         let mut table = self.table.lock();
         table.clock += 1;
@@ -86,7 +87,7 @@ impl ListingTable {
         listing
     }
 
-    /// The listing of `dir` with this number, which goes on.
+    /// Returns the listing of `dir` with this number, and marks it as used.
     pub fn find(&self, dir: Ino, number: u16) -> Option<Listed> {
         let mut table = self.table.lock();
         table.clock += 1;
@@ -97,12 +98,12 @@ impl ListingTable {
         Some(held.listing)
     }
 
-    /// No position of the listing is known to anyone.
+    /// Ends a listing of which no position is known to a reader.
     pub fn end(&self, dir: Ino, listing: Listed) {
         self.remove(&mut self.table.lock(), dir, listing);
     }
 
-    /// A name is about to be added to a directory that has not got it.
+    /// Notes that a new name is about to be added to a directory.
     pub fn add(&self, dir: Ino, name: impl FnOnce() -> u64) {
         if self.listings.load(Ordering::Relaxed) == 0 {
             return;
@@ -120,13 +121,13 @@ impl ListingTable {
         }
     }
 
-    /// Whether anything was added to `dir` since the listing began.
+    /// Returns whether any name was added to `dir` since the listing began.
     pub fn has_added(&self, dir: Ino, listing: Listed) -> bool {
         let table = self.table.lock();
         table.directories.get(&dir).is_some_and(|directory| directory.newest > listing.since)
     }
 
-    /// Whether this name was.
+    /// Returns whether this name was added to `dir` since the listing began.
     pub fn is_added(&self, dir: Ino, listing: Listed, name: u64) -> bool {
         let table = self.table.lock();
         let added = table.directories.get(&dir).and_then(|directory| directory.added.get(&name));
@@ -142,7 +143,7 @@ impl ListingTable {
         }
     }
 
-    /// Drops the listing that was used least recently in the directory with the most names.
+    /// Drops the least recently used listing of the directory with the most names.
     fn drop_largest(&self, table: &mut Table) {
         let largest = table.directories.iter().max_by_key(|(_, directory)| directory.added.len());
         let Some((&dir, directory)) = largest else { return };

@@ -1,23 +1,23 @@
-//! Where serializable transactions meet the file system.
+//! Coordinates serializable transactions with the file system.
 //!
-//! **The mainline keeps clear of them.** A call that would commit what a transaction has locked
-//! must wait for its end; but not with inodes locked and under the freeze lock, which that end has
-//! to close. So on the mainline a commit fails at once where it would have to wait, the call lets
-//! go of everything, waits a little and is made again.
+//! **The mainline avoids waiting for them.** A call that would commit data that a transaction has
+//! locked must wait for the transaction's end. It must not wait with inodes locked and under the
+//! freeze lock, which that end has to take. So a commit on the mainline fails at once instead of
+//! waiting, and the call releases everything, pauses and is made again.
 //!
-//! **What a transaction has locked is clean on the mainline.** A file is not written to, not even
-//! in memory, while a transaction has it locked. What was accepted before, and waits in memory, is
-//! committed by the transaction that locks the file, when it has the lock and has not yet read it
-//! (`lock_in_store`): it came before, so the transaction reads it. Otherwise it would wait for the
-//! transaction's end, however long past the flush interval, and a sync of the file would fail for
-//! as long.
+//! **Files that a transaction has locked are clean on the mainline.** A file is not written to, not
+//! even in memory, while a transaction has it locked. A write that was accepted before and waits in
+//! memory is committed by the transaction that locks the file, after it has the lock and before it
+//! reads the file (`lock_in_store`): the write came first, so the transaction reads it. Otherwise
+//! it would wait for the transaction's end, however long after the flush interval, and syncs of the
+//! file would fail until then.
 //!
-//! **Directories.** A transaction locks the names it looks for, and the inodes of files, when it
-//! reads them. The inode of a directory it locks only when it changes it: a walk through a
-//! directory would otherwise keep all others from adding names to it. Times, links and number of
-//! entries of a directory that a transaction did not change may thus be newer or older than
-//! everything else it sees, and so may its extended attributes; but for large values, which are
-//! stored apart: it locks the directory before it reads one.
+//! **Directories.** A transaction locks the names that it looks up, and the inodes of files, when
+//! it reads them. It locks the inode of a directory only when it changes it: otherwise walking
+//! through a directory would keep all others from adding names to it. The times, link count and
+//! number of entries of a directory that a transaction did not change may thus be newer or older
+//! than everything else that it sees. So may the directory's extended attributes, except for large
+//! values, which are stored apart: the transaction locks the directory before it reads one.
 
 use std::time::Duration;
 
@@ -29,12 +29,12 @@ use crate::fs::{Fs, Parent};
 use crate::inode::InodeState;
 use crate::layout;
 
-/// How long a call waits for transactions.
+/// The longest time that a call waits for transactions.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Makes a call again while it fails for want of a lock, for some time.
+/// Repeats a call while it fails for lack of a lock, up to `LONGEST_WAIT`.
 fn retry_while_locked<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
     loop {
@@ -50,8 +50,8 @@ fn retry_while_locked<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
 }
 
 impl Fs {
-    /// Makes a call that may change something. In a transaction the database waits for locks, which
-    /// are taken one by one and kept.
+    /// Makes a call that may change something, and repeats it on the mainline while a lock is
+    /// missing. In a transaction the database waits for locks, which are taken one by one and kept.
     pub(crate) fn retry_on_lock<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
         match &self.core.scope {
             Scope::Mainline(_) if !self.core.env.inline() => retry_while_locked(call),
@@ -61,7 +61,7 @@ impl Fs {
         }
     }
 
-    /// The transaction of this view, if it takes locks.
+    /// Returns the transaction of this view if it takes locks.
     pub(crate) fn locking(&self) -> Option<&Transaction> {
         match &self.core.scope {
             Scope::Transaction(transaction)
@@ -73,8 +73,8 @@ impl Fs {
         }
     }
 
-    /// Before an inode is changed in memory: on the mainline no transaction may have it locked; a
-    /// serializable transaction locks a directory now, and takes it as it is then.
+    /// Prepares a change of an inode in memory. On the mainline, fails if a transaction has the
+    /// inode locked. A serializable transaction locks the directory now and reloads it.
     pub(crate) fn lock_for_change(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
         let imap = self.core.layout.imap;
         if let Scope::Mainline(db) = &self.core.scope {
@@ -89,9 +89,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Before something is read that is stored apart from an inode and must agree with it: a
-    /// serializable transaction locks a directory that it has not locked so far, and takes it as it
-    /// is then.
+    /// Prepares reading a value that is stored apart from an inode and must agree with it. A
+    /// serializable transaction locks a directory that it has not locked so far and reloads it.
     pub(crate) fn lock_for_read(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
         match self.locking() {
             Some(transaction) if state.read_unlocked => {
@@ -117,17 +116,17 @@ impl Fs {
         Ok(())
     }
 
-    /// In a serializable transaction: locks an inode that it has not read so far, and has what the
-    /// view that it began in has accepted of it committed.
+    /// Locks an inode that a serializable transaction has not read so far, and commits the changes
+    /// to it that the parent view has accepted. Does nothing in other views.
     pub(crate) fn lock_in_store(&self, ino: Ino, exclusive: bool) -> Result<()> {
         let Some(transaction) = self.locking() else { return Ok(()) };
         transaction.lock_key(self.core.layout.imap, &layout::node_key(ino), exclusive)?;
         self.commit_on_parent(transaction, ino)
     }
 
-    /// Has what waits of an inode in the view that the transaction began in committed there. The
-    /// transaction has locked it, so no more changes are accepted, and no other transaction had it
-    /// locked before: the first one to lock it has done this.
+    /// Commits the uncommitted changes of an inode in the view in which the transaction began. The
+    /// transaction has locked the inode, so no more changes are accepted, and no other transaction
+    /// had it locked before: the first one to lock it has done this.
     pub(crate) fn commit_on_parent(&self, transaction: &Transaction, ino: Ino) -> Result<()> {
         let Some(Parent { fs: parent, .. }) = &self.core.parent else { return Ok(()) };
         let _call = parent.enter()?;
@@ -140,7 +139,7 @@ impl Fs {
             .past_its_locks(|| kvdb::without_lock_waits(|| parent.commit_dirty(&inode, &mut state)))
     }
 
-    /// The directory that a directory is in, as it is now.
+    /// Returns the current parent of a directory.
     pub(crate) fn parent_of(&self, ino: Ino) -> Result<Ino> {
         let inode = self.inode(ino)?;
         let state = inode.state.read();
@@ -153,7 +152,8 @@ impl Fs {
         Ok(state.attr.parent)
     }
 
-    /// Before a directory moves into another one: no other transaction moves one.
+    /// Takes the lock for moving a directory into another one, so that no other transaction moves
+    /// one.
     pub(crate) fn lock_moves(&self) -> Result<()> {
         match self.locking() {
             Some(transaction) => {

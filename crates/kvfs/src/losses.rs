@@ -1,8 +1,8 @@
-//! What a repair could not bring back: a list that the store keeps while it is so.
+//! Losses that a repair could not undo, listed in the store as long as they last.
 //!
-//! A page whose content is lost has a value of its own (`layout::LOST_PAGE`), which goes wherever a
-//! page goes: into copies, snapshots and streams. Reading it fails, a write of the whole page
-//! replaces it, and so do a truncation and a removal.
+//! A page whose content is lost has a special value (`layout::LOST_PAGE`), which is copied wherever
+//! a page is copied: into copies, snapshots and streams. Reading it fails. A write of the whole
+//! page, a truncation or a removal replaces it.
 
 use kvdb::{Kvdb, View};
 
@@ -11,17 +11,17 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::{self, Layout};
 
-/// Something that is lost.
+/// A loss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// When the repair noted it, seconds since 1970.
+    /// The time at which the repair noted it, in seconds since 1970.
     pub time: u64,
-    /// What it is, in words, such as `bytes 4096..8192 of /a`.
+    /// A description in words, such as `bytes 4096..8192 of /a`.
     pub what: String,
     pub(crate) pages: Option<Pages>,
 }
 
-/// Pages of one file.
+/// Consecutive pages of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pages {
     pub ino: Ino,
@@ -40,7 +40,7 @@ impl Loss {
         value
     }
 
-    /// `None`: the value is malformed.
+    /// Decodes a loss, or returns `None` if the value is malformed.
     pub(crate) fn decode(value: &[u8]) -> Option<Loss> {
         let (numbers, what) = value.split_at_checked(32)?;
         let mut numbers =
@@ -52,8 +52,8 @@ impl Loss {
     }
 }
 
-/// What is lost in a store and was noted by a repair. Pages that were written again, or went with
-/// their file, are not lost any more.
+/// Returns the losses in a store that a repair has noted. Pages that were written again, or were
+/// removed with their file, are not lost any more.
 pub fn losses(db: &Kvdb) -> Result<Vec<Loss>> {
     match Layout::find(db) {
         Some(layout) => of_state(&db.view(), layout),
@@ -62,7 +62,7 @@ pub fn losses(db: &Kvdb) -> Result<Vec<Loss>> {
 }
 
 impl Fs {
-    /// As [`losses`], of what is committed.
+    /// Like [`losses`], for the committed state of this view.
     pub fn losses(&self) -> Result<Vec<Loss>> {
         of_state(&self.core.scope.view()?, self.core.layout)
     }
@@ -85,7 +85,7 @@ fn of_state(view: &View, layout: Layout) -> Result<Vec<Loss>> {
     Ok(all)
 }
 
-/// Whether one of the pages still is.
+/// Returns whether one of the pages is still lost.
 fn are_lost(view: &View, layout: Layout, Pages { ino, from, to }: Pages) -> Result<bool> {
     let (start, end) = (layout::page_key(ino, from), layout::page_key(ino, to));
     let mut cursor = view.cursor(layout.dmap, &start, &end)?;

@@ -1,16 +1,18 @@
-//! Ends of files that a cache had and that were refused, for want of space, say.
+//! Tracks files with a lost end: writes of a cache that were refused, for lack of space for
+//! example.
 //!
-//! A kernel that gathers writes keeps a page that was refused as if it had been written, and goes
-//! on behind it. What a program appends afterwards would come alone, behind a hole of zeros where
-//! the refused bytes belong. So a file that has lost its end takes nothing out of a cache that
-//! would leave a hole: it stays as it was when the first bytes were refused, and each sync of what
-//! comes behind them says so. That ends when its size is set, or when the kernel forgets the file,
-//! and with it what it believed of the size.
+//! A kernel that gathers writes treats a refused page as written, and continues after it. The data
+//! that a program appends next would be written alone, after a hole of zeros in place of the
+//! refused bytes. So a file that has lost its end accepts no write of a cache that would leave a
+//! hole: it stays as it was when the first bytes were refused, and each sync of later data reports
+//! the error. This ends when the size of the file is set, or when the kernel forgets the file, and
+//! with it the size that it assumes.
 //!
-//! The pieces of one long append come to several threads at once. One that would leave a hole waits
-//! for those before it that are under way, or a short last piece would find the space that a long
-//! one before it did not. A piece is under way from the moment in which it is announced, in the
-//! order in which the kernel sends them: the thread that has it may not have begun to write it.
+//! The pieces of a long append arrive at several threads at once. A piece that would leave a hole
+//! waits for earlier pieces that are under way; otherwise a short last piece could take the space
+//! that an earlier long one did not get. A piece is under way from the moment at which it is
+//! announced, in the order in which the kernel sends them: the thread that has taken it may not
+//! have begun to write it.
 
 use std::collections::HashSet;
 
@@ -21,13 +23,14 @@ use crate::attr::Ino;
 
 #[derive(Default)]
 pub(crate) struct Lost {
-    /// There have been some.
+    /// Set if `files` was ever not empty.
     any: AtomicBool,
     files: Mutex<HashSet<Ino>>,
-    /// Writes out of a cache: file and offset.
+    /// Writes out of a cache that are under way: file and offset.
     under_way: Mutex<Vec<(Ino, u64)>>,
     done: Condvar,
-    /// Those that are announced need not come any more. Changes under the lock of `under_way`.
+    /// Set when the view has ended: announced writes may never begin. Changed under the lock of
+    /// `under_way`.
     ended: AtomicBool,
 }
 
@@ -47,14 +50,14 @@ impl Lost {
         self.any.load(Ordering::Acquire) && self.files.lock().contains(&ino)
     }
 
-    /// What the cache believes of the end of the file is what is here, again.
+    /// Notes that the cache agrees with the file about its end again.
     pub fn remove(&self, ino: Ino) {
         if self.any.load(Ordering::Acquire) {
             self.files.lock().remove(&ino);
         }
     }
 
-    /// The kernel has forgotten references to a file.
+    /// Notes that the kernel has forgotten references to a file.
     pub fn forgotten(&self, ino: Ino, left: impl FnOnce() -> u64) {
         if self.any.load(Ordering::Acquire) && left() == 0 {
             self.remove(ino);
@@ -69,12 +72,13 @@ impl Lost {
         self.under_way.lock().push((ino, offset));
     }
 
-    /// One that was announced has come.
+    /// Begins a write that was announced.
     pub fn announced(&self, ino: Ino, offset: u64) -> UnderWay<'_> {
         UnderWay { lost: self, write: (ino, offset) }
     }
 
-    /// The view has ended. What was announced and has not come never will, so nothing waits for it.
+    /// Notes that the view has ended. Announced writes that have not begun never will, so waiting
+    /// for them ends.
     pub fn end(&self) {
         let under_way = self.under_way.lock();
         self.ended.store(true, Ordering::Relaxed);
@@ -89,8 +93,8 @@ impl Lost {
 }
 
 impl UnderWay<'_> {
-    /// Waits for those of the file that lie before this one, or for the view's end. Call without a
-    /// lock, also without the freeze lock.
+    /// Waits for writes to the file at lower offsets, or for the end of the view. Call without any
+    /// lock, including the freeze lock.
     pub fn wait_for_those_before(&self) {
         let (ino, offset) = self.write;
         let mut under_way = self.lost.under_way.lock();
@@ -134,7 +138,7 @@ mod tests {
                 say.send(()).unwrap();
             });
             drop(first);
-            // Announced, and not yet begun.
+            // This write is announced, but not yet begun.
             lost.announce(1, 50);
             assert!(
                 waited.recv_timeout(std::time::Duration::from_millis(20)).is_err(),
@@ -160,7 +164,7 @@ mod tests {
         let id = views.begin(Default::default()).unwrap();
         let view = views.fs(&ViewId::Transaction(id)).unwrap();
         let file = view.mknod(ROOT, b"f", FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
-        // It is taken when the view has ended, and never gets there.
+        // The write is announced; it begins after the view has ended, and so never arrives.
         view.announce_cached(file, 0);
         let (say, said) = channel();
         let writer = view.clone();

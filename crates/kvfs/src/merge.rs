@@ -1,20 +1,20 @@
 //! The merge routine of `imap`: joins a transaction's change of an inode with concurrent changes of
 //! others.
 //!
-//! Adding and removing names changes the directory they are in: its number of entries, its links,
-//! its times. These join, so that transactions which work on different names of one directory do
-//! not conflict. What does not join is a conflict: the same name (it is a key of `nmap`, which has
-//! no routine), the same file, attributes of a directory that both changed, a directory that one
-//! side removed and the other put something into, and two moves of directories (see
-//! `layout::MOVES_KEY`).
+//! Adding and removing names changes their directory: its number of entries, its links, its times.
+//! These changes join, so that transactions that work on different names of one directory do not
+//! conflict. The following do conflict: changes of the same name (a key of `nmap`, which has no
+//! merge routine) or of the same file, changes of one attribute of a directory on both sides, a
+//! directory that one side removed while the other added an entry, and two moves of directories
+//! (see `layout::MOVES_KEY`).
 
 use bytes::Bytes;
 
 use crate::attr::FileKind;
 use crate::layout::{self, Attributes, ImapKey, Xattrs};
 
-/// The value of `key` that has both what `mine` and what `theirs` changed of `base`; `None`: there
-/// is none, it is a conflict.
+/// Returns the value of `key` with the changes of both `mine` and `theirs` to `base`, or `None` if
+/// they conflict.
 pub(crate) fn join(
     key: &[u8],
     base: Option<&[u8]>,
@@ -30,13 +30,14 @@ pub(crate) fn join(
         let (attr, xattrs, _) = layout::decode_node(ino, &Bytes::copy_from_slice(value?)).ok()?;
         (attr.kind == FileKind::Dir).then_some((attr, xattrs.unwrap_or_default()))
     };
-    // One that is missing was removed on its side, or is not a directory.
+    // A value that is missing was removed on its side, or is not a directory.
     let (attr, xattrs) = join_directories(&node(base)?, &node(mine)?, &node(theirs)?)?;
     Some(layout::encode_node(&attr, Some(&xattrs), b""))
 }
 
-/// States in common of which an undo takes back some: those that were made afterwards have what it
-/// takes back, and are none any more, either. Two merges of one clone at a time conflict.
+/// Joins the marks of common states if an undo removes some of them. Later common states contain
+/// the undone changes, and stop being common states, too. Two concurrent merges of one clone
+/// conflict.
 fn marks(base: Option<&[u8]>, mine: Option<&[u8]>, theirs: Option<&[u8]>) -> Option<Bytes> {
     let [base, mine, theirs] =
         [base, mine, theirs].map(|note| layout::decode_marks(note.unwrap_or_default()));
@@ -71,13 +72,13 @@ fn join_directories(
         mtime: m.mtime.max(t.mtime),
         ctime: m.ctime.max(t.ctime),
         btime: t.btime,
-        // Only the mainline gives numbers out of it.
+        // Only the mainline gives numbers out of the reservation.
         reserved: t.reserved,
     };
     Some((attr, either(&base.1, &mine.1, &theirs.1)?.clone()))
 }
 
-/// What one side changed, or both in the same way.
+/// Returns the value that only one side has changed, or that both have changed in the same way.
 fn either<T: PartialEq>(base: T, mine: T, theirs: T) -> Option<T> {
     match () {
         () if mine == base => Some(theirs),
@@ -86,7 +87,7 @@ fn either<T: PartialEq>(base: T, mine: T, theirs: T) -> Option<T> {
     }
 }
 
-/// Theirs, and by how much mine has grown.
+/// Returns `theirs` plus the growth of `mine`.
 fn sum(base: u64, mine: u64, theirs: u64) -> Option<u64> {
     let sum = i128::from(theirs) + i128::from(mine) - i128::from(base);
     u64::try_from(sum).ok()

@@ -4,52 +4,55 @@ use kvdb::{Clash, Settled, Transaction, TransactionId, TransactionOptions};
 
 use crate::error::Result;
 
-/// A clone that is brought back into the branch that it was made of, or brought up to it.
+/// Options for merging a clone into the branch that it was made of, or for rebasing the clone onto
+/// that branch.
 #[derive(Clone, Debug, Default)]
 pub struct MergeOptions {
     /// The clone.
     pub clone: String,
-    /// The branch that it is merged into, another one than its parent: one with which it shares a
-    /// state, as a clone of the same snapshot does. `""`: the main one. `None`: its parent.
+    /// The branch to merge into, if it is not the parent: one that shares a state with the clone,
+    /// as a clone of the same snapshot does. `""` is the main branch, `None` the parent.
     pub into: Option<String>,
-    /// Brings what its parent has changed into the clone, instead of the other way round.
+    /// Brings the changes of the parent into the clone, instead of the other way round.
     pub rebase: bool,
-    /// What is done where both sides have changed the same: at these paths and below, or with these
-    /// keys (`dictionary:key`) and dictionaries. The longest path counts. Anything else is a
-    /// conflict.
+    /// The choices for changes that both sides have made: at these paths and below, or for these
+    /// keys (`dictionary:key`) and dictionaries. The longest matching path wins. Any other such
+    /// change is a conflict.
     pub choices: Vec<(Vec<u8>, Choice)>,
-    /// Nothing is noted anywhere: the transaction is to be looked at and aborted.
+    /// Notes nothing: the caller inspects the transaction and aborts it.
     pub dry_run: bool,
-    /// How the transaction is begun; its branch is the one that is merged into.
+    /// Options for the transaction; its branch is the one to merge into.
     pub transaction: TransactionOptions,
 }
 
-/// A fork, a store of its own, whose changes are brought into the store that it was made of.
+/// Options for merging a fork, a separate store, into the store that it was made of.
 #[derive(Clone, Debug, Default)]
 pub struct MergeForkOptions {
-    /// How it is called: in messages, and in names of its versions where both are kept.
+    /// The name of the fork, in messages and in the names of its versions if both versions are
+    /// kept.
     pub name: String,
     /// See [`MergeOptions::choices`].
     pub choices: Vec<(Vec<u8>, Choice)>,
-    /// No dictionary is made: the transaction is to be looked at and aborted.
+    /// Makes no dictionary: the caller inspects the transaction and aborts it.
     pub dry_run: bool,
-    /// How the transaction is begun; its branch is the main one.
+    /// Options for the transaction; its branch is the main one.
     pub transaction: TransactionOptions,
 }
 
-/// Whose version is taken where both sides have changed the same.
+/// The version to take if both sides have made a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// The version of the branch that is merged into.
     Ours,
     /// The version of the branch that is merged.
     Theirs,
-    /// Both, one beside the other: theirs gets another name. Of what can be there only once, ours.
+    /// Both, next to each other: theirs gets another name. If only one version can exist, ours is
+    /// taken.
     Both,
 }
 
 impl Choice {
-    /// The same choice, seen from the other side.
+    /// Returns the same choice as the other side sees it.
     pub(crate) fn swapped(self) -> Choice {
         match self {
             Choice::Ours => Choice::Theirs,
@@ -62,33 +65,34 @@ impl Choice {
 /// The result of a merge.
 #[derive(Clone, Debug)]
 pub struct Merged {
-    /// The transaction that has the changes. With conflicts it is of no use but to look at.
+    /// The transaction that has the changes. If there are conflicts, it can only be inspected.
     pub transaction: TransactionId,
-    /// The branch that it commits to; `""`: the main one.
+    /// The branch to which it commits; `""` is the main branch.
     pub into: String,
-    /// The branch whose changes these are.
+    /// The branch that has made the changes.
     pub from: String,
-    /// The conflicts for which nothing was chosen.
+    /// The conflicts for which no choice was given.
     pub conflicts: Vec<MergeConflict>,
-    /// The number of the newest commit that both sides have. `None`: they are of two stores.
+    /// The number of the newest commit that both sides have, or `None` if the branches belong to
+    /// two stores.
     pub since: Option<u64>,
 }
 
 /// The result of a rebase of a transaction.
 #[derive(Clone, Debug)]
 pub struct Rebased {
-    /// The transaction that has its changes now; `None`: there are conflicts.
+    /// The transaction that has the changes now, or `None` if there are conflicts.
     pub transaction: Option<TransactionId>,
-    /// The conflicts for which nothing was chosen; *ours* is the change of the transaction.
+    /// The conflicts for which no choice was given; *ours* is the change of the transaction.
     pub conflicts: Vec<MergeConflict>,
 }
 
-/// Something that both sides have changed since they had it in common, each in its own way.
+/// An object or a key that both sides have changed in different ways since they had it in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MergeConflict {
-    /// A path from the root, without a slash in front, or a key as `dictionary:key`.
+    /// A path from the root, without a leading slash, or a key as `dictionary:key`.
     pub path: Vec<u8>,
-    /// It is a key, or a dictionary.
+    /// The conflict concerns a key or a dictionary.
     pub key: bool,
     /// The change of the branch that is merged into.
     pub ours: Deed,
@@ -97,7 +101,7 @@ pub struct MergeConflict {
 }
 
 impl MergeConflict {
-    /// The same conflict, seen from the other side.
+    /// Returns the same conflict as the other side sees it.
     pub(crate) fn swapped(self) -> MergeConflict {
         MergeConflict { ours: self.theirs, theirs: self.ours, ..self }
     }
@@ -106,20 +110,20 @@ impl MergeConflict {
 /// The change that a side has made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Deed {
-    /// It was made.
+    /// The object was made.
     Made,
-    /// Its content or its attributes are others.
+    /// Its content or attributes have changed.
     Changed,
-    /// It was removed.
+    /// The object was removed.
     Removed,
-    /// It has another path, or one more.
+    /// The object has another path, or an additional one.
     Moved,
-    /// Something was put into it.
+    /// An entry was added to the directory.
     Filled,
 }
 
 impl Deed {
-    /// In a word.
+    /// Returns the change as a word.
     pub fn word(self) -> &'static str {
         match self {
             Deed::Made => "made",
@@ -131,12 +135,13 @@ impl Deed {
     }
 }
 
-/// Settles keys of dictionaries that both sides have changed, before that is a conflict: for those
-/// who keep more in keys than their values say. Told the name of the dictionary and the key.
+/// Settles keys of dictionaries that both sides have changed, before they become conflicts, for
+/// callers whose keys carry more meaning than their values tell. It gets the name of the dictionary
+/// and the key.
 pub type SettleKeys<'a> = dyn Fn(&str, &Clash<'_>) -> Settled + 'a;
 
-/// Has the last word on a transaction that has got the changes of another one, and may change it.
-/// `false`: there are conflicts all the same, which the caller names.
+/// Finishes a transaction that has received the changes of another one, and may change it. Returns
+/// `false` if there are conflicts all the same, which the caller names.
 pub type FinishRebase<'a> = dyn Fn(&Transaction) -> Result<bool> + 'a;
 
 /// The choices, by path.
@@ -150,7 +155,7 @@ impl Choices {
             parts.join(&b'/')
         };
         let mut all: Vec<_> = choices.iter().map(|(path, one)| (trimmed(path), *one)).collect();
-        // The longest first: it counts.
+        // The longest path is first, since it wins.
         all.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
         Choices(all)
     }
@@ -163,7 +168,7 @@ impl Choices {
         self.0.iter().find(|(above, _)| covers(above)).map(|(_, choice)| *choice)
     }
 
-    /// Of a key, by its name or that of its dictionary.
+    /// Returns the choice for a key, by the key's name or that of its dictionary.
     pub fn of_key(&self, dictionary: &str, shown: &[u8]) -> Option<Choice> {
         let named = |path: &Vec<u8>| path == shown || path == dictionary.as_bytes();
         let found = self.0.iter().find(|(path, _)| named(path)).map(|(_, choice)| *choice);

@@ -1,4 +1,4 @@
-//! Names: looking up, making, linking, removing. Each call is one batch, committed at once and in
+//! Looks up, makes, links and removes names. Each call is one batch, committed at once and in
 //! order.
 
 use env::sync::atomic::Ordering;
@@ -20,8 +20,8 @@ use crate::space_account::NAME_COST;
 const SGID: u16 = 0o2000;
 
 impl Fs {
-    /// Finds an entry and adds one reference to its inode; ENOENT when there is none. Knows `.` and
-    /// `..`.
+    /// Finds an entry and adds one reference to its inode. Fails with ENOENT if there is no entry.
+    /// `.` and `..` are known.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
@@ -49,14 +49,14 @@ impl Fs {
         self.reference(ino)
     }
 
-    /// What an entry names, without a reference to it.
+    /// Returns the inode and kind of an entry, without adding a reference.
     pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
         let _call = self.enter()?;
         self.entry(parent, name)
     }
 
-    /// Adds one reference. ENOENT for an inode without a name: it was unlinked since its entry was
-    /// read.
+    /// Adds one reference. Fails with ENOENT if the inode has no name: it was unlinked since its
+    /// entry was read.
     pub(crate) fn reference(&self, ino: Ino) -> Result<Attr> {
         let inode = match self.inode(ino) {
             Err(Error::Stale(_)) => return Err(Error::NotFound),
@@ -73,20 +73,21 @@ impl Fs {
         drop(state);
         let attr = self.attr_of(ino);
         if attr.is_err() {
-            // A caller that gets an error has no reference.
+            // A caller that gets an error does not get a reference.
             self.release(ino, 1);
         }
         attr
     }
 
-    /// Gives `count` references back. With the last one an unlinked inode goes, and what it stored.
+    /// Takes back `count` references. With the last one an unlinked inode and its data are removed.
     pub fn forget(&self, ino: Ino, count: u64) {
         if let Ok(_call) = self.enter() {
             self.release(ino, count);
         }
     }
 
-    /// `forget` for a call that has entered the view. `false`: there were no references.
+    /// Like `forget`, for a call that has entered the view. Returns `false` if there were no
+    /// references.
     pub(crate) fn release(&self, ino: Ino, count: u64) -> bool {
         let forgotten = self.core.inode_cache.forget(ino, count);
         self.core.lost.forgotten(ino, || self.core.inode_cache.references(ino));
@@ -101,9 +102,9 @@ impl Fs {
         true
     }
 
-    /// Whether what an unlinked inode has stored is this view's to remove. In a transaction an
-    /// inode that others may have open keeps an orphan record instead, and the mainline decides
-    /// when that commits.
+    /// Returns whether this view may remove the data of an unlinked inode. In a transaction, an
+    /// inode that others may have open gets an orphan record instead, and the mainline decides when
+    /// the transaction commits.
     pub(crate) fn may_remove(&self, ino: Ino) -> bool {
         !self.core.options.read_only && self.core.inode_allocator.is_own(ino)
     }
@@ -198,7 +199,8 @@ impl Fs {
             let reserved = &mut dir_state.attr.reserved;
             attr.reserved = self.core.inode_allocator.split_for(parent, reserved, ino);
             if let Scope::Served(view) = &self.core.scope {
-                // Before it can be found: no name of it has to be asked for.
+                // The range is announced before the directory can be found: the server need not be
+                // asked for any name in it.
                 let (start, end) = (layout::name_key(ino, b""), layout::names_end(ino));
                 view.new_range(self.core.layout.nmap, &start, &end);
             }
@@ -214,7 +216,7 @@ impl Fs {
         add_entry(&mut dir_attr, &attr);
         self.stage(parent, &mut dir_state, &dir_attr, &mut batch)?;
         request::completes(&mut batch, ino);
-        // In the cache before a lookup can find the name.
+        // The inode is in the cache before a lookup can find the name.
         let inode = Arc::new(Inode::new(ino, InodeState::new(attr, None), 1));
         self.core.inode_cache.insert(inode.clone());
         self.remember_added(parent, name);
@@ -229,13 +231,13 @@ impl Fs {
     }
 
     /// Makes a file without a name (O_TMPFILE), with one reference. `link` can give it a name;
-    /// otherwise it goes with its last reference.
+    /// otherwise it is removed with its last reference.
     pub fn tmpfile(&self, parent: Ino, perm: u16, caller: Caller) -> Result<Attr> {
         self.writable()?;
         let _call = self.enter()?;
         let dir = self.inode(parent)?;
         let mut dir_state = dir.state.write();
-        // The file may inherit the group. (One that is gone is not in the store, either.)
+        // The file may inherit the group. (A directory that is gone is not in the store, either.)
         if !dir_state.gone {
             self.lock_for_read(parent, &mut dir_state)?;
         }
@@ -295,8 +297,7 @@ impl Fs {
         }
     }
 
-    /// Gives an inode another name and adds one reference. Dirty data of the file is committed with
-    /// it.
+    /// Adds a name to an inode, and one reference. Dirty data of the file is committed with it.
     pub fn link(&self, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Attr> {
         self.writable()?;
         check_name(new_name)?;
@@ -347,7 +348,7 @@ impl Fs {
         Ok(self.with_promise(attr.public(ino)))
     }
 
-    /// Removes a name that is no directory's.
+    /// Removes the name of anything but a directory.
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
         check_name(name)?;
@@ -395,8 +396,8 @@ impl Fs {
         self.remove_name((&dir, &mut dir_state), name, (&inode, &mut state))
     }
 
-    /// Takes `name` out of a directory, and one link from what it names, as one commit. Both are
-    /// locked by the caller.
+    /// Removes `name` from a directory, and one link from its inode, as one commit. The caller has
+    /// locked both.
     fn remove_name(
         &self,
         (dir, dir_state): (&Arc<Inode>, &mut InodeState),
@@ -410,7 +411,7 @@ impl Fs {
         let mut dir_attr = dir_state.attr;
         dir_attr.size = dir_attr.size.saturating_sub(1);
         if state.is_dir() {
-            // Its `..` was a link of the directory.
+            // The `..` of the removed directory was a link to this one.
             dir_attr.nlink = dir_attr.nlink.saturating_sub(1);
         }
         (dir_attr.mtime, dir_attr.ctime) = (now, now);
@@ -424,7 +425,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The inode and kind of an entry.
+    /// Returns the inode and kind of an entry.
     pub(crate) fn entry(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
         match self.core.scope.get(self.core.layout.nmap, &layout::name_key(parent, name))? {
             Some(value) => layout::decode_name(parent, &value).map(Some),
@@ -432,10 +433,10 @@ impl Fs {
         }
     }
 
-    /// An inode that must exist because an entry names it. Call with the directory's lock. In a
-    /// damaged store an entry may name the directory that it is in, whose lock would then be waited
-    /// for in vain, or a directory as if it were none, which has its place in the order of locks by
-    /// being one: both are refused. `locked`: another directory that the caller has locked.
+    /// Returns the inode of an entry, which must exist. Call with the directory's lock. Two kinds
+    /// of entries in a damaged store are refused: one that names its own directory, whose lock the
+    /// caller would wait for in vain, and one with a wrong kind, since directories precede other
+    /// inodes in the lock order. `locked`: another directory that the caller has locked.
     pub(crate) fn inode_of_entry(
         &self,
         (parent, name): (Ino, &[u8]),
@@ -468,9 +469,9 @@ impl Fs {
         Ok(inode)
     }
 
-    /// Adds to `batch` what one name less means for an inode. With the last name the node goes from
-    /// the store; an inode that is still referenced lives on in memory, and has an orphan record as
-    /// long as the store holds something of it. After the commit, call `unlinked` with the result.
+    /// Adds to `batch` the removal of one name of an inode. With the last name the node is removed
+    /// from the store. An inode that is still referenced lives on in memory, with an orphan record
+    /// as long as the store has data of it. After the commit, call `unlinked` with the result.
     pub(crate) fn stage_unlink(
         &self,
         inode: &Inode,
@@ -496,7 +497,7 @@ impl Fs {
         let removes = self.may_remove(inode.ino);
         let referenced = inode.references.load(Ordering::Relaxed) > 0;
         if referenced {
-            // The content goes with the node: open handles read it from memory.
+            // The content is removed with the node: open handles read it from memory.
             state.inline =
                 Some(self.content(inode.ino, state)?).filter(|content| !content.is_empty());
             if let Some(content) = &mut state.inline {
@@ -540,9 +541,9 @@ impl Fs {
     }
 }
 
-/// What `stage_unlink` found.
+/// The result of `stage_unlink`.
 pub(crate) enum Unlinked {
-    /// Other names remain.
+    /// The inode has other names.
     Linked(Attributes),
     Nameless {
         attr: Attributes,
@@ -552,18 +553,18 @@ pub(crate) enum Unlinked {
     },
 }
 
-/// What a new entry means for its directory.
+/// Updates the attributes of a directory for a new entry.
 pub(crate) fn add_entry(dir: &mut Attributes, entry: &Attributes) {
-    // What a damaged store says may be anything.
+    // The counts of a damaged store may be anything.
     dir.size = dir.size.saturating_add(1);
     if entry.kind == FileKind::Dir {
         dir.nlink = dir.nlink.saturating_add(1);
     }
-    // Exactly the time of the entry's own change.
+    // The directory gets exactly the time of the entry's own change.
     (dir.mtime, dir.ctime) = (entry.ctime, entry.ctime);
 }
 
-/// A name that may be given to an entry.
+/// Checks that an entry can be given this name.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     match name {
         b"" => Err(Error::NotFound),

@@ -1,10 +1,10 @@
-//! Orphans: inodes without a name of which something is stored, each with a record. They are
-//! removed when their last user has closed them, or after the commit or the rollback that has left
+//! Removes orphans: inodes without a name that have data in the store, each with a record. They are
+//! removed when their last user has closed them, or after the commit or rollback that has orphaned
 //! them.
 //!
-//! What cannot be removed at that moment, since its host gives the store no space, say, or a
-//! transaction has it locked, is noted here and removed by a later tick: it keeps its space until
-//! then, and not until the next mount.
+//! An orphan that cannot be removed at that moment, because the host gives the store no space or a
+//! transaction has the orphan locked, for example, is noted here and removed by a later tick: it
+//! keeps its space until then, and not until the next mount.
 
 use kvdb::Batch;
 
@@ -13,17 +13,17 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout;
 
-/// Orphans removed in one batch.
+/// Number of orphans removed in one batch.
 const REMOVED_AT_ONCE: usize = 64;
 
 impl Fs {
-    /// Removes those of these inodes that are orphans and not open, with their records. One that a
-    /// rollback or an undo has brought back since its number was noted has no record any more. In a
-    /// transaction those go that are its own; the others are left to its commit.
+    /// Removes the given inodes that are orphans and not open, with their records. An inode that a
+    /// rollback or an undo has brought back in the meantime has no record any more. A transaction
+    /// removes only its own inodes and leaves the others to its commit.
     pub(crate) fn remove_orphans(&self, orphans: &[Ino]) -> Result<()> {
         let imap = self.core.layout.imap;
         for some in orphans.chunks(REMOVED_AT_ONCE) {
-            // Under the freeze lock, so that nothing is brought back after the look.
+            // The freeze lock is held, so that no orphan is brought back after the check.
             let _call = self.enter()?;
             let mut batch = Batch::new();
             for &ino in some {
@@ -43,8 +43,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Removes these orphans as [`Fs::remove_orphans`] does, those that cannot be removed now with
-    /// a later tick.
+    /// Removes these orphans like [`Fs::remove_orphans`], and leaves those that cannot be removed
+    /// now to a later tick.
     pub(crate) fn remove_orphans_or_leave(&self, orphans: Vec<Ino>) {
         if let Err(e) = self.remove_orphans(&orphans) {
             self.leave_orphans(&orphans, &e);
@@ -80,8 +80,8 @@ mod tests {
     use super::*;
     use crate::{Caller, FileKind, FsOptions, ROOT, ViewId, Views};
 
-    /// A file system with a closed file of some pages on disk, and a transaction that has locked
-    /// the first of them.
+    /// Returns a file system with a closed file of several pages on disk, and a transaction that
+    /// has locked the first page.
     fn with_locked_pages() -> (Fs, Views, Transaction) {
         let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
         let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
@@ -96,7 +96,7 @@ mod tests {
         (fs.clone(), Views::new(db, fs), reader)
     }
 
-    /// Orphans and pages that the store has.
+    /// Returns the numbers of orphans and pages in the store.
     fn stored(fs: &Fs) -> (u64, u64) {
         let report = fs.verify().unwrap();
         assert_eq!(report.findings, []);

@@ -1,6 +1,6 @@
-//! The readers of a file system's tuples as functions of bytes, for the fuzz targets under
-//! `fuzz/` and the test below: each takes any bytes and must neither panic nor run away; what it
-//! reads is written, and must read the same. Not in normal builds.
+//! The decoders of a file system's tuples as functions of bytes, for the fuzz targets under `fuzz/`
+//! and the test below. Each takes any bytes, and must neither panic nor loop. Decoded values are
+//! encoded again, and must decode to the same. Not in normal builds.
 
 use bytes::Bytes;
 
@@ -14,7 +14,7 @@ use crate::layout::{
 };
 use crate::promises::Ranges;
 
-/// The node of an inode, extended attributes and small content included.
+/// Decodes the node of an inode, extended attributes and small content included.
 pub fn node(data: &[u8]) {
     let value = Bytes::copy_from_slice(data);
     let Ok((attr, xattrs, content)) = decode_node(7, &value) else { return };
@@ -23,7 +23,7 @@ pub fn node(data: &[u8]) {
     assert_eq!(decode_node(7, &again).ok(), Some((attr, xattrs, content)));
 }
 
-/// The keys and small values of all three dictionaries.
+/// Decodes the keys and small values of all three dictionaries.
 pub fn keys(data: &[u8]) {
     if let Ok((parent, name)) = decode_name_key(data) {
         assert_eq!(name_key(parent, name), data);

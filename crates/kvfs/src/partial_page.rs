@@ -1,20 +1,20 @@
-//! Bytes of a page whose other bytes are not in memory: what small writes have changed of it. It
-//! lies over the page that the store has, and is committed as an update of it (the *upserts* of
-//! BetrFS 0.2), so that a small write waits for no read and costs its own bytes.
+//! A page of which only the bytes that small writes have changed are in memory. It hides bytes of
+//! the page in the store, and is committed as an update of that page (the *upserts* of BetrFS 0.2),
+//! so that a small write waits for no read and costs only its own bytes.
 
 use kvdb::Update;
 
 use crate::layout::PAGE;
 
-/// Pieces that a page is changed in at most. Each is an operation that every read of the page
-/// applies until a merge has done so.
+/// Limit of the pieces of a partial page. Each is an operation that every read of the page applies
+/// until a merge has applied it.
 const MOST_PIECES: usize = 16;
-/// Bytes of all pieces together. With more it saves little not to write the page.
+/// Limit of the bytes in all pieces. Beyond it, little is saved by not writing the whole page.
 const MOST_BYTES: usize = PAGE as usize / 4;
 
-/// The bytes of a page that are known.
+/// The known bytes of a page.
 pub(crate) struct PartialPage {
-    /// Ascending; between two of them there are unknown bytes.
+    /// Ascending pieces, separated by unknown bytes.
     pieces: Vec<Piece>,
 }
 
@@ -30,17 +30,17 @@ impl Piece {
 }
 
 impl PartialPage {
-    /// Whether so many bytes are few enough.
+    /// Returns whether a partial page can hold `len` bytes.
     pub fn takes(len: usize) -> bool {
         len <= MOST_BYTES
     }
 
-    /// Call if it takes so many bytes.
+    /// Returns a partial page with these bytes. Call only if `takes` accepts their number.
     pub fn of(at: usize, bytes: &[u8]) -> PartialPage {
         PartialPage { pieces: vec![Piece { at, bytes: bytes.to_vec() }] }
     }
 
-    /// Whether `write` takes `len` bytes at `at`.
+    /// Returns whether `write` can take `len` bytes at `at`.
     pub fn has_room(&self, at: usize, len: usize) -> bool {
         let (mut pieces, mut bytes) = (1, 0);
         let (mut from, mut to) = (at, at + len);
@@ -55,15 +55,15 @@ impl PartialPage {
         pieces <= MOST_PIECES && bytes + (to - from) <= MOST_BYTES
     }
 
-    /// Overwrites bytes. Call if there is room for them.
+    /// Overwrites bytes. Call only if `has_room` accepts them.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         debug_assert!(self.has_room(at, bytes.len()), "callers look before");
         let end = at + bytes.len();
         let first = self.pieces.partition_point(|piece| piece.end() < at);
         let behind = self.pieces.partition_point(|piece| piece.at <= end).max(first);
         let mut joined = Piece { at, bytes: bytes.to_vec() };
-        // Those that it overlaps or touches: of the first what precedes it, of the last what
-        // follows.
+        // The new piece absorbs the pieces that it overlaps or touches: the start of the first one
+        // and the end of the last one stay.
         if let Some(before) = self.pieces[first..behind].first().filter(|piece| piece.at < at) {
             joined.bytes.splice(..0, before.bytes[..at - before.at].iter().copied());
             joined.at = before.at;
@@ -74,7 +74,7 @@ impl PartialPage {
         self.pieces.splice(first..behind, [joined]);
     }
 
-    /// The page, of which the store has `base`.
+    /// Returns the whole page, if the store has `base`.
     pub fn over(&self, base: &[u8]) -> Vec<u8> {
         let mut page = Vec::with_capacity(PAGE as usize);
         page.extend_from_slice(base);
@@ -87,7 +87,7 @@ impl PartialPage {
         page
     }
 
-    /// What it makes of the value of the page.
+    /// Returns the update of the page's value.
     pub fn update(&self) -> Update {
         let patch = |piece: &Piece| Update::patch(piece.at, &piece.bytes);
         let patches = self.pieces.iter().map(|p| patch(p).expect("pages are short for values"));

@@ -1,5 +1,5 @@
-//! What is promised to a file by `fallocate`, as its calls and the store change it. What a promise
-//! is, and for how long it holds: `promises`.
+//! Changes the space that `fallocate` has promised to a file, as calls and the store require.
+//! `promises` explains promises and how long they hold.
 
 use env::sync::atomic::Ordering;
 use kvdb::Batch;
@@ -12,7 +12,8 @@ use crate::layout::{self, Body, ImapKey, PAGE, blocks_of};
 use crate::promises::Ranges;
 
 impl Fs {
-    /// How many of the bytes that a write brings are promised no space yet; `None`: all are.
+    /// Returns the number of bytes of a write for which no space is promised yet, or `None` if all
+    /// are covered by a promise.
     pub(crate) fn not_promised(&self, ino: Ino, offset: u64, end: u64) -> Option<u64> {
         let promised = self.core.promises.pages_within(ino, offset, end);
         match promised == blocks_of(end) - offset / PAGE {
@@ -21,7 +22,7 @@ impl Fs {
         }
     }
 
-    /// The bytes of a range that no page holds, waiting or stored.
+    /// Returns the ranges of `offset..end` that no page holds, waiting or stored.
     pub(crate) fn unwritten(
         &self,
         ino: Ino,
@@ -33,7 +34,7 @@ impl Fs {
         ranges.add(offset, end);
         match state.attr.body {
             Body::Inline(have) => ranges.remove(0, u64::from(have)),
-            // Without holes nothing is missing before the end.
+            // In a file without holes, all bytes before the end exist.
             Body::Paged(count) if count == blocks_of(state.attr.size) => {
                 ranges.remove(0, state.attr.size);
             }
@@ -51,7 +52,7 @@ impl Fs {
         Ok(ranges)
     }
 
-    /// Takes out what the stored pages from `first` on hold.
+    /// Removes from `from` the bytes of the stored pages `[first, behind)`.
     fn remove_stored(&self, ino: Ino, first: u64, behind: u64, from: &mut Ranges) -> Result<()> {
         let (start, end) = (layout::page_key(ino, first), layout::page_key(ino, behind));
         if start >= end {
@@ -66,8 +67,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Fails with ENOSPC where the space of these ranges, which no page holds, can be promised
-    /// no more.
+    /// Reserves space to promise these ranges, which no page holds. Fails with ENOSPC if the space
+    /// is not available.
     pub(crate) fn reserve_for_promise(&self, ino: Ino, ranges: &Ranges) -> Result<()> {
         let have = self.core.promises.of(ino).unwrap_or_default();
         let mut both = have.clone();
@@ -78,8 +79,8 @@ impl Fs {
         }
     }
 
-    /// Promises space to ranges of a file, whose inode is locked; the note goes with its next
-    /// commit.
+    /// Promises space to ranges of a file whose inode is locked. The note is written with the
+    /// inode's next commit.
     pub(crate) fn promise(&self, ino: Ino, state: &mut InodeState, ranges: &Ranges) {
         if !ranges.is_empty() {
             self.core.promises.change(ino, |have| {
@@ -89,17 +90,16 @@ impl Fs {
         }
     }
 
-    /// These bytes are written now, and take the space that they have in the account of what is
-    /// dirty.
+    /// Releases the promise for bytes that were written; the account of dirty data covers them now.
     pub(crate) fn keep_promise(&self, ino: Ino, state: &mut InodeState, from: u64, to: u64) {
         if self.core.promises.pages_within(ino, from, to) > 0 {
             self.core.promises.change(ino, |ranges| ranges.remove(from, to));
-            // The last of them takes the note away.
+            // When no promised bytes are left, the note is removed.
             state.buffer.promise_changed |= !self.core.promises.has(ino);
         }
     }
 
-    /// These bytes are cut off, or become a hole.
+    /// Releases the promise for bytes that are cut off or become a hole.
     pub(crate) fn release_promise(&self, ino: Ino, state: &mut InodeState, from: u64, to: u64) {
         if self.core.promises.pages_within(ino, from, to) > 0 {
             self.core.promises.change(ino, |ranges| ranges.remove(from, to));
@@ -107,7 +107,7 @@ impl Fs {
         }
     }
 
-    /// Adds the note of what is promised to a file to its commit.
+    /// Adds the note of a file's promise to its commit.
     pub(crate) fn stage_promise(&self, ino: Ino, links: u32, batch: &mut Batch) {
         let key = layout::promise_key(ino);
         match self.core.promises.of(ino).filter(|_| links > 0) {
@@ -116,7 +116,7 @@ impl Fs {
         }
     }
 
-    /// Attributes with what is promised: it counts as taken.
+    /// Returns the attributes with promised pages counted as taken.
     pub(crate) fn with_promise(&self, attr: Attr) -> Attr {
         match self.core.promises.pages_within(attr.ino, 0, u64::MAX) {
             0 => attr,
@@ -124,8 +124,8 @@ impl Fs {
         }
     }
 
-    /// Has what is promised to a file be what the store says, after a change that did not come
-    /// through this view.
+    /// Updates the promise of a file to the store's note, after a change that was not made through
+    /// this view.
     pub(crate) fn follow_promise(&self, ino: Ino) -> Result<()> {
         let imap = self.core.layout.imap;
         let note = self.core.scope.get(imap, &layout::promise_key(ino))?;
@@ -148,13 +148,13 @@ impl Fs {
         Ok(())
     }
 
-    /// Sets aside what is noted in the store: this is the mainline.
+    /// Sets aside the space of all promises in the store: this view is the mainline.
     pub(crate) fn keep_all_promises(&self) -> Result<()> {
         self.core.promises.all.store(true, Ordering::Relaxed);
         self.follow_promises()
     }
 
-    /// Forgets what was promised to files that were removed by their numbers alone.
+    /// Forgets the promises of files that were removed by ranges of their numbers.
     pub(crate) fn forget_promises_of_removed(&self) {
         if self.core.promises.is_empty() {
             return;
@@ -168,7 +168,7 @@ impl Fs {
         }
     }
 
-    /// The same for all files. Notes of files that are no more are of no account.
+    /// Updates the promises of all files to the store's notes. Notes of removed files are ignored.
     pub(crate) fn follow_promises(&self) -> Result<()> {
         let mut files: Vec<Ino> = self.core.promises.files();
         if self.core.promises.all.load(Ordering::Relaxed) {

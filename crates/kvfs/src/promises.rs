@@ -1,14 +1,15 @@
-//! What `fallocate` has promised to files: the space of bytes that are not written yet. It is set
-//! aside for as long as the mount lasts, and noted in the store, so that the next mount sets it
-//! aside, too.
+//! The space that `fallocate` has promised to files for bytes that are not written yet. It is set
+//! aside as long as the mount lasts, and noted in the store, so that the next mount sets it aside,
+//! too.
 //!
-//! The note of a file (`layout::promise_key`) has the ranges as they were asked for, and changes
-//! with them alone. What of them is written follows from the pages, so a write costs no note; the
-//! last one of a range takes it away. A write takes its space from the promise of its file.
+//! The note of a file (`layout::promise_key`) has the ranges as requested, and changes only with
+//! requests. The pages tell which of these bytes are written, so a write does not change the note;
+//! the last write of the promised bytes removes it. A write takes its space from the promise of its
+//! file.
 //!
-//! The mainline keeps the promises of all its files, the view of a transaction those that were made
-//! in it, until its commit. Clones and snapshots keep none: they share the pages, and not the
-//! promise.
+//! The mainline keeps the promises of all its files. The view of a transaction keeps those that
+//! were made in it, until its commit. Clones and snapshots keep none: they share the pages, but not
+//! the promise.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,8 +21,8 @@ use crate::attr::Ino;
 use crate::layout::{self, PAGE, blocks_of};
 use crate::space_account::cost_of;
 
-/// Ranges that are kept of one file. Where there are more, the closest become one: rather too much
-/// is promised than too little.
+/// Limit of the ranges of one file. Beyond it, the closest ranges are joined: promising too much is
+/// better than too little.
 const MAX_RANGES: usize = 1024;
 
 /// Ranges of bytes that do not touch, each from its start to its end.
@@ -81,7 +82,7 @@ impl Ranges {
         }
     }
 
-    /// The pages that have bytes of a range, from `from` to `to`.
+    /// Returns the number of pages between `from` and `to` that contain bytes of a range.
     pub fn pages_within(&self, from: u64, to: u64) -> u64 {
         let (mut pages, mut behind) = (0, from / PAGE);
         let first = self.0.range(..from).next_back().map_or(from, |(start, _)| *start);
@@ -110,7 +111,7 @@ impl Ranges {
         out
     }
 
-    /// `None`: the value is malformed.
+    /// Decodes ranges, or returns `None` if the value is malformed.
     pub fn decode(mut value: &[u8]) -> Option<Ranges> {
         let (mut ranges, mut before) = (BTreeMap::new(), 0u64);
         while !value.is_empty() {
@@ -129,10 +130,10 @@ impl Ranges {
 /// The promises to the files of a view.
 pub(crate) struct Promises {
     files: Mutex<HashMap<Ino, Ranges>>,
-    /// How many files, to be read without the lock.
+    /// The number of files, to be read without the lock.
     count: AtomicUsize,
     space: PromisedSpace,
-    /// All that is noted in the store counts: it is the mainline.
+    /// All notes in the store count: the view is the mainline.
     pub all: AtomicBool,
 }
 
@@ -146,7 +147,7 @@ impl Promises {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Changes what is promised to a file.
+    /// Changes the promise of a file.
     pub fn change(&self, ino: Ino, change: impl FnOnce(&mut Ranges)) {
         let mut files = self.files.lock();
         let ranges = files.entry(ino).or_default();
@@ -176,19 +177,19 @@ impl Promises {
         }
     }
 
-    /// The files that have any.
+    /// Returns the files that have promises.
     pub fn files(&self) -> Vec<Ino> {
         self.files.lock().keys().copied().collect()
     }
 
-    /// The file is no more.
+    /// Forgets the promise of a removed file.
     pub fn forget(&self, ino: Ino) {
         if self.has(ino) {
             self.change(ino, |ranges| *ranges = Ranges::default());
         }
     }
 
-    /// The view has ended.
+    /// Releases all promised space of a view that has ended.
     pub fn give_back(&self) {
         self.files.lock().clear();
         self.count.store(0, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Pages that two files share: a copy of whole pages refers to those of the original where they
-//! lie, and costs their names.
+//! Shares pages between two files: a copy of whole pages refers to those of the original, and costs
+//! only their keys.
 
 use kvdb::{Batch, Isolation, Scope};
 
@@ -9,15 +9,15 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Body, PAGE, PageKeys};
 
-/// Pages that one call shares at most.
+/// Number of pages that one call shares at most.
 const PER_LOCK: u64 = 16 << 10;
-/// What a page costs in the store, about, bytes.
+/// Approximate cost of a page in the store, in bytes.
 const COST: u64 = 64;
 
 impl Fs {
-    /// As much of a copy as can be done by sharing, from its start on, in one commit; 0: none of
-    /// it, nothing is changed. Both offsets must be those of pages, and what ends within a page
-    /// must be the end of both files. (Under the freeze lock.)
+    /// Makes the first part of a copy that can be done by sharing, in one commit. If it copies 0
+    /// bytes, nothing is changed. Both offsets must be page boundaries, and a part that ends within
+    /// a page must end at the end of both files. (Under the freeze lock.)
     pub(crate) fn reflink_pages(
         &self,
         (from, from_offset): (Ino, u64),
@@ -26,14 +26,14 @@ impl Fs {
         hints: WriteHints,
     ) -> Result<Written> {
         let aligned = from_offset.is_multiple_of(PAGE) && to_offset.is_multiple_of(PAGE);
-        // What a serializable transaction reads it must have locked: it copies.
+        // A serializable transaction must lock the data that it reads, so it copies.
         let locks = matches!(&self.core.scope, Scope::Transaction(t) if t.isolation() == Isolation::Serializable);
-        // Values by reference are given where the store is: over a wire it copies, too.
+        // References to values can only be made where the store is: a view over a wire copies, too.
         if !aligned || locks || from == to || self.core.scope.is_served() {
             return Ok(Written::default());
         }
         let source = self.inode(from)?;
-        // What is copied is as it is now: the view is taken while it is locked.
+        // The view is taken under the source's lock, so that it has the current content.
         let (view, source_end) = {
             let mut state = self.lock(&source)?;
             if state.attr.kind != FileKind::File
@@ -92,14 +92,14 @@ impl Fs {
         let lost_capability = state.buffer.lost_capability;
         let capability = state.xattrs.as_ref().and_then(|all| all.get(CAPABILITY).cloned());
         let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
-        // Until it is committed.
+        // The target is dirty until it is committed.
         self.mark_dirty(&target, &mut state);
         let mut attr = state.attr;
         attr.body = Body::Paged(count + shared);
         attr.size = attr.size.max(to_offset + len);
         let staged = self.stage(to, &mut state, &attr, &mut batch);
         if let Err(e) = staged.and_then(|()| self.apply(batch)) {
-            // Nothing was copied, so it has not changed.
+            // Nothing was copied, so the target has not changed.
             state.attr = before;
             state.buffer.lost_capability = lost_capability;
             if let (Some(all), Some(value)) = (&mut state.xattrs, capability) {

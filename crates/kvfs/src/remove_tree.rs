@@ -1,20 +1,21 @@
-//! A name removed with everything below it, in one commit: it is there whole, or gone.
+//! Removes a name with everything below it, in one commit: the tree exists as a whole or not at
+//! all.
 //!
 //! The names are walked level by level (`tree`), then the nodes are read once, in the order of
-//! their numbers. Inodes that were made one after the other mostly go together, so what is deleted
-//! are ranges of numbers: one range delete of each dictionary for a range, whatever lies in
-//! it. What does not fit in:
+//! their numbers. Inodes that were made one after the other are mostly removed together, so ranges
+//! of numbers are deleted: one range delete in each dictionary for a range, whatever its content.
+//! There are exceptions:
 //!
 //! - A file with a name outside of the tree keeps its node, with fewer links.
-//! - An open file lives on in memory without a name, as after an unlink. What the store
-//!   has of its content stays under an orphan record until it is closed.
-//! - A transaction must say name by name what it removes of that which it has not made itself: its
-//!   commit tells others by that (`apply_commit`). Whether content can go is then the mainline's
-//!   decision, so it leaves orphan records.
+//! - An open file lives on in memory without a name, as after an unlink. Its content in the store
+//!   stays under an orphan record until it is closed.
+//! - A transaction must delete by name the objects that it has not made itself, since its commit
+//!   tells others of them (`apply_commit`). The mainline then decides whether content can be
+//!   removed, so the transaction leaves orphan records.
 //!
-//! The view is frozen, so that no call makes anything in a directory that is being
-//! removed: a microsecond or so for each name. Sixty bytes of memory for each name are taken, and
-//! more than [`crate::tree::MOST_NAMES`] are refused.
+//! The view is frozen for about a microsecond per name, so that no call makes an entry in a
+//! directory that is being removed. The removal takes sixty bytes of memory per name; trees of more
+//! than [`crate::tree::MOST_NAMES`] names are refused.
 
 use std::sync::Arc;
 
@@ -31,31 +32,31 @@ use crate::namespace::check_name;
 use crate::tree::{Locked, Node, Tree, for_each_of};
 use crate::views::{Untold, ViewId, Views};
 
-/// Bytes of changes that are committed as they are; more of them go through a transaction, which
-/// may write them out.
+/// Bytes of changes that are committed as one batch; more changes are put into a transaction, which
+/// can write them out.
 const AT_ONCE: usize = 1 << 20;
-/// Bytes that a change takes in addition to its key and value, about.
+/// Approximate size of a change in addition to its key and value, in bytes.
 const OVERHEAD: usize = 32;
 
-/// What was removed.
+/// Statistics of a removal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoveStats {
-    /// Directories removed.
+    /// The number of directories removed.
     pub directories: u64,
-    /// Names of everything else.
+    /// The number of names of other objects removed.
     pub files: u64,
-    /// Content of files whose last name went, bytes.
+    /// Content of the files that lost their last name, in bytes.
     pub bytes: u64,
 }
 
 impl Fs {
-    /// Removes `name` from `parent`, whatever it is, with everything below it.
+    /// Removes `name` from `parent` with everything below it. It may be any object.
     pub fn remove_tree(&self, parent: Ino, name: &[u8]) -> Result<RemoveStats> {
         self.remove_and_list(parent, name, &|_| Untold::default()).map(|(stats, ..)| stats)
     }
 
-    /// Removes a tree, and also returns what a kernel may have to be told. `note`: called with that
-    /// before anything is changed.
+    /// Removes a tree, and also returns the changes that a kernel may have to be told of. `note`:
+    /// called with these before anything is changed.
     fn remove_and_list(
         &self,
         parent: Ino,
@@ -78,7 +79,7 @@ impl Fs {
         note: &dyn Fn(&ChangeSet) -> Untold,
     ) -> Result<(RemoveStats, ChangeSet, Untold)> {
         if let Some(transaction) = self.locking() {
-            // What it must wait for it waits for while others work in the view.
+            // Waits for all locks before the freeze, while others can work in the view.
             let _call = self.enter()?;
             let (ino, kind) = self.entry(parent, name)?.ok_or(Error::NotFound)?;
             match kind {
@@ -102,7 +103,8 @@ impl Fs {
         let (view, tree) = match kind {
             FileKind::Dir => self.tree_below(ino, self.locking(), Locked::ToRemove)?,
             _ => {
-                // Before it is read: what waited for its commit is in the store then.
+                // The inode is locked before it is read: the lock commits waiting changes to the
+                // store.
                 self.lock_in_store(ino, true)?;
                 (Arc::new(self.core.scope.view()?), Tree::of_file(ino))
             }
@@ -133,8 +135,8 @@ impl Fs {
 }
 
 impl Views {
-    /// Removes a tree of a view, by a path from its root, in which no symbolic link is followed;
-    /// kernels that know the place are told.
+    /// Removes a tree of a view by a path from its root, and tells the kernels that have cached it.
+    /// Symbolic links in the path are not followed.
     pub fn remove_tree(&self, view: &ViewId, path: &[u8]) -> Result<RemoveStats> {
         let (fs, number) = (self.fs(view)?, self.number(view)?);
         fs.writable()?;
@@ -157,7 +159,7 @@ impl Views {
             };
         }
         fs.peek(parent, name)?.ok_or(Error::NotFound)?;
-        // What programs do not use need not be kept for them.
+        // Inodes that programs do not use need not be kept for them.
         self.goes(view, number, &fs, (parent, name), &names.join(&b'/'))?;
         let note = |changes: &ChangeSet| self.will_tell(number, changes);
         let (stats, changes, untold) = fs.remove_and_list(parent, name, &note)?;
@@ -167,14 +169,14 @@ impl Views {
     }
 }
 
-/// Inodes one behind the other of which a dictionary loses everything.
+/// Consecutive inodes of which a dictionary deletes everything.
 #[derive(Default)]
 struct InoRange {
     from: Ino,
-    /// Behind the last one.
+    /// The number after the last one.
     to: Ino,
-    /// How many of them the dictionary may have something of that one deletion of a key does not
-    /// take away.
+    /// The number of inodes for which the dictionary may hold more than one key, so that the
+    /// deletion of a single key does not suffice.
     wide: u64,
     some: bool,
 }
@@ -187,28 +189,28 @@ struct OpenInode {
     stored: bool,
 }
 
-/// A tree on its way out.
+/// A tree that is being removed.
 struct Removal<'a> {
     fs: &'a Fs,
     layout: Layout,
     now: Timestamp,
     batch: Batch,
     bytes: usize,
-    /// Where changes are gathered that are too many for one batch.
+    /// The transaction that collects changes if they are too many for one batch.
     private: Option<Transaction>,
     names: InoRange,
     nodes: InoRange,
     pages: InoRange,
     open: Vec<OpenInode>,
-    /// In memory, and not in use.
+    /// Inodes in memory that are not in use.
     idle: Vec<Arc<Inode>>,
-    /// In memory, and with names elsewhere.
+    /// Inodes in memory that have names elsewhere.
     linked: Vec<(Arc<Inode>, Attributes)>,
     stats: RemoveStats,
     changes: ChangeSet,
 }
 
-/// A node as it is stored.
+/// A node in its stored form.
 struct Stored<'a> {
     attr: Attributes,
     xattrs: Option<Xattrs>,
@@ -237,14 +239,14 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// Everything but the name of the top.
+    /// Stages everything but the name of the top.
     fn stage(&mut self, view: &kvdb::View, tree: &Tree) -> Result<()> {
         let missing =
             |ino| Error::Corrupt { ino, what: "an entry names it, and it does not exist".into() };
         let mut next = 0;
         for_each_of(view, self.layout.imap, &tree.inodes, |at, tuple| {
             if tuple.key.len() > 8 {
-                // The value of an extended attribute: it goes with the node.
+                // The value of an extended attribute is removed with the node.
                 return Ok(());
             }
             if at != next {
@@ -282,10 +284,10 @@ impl<'a> Removal<'a> {
         Ok(())
     }
 
-    /// One inode, with as many names less as it has in the tree.
+    /// Stages the removal of an inode's names in the tree.
     fn node(&mut self, tree: &Tree, node: Node, stored: Stored<'_>) -> Result<()> {
         let (fs, ino) = (self.fs, node.ino);
-        // What is left behind by a rollback is another inode under this number.
+        // A stranded inode is a different inode under this number.
         let referenced =
             fs.core.inode_cache.references(ino) > 0 && fs.core.inode_cache.stranded(ino).is_none();
         let known = match referenced {
@@ -318,7 +320,7 @@ impl<'a> Removal<'a> {
             );
         }
         if attr.kind == FileKind::File {
-            // Files of holes may have any size.
+            // Sparse files may have any size.
             self.stats.bytes = self.stats.bytes.saturating_add(attr.size);
         }
         let has_external =
@@ -351,7 +353,7 @@ impl<'a> Removal<'a> {
                 let state = inode.state.read();
                 let content = match node.dir {
                     true => Bytes::new(),
-                    // A copy: it may be a slice of a whole block.
+                    // Copied, since the slice could pin a whole block.
                     false => Bytes::copy_from_slice(&fs.content(ino, &state)?),
                 };
                 let attr = Attributes { nlink: 0, ctime: self.now, ..attr };
@@ -371,7 +373,7 @@ impl<'a> Removal<'a> {
         Ok(())
     }
 
-    /// A file that has names elsewhere.
+    /// Stages the new link count of a file that has names elsewhere.
     fn fewer_links(
         &mut self,
         known: Option<Arc<Inode>>,
@@ -390,7 +392,7 @@ impl<'a> Removal<'a> {
         self.spill_if_large()
     }
 
-    /// The names in it, if it is a directory.
+    /// Stages the removal of the names in a directory; other inodes have none.
     fn names_of(&mut self, tree: &Tree, node: Node, removes: bool, referenced: bool) -> Result<()> {
         let dir = node.ino;
         let names = match node.dir {
@@ -408,7 +410,7 @@ impl<'a> Removal<'a> {
                 self.delete(self.layout.nmap, layout::name_key(dir, tree.name(at)))
             });
         }
-        // What is no directory has no names, and so does not interrupt a range.
+        // An inode that is not a directory has no names, and so does not interrupt a range.
         match self.names.extend(dir, !names.is_empty()) {
             Some(done) => self.delete_range(self.layout.nmap, &done),
             None => Ok(()),
@@ -440,7 +442,7 @@ impl<'a> Removal<'a> {
     }
 
     /// Moves the changes out of memory when they are many. On the mainline only: in a transaction
-    /// nothing could be taken back.
+    /// they could not be undone.
     fn spill_if_large(&mut self) -> Result<()> {
         let Scope::Mainline(db) = &self.fs.core.scope else { return Ok(()) };
         if self.bytes < AT_ONCE {
@@ -459,7 +461,7 @@ impl<'a> Removal<'a> {
         Ok(private.apply(std::mem::take(&mut self.batch))?)
     }
 
-    /// Makes it so, in the store and then in memory.
+    /// Commits the removal to the store and then applies it in memory.
     fn commit(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
         match self.private.take() {
@@ -487,8 +489,8 @@ impl<'a> Removal<'a> {
 }
 
 impl InoRange {
-    /// Takes in another inode, whose number is larger; gives what was gathered, if it does not
-    /// follow that at once.
+    /// Adds an inode with a larger number. Returns the pending range if the inode does not follow
+    /// it directly.
     fn extend(&mut self, ino: Ino, wide: bool) -> Option<InoRange> {
         let done = (self.some && self.to != ino).then(|| std::mem::take(self));
         if !self.some {

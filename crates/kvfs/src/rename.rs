@@ -1,6 +1,6 @@
-//! Rename, with the flags of `renameat2`: the one operation with up to four inodes, all committed
-//! in one batch together with the moved file's dirty data. So a crash never shows a name that was
-//! replaced by an empty or half file.
+//! Renames entries, with the flags of `renameat2`. This is the one operation with up to four
+//! inodes, all committed in one batch together with the moved file's dirty data. So a crash never
+//! leaves a replaced name with an empty or half-written file.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::namespace::{Unlinked, check_name};
 use crate::request;
 use crate::space_account::NAME_COST;
 
-/// A name's inode.
+/// The inode of a name.
 struct NamedInode {
     ino: Ino,
     kind: FileKind,
@@ -32,13 +32,13 @@ impl NamedInode {
 /// A directory entry, by its directory and its name.
 type Place<'a> = (Ino, &'a [u8]);
 
-/// One rename: where from, where to, and the inodes that have these names.
+/// A rename: the old place, the new place, and the inodes that have these names.
 struct Rename<'a> {
     from: Place<'a>,
     to: Place<'a>,
     flags: RenameFlags,
     source: NamedInode,
-    /// What is replaced, or exchanged with the source.
+    /// The inode that is replaced by the source, or exchanged with it.
     target: Option<NamedInode>,
 }
 
@@ -47,13 +47,13 @@ impl Rename<'_> {
         self.from.0 == self.to.0
     }
 
-    /// Whether a directory gets another parent.
+    /// Returns whether a directory gets another parent.
     fn moves_a_dir(&self) -> bool {
         let exchanged = self.flags.exchange && self.target.as_ref().is_some_and(NamedInode::is_dir);
         !self.is_within_one_dir() && (self.source.is_dir() || exchanged)
     }
 
-    /// Fails where only one of source and target is a directory, unless they are exchanged.
+    /// Fails if only one of source and target is a directory, unless they are exchanged.
     fn check_kinds(&self) -> Result<()> {
         match &self.target {
             Some(target) if !self.flags.exchange => match (self.source.is_dir(), target.is_dir()) {
@@ -65,8 +65,8 @@ impl Rename<'_> {
         }
     }
 
-    /// Fails where source or target is one of the two directories. These are locked, and in a sound
-    /// store `check_ancestry` has refused every such rename.
+    /// Fails if source or target is one of the two directories, which are locked. In a sound store
+    /// `check_ancestry` has refused every such rename.
     fn check_distinct(&self) -> Result<()> {
         let is_parent = |inode: &NamedInode| inode.ino == self.from.0 || inode.ino == self.to.0;
         if is_parent(&self.source) || self.target.as_ref().is_some_and(is_parent) {
@@ -82,13 +82,13 @@ impl Rename<'_> {
 /// The locked inodes of a rename.
 struct RenameLocks<'a> {
     dir: RwLockWriteGuard<'a, InodeState>,
-    /// `None`: source and target are in one directory.
+    /// `None` if source and target are in one directory.
     new_dir: Option<RwLockWriteGuard<'a, InodeState>>,
     source: RwLockWriteGuard<'a, InodeState>,
     target: Option<RwLockWriteGuard<'a, InodeState>>,
 }
 
-/// The inodes' attributes after a rename.
+/// The attributes of the inodes after a rename.
 struct Renamed {
     dir: Attributes,
     new_dir: Option<Attributes>,
@@ -120,12 +120,12 @@ impl Fs {
         self.retry_on_lock(|| self.rename_once((parent, name), (new_parent, new_name), flags))
     }
 
-    /// Locks the directories and looks up both names; checks; locks the inodes; stages one batch;
-    /// commits it.
+    /// Locks the directories, looks up both names, checks them, locks the inodes, and commits the
+    /// changes as one batch.
     fn rename_once(&self, from: Place<'_>, to: Place<'_>, flags: RenameFlags) -> Result<()> {
         let _call = self.enter()?;
         if flags.whiteout {
-            // It is a new inode.
+            // A whiteout is a new inode.
             self.reserve(NAME_COST)?;
         }
         let _tree = self.core.tree.lock();
@@ -167,7 +167,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Looks up both names. `None`: they are names of one file, so POSIX wants nothing done.
+    /// Looks up both names. Returns `None` if they are names of one file: POSIX requires that
+    /// nothing is done then.
     fn look_up_rename<'a>(
         &self,
         from: Place<'a>,
@@ -184,7 +185,7 @@ impl Fs {
         }
     }
 
-    /// Fails where a directory would come to lie below itself. `above_dir` and `above_new_dir` are
+    /// Fails if a directory would become its own descendant. `above_dir` and `above_new_dir` are
     /// the parents of the two directories, which the caller has locked.
     fn check_ancestry(
         &self,
@@ -233,7 +234,7 @@ impl Fs {
         }
 
         if !locks.source.dirty && !flags.whiteout {
-            // As many names as before, or one less.
+            // The number of names stays the same or decreases by one.
             batch.releases_space();
         }
         let source_attr = self.stage_moved(source, &mut locks.source, (*new_parent, now), batch)?;
@@ -256,8 +257,8 @@ impl Fs {
             }
         }
         if rename.moves_a_dir() {
-            // Two transactions that change no inode in common may together make a circle. This key
-            // makes them conflict.
+            // Two transactions that change no inode in common could create a cycle together. This
+            // key makes them conflict.
             batch.put(
                 layout.imap,
                 layout::MOVES_KEY.as_slice(),
@@ -272,7 +273,7 @@ impl Fs {
         Ok(Renamed { dir, new_dir, source: source_attr, exchanged, unlinked })
     }
 
-    /// Stages an inode that gets the parent `to` at the time `now`, its dirty data included.
+    /// Stages an inode that gets the parent `to` at the time `now`, with its dirty data.
     fn stage_moved(
         &self,
         moved: &NamedInode,
@@ -286,7 +287,7 @@ impl Fs {
         Ok(attr)
     }
 
-    /// What the old name stands for from now on: the exchanged inode, a whiteout, or nothing.
+    /// Stages the new meaning of the old name: the exchanged inode, a whiteout, or a removal.
     fn stage_old_name(
         &self,
         rename: &Rename<'_>,
@@ -315,7 +316,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The batch of `stage_rename` is committed: the inodes in memory become what it says.
+    /// Updates the inodes in memory after the batch of `stage_rename` was committed.
     fn renamed(&self, rename: &Rename<'_>, mut locks: RenameLocks<'_>, renamed: Renamed) {
         self.mark_committed(&mut locks.source, renamed.source);
         self.mark_committed(&mut locks.dir, renamed.dir);
@@ -341,8 +342,9 @@ impl Fs {
         }))
     }
 
-    /// Whether `dir` is `above` or lies below it. `parent_of_locked` knows the parents of the
-    /// directories the caller has locked; the tree lock keeps those of all others as they are.
+    /// Returns whether `dir` is `above` or one of its descendants. `parent_of_locked` knows the
+    /// parents of the directories that the caller has locked; the tree lock keeps the parents of
+    /// all others stable.
     fn is_below(
         &self,
         dir: Ino,
@@ -350,8 +352,8 @@ impl Fs {
         parent_of_locked: &dyn Fn(Ino) -> Option<Ino>,
     ) -> Result<bool> {
         let mut at = dir;
-        // In a damaged store the way up may lead in a circle: it comes back to where it was after
-        // some power of two of steps (Brent).
+        // In a damaged store the way up may contain a cycle: it then returns to a directory visited
+        // after some power of two of steps (Brent).
         let (mut mark, mut next_mark) = (0, 1);
         for step in 0u64.. {
             if at == above {
@@ -407,7 +409,7 @@ fn enter(dir: &mut Attributes, entry: &NamedInode) {
     }
 }
 
-/// The node of a whiteout, as overlayfs knows it.
+/// Returns the node of a whiteout in the form that overlayfs uses.
 fn whiteout(now: Timestamp, of: &Attributes) -> Attributes {
     Attributes {
         kind: FileKind::CharDevice,

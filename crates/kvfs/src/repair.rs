@@ -1,11 +1,12 @@
-//! Repair of the file system: makes the three dictionaries one again, after blocks were lost, or
-//! after anything else that the checker finds. It changes what contradicts something else and
-//! nothing that is sound, and it takes away only what means nothing: names that lead nowhere,
-//! values that nothing refers to. What has lost its name gets one in `lost+found`; data that has
-//! lost its node gets a new one. What is gone is noted (`lost`), and reading a lost page fails.
+//! Repairs the file system: makes the three dictionaries consistent after blocks were lost, or
+//! after any other damage that the checker finds. It changes tuples that contradict others and
+//! nothing that is sound, and removes only tuples without a meaning: names that lead nowhere,
+//! values that nothing refers to. An inode that has lost its name gets one in `lost+found`; data
+//! that has lost its node gets a new node. Losses are noted (`lost`), and reading a lost page
+//! fails.
 //!
-//! All of it is one batch over one view: first the tuples (`tuples`), then the tree that they make
-//! (`tree`). Memory is that of the checker: an entry for each inode.
+//! The repair is one batch over one view: first the tuples (`tuples`), then the tree that they make
+//! (`tree`). It takes as much memory as the checker: an entry for each inode.
 
 mod lost;
 mod tree;
@@ -25,26 +26,28 @@ use crate::layout::{Attributes, Body, Layout, Xattrs};
 use crate::reservation::INO_LIMIT;
 use crate::verify::Finding;
 
-/// What a repair did.
+/// The result of a repair.
 #[derive(Clone, Debug, Default)]
 pub struct Repaired {
-    /// Blocks that could not be read, and what hung on them: see [`kvdb::Kvdb::repair`].
+    /// Blocks that could not be read, and the data that depended on them: see
+    /// [`kvdb::Kvdb::repair`].
     pub store: RepairReport,
-    /// What was wrong with the file system, and what became of it.
+    /// The damage to the file system, and how it was repaired.
     pub mended: Vec<Finding>,
 }
 
-/// What becomes of content that is lost.
+/// The treatment of content that is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Losses {
-    /// Reading it fails, until it is written again, and what was lost is kept as a list.
+    /// Reading lost content fails until it is written again, and the losses are listed.
     Keep,
-    /// It reads as zeros, and so does what earlier repairs have noted; there is no list any more.
+    /// Lost content reads as zeros, including losses that earlier repairs have noted; the list is
+    /// removed.
     Accept,
 }
 
-/// Repairs the store and the file system in it, if there is one. All of it takes effect at once, or
-/// nothing.
+/// Repairs the store and the file system in it, if there is one. The repair takes effect as a whole
+/// or not at all.
 pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
     let mut mended = Vec::new();
     let layout = Layout::find(db);
@@ -52,7 +55,7 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
         let Some(layout) = layout else { return Ok(Batch::new()) };
         let notes = notes_of(db);
         let noted = notes.map(|notes| noted_bound(view, notes)).transpose()?.flatten();
-        // What is left of the counter's notes may be old.
+        // The remaining notes of the counter may be old.
         let given = given_below(db).max(noted.unwrap_or(0));
         let largest = largest_ino(view, &layout)?.max(given.saturating_sub(1));
         let mut mend = Mend::new(view, layout, env, largest, losses);
@@ -77,15 +80,15 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
     Ok(Repaired { store, mended })
 }
 
-/// An inode as it is, and what was found of it.
+/// An inode, and the data found for it.
 struct Examined {
     attr: Attributes,
     xattrs: Option<Xattrs>,
     content: Bytes,
     changed: bool,
     names: u64,
-    /// How many entries a directory has, how many of them are directories, where the directory is,
-    /// and by which name.
+    /// The number of a directory's entries, the number of directories among them, and the directory
+    /// and name under which the directory was found.
     entries: u64,
     subdirectories: u64,
     found_in: Option<(Ino, Vec<u8>)>,
@@ -132,8 +135,9 @@ impl<'a> Mend<'a> {
         self.mended.push(Finding { ino, what: what.into() });
     }
 
-    /// Notes the bound of all numbers, unless it is `noted` and enough: those that were given
-    /// before are below `given`. What directories have reserved is void.
+    /// Notes the bound of all numbers, unless the bound `noted` suffices: numbers given before are
+    /// below `given`. With a new bound the marks of the branches are removed, so all reservations
+    /// of directories become void.
     fn count_again(&mut self, notes: DictionaryId, noted: Option<Ino>, given: Ino) {
         let highest = self.inodes.last_key_value().map_or(ROOT, |(ino, _)| *ino);
         let bound = given.max(highest.saturating_add(1)).min(INO_LIMIT);
@@ -144,7 +148,7 @@ impl<'a> Mend<'a> {
         }
     }
 
-    /// A node in the place of one that is lost: the superuser's alone.
+    /// Makes a node in place of a lost one, accessible to the superuser only.
     fn make(&mut self, ino: Ino, kind: FileKind) {
         let perm = if kind == FileKind::Dir { 0o700 } else { 0o600 };
         let now = self.now;

@@ -1,5 +1,5 @@
-//! Another state takes the place of the one that a view has, all at once: that of a snapshot by a
-//! rollback, or a newer one that was published elsewhere. What is in memory is brought up to it.
+//! Replaces the state of a view as a whole: by that of a snapshot in a rollback, or by a newer one
+//! that was published elsewhere. The inodes in memory are brought up to date with it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::fs::superseded::ChangeTurn;
 use crate::inode::{Identity, Inode, InodeState};
 use crate::layout::{self, ImapKey, Layout};
 
-/// An inode that the kernel refers to, and what it is.
+/// An inode to which the kernel refers, and its identity.
 pub(crate) type Known = (Ino, Identity);
 
 impl ChangeSet {
-    /// What has changed from one state of a view to another one of the same store.
+    /// Returns the changes from one state of a view to another one of the same store.
     pub(crate) fn between(before: &View, after: &View, layout: &Layout) -> Result<ChangeSet> {
         let mut changes = ChangeSet::default();
         for change in before.difference(layout.nmap, after, layout.nmap)? {
@@ -38,19 +38,19 @@ impl ChangeSet {
 }
 
 impl Fs {
-    /// What the kernel refers to of the inodes that change.
+    /// Returns the inodes among the changed ones to which the kernel refers.
     pub(crate) fn known_of(&self, changes: &ChangeSet) -> Result<Vec<Known>> {
         let changed = changes.inodes.iter().map(|(ino, _)| *ino);
         self.identities(changed.filter(|ino| self.core.inode_cache.references(*ino) > 0))
     }
 
-    /// Brings what is in memory up to a state that has taken the place of another one. The view is
-    /// frozen, and nothing is dirty. `known`: [`Fs::known_of`], of the state before.
+    /// Brings the inodes in memory up to date after the state was replaced. The view is frozen, and
+    /// nothing is dirty. `known`: the result of [`Fs::known_of`] in the state before.
     pub(crate) fn follow_changes(&self, changes: &ChangeSet, known: Vec<Known>) -> Result<()> {
         let changed = changes.inodes.iter();
         let cached = changed.filter_map(|(ino, _)| self.core.inode_cache.get(*ino)).collect();
         self.bring_up(cached, known)?;
-        // Listings that stopped at a name that is gone must find where they were.
+        // Listings that stopped at a removed name must find their position.
         for (parent, name, _) in changes.names.iter().filter(|(.., removed)| *removed) {
             if let Some(dir) = self.core.inode_cache.get(*parent) {
                 self.remember_removed(&dir, name);
@@ -59,10 +59,10 @@ impl Fs {
         Ok(())
     }
 
-    /// Brings these inodes in memory up to the store, and has the kernel's references follow.
+    /// Brings these inodes in memory up to date with the store, and adapts the kernel's references.
     fn bring_up(&self, cached: Vec<Arc<Inode>>, known: Vec<Known>) -> Result<()> {
-        // Nothing is locked by reading this. What a serializable transaction has in memory is
-        // locked, or noted as not locked.
+        // This read locks nothing. The inodes that a serializable transaction has in memory are
+        // locked already, or noted as not locked.
         let view = self.core.scope.view()?;
         let node = |ino| -> Result<_> {
             let value = view.get(self.core.layout.imap, &layout::node_key(ino))?;
@@ -80,8 +80,8 @@ impl Fs {
                         ..InodeState::new(attr, xattrs)
                     };
                 }
-                // Made since then, or another one under its number; or it cannot be read now,
-                // and the next access returns the error.
+                // The inode was made since, or another inode has its number, or it cannot be read
+                // now and the next access returns the error.
                 _ => {
                     drop(state);
                     self.core.inode_cache.leave(&inode);
@@ -93,8 +93,8 @@ impl Fs {
                 Ok(Some((attr, ..))) if Identity::of(&attr) == before => {
                     self.core.inode_cache.recover(ino)
                 }
-                // Nothing says that it is another one: a branch gives no number twice. What reads
-                // it returns the error, as long as there is one.
+                // Nothing indicates that the inode is a different one: a branch gives no number
+                // twice. Reading it returns the error as long as the error lasts.
                 Err(_) => {}
                 // The root stays the root, whatever its identity.
                 _ if ino == crate::ROOT => {}
@@ -104,10 +104,11 @@ impl Fs {
         Ok(())
     }
 
-    /// Has `change` make another state of the store this view's, all at once, and brings everything
-    /// in memory up to that. What is not committed is gone. What the kernel refers to and is no
-    /// more, or is another file under the same number, is stale from then on. Gives what the kernel
-    /// may know that is not so any more; `change` is called with what it may know before.
+    /// Makes `change` replace the state of this view as a whole, and brings everything in memory up
+    /// to date with the new state. Uncommitted changes are lost. An inode to which the kernel
+    /// refers becomes stale if it does not exist any more, or if another file has its number.
+    /// Returns the names and inodes that the kernel must invalidate; `change` is called with those
+    /// that it may have cached before.
     pub(crate) fn revert(
         &self,
         turn: &ChangeTurn<'_>,
@@ -120,8 +121,9 @@ impl Fs {
         let mut names = Vec::new();
         self.add_known_names(&mut names)?;
         let known = self.identities(self.referenced())?;
-        // What is dirty here goes; but caches have read it. What cannot be committed now may come
-        // back from there, and is no worse for it.
+        // Dirty data is dropped with the state, but caches have read it, so it is committed if
+        // possible. Data that cannot be committed now may be written back from a cache, and is no
+        // worse for that.
         let _ = kvdb::without_lock_waits(|| self.commit_older_than(Duration::MAX));
         let before = self.state_before_change(None)?;
         let referenced = self.referenced().into_iter().chain([crate::ROOT]);
@@ -129,11 +131,11 @@ impl Fs {
         let known_before = ChangeSet { names, inodes, ..ChangeSet::default() };
         change(&known_before)?;
         let mut names = known_before.names;
-        // It has happened: no error ends this before what is in memory has followed it.
+        // The state is replaced: no error ends this before the inodes in memory have followed.
         turn.publish(before);
         self.core.files.forget();
         if matches!(self.core.scope, Scope::Mainline(_)) {
-            // What directories have reserved in the state that is back was used since.
+            // Reservations in the restored state were used since.
             self.core.inode_allocator.void_reservations();
             self.core.inode_allocator.clear_mark();
         }
@@ -145,11 +147,11 @@ impl Fs {
         }
         let mut after = Vec::new();
         if let Err(e) = self.add_known_names(&mut after) {
-            // Those that cannot be read give an error to those who look for them, too.
+            // Names that cannot be read return an error to those who look them up, too.
             tracing::warn!("not all names that are back can be told to caches: {e}");
         }
         let after: HashSet<ChangedName> = after.into_iter().collect();
-        // Listings that stopped at a name that is gone must find where they were.
+        // Listings that stopped at a removed name must find their position.
         for gone in names.iter().filter(|named| !after.contains(named)) {
             if let Some(dir) = self.core.inode_cache.get(gone.0) {
                 self.remember_removed(&dir, &gone.1);
@@ -163,7 +165,7 @@ impl Fs {
         Ok(ChangeSet { names, inodes, ..ChangeSet::default() })
     }
 
-    /// What of these the kernel refers to is.
+    /// Returns the identities of those of these inodes to which the kernel refers.
     fn identities(&self, referenced: impl IntoIterator<Item = Ino>) -> Result<Vec<Known>> {
         let view = self.core.scope.view()?;
         let mut known = Vec::new();
@@ -185,8 +187,8 @@ impl Fs {
         Ok(known)
     }
 
-    /// Adds the names in all directories that the kernel refers to; after an error those that could
-    /// be read.
+    /// Adds the names in all directories to which the kernel refers; after an error, those that
+    /// could be read.
     pub(crate) fn add_known_names(&self, names: &mut Vec<ChangedName>) -> Result<()> {
         let view = self.core.scope.view()?;
         for ino in self.referenced().into_iter().chain([crate::ROOT]) {

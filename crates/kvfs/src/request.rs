@@ -1,4 +1,4 @@
-//! The request that a thread answers, where commits note which requests they complete.
+//! The kernel's request that a thread answers. Commits note the requests that they complete.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ thread_local! {
 }
 
 /// Answers a request: the commit that completes it on the mainline carries this note, with the
-/// number of the inode as its value. A request that changes nothing, or fails, leaves none.
+/// number of the inode as its value. A request that changes nothing, or fails, leaves no note.
 pub fn with_note<T>(note: Note, answer: impl FnOnce() -> T) -> T {
     struct Restored(Option<Note>);
     impl Drop for Restored {
@@ -23,7 +23,7 @@ pub fn with_note<T>(note: Note, answer: impl FnOnce() -> T) -> T {
     answer()
 }
 
-/// The commit of this batch completes the request of this thread, if it has one.
+/// Makes the commit of this batch complete the request of this thread, if it has one.
 pub(crate) fn completes(batch: &mut Batch, ino: Ino) {
     if let Some(note) = REQUEST.get() {
         batch.note(Note { value: ino, ..note });

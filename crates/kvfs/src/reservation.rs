@@ -1,15 +1,15 @@
-//! Inode numbers that a directory has reserved for its next entries: what its node says of its
-//! zone.
+//! Inode numbers that a directory has reserved for its next entries, as stored in its node.
 
 use crate::attr::{Ino, ROOT};
 
-/// Numbers stay below this: the bits above are the view's where a number carries one.
+/// Inode numbers are below this: the bits above belong to the view if a number carries one.
 pub(crate) const INO_LIMIT: Ino = 1 << 48;
-/// A new subdirectory gets one in this many of the numbers of a zone at most, and one in that many
-/// of those that its parent has left.
+/// A new subdirectory gets at most one in `ZONE_SHARE` of the numbers of a zone, and one in
+/// `LEFT_SHARE` of those that its parent has left.
 const ZONE_SHARE: u64 = 8;
 const LEFT_SHARE: u64 = 3;
-/// Fewer numbers are not worth a share: the subdirectory reserves a block with its first entry.
+/// The smallest share. If it would be smaller, the subdirectory reserves a block with its first
+/// entry instead.
 const SMALLEST_SHARE: u64 = 4;
 
 /// Numbers that a directory has reserved for its next files.
@@ -20,7 +20,8 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// `None`: there are no such numbers.
+    /// Returns a reservation of `len` numbers from `next` on, or `None` if these are not valid
+    /// numbers.
     pub fn of(next: Ino, len: u64) -> Option<Reservation> {
         let end = next.checked_add(len).filter(|&end| end <= INO_LIMIT)?;
         (next > ROOT && len > 0).then_some(Reservation { next, end })
@@ -40,7 +41,7 @@ impl Reservation {
         ino
     }
 
-    /// Takes off what a new subdirectory gets of it: the numbers that would be next.
+    /// Splits off the share of a new subdirectory: the next numbers.
     pub fn split(&mut self, zone: u64) -> Reservation {
         let share = (zone / ZONE_SHARE).min(self.len() / LEFT_SHARE);
         if share < SMALLEST_SHARE {

@@ -1,8 +1,8 @@
-//! Files of a damaged store: inodes, names and data, each as far as it is left, and what is missing
-//! of it.
+//! Files of a damaged store: inodes, names and data, each as far as it is left, and the extent of
+//! the losses.
 //!
-//! Nothing here follows from anything else. An entry may lead to a node that is lost, a node may
-//! have lost its names, data may be without a node; each is brought out as far as it goes.
+//! Nothing is inferred from anything else. An entry may lead to a lost node, a node may have lost
+//! its names, data may have no node; each is recovered as far as possible.
 
 use std::ops::Range;
 
@@ -12,18 +12,18 @@ use kvdb::{Remnant, Salvage, Scan};
 use crate::attr::{Attr, FileKind, Ino};
 use crate::layout::{self, Attributes, Body, ImapKey, PAGE, XattrValue};
 
-/// What is left of a file system.
+/// The remains of a file system.
 pub struct Remains {
     salvage: Salvage,
 }
 
-/// What became of an inode.
+/// The remains of an inode.
 pub enum Left {
-    /// Its node, as far as it can be read.
+    /// The node, as far as it can be read.
     Node(Box<LeftNode>),
-    /// Why it cannot be read.
+    /// The reason why the node cannot be read.
     Lost(String),
-    /// There is none, as far as anybody knows.
+    /// No node is known to exist.
     None,
 }
 
@@ -31,22 +31,22 @@ pub enum Left {
 pub struct LeftNode {
     /// The attributes.
     pub attr: Attr,
-    /// Where a symbolic link leads.
+    /// The target of a symbolic link.
     pub target: Vec<u8>,
     /// Names and values of extended attributes.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// A directory's own; of others a hint, or 0.
+    /// The parent of a directory; for any other inode a hint, or 0.
     pub parent: Ino,
-    /// It may have been changed or removed since.
+    /// The node may have been changed or removed since.
     pub stale: bool,
     /// Names of extended attributes whose values are lost.
     pub lost_xattrs: Vec<Vec<u8>>,
     content: Bytes,
-    /// Pages, if its data lies in pages.
+    /// The number of pages, if the data is in pages.
     pages: Option<u64>,
 }
 
-/// What a listing comes to.
+/// An item of a listing.
 pub enum LeftEntry {
     /// An entry.
     Entry {
@@ -56,16 +56,16 @@ pub enum LeftEntry {
         ino: Ino,
         /// The inode's type.
         kind: FileKind,
-        /// It may have been removed since.
+        /// The entry may have been removed since.
         stale: bool,
     },
-    /// Names may be missing; why.
+    /// Names may be missing, for this reason.
     Gap(String),
-    /// An entry that means nothing.
+    /// A malformed entry, with the error.
     Malformed(String),
 }
 
-/// See [`Remains::entries`].
+/// The iterator of [`Remains::entries`].
 pub struct LeftEntries<'a> {
     scan: Scan<'a>,
     remains: &'a Remains,
@@ -96,23 +96,23 @@ impl Iterator for LeftEntries<'_> {
 }
 
 impl Remains {
-    /// The files of a salvaged store.
+    /// Returns the files of a salvaged store.
     pub fn new(salvage: Salvage) -> Remains {
         Remains { salvage }
     }
 
-    /// The salvaged store itself.
+    /// Returns the salvaged store itself.
     pub fn salvage(&self) -> &Salvage {
         &self.salvage
     }
 
-    /// Whether there is a file system to be looked for.
+    /// Returns whether the store has the dictionaries of a file system.
     pub fn has_files(&self) -> bool {
         let all = self.salvage.dictionaries();
         ["nmap", "imap"].iter().all(|name| all.iter().any(|d| d == name))
     }
 
-    /// What is left of an inode.
+    /// Returns the remains of an inode.
     pub fn node(&self, ino: Ino) -> Left {
         let (start, end) = layout::node_range(ino);
         let mut lost = None;
@@ -158,15 +158,15 @@ impl Remains {
         Left::Node(Box::new(left(ino, &attr, content, found, lost_xattrs, stale)))
     }
 
-    /// The names in a directory, whether or not that has a node.
+    /// Returns the names in a directory, whether or not it has a node.
     pub fn entries(&self, dir: Ino) -> LeftEntries<'_> {
         let scan = self.salvage.scan("nmap", &dir.to_be_bytes(), &layout::names_end(dir));
         LeftEntries { scan, remains: self, dir }
     }
 
-    /// Shows the data of a file to `visit`, extent by extent, until that fails, and gives back
-    /// what is missing of it: ranges of bytes, ascending. `node`: what is known of it; without one
-    /// all pages there are.
+    /// Passes the data of a file to `visit`, extent by extent, until `visit` fails. Returns the
+    /// missing ranges of bytes, ascending. `node`: the known node; without one, all pages found are
+    /// passed.
     pub fn data<E>(
         &self,
         ino: Ino,
@@ -183,7 +183,7 @@ impl Remains {
             None => None,
         };
         let (mut missing, mut gaps, mut count) = (Vec::new(), Vec::new(), 0);
-        // Blocks that are known, in order, as ranges: only those matter that lie in gaps.
+        // Known blocks as ordered ranges: only those within gaps matter.
         let mut known: Vec<Range<u64>> = Vec::new();
         for remnant in self.salvage.scan("dmap", &layout::page_key(ino, 0), &layout::pages_end(ino))
         {
@@ -191,7 +191,7 @@ impl Remains {
                 Remnant::Gap { start, end, .. } => {
                     add(&mut gaps, block_from(ino, &start)..block_from(ino, &end))
                 }
-                // Older than what is lost: not what the file had.
+                // The page is older than the lost data, so it is not the file's content.
                 Remnant::Tuple { stale: true, .. } => {}
                 Remnant::Tuple { key, value, .. } => {
                     let Ok((_, block)) = layout::decode_page_key(&key) else { continue };
@@ -212,7 +212,7 @@ impl Remains {
                 }
             }
         }
-        // As many as there should be: what is in the gaps is none of them.
+        // If the number of pages equals that in the node, the gaps hold none of them.
         if pages != Some(count) {
             for gap in gaps {
                 let mut at = gap.start;
@@ -233,10 +233,10 @@ impl Remains {
         Ok(joined)
     }
 
-    /// Shows the number of every inode that has data to `visit`, until that fails.
+    /// Calls `visit` with the number of every inode that has data, until `visit` fails.
     pub fn each_data<E>(&self, mut visit: impl FnMut(Ino) -> Result<(), E>) -> Result<(), E> {
         let mut from = 1;
-        // One after the other, not page by page.
+        // Goes from inode to inode, not from page to page.
         loop {
             let mut tuples = self.salvage.scan("dmap", &Ino::to_be_bytes(from), &[]);
             let next = tuples.find_map(|remnant| match remnant {
@@ -254,8 +254,8 @@ impl Remains {
         }
     }
 
-    /// Shows every node that is left to `visit`: its number, kind, and the directory that it is in
-    /// or hints at; until that fails.
+    /// Calls `visit` with every node that is left, until `visit` fails: its number, its kind, and
+    /// its parent or the hint to a parent.
     pub fn each_node<E>(
         &self,
         mut visit: impl FnMut(Ino, FileKind, Ino) -> Result<(), E>,
@@ -298,7 +298,7 @@ fn left(
     }
 }
 
-/// The first block of a file whose key is not below `key`.
+/// Returns the first block of a file whose key is not below `key`.
 fn block_from(ino: Ino, key: &[u8]) -> u64 {
     let mut padded = [0; 16];
     let len = key.len().min(16);
@@ -308,12 +308,12 @@ fn block_from(ino: Ino, key: &[u8]) -> u64 {
     match number(of).cmp(&ino) {
         std::cmp::Ordering::Less => 0,
         std::cmp::Ordering::Equal => number(block).saturating_add(u64::from(key.len() > 16)),
-        // An empty one is the end of everything.
+        // An empty key is the end of everything.
         std::cmp::Ordering::Greater => u64::MAX,
     }
 }
 
-/// Adds a range behind the others, to the last one where it continues that.
+/// Appends a range, or extends the last one if the range continues it.
 fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     match ranges.last_mut() {
         _ if range.is_empty() => {}

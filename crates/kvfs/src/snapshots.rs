@@ -1,12 +1,13 @@
-//! Snapshots and clones of the file system, as views: a snapshot is read-only, a clone is a branch
-//! of its own that anybody may change. Both share all data with the mainline, and are made in the
-//! time of a synced commit.
+//! Snapshots and clones of the file system, as views: a snapshot is read-only, a clone is a
+//! separate, writable branch. Both share all data with the mainline, and are made in the time of a
+//! synced commit.
 //!
-//! A snapshot has what was written before it, in the kernel's memory, too, as a transaction that
-//! begins. A rollback ends all transactions of the mainline or the clone: what they have seen is no
-//! more. What is open shows the state of the snapshot at once, and files that were made since are
-//! stale. What is received from another store takes the place of a clone, whose files are brought
-//! to rest before. A clone that is dropped or replaced takes its transactions with it.
+//! A snapshot contains everything written before it, including data in the kernel's memory, as does
+//! the state in which a transaction begins. A rollback ends all transactions of the mainline or the
+//! clone, since the state that they have seen no longer exists. Open files show the state of the
+//! snapshot at once, and files made since are stale. A branch received from another store replaces
+//! a clone, whose changes are committed before. A clone that is dropped or replaced ends its
+//! transactions.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -51,7 +52,7 @@ impl Views {
         Ok(())
     }
 
-    /// All snapshots, the oldest first, with what they keep of the device.
+    /// Returns all snapshots, the oldest first, with the device space that they keep.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
         self.shared.db.snapshots()
     }
@@ -61,8 +62,8 @@ impl Views {
         self.shared.db.snapshot_labels()
     }
 
-    /// What differs in the files from a snapshot to another, or to what it is of, the mainline or a
-    /// clone, as that is now.
+    /// Returns the differences of the files from a snapshot to another one, or to the current state
+    /// of its mainline or clone.
     pub fn difference_of_snapshots(
         &self,
         before: &str,
@@ -76,7 +77,7 @@ impl Views {
         }
         let of = db.snapshot_label(before).ok_or(Error::NotFound)?;
         let fs = match self.fs(&ViewId::of_branch(&of.branch)) {
-            // Of a clone that is gone there is only the mainline.
+            // If the snapshot's clone was dropped, it is compared with the mainline.
             Err(Error::NotFound) => self.shared.mainline.clone(),
             fs => fs?,
         };
@@ -105,15 +106,15 @@ impl Views {
         Ok(())
     }
 
-    /// All clones, by name.
+    /// Returns all clones, by name.
     pub fn clones(&self) -> Vec<BranchInfo> {
         self.shared.db.branches()
     }
 
     /// Drops a clone and everything in it. Its snapshots stay.
     pub fn drop_clone(&self, name: &str) -> Result<()> {
-        // Its view is closed first, so that no call writes to a dropped branch; and again, for it
-        // may have been opened in between.
+        // The view is closed first, so that no call writes to a dropped branch. It is closed again
+        // afterwards, since it may have been opened in between.
         let view = ViewId::Clone(name.into());
         if !self.shared.db.has_branch(name) {
             return Err(kvdb::Error::NoBranch(name.into()).into());
@@ -128,8 +129,8 @@ impl Views {
         Ok(())
     }
 
-    /// Takes a stream of [`kvdb::Kvdb::send`] into the clone that the options name, which need not
-    /// be there, see [`kvdb::Kvdb::receive`]. The mainline is in use, and is not replaced.
+    /// Receives a stream of [`kvdb::Kvdb::send`] into the clone that the options name, which need
+    /// not exist; see [`kvdb::Kvdb::receive`]. The mainline is in use, so it cannot be replaced.
     pub fn receive(&self, input: impl Read, options: &ReceiveOptions) -> Result<ReceiveStats> {
         self.shared.mainline.writable()?;
         if options.branch.is_empty() {
@@ -138,11 +139,11 @@ impl Views {
         let view = ViewId::Clone(options.branch.clone());
         let mut replaced = None;
         let received = self.shared.db.receive_within(input, options, |replace| -> Result<()> {
-            // What replaces it is on disk at once; a durable one that this ends must not be there
-            // again after a crash, over dictionaries that are gone.
+            // The replacing branch is on disk at once. A durable transaction that this ends must
+            // not exist again after a crash, over dictionaries that are gone.
             self.abort_those_of(&options.branch)?;
             self.shared.db.sync()?;
-            // What the kernel holds back was written to what is going to be replaced.
+            // Data that the kernel holds back was written to the clone that is replaced.
             self.write_back(Wait::ForAll)?;
             self.commit_others(Some(&view));
             replaced = self.replace(&view, replace)?;
@@ -157,8 +158,8 @@ impl Views {
         Ok(received)
     }
 
-    /// Lets another branch take the place of a clone, which comes to rest before. Gives its view if
-    /// it was open: files that are open there are gone, as where a clone is dropped.
+    /// Replaces a clone by another branch, after committing its changes. Returns the clone's view
+    /// if it was open: files open in it are gone, as if the clone was dropped.
     fn replace(
         &self,
         view: &ViewId,
@@ -167,7 +168,7 @@ impl Views {
         let ViewId::Clone(name) = view else {
             return Err(Error::Invalid("what is mounted is not replaced by another branch"));
         };
-        // It is not opened in between.
+        // The clone cannot be opened in between.
         let _one = self.shared.opening.lock();
         let Some(entry) = self.entry(view) else {
             replace()?;
@@ -187,17 +188,18 @@ impl Views {
         Ok(Some(entry))
     }
 
-    /// Gives the mainline, or the clone that the snapshot is of, the state that it had then.
+    /// Resets the mainline, or the clone of the snapshot, to the state of the snapshot.
     pub fn rollback(&self, snapshot: &str) -> Result<()> {
         self.shared.mainline.writable()?;
         let info = self.shared.db.snapshot_label(snapshot).ok_or(Error::NotFound)?;
-        // Before anything ends for it.
+        // Errors are found before anything is ended for the rollback.
         let state = self.shared.db.open_snapshot(snapshot)?;
         self.shared.mainline.count(numbers_of(&state)?, None)?;
         let view = ViewId::of_branch(&info.branch);
         let (fs, number) = (self.fs(&view)?, self.number(&view)?);
         self.check_running(number, &fs, &state)?;
-        // Before the branch was replaced by one that was received it had other dictionaries.
+        // The state has other dictionaries if it is older than a received branch that has replaced
+        // the branch.
         let of_state = Layout::of_state(&state);
         let is_other = of_state.is_some_and(|of| of.imap != fs.core.layout.imap);
         if is_other && view == ViewId::Mainline {
@@ -206,10 +208,10 @@ impl Views {
         }
         drop(state);
         self.abort_those_of(&info.branch)?;
-        // The rollback is on disk at once; a durable one that it ends, or that had just ended, must
-        // not be there again after a crash.
+        // The rollback is on disk at once. A durable transaction that it ends, or that has just
+        // ended, must not exist again after a crash.
         self.shared.db.sync()?;
-        // What the kernel holds back belongs to what is left behind.
+        // Data that the kernel holds back belongs to the state that is abandoned.
         self.write_back(Wait::ForAll)?;
         self.commit_others(Some(&view));
         if is_other {
@@ -223,7 +225,7 @@ impl Views {
         let changes = fs.revert(&turn, |known| {
             untold = self.will_tell_of_all(number, known);
             self.shared.db.rollback(snapshot)?;
-            // One that has begun since, before it was done, has a view of what is no more.
+            // A transaction that has begun in the meantime sees a state that no longer exists.
             begun.extend(self.list().into_iter().filter(|t| t.branch == info.branch));
             begun
                 .iter()
@@ -231,12 +233,12 @@ impl Views {
                 .for_each(|t| t.abort());
             Ok(())
         })?;
-        // The rollback is done: whatever fails from here on, caches are told of it.
+        // The rollback is done: caches are told of it, whatever fails from here on.
         let synced = match begun.iter().any(|transaction| transaction.durable) {
             true => self.shared.db.sync(),
             false => Ok(()),
         };
-        // Files that were open without a name when the snapshot was made.
+        // Removes files that were open without a name when the snapshot was made.
         if let Err(e) = fs.empty_orphans() {
             match fs.orphans() {
                 Ok(orphans) => fs.leave_orphans(&orphans, &e),
@@ -245,18 +247,19 @@ impl Views {
         }
         self.tell(|watcher| watcher.changed(number, &fs, &changes));
         drop((turn, untold));
-        // Not before: one of them may be committing, and wait for its turn with its view closed.
+        // The views are ended only now: one of the transactions may be committing, and wait for its
+        // turn with its view closed.
         begun.iter().for_each(|info| self.let_go(info.id));
         Ok(synced?)
     }
 
-    /// Has the kernel hand over what programs have written, in every view.
+    /// Makes the kernel write back all data that programs have written, in every view.
     pub fn hand_over_written(&self) -> Result<()> {
         self.write_back(Wait::ForAll)
     }
 
-    /// Commits everything in the mainline and in all clones, what the kernel holds back included,
-    /// and syncs it; but for what open serializable transactions have locked.
+    /// Commits everything in the mainline and in all clones, including data that the kernel holds
+    /// back, and syncs it. Files that open serializable transactions have locked are left out.
     pub fn sync_all(&self) -> Result<()> {
         self.write_back(Wait::ButForLocks)?;
         let mainline = &self.shared.mainline;
@@ -268,10 +271,11 @@ impl Views {
         Ok(self.shared.db.sync()?)
     }
 
-    /// Commits what was written so far, but to the view that is about to be dropped or replaced.
-    /// That is on disk at once, with all commits before it: what was copied out of the view must be
-    /// among them. What cannot be committed stays in memory and is tried again, as for want of
-    /// space, which the drop may make; or what a transaction has locked, which waits for its end.
+    /// Commits all data written so far, except for that of the view `gone`, which is about to be
+    /// dropped or replaced. The drop is on disk at once, and includes all commits before it: data
+    /// copied out of the view must be among them. Data that cannot be committed stays in memory and
+    /// is tried again: after a lack of space, which the drop may end, or when a transaction that
+    /// has locked it ends.
     fn commit_others(&self, gone: Option<&ViewId>) {
         let entries: Vec<Arc<OpenView>> =
             self.shared.open.read().by_number.values().cloned().collect();
@@ -287,7 +291,7 @@ impl Views {
     }
 
     /// Commits everything in all clones and in durable transactions, and syncs it. The mainline and
-    /// the other transactions are their owners' affair.
+    /// the other transactions are left to their owners.
     pub fn shutdown(&self) -> Result<()> {
         let entries: Vec<Arc<OpenView>> =
             self.shared.open.read().by_number.values().cloned().collect();
@@ -316,7 +320,7 @@ impl Views {
         self.add(ViewId::Snapshot(name.into()), fs, None, exists)
     }
 
-    /// `in_use`: what goes on of it.
+    /// Opens a clone. `in_use`: the state in use that it continues with.
     pub(crate) fn open_clone(&self, name: &str, in_use: &ViewInUse) -> Result<Arc<OpenView>> {
         let db = &self.shared.db;
         if name.is_empty() || !db.has_branch(name) {
@@ -328,7 +332,7 @@ impl Views {
             inode_memory: mainline.options.inode_memory / VIEW_SHARE,
             ..mainline.options.clone()
         };
-        // Two of one branch would not know of each other's changes.
+        // Two views of one branch would not know of each other's changes.
         let _one = self.shared.opening.lock();
         if let Some(entry) = self.entry(&ViewId::Clone(name.into())) {
             return Ok(entry);
@@ -362,14 +366,14 @@ impl Views {
                 entry.fs.core.freeze_lock.freeze().end();
                 self.end_view(&entry, None);
             }
-            // It is not open, but it may have been listed.
+            // The view is not open, but may have been listed.
             None => self.tell(|watcher| watcher.appeared(view)),
         }
     }
 }
 
 impl Fs {
-    /// The file system of an immutable state.
+    /// Returns the file system of an immutable state.
     fn frozen(
         db: &Kvdb,
         env: Arc<dyn env::Env>,

@@ -1,21 +1,21 @@
-//! The account of space: how many bytes of a view are dirty, and how much of the store's free space
-//! is promised to them, so that what was accepted can be committed.
+//! The account of space: the number of dirty bytes of a view, and the part of the store's free
+//! space that is promised to them, so that accepted data can be committed.
 
 use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use kvdb::PromisedSpace;
 
 use crate::inode::InodeState;
 
-/// Space that stays free, so that what was accepted can be committed: the store allocates it by
-/// zones, and the journal and the open zones of several streams take some in between.
+/// Space that stays free, so that accepted data can be committed: the store allocates space by
+/// zones, and the journal and the open zones of several streams take some in the meantime.
 pub(crate) const SPACE_MARGIN: u64 = 8 << 20;
 /// The space of a new name with its inode.
 pub(crate) const NAME_COST: u64 = 1024;
-/// A quarter of it may be written before the store is asked for its free space again.
+/// A quarter of this may be written before the store is asked for its free space again.
 const REFILL: u64 = 16 << 20;
-/// With less left a write may be refused before long.
+/// Free space below which a write may soon be refused.
 const TIGHT: u64 = 1 << 30;
-/// The space of so many dirty bytes: an eighth more for keys, nodes and the journal.
+/// Returns the space that dirty bytes take: an eighth more for keys, nodes and the journal.
 pub(crate) fn cost_of(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 8)
 }
@@ -26,10 +26,10 @@ pub(crate) struct SpaceAccount {
     /// Space of the store that is set aside for `dirty_bytes` and `credit`, so that commits of keys
     /// cannot take it.
     promised: PromisedSpace,
-    /// The mainline's: bytes that can be accepted before the store has to be asked for its free
-    /// space again.
+    /// Bytes that can be accepted before the store has to be asked for its free space again. Used
+    /// on the mainline.
     credit: AtomicU64,
-    /// The mainline's: the store had less than `TIGHT` bytes left when it was asked last.
+    /// The store had less than `TIGHT` bytes left when it was last asked. Used on the mainline.
     tight: AtomicBool,
 }
 
@@ -43,7 +43,7 @@ impl SpaceAccount {
         }
     }
 
-    /// The view has ended: nothing of it is committed any more.
+    /// Releases the promised space of a view that has ended and commits nothing more.
     pub fn release_promised_space(&self) {
         self.promised.give_back();
     }
@@ -52,7 +52,7 @@ impl SpaceAccount {
         self.dirty_bytes.load(Ordering::Relaxed)
     }
 
-    /// Changes what an inode is charged, and the space that is promised to it.
+    /// Changes the charge of an inode, and the space that is promised to it.
     pub fn charge(&self, state: &mut InodeState, bytes: usize) {
         let (before, now) = (cost_of(state.charged as u64), cost_of(bytes as u64));
         if bytes > state.charged {
@@ -65,24 +65,24 @@ impl SpaceAccount {
         state.charged = bytes;
     }
 
-    /// Takes `cost` out of the credit; `false`: there is less.
+    /// Takes `cost` out of the credit. Returns `false` if the credit is smaller.
     pub fn spend(&self, cost: u64) -> bool {
         let spend = |left: u64| left.checked_sub(cost);
         if self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_err() {
             return false;
         }
-        // From here on it is promised as dirty data.
+        // The space is promised to dirty data from here on.
         self.promised.shrink(cost);
         true
     }
 
-    /// Asks the store by `free` for its free space and makes a part of it the credit. `false`:
-    /// `cost` does not fit.
+    /// Asks the store for its free space by `free`, and makes a part of it the credit. Returns
+    /// `false` if `cost` does not fit.
     pub fn refill(&self, free: impl FnOnce() -> u64, cost: u64) -> bool {
         self.promised.shrink(self.credit.swap(0, Ordering::Relaxed));
         let left = free().checked_sub(cost.saturating_add(SPACE_MARGIN));
-        // A quarter, because others take from the same space: but none of what was found here, or
-        // it would be accepted in vain.
+        // A quarter of the rest, since others take from the same space. `cost` is not part of the
+        // credit: it would be spent twice, and writes accepted in vain.
         let credit = left.unwrap_or(0).min(REFILL) / 4;
         self.promised.grow(credit);
         self.promised.shrink(self.credit.swap(credit, Ordering::Relaxed));
@@ -90,7 +90,7 @@ impl SpaceAccount {
         left.is_some()
     }
 
-    /// Whether the store had little space left when it was asked last.
+    /// Returns whether the store had little space left when it was last asked.
     pub fn is_tight(&self) -> bool {
         self.tight.load(Ordering::Relaxed)
     }

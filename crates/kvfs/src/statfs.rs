@@ -1,4 +1,4 @@
-//! The room in the store, as `df` shows it.
+//! The space in the store, as `df` shows it.
 
 use crate::attr::StatFs;
 use crate::error::Result;
@@ -6,12 +6,13 @@ use crate::fs::Fs;
 use crate::layout::PAGE;
 use crate::space_account::SPACE_MARGIN;
 
-/// Store bytes that a small inode with its name takes, roughly: for the estimate of how many fit.
+/// Approximate size of a small inode with its name in the store, in bytes, to estimate how many
+/// fit.
 const INODE_BYTES: u64 = 512;
 
 impl Fs {
-    /// The size and free space of the store; what is free to a transaction or a clone with a limit
-    /// is within that, as is the number of files that it may still make.
+    /// Returns the size and free space of the store. For a transaction or a clone with a limit, the
+    /// free space is that within the limit, and so is the number of files that it may still make.
     pub fn statfs(&self) -> Result<StatFs> {
         let space = self.core.db.space();
         let dirty = self.core.space.dirty_bytes() as u64;

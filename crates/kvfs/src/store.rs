@@ -1,6 +1,6 @@
-//! The store that a view is in, for what is asked of it as a whole and not of the view: whether it
-//! takes writes, its space, promises of that. It is in this process, or a server has it, and then
-//! the view that the server holds is all that there is of it here.
+//! The store that contains a view, for questions about the whole store: whether it takes writes,
+//! its space, promises of space. The store is either in this process or with a server; in the
+//! second case only the view that the server holds is known here.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl From<Kvdb> for Store {
 }
 
 impl Store {
-    /// The store, for what is done only where it is.
+    /// Returns the store, for operations that need it in this process.
     #[inline]
     pub fn here(&self) -> Result<&Kvdb> {
         match self {
@@ -33,7 +33,7 @@ impl Store {
         }
     }
 
-    /// Fails where nothing can be committed any more.
+    /// Fails if nothing can be committed any more.
     #[inline]
     pub fn takes_writes(&self) -> Result<()> {
         match self {
@@ -57,7 +57,7 @@ impl Store {
         }
     }
 
-    /// Makes room, so far as that can be done at once.
+    /// Frees space, as far as that can be done at once.
     pub fn reclaim(&self) {
         if let Store::Here(db) = self {
             db.reclaim();

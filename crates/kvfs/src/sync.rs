@@ -1,7 +1,7 @@
-//! Syncs: `fsync` of one file, of everything, and what the interval does.
+//! Syncs of one file and of everything, and the commits of the flush interval.
 //!
-//! A sync of a file commits what is dirty of it (`dirty`), and then waits until the store is
-//! durable, which is the same wait for all files.
+//! A sync of a file commits its dirty data (`dirty`), and then waits until the store is durable,
+//! which is the same wait for all files.
 
 use std::time::Duration;
 
@@ -11,29 +11,29 @@ use crate::attr::Ino;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 
-/// Most dirty bytes of a file that a caller commits which must not wait for the device: they go
-/// into the journal's buffer.
+/// Limit of the dirty bytes of a file that a caller commits if it must not wait for the device:
+/// they go into the journal's buffer.
 const MOST_COMMITTED_IN_PLACE: usize = 16 << 10;
 
-/// How far [`Fs::begin_fsync`] has come.
+/// The progress that [`Fs::begin_fsync`] has made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FSync {
     /// There is nothing to wait for.
     Done,
-    /// It is on disk with the next [`Fs::sync_store`].
+    /// The file is on disk after the next [`Fs::sync_store`].
     WithNext,
-    /// Nothing is done: that takes waiting, for the device or for a lock.
+    /// Nothing was done: the sync has to wait for the device or for a lock.
     Alone,
 }
 
 impl Fs {
-    /// Commits what is dirty of this inode and waits until that, and its names, are on disk. Other
-    /// files' data is not committed with it.
+    /// Commits the dirty data of this inode and waits until it and the inode's names are on disk.
+    /// Data of other files is not committed.
     ///
-    /// [`Error::NotSynced`] (EIO) once the store has failed. For want of space (ENOSPC) what was
-    /// written stays in memory, in its place, and a later sync or the interval writes it.
+    /// Fails with [`Error::NotSynced`] (EIO) once the store has failed. If space is lacking
+    /// (ENOSPC), the data stays in memory, and a later sync or the interval writes it.
     ///
-    /// `_data_only` makes no difference: size and times go with the data in one batch.
+    /// `_data_only` makes no difference: size and times are in the same batch as the data.
     pub fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
         self.fsync_once(ino).map_err(Error::of_sync)
     }
@@ -44,13 +44,13 @@ impl Fs {
         }
         match self.retry_on_lock(|| self.commit_before_sync(ino, usize::MAX))? {
             FSync::Done => Ok(()),
-            // Without the freeze lock, so that freezing the view does not wait for the disk.
+            // The freeze lock is released, so that freezing the view does not wait for the disk.
             FSync::WithNext | FSync::Alone => Ok(self.core.scope.sync()?),
         }
     }
 
-    /// The part of an fsync that waits for nothing: a small file is committed, and is on disk when
-    /// [`Fs::sync_store`] has returned, which many files can share. All other files are left to
+    /// Does the part of an fsync that does not wait: a small file is committed, and is on disk
+    /// after [`Fs::sync_store`], which many files can share. All other files are left to
     /// [`Fs::fsync`].
     pub fn begin_fsync(&self, ino: Ino) -> Result<FSync> {
         if self.core.options.read_only {
@@ -76,7 +76,7 @@ impl Fs {
         let Some(inode) = self.core.inode_cache.get(ino) else { return Ok(FSync::WithNext) };
         let mut state = inode.state.write();
         match () {
-            // It has no name after a crash.
+            // A file without a name does not exist after a crash.
             () if state.attr.nlink == 0 => Ok(FSync::Done),
             () if state.charged > most => Ok(FSync::Alone),
             () => self
@@ -103,9 +103,9 @@ impl Fs {
         committed.map_err(Error::of_sync)
     }
 
-    /// Commits what has waited for half the flush interval, removes the orphans that could not be
-    /// removed before, and syncs the store. Called by the file system's own thread every half
-    /// interval; by the owner under an environment that runs inline.
+    /// Commits changes that have waited for half the flush interval, removes the orphans that could
+    /// not be removed before, and syncs the store. The file system's own thread calls this every
+    /// half interval; if the environment runs inline, the owner does.
     pub fn tick(&self) -> Result<()> {
         if self.core.options.read_only {
             return Ok(());

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use env::sync::{Condvar, Mutex};
 
-/// What the thread waits on; apart from the thread's owner, so that waiting does not keep the owner
-/// alive.
+/// The state on which the thread waits. It is separate from the thread's owner, so that waiting
+/// does not keep the owner alive.
 #[derive(Default)]
 pub(crate) struct Ticker {
     stop: Mutex<bool>,
@@ -16,8 +16,8 @@ pub(crate) struct Ticker {
 }
 
 impl Ticker {
-    /// Starts a thread that calls `tick` every `pause`, until it breaks, the ticker is stopped or
-    /// `owner` is dropped.
+    /// Starts a thread that calls `tick` every `pause`, until `tick` breaks, the ticker is stopped,
+    /// or `owner` is dropped.
     pub fn start<T: Send + Sync + 'static>(
         self: &Arc<Self>,
         name: &str,
@@ -45,12 +45,13 @@ impl Ticker {
         env::thread::Builder::new().name(name.into()).spawn(run).map(drop)
     }
 
-    /// Has the thread call `tick` now, unless it is in such a call: then at the next interval.
+    /// Makes the thread call `tick` now. A thread that is in such a call makes the next one after
+    /// the usual pause.
     pub fn wake(&self) {
         self.wake.notify_all();
     }
 
-    /// Has the thread exit after the call that it may be in.
+    /// Makes the thread exit, after a call that may be under way.
     pub fn stop(&self) {
         *self.stop.lock() = true;
         self.wake.notify_all();

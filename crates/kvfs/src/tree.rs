@@ -1,6 +1,6 @@
-//! A tree of files by its names: every inode below a directory, found level by level from the names
-//! alone. Whatever is done with a whole tree begins with this, and goes through each dictionary
-//! once, in the order in which it is stored.
+//! A tree of files by its names: all inodes below a directory, found level by level from the names
+//! alone. Every operation on a whole tree begins with this, and then scans each dictionary once, in
+//! stored order.
 
 use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
@@ -13,13 +13,13 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Layout};
 
-/// Tuples in between that are passed by; a seek costs more.
+/// Number of tuples that are skipped one by one before seeking, since a seek costs more.
 const PASS: usize = 16;
 
-/// Names that a tree may have: in memory each takes some sixty bytes.
+/// Limit of the names of a tree; each takes some sixty bytes in memory.
 pub(crate) const MOST_NAMES: usize = 4 << 20;
 
-/// What a serializable transaction locks of a tree: everything, against changes by others, or
+/// The way in which a serializable transaction locks a whole tree: against changes by others, or
 /// against reads as well.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Locked {
@@ -28,8 +28,8 @@ pub(crate) enum Locked {
 }
 
 impl Fs {
-    /// The tree as it is, and the state that says so. A serializable transaction has locked all of
-    /// it by then.
+    /// Returns the current tree, and the state from which it was read. A serializable transaction
+    /// has locked all of it by then.
     pub(crate) fn tree_below(
         &self,
         from: Ino,
@@ -46,7 +46,7 @@ impl Fs {
             else {
                 return Ok((view, tree));
             };
-            // It may have changed before it was locked: it is looked at again.
+            // The tree may have changed before it was locked, so it is read again.
             tree.lock(transaction, self.core.layout, mode == Locked::ToRemove)?;
             tree.inodes.iter().try_for_each(|node| self.commit_on_parent(transaction, node.ino))?;
             locked = Some(tree);
@@ -58,14 +58,14 @@ impl Fs {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Node {
     pub ino: Ino,
-    /// A directory of the tree in which it has a name; 0: it is the top.
+    /// A directory of the tree in which the inode has a name; 0 for the top.
     pub parent: Ino,
-    /// Names of it in the tree.
+    /// The number of its names in the tree.
     pub names: u32,
     pub dir: bool,
 }
 
-/// A directory, and which of the names are in it.
+/// A directory, and the range of its names.
 pub(crate) struct Dir {
     pub ino: Ino,
     pub names: Range<usize>,
@@ -74,7 +74,7 @@ pub(crate) struct Dir {
 pub(crate) struct Name {
     pub ino: Ino,
     pub kind: FileKind,
-    /// Where it begins in the text.
+    /// The start of the name in `Tree::text`.
     at: usize,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Name {
 pub(crate) struct Tree {
     /// Every inode once, ascending.
     pub inodes: Vec<Node>,
-    /// Ascending.
+    /// Ascending by inode number.
     pub dirs: Vec<Dir>,
     pub names: Vec<Name>,
     text: Vec<u8>,
@@ -99,10 +99,11 @@ impl Tree {
             text: Vec::new(),
         };
         let mut level = if dir { vec![top] } else { Vec::new() };
-        // A directory has one name. In a damaged store it may have several, or be its own ancestor:
-        // copying it would not end.
+        // A directory has one name. In a damaged store it may have several, or be its own ancestor,
+        // and copying it would not end.
         let mut seen = HashSet::from([top]);
-        // Level by level, each in the order of its numbers, as which the names are stored.
+        // Goes level by level, each in the order of the inode numbers, in which the names are
+        // stored.
         while !level.is_empty() {
             level.sort_unstable();
             let next = tree.inodes.len();
@@ -167,7 +168,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// One that is no directory.
+    /// Returns the tree of an inode that is not a directory.
     pub fn of_file(ino: Ino) -> Tree {
         let inodes = vec![Node { ino, parent: 0, names: 1, dir: false }];
         Tree { inodes, dirs: Vec::new(), names: Vec::new(), text: Vec::new() }
@@ -178,7 +179,7 @@ impl Tree {
         &self.text[self.names[at].at..end]
     }
 
-    /// Whatever is read of it.
+    /// Locks everything that is read of the tree.
     fn lock(&self, transaction: &Transaction, layout: Layout, exclusive: bool) -> Result<()> {
         for node in &self.inodes {
             let (start, end) = layout::node_range(node.ino);
@@ -194,8 +195,8 @@ impl Tree {
     }
 }
 
-/// Shows the tuples whose keys begin with one of `inodes` (ascending) to `visit`, each with the
-/// place of its inode.
+/// Calls `visit` with the tuples whose keys begin with one of `inodes` (ascending), each with the
+/// index of its inode.
 pub(crate) fn for_each_of<T: Numbered>(
     view: &kvdb::View,
     dict: DictionaryId,
@@ -206,7 +207,7 @@ pub(crate) fn for_each_of<T: Numbered>(
     for_each_until(view, dict, inodes, visit).map(|_: ControlFlow<()>| ())
 }
 
-/// [`for_each_of`] until `visit` breaks.
+/// Like [`for_each_of`], until `visit` breaks.
 pub(crate) fn for_each_until<T: Numbered, B>(
     view: &kvdb::View,
     dict: DictionaryId,
@@ -220,7 +221,7 @@ pub(crate) fn for_each_until<T: Numbered, B>(
     while tuples.advance()?
         && let Some(tuple) = tuples.current()
     {
-        // Other keys there are none.
+        // Every key begins with an inode number.
         let ino = tuple.key.first_chunk::<8>().map_or(0, |ino| u64::from_be_bytes(*ino));
         while inodes.get(at).is_some_and(|wanted| wanted.ino() < ino) {
             at += 1;

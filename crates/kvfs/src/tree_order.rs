@@ -1,10 +1,10 @@
-//! The order in which the copies of a tree are numbered: depth first, the children of a directory
-//! together and in the order of their names, which is the order in which programs read a tree. And
-//! the originals read in that order, though they are stored in another one.
+//! The order in which the copies of a tree are numbered: depth first, with the children of a
+//! directory together and in the order of their names, which is the order in which programs read a
+//! tree. This module also reads the originals in that order, though they are stored in another one.
 //!
-//! Where both orders agree, the originals are read as they lie. Else those of some thousands of
-//! copies are read together in one pass over the original, and kept in memory until each has its
-//! turn.
+//! Where both orders agree, the originals are read in stored order. Otherwise those of some
+//! thousands of copies are read together in one pass over the original, and kept in memory until
+//! their turn.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -15,24 +15,25 @@ use crate::attr::{FileKind, Ino};
 use crate::error::{Error, Result};
 use crate::tree::{Node, Numbered, Tree, for_each_of, for_each_until};
 
-/// Inodes whose tuples are read together at most, and at first.
+/// The most inodes whose tuples are read together, and the number at the start.
 const MOST_TOGETHER: usize = 64 << 10;
 const FIRST_TOGETHER: usize = 4096;
-/// What tuples that were read together may take in memory, bytes; in builds with assertions little,
-/// so that small trees come upon it.
+/// Limit of the memory for tuples that were read together, in bytes. It is small in builds with
+/// assertions, so that small trees reach it.
 const MEMORY: usize = if cfg!(debug_assertions) { 16 << 10 } else { 8 << 20 };
-/// What a tuple takes in addition to its key and value, about, bytes.
+/// Approximate memory of a tuple in addition to its key and value, in bytes.
 const OVERHEAD: usize = 80;
-/// Originals that ascend are read as they lie if there are at least so many of them, and at most
-/// this many times as many others of the tree between them.
+/// Ascending originals are read in stored order if there are at least `LEAST_SEQUENCE` of them,
+/// with at most `OTHERS` times as many others of the tree between them.
 const LEAST_SEQUENCE: usize = 64;
 const OTHERS: usize = 4;
 
-/// Which inode of a tree has which number among the copies: positions count from 0.
+/// The mapping between the inodes of a tree and their positions among the copies, which count from
+/// 0.
 pub(crate) struct TreeOrder {
-    /// By position, the index of the inode in [`Tree::inodes`].
+    /// The index of the inode in [`Tree::inodes`], by position.
     inodes: Vec<u32>,
-    /// By that index, the position.
+    /// The position, by that index.
     positions: Vec<u32>,
 }
 
@@ -41,7 +42,7 @@ impl TreeOrder {
         let count = tree.inodes.len();
         let (mut inodes, mut positions) = (Vec::with_capacity(count), vec![u32::MAX; count]);
         let mut place = |at: usize| {
-            // An inode with several names has the place of the first of them.
+            // An inode with several names has the position of the first of them.
             if positions[at] == u32::MAX {
                 positions[at] = inodes.len() as u32;
                 inodes.push(at as u32);
@@ -56,8 +57,9 @@ impl TreeOrder {
             let first = dirs.len();
             for name in &tree.names[names] {
                 place(find(&tree.inodes, name.ino)?);
-                // By the kind that the name says: there is one name of a directory that says so. In
-                // a damaged store there may be others that do not, also within the directory.
+                // The kind in the entry counts: a directory has only one entry that names it as a
+                // directory. In a damaged store other entries may have another kind, even within
+                // the directory.
                 if name.kind == FileKind::Dir {
                     dirs.push(name.ino);
                 }
@@ -74,17 +76,17 @@ impl TreeOrder {
         self.inodes.len()
     }
 
-    /// The index of the inode at a position.
+    /// Returns the index of the inode at a position.
     pub fn at(&self, position: usize) -> usize {
         self.inodes[position] as usize
     }
 
-    /// The position of an inode of the tree.
+    /// Returns the position of an inode of the tree.
     pub fn position_of(&self, tree: &Tree, ino: Ino) -> Result<usize> {
         find(&tree.inodes, ino).map(|at| self.positions[at] as usize)
     }
 
-    /// Shows the tuples of the inodes at these positions to `visit`, by position and key.
+    /// Calls `visit` with the tuples of the inodes at these positions, by position and key.
     pub fn for_each(
         &self,
         view: &Arc<kvdb::View>,
@@ -119,11 +121,11 @@ impl TreeOrder {
                 })
             })?;
             if done.is_break() {
-                // Down to one, which is read as it lies.
+                // The number is halved, down to one inode, which is read in stored order.
                 together = ((end - next) / 2).max(1);
                 continue;
             }
-            // Of one inode in the order of the keys, as they came.
+            // The sort is stable: the tuples of one inode stay in the order of their keys.
             read.sort_by_key(|(position, _)| *position);
             for (position, tuple) in &read {
                 visit(*position, tuple.tuple(view))?;
@@ -133,7 +135,8 @@ impl TreeOrder {
         Ok(())
     }
 
-    /// The positions from the first one on whose inodes ascend; empty: too few, or too far between.
+    /// Returns the longest range of ascending inodes from the first position on, or an empty range
+    /// if they are too few or too scattered.
     fn sequence(&self, positions: Range<usize>) -> Range<usize> {
         let start = positions.start;
         let inodes = &self.inodes[positions];
@@ -145,9 +148,9 @@ impl TreeOrder {
     }
 }
 
-/// The index of an inode of a tree.
+/// Returns the index of an inode of a tree.
 fn find(inodes: &[Node], ino: Ino) -> Result<usize> {
-    // Often they are numbered without gaps.
+    // Inode numbers often have no gaps.
     let guess = inodes.first().map_or(0, |first| ino.wrapping_sub(first.ino) as usize);
     match inodes.get(guess) {
         Some(node) if node.ino == ino => Ok(guess),

@@ -1,4 +1,4 @@
-//! The checker: whether the three dictionaries together are a file system.
+//! The checker: verifies that the three dictionaries together form a file system.
 
 use std::collections::HashMap;
 
@@ -14,41 +14,40 @@ use crate::layout::{self, Attributes, Body, ImapKey, Layout, PAGE, XattrValue, b
 use crate::promises::Ranges;
 use crate::reservation::Reservation;
 
-/// One thing that is wrong.
+/// A single inconsistency.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The inode it is about; 0 for the file system as a whole.
+    /// The inode concerned; 0 for the file system as a whole.
     pub ino: Ino,
-    /// What is wrong, in words.
+    /// A description of the inconsistency.
     pub what: String,
 }
 
-/// What the checker saw.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Directories.
+    /// The number of directories.
     pub directories: u64,
-    /// Files.
+    /// The number of files.
     pub files: u64,
-    /// Symbolic links and special files.
+    /// The number of symbolic links and special files.
     pub others: u64,
-    /// Names.
+    /// The number of names.
     pub names: u64,
-    /// Pages of files.
+    /// The number of pages of files.
     pub pages: u64,
     /// Bytes of data stored, in pages and nodes.
     pub bytes: u64,
-    /// Of these pages those whose content is lost, and was lost before an earlier repair: reading
-    /// them is an error.
+    /// The number of pages whose content was lost before an earlier repair: reading them fails.
     pub lost_pages: u64,
-    /// Unlinked inodes that the next mount removes.
+    /// The number of unlinked inodes that the next mount removes.
     pub orphans: u64,
-    /// Everything that is wrong.
+    /// All inconsistencies.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// Whether nothing is wrong.
+    /// Returns whether there are no inconsistencies.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }
@@ -59,16 +58,16 @@ impl Report {
 }
 
 impl Fs {
-    /// Commits what is dirty and checks the whole file system.
+    /// Commits dirty data and checks the whole file system.
     pub fn verify(&self) -> Result<Report> {
         self.sync_all()?;
         check(self.core.scope.view()?, self.core.layout, self.core.db.here()?)
     }
 }
 
-/// Checks the file system in `db`, as it is committed: every name has its inode, link counts and
-/// entry counts are the names', every directory hangs on the root, every page belongs to a file,
-/// lies within its size and is counted. Memory: some hundred bytes an inode.
+/// Checks the committed state of the file system in `db`: every name has its inode, link counts and
+/// entry counts match the names, every directory is reachable from the root, and every page belongs
+/// to a file, is within its size and is counted. It takes some hundred bytes of memory per inode.
 pub fn verify(db: &Kvdb) -> Result<Report> {
     let Some(layout) = Layout::find(db) else {
         let mut report = Report::default();
@@ -99,7 +98,7 @@ struct Seen {
     names: u64,
     subdirectories: u64,
     entries: u64,
-    /// The directory that names this one.
+    /// The directory that has an entry for this one.
     found_in: Ino,
     pages: u64,
     external: HashMap<Box<[u8]>, u32>,
@@ -111,7 +110,7 @@ struct Check {
     layout: Layout,
     report: Report,
     inodes: HashMap<Ino, Option<Seen>>,
-    /// What directories have reserved.
+    /// The reservations of directories.
     reserved: Vec<(Reservation, Ino)>,
 }
 
@@ -127,7 +126,7 @@ impl Check {
                     Err(e) => self.report.find(0, e.to_string()),
                 },
                 Ok(ImapKey::Moves | ImapKey::Loss(_) | ImapKey::Bases(_)) => {}
-                // That of a file which is no more promises nothing.
+                // The note of a removed file has no effect.
                 Ok(ImapKey::Promise(ino)) => {
                     if Ranges::decode(&tuple.value()?).is_none() {
                         self.report.find(ino, "the note of the space promised to it is malformed");
@@ -180,7 +179,8 @@ impl Check {
     }
 
     fn numbers(&mut self, db: &Kvdb) -> Result<()> {
-        // A state of before, or of a transaction, does not have the notes of what it has.
+        // An earlier state, or that of a transaction, does not have the notes about its own
+        // numbers.
         let (now, notes) = (db.view(), notes_of(db));
         let Some(bound) = counted_below(&self.layout, &now, notes)? else { return Ok(()) };
         for ino in self.inodes.keys().filter(|&&ino| ino >= bound) {
@@ -379,8 +379,8 @@ impl Check {
         self.report.findings.append(&mut findings);
     }
 
-    /// Whether there is a way from the root to a directory. `known` has what was found out by
-    /// earlier calls, so that all of them together take each step of all ways once.
+    /// Returns whether a directory is reachable from the root. `known` has the results of earlier
+    /// calls, so that all calls together take each step only once.
     fn hangs_on_root(&self, dir: Ino, known: &mut HashMap<Ino, bool>) -> bool {
         let (mut way, mut at) = (Vec::new(), dir);
         let hangs = loop {
@@ -388,7 +388,7 @@ impl Check {
                 _ if at == ROOT => break true,
                 (Some(hangs), _) => break *hangs,
                 (None, Some(Some(seen))) if seen.found_in != 0 => {
-                    // The way that comes back here is a circle.
+                    // If the way returns to this directory, it contains a cycle.
                     known.insert(at, false);
                     way.push(at);
                     at = seen.found_in;
@@ -423,7 +423,7 @@ mod tests {
             dirs[dirs.len() - 1]
         });
         assert_eq!(fs.verify().unwrap().findings, []);
-        // The tree is cut off from the root, and its upper half closed to a circle.
+        // The tree is cut off from the root, and its upper half is closed to a cycle.
         let Layout { nmap, .. } = fs.core.layout;
         let mut batch = Batch::new();
         batch.delete(nmap, layout::name_key(ROOT, b"d"));

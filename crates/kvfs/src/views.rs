@@ -1,6 +1,6 @@
-//! Views: the states of the file system that can be used at once, those of the mainline, of every
-//! open transaction, snapshot and clone. Each has an [`Fs`] of its own, with its own inodes in
-//! memory and its own data that waits for its commit.
+//! Views: the states of the file system that can be used at the same time, those of the mainline
+//! and of every open transaction, snapshot and clone. Each has its own [`Fs`], with its own inodes
+//! in memory and its own uncommitted data.
 //!
 //! [`Views`] ties them to transactions of the database. Callers begin and end transactions here,
 //! never at the database itself, so that memory (the inodes here, and the kernel's caches) agrees
@@ -24,31 +24,31 @@
 //! ```
 //!
 //! **Beginning.** A transaction sees everything that was written to the mainline before: the kernel
-//! is asked for its dirty pages ([`Watcher::write_back`]), and what waits in memory is committed.
-//! The mainline is frozen at the moment of the beginning, so that the transaction sees files and
-//! keys as one state that existed; the same holds for a snapshot.
+//! is asked for its dirty pages ([`Watcher::write_back`]), and data that waits in memory is
+//! committed. The mainline is frozen while the transaction begins, so that the transaction sees
+//! files and keys as one state that existed; the same holds for a snapshot.
 //!
-//! **Ending.** In this order, and each only when the one before has succeeded:
+//! **Ending.** The steps are done in this order, each only if the previous one has succeeded:
 //!
-//! 1. the kernel hands over the dirty pages that it holds: of mappings, and of open files if it
-//!    gathers writes;
-//! 2. the view is frozen: no call is under way in it, and none begins;
-//! 3. what waits in the view's memory goes into the transaction; what its users have unlinked and
-//!    still hold open goes;
-//! 4. it is this change's turn (`superseded`); the mainline is frozen; what waits there is
-//!    committed, and the state before is kept; the transaction commits, or finds a conflict; the
-//!    inodes in memory are brought up to it (`apply_commit` lists the cases); the mainline is
-//!    thawed;
-//! 5. the watchers are told what changed, so that programs which have these directories and files
-//!    open see it, and that the view is over: later calls in it get ESTALE. The turn ends, and
-//!    `commit` returns.
+//! 1. The kernel hands over the dirty pages that it holds: of mappings, and of open files if it
+//!    gathers writes.
+//! 2. The view is frozen: no call is under way in it, and none begins.
+//! 3. Data that waits in the view's memory is put into the transaction; files that users of the
+//!    view have unlinked and still hold open are removed.
+//! 4. The change takes its turn (`superseded`). The mainline is frozen; its waiting data is
+//!    committed, and its state before the change is kept. The transaction commits, or finds a
+//!    conflict. The inodes in memory are brought up to date (`apply_commit` lists the cases), and
+//!    the mainline is thawed.
+//! 5. The watchers are told of the changes, so that programs that have these directories and files
+//!    open see them, and of the end of the view: later calls in it fail with ESTALE. The turn ends,
+//!    and `commit` returns.
 //!
-//! A conflict ends the transaction, as an abort does. When a commit fails for another reason (no
-//! space, say) the view is open again.
+//! A conflict ends the transaction, as an abort does. When a commit fails for another reason (lack
+//! of space, for example), the view is open again.
 //!
 //! **Numbers.** A view has a number from 1 to [`Views::MAX_NUMBER`] while it is open, for adapters
-//! that must put it into an inode number; the mainline's is 0. It stays the view's afterwards for
-//! as long as the kernel refers to an inode of it (`retired`).
+//! that must put it into an inode number; the number of the mainline is 0. After its end, the view
+//! keeps the number as long as the kernel refers to an inode of it (`retired`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -84,7 +84,7 @@ pub use notes::{Untold, ViewNotes};
 use retired::Retired;
 pub use watcher::{CommittedTo, Running, Wait, Watcher};
 
-/// Names a view: which state of the file system is meant.
+/// Identifies a view: one of the states of the file system.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ViewId {
     /// The file system outside of all transactions.
@@ -93,18 +93,18 @@ pub enum ViewId {
     Transaction(TransactionId),
     /// A snapshot, by name: read-only (see `snapshots`).
     Snapshot(String),
-    /// A branch of its own, by name.
+    /// A separate branch, by name.
     Clone(String),
 }
 
 impl ViewId {
-    /// The view of a branch of the store; `""`: the mainline.
+    /// Returns the view of a branch of the store; `""` is the mainline.
     pub fn of_branch(name: &str) -> ViewId {
         if name.is_empty() { ViewId::Mainline } else { ViewId::Clone(name.into()) }
     }
 }
 
-/// The views of one file system. Clones are the same.
+/// The views of a file system. Clones of this handle share the same views.
 #[derive(Clone)]
 pub struct Views {
     pub(crate) shared: Arc<Shared>,
@@ -117,21 +117,21 @@ pub(crate) struct Shared {
     /// Held while a clone is opened.
     pub opening: Mutex<()>,
     watchers: RwLock<Vec<Weak<dyn Watcher>>>,
-    /// Of ended transactions: unlinked, open nowhere, to be removed from the view that each was
-    /// committed to.
+    /// Orphans that ended transactions have left and that are open nowhere, to be removed from the
+    /// view to which the transaction was committed.
     orphans: Mutex<Vec<(Fs, Vec<Ino>)>>,
     ticker: Arc<Ticker>,
-    /// Held by the periodic work.
+    /// Held while the periodic work runs.
     pub ticking: Mutex<()>,
     pub down: AtomicBool,
-    /// What a process must know that follows this one when it is killed.
+    /// Notes for a process that follows this one when it is killed.
     pub notes: Option<Arc<ViewNotes>>,
 }
 
 #[derive(Default)]
 pub(crate) struct OpenViews {
     pub by_number: BTreeMap<u16, Arc<OpenView>>,
-    /// Of views that have ended: numbers that are not free yet.
+    /// The numbers of ended views that are not free yet.
     pub retired: HashMap<u16, Retired>,
     numbers: HashMap<ViewId, u16>,
     pub last: u16,
@@ -165,26 +165,26 @@ impl MergeRoutine for Join {
     }
 }
 
-/// Orphans that a commit removes itself; more of them are left to the background.
+/// Number of orphans that a commit removes itself; more of them are left to the background.
 const ORPHANS_AT_COMMIT: usize = 64;
-/// What a view keeps in memory, as a share of what the mainline may: it can commit to its
-/// transaction at any time.
+/// Divisor of the mainline's memory limits for any other view, which can commit to its transaction
+/// at any time.
 pub(crate) const VIEW_SHARE: usize = 8;
-/// What waits in a transaction's view at most before its writers move it into the transaction,
-/// bytes. All that still waits when the transaction commits is written then, while the caller
-/// waits: it makes the time that a commit takes.
+/// Limit of the data that waits in a transaction's view before its writers move it into the
+/// transaction, in bytes. Data that still waits when the transaction commits is written then, while
+/// the caller waits, so this bounds the time of a commit.
 const AWAITS_COMMIT: usize = 1 << 20;
 
 impl Views {
     /// The largest number a view can have.
     pub const MAX_NUMBER: u16 = 0xfff0;
 
-    /// The views of the file system `mainline`, which is the one in `db`.
+    /// Returns the views of the file system `mainline`, which is the one in `db`.
     pub fn new(db: Kvdb, mainline: Fs) -> Views {
         Views::with(db, mainline, None, |_| ())
     }
 
-    /// With views that `reopen` opens first.
+    /// Like [`Views::new`], with views that `reopen` opens first.
     pub(crate) fn with(
         db: Kvdb,
         mainline: Fs,
@@ -218,23 +218,25 @@ impl Views {
 
     /// Opens the view of a transaction that began before the store was opened.
     fn take_up(&self, id: TransactionId) -> Result<()> {
-        // The numbers that it has given are known since the view that it is of was opened.
+        // The numbers that the transaction has given are known since the view in which it began was
+        // opened.
         self.open_transaction(self.shared.db.transaction(id)?).map(drop)
     }
 
-    /// The file system outside of all transactions.
+    /// Returns the file system outside of all transactions.
     pub fn mainline(&self) -> &Fs {
         &self.shared.mainline
     }
 
-    /// Has `watcher` told of views that come and go, for as long as the caller keeps it.
+    /// Tells `watcher` of views that appear and end, as long as the caller keeps it.
     pub fn watch(&self, watcher: &Arc<dyn Watcher>) {
         self.shared.watchers.write().push(Arc::downgrade(watcher));
     }
 
     // --- views
 
-    /// The file system as `view` has it. NotFound when there is no such view (any more).
+    /// Returns the file system in the state of `view`. Fails with `NotFound` if the view does not
+    /// exist, or not any more.
     pub fn fs(&self, view: &ViewId) -> Result<Fs> {
         match view {
             ViewId::Mainline => Ok(self.shared.mainline.clone()),
@@ -242,7 +244,7 @@ impl Views {
         }
     }
 
-    /// The number of a view; opens it if need be.
+    /// Returns the number of a view, opening the view if necessary.
     pub fn number(&self, view: &ViewId) -> Result<u16> {
         match view {
             ViewId::Mainline => Ok(0),
@@ -250,14 +252,14 @@ impl Views {
         }
     }
 
-    /// The file system of the view with this number, not 0.
+    /// Returns the file system of the view with this number, which is not 0.
     pub fn by_number(&self, number: u16) -> Option<Fs> {
         self.shared.open.read().by_number.get(&number).map(|entry| entry.fs.clone())
     }
 
-    /// Every view but the mainline: open transactions, snapshots, clones.
+    /// Returns every view except the mainline: open transactions, snapshots, clones.
     pub fn all(&self) -> Vec<ViewId> {
-        // Not those that no caller can join.
+        // Transactions that no caller can join are left out.
         let joinable = |info: &TransactionInfo| self.shared.db.transaction(info.id).is_ok();
         let transactions = self.list().into_iter().filter(joinable);
         let transactions = transactions.map(|info| ViewId::Transaction(info.id));
@@ -267,7 +269,7 @@ impl Views {
         transactions.chain(snapshots).chain(clones).collect()
     }
 
-    /// The open views, by their numbers, and the mainline.
+    /// Returns the open views by their numbers, and the mainline.
     pub fn opened(&self) -> Vec<(u16, Fs)> {
         let open = self.shared.open.read();
         let others = open.by_number.iter().map(|(number, entry)| (*number, entry.fs.clone()));
@@ -293,8 +295,9 @@ impl Views {
         }
     }
 
-    /// The view as it is open now, which may be by another thread. `exists` is asked when no other
-    /// thread can end the view, whose state may have been dropped since `fs` was made.
+    /// Adds a view, or returns the one that another thread has opened in the meantime. `exists` is
+    /// called when no other thread can end the view, since its state may have been dropped after
+    /// `fs` was made.
     pub(crate) fn add(
         &self,
         view: ViewId,
@@ -327,7 +330,7 @@ impl Views {
         Ok(entry)
     }
 
-    /// A view has ended.
+    /// Ends a view.
     pub(crate) fn end_view(&self, entry: &OpenView, committed: Option<CommittedTo<'_>>) {
         {
             let mut open = self.shared.open.write();
@@ -340,19 +343,19 @@ impl Views {
         self.retire(entry);
     }
 
-    /// Calls `what` with every watcher. No lock is held: a watcher may wait for calls that take
-    /// locks.
+    /// Calls `what` with every watcher. No lock is held, since a watcher may wait for calls that
+    /// take locks.
     pub(crate) fn tell(&self, what: impl Fn(&dyn Watcher)) {
         let watchers: Vec<_> =
             self.shared.watchers.read().iter().filter_map(Weak::upgrade).collect();
         watchers.iter().for_each(|watcher| what(&**watcher));
     }
 
-    /// Waits until what programs have written has arrived from the kernel. On an error the caller
-    /// must not continue: it would miss a part of that.
+    /// Waits until the data that programs have written has arrived from the kernel. On an error the
+    /// caller must not continue: it would miss some of that data.
     pub(crate) fn write_back(&self, wait: Wait) -> Result<()> {
         if self.shared.mainline.core.options.read_only {
-            // Nobody can have written anything.
+            // No program can have written anything.
             return Ok(());
         }
         let watchers: Vec<_> =
@@ -363,7 +366,7 @@ impl Views {
             .map_err(Error::NotHandedOver)
     }
 
-    /// Tells the watchers that a name is about to be removed with all below it.
+    /// Tells the watchers that a name is about to be removed with everything below it.
     pub(crate) fn goes(
         &self,
         view: &ViewId,
@@ -381,9 +384,9 @@ impl Views {
 
     // --- background
 
-    /// The periodic work of the background: moves what waits in the views' memory into their
-    /// transactions, lets go of views whose transaction has ended by itself, and removes orphans.
-    /// Called by its own thread; by the owner under an environment that runs inline.
+    /// Does the periodic work of the background: moves data that waits in the views' memory into
+    /// their transactions, ends views whose transaction has ended by itself, and removes orphans.
+    /// Its own thread calls this; if the environment runs inline, the owner does.
     pub fn tick(&self) {
         if self.is_down() {
             return;
@@ -404,7 +407,7 @@ impl Views {
                 entry.fs.core.freeze_lock.freeze().end();
                 self.end_view(&entry, None);
             } else if transaction.isolation() == Isolation::Serializable {
-                // It may have to wait for locks, which its users do themselves.
+                // The commit might wait for locks; users of the transaction do that themselves.
             } else if let Err(e) = entry.fs.tick() {
                 tracing::debug!(
                     id = transaction.id().0,
@@ -470,7 +473,7 @@ mod tests {
         let ino = closed_file(&fs, b"f", &[7; 20_000]);
         views.snapshot(&ViewId::Mainline, "before", Durability::Buffered).unwrap();
         fs.unlink(ROOT, b"f").unwrap();
-        // As a commit that has removed many files leaves it to the background.
+        // A commit that has removed many files leaves its orphans to the background like this.
         views.shared.orphans.lock().push((fs.clone(), vec![ino]));
         views.rollback("before").unwrap();
         views.tick();
@@ -491,7 +494,7 @@ mod tests {
         let caller = Caller::default();
         let open = inside.mknod(ROOT, b"f", FileKind::File, 0o644, 0, caller).unwrap().ino;
         inside.write(open, 0, &[7; 20_000], Default::default()).unwrap();
-        // Into the transaction, so that it is not in memory alone.
+        // This moves the file into the transaction, so that it is not in memory alone.
         views.change_set(id).unwrap();
         inside.unlink(ROOT, b"f").unwrap();
         let contended = inside.resolve(b"contended").unwrap().ino;
@@ -550,7 +553,7 @@ mod tests {
         let caller = Caller::default();
         let open = inside.mknod(ROOT, b"f", FileKind::File, 0o644, 0, caller).unwrap().ino;
         inside.write(open, 0, &[7; 20_000], Default::default()).unwrap();
-        // More than stays in memory.
+        // These are more changes than stay in memory.
         for n in 0..20_000 {
             closed_file(&inside, format!("a file with a long name, {n}").as_bytes(), b"x");
         }

@@ -1,6 +1,6 @@
-//! Everything below a directory, by path, from one state of the store: directory after directory in
-//! the order of the names. What it reads is the names and the nodes, in pieces, so a tree of any
-//! size takes little memory; nothing is loaded as for a call, and nothing is locked.
+//! Walks everything below a directory, by path, in one state of the store: directory after
+//! directory in the order of the names. Only names and nodes are read, in pieces, so a tree of any
+//! size takes little memory. No inodes are loaded into the cache, and nothing is locked.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::fs::Fs;
 use crate::layout::{self, Layout};
 use crate::views::{self, Views, Wait};
 
-/// Names of a directory that are read together with what they name.
+/// Number of names of a directory that are read together with their nodes.
 const AT_ONCE: usize = 256;
 
-/// What a walk has come to.
+/// An object that a walk has reached.
 #[derive(Debug)]
 pub struct Walked<'a> {
-    /// From the top of the walk; of the top itself empty.
+    /// The path from the top of the walk; empty for the top itself.
     pub path: &'a [u8],
     /// The inode's attributes.
     pub attr: Attr,
@@ -30,28 +30,28 @@ pub struct Walk {
     fs: Fs,
     view: Arc<View>,
     layout: Layout,
-    /// Until it was given.
+    /// The top, until it was returned.
     top: Option<Attr>,
     directories: Vec<Directory>,
-    /// The path of what was given last.
+    /// The path of the last object returned.
     path: Vec<u8>,
-    /// In a damaged store a directory may lie in itself.
+    /// Directories visited: in a damaged store a directory may contain itself.
     seen: HashSet<Ino>,
 }
 
 struct Directory {
     ino: Ino,
     names: Cursor,
-    /// Where its own path ends.
+    /// The length of the directory's own path.
     path: usize,
     waiting: VecDeque<(Box<[u8]>, Attr)>,
 }
 
 impl Fs {
-    /// Walks through everything below `from`, itself first, as it is now.
+    /// Walks through the current state of `from` and everything below it, `from` first.
     pub fn walk(&self, from: Ino) -> Result<Walk> {
         let _call = self.enter()?;
-        // Sizes and times that wait in memory; what is locked stays where it is.
+        // Commits sizes and times that wait in memory; locked files are skipped.
         self.commit_unlocked()?;
         let fs = self.clone();
         let (view, layout) = (Arc::new(self.core.scope.view()?), self.core.layout);
@@ -70,8 +70,8 @@ impl Fs {
 }
 
 impl Views {
-    /// Walks a tree of a view, by a path from its root. What a kernel holds back is asked for, but
-    /// not waited for if it does not come.
+    /// Walks a tree of a view, by a path from its root. Asks the kernel for data that it holds
+    /// back, but does not fail without it.
     pub fn walk(&self, view: &views::ViewId, path: &[u8]) -> Result<Walk> {
         if let Err(e) = self.write_back(Wait::ButForLocks) {
             tracing::debug!("a walk does without what was written last: {e}");
@@ -82,8 +82,8 @@ impl Views {
 }
 
 impl Walk {
-    /// The next one. `None`: that was all. After an error in a directory it goes on behind that
-    /// directory.
+    /// Returns the next object, or `None` at the end. After an error in a directory the walk
+    /// continues after that directory.
     #[allow(clippy::should_implement_trait, reason = "what it gives is borrowed from it")]
     pub fn next(&mut self) -> Result<Option<Walked<'_>>> {
         if let Some(top) = self.top.take() {
@@ -136,7 +136,7 @@ impl Walk {
 }
 
 impl Directory {
-    /// Reads some names more, and what they name.
+    /// Reads some more names, and their nodes.
     fn fill(&mut self, view: &View, layout: Layout) -> Result<()> {
         let (mut names, mut keys) = (Vec::new(), Vec::new());
         while names.len() < AT_ONCE

@@ -1,8 +1,7 @@
-//! Files made as they are to be for good: names, attributes and content of many at once, in one
-//! commit, so that nothing of them waits in memory or is written a second time. For those who bring
-//! whole trees in.
+//! Makes many complete files at once: names, attributes and content in one commit, so that nothing
+//! waits in memory or is written a second time. This is for callers that bring in whole trees.
 //!
-//! In a transaction the pages do not go through its memtables: they are built straight into a run.
+//! In a transaction the pages are built straight into a run, and bypass its memtables.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,14 +18,14 @@ use crate::layout::{self, Attributes, Body, INLINE_MAX, PAGE, PageKeys, TARGET_M
 use crate::namespace::{add_entry, check_name};
 use crate::space_account::NAME_COST;
 
-/// From so many bytes on, pages are built into a run; in builds with assertions from fewer on, so
-/// that the tests' models come upon it.
+/// Bytes from which pages are built into a run; fewer in builds with assertions, so that the models
+/// of the tests reach it.
 const LEAST_RUN: u64 = if cfg!(debug_assertions) { 8 << 10 } else { 1 << 20 };
 
-/// Something that is no directory, with all that it is to have but extended attributes.
+/// An object other than a directory, with everything but extended attributes.
 #[derive(Clone, Debug)]
 pub struct Whole {
-    /// The directory it is made in.
+    /// The directory in which it is made.
     pub parent: Ino,
     /// Its name.
     pub name: Box<[u8]>,
@@ -44,7 +43,7 @@ pub struct Whole {
     pub atime: Timestamp,
     /// The time of the last change of the content.
     pub mtime: Timestamp,
-    /// All of a file, or the target of a symbolic link.
+    /// The content of a file, or the target of a symbolic link.
     pub content: Bytes,
 }
 
@@ -65,7 +64,7 @@ impl Whole {
         }
     }
 
-    /// Its content in pages.
+    /// Returns the content in pages.
     fn pages(&self) -> impl Iterator<Item = Bytes> {
         let len = self.content.len();
         (0..len)
@@ -104,8 +103,8 @@ impl Whole {
 }
 
 impl Fs {
-    /// Makes all of these, or, on any error, none. Their names must not be there yet. As with a
-    /// rename no call sees a part of a file; no reference is added. All of them are in memory
+    /// Makes all of these objects, or none on any error. Their names must not exist yet. As with a
+    /// rename, no call sees a part of a file; no reference is added. All of them are in memory
     /// during the call, so many megabytes should be split into several calls.
     pub fn make_whole(&self, all: &[Whole]) -> Result<()> {
         self.writable()?;
@@ -141,7 +140,7 @@ impl Fs {
         }
         drop(names);
         let mut made: Vec<(Ino, Attributes, &Whole)> = Vec::with_capacity(all.len());
-        // As they will be listed, in whatever order they came.
+        // Files are numbered in the order of a listing, whatever the order of the input.
         let mut order: Vec<&Whole> = all.iter().collect();
         order.sort_unstable_by_key(|whole| (whole.parent, &whole.name));
         for whole in order {
@@ -149,7 +148,7 @@ impl Fs {
             let ino = match locked.get_mut(&whole.parent) {
                 Some((state, dir)) => {
                     let ino = self.new_ino_in(whole.parent, dir)?;
-                    // Whatever becomes of the call, nothing else gets the number.
+                    // The number is used up even if the call fails.
                     state.attr.reserved = dir.reserved;
                     add_entry(dir, &attr);
                     ino
@@ -158,7 +157,7 @@ impl Fs {
             };
             made.push((ino, attr, whole));
         }
-        // In the order of their pages.
+        // Sorts the files by number, in the order of their pages.
         made.sort_unstable_by_key(|(ino, ..)| *ino);
         let run = match (&self.core.scope, self.core.db.here()) {
             (Scope::Transaction(t), Ok(db)) if bytes >= LEAST_RUN && t.takes_bulk() => {
@@ -168,7 +167,7 @@ impl Fs {
         };
         let run = run.map(|(t, db)| Ok((t, self.pages_as_run(t, db, &made)?)));
         let run = match run.transpose() {
-            // A batch finds room that is left by what was deleted.
+            // A batch can use the space that deletions have left.
             Err(kvdb::Error::NoSpace) => None,
             run => run?,
         };
@@ -199,7 +198,7 @@ impl Fs {
             Some((t, run)) => {
                 t.adopt(run)?;
                 if let Err(e) = self.apply(batch) {
-                    // No page may be left of a file that is not there.
+                    // Pages without a file must not remain.
                     let mut batch = Batch::new();
                     for (ino, ..) in &made {
                         let (start, end) = layout::node_range(*ino);
@@ -220,7 +219,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The pages of these files, whose numbers ascend, as a run of the transaction.
+    /// Builds the pages of these files, whose numbers ascend, as a run of the transaction.
     fn pages_as_run(
         &self,
         transaction: &Transaction,

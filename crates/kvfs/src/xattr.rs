@@ -10,19 +10,19 @@ use crate::inode::InodeState;
 use crate::layout::{self, XattrValue, Xattrs};
 use crate::request;
 
-/// The name spaces that are known: for all users, for the superuser, and for security modules and
+/// The supported name spaces: for all users, for the superuser, and for security modules and
 /// capabilities.
 const NAME_SPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
-/// The kernel's limits on one value and on the list of names.
+/// The kernel's limits for one value and for the list of names.
 const VALUE_MAX: usize = 64 << 10;
 const LIST_MAX: usize = 64 << 10;
-/// The largest value in the node, and the most bytes of names and of values there: the node is
+/// Limits of a value in the node, and of all names and values there, in bytes: the node is
 /// rewritten with every change of the inode.
 const INLINE_VALUE: usize = 256;
 const INLINE_ALL: usize = 1024;
 
 impl Fs {
-    /// The value of an extended attribute; ENODATA when there is none.
+    /// Returns the value of an extended attribute. Fails with ENODATA if there is none.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_name(name)?;
         let _call = self.enter()?;
@@ -49,7 +49,7 @@ impl Fs {
         }
     }
 
-    /// The names, each followed by a zero byte.
+    /// Returns the names, each followed by a zero byte.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
         let _call = self.enter()?;
         let inode = self.inode(ino)?;
@@ -111,7 +111,7 @@ impl Fs {
         } else {
             batch.put(self.core.layout.imap, layout::xattr_key(ino, name), value.to_vec());
         }
-        // The new value takes the place of one that was lost, whose removal waits.
+        // The new value replaces a lost one whose removal is pending.
         let lost = name == CAPABILITY && std::mem::take(&mut state.buffer.lost_capability);
         let committed = self.commit_xattrs(ino, &mut state, all, batch);
         if committed.is_err() {
@@ -188,15 +188,15 @@ fn find<'a>(ino: Ino, state: &'a InodeState, name: &[u8]) -> Result<&'a XattrVal
 fn check_name(name: &[u8]) -> Result<()> {
     match name {
         b"" => Err(Error::Invalid("an extended attribute without a name")),
-        // Their rules would have to be enforced, not only stored.
+        // Access control lists would have to be enforced, not only stored.
         _ if name.starts_with(b"system.posix_acl_") => {
             Err(Error::Unsupported("access control lists"))
         }
         _ if !layout::is_xattr_name(name) => {
             Err(Error::Invalid("a malformed name of an extended attribute"))
         }
-        // As a kernel's file system answers, so that a program learns that its attribute means
-        // nothing here.
+        // The answer is that of the kernel's own file systems, so that a program learns that its
+        // attribute has no meaning here.
         _ if !NAME_SPACES.iter().any(|space| name.starts_with(space)) => {
             Err(Error::Unsupported("extended attributes outside of user, trusted and security"))
         }

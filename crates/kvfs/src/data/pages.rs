@@ -1,4 +1,4 @@
-//! The pages of a file, one by one: those that wait in its buffer, and those that the store has.
+//! The pages of a file, one by one: those that wait in its buffer and those in the store.
 
 use env::sync::atomic::Ordering;
 
@@ -12,16 +12,18 @@ use crate::inode::{DirtyPage, InodeState, Page};
 use crate::layout::{self, Body, PAGE, blocks_of};
 use crate::partial_page::PartialPage;
 
-/// The size up to which the pages of a file are read together with their neighbours on the device:
-/// these are the rest of the file, and other small files. A single page of a larger one is read
-/// alone, unless the file is read in order.
+/// File size up to which a page is read together with its neighbours on the device, which are the
+/// rest of the file and other small files. A single page of a larger file is read alone, unless the
+/// file is read in order.
 const AROUND: u64 = 256 << 10;
-/// So are this many pages of one: what a database takes for a page of its own. A reader in order
-/// whose requests overtake one another asks for more at a time.
+/// Number of pages up to which a read of a larger file is done without its neighbours, too: the
+/// page size of a database. A sequential reader whose requests overtake one another asks for more
+/// at a time.
 const PIECE: u64 = 16;
 
 impl Fs {
-    /// A page as it is now, waiting or stored; `None` where the file has none.
+    /// Returns the current content of a page, waiting or stored, or `None` if the file does not
+    /// have the page.
     pub(crate) fn page(&self, ino: Ino, state: &InodeState, block: u64) -> Result<Option<Bytes>> {
         Ok(match state.buffer.pages.get(&block).map(|dirty| &dirty.page) {
             Some(Page::Shared(b)) => Some(b.clone()),
@@ -31,7 +33,7 @@ impl Fs {
         })
     }
 
-    /// The page that `part` is of, which is read for it.
+    /// Returns the whole page of which `part` holds changes; the rest is read from the store.
     pub(super) fn whole(
         &self,
         ino: Ino,
@@ -42,7 +44,7 @@ impl Fs {
         Ok(part.over(&self.stored_page(ino, state, block)?.unwrap_or_default()))
     }
 
-    /// A page as the store has it, unless it is cut off.
+    /// Returns a page as it is in the store, unless it is cut off.
     pub(crate) fn stored_page(
         &self,
         ino: Ino,
@@ -54,7 +56,7 @@ impl Fs {
         }
         let get = || self.core.scope.get(self.core.layout.dmap, &layout::page_key(ino, block));
         let in_order = state.next_page.swap(block + 1, Ordering::Relaxed) == block;
-        // The neighbours of a page of a large file are mostly other pages of it.
+        // The neighbours of a page of a large file are mostly other pages of the same file.
         let page =
             if in_order || state.attr.size <= AROUND { get()? } else { kvdb::read_alone(get)? };
         if let Some(page) = &page {
@@ -63,8 +65,8 @@ impl Fs {
         Ok(page)
     }
 
-    /// Reads pages of a file, of which the blocks `[first, behind)` were asked for; alone where
-    /// their neighbours are other pages of a large file, which is not read in order.
+    /// Runs `read`, which reads the blocks `[first, behind)` of a file. It reads them without their
+    /// neighbours if those are other pages of a large file that is not read in order.
     pub(super) fn read_piece<T>(
         &self,
         state: &InodeState,
@@ -72,7 +74,7 @@ impl Fs {
         read: impl FnOnce() -> T,
     ) -> T {
         let next = state.next_page.swap(behind, Ordering::Relaxed);
-        // The last page of the piece before may be asked for again.
+        // A sequential reader may ask again for the last page of the previous read.
         let in_order = first == next || first + 1 == next;
         if in_order || behind - first > PIECE || state.attr.size <= AROUND {
             read()
@@ -81,8 +83,8 @@ impl Fs {
         }
     }
 
-    /// Puts a page into the buffer. Call before the size moves over it: what lies beyond the size
-    /// is known not to exist.
+    /// Puts a page into the buffer. The caller moves the size over the page afterwards: until then
+    /// a page at or after the size is known not to exist.
     pub(crate) fn put_page(&self, state: &mut InodeState, block: u64, page: Page) {
         let Body::Paged(count) = &mut state.attr.body else {
             debug_assert!(false, "pages belong to paged files");
@@ -95,7 +97,7 @@ impl Fs {
         }
         let blocks = blocks_of(state.attr.size);
         let new = block >= blocks || block >= buffer.cut || !state.stored;
-        // Without holes every block below the end exists.
+        // A file without holes has every block below its end.
         let dense = *count == blocks;
         if new {
             *count += 1;
@@ -105,7 +107,7 @@ impl Fs {
         buffer.pages.insert(block, DirtyPage { page, counted: new || dense });
     }
 
-    /// How many blocks of `[from, to)` are stored or waiting.
+    /// Returns the number of blocks in `[from, to)` that are stored or waiting.
     pub(crate) fn pages_between(
         &self,
         ino: Ino,
@@ -125,7 +127,8 @@ impl Fs {
         Ok(count)
     }
 
-    /// The blocks of `[from, to)` that the store has pages of, in order, without reading a page.
+    /// Returns a walk over the blocks in `[from, to)` that have pages in the store, in order. No
+    /// page is read.
     pub(crate) fn stored_blocks(&self, ino: Ino, from: u64, to: u64) -> Result<StoredBlocks> {
         let (start, end) = (layout::page_key(ino, from), layout::page_key(ino, to));
         let cursor = self.core.scope.cursor(self.core.layout.dmap, &start, &end)?.keys_only();
@@ -133,7 +136,7 @@ impl Fs {
     }
 }
 
-/// The value of a page, which may not be longer than a page.
+/// Checks the value of a page, which must not be longer than a page, and returns it.
 pub(super) fn checked_page(ino: Ino, page: &[u8]) -> Result<&[u8]> {
     if layout::is_lost_page(page.len() as u64) {
         return Err(Error::Corrupt { ino, what: "this part of its content is lost".into() });
@@ -144,11 +147,11 @@ pub(super) fn checked_page(ino: Ino, page: &[u8]) -> Result<&[u8]> {
     Ok(page)
 }
 
-/// A walk over the page keys of one file.
+/// A walk over the page keys of a file.
 pub(crate) struct StoredBlocks {
     cursor: ScopeCursor,
     ino: Ino,
-    /// The cursor stands before the first stored block at or above this.
+    /// The cursor is before the first stored block at or above this position.
     position: u64,
 }
 
@@ -160,7 +163,7 @@ impl StoredBlocks {
         Ok(Some(block))
     }
 
-    /// The first stored block at or above `block`, which does not go back.
+    /// Returns the first stored block at or above `block`, which must not decrease between calls.
     pub fn next_from(&mut self, block: u64) -> Result<Option<u64>> {
         if block != self.position {
             self.cursor.seek(&layout::page_key(self.ino, block))?;

@@ -1,4 +1,4 @@
-//! Reading a file: what waits in its buffer lies over what the store has.
+//! Reads files: pages that wait in the buffer hide those in the store.
 
 use env::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::inode::{DirtyPage, InodeState, Page};
 use crate::layout::{self, Body, PAGE, blocks_of};
 
 impl Fs {
-    /// Up to `len` bytes at `offset`; fewer only at the end of the file.
+    /// Reads up to `len` bytes at `offset`; fewer only at the end of the file.
     pub fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
         self.read_for(ino, offset, len, ReadHints::default())
     }
 
-    /// `read` for a caller of whom more is known.
+    /// Like `read`, with hints about the caller.
     pub fn read_for(&self, ino: Ino, offset: u64, len: u32, hints: ReadHints) -> Result<Bytes> {
         let data =
             self.reading(ino, hints, |state| self.read_locked(ino, state, offset, u64::from(len)))?;
@@ -26,12 +26,12 @@ impl Fs {
         Ok(data)
     }
 
-    /// Reads as many bytes as `room` has; returns how many there were.
+    /// Fills `room` with bytes of a file, and returns the number of bytes read.
     pub fn read_into(&self, ino: Ino, offset: u64, room: &mut [u8]) -> Result<usize> {
         self.read_into_for(ino, offset, room, ReadHints::default())
     }
 
-    /// `read_into` for a caller of whom more is known.
+    /// Like `read_into`, with hints about the caller.
     pub fn read_into_for(
         &self,
         ino: Ino,
@@ -55,7 +55,7 @@ impl Fs {
         Ok(length)
     }
 
-    /// Reads of a file, with what that does to its access time.
+    /// Runs `read` on the state of a file, and updates the access time if it is stale.
     fn reading<T>(
         &self,
         ino: Ino,
@@ -83,7 +83,7 @@ impl Fs {
         Ok(data)
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         let _call = self.enter()?;
         let inode = self.inode(ino)?;
@@ -150,8 +150,8 @@ impl Fs {
         Ok(data.into())
     }
 
-    /// Fills `room` from `offset` on with stored and waiting pages, both in order; of a block that
-    /// is both, the waiting one lies over the stored one.
+    /// Fills `room` with the stored and waiting pages from `offset` on, merging the two in order. A
+    /// waiting page hides the stored page of its block.
     fn read_pages(&self, ino: Ino, state: &InodeState, offset: u64, room: &mut [u8]) -> Result<()> {
         let end = offset + room.len() as u64;
         let (first, behind) = (offset / PAGE, blocks_of(end));
@@ -197,7 +197,7 @@ impl Fs {
             let skip = offset.saturating_sub(start) as usize;
             let take = (end - start).min(PAGE) as usize;
             let bytes = bytes.get(skip..bytes.len().min(take)).unwrap_or_default();
-            // Holes and short pages before this one.
+            // Zeroes the holes and the ends of short pages before this page.
             let at = (start.max(offset) - offset) as usize;
             room[filled..at].fill(0);
             filled = at + bytes.len();
@@ -207,7 +207,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The inline content of an inode, from memory or the store.
+    /// Returns the inline content of an inode, from memory or from the store.
     pub(crate) fn content(&self, ino: Ino, state: &InodeState) -> Result<Bytes> {
         match (state.attr.body, &state.inline) {
             (Body::Paged(_) | Body::Inline(0), _) => Ok(Bytes::new()),

@@ -1,5 +1,5 @@
-//! The size of a file: what is cut off goes from the buffer at once, and from the store with the
-//! inode's next commit.
+//! Changes the size of files: the part that is cut off is removed from the buffer at once, and from
+//! the store with the inode's next commit.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::inode::{DirtyPage, Inode, InodeState, Page};
 use crate::layout::{Body, PAGE, blocks_of};
 
 impl Fs {
-    /// Sets the size. Nothing is committed: the range delete of what is cut off goes with the
-    /// inode's next commit.
+    /// Sets the size without committing: the range delete of the part that is cut off is committed
+    /// with the inode.
     pub(crate) fn truncate(
         &self,
         inode: &Arc<Inode>,
@@ -53,7 +53,7 @@ impl Fs {
         self.count_pages(ino, state)?;
         let (kept, blocks) = (blocks_of(size), blocks_of(state.attr.size));
         let Body::Paged(count) = state.attr.body else { return Ok(()) };
-        // All that has to be read, before anything changes.
+        // Reads all that is needed before anything changes.
         let count = if count == blocks {
             kept
         } else if kept <= blocks - kept {
@@ -62,7 +62,7 @@ impl Fs {
             // In a damaged store there may be more pages than the node says.
             count.saturating_sub(self.pages_between(ino, state, kept, blocks)?)
         };
-        // The page that the new end is in keeps its first bytes only.
+        // The page that contains the new end keeps only its first bytes.
         let rest = (size % PAGE) as usize;
         if rest > 0 {
             let block = kept - 1;

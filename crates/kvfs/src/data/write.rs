@@ -1,5 +1,5 @@
-//! Writing a file: into the buffer of its inode. What a write keeps of pages that are not in memory
-//! is read before anything changes, or is left where it lies.
+//! Writes files into the buffers of their inodes. If a write keeps a part of a page that is not in
+//! memory, the page is read before anything changes, or the write becomes a partial page.
 
 use env::sync::atomic::Ordering;
 use std::collections::BTreeMap;
@@ -15,8 +15,8 @@ use crate::inode::{DirtyPage, Inode, InodeState, Page};
 use crate::layout::{Body, INLINE_MAX, PAGE};
 use crate::partial_page::PartialPage;
 
-/// A large write is copied in pieces of this, aligned in the file, and its pages share the piece.
-/// One page that outlives the others keeps no more than this alive.
+/// Unit in which a large write is copied, aligned in the file; the pages of a piece share one
+/// allocation. A page that outlives the others keeps no more than this alive.
 const PIECE: u64 = 64 << 10;
 
 impl Fs {
@@ -25,7 +25,7 @@ impl Fs {
         self.write_for(ino, offset, data, hints).map(|_| data.len() as u32)
     }
 
-    /// `write` that also returns what a cache of attributes must be told.
+    /// Like `write`, and also returns the effects that a cache of attributes must be told of.
     pub fn write_for(
         &self,
         ino: Ino,
@@ -49,8 +49,8 @@ impl Fs {
         Ok(Written { bytes: data.len() as u64, lost_privileges })
     }
 
-    /// `write` for a call that has entered the view. Returns whether the file has lost set-uid or
-    /// set-gid bits.
+    /// Like `write`, for a call that has entered the view. Returns whether the file has lost
+    /// set-uid or set-gid bits.
     pub(crate) fn write_in_call(
         &self,
         ino: Ino,
@@ -89,7 +89,7 @@ impl Fs {
         Ok(lost_privileges)
     }
 
-    /// Makes a file at least this long. (Under the freeze lock.)
+    /// Extends a file to at least `size` bytes. (Under the freeze lock.)
     pub(crate) fn extend_in_call(&self, ino: Ino, size: u64) -> Result<()> {
         let inode = self.inode(ino)?;
         let mut state = self.lock(&inode)?;
@@ -131,8 +131,8 @@ impl Fs {
             }
             self.move_to_pages(inode.ino, state)?;
         }
-        // What has to be read is read before anything changes: a write is done whole or not at all,
-        // also when the device fails.
+        // All reads are done before anything changes: a write is applied as a whole or not at all,
+        // even if the device fails.
         let mut edges = self.edges(inode.ino, state, offset, end)?;
         let mut at = 0;
         while at < data.len() {
@@ -144,8 +144,8 @@ impl Fs {
         Ok(())
     }
 
-    /// The pages of which a write of `[offset, end)` keeps a part that is not in memory: at most
-    /// the first and the last. A page is read unless little of it is written.
+    /// Returns the pages of which a write of `[offset, end)` keeps a part that is not in memory: at
+    /// most the first and the last. A page is read unless the write changes little of it.
     fn edges(
         &self,
         ino: Ino,
@@ -157,7 +157,7 @@ impl Fs {
         for block in [offset / PAGE, (end - 1) / PAGE] {
             let start = block * PAGE;
             let held = state.attr.size.saturating_sub(start).min(PAGE);
-            // Nothing is stored at or beyond the size.
+            // Nothing is stored at or after the size.
             if offset <= start && end >= start + held || held == 0 || edges.contains_key(&block) {
                 continue;
             }
@@ -180,7 +180,7 @@ impl Fs {
         Ok(edges)
     }
 
-    /// The content of a small file becomes its page 0.
+    /// Turns the content of a small file into its page 0.
     pub(crate) fn move_to_pages(&self, ino: Ino, state: &mut InodeState) -> Result<()> {
         let content = self.content(ino, state)?;
         state.inline = None;
@@ -194,8 +194,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Writes one aligned piece. Pages written from their start over all they held are slices of
-    /// one copy; others are put together.
+    /// Writes one aligned piece. Pages that are overwritten from their start to at least their old
+    /// end are slices of one copy; others are assembled.
     fn write_piece(
         &self,
         state: &mut InodeState,
@@ -236,10 +236,10 @@ impl Fs {
     }
 }
 
-/// A page that a write keeps a part of.
+/// A page of which a write keeps a part.
 enum Edge {
-    /// As it was read.
+    /// The page as it was read.
     Read(Vec<u8>),
-    /// What is written of it goes over it where it lies.
+    /// The page is not read: the written bytes become a partial page over the stored one.
     Unread,
 }

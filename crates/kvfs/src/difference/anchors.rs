@@ -1,11 +1,12 @@
-//! Paths that are longer than a call takes. Directories can be made step by step to any depth, and
-//! the paths of all of them together are as long as the square of it.
+//! Tells paths that are longer than a call takes. Directories can be made step by step to any
+//! depth, and the total length of their paths grows with the square of the depth.
 //!
-//! So a list tells at most [`LONGEST`] bytes of a path: where it would be longer, the directory
-//! that it leads through becomes an *anchor* of the list, and what lies below is told from there.
-//! The path of what lies below anchor 3 begins with `/3/`, which no other path does, for they have
-//! no slash in front. An anchor has a path of its own, which may begin at another anchor. So a list
-//! is as long as what it lists, however deep that lies, and still says where each thing is.
+//! A list therefore tells at most [`LONGEST`] bytes of a path. If a path would be longer, the
+//! directory that it leads through becomes an *anchor* of the list, and the objects below are told
+//! from the anchor. A path below anchor 3 begins with `/3/`; no other path does, since paths have
+//! no leading slash. An anchor has a path itself, which may begin at another anchor. The length of
+//! a list thus depends on the number of its entries, and not on their depth, and the list still
+//! identifies the place of each entry.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,11 +14,12 @@ use std::collections::HashMap;
 use super::FileChange;
 use super::side::joined;
 
-/// The longest path that is told from the root or from an anchor, bytes: what a call takes.
+/// The longest path that is told from the root or from an anchor, in bytes: the longest that a call
+/// takes.
 const LONGEST: usize = 4096;
 
-/// The anchors of a list that is being made. One directory is one anchor, whichever way leads
-/// there.
+/// The anchors of a list that is being made. A directory has at most one anchor, whichever path
+/// leads to it.
 #[derive(Default)]
 pub(crate) struct Anchors(RefCell<Known>);
 
@@ -27,12 +29,12 @@ struct Known {
     paths: Vec<Vec<u8>>,
 }
 
-/// In front of what is told from an anchor.
+/// Returns the prefix of paths that begin at an anchor.
 fn prefix(number: usize) -> Vec<u8> {
     format!("/{number}").into_bytes()
 }
 
-/// The anchor that a path begins at, and the rest of it; 0 is the root.
+/// Splits a path into the number of its anchor, 0 for the root, and the rest.
 fn parted(path: &[u8]) -> (usize, &[u8]) {
     let Some(within) = path.strip_prefix(b"/") else { return (0, path) };
     let end = within.iter().position(|byte| *byte == b'/').unwrap_or(within.len());
@@ -41,8 +43,9 @@ fn parted(path: &[u8]) -> (usize, &[u8]) {
 }
 
 impl Anchors {
-    /// The path that begins where names in a directory begin, if `len` bytes follow: `None` where
-    /// they fit after the path of the directory, which has `path_len` bytes and is `path`.
+    /// Returns the anchor's prefix for a name of `name_len` bytes in the directory `path`, which
+    /// has `path_len` bytes. Returns `None` if the path and the name fit together without an
+    /// anchor.
     pub fn begin(
         &self,
         path_len: usize,
@@ -63,7 +66,7 @@ impl Anchors {
         Some(prefix(number))
     }
 
-    /// The path of a name in a directory.
+    /// Returns the path of a name in a directory.
     pub fn join(&self, directory: &[u8], name: &[u8]) -> Vec<u8> {
         match self.begin(directory.len(), name.len(), || directory.to_vec()) {
             None => joined(directory, name),
@@ -71,38 +74,38 @@ impl Anchors {
         }
     }
 
-    /// The list of these changes: the anchors in the order in which they were met, and each after
-    /// the one that it begins at.
+    /// Makes the list of these changes. The anchors are in the order in which they were met, each
+    /// after the one at which its path begins.
     pub fn list(self, changes: impl Iterator<Item = FileChange>) -> Difference {
         let mut changes: Vec<FileChange> = changes.collect();
-        // They are in the order of their paths already.
+        // Within an anchor, the changes are in the order of their paths already.
         changes.sort_by_key(|change| parted(&change.path).0);
         Difference { anchors: self.0.into_inner().paths, changes }
     }
 }
 
-/// The differences of two states, by path.
+/// The differences between two states, by path.
 #[derive(Clone, Debug, Default)]
 pub struct Difference {
     /// The paths of the directories at which long paths begin: `/1/…` begins at the first. Each
-    /// begins at the root, or at an earlier one.
+    /// begins at the root or at an earlier anchor.
     pub anchors: Vec<Vec<u8>>,
-    /// What differs; first all that is told from the root, in the order of the paths, then what is
-    /// told from the first anchor, and so on.
+    /// The changed paths: first those told from the root, in order, then those told from the first
+    /// anchor, and so on.
     pub changes: Vec<FileChange>,
 }
 
 impl Difference {
-    /// The anchor that a path begins at; `None`: the root.
+    /// Returns the anchor at which a path begins, or `None` for the root.
     pub fn anchor_of(path: &[u8]) -> Option<usize> {
         Some(parted(path).0).filter(|number| *number > 0)
     }
 
-    /// A path of the list, from the root.
+    /// Returns a path of the list as a path from the root.
     pub fn whole(&self, path: &[u8]) -> Vec<u8> {
         let (mut number, rest) = parted(path);
         let mut parts = vec![rest];
-        // An anchor begins at an earlier one.
+        // An anchor's path begins at an earlier anchor.
         while let Some(anchor) = number.checked_sub(1).and_then(|at| self.anchors.get(at)) {
             let (above, rest) = parted(anchor);
             parts.push(rest);
@@ -145,7 +148,7 @@ mod tests {
             assert!(path.len() <= LONGEST);
             all.push((path.clone(), whole.clone()));
         }
-        // The same way leads to the same anchor.
+        // Joining the same names again leads to the same anchor.
         let again = all.iter().fold(Vec::new(), |at, _| anchors.join(&at, &name));
         assert_eq!(again, path);
         let list = anchors.list(std::iter::empty());

@@ -1,10 +1,11 @@
-//! Directories that are there on one side alone: their content is counted, and not listed path by
-//! path, for the paths of a deep tree together are as long as the square of its depth.
+//! Collapses directories that exist on one side alone: the objects below them are counted instead
+//! of listed by path, since the total length of the paths of a deep tree grows with the square of
+//! its depth.
 //!
-//! What is listed all the same is what such a count would hide: an inode that was elsewhere before
-//! (it was moved in or out), a file with several names, and what is not merely a file, a directory
-//! or a symbolic link with a usual mode and no attributes. Of a directory that has moved itself,
-//! what has moved with it and is as it was is counted, and everything else is listed.
+//! Objects that a count would hide are listed all the same: an inode that existed elsewhere before
+//! (it was moved in or out), a file with several names, and anything that is not a plain file,
+//! directory or symbolic link with a usual mode and no attributes. If the directory itself has
+//! moved, the objects that have moved with it unchanged are counted, and all others are listed.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -14,36 +15,36 @@ use super::side::{Side, StoredNode};
 use super::{Comparison, Error, FileChange, FileKind, Result};
 use crate::attr::Ino;
 
-/// What lies below a directory and is not listed.
+/// Counts of the objects below a directory that are not listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Below {
-    /// What is no directory.
+    /// The number of objects that are not directories.
     pub files: u64,
-    /// Directories.
+    /// The number of directories.
     pub directories: u64,
-    /// Of the files.
+    /// The size of the files in bytes.
     pub bytes: u64,
-    /// What has moved with the directory, and is otherwise as it was.
+    /// The number of objects that have moved with the directory unchanged.
     pub moved: u64,
 }
 
-/// The way from the root to a path, which shares its beginning with others: a path of its own for
-/// each would take the square of their depth.
+/// A path from the root as a linked list of steps, which shares its beginning with other paths:
+/// full paths would take memory that grows with the square of the depth.
 #[derive(Clone, Default)]
 pub(super) struct Way(Option<Rc<Step>>);
 
 struct Step {
     name: Vec<u8>,
     above: Way,
-    /// How the path is told, once it was asked for.
+    /// The form in which the path is told, computed on demand.
     told: OnceCell<Told>,
 }
 
-/// How a path is told in a list.
+/// The form in which a list tells a path.
 struct Told {
-    /// The anchor that it begins at from this step on.
+    /// The anchor at which the path begins from this step on.
     anchor: Option<Vec<u8>>,
-    /// Bytes of the path.
+    /// The length of the path in bytes.
     len: usize,
 }
 
@@ -53,8 +54,8 @@ impl Way {
         Way(Some(Rc::new(Step { name: name.to_vec(), above, told: OnceCell::new() })))
     }
 
-    /// The path, from the root or from an anchor. Anchors are made on the way to what is told, and
-    /// for nothing else.
+    /// Returns the path, from the root or from an anchor. Anchors are made only on the way to paths
+    /// that are told.
     pub fn path(&self, anchors: &Anchors) -> Vec<u8> {
         let mut untold = Vec::new();
         let mut at = self;
@@ -74,7 +75,7 @@ impl Way {
         self.told_path()
     }
 
-    /// Bytes of the path, which was asked for.
+    /// Returns the length of the path in bytes; `path` was called before.
     fn len(&self) -> usize {
         self.0.as_ref().and_then(|step| step.told.get()).map_or(0, |told| told.len)
     }
@@ -95,7 +96,7 @@ impl Way {
 }
 
 impl Drop for Way {
-    /// Without a call for each step of a long one.
+    /// Drops the steps in a loop: recursion would overflow the stack on a long path.
     fn drop(&mut self) {
         let mut at = self.0.take();
         while let Some(step) = at {
@@ -104,14 +105,14 @@ impl Drop for Way {
     }
 }
 
-/// The same inode on the other side. A number is given once in a branch, and in another one the
-/// time of birth tells two of one number apart.
+/// Returns the same inode on the other side. A branch gives each number only once; between
+/// branches, the birth time tells inodes of the same number apart.
 fn twin(other: &Side, node: &StoredNode) -> Result<Option<StoredNode>> {
     let twin = other.node(node.ino)?;
     Ok(twin.filter(|t| t.attr.kind == node.attr.kind && t.attr.btime == node.attr.btime))
 }
 
-/// Whether a count would hide what it is.
+/// Returns whether a count would hide a property of this object.
 fn is_special(node: &StoredNode) -> bool {
     let attr = &node.attr;
     let mode = attr.perm & 0o6000 != 0 || attr.perm & 0o1002 == 0o002;
@@ -124,7 +125,8 @@ fn is_special(node: &StoredNode) -> bool {
 }
 
 impl Comparison {
-    /// A directory that is there on one side: `added`, on the new one.
+    /// Counts and lists the objects below a directory that exists on one side only: on the new one
+    /// if `added`.
     pub(super) fn collapse(&mut self, top: Ino, way: Way, added: bool) -> Result<()> {
         let mut below = Below::default();
         let at_top: Rc<[u8]> = way.path(&self.anchors).into();
@@ -179,8 +181,9 @@ impl Comparison {
         Ok(())
     }
 
-    /// Lists what was counted as moved with its directory on one side and is listed on the other,
-    /// where something else has taken the place of that directory: the two belong together.
+    /// Lists objects that were counted as moved with their directory on one side, but are listed on
+    /// the other because something else has taken the directory's place: both sides of such a move
+    /// must be listed.
     pub(super) fn list_other_sides(&mut self) -> Result<()> {
         let other_side = |change: &FileChange| match (&change.before, &change.after) {
             (Some(gone), None) => Some((true, gone.ino)),

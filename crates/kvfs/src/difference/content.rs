@@ -1,4 +1,4 @@
-//! Comparing what two inodes hold: bytes, and extended attributes.
+//! Compares the content of two inodes: bytes and extended attributes.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,14 @@ use super::side::{Side, StoredNode};
 use crate::error::{Error, Result};
 use crate::layout::{self, Body, XattrValue};
 
-/// What is missing at the end of a page is zero.
+/// Returns whether two pages are equal. Bytes missing at the end of a page are zero.
 pub(super) fn same_but_for_zeros(a: &[u8], b: &[u8]) -> bool {
     let both = a.len().min(b.len());
     a[..both] == b[..both] && a[both..].iter().chain(&b[both..]).all(|byte| *byte == 0)
 }
 
-/// Whether both keep their data in the same kind of place, so that for one inode the pages that
-/// differ say all.
+/// Returns whether both files keep their data in the same form, inline or in pages. For one inode
+/// the differing pages then decide whether the content differs.
 pub(super) fn lie_alike(a: &StoredNode, b: &StoredNode) -> bool {
     matches!(
         (a.attr.body, b.attr.body),
@@ -53,7 +53,7 @@ impl Pages {
     }
 }
 
-/// Whether two files have the same bytes, wherever they lie.
+/// Returns whether two files have the same bytes, in whichever form they are stored.
 pub(crate) fn same(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<bool> {
     if a.1.attr.size != b.1.attr.size {
         return Ok(false);
@@ -73,7 +73,7 @@ pub(crate) fn same(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<b
                 *page = pages.next()?;
                 Ok::<_, Error>(bytes)
             }
-            // A hole.
+            // The block is a hole.
             None => Ok(Bytes::new()),
         };
         let (p, q) = (page(&mut x, &mut left)?, page(&mut y, &mut right)?);
@@ -83,7 +83,7 @@ pub(crate) fn same(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<b
     }
 }
 
-/// The extended attributes that differ; all of them where there is nothing on the other side.
+/// Returns the extended attributes that differ, or all of them if the other side has no inode.
 pub(super) fn xattrs(
     a: (&Side, Option<&StoredNode>),
     b: (&Side, Option<&StoredNode>),

@@ -1,5 +1,5 @@
-//! Files with several names: a path's other names are a part of what it is, for what is written by
-//! one is written by all.
+//! Compares the sets of names of files with several names. The other names of a file belong to its
+//! description, since a write by one name changes the file under all of them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
@@ -10,19 +10,19 @@ use super::side::{Side, StoredNode};
 use crate::attr::{FileKind, Ino};
 use crate::error::Result;
 
-/// The files whose names are to be gathered.
+/// The files whose names are to be collected.
 #[derive(Default)]
 pub(super) struct Linked {
     inodes: HashSet<Ino>,
-    /// Paths that lead to other inodes than before, on both sides, of which one has several names;
-    /// with both.
+    /// Paths that lead to different files on the two sides, at least one of which has several
+    /// names; with both inodes.
     met: HashMap<Vec<u8>, (Ino, Ino)>,
 }
 
-/// All paths of one file.
+/// All paths of a file.
 type Group = BTreeSet<Vec<u8>>;
 
-/// All names of the files, on one side.
+/// All names of the files on one side.
 #[derive(Default)]
 pub(super) struct Names {
     of: HashMap<Vec<u8>, (Ino, Rc<Group>)>,
@@ -34,7 +34,7 @@ pub(super) struct Groups {
 }
 
 impl Linked {
-    /// A path leads to something else than before.
+    /// Notes a path that leads to another inode than before.
     pub fn note(&mut self, path: &[u8], was: Option<&StoredNode>, is: Option<&StoredNode>) {
         let several = |node: &&StoredNode| node.attr.kind != FileKind::Dir && node.attr.nlink > 1;
         let files = [was.filter(several), is.filter(several)];
@@ -60,8 +60,8 @@ impl Linked {
     ) -> Result<Groups> {
         let mut groups =
             Groups { old: self.names(old, anchors, room)?, new: self.names(new, anchors, room)? };
-        // A path that led to one of them, and leads to a file without other names now, or the other
-        // way round.
+        // Such a path may lead to a file with a single name on one side, which is not in the groups
+        // yet.
         for (path, &(was, is)) in &self.met {
             groups.old.alone(path, was);
             groups.new.alone(path, is);
@@ -101,16 +101,16 @@ impl Names {
         self.of.get(path).map(|(ino, _)| *ino)
     }
 
-    /// Another path of the same file.
+    /// Returns another path of the same file.
     pub fn other(&self, path: &[u8]) -> Option<Vec<u8>> {
         self.of.get(path)?.1.iter().find(|other| *other != path).cloned()
     }
 }
 
 impl Groups {
-    /// The paths on both sides whose other names are not the same, in order.
+    /// Returns the paths that exist on both sides with different sets of other names, in order.
     pub fn differing(&self) -> BTreeSet<Vec<u8>> {
-        // Each pair of groups is compared once.
+        // Each pair of groups is compared only once.
         let mut known: HashMap<(Ino, Ino), bool> = HashMap::new();
         let mut differing = BTreeSet::new();
         for (path, (was, before)) in &self.old.of {

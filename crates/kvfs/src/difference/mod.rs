@@ -1,20 +1,20 @@
-//! What a transaction has changed, or what two snapshots differ in, by path: for a review
-//! nothing may be missing, and no path may be named that is in neither state.
+//! Lists the changes of a transaction, or the differences between two snapshots, by path. A review
+//! depends on the list: it must be complete, and must not name a path that is in neither state.
 //!
-//! Two trees are compared path by path: a name that means another inode than before is no change
-//! when what it leads to is alike, and one that means the same inode is one when that inode has
-//! changed, whichever of its names it was changed by. The result is that of walking both trees and
-//! comparing everything at every path.
+//! Two trees are compared path by path. A name that leads to another inode than before is no change
+//! if the two inodes are alike. A name that leads to the same inode is a change if that inode has
+//! changed, whichever of its names it was changed by. The result equals that of walking both trees
+//! and comparing everything at every path.
 //!
-//! What is looked at is less. The dictionaries say which entries, nodes and pages differ. From
-//! these the directories above are marked in both trees, and only marked directories are walked, by
-//! the names that are marked in them: a directory that both trees have at one path and that is not
-//! marked is the same in both, with everything below. Only where a path leads to different
-//! directories (one was moved, or replaced) both are gone through in full.
+//! The comparison reads less than that. The dictionaries tell which entries, nodes and pages
+//! differ. From these the directories above are marked in both trees, and only marked directories
+//! are walked, by the names that are marked in them: an unmarked directory that both trees have at
+//! one path is the same in both, with everything below it. Only where a path leads to different
+//! directories (one was moved or replaced) both are walked in full.
 //!
-//! To find the names of an inode, its node hints at a directory; a file with several names, or
-//! whose hint is out of date, costs a look at all names, some 80 ns each. Everything is read from
-//! frozen states, so that nothing is locked and no call waits.
+//! The node of an inode hints at a directory that contains a name of it. A file with several names,
+//! or with an outdated hint, costs a scan of all names, some 80 ns each. All reads are from frozen
+//! states, so that nothing is locked and no call waits.
 
 mod anchors;
 mod collapse;
@@ -42,42 +42,45 @@ use links::Linked;
 pub(crate) use numbering::Numbering;
 pub(crate) use side::{Named, Side, StoredNode, joined};
 
-/// A path at which the two states are not alike.
+/// A path at which the two states differ.
 #[derive(Clone, Debug)]
 pub struct FileChange {
-    /// From the root, without a slash in front; `/3/…`: from the third anchor of the list, where
-    /// it would be longer than what a call takes. So are all paths here.
+    /// The path from the root, without a leading slash. A path that would be longer than a call
+    /// takes has the form `/3/…` and begins at the third anchor of the list. This holds for all
+    /// paths in this struct.
     pub path: Vec<u8>,
-    /// `None`: there was nothing.
+    /// The attributes before, or `None` if the path did not exist.
     pub before: Option<Attr>,
-    /// `None`: there is nothing now.
+    /// The attributes now, or `None` if the path does not exist.
     pub after: Option<Attr>,
-    /// Both are files, with other bytes; of what was added under `moved`, other bytes than there.
+    /// Both states have a file at the path, and its bytes differ. For an added path with `moved`:
+    /// the bytes differ from those at the old path.
     pub content: bool,
-    /// Where a symbolic link led and leads, where there is one.
+    /// The targets of the symbolic link before and now, if there is one.
     pub targets: (Option<Bytes>, Option<Bytes>),
     /// The extended attributes that differ.
     pub xattrs: Vec<XattrChange>,
-    /// Both are something with names, and its other names are not the same ones.
+    /// The object has names on both sides, and its set of other names differs.
     pub links: bool,
-    /// Another path of the same file, of what was added or is gone.
+    /// Another path of the same file, if the path was added or removed.
     pub linked_to: Option<Vec<u8>>,
-    /// The path where the same inode was, or is now, of what was added or is gone. Two changes that
-    /// name one another in this are one rename.
+    /// The old or new path of the same inode, if the path was added or removed. Two changes that
+    /// name each other in this field are one rename.
     pub moved: Option<Vec<u8>>,
-    /// Of a directory that is there on one side alone, in a collapsed list: what lies below it and
-    /// is not listed.
+    /// Counts of the unlisted objects below a directory that exists on one side only, in a
+    /// collapsed list.
     pub below: Below,
 }
 
-/// What a list names of a directory that was added or is gone.
+/// The extent to which directories that were added or removed are listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Listing {
-    /// Everything below it, path by path.
+    /// Lists everything below the directory, path by path.
     #[default]
     All,
-    /// The directory, with how much lies below it; and of that only what is not merely new or gone:
-    /// what has moved, has other names, or is not what it looks like.
+    /// Lists the directory with counts of the objects below it. Below it, only objects that are not
+    /// simply new or removed are listed: those that have moved, have other names, or have a special
+    /// kind, mode or attributes.
     Collapsed,
 }
 
@@ -86,9 +89,9 @@ pub enum Listing {
 pub struct XattrChange {
     /// The attribute's name.
     pub name: Box<[u8]>,
-    /// Its value before. `None`: it did not exist.
+    /// The value before, or `None` if the attribute did not exist.
     pub before: Option<Bytes>,
-    /// Its value now. `None`: it does not exist.
+    /// The value now, or `None` if the attribute does not exist.
     pub after: Option<Bytes>,
 }
 
@@ -109,7 +112,7 @@ impl FileChange {
         }
     }
 
-    /// The bytes that it takes of a list, without its path.
+    /// Returns the bytes that this change takes in a list, without its path.
     fn bytes(&self) -> usize {
         let length = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
         let of_xattr =
@@ -118,18 +121,18 @@ impl FileChange {
         length(&self.targets.0) + length(&self.targets.1) + xattrs
     }
 
-    /// Something was there before and is now, and `of` it differs.
+    /// Returns whether the path exists on both sides and `of` differs between them.
     fn changed<T: PartialEq>(&self, of: impl Fn(&Attr) -> T) -> bool {
         matches!((&self.before, &self.after), (Some(before), Some(after)) if of(before) != of(after))
     }
 
-    /// Whether nothing differs but the time of the last change: of what is as it was, but was made
-    /// or written again.
+    /// Returns whether only the time of the last change differs, as in a file that was made or
+    /// written again with the same content.
     pub fn times_alone(&self) -> bool {
         !self.matters()
     }
 
-    /// Whether anything differs but times.
+    /// Returns whether anything but times differs.
     fn matters(&self) -> bool {
         self.before.is_none()
             || self.after.is_none()
@@ -141,9 +144,9 @@ impl FileChange {
     }
 }
 
-/// What has changed from one state of a store to another, each a snapshot, the mainline or a
-/// transaction's; sorted by path. It takes the time that the changes take. (What waits in the
-/// memory of an [`crate::Fs`] is not in any state yet.)
+/// Returns the differences between two states of a store, sorted by path. Each is a snapshot, the
+/// mainline or the state of a transaction. The time needed is proportional to the differences.
+/// (Data that waits in the memory of an [`crate::Fs`] is not in any state yet.)
 pub fn difference_of_states(before: &View, after: &View, listing: Listing) -> Result<Difference> {
     let side = |state: &View| {
         let layout = Layout::of_state(state).ok_or(Error::NotFound)?;
@@ -152,7 +155,7 @@ pub fn difference_of_states(before: &View, after: &View, listing: Listing) -> Re
     between(side(before)?, side(after)?, listing)
 }
 
-/// The difference of two states of one branch, with the dictionaries of `layout`.
+/// Returns the difference of two states of one branch, with the dictionaries of `layout`.
 pub(crate) fn difference_in(
     layout: Layout,
     before: View,
@@ -162,23 +165,22 @@ pub(crate) fn difference_in(
     between(Side::new(before, layout), Side::new(after, layout), listing)
 }
 
-/// Bytes of paths, targets and attributes that one list has at most: it is kept in memory, several
-/// times while it is told. A file with many names has a path for each of them.
+/// Limit of the bytes of paths, targets and attributes in one list, which is kept in memory several
+/// times while it is reported. A file with many names adds a path for each of them.
 const MOST_LISTED: usize = 256 << 20;
-/// The longest path that a call takes, bytes. Longer ones can be made step by step.
+/// The longest path that a call takes, in bytes. Longer ones can be made step by step.
 const LONGEST_USABLE: usize = 4096;
-/// The most bytes that whole paths have beyond that, all together, where there are no anchors for
-/// them. Names that lie so deep cost who makes them next to nothing, and who lists them the square
-/// of the depth.
+/// Limit of the total bytes that whole paths have beyond that length, in lists without anchors.
+/// Deep names cost next to nothing to make, but listing them costs the square of their depth.
 const MOST_BEYOND: usize = 32 << 20;
 
-/// What differs in the dictionaries.
+/// The entries, inodes and pages that differ in the dictionaries.
 #[derive(Default)]
 struct Marks {
-    /// Names by their directories: where entries differ, what they lead to does, or something
-    /// further below.
+    /// Names by directory: the entry differs, or the object that it leads to, or something below
+    /// that.
     names: HashMap<Ino, BTreeSet<Vec<u8>>>,
-    /// Inodes of which the node or an extended attribute differs, or the content.
+    /// Inodes whose node, extended attributes or content differ.
     inodes: HashSet<Ino>,
     /// Files with pages that differ in more than zeros at their end.
     pages: HashSet<Ino>,
@@ -227,7 +229,7 @@ impl Marks {
         Ok(marks)
     }
 
-    /// Marks the way to these directories.
+    /// Marks the names on the way to these directories.
     fn above(&mut self, side: &Side, dirs: &BTreeSet<Ino>) -> Result<()> {
         for (parent, name) in side.ways_to(dirs)? {
             self.names.entry(parent).or_default().insert(name);
@@ -236,33 +238,34 @@ impl Marks {
     }
 }
 
-/// Two directories to be compared, or one that has none on the other side.
+/// Two directories to be compared, or a directory that exists on one side only.
 struct Pair {
     old: Option<Ino>,
     new: Option<Ino>,
     way: Way,
 }
 
-/// A way, and the path of a directory.
+/// The way to an object, and the path of the directory at which it was counted.
 type Followed = (Way, Rc<[u8]>);
 
 struct Comparison {
     listing: Listing,
-    /// Bytes that may still be listed.
+    /// The bytes that the list may still take.
     room: Room,
     anchors: Anchors,
     old: Side,
     new: Side,
     marks: Marks,
     changes: BTreeMap<Vec<u8>, FileChange>,
-    /// Files with several names of which one was made, removed or leads elsewhere: their other
-    /// names may be others now.
+    /// Files with several names one of which was made, removed or leads elsewhere: their sets of
+    /// other names may have changed.
     linked: Linked,
     todo: Vec<Pair>,
-    /// What was counted as moved with its directory, old and new: where it is, and the directory at
-    /// which it was counted.
+    /// Objects that were counted as moved with their directory, old and new: their way, and the
+    /// directory at which they were counted.
     followed: [HashMap<Ino, Followed>; 2],
-    /// Directories that were walked, old and new: a second time is damage, and would not end.
+    /// Directories that were walked, old and new. Meeting one a second time means damage, and the
+    /// walk might not end.
     walked: [HashSet<Ino>; 2],
 }
 
@@ -270,7 +273,7 @@ struct Comparison {
 pub(crate) struct Room {
     left: usize,
     most: usize,
-    /// Of that, what whole paths may still have beyond the length that a call takes.
+    /// The part of `left` that whole paths may use beyond the length that a call takes.
     beyond: usize,
 }
 
@@ -296,7 +299,7 @@ impl Room {
         Ok(())
     }
 
-    /// For a whole path of that length.
+    /// Takes room for a whole path of `bytes` bytes.
     pub fn take_path(&mut self, bytes: usize) -> Result<()> {
         self.take(bytes)?;
         let deeper = || {
@@ -386,14 +389,14 @@ impl Comparison {
         Ok(())
     }
 
-    /// Compares what one path leads to, and notes the directories that are to be compared next.
+    /// Compares the objects at one path, and notes the directories to be compared next.
     fn compare(&mut self, way: Way, was: Option<StoredNode>, is: Option<StoredNode>) -> Result<()> {
         let dir = |node: &Option<StoredNode>| {
             node.as_ref().filter(|n| n.attr.kind == FileKind::Dir).map(|n| n.ino)
         };
         let (old, new) = (dir(&was), dir(&is));
         if old.is_some() && old == new {
-            // Below an unmarked directory there is nothing.
+            // Nothing differs below an unmarked directory.
             if new.is_some_and(|ino| self.marks.names.contains_key(&ino)) {
                 self.todo.push(Pair { old, new, way: way.clone() });
             }
@@ -403,7 +406,7 @@ impl Comparison {
         self.list(&way, was, is)
     }
 
-    /// Lists what one path leads to, if it is not the same on both sides.
+    /// Lists a path if its object differs between the two sides.
     fn list(&mut self, way: &Way, was: Option<StoredNode>, is: Option<StoredNode>) -> Result<()> {
         match (&was, &is) {
             (None, None) => return Ok(()),
@@ -428,7 +431,7 @@ impl Comparison {
         Ok(())
     }
 
-    /// Whether both are files, with other bytes.
+    /// Returns whether both objects are files and their bytes differ.
     fn other_content(&self, a: &StoredNode, b: &StoredNode) -> Result<bool> {
         Ok(a.attr.kind == FileKind::File
             && b.attr.kind == FileKind::File
@@ -442,7 +445,7 @@ impl Comparison {
             })
     }
 
-    /// Finds what has moved, and whether it is as it was.
+    /// Finds renames, and compares the content before and after.
     fn moves(&mut self) -> Result<()> {
         for (ino, gone, added) in moves::pairs(&self.changes) {
             let content = match (self.old.node(ino)?, self.new.node(ino)?) {
@@ -461,12 +464,12 @@ impl Comparison {
         Ok(())
     }
 
-    /// Names the paths whose other names are not the same any more.
+    /// Marks the paths whose set of other names has changed.
     fn links(&mut self) -> Result<()> {
         if self.linked.is_empty() {
             return Ok(());
         }
-        // The part that is not listed is let go of.
+        // The room for the names that are not listed is not charged to the list.
         let mut room = Room::of(self.room.most);
         let groups = self.linked.groups(&self.old, &self.new, &self.anchors, &mut room)?;
         for change in self.changes.values_mut() {
@@ -482,7 +485,7 @@ impl Comparison {
                 change.links = change.before.is_some() && change.after.is_some();
                 continue;
             }
-            // Alike in all else, or it would be there.
+            // The two are alike otherwise, or the list would contain the path.
             let (Some(was), Some(is)) = (groups.old.ino(&path), groups.new.ino(&path)) else {
                 continue;
             };
@@ -512,7 +515,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// What is listed of a file system that was empty, where so much may be.
+    /// Lists the changes of `make` to an empty file system, with a limit of `most` bytes.
     fn listed(make: impl FnOnce(&Fs), listing: Listing, most: usize) -> Result<Difference> {
         let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
         let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
@@ -542,7 +545,7 @@ mod tests {
                 parent = fs.mkdir(parent, &name, 0o755, Caller::default()).unwrap().ino;
             }
         };
-        // 402 MB of whole paths.
+        // The whole paths would take 402 MB.
         assert!(is_refused(listed(deep, Listing::All, MIB)));
         let list = listed(deep, Listing::All, 5 * MIB).unwrap();
         assert_eq!(list.len(), 2000);
@@ -580,7 +583,7 @@ mod tests {
                 fs.link(ino, parent, format!("{n}").as_bytes()).unwrap();
             }
         };
-        // A path of 2,000 bytes each, and another one that each is linked to.
+        // Each name takes a path of 2,000 bytes, and the path of another name that it is linked to.
         assert!(is_refused(listed(names, Listing::All, MIB)));
         assert!(listed(names, Listing::All, 2 * MIB).is_ok());
     }

@@ -1,16 +1,15 @@
-//! Renames: what is gone from one path and was added at another, and is one inode. It is known by
-//! the inode itself, not by likeness: a number is never given twice in a branch, and where two
-//! branches are compared, which give numbers of their own, the time of birth tells two inodes of
-//! one number apart.
+//! Finds renames: an inode that was removed at one path and added at another. It is identified by
+//! its number, not by likeness: a branch never gives a number twice. Branches give numbers
+//! independently, so between branches the birth time tells two inodes of one number apart.
 
 use std::collections::BTreeMap;
 
 use super::FileChange;
 use crate::attr::{Attr, FileKind, Ino, Timestamp};
 
-/// What makes two entries one inode.
+/// The identity of an inode.
 type InodeKey = (Ino, u8, Timestamp);
-/// Paths that are gone, and paths that were added.
+/// Removed paths, and added paths.
 type Sides<'a> = (Vec<&'a [u8]>, Vec<&'a [u8]>);
 
 fn inode_key(attr: &Attr) -> InodeKey {
@@ -23,8 +22,8 @@ fn inode_key(attr: &Attr) -> InodeKey {
     (attr.ino, kind, attr.btime)
 }
 
-/// Inodes with the path that is gone and the one that was added. Of a file that lost several names
-/// and got several, in the order of the paths; what is left over of either is in no pair.
+/// Returns inodes with their removed and their added path. The paths of a file that lost several
+/// names and got several are paired in order; a path left over is in no pair.
 pub(super) fn pairs(changes: &BTreeMap<Vec<u8>, FileChange>) -> Vec<(Ino, Vec<u8>, Vec<u8>)> {
     let mut sides: BTreeMap<InodeKey, Sides<'_>> = BTreeMap::new();
     for change in changes.values() {

@@ -1,33 +1,34 @@
-//! How the inode numbers of a state are shown. Those that a fork has given since it began are
-//! numbers of other files in the store that it came from. In a merge they are shown as others, out
-//! of a block that the store has set aside for it. Below the bound of all numbers that were given
-//! when the fork began, a number means one file in both.
+//! Maps the inode numbers of a fork to the numbers that a merge shows. Numbers that the fork has
+//! given since it began belong to other files in the store that it came from. A merge therefore
+//! shows them as numbers of a block that the store has set aside for it. Below the bound of all
+//! numbers given when the fork began, a number means the same file in both.
 
 use std::ops::Range;
 
 use crate::attr::Ino;
 use crate::error::{Error, Result};
 
-/// The numbers of one state, as they are stored and as they are shown.
+/// The mapping from the stored inode numbers of a state to the shown ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Numbering {
-    /// Numbers below it are shown as they are stored.
+    /// Numbers below the bound are shown as they are stored.
     bound: Ino,
-    /// The others are shown as these, in the same order.
+    /// The other numbers are shown as those of the block, in the same order.
     block: Range<Ino>,
 }
 
 impl Numbering {
-    /// All numbers are shown as they are.
+    /// The numbering that shows all numbers as they are stored.
     pub const PLAIN: Numbering = Numbering { bound: Ino::MAX, block: 0..0 };
 
-    /// The numbers from `bound` on are shown as those of `block`, which begins at or after it.
+    /// Returns a numbering that shows the numbers from `bound` on as those of `block`, which begins
+    /// at or after `bound`.
     pub fn shifted(bound: Ino, block: Range<Ino>) -> Numbering {
         debug_assert!(block.start >= bound);
         Numbering { bound, block }
     }
 
-    /// How a stored number is shown. An error where it is none that the state has given.
+    /// Returns the shown form of a stored number. Fails if the state cannot have given that number.
     pub fn shown(&self, stored: Ino) -> Result<Ino> {
         if stored < self.bound {
             return Ok(stored);
@@ -39,7 +40,7 @@ impl Numbering {
         })
     }
 
-    /// The number that is shown as this one. `None`: none is.
+    /// Returns the stored number that is shown as `shown`, or `None` if there is none.
     pub fn stored(&self, shown: Ino) -> Option<Ino> {
         match shown {
             shown if shown < self.bound => Some(shown),

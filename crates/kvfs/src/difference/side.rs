@@ -1,4 +1,4 @@
-//! One of the two states that are compared: its nodes, its names, and the ways to its directories.
+//! One of the two states that are compared: its nodes, its names, and the paths of its directories.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -15,7 +15,8 @@ use crate::layout::{self, Attributes, Layout, Xattrs};
 pub(crate) struct Side {
     pub state: View,
     pub layout: Layout,
-    /// How its inode numbers are shown. All that is asked for and told here are shown numbers.
+    /// The mapping to the inode numbers that are shown. All arguments and results here are shown
+    /// numbers.
     pub numbers: Numbering,
 }
 
@@ -32,7 +33,7 @@ impl StoredNode {
         self.attr.public(self.ino)
     }
 
-    /// Where a symbolic link leads.
+    /// Returns the target of a symbolic link.
     pub fn target(&self) -> Option<Bytes> {
         (self.attr.kind == FileKind::Symlink).then(|| self.content.clone())
     }
@@ -41,13 +42,13 @@ impl StoredNode {
 /// A directory, a name in it, and the inode that it names.
 pub(crate) type Named = (Ino, Vec<u8>, Ino);
 
-/// For each directory the one that it is in, and its name there.
+/// The parent of each directory, and its name in the parent.
 type Steps = HashMap<Ino, (Ino, Vec<u8>)>;
 
-/// The names from the root to a directory; `None`: it leads nowhere.
+/// Returns the names from the root to a directory, or `None` if the steps do not lead to the root.
 fn way_to(dir: Ino, steps: &Steps) -> Option<Vec<&[u8]>> {
     let (mut way, mut at) = (Vec::new(), dir);
-    // More steps than there are: the directories lie in each other, in a damaged store.
+    // More names than steps mean that directories contain each other, in a damaged store.
     while let Some((parent, name)) = steps.get(&at).filter(|_| way.len() < steps.len()) {
         way.push(name.as_slice());
         at = *parent;
@@ -71,12 +72,12 @@ impl Side {
             return Ok(None);
         };
         let (mut attr, xattrs, content) = layout::decode_node(stored, &value)?;
-        // Of a file it is a hint, and may be the number of a directory that is gone.
+        // The parent of a file is a hint, and may be the number of a directory that was removed.
         attr.parent = self.numbers.shown(attr.parent).unwrap_or(0);
         Ok(Some(StoredNode { ino, attr, xattrs, content }))
     }
 
-    /// The inode that a name in a directory stands for, and its kind.
+    /// Returns the inode that a name in a directory refers to, and its kind.
     pub fn name(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
         let Some(stored) = self.numbers.stored(parent) else { return Ok(None) };
         match self.state.get(self.layout.nmap, &layout::name_key(stored, name))? {
@@ -85,7 +86,7 @@ impl Side {
         }
     }
 
-    /// The same, of a stored tuple.
+    /// Decodes the inode and the kind from a stored name.
     pub fn decoded_name(&self, stored_parent: Ino, value: &[u8]) -> Result<(Ino, FileKind)> {
         let (ino, kind) = layout::decode_name(stored_parent, value)?;
         Ok((self.numbers.shown(ino)?, kind))
@@ -103,22 +104,23 @@ impl Side {
         self.node(ino)?.ok_or_else(missing).map(Some)
     }
 
-    /// The keys of the pages of a file: from the first one up to the second.
+    /// Returns the range of the keys of a file's pages: from the first key up to the second.
     pub fn pages_of(&self, ino: Ino) -> (Vec<u8>, Vec<u8>) {
         match self.numbers.stored(ino) {
             Some(ino) => (layout::page_key(ino, 0).to_vec(), layout::pages_end(ino).to_vec()),
-            // A range of nothing.
+            // An empty range.
             None => (vec![0], vec![0]),
         }
     }
 
-    /// A value of an extended attribute that does not lie in the node.
+    /// Returns the value of an extended attribute that is stored outside of the node.
     pub fn stored_xattr(&self, ino: Ino, name: &[u8]) -> Result<Option<Bytes>> {
         let Some(ino) = self.numbers.stored(ino) else { return Ok(None) };
         Ok(self.state.get(self.layout.imap, &layout::xattr_key(ino, name))?)
     }
 
-    /// What lies at a path from the root; no symbolic link is followed. `None`: nothing.
+    /// Returns the object at a path from the root, or `None` if there is none. Symbolic links are
+    /// not followed.
     pub fn find(&self, path: &[u8]) -> Result<Option<StoredNode>> {
         let mut at = self.node(ROOT)?;
         for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
@@ -130,7 +132,8 @@ impl Side {
         Ok(at)
     }
 
-    /// Shows the entries of a directory to `visit`, until it breaks; `None`: those of all.
+    /// Calls `visit` with the entries of a directory, or of all directories if `dir` is `None`,
+    /// until it breaks.
     fn each(
         &self,
         dir: Option<Ino>,
@@ -158,7 +161,7 @@ impl Side {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The names in a directory.
+    /// Calls `visit` with the names in a directory.
     pub fn each_name(&self, dir: Ino, mut visit: impl FnMut(&[u8])) -> Result<()> {
         self.each(Some(dir), |_, name, _, _| {
             visit(name);
@@ -166,9 +169,9 @@ impl Side {
         })
     }
 
-    /// All names of these inodes, but for those that have no node here. The directories that their
-    /// nodes hint at are gone through first; where they do not have as many names as the nodes say,
-    /// all names are.
+    /// Returns all names of these inodes, except for those that have no node on this side. The
+    /// directories at which their nodes hint are scanned first. If these do not have as many names
+    /// as the nodes say, all names are scanned.
     pub fn names_of(&self, inodes: &HashSet<Ino>) -> Result<Vec<Named>> {
         let (mut missing, mut hints) = (0, BTreeSet::new());
         for &ino in inodes {
@@ -203,19 +206,19 @@ impl Side {
         Ok(found)
     }
 
-    /// The entries by which one comes from the root to these directories: for each directory on the
-    /// way the one that it is in, and its name. What is no directory here, or leads nowhere, has
-    /// none.
+    /// Returns the entries on the ways from the root to these directories: for each directory on a
+    /// way its parent and its name. An inode that is not a directory on this side, or that is not
+    /// reachable, has no entries.
     pub fn ways_to(&self, dirs: &BTreeSet<Ino>) -> Result<Vec<(Ino, Vec<u8>)>> {
         Ok(self.steps(dirs)?.into_values().collect())
     }
 
-    /// The path of a directory; `None`: it leads nowhere.
+    /// Returns the path of a directory, or `None` if it is not reachable from the root.
     pub fn path(&self, dir: Ino) -> Result<Option<Vec<u8>>> {
         Ok(way_to(dir, &self.steps(&BTreeSet::from([dir]))?).map(|way| way.join(&b'/')))
     }
 
-    /// The paths of these directories, as far as there is room for them.
+    /// Returns the paths of these directories. Fails if they exceed `room`.
     pub fn paths(&self, dirs: &BTreeSet<Ino>, room: &mut Room) -> Result<HashMap<Ino, Vec<u8>>> {
         let steps = self.steps(dirs)?;
         let mut paths = HashMap::new();
@@ -228,7 +231,7 @@ impl Side {
         Ok(paths)
     }
 
-    /// The paths of these directories, and of those above them, in a list with anchors.
+    /// Returns the paths of these directories and of those above them, in a list with anchors.
     pub fn paths_by_anchors(
         &self,
         dirs: &BTreeSet<Ino>,
@@ -238,7 +241,8 @@ impl Side {
         let steps = self.steps(dirs)?;
         let mut paths = HashMap::from([(ROOT, Vec::new())]);
         for &dir in dirs {
-            // Up to a directory whose path is known, and down again; each is walked once.
+            // Goes up to a directory whose path is known, and down again, so that each directory is
+            // visited once.
             let (mut way, mut at) = (Vec::new(), dir);
             while !paths.contains_key(&at)
                 && let Some((parent, name)) = steps.get(&at).filter(|_| way.len() < steps.len())
@@ -256,8 +260,8 @@ impl Side {
         Ok(paths)
     }
 
-    /// For each of these directories, and those above them: the one that it is in, and its name
-    /// there. All that are in one directory are looked for together.
+    /// Returns the parent and the name of each of these directories and of those above them. All
+    /// children of one parent are searched for in one scan.
     fn steps(&self, dirs: &BTreeSet<Ino>) -> Result<Steps> {
         let mut steps = Steps::new();
         let mut asked: HashSet<Ino> = HashSet::from([ROOT]);

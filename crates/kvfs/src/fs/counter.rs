@@ -1,13 +1,13 @@
-//! The counter of inode numbers when a store is opened, and what it must know of states that came
+//! Sets up the counter of inode numbers when a store is opened, and accounts for states that came
 //! into the store from elsewhere.
 //!
 //! The store has noted a bound of all numbers (`layout::counter`), and the branches whose numbers
-//! are below it: a branch that was received while nothing was mounted is not one of them, and is
-//! looked at once. In a store of an older version each branch has counted by itself, and everything
-//! is looked at: branches, snapshots, transactions.
+//! are below it. A branch that was received while the store was not mounted is not among them, and
+//! is scanned once. In a store of an older version each branch has counted by itself, so everything
+//! is scanned: branches, snapshots, transactions.
 //!
-//! A fork goes on from the bound that the store had noted which it was made of, and notes that
-//! bound. So its own numbers are told from those that both have.
+//! A fork continues from the bound noted in the store of which it was made, and notes that bound.
+//! This separates the fork's own numbers from those that both have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,35 +25,35 @@ use crate::layout::counter::{
 use crate::layout::{self, Layout};
 use crate::reservation::INO_LIMIT;
 
-/// No store gives as many numbers as this. What has larger ones came from elsewhere, and would
-/// leave none to this store.
+/// A bound that a store never reaches by giving numbers. Larger numbers came from elsewhere, and
+/// would leave none to this store.
 const IMPOSSIBLE: Ino = INO_LIMIT / 2;
 
-/// The dictionary that the counter notes itself in, if it is there.
+/// Returns the dictionary in which the counter keeps its notes, if it exists.
 pub(crate) fn notes_of(db: &Kvdb) -> Option<DictionaryId> {
     db.dictionary_in(STORE_BRANCH, NUMBERS)
 }
 
-/// The bound that the store has noted.
+/// Returns the bound that the store has noted.
 pub(crate) fn noted_bound(view: &View, notes: DictionaryId) -> Result<Option<Ino>> {
     Ok(view.get(notes, BOUND_KEY)?.and_then(|value| decode_bound(&value)))
 }
 
-/// What was reserved below this is void in all branches.
+/// Returns the bound below which reserved numbers are void in all branches.
 fn noted_void(view: &View, notes: DictionaryId) -> Result<Ino> {
     Ok(view.get(notes, VOID_KEY)?.and_then(|value| decode_bound(&value)).unwrap_or(0))
 }
 
-/// The bound that a fork has noted: numbers at or above it were given by it, since it was made of
-/// that store. `None`: it has given none.
+/// Returns the bound that a fork has noted for `store`: the fork has given the numbers at or above
+/// it since it was made of that store. Returns `None` if it has given none.
 pub(crate) fn forked_at(db: &Kvdb, store: &[u8; 16]) -> Result<Option<Ino>> {
     let Some(notes) = notes_of(db) else { return Ok(None) };
     let note = db.view().get(notes, &fork_key(store))?;
     Ok(note.and_then(|value| decode_bound(&value)))
 }
 
-/// The counter of a store whose main branch has this file system. `is_current`: it was written by
-/// this version.
+/// Opens the counter of a store whose main branch has the file system of `layout`. `is_current`: it
+/// was written by this version.
 pub(super) fn open_counter(
     db: &Kvdb,
     layout: &Layout,
@@ -82,7 +82,7 @@ pub(super) fn open_counter(
         batch.delete(notes, branch_key(*gone));
     }
     let next = match noted {
-        // A snapshot may be of a branch that is gone.
+        // All states are scanned, since a snapshot may belong to a branch that was removed.
         None => own.max(given_below(db)),
         Some(_) if unknown.is_empty() => own,
         Some(_) => {
@@ -90,7 +90,7 @@ pub(super) fn open_counter(
             own.max(branches_below(db, has_come)).max(kept_below(db, has_come))
         }
     };
-    // The store that a fork comes from goes on with the same numbers, reserved ones among them.
+    // The store that a fork was made of goes on with the same numbers, including reserved ones.
     let mut forked = Vec::new();
     for store in db.fork_origins() {
         if view.get(notes, &fork_key(&store))?.is_none() {
@@ -109,8 +109,8 @@ pub(super) fn open_counter(
                 counter.void_below(bound);
                 batch.put(notes, VOID_KEY, encode_number(bound));
             }
-            // A full store must open, so that something can be deleted: these few bytes may take
-            // of the reserve what deletions may.
+            // A full store must open, so that something can be deleted: these few bytes may use the
+            // part of the reserve that is kept for deletions.
             batch.releases_space();
             Ok(db.commit(batch, Durability::Buffered)?)
         })?;
@@ -118,14 +118,14 @@ pub(super) fn open_counter(
     Ok(counter)
 }
 
-/// The names of all branches with files, by the numbers of their `imap`.
+/// Returns the names of all branches with files, by the numbers of their `imap`.
 fn branches_of(db: &Kvdb) -> BTreeMap<DictionaryId, String> {
     let clones = db.branches().into_iter().map(|info| info.name);
     let all = std::iter::once(String::new()).chain(clones);
     all.filter_map(|name| Some((Layout::find_in(db, &name)?.imap, name))).collect()
 }
 
-/// The branches that the counter knows.
+/// Returns the branches that the counter knows.
 fn counted(view: &View, notes: DictionaryId) -> Result<BTreeSet<DictionaryId>> {
     let (start, end) = branch_range();
     let mut cursor = view.cursor(notes, &start, &end)?.keys_only();
@@ -136,7 +136,7 @@ fn counted(view: &View, notes: DictionaryId) -> Result<BTreeSet<DictionaryId>> {
     Ok(all)
 }
 
-/// The allocator of a branch that is opened for the first time since the store was.
+/// Returns the allocator of a branch that is opened for the first time since the store was opened.
 pub(super) fn allocator_of(
     db: &Kvdb,
     layout: &Layout,
@@ -153,8 +153,8 @@ pub(super) fn allocator_of(
     Ok(allocator)
 }
 
-/// What a state of a branch says about the numbers that its directories have reserved. `None`: all
-/// are void, as the counter's notes say `now`.
+/// Returns the note in a state of a branch about the numbers that its directories have reserved.
+/// Returns `None` if these are all void according to the counter's notes in the state `now`.
 pub(crate) fn valid_reserved(
     (state, layout): (&View, &Layout),
     now: &View,
@@ -168,7 +168,8 @@ pub(crate) fn valid_reserved(
     Ok(valid.map(|valid| Reserved { first: valid.first.max(void), ..valid }))
 }
 
-/// The bound of all numbers, of which the store says that those of this branch are below it.
+/// Returns the bound of all numbers, if the store has noted that the numbers of this branch are
+/// below it.
 pub(crate) fn counted_below(
     layout: &Layout,
     now: &View,
@@ -187,15 +188,15 @@ fn reserved_in(view: &View, layout: &Layout) -> Result<Option<Reserved>> {
     Ok(value.and_then(|value| Reserved::decode(&value)))
 }
 
-/// Below this are all numbers that a state shows.
+/// Returns the bound of all numbers that a state shows.
 pub(crate) fn shown_below(view: &View, layout: &Layout) -> Result<Ino> {
     let largest = largest_ino(view, layout)?;
     let below = largest.checked_add(1).filter(|&below| below < INO_LIMIT);
     below.ok_or_else(|| never_given(largest))
 }
 
-/// Below this are all numbers that a state shows, and those that it says may have been given, or
-/// reserved, where it was made. What is malformed is passed by, and found by a check.
+/// Returns the bound of all numbers that a state shows, and of those that it notes as possibly
+/// given or reserved where it was made. Malformed notes are ignored here; a check finds them.
 fn numbers_below(view: &View, layout: &Layout) -> Result<Ino> {
     let shown = shown_below(view, layout)?;
     let older = view.get(layout.imap, &layout::NUMBERS_KEY)?;
@@ -206,14 +207,15 @@ fn numbers_below(view: &View, layout: &Layout) -> Result<Ino> {
     Ok(shown.max(older).max(reserved))
 }
 
-/// Below this are the numbers of a state that is about to become a branch's. Fails where it would
-/// leave none to others.
+/// Returns the bound of the numbers of a state that is about to become a branch's. Fails if they
+/// would leave none to other branches.
 pub(crate) fn numbers_of(state: &View) -> Result<Ino> {
     let Some(layout) = Layout::of_state(state) else { return Ok(ROOT + 1) };
     check_possible(shown_below(state, &layout)?)
 }
 
-/// Fails where a branch that did not count here has numbers that would leave none to others.
+/// Fails if a branch that was not counted in this store has numbers that would leave none to
+/// others.
 pub(crate) fn check_possible(below: Ino) -> Result<Ino> {
     if below < IMPOSSIBLE { Ok(below) } else { Err(never_given(below - 1)) }
 }
@@ -222,7 +224,8 @@ fn never_given(ino: Ino) -> Error {
     Error::Corrupt { ino, what: "an inode number that was never given out".into() }
 }
 
-/// As it is, or 0 where it cannot be read or is impossible: what opens it says so.
+/// Returns the bound, or 0 if it cannot be read or is impossible; opening the state reports the
+/// error.
 fn possible(below: Result<Ino>, of: impl FnOnce() -> String) -> Ino {
     below.and_then(check_possible).unwrap_or_else(|e| {
         tracing::warn!("the inode numbers of {} are not counted: {e}", of());
@@ -230,12 +233,12 @@ fn possible(below: Result<Ino>, of: impl FnOnce() -> String) -> Ino {
     })
 }
 
-/// Below this are the numbers of everything that there is, also where nothing is noted of them.
+/// Returns the bound of the numbers of everything in the store, noted or not.
 pub(crate) fn given_below(db: &Kvdb) -> Ino {
     branches_below(db, |_| true).max(kept_below(db, |_| true)).max(taken_below(db))
 }
 
-/// Below this are the numbers of these branches.
+/// Returns the bound of the numbers of these branches.
 fn branches_below(db: &Kvdb, of: impl Fn(&str) -> bool) -> Ino {
     let all = branches_of(db).into_values().filter(|name| of(name));
     let below = all.filter_map(|name| {
@@ -245,7 +248,7 @@ fn branches_below(db: &Kvdb, of: impl Fn(&str) -> bool) -> Ino {
     below.max().unwrap_or(0)
 }
 
-/// Below this are the numbers of all snapshots of these branches.
+/// Returns the bound of the numbers of all snapshots of these branches.
 fn kept_below(db: &Kvdb, of: impl Fn(&str) -> bool) -> Ino {
     let states = db.snapshot_labels().into_iter().filter(|info| of(&info.branch)).map(|info| {
         let state = db.open_snapshot(&info.name).map_err(Error::from);
@@ -258,7 +261,7 @@ fn kept_below(db: &Kvdb, of: impl Fn(&str) -> bool) -> Ino {
     states.max().unwrap_or(0)
 }
 
-/// Below this are the numbers of all open transactions.
+/// Returns the bound of the numbers of all open transactions.
 fn taken_below(db: &Kvdb) -> Ino {
     let all = db.transactions().into_iter().map(|info| {
         let below = || {
@@ -270,8 +273,8 @@ fn taken_below(db: &Kvdb) -> Ino {
     all.max().unwrap_or(0)
 }
 
-/// The largest inode number in use: of the nodes, and of the pages too, so that no new file finds
-/// old data under its number.
+/// Returns the largest inode number in use, by nodes or by pages, so that no new file finds old
+/// data under its number.
 pub(crate) fn largest_ino(view: &View, layout: &Layout) -> Result<Ino> {
     let mut largest = ROOT;
     for dict in [layout.imap, layout.dmap] {
@@ -287,14 +290,14 @@ pub(crate) fn largest_ino(view: &View, layout: &Layout) -> Result<Ino> {
 }
 
 impl Fs {
-    /// A clone was made: no number that it has is given from here on. Where this fails, the next
-    /// opening does it.
+    /// Counts a new clone: its numbers are not given again. If this fails, the next opening counts
+    /// it.
     pub(crate) fn count_clone(&self, branch: &str) {
         self.count_branch(branch, shown_below, 0, false);
     }
 
-    /// The same of what has come from another store, with its snapshots. It may have numbers that
-    /// directories have reserved here.
+    /// Counts a branch that was received from another store, with its snapshots. It may have
+    /// numbers that directories of this store have reserved.
     pub(crate) fn count_received(&self, branch: &str) {
         let Ok(db) = self.core.db.here() else { return };
         let kept = kept_below(db, |of| of == branch);
@@ -316,8 +319,8 @@ impl Fs {
         }
     }
 
-    /// No number below this is given from here on, also after a kill. `branch`: the `imap` of the
-    /// one that has them, and whether that came from elsewhere.
+    /// Ensures that no number below `below` is given from now on, even after a kill. `branch`: the
+    /// `imap` of the branch with these numbers, and whether it came from elsewhere.
     pub(crate) fn count(&self, below: Ino, branch: Option<(DictionaryId, bool)>) -> Result<()> {
         let db = self.core.db.here()?;
         let counter = self.core.inode_allocator.counter();
@@ -337,7 +340,8 @@ impl Fs {
                     batch.put(notes, branch_key(imap), encode_number(0));
                 }
             }
-            // A few bytes, without which a store that is full could not go back to a snapshot.
+            // These few bytes may use the reserve: without them a full store could not go back to a
+            // snapshot.
             batch.releases_space();
             if batch.is_empty() { Ok(()) } else { Ok(db.commit(batch, Durability::Buffered)?) }
         })

@@ -1,5 +1,5 @@
-//! The part of one view's state that is in use and not in the store, for another process that goes
-//! on with it. See `views/in_use`.
+//! The part of a view's state that is in use and not in the store, for another process that
+//! continues with the view. See `views/in_use`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::inode::{Identity, Inode, InodeState};
 use crate::layout::{self, ImapKey, Layout, kind_code, kind_of, put_varint, take_varint};
 
-/// The part of one view that is in use.
+/// The part of a view's state that is in use.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ViewInUse {
     pub references: Vec<(Ino, u64)>,
@@ -27,23 +27,23 @@ pub(crate) struct ViewInUse {
 /// An inode that the kernel refers to, and that has no name.
 #[derive(Debug, PartialEq, Eq)]
 struct Nameless {
-    /// As it would be stored.
+    /// The node in its stored form.
     node: Bytes,
-    /// The store has pages of it, and an orphan record.
+    /// The store has pages of the inode (`stored`), or an orphan record for it (`orphaned`).
     stored: bool,
     orphaned: bool,
-    /// It was written to since it lost its name.
+    /// The inode was written to since it lost its name.
     written: bool,
 }
 
 impl ViewInUse {
-    /// References to inodes all of which have names.
+    /// Returns the state for references to inodes that all have names.
     pub fn with_names(references: Vec<(Ino, u64)>) -> ViewInUse {
         ViewInUse { references, ..ViewInUse::default() }
     }
 
-    /// What a process had in use that was killed, and wrote through: the kernel has these
-    /// references, and the orphan records have the nodes.
+    /// Returns the state that a killed process in write-through mode had in use: the kernel has
+    /// these references, and the orphan records contain the nodes.
     pub fn left_by_killed(
         view: &View,
         layout: Option<Layout>,
@@ -62,7 +62,7 @@ impl ViewInUse {
             }
             let (first, last) = (layout::page_key(ino, 0), layout::pages_end(ino));
             let stored = !view.scan(layout.dmap, &first, &last, 1)?.is_empty();
-            // Nothing says that it was not.
+            // Nothing rules out that it was written to.
             let written = true;
             in_use.nameless.insert(ino, Nameless { node, stored, orphaned: true, written });
         }
@@ -75,7 +75,8 @@ impl ViewInUse {
 }
 
 impl Fs {
-    /// Commits everything, inodes without a name included, and gives what the store does not say.
+    /// Commits everything, including inodes without a name, and returns the state that is not in
+    /// the store.
     pub(crate) fn in_use(&self) -> Result<ViewInUse> {
         if !self.core.options.read_only {
             self.retry_on_lock(|| {
@@ -110,7 +111,7 @@ impl Fs {
         Ok(in_use)
     }
 
-    /// Takes up what another process had in use. It must come before any call.
+    /// Takes over the state that another process had in use. Call before any other call.
     pub(crate) fn take_up(&self, in_use: &ViewInUse) -> Result<()> {
         let cache = &self.core.inode_cache;
         for &(ino, references) in &in_use.references {
@@ -150,7 +151,7 @@ pub(crate) fn put_references(out: &mut Vec<u8>, references: &[(Ino, u64)]) {
     }
 }
 
-/// Reads what was encoded. Every length is checked against what is there.
+/// Decodes a handed-over state. Every length is checked against the bytes that are left.
 pub(crate) struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -169,7 +170,8 @@ impl<'a> Reader<'a> {
         u16::try_from(self.number()?).map_err(|_| MALFORMED)
     }
 
-    /// As many as are said to be there, which takes no memory for what is not.
+    /// Reads a list. Memory grows with the elements that are present, and not with the length that
+    /// the input claims.
     pub fn list<T>(&mut self, mut one: impl FnMut(&mut Self) -> Result<T>) -> Result<Vec<T>> {
         (0..self.number()?).map(|_| one(self)).collect()
     }

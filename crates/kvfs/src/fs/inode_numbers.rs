@@ -1,6 +1,6 @@
-//! Inode numbers of an open file system: each is noted in the store before it is used. Which number
-//! comes next is the business of [`crate::inode_allocator`]; what a store says of its numbers when
-//! it is opened, that of [`crate::fs::counter`].
+//! Inode numbers of an open file system: each is noted in the store before it is used.
+//! [`crate::inode_allocator`] chooses the next number; [`crate::fs::counter`] reads the store's
+//! notes when it is opened.
 
 use std::ops::Range;
 
@@ -20,27 +20,28 @@ impl Fs {
         Ok(ino)
     }
 
-    /// A number for something that is made in a directory, which is locked: near those of its other
-    /// entries. What is left of the reservation goes into the store with the directory's node.
+    /// Returns a number for a new entry of a locked directory, near the numbers of its other
+    /// entries. The rest of the reservation is stored with the directory's node.
     pub(crate) fn new_ino_in(&self, dir: Ino, attr: &mut Attributes) -> Result<Ino> {
         let before = attr.reserved;
         let ino = self.core.inode_allocator.take_in(dir, &mut attr.reserved, attr.size)?;
-        // All of it: a bound that lies within it would be passed by others after a restart.
+        // The whole reservation is noted: after a restart, other callers would be given numbers
+        // above a bound inside it.
         let end = attr.reserved.end.max(ino.saturating_add(1));
         self.note_numbers_below(end).inspect_err(|_| attr.reserved = before)?;
         Ok(ino)
     }
 
-    /// Takes `count` numbers that follow one another.
+    /// Takes `count` consecutive numbers.
     pub(crate) fn new_inos(&self, count: u64) -> Result<Range<Ino>> {
         let inos = self.core.inode_allocator.take_together(count)?;
         self.note_numbers_below(inos.end)?;
         Ok(inos)
     }
 
-    /// In the journal the note comes before whatever is made with such a number, in a durable
-    /// transaction, too. (That of a mark is written in a call of its branch, and so before or after
-    /// a rollback of that.)
+    /// Notes in the store that numbers below `end` may be used. In the journal the note precedes
+    /// everything that is made with such a number, also in a durable transaction. (The note of a
+    /// mark is written in a call of its branch, and so before or after a rollback of that branch.)
     fn note_numbers_below(&self, end: Ino) -> Result<()> {
         let core = &self.core;
         if core.inode_allocator.is_noted(end) {
@@ -63,9 +64,10 @@ impl Fs {
         })
     }
 
-    /// Takes a snapshot. What directories have reserved is in it: when the branch goes back to it,
-    /// numbers that were given out of that since must not be given again, even if nothing else is
-    /// written before a kill. So these are given under another mark. No call is under way.
+    /// Takes a snapshot while no call is under way. The snapshot contains the reservations of the
+    /// directories. When the branch goes back to it, numbers given out of these reservations since
+    /// must not be given again, even if nothing else is written before a kill. So they are given
+    /// under another mark.
     pub(crate) fn under_another_mark<T>(&self, snapshot: impl FnOnce() -> Result<T>) -> Result<T> {
         self.core.inode_allocator.clear_mark();
         snapshot()

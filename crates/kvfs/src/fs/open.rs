@@ -1,4 +1,4 @@
-//! Opening and making a file system, the views of one that is open, and how it is shut down.
+//! Opens, makes and shuts down a file system, and builds the views of an open one.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -28,12 +28,12 @@ use crate::space_account::SpaceAccount;
 use crate::store::Store;
 
 impl Fs {
-    /// Opens the file system in `db`; makes it, with an empty root directory, when there is none.
+    /// Opens the file system in `db`, or makes one with an empty root directory if there is none.
     pub fn open(db: Kvdb, env: Arc<dyn Env>, options: FsOptions) -> Result<Fs> {
         Fs::open_with(db, env, options, &ViewInUse::default())
     }
 
-    /// As [`Fs::open`], and what is in use of the mainline goes on.
+    /// Like [`Fs::open`], and continues with the state of the mainline that is in use.
     pub(crate) fn open_with(
         db: Kvdb,
         env: Arc<dyn Env>,
@@ -51,9 +51,9 @@ impl Fs {
         Ok(fs)
     }
 
-    /// The file system in these dictionaries of a branch, of which this is in use: of a clone,
-    /// whose numbers are counted by the store's counter, or of the main branch. Nothing is
-    /// committed by itself.
+    /// Opens the file system in these dictionaries of a branch, of which `in_use` is in use. If
+    /// `counter` is given, it is a clone, whose numbers are counted by the store's counter;
+    /// otherwise it is the main branch. Nothing is committed in the background.
     pub(crate) fn open_layout(
         db: Kvdb,
         counter: Option<Arc<Counter>>,
@@ -75,7 +75,7 @@ impl Fs {
             }
             None => Arc::new(open_counter(&db, &layout, is_current, options.read_only)?),
         };
-        // An older program must not open what is counted here.
+        // An older program must not open a store whose numbers are counted here.
         if !is_current && !options.read_only {
             let mut batch = Batch::new();
             batch.put(layout.imap, layout::SUPER_KEY.to_vec(), record.encode());
@@ -104,7 +104,8 @@ impl Fs {
         if is_main {
             fs.keep_all_promises()?;
         }
-        // So that it is known from the start whether it is nearly full.
+        // Asks for the free space at the start, so that it is known whether the store is nearly
+        // full.
         fs.refill_space(0);
         let root = fs.inode(ROOT)?;
         if !root.state.read().is_dir() {
@@ -119,8 +120,8 @@ impl Fs {
         Ok(fs)
     }
 
-    /// The view of a transaction that began in `parent`. Costs microseconds, whatever there is to
-    /// see.
+    /// Returns the view of a transaction that began in `parent`. It costs microseconds, whatever
+    /// the size of the view.
     pub(crate) fn of_transaction(parent: Parent, scope: Scope, options: FsOptions) -> Fs {
         let core = parent.fs.core.clone();
         let (db, env) = (core.db.clone(), core.env.clone());
@@ -128,13 +129,13 @@ impl Fs {
         Fs::build(Some(parent), db, scope, env, core.layout, core.hash_key, allocator, options)
     }
 
-    /// Removes orphans. None of them may be open.
+    /// Removes all orphans. None of them may be open.
     pub(crate) fn empty_orphans(&self) -> Result<usize> {
         let _call = self.enter()?;
         empty_orphans(self.core.db.here()?, &self.core.layout, |_| false)
     }
 
-    /// The inodes that have an orphan record.
+    /// Returns the inodes that have an orphan record.
     pub(crate) fn orphans(&self) -> Result<Vec<Ino>> {
         let (start, end) = layout::orphan_range();
         let mut cursor = self.core.db.here()?.view().cursor(self.core.layout.imap, &start, &end)?;
@@ -201,7 +202,7 @@ impl Fs {
     }
 
     /// Commits and syncs everything, and stops the background thread. Calls after it still work,
-    /// but nothing is committed by itself.
+    /// but nothing is committed in the background.
     pub fn shutdown(&self) -> Result<()> {
         self.core.ticker.stop();
         if self.core.options.read_only {
@@ -214,8 +215,8 @@ impl Fs {
         if self.core.env.inline() || self.core.options.read_only {
             return;
         }
-        // What is older than half the interval is committed every half interval: nothing gets older
-        // than the interval.
+        // Commits every half interval the changes older than half the interval: no change gets
+        // older than the interval.
         let pause = self.core.options.flush_interval / 2;
         let tick = |core: Arc<Core>| {
             let db = core.db.clone();
@@ -223,8 +224,8 @@ impl Fs {
             if e.is_locked() {
                 tracing::debug!("dirty data waits for a transaction: {e}");
             } else if db.takes_writes().is_err() {
-                // For good: what waits in memory is read from there until the store is opened
-                // again.
+                // The failure is permanent: data waiting in memory can be read until the store is
+                // opened again.
                 tracing::error!("what was written last is not on disk: {e}");
                 return ControlFlow::Break(());
             } else {
@@ -241,8 +242,8 @@ impl Fs {
     }
 }
 
-/// Writes the file system's own record and the root directory; gives the record. Fails where there
-/// is a root directory: then there was a file system, and the record of it is lost.
+/// Writes the file system's own record and the root directory, and returns the record. Fails if a
+/// root directory exists: then there was a file system whose record is lost.
 fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Result<Super> {
     if db.get(layout.imap, &layout::node_key(ROOT))?.is_some() {
         let what = "the file system's own record is missing".into();
@@ -276,7 +277,7 @@ fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Resul
     Ok(record)
 }
 
-/// Removes the orphans that an unclean end has left, except those in use.
+/// Removes the orphans that an unclean shutdown has left, except for those in use.
 fn empty_orphans(db: &Kvdb, layout: &Layout, in_use: impl Fn(Ino) -> bool) -> Result<usize> {
     let (start, end) = layout::orphan_range();
     let mut cursor = db.view().cursor(layout.imap, &start, &end)?;
@@ -303,7 +304,7 @@ mod tests {
     use crate::Caller;
     use crate::reservation::INO_LIMIT;
 
-    /// A store with one file, of which these keys of `imap` are changed when it is closed.
+    /// Reopens a store with one file after `change` has changed keys of its `imap`.
     fn reopened(change: impl FnOnce(&Layout, &mut Batch)) -> (Kvdb, Result<Fs>) {
         let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
         let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();

@@ -1,44 +1,45 @@
-//! How a file system is opened.
+//! Options for opening a file system.
 
 use std::time::Duration;
 
-/// What a read does to the access time.
+/// The effect of a read on the access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atime {
-    /// Never changed by reading.
+    /// A read never changes the access time.
     Never,
-    /// As `relatime`: moves when it is not newer than the last change or older than a day. The new
-    /// time is kept in memory and reaches the store only together with another change of the inode,
-    /// so that reading causes no writes.
+    /// As with `relatime`, the access time is updated if it is not newer than the last change, or
+    /// older than a day. The new time is kept in memory and reaches the store only with another
+    /// change of the inode, so that reading causes no writes.
     Relative,
 }
 
-/// What [`FsOptions::zone_size`] is by default, bytes: that of BetrFS 0.2 (§4).
+/// The default of [`FsOptions::zone_size`], in bytes: that of BetrFS 0.2 (§4).
 pub const ZONE_SIZE: u64 = 512 << 10;
 
-/// How a file system is opened.
+/// Options for opening a file system.
 #[derive(Clone, Debug)]
 pub struct FsOptions {
-    /// Nothing is changed, not even the orphan list.
+    /// The file system changes nothing, not even the list of orphans.
     pub read_only: bool,
-    /// Bytes of uncommitted data in all files together.
+    /// Limit of uncommitted data in all files together, in bytes.
     pub write_buffer: usize,
-    /// Bytes for inodes in memory that have nothing uncommitted.
+    /// Memory for inodes without uncommitted changes, in bytes.
     pub inode_memory: usize,
-    /// A change is on disk at most this long after the call.
+    /// The longest time from a call until its change is on disk.
     pub flush_interval: Duration,
-    /// Every change is committed before its call returns, files without a name included, whose
-    /// nodes are in the store then. With a store whose commits are mirrored
+    /// Every change is committed before its call returns. This includes files without a name, whose
+    /// nodes are then in the store. With a store whose commits are mirrored
     /// ([`kvdb::OpenOptions::mirror`]), the end of this process loses nothing that a call has done.
     pub write_through: bool,
-    /// What a read does to the access time.
+    /// The effect of a read on the access time.
     pub atime: Atime,
-    /// Bytes of small files that a directory reserves inode numbers for, so that its files lie
-    /// together in the store, in which everything sorts by these numbers. 0: files are numbered in
-    /// the order in which they are made, wherever that is. `None`: as the file system was made, by
-    /// default [`ZONE_SIZE`]. A file system is made with what is given here.
+    /// Bytes of small files for which a directory reserves inode numbers, so that its files are
+    /// adjacent in the store, where everything is sorted by these numbers. 0: files are numbered in
+    /// the order in which they are made, in whatever directory. `None`: the size with which the
+    /// file system was made, by default [`ZONE_SIZE`]. A new file system is made with the size
+    /// given here.
     pub zone_size: Option<u64>,
-    /// Hard links one file may have.
+    /// Limit of the hard links to one file.
     pub max_links: u32,
     /// The owner of the root directory when it is made.
     pub root_uid: u32,

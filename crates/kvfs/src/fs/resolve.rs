@@ -1,12 +1,12 @@
-//! Finding an inode by its path.
+//! Finds an inode by its path.
 
 use super::Fs;
 use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
 
 impl Fs {
-    /// The inode at `path` (from the root, however many slashes); adds no reference. Symbolic links
-    /// on the way are followed, a last one is not.
+    /// Returns the inode at `path` (from the root, with any number of slashes), without adding a
+    /// reference. Symbolic links on the way are followed, the last one is not.
     pub fn resolve(&self, path: &[u8]) -> Result<Attr> {
         let mut at = self.getattr(ROOT)?;
         let mut names: Vec<Vec<u8>> = split_path(path);
@@ -41,7 +41,7 @@ impl Fs {
     }
 }
 
-/// The names of a path, last first.
+/// Returns the names of a path, the last one first.
 fn split_path(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|&b| b == b'/').filter(|name| !name.is_empty()).rev().map(<[u8]>::to_vec).collect()
 }

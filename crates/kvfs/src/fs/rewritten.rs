@@ -1,6 +1,8 @@
-//! The bytes of files that calls have written since their view became another one (`superseded`).
+//! The bytes of files that calls have written since the view was switched to another state
+//! (`superseded`).
 //!
-//! The ranges are exact: what is in them by mistake would let a page of before undo the change.
+//! The ranges are exact: bytes in them by mistake would let a page from before the switch undo the
+//! change.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -28,7 +30,7 @@ impl Rewritten {
         ranges.insert(from, to);
     }
 
-    /// The ranges among the bytes from `from` to `to`, in order.
+    /// Returns the ranges among the bytes from `from` to `to`, in order.
     pub fn within(&self, ino: Ino, from: u64, to: u64) -> Vec<(u64, u64)> {
         let files = self.0.lock();
         let Some(ranges) = files.get(&ino) else { return Vec::new() };

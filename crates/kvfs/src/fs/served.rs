@@ -1,5 +1,5 @@
-//! The file system of a view that a server holds: all of it is here but for the store. A snapshot
-//! is read-only; a transaction can be changed, and its client alone does so.
+//! The file system of a view that a server holds: everything but the store is local. A snapshot is
+//! read-only; a transaction is changed by its client alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,25 +15,25 @@ use crate::inode_allocator::InodeAllocator;
 use crate::layout::{self, Layout, Super};
 use crate::store::Store;
 
-/// Bytes that wait in memory at most in the view of a transaction that a server holds. An eighth of
-/// it more, and a write, make a batch at the most.
+/// Limit of the bytes that wait in memory in the view of a transaction that a server holds. A batch
+/// is at most an eighth larger, plus one write.
 const MOST_WAITING: usize = 8 << 20;
 
 impl Fs {
-    /// The file system of a snapshot that a server holds ([`kvdb::ServedView`]). It is read-only,
-    /// whatever the options say. NotFound where the view has no file system.
+    /// Opens the file system of a snapshot that a server holds ([`kvdb::ServedView`]). It is
+    /// read-only, whatever the options. Fails with `NotFound` if the view has no file system.
     ///
-    /// Calls that work on whole trees and whole states (walks, differences, checks) fail here: they
-    /// are made where the store is.
+    /// Calls that work on whole trees and states (walks, differences, checks) fail on it: they are
+    /// made where the store is.
     pub fn served(view: Arc<dyn ServedView>, env: Arc<dyn Env>, options: FsOptions) -> Result<Fs> {
         Fs::of_served(view, env, FsOptions { read_only: true, ..options }, |_, _| {
             InodeAllocator::of_frozen()
         })
     }
 
-    /// The file system of a transaction that a server holds, which can be changed. What is written
-    /// waits in memory as in any view; it goes to the server at the flush interval, with a sync,
-    /// and when too much waits. The transaction is committed by [`Fs::end_served`].
+    /// Opens the file system of a transaction that a server holds, for changes. Written data waits
+    /// in memory as in any view; it is sent to the server at the flush interval, with a sync, and
+    /// when too much waits. [`Fs::end_served`] commits the transaction.
     pub fn served_transaction(
         view: Arc<dyn ServedView>,
         env: Arc<dyn Env>,
@@ -42,7 +42,7 @@ impl Fs {
         if !view.writable() {
             return Err(Error::ReadOnly);
         }
-        // A batch has to fit a frame, as far as that can be.
+        // A batch has to fit into a frame, as far as possible.
         let write_buffer = options.write_buffer.min(MOST_WAITING);
         let options = FsOptions { read_only: false, write_buffer, ..options };
         let fs = Fs::of_served(view, env, options, InodeAllocator::of_served)?;
@@ -59,7 +59,7 @@ impl Fs {
     ) -> Result<Fs> {
         let layout = Layout::of_names(|name| view.dictionary(name)).ok_or(Error::NotFound)?;
         let scope = Scope::Served(view.clone());
-        // All that the first calls ask for, at once.
+        // Announces all data that the first calls ask for, so that it is fetched together.
         let (record, root) = (layout::SUPER_KEY, layout::node_key(ROOT));
         scope.announce(layout.imap, &[&record, &root]);
         let value = scope.get(layout.imap, &record)?.ok_or(Error::NotFound)?;
@@ -81,10 +81,10 @@ impl Fs {
         Ok(fs)
     }
 
-    /// Calls `end` at a moment at which all that was written is with the server and no call is
-    /// under way. If it says that the transaction is over, so is this view: later calls get ESTALE.
+    /// Calls `end` when all written data is with the server and no call is under way. If `end` says
+    /// that the transaction has ended, the view ends, too: later calls fail with ESTALE.
     pub fn end_served<T>(&self, end: impl FnOnce() -> Result<(T, bool)>) -> Result<T> {
-        // Most of it while others go on.
+        // Commits most dirty data while other calls go on, to keep the freeze short.
         {
             let _call = self.enter()?;
             self.commit_older_than(Duration::MAX)?;
@@ -104,7 +104,7 @@ impl Fs {
         Ok(ended)
     }
 
-    /// The view is over, whatever was written: later calls get ESTALE.
+    /// Ends the view and drops its unsent changes: later calls fail with ESTALE.
     pub fn leave_served(&self) {
         self.core.freeze_lock.freeze().end();
         self.core.ticker.stop();

@@ -1,10 +1,10 @@
-//! What a file system has done since it was opened, in figures.
+//! Statistics of a file system since it was opened.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 
 use super::Fs;
 
-/// Numbers about an open file system; the counters run from its opening.
+/// Statistics of an open file system; the counters start when it is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Inodes in memory.
@@ -15,8 +15,8 @@ pub struct Statistics {
     pub commits: u64,
     /// Pages put into batches.
     pub pages_written: u64,
-    /// The part of `pages_written` of which only the bytes that were written were put, since the
-    /// others were not in memory.
+    /// The part of `pages_written` that was put as partial pages, with the written bytes only,
+    /// since the rest was not in memory.
     pub pages_patched: u64,
     /// Bytes that calls have written.
     pub bytes_written: u64,
@@ -24,7 +24,7 @@ pub struct Statistics {
     pub bytes_read: u64,
     /// The next inode number that will be given out.
     pub next_ino: u64,
-    /// [`FsOptions::zone_size`] as it is in force; 0 of a view that makes nothing.
+    /// The value of [`FsOptions::zone_size`] in force; 0 for a view that makes no files.
     pub zone_size: u64,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Counters {
 }
 
 impl Fs {
-    /// The numbers as they are now.
+    /// Returns the current statistics.
     pub fn statistics(&self) -> Statistics {
         let c = &self.core.counters;
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);

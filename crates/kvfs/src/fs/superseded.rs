@@ -1,25 +1,25 @@
 //! The state of a view before a commit or a rollback, kept until every cache has been told.
 //!
-//! A commit changes files that programs have open, and the kernel may hold pages of them that it
-//! read before. It is told to drop these, but that takes a while, and what it holds dirty it writes
-//! back first: whole pages, of which a program may have changed four bytes. Written as they come,
-//! such a page would undo the commit in all its other bytes.
+//! A commit changes files that programs have open, and the kernel may have cached pages of them. It
+//! is told to drop these, but that takes time, and dirty pages are written back first: whole pages,
+//! of which a program may have changed four bytes. Written as it is, such a page would undo the
+//! commit in all its other bytes.
 //!
-//! So from the moment at which the view changes until all caches have been told, the state before
-//! it is kept. A page that comes out of a cache in this time is compared with the page as it was,
-//! and only bytes that differ are written. Whether the cache has read the page before the change or
-//! after it does not matter then: bytes that no program has touched are those of before, which are
-//! left out, or those of now, which change nothing.
+//! So the state before a change of the view is kept until all caches have been told. A page that is
+//! written out of a cache in this time is compared with the page in that state, and only bytes that
+//! differ are written. It does not matter whether the cache has read the page before or after the
+//! change: bytes that no program has touched are either the old ones, which are left out, or the
+//! current ones, which change nothing.
 //!
-//! What calls have written since then is left out of the comparison: of a file that a program has
-//! cut to nothing and written anew, no byte is one of before, and one that is equal to it counts.
+//! Bytes that calls have written since are not compared: if a program has truncated a file and
+//! written it again, none of its bytes are old ones, and bytes equal to the old ones count as well.
 //!
-//! A program that appends in the same time does so behind the end that it knows, where the bytes of
-//! the commit may be now. It is taken to the end that is.
+//! A program that appends in this time writes at the end that it knows, where the bytes of the
+//! commit may be now. Its write is moved to the current end.
 //!
-//! That holds for one change at a time. With two, a page could be older than the state it is
-//! compared with. So they take turns: the next change of a view begins when the watchers have been
-//! told of the previous one.
+//! This holds for one change at a time: with two, a page could be older than the state with which
+//! it is compared. So changes take turns: the next change of a view begins when the watchers have
+//! been told of the previous one.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -33,12 +33,12 @@ use crate::fs::rewritten::Rewritten;
 use crate::fs::{Fs, FsOptions};
 use crate::inode_allocator::InodeAllocator;
 
-/// The state before a change.
+/// The state of a view before a change.
 pub(crate) struct SupersededState {
     pub fs: Fs,
-    /// The inodes that have changed; `None`: any may have.
+    /// The inodes that have changed; `None`: any may have changed.
     changes: Option<HashSet<Ino>>,
-    /// The bytes that calls have written since.
+    /// The bytes that calls have written since the change.
     pub rewritten: Rewritten,
 }
 
@@ -49,20 +49,20 @@ pub(crate) struct Superseded {
     before: RwLock<Option<Arc<SupersededState>>>,
 }
 
-/// A change of the view that watchers are being told of, until this is dropped.
+/// A change of the view of which watchers are being told, until this is dropped.
 pub(crate) struct ChangeTurn<'a> {
     superseded: &'a Superseded,
     _turn: MutexGuard<'a, ()>,
 }
 
 impl Superseded {
-    /// Waits until the previous change has ended. Call without a lock that a call of the view
+    /// Waits until the previous change has ended. Call without any lock that a call of the view
     /// takes.
     pub fn turn(&self) -> ChangeTurn<'_> {
         ChangeTurn { superseded: self, _turn: self.turn.lock() }
     }
 
-    /// The state before the change that is under way, if it has changed this inode.
+    /// Returns the state before the change that is under way, if it has changed this inode.
     pub fn state_before(&self, ino: Ino) -> Option<Arc<SupersededState>> {
         let before = self.before.read();
         before
@@ -71,7 +71,7 @@ impl Superseded {
             .cloned()
     }
 
-    /// A call has written the bytes from `from` to `to` of a file, which is locked.
+    /// Notes that a call has written the bytes from `from` to `to` of a file, whose lock it holds.
     pub fn rewritten(&self, ino: Ino, from: u64, to: u64) {
         if let Some(before) = self.state_before(ino) {
             before.rewritten.add(ino, from, to);
@@ -94,8 +94,8 @@ impl Drop for ChangeTurn<'_> {
 }
 
 impl Fs {
-    /// The state as it is now, for a change that is about to be made of these inodes (`None`: of
-    /// any). The view is frozen, and what was dirty is committed.
+    /// Returns the current state, before a change to the inodes `changes` (`None`: any inodes). The
+    /// view is frozen, and dirty data is committed.
     pub(crate) fn state_before_change(
         &self,
         changes: Option<HashSet<Ino>>,

@@ -1,5 +1,6 @@
-//! Notes of the counter of inode numbers: in a dictionary that belongs to no branch, so that
-//! nothing which happens to one moves the counter back, and a mark in each branch.
+//! The notes of the counter of inode numbers. They are in a dictionary that belongs to no branch,
+//! so that a rollback of a branch does not set the counter back; in addition each branch has a
+//! mark.
 //!
 //! ```text
 //! numbers   'n'            bound below which all inode numbers lie that were given, in any branch
@@ -10,11 +11,11 @@
 //!                          are below the bound; the mark that it was given last, 0 if none
 //! ```
 //!
-//! A directory's reservation is valid in one branch alone, and there only as long as nothing takes
-//! that back to an earlier state. A mark says so. It is a number of the counter that no inode gets,
-//! and so the same is never given twice; it is written to both places before the first inode number
-//! is given that comes after the branch was opened, was kept in a snapshot or went back to one. A
-//! clone has another `imap`, and so has what was received.
+//! A directory's reservation is valid in one branch only, and only as long as the branch does not
+//! go back to an earlier state. The mark tells whether this is so. It is a number of the counter
+//! that no inode gets, so the same mark is never given twice. It is written to both places before
+//! the first inode number is given after the branch was opened, was kept in a snapshot, or went
+//! back to one. A clone has another `imap`, and so has a received branch.
 
 use kvdb::DictionaryId;
 
@@ -28,14 +29,14 @@ pub(crate) const VOID_KEY: &[u8] = b"v";
 const BRANCH: u8 = b'b';
 const FORK: u8 = b'f';
 
-/// A branch's own note of the numbers that its directories have reserved.
+/// The note of a branch about the numbers that its directories have reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reserved {
-    /// They are valid if the counter has noted the same mark.
+    /// The mark of the branch. The reservations are valid if the counter has noted the same mark.
     pub mark: Ino,
-    /// Reserved numbers below this are void: others may have them.
+    /// Reserved numbers below this are void: other inodes may have them.
     pub first: Ino,
-    /// None of them is at or above this. A store that receives the branch gives none of them.
+    /// All reserved numbers are below this. A store that receives the branch gives none of them.
     pub end: Ino,
 }
 
@@ -44,7 +45,7 @@ impl Reserved {
         [self.mark, self.first, self.end].map(u64::to_le_bytes).concat()
     }
 
-    /// `None`: the value is malformed.
+    /// Decodes the note, or returns `None` if it is malformed.
     pub fn decode(value: &[u8]) -> Option<Reserved> {
         let (numbers, []) = value.as_chunks::<8>() else { return None };
         let &[mark, first, end] = numbers else { return None };
@@ -57,39 +58,39 @@ impl Reserved {
     }
 }
 
-/// The key under which the counter knows the branch of this `imap`.
+/// Returns the key under which the counter knows the branch of this `imap`.
 pub(crate) fn branch_key(imap: DictionaryId) -> Vec<u8> {
     [&[BRANCH][..], &imap.0.to_be_bytes()].concat()
 }
 
-/// The key of the bound from when the store began as a fork of another one.
+/// Returns the key of the bound from the time when this store began as a fork of `store`.
 pub(crate) fn fork_key(store: &[u8; 16]) -> Vec<u8> {
     [&[FORK][..], store].concat()
 }
 
-/// The range of all keys of branches.
+/// Returns the range of all keys of branches.
 pub(crate) fn branch_range() -> ([u8; 1], [u8; 1]) {
     ([BRANCH], [BRANCH + 1])
 }
 
-/// `None`: the key is another one.
+/// Decodes the key of a branch, or returns `None` for any other key.
 pub(crate) fn decode_branch_key(key: &[u8]) -> Option<DictionaryId> {
     let imap = key.strip_prefix(&[BRANCH])?.try_into().ok()?;
     Some(DictionaryId(u32::from_be_bytes(imap)))
 }
 
-/// The value of a bound or a mark.
+/// Encodes the value of a bound or a mark.
 pub(crate) fn encode_number(number: Ino) -> Vec<u8> {
     number.to_le_bytes().to_vec()
 }
 
-/// `None`: the value is malformed.
+/// Decodes a bound, or returns `None` if the value is malformed.
 pub(crate) fn decode_bound(value: &[u8]) -> Option<Ino> {
     let bound = u64::from_le_bytes(value.try_into().ok()?);
     (bound > ROOT && bound <= INO_LIMIT).then_some(bound)
 }
 
-/// `None`: there is none, or the value is malformed.
+/// Decodes a mark, or returns `None` if there is none or the value is malformed.
 pub(crate) fn decode_mark(value: &[u8]) -> Option<Ino> {
     value.try_into().ok().map(u64::from_le_bytes).filter(|&mark| is_number(mark))
 }

@@ -1,4 +1,4 @@
-//! Where things lie: the only place that knows the keys of the three dictionaries.
+//! The layout of the store: the only module that knows the keys of the three dictionaries.
 //!
 //! ```text
 //! nmap   parent(8, BE) name        kind, inode number
@@ -23,8 +23,8 @@
 //!                                  more byte: its content is lost
 //! ```
 //!
-//! Everything above speaks of inodes, names and blocks, so that keys by zone and relative path can
-//! replace keys by inode here.
+//! All other modules use inodes, names and blocks, so that keys by zone and relative path could
+//! replace keys by inode in this module.
 
 pub(crate) mod counter;
 mod node;
@@ -40,14 +40,14 @@ pub(crate) use node::{
     kind_of, parse_node, put_node, put_varint, take_varint,
 };
 
-/// Bytes of a page, the unit of file data.
+/// Size of a page, the unit of file data, in bytes.
 pub(crate) const PAGE: u64 = 4096;
-/// Bytes of the longest name.
+/// Length of the longest name, in bytes.
 pub(crate) const NAME_MAX: usize = 255;
-/// Bytes of the longest target of a symbolic link.
+/// Length of the longest target of a symbolic link, in bytes.
 pub(crate) const TARGET_MAX: usize = 4095;
-/// A file whose data ends within this many bytes keeps it in its node. Why not more:
-/// `docs/decisions/003-small-files.md`.
+/// Files whose data ends within this many bytes are kept in their node.
+/// `docs/decisions/003-small-files.md` explains the limit.
 pub(crate) const INLINE_MAX: u64 = 512;
 const XATTR: u8 = 1;
 const SUPER: u8 = b's';
@@ -63,16 +63,16 @@ const BASES: u8 = b'b';
 const SUPER_VERSION: u8 = 7;
 /// Version of a record with another zone size.
 const SUPER_WITH_ZONES: u8 = 8;
-/// The same where each branch counted its inode numbers by itself, and before there were notes of
-/// promised space.
+/// Older versions of a record with another zone size: version 6, when each branch counted its own
+/// inode numbers, and version 4, before there were notes of promised space.
 const OLDER_WITH_ZONES: [u8; 2] = [6, 4];
-/// The oldest version that is read. Version 1 has no hints where files have their names, version 2
-/// no numbers that directories have reserved, versions 3 and 4 no notes of promised space, versions
-/// 5 and 6 a counter of inode numbers for each branch; everything else is the same.
+/// The oldest version that can be read. Version 1 has no hints to the directories of files, version
+/// 2 no reserved inode numbers of directories, versions 3 and 4 no notes of promised space,
+/// versions 5 and 6 a counter of inode numbers for each branch. Everything else is the same.
 const OLDEST_SUPER: u8 = 1;
 const NAME_VERSION: u8 = 1;
 
-/// The dictionaries.
+/// The dictionaries of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub nmap: DictionaryId,
@@ -81,29 +81,30 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The dictionaries of `db`, or `None` when one of them is missing.
+    /// Returns the dictionaries of `db`, or `None` if one of them is missing.
     pub fn find(db: &Kvdb) -> Option<Layout> {
         Layout::of_names(|name| db.dictionary(name))
     }
 
-    /// The dictionaries of a branch, or `None` when one of them is missing.
+    /// Returns the dictionaries of a branch, or `None` if one of them is missing.
     pub fn find_in(db: &Kvdb, branch: &str) -> Option<Layout> {
         Layout::of_names(|name| db.dictionary_in(branch, name))
     }
 
-    /// The dictionaries of a snapshot, or of the main branch of a state, or `None` when one of them
-    /// is missing.
+    /// Returns the dictionaries of a snapshot, or of the main branch of a state, or `None` if one
+    /// of them is missing.
     pub fn of_state(state: &kvdb::View) -> Option<Layout> {
         Layout::of_names(|name| state.dictionary(name))
     }
 
-    /// The dictionaries that have these names, or `None` when one of them is missing.
+    /// Returns the dictionaries with these names, or `None` if one of them is missing.
     pub fn of_names(find: impl Fn(&str) -> Option<DictionaryId>) -> Option<Layout> {
         Some(Layout { nmap: find("nmap")?, imap: find("imap")?, dmap: find("dmap")? })
     }
 
     pub fn create(db: &Kvdb) -> Result<Layout> {
-        // Pages, the last of a file too, lie where they are: they are read by their places.
+        // The threshold is fixed: pages, including the last one of a file, stay at their places, by
+        // which they are read.
         let reserved =
             DictionaryOptions { reserved: true, separate_at: 2048, ..Default::default() };
         // Nodes stay in their blocks, content included, so that one read brings a small file.
@@ -115,7 +116,7 @@ impl Layout {
         })
     }
 
-    /// Adds to `batch` the removal of everything that an inode has, but for its names and its
+    /// Adds to `batch` the removal of everything that an inode has, except for its names and its
     /// orphan record.
     pub fn stage_removal(&self, ino: Ino, batch: &mut Batch) {
         let (start, end) = node_range(ino);
@@ -135,7 +136,7 @@ impl Layout {
     }
 }
 
-/// Number of pages that `size` bytes touch.
+/// Returns the number of pages that `size` bytes touch.
 pub(crate) fn blocks_of(size: u64) -> u64 {
     size.div_ceil(PAGE)
 }
@@ -149,14 +150,13 @@ pub(crate) fn name_key(parent: Ino, name: &[u8]) -> Vec<u8> {
     key
 }
 
-/// The smallest key behind all names of `parent`.
+/// Returns the smallest key after all names of `parent`.
 pub(crate) fn names_end(parent: Ino) -> [u8; 8] {
     parent.saturating_add(1).to_be_bytes()
 }
 
-/// Whether an entry can have this name. Everything that takes a name from the store or from a
-/// caller asks this, so a name that comes out of here can be a part of a path: it stays in its
-/// directory.
+/// Returns whether an entry can have this name. All names from the store and from callers are
+/// checked by this, so a name that passes can be a part of a path: it stays in its directory.
 pub(crate) fn is_name(name: &[u8]) -> bool {
     !name.is_empty()
         && name.len() <= NAME_MAX
@@ -166,8 +166,8 @@ pub(crate) fn is_name(name: &[u8]) -> bool {
         && !name.contains(&0)
 }
 
-/// Directory and name. A store may come from anybody, so valid checksums do not make its names
-/// sound: they are checked here, where no reader can forget it.
+/// Decodes a directory and a name. A store may come from an untrusted source, so valid checksums do
+/// not make its names sound: they are checked here, where no reader can forget it.
 pub(crate) fn decode_name_key(key: &[u8]) -> Result<(Ino, &[u8])> {
     let Some((parent, name)) = key.split_first_chunk::<8>() else {
         return Err(Error::Corrupt { ino: 0, what: format!("a name key of {} bytes", key.len()) });
@@ -195,8 +195,8 @@ pub(crate) fn put_name(out: &mut Vec<u8>, ino: Ino, kind: FileKind) {
     node::put_varint(out, ino);
 }
 
-/// The inode and kind a name stands for; `parent` only for the message. No entry names the root:
-/// the tree would have a circle.
+/// Decodes the inode and kind of a name; `parent` is used in the error message only. An entry that
+/// refers to the root is refused: the tree would have a cycle.
 pub(crate) fn decode_name(parent: Ino, mut value: &[u8]) -> Result<(Ino, FileKind)> {
     let corrupt = || Error::Corrupt { ino: parent, what: "a directory entry is malformed".into() };
     let (&head, rest) = value.split_first().ok_or_else(corrupt)?;
@@ -215,7 +215,7 @@ pub(crate) fn node_key(ino: Ino) -> Vec<u8> {
     ino.to_be_bytes().to_vec()
 }
 
-/// What a key of `imap` stands for.
+/// The meaning of a key of `imap`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ImapKey<'a> {
     Super,
@@ -251,7 +251,8 @@ pub(crate) fn decode_imap_key(key: &[u8]) -> Result<ImapKey<'_>> {
         }
         (0, [ORPHAN, orphan @ ..]) => {
             let orphan = u64::from_be_bytes(orphan.try_into().map_err(|_| corrupt(0))?);
-            // Others are never removed: with number 0 the file system's own records would go.
+            // Other orphans are never removed: with number 0 the removal would delete the file
+            // system's own records.
             match orphan > ROOT && orphan < INO_LIMIT {
                 true => Ok(ImapKey::Orphan(orphan)),
                 false => Err(corrupt(orphan)),
@@ -280,7 +281,7 @@ pub(crate) fn xattr_key(ino: Ino, name: &[u8]) -> Vec<u8> {
     key
 }
 
-/// The range of `imap` that holds everything of `ino`.
+/// Returns the range of `imap` that holds everything of `ino`.
 pub(crate) fn node_range(ino: Ino) -> ([u8; 8], [u8; 8]) {
     (ino.to_be_bytes(), ino.saturating_add(1).to_be_bytes())
 }
@@ -293,7 +294,7 @@ pub(crate) fn orphan_key(ino: Ino) -> Vec<u8> {
     key
 }
 
-/// The range of all orphan records.
+/// Returns the range of all orphan records.
 pub(crate) fn orphan_range() -> ([u8; 9], [u8; 9]) {
     ([0, 0, 0, 0, 0, 0, 0, 0, ORPHAN], [0, 0, 0, 0, 0, 0, 0, 0, ORPHAN + 1])
 }
@@ -302,7 +303,7 @@ pub(crate) fn promise_key(ino: Ino) -> Vec<u8> {
     [&[0, 0, 0, 0, 0, 0, 0, 0, PROMISE][..], &ino.to_be_bytes()].concat()
 }
 
-/// The range of all notes of promised space.
+/// Returns the range of all notes of promised space.
 pub(crate) fn promise_range() -> ([u8; 9], [u8; 9]) {
     ([0, 0, 0, 0, 0, 0, 0, 0, PROMISE], [0, 0, 0, 0, 0, 0, 0, 0, PROMISE + 1])
 }
@@ -311,13 +312,13 @@ pub(crate) fn loss_key(number: u64) -> Vec<u8> {
     [&[0, 0, 0, 0, 0, 0, 0, 0, LOSS][..], &number.to_be_bytes()].concat()
 }
 
-/// The range of all notes of losses.
+/// Returns the range of all notes of losses.
 pub(crate) fn loss_range() -> ([u8; 9], [u8; 9]) {
     ([0, 0, 0, 0, 0, 0, 0, 0, LOSS], [0, 0, 0, 0, 0, 0, 0, 0, LOSS + 1])
 }
 
-/// The note of the states that a branch has in common with a clone, which is told from all others
-/// by the number of one of its dictionaries.
+/// Returns the key of the note about the states that a branch has in common with a clone. The clone
+/// is identified by the number of one of its dictionaries.
 pub(crate) fn bases_key(clone: DictionaryId) -> Vec<u8> {
     [&[0, 0, 0, 0, 0, 0, 0, 0, BASES][..], &clone.0.to_be_bytes()].concat()
 }
@@ -326,7 +327,7 @@ pub(crate) fn encode_marks(marks: &[u64]) -> Vec<u8> {
     marks.iter().flat_map(|mark| mark.to_le_bytes()).collect()
 }
 
-/// The marks of such a note. What is malformed has none.
+/// Decodes the marks of such a note. A malformed note has none.
 pub(crate) fn decode_marks(value: &[u8]) -> Vec<u64> {
     let (marks, rest) = value.as_chunks::<8>();
     if rest.is_empty() {
@@ -341,12 +342,12 @@ pub(crate) const NUMBERS_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, NUMBERS];
 pub(crate) const RESERVED_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, RESERVED];
 pub(crate) const SUPER_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, SUPER];
 
-/// Written by every move of a directory into another one, so that no two transactions that do it
-/// both commit.
+/// Written by every move of a directory into another one, so that two transactions that both do so
+/// conflict.
 pub(crate) const MOVES_KEY: [u8; 9] = [0, 0, 0, 0, 0, 0, 0, 0, MOVES];
 
-/// What a state of an older version says about the inode numbers that were given: all are below
-/// this. `None`: the value is malformed. Version 2 has the bound alone.
+/// Decodes the note of an older version about inode numbers, and returns the bound of all numbers
+/// that were given. Returns `None` if the value is malformed. Version 2 has only the bound.
 pub(crate) fn decode_numbers(value: &[u8]) -> Option<Ino> {
     let (bound, rest) = value.split_first_chunk::<8>()?;
     let bound = u64::from_le_bytes(*bound);
@@ -357,27 +358,27 @@ pub(crate) fn decode_numbers(value: &[u8]) -> Option<Ino> {
     (bound > ROOT && bound <= INO_LIMIT && first_reserved <= bound).then_some(bound)
 }
 
-/// The value of a note on a scrub: when it came to its end, seconds since 1970, and in how many
-/// places it found damage.
+/// Encodes a note on a scrub: the time at which it ended, in seconds since 1970, and the number of
+/// places at which it found damage.
 pub(crate) fn encode_scrub(time: u64, faults: u64) -> Vec<u8> {
     [time.to_le_bytes(), faults.to_le_bytes()].concat()
 }
 
-/// `None`: the value is malformed.
+/// Decodes a note on a scrub, or returns `None` if it is malformed.
 pub(crate) fn decode_scrub(value: &[u8]) -> Option<(u64, u64)> {
     let time = value.get(..8)?.try_into().ok()?;
     let faults = value.get(8..)?.try_into().ok()?;
     Some((u64::from_le_bytes(time), u64::from_le_bytes(faults)))
 }
 
-/// The tuple that says that there is a file system.
+/// The file system's own record, whose presence says that there is a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Super {
-    /// Key of the hash that turns names into directory positions; random, so that
-    /// names cannot be chosen to collide.
+    /// Key of the hash that turns names into directory positions. It is random, so that names
+    /// cannot be chosen to collide.
     pub hash_key: [u8; 16],
-    /// Bytes of small files that a directory reserves inode numbers for, where the file system was
-    /// made with a size of its own.
+    /// Bytes of small files for which a directory reserves inode numbers, if the file system was
+    /// made with a size other than the default.
     pub zone_size: Option<u64>,
 }
 
@@ -390,8 +391,8 @@ impl Super {
         value
     }
 
-    /// Whether a record, which decodes, is as [`Super::encode`] would make it; else it must be so
-    /// before anything is written.
+    /// Returns whether a record that decodes has a version that [`Super::encode`] writes. Otherwise
+    /// it must be rewritten before anything else is written.
     pub fn is_current(value: &[u8]) -> bool {
         value.get(4).is_some_and(|&version| version >= SUPER_VERSION)
     }
@@ -433,7 +434,7 @@ pub(crate) fn page_key(ino: Ino, block: u64) -> [u8; 16] {
     key
 }
 
-/// The smallest key behind all pages of `ino`.
+/// Returns the smallest key after all pages of `ino`.
 pub(crate) fn pages_end(ino: Ino) -> [u8; 8] {
     ino.saturating_add(1).to_be_bytes()
 }
@@ -452,8 +453,8 @@ pub(crate) fn decode_page_key(key: &[u8]) -> Result<(Ino, u64)> {
 /// content.
 pub(crate) const LOST_PAGE: [u8; PAGE as usize + 1] = [0; PAGE as usize + 1];
 
-/// Whether the value of a page says that its content is lost. Small writes may have been put over
-/// it since, as updates; they leave its length.
+/// Returns whether the length of a page's value says that its content is lost. Small writes may
+/// have been applied to the page since, as updates; they keep its length.
 pub(crate) fn is_lost_page(len: u64) -> bool {
     len == PAGE + 1
 }
@@ -490,7 +491,7 @@ mod tests {
         {
             assert!(decode_name(7, bad).is_err(), "{bad:?}");
         }
-        // The root has no name, and numbers end where those of views begin.
+        // The root has no name, and inode numbers end where the numbers of views begin.
         assert!(decode_name(7, &encode_name(ROOT, FileKind::Dir)).is_err());
         assert!(decode_name(7, &encode_name(INO_LIMIT, FileKind::File)).is_err());
         assert!(decode_name(7, &encode_name(INO_LIMIT - 1, FileKind::File)).is_ok());

@@ -1,4 +1,4 @@
-//! The node: everything about one inode except the pages of a large file, in one value of `imap`.
+//! The node: everything about an inode except the pages of a large file, in one value of `imap`.
 //!
 //! ```text
 //! version (1)  flags (u16 LE)  kind << 12 | permissions (u16 LE)
@@ -32,12 +32,12 @@ const XATTRS: u16 = 64;
 const RESERVED: u16 = 128;
 const KNOWN: u16 = 255;
 
-/// Where the data of an inode lies.
+/// The place of an inode's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// In the node: this many bytes from offset 0. What follows up to the size is a hole.
+    /// The data is in the node: this many bytes from offset 0. The rest up to the size is a hole.
     Inline(u32),
-    /// In pages: this many are stored.
+    /// The data is in pages, of which this many are stored.
     Paged(u64),
 }
 
@@ -50,17 +50,17 @@ pub(crate) struct Attributes {
     pub uid: u32,
     pub gid: u32,
     pub rdev: u32,
-    /// Bytes of a file or of a symbolic link's target; the number of entries of a directory.
+    /// Bytes of a file or of a symbolic link's target; number of entries of a directory.
     pub size: u64,
     pub body: Body,
-    /// The directory that a directory is in. For anything else it is a hint, 0 if there is none: a
-    /// directory in which it had a name when it was last made, moved or linked.
+    /// The parent of a directory. For any other inode it is a hint, 0 if there is none: a directory
+    /// in which the inode had a name when it was last made, moved or linked.
     pub parent: Ino,
     pub atime: Timestamp,
     pub mtime: Timestamp,
     pub ctime: Timestamp,
     pub btime: Timestamp,
-    /// The numbers that a directory gives its next files.
+    /// The numbers that a directory gives to its next files.
     pub reserved: Reservation,
 }
 
@@ -87,9 +87,9 @@ impl Attributes {
     }
 }
 
-/// What that many pages of a file of `size` bytes take, in units of 512 bytes. Of a file without
-/// holes the last page is as long as the file goes; of one with holes it is not known whether the
-/// last page is there.
+/// Returns the space that `pages` pages of a file of `size` bytes take, in units of 512 bytes. In a
+/// file without holes the last page ends at the size; in one with holes it is not known whether the
+/// last page exists.
 fn sectors_of(pages: u64, size: u64) -> u64 {
     let dense = pages > 0 && pages == crate::layout::blocks_of(size);
     if dense { size.div_ceil(512) } else { pages * 8 }
@@ -101,7 +101,7 @@ pub(crate) type Xattrs = BTreeMap<Box<[u8]>, XattrValue>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum XattrValue {
     Inline(Box<[u8]>),
-    /// Under its own key; its length.
+    /// The value is stored under its own key; its length.
     External(u32),
 }
 
@@ -130,7 +130,7 @@ pub(crate) fn kind_of(code: u8) -> Option<FileKind> {
     })
 }
 
-/// LEB128: seven bits a byte, low ones first.
+/// Appends a number as LEB128: seven bits a byte, low ones first.
 pub(crate) fn put_varint(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
@@ -170,7 +170,7 @@ fn take_time(input: &mut &[u8]) -> Option<Timestamp> {
         .then_some(Timestamp { secs: (n >> 1) as i64 ^ -((n & 1) as i64), nanos })
 }
 
-/// The value of a node. `content` is the inline data: as long as `attr.body` says, empty for a
+/// Encodes a node. `content` is the inline data, of the length in `attr.body`; it is empty for a
 /// paged file.
 pub(crate) fn encode_node(attr: &Attributes, xattrs: Option<&Xattrs>, content: &[u8]) -> Bytes {
     let mut out = Vec::with_capacity(96 + content.len() + xattrs.map_or(0, |x| x.len() * 64));
@@ -247,7 +247,7 @@ pub(crate) fn put_node(
     out.extend_from_slice(content);
 }
 
-/// A node taken apart; the content is a slice of `value`, not a copy.
+/// Decodes a node; the content is a slice of `value`, not a copy.
 pub(crate) fn decode_node(ino: Ino, value: &Bytes) -> Result<(Attributes, Option<Xattrs>, Bytes)> {
     let (attr, xattrs, content) = parse_node(ino, value)?;
     Ok((attr, xattrs, value.slice(value.len() - content.len()..)))
@@ -332,12 +332,13 @@ fn parse(value: &[u8]) -> Option<(Attributes, Option<Xattrs>, &[u8])> {
     ))
 }
 
-/// Whether an extended attribute can have this name: lists of names are separated by NUL.
+/// Returns whether an extended attribute can have this name. NUL is excluded, since it separates
+/// names in lists.
 pub(crate) fn is_xattr_name(name: &[u8]) -> bool {
     (1..=crate::layout::NAME_MAX).contains(&name.len()) && !name.contains(&0)
 }
 
-/// Whether a symbolic link can lead there.
+/// Returns whether a symbolic link can have this target.
 fn is_target(target: &[u8]) -> bool {
     (1..=crate::layout::TARGET_MAX).contains(&target.len()) && !target.contains(&0)
 }
@@ -385,7 +386,7 @@ mod tests {
             (next, most) in (2u64..1 << 48, 0u64..1 << 20),
         ) -> Attributes {
             let holds = matches!(kind, FileKind::File | FileKind::Symlink);
-            // A symbolic link is as long as its target.
+            // The size of a symbolic link is the length of its target.
             let size = if kind == FileKind::Symlink { u64::from(len) } else { size };
             let body = match kind {
                 FileKind::File if paged => Body::Paged(pages % (crate::layout::blocks_of(size) + 1)),

@@ -1,5 +1,5 @@
-//! What could not be read and is gone: which pages of files it were, as far as that is known, and
-//! the list of it that the store keeps.
+//! Records lost data: the pages of files concerned, as far as they are known, and the list of
+//! losses in the store.
 
 use std::collections::HashSet;
 
@@ -14,21 +14,22 @@ use crate::layout::{self, Body, PAGE, blocks_of};
 use crate::losses::{Loss, Pages};
 use crate::reservation::INO_LIMIT;
 
-/// Pages that are marked at most: where more are lost, the rest is listed and reads as zeros.
+/// Limit of the pages that are marked as lost. If more are lost, the rest is listed and reads as
+/// zeros.
 const MOST_PAGES: usize = 1 << 20;
-/// Entries of the list that one repair adds at most.
+/// Limit of the entries that one repair adds to the list.
 const MOST_NOTED: usize = 10_000;
 
 impl Mend<'_> {
-    /// Notes what was removed from the store, and marks the pages among it. Call when the nodes
-    /// are known, and before the pages are.
+    /// Notes the data that was removed from the store, and marks the pages in it. Call after
+    /// `nodes` and before `pages`.
     pub(super) fn lost(&mut self, removed: &[ScrubFault]) -> Result<()> {
         if self.losses == Losses::Accept {
             return Ok(());
         }
         let content: Bytes = Bytes::from_static(&layout::LOST_PAGE);
         let mut number = self.first_free()?;
-        // Runs above each other may have lost the same page.
+        // Several runs may have lost the same page.
         let mut marked = HashSet::new();
         for (n, fault) in removed.iter().enumerate() {
             let Some(keys) = &fault.keys else { continue };
@@ -38,7 +39,7 @@ impl Mend<'_> {
                 for (ino, from, to) in self.files_between(start, end) {
                     for block in from..to {
                         let key = layout::page_key(ino, block);
-                        // Another run may have it.
+                        // Another run may have the page.
                         let there = self.view.get(self.layout.dmap, &key);
                         if marked.len() == MOST_PAGES
                             || there?.is_some()
@@ -84,7 +85,7 @@ impl Mend<'_> {
         Ok(())
     }
 
-    /// The first number that no note has.
+    /// Returns the first free number for a note.
     fn first_free(&self) -> Result<u64> {
         let (start, end) = layout::loss_range();
         let mut cursor = self.view.cursor(self.layout.imap, &start, &end)?;
@@ -97,7 +98,8 @@ impl Mend<'_> {
         Ok(free)
     }
 
-    /// The files whose pages lie between two keys of `dmap`, and which of their blocks do.
+    /// Returns the files with pages between two keys of `dmap`, each with the range of these
+    /// blocks.
     fn files_between(&self, start: &[u8], end: &[u8]) -> Vec<(Ino, u64, u64)> {
         let number = |key: &[u8]| key.first_chunk::<8>().map(|ino| Ino::from_be_bytes(*ino));
         let block = |key: &[u8]| {
@@ -115,7 +117,7 @@ impl Mend<'_> {
             }
             let from = if number(start) == Some(ino) { block(start) } else { 0 };
             let to = match number(end) {
-                // The end of one key is that key with a zero byte after it.
+                // The end of a single key is that key with a zero byte appended.
                 Some(of) if of == ino => block(end) + u64::from(end.len() > 16),
                 _ => u64::MAX / PAGE,
             };

@@ -1,6 +1,6 @@
-//! The second half of a repair: the tree that the names make, once every tuple has been read.
-//! Circles are cut, inodes without a name get one in `lost+found`, and the nodes that have changed
-//! are written with the counts that were found.
+//! The second half of a repair: the tree that the names make, after all tuples were read. Cycles
+//! are cut, inodes without a name get one in `lost+found`, and changed nodes are written with the
+//! counts that were found.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
@@ -14,8 +14,8 @@ use crate::reservation::INO_LIMIT;
 use crate::verify::Finding;
 
 impl Mend<'_> {
-    /// Cuts each circle of directories at one entry, and counts the entries of directories that
-    /// remain.
+    /// Cuts each cycle of directories at one entry, and counts the remaining entries of
+    /// directories.
     pub(super) fn tree(&mut self) {
         let dirs: Vec<Ino> = self
             .inodes
@@ -31,7 +31,7 @@ impl Mend<'_> {
                 way.push(at);
                 match self.inodes.get(&at).and_then(|s| s.found_in.as_ref()) {
                     Some((parent, _)) => at = *parent,
-                    // It has no name, and gets one.
+                    // The directory has no name, and gets one later.
                     None => break,
                 }
             }
@@ -55,7 +55,7 @@ impl Mend<'_> {
         }
     }
 
-    /// Counts the one name of a directory, which is in `parent`.
+    /// Counts the single name of a directory, which is in `parent`.
     fn count_directory(&mut self, dir: Ino, parent: Ino) {
         if let Some(seen) = self.inodes.get_mut(&dir) {
             seen.names = 1;
@@ -79,7 +79,7 @@ impl Mend<'_> {
         }
         let directory = self.lost_found()?;
         for ino in nameless {
-            // It may be the very directory, when that had lost its own name.
+            // The inode may be lost+found itself, if that had lost its own name.
             if ino == directory {
                 continue;
             }
@@ -110,8 +110,8 @@ impl Mend<'_> {
         Ok(())
     }
 
-    /// Takes the reservation away from a directory that would give a number a second time. Others
-    /// than those of `valid` numbers give none.
+    /// Removes the reservations of directories that would give a number a second time. Only
+    /// reservations within `valid` can give numbers.
     pub(super) fn reservations(&mut self, valid: Range<Ino>) {
         let reserved = self.inodes.iter().map(|(ino, seen)| (seen.attr.reserved, *ino));
         let reserved = reserved.filter(|(reserved, _)| !reserved.is_empty()).collect();
@@ -125,7 +125,7 @@ impl Mend<'_> {
         }
     }
 
-    /// The directory for inodes that have lost their names; makes it where there is none.
+    /// Returns the directory for inodes that have lost their names, making it if necessary.
     fn lost_found(&mut self) -> Result<Ino> {
         const NAME: &[u8] = b"lost+found";
         let there = self
@@ -159,7 +159,7 @@ impl Mend<'_> {
         Ok(ino)
     }
 
-    /// A name that is free in the directory, and was free before the repair.
+    /// Returns a name that is free in the directory, and was free before the repair.
     fn free_name(&self, dir: Ino, name: &str) -> Result<Vec<u8>> {
         let mut number = 0;
         loop {
@@ -171,7 +171,7 @@ impl Mend<'_> {
         }
     }
 
-    /// Sets the counts in the nodes to what was counted, and writes the nodes that have changed.
+    /// Sets the counts in the nodes to the counted values, and writes the nodes that have changed.
     pub(super) fn write(&mut self) {
         let mut mended = Vec::new();
         for (&ino, seen) in &mut self.inodes {

@@ -1,6 +1,6 @@
-//! The first half of a repair: the tuples of the three dictionaries, one by one, in the order of
-//! their keys. What contradicts a node is cut or removed; a node is made where only pages or
-//! entries of an inode are left.
+//! The first half of a repair: the tuples of the three dictionaries, in the order of their keys.
+//! Tuples that contradict a node are cut or removed. If only pages or entries of an inode are left,
+//! a node is made.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::reservation::INO_LIMIT;
 use crate::verify::Finding;
 
 impl Mend<'_> {
-    /// Reads `imap`: keeps the inodes, and removes what means nothing.
+    /// Reads `imap`: keeps the inodes, and removes tuples without a meaning.
     pub(super) fn nodes(&mut self) -> Result<()> {
         let imap = self.layout.imap;
         let mut has_super = false;
-        // Values of the inode at hand that lie under keys of their own.
+        // Attribute values of the current inode that are stored under keys of their own.
         let mut external: (Ino, BTreeMap<Box<[u8]>, u64>) = (0, BTreeMap::new());
         let mut cursor = self.view.cursor(imap, &[], &[])?;
         while let Some(tuple) = cursor.next()? {
@@ -39,7 +39,7 @@ impl Mend<'_> {
                 }
                 Ok(ImapKey::Super) => match Super::decode(&tuple.value()?) {
                     Ok(_) => has_super = true,
-                    // Of another version, perhaps: nothing here is for this program to mend.
+                    // It may belong to another version, which this program must not repair.
                     Err(e) if tuple.value()?.starts_with(b"kvfs") => return Err(e),
                     Err(_) => {}
                 },
@@ -128,7 +128,7 @@ impl Mend<'_> {
         Ok(())
     }
 
-    /// Takes attributes whose values are missing out of their node.
+    /// Removes the attributes of an inode from its node if their values are missing.
     fn settle_xattrs(&mut self, (ino, found): (Ino, BTreeMap<Box<[u8]>, u64>)) {
         let Some(seen) = self.inodes.get_mut(&ino) else { return };
         let Some(xattrs) = &mut seen.xattrs else { return };
@@ -150,7 +150,7 @@ impl Mend<'_> {
         }
     }
 
-    /// Reads `dmap`: counts the pages of each file, and makes a node where only pages are left.
+    /// Reads `dmap`: counts the pages of each file, and makes a node if only pages are left.
     pub(super) fn pages(&mut self) -> Result<()> {
         let dmap = self.layout.dmap;
         let mut cursor = self.view.cursor(dmap, &[], &[])?;
@@ -161,7 +161,7 @@ impl Mend<'_> {
                     self.batch.delete(dmap, tuple.key);
                     continue;
                 }
-                // As long as a page can be here, for what follows.
+                // For the checks below, a lost page has the greatest length possible at its place.
                 len = layout::decode_page_key(&tuple.key)
                     .ok()
                     .and_then(|(ino, block)| {
@@ -198,7 +198,7 @@ impl Mend<'_> {
             let paged = matches!(seen.attr.body, Body::Paged(_))
                 || (made && seen.attr.kind == FileKind::File);
             if made && paged {
-                // What is known of its size is where its data ends.
+                // The end of the data is all that is known of the file's size.
                 seen.attr.size = seen.attr.size.max(end);
             }
             let size = seen.attr.size;
@@ -217,12 +217,12 @@ impl Mend<'_> {
         Ok(())
     }
 
-    /// Reads `nmap`: counts the names of each inode, and makes a directory where only entries are
+    /// Reads `nmap`: counts the names of each inode, and makes a directory if only its entries are
     /// left.
     pub(super) fn names(&mut self) -> Result<()> {
         let nmap = self.layout.nmap;
         let mut cursor = self.view.cursor(nmap, &[], &[])?;
-        // Entries that lead to nothing: a directory may turn out to be there by what is in it.
+        // Entries of missing inodes: the entries of a directory may still show that it existed.
         let mut dangling = Vec::new();
         while let Some(tuple) = cursor.next()? {
             let value = tuple.value()?;
@@ -291,7 +291,8 @@ impl Mend<'_> {
         } else {
             goes = match &seen.found_in {
                 None => None,
-                // Of several the one stays that its node knows.
+                // Among several entries of a directory, the one in the parent that its node names
+                // stays.
                 Some((before, _)) if *before != home && parent == home => seen.found_in.take(),
                 Some(_) => Some((parent, name.clone())),
             };

@@ -1,5 +1,5 @@
-//! What inodes of from are in into: the same number where that is there, and else what lies at the
-//! same path and is of into's making.
+//! Finds the counterparts in `into` of inodes of `from`: the inode of the same number if `into` has
+//! it, otherwise the inode at the same path if `into` has made it.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -9,10 +9,10 @@ use crate::difference::{Side, StoredNode, same_content, same_xattrs};
 use crate::error::Result;
 
 impl Plan<'_> {
-    /// What a directory of from, or one that it has removed, is in into. `None`: into has removed
-    /// it.
+    /// Returns the counterpart in `into` of a directory of `from`, or of one that `from` has
+    /// removed. Returns `None` if `into` has removed it.
     pub(super) fn dir_in_into(&mut self, dir: Ino) -> Result<Option<Ino>> {
-        // From the directory up to one that is known, and back.
+        // Goes from the directory up to one whose counterpart is known, and back.
         let (mut way, mut at): (Vec<(Ino, Option<Place>)>, Ino) = (Vec::new(), dir);
         let known = loop {
             if let Some(known) = self.dirs.get(&at) {
@@ -32,7 +32,7 @@ impl Plan<'_> {
             let parent = *parent;
             way.push((at, place));
             if way.iter().any(|(dir, _)| *dir == parent) {
-                // They lie in each other, in a damaged store.
+                // The directories contain each other, in a damaged store.
                 break None;
             }
             at = parent;
@@ -47,7 +47,7 @@ impl Plan<'_> {
             let found = found.filter(|(_, kind)| *kind == FileKind::Dir).map(|(ino, _)| ino);
             above = match found {
                 Some(ino) if self.is_of_into(ino)? => Some(ino),
-                // It comes along.
+                // `from` has made the directory, so the merge makes it in `into`, too.
                 _ if is_new => Some(dir),
                 _ => None,
             };
@@ -56,8 +56,8 @@ impl Plan<'_> {
         Ok(above)
     }
 
-    /// An error where a number means another inode in into than in base. No store gives a number
-    /// twice, but a copy of its file may have gone on by itself.
+    /// Fails if a number means another inode in `into` than in `base`. A store never gives a number
+    /// twice, but a copy of its file may have diverged from it.
     pub(super) fn check_number(&self, into: &StoredNode) -> Result<()> {
         let identity = |node: &StoredNode| (node.attr.kind, node.attr.btime);
         match self.sides.base.node(into.ino)? {
@@ -73,12 +73,12 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns whether into has made it: neither of the others has it.
+    /// Returns whether `into` has made the inode: neither of the other states has it.
     fn is_of_into(&self, ino: Ino) -> Result<bool> {
         Ok(self.sides.from.node(ino)?.is_none() && self.sides.base.node(ino)?.is_none())
     }
 
-    /// Where a directory lies in from, or lay in base.
+    /// Returns the place of a directory in `from`, or its former place in `base`.
     pub(super) fn place_of_dir(&self, dir: Ino) -> Result<Option<Place>> {
         if let Some(place) = self.made_at.get(&dir) {
             return Ok(Some(place.clone()));
@@ -96,7 +96,7 @@ impl Plan<'_> {
         Ok(None)
     }
 
-    /// Returns what a file of from is in into.
+    /// Returns the counterpart in `into` of a file of `from`.
     pub(super) fn file_in_into(&mut self, ino: Ino) -> Result<Option<Ino>> {
         if let Some(node) = self.sides.into.node(ino)? {
             self.check_number(&node)?;
@@ -114,7 +114,8 @@ impl Plan<'_> {
         Ok(None)
     }
 
-    /// Whether an entry of into leads to what `entry` led to in `side`, which is base or from.
+    /// Returns whether an entry of `into` leads to the counterpart of the target of `entry` in
+    /// `side`, which is `base` or `from`.
     pub(super) fn leads_to(&mut self, side: &Side, entry: Entry, into: Entry) -> Result<bool> {
         let (Some((a, of_a)), Some((b, of_b))) = (entry, into) else {
             return Ok(entry.is_none() && into.is_none());
@@ -138,7 +139,7 @@ impl Plan<'_> {
     }
 }
 
-/// The attributes of an inode that its content and its names leave alone.
+/// Returns the attributes of an inode that do not depend on its content and names.
 pub(super) fn own(node: &StoredNode) -> (FileKind, u16, u32, u32, u32) {
     let attr = &node.attr;
     (attr.kind, attr.perm, attr.uid, attr.gid, attr.rdev)

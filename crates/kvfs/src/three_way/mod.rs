@@ -1,24 +1,26 @@
-//! A merge of files: what one state of the file system, *from*, has changed since a *base* that it
-//! has in common with another one, *into*, is made there, too.
+//! A three-way merge of files: applies the changes that one state of the file system, `from`, has
+//! made since the state `base` to a third state, `into`, which also descends from `base`.
 //!
-//! Only what differs between base and from is looked at, and what is at the same places in into;
-//! pages are compared by where they lie, and are taken by reference. Base and from may be states of
-//! a fork, which is another store than into: then pages are compared by what is in them, and are
-//! copied. All three know a file by its inode number, which in a fork is shown as another one
-//! (`Numbering`). What both sides have made at one path has two numbers: where it is alike, from's
-//! stands for into's from there on (`counterparts`).
+//! Only differences between `base` and `from` are examined, and the same places in `into`. Pages
+//! are compared by their places in the store, and taken by reference. `base` and `from` may be
+//! states of a fork, which is another store than that of `into`: then pages are compared by their
+//! content, and copied. All three states identify a file by its inode number; the numbers of a fork
+//! are mapped (`Numbering`). If both sides have made an object at one path, the two have different
+//! numbers: if they are alike, the number in `from` stands for that in `into` from there on
+//! (`counterparts`).
 //!
-//! - `names`: each entry that from has changed: into has it as base had it and takes the change; or
-//!   as from has it; or else both have changed it;
-//! - `nodes`: content and attributes, file by file;
-//! - `structure`: what follows for the tree: directories that are removed must be empty, nothing
-//!   gets two places, no directory comes to lie in itself, nothing that both have loses its last
-//!   name;
-//! - `sound`: the tree that all of it leads to is one; what is not is a conflict;
-//! - `write`: what was decided, as changes of a transaction. Numbers of names and entries are those
-//!   of into, and what the changes add to them.
+//! - `names`: each entry that `from` has changed. If `into` has the entry as in `base`, the change
+//!   is taken; if `into` has it as in `from`, nothing is done; otherwise both have changed it.
+//! - `nodes`: content and attributes, file by file.
+//! - `structure`: the consequences for the tree: removed directories must be empty, no directory
+//!   gets two places or becomes its own descendant, and no inode that both sides have loses its
+//!   last name.
+//! - `sound`: a check that the result is a tree; each violation is a conflict.
+//! - `write`: writes the decisions as changes of a transaction. Counts of names and entries are
+//!   those of `into` plus the sum of the changes.
 //!
-//! What both sides have changed is a conflict, unless the caller has chosen at its path.
+//! A change of both sides to the same object is a conflict, unless the caller has made a choice for
+//! its path.
 
 mod counterparts;
 mod names;
@@ -51,25 +53,26 @@ type Entry = Option<(Ino, FileKind)>;
 /// A directory and a name in it.
 type Place = (Ino, Box<[u8]>);
 
-/// An entry of a directory that from has changed.
+/// An entry of a directory that `from` has changed.
 struct NameChange {
     place: Place,
     base: Entry,
     from: Entry,
 }
 
-/// An entry of into: what it was and what it becomes.
+/// An entry of `into`, before and after the merge.
 struct Replaced {
     before: Entry,
     after: Entry,
 }
 
-/// Where the content of a file of into comes from: from's file of this number.
+/// The source of a file's new content in `into`: the file of `from` with this number.
 #[derive(Clone, Copy)]
 enum Content {
-    /// Its pages that differ from base: into has those of base.
+    /// Only the pages that differ between `base` and `from` are taken: `into` has the others as in
+    /// `base`.
     Changes(Ino),
-    /// All of it, in the place of what is there.
+    /// All content is taken, and replaces that of `into`.
     All(Ino),
 }
 
@@ -77,56 +80,57 @@ enum Content {
 pub(crate) struct Plan<'a> {
     sides: &'a Sides,
     choices: &'a Choices,
-    /// The suffix of from's versions where both are kept.
+    /// The suffix for the names of `from`'s versions if both versions are kept.
     suffix: &'a str,
     /// The file system that is merged into.
     fs: &'a Fs,
     names: Vec<NameChange>,
-    /// Inodes that differ between base and from.
+    /// Inodes that differ between `base` and `from`.
     inodes: BTreeSet<Ino>,
-    /// Those with pages that do.
+    /// Inodes with pages that differ between `base` and `from`.
     paged: HashSet<Ino>,
-    /// Where from has put what it has made.
+    /// The places at which `from` has put inodes.
     made_at: HashMap<Ino, Place>,
-    /// Directories of from and what they are in into.
+    /// Directories of `from` and their counterparts in `into`.
     dirs: HashMap<Ino, Option<Ino>>,
     entries: BTreeMap<Place, Replaced>,
-    /// By inodes of into.
+    /// New content, by inodes of `into`.
     content: BTreeMap<Ino, Content>,
-    /// Attributes that inodes of into get, which else stay as they are.
+    /// New attributes of inodes of `into`; all others stay.
     attributes: BTreeMap<Ino, StoredNode>,
-    /// Those of which from has changed the times alone: access, content, attributes.
+    /// Inodes of which `from` has changed only the times: access, content, attributes.
     times: BTreeMap<Ino, [Timestamp; 3]>,
-    /// Directories that into has not, and from's nodes of them.
+    /// Directories that the merge makes in `into`.
     new_dirs: BTreeSet<Ino>,
-    /// What the changed entries add up to.
+    /// The sums of the changes to entries.
     sums: structure::Sums,
-    /// Directories that from has removed, and what they are in into.
+    /// Directories that `from` has removed, and their counterparts in `into`.
     removed_dirs: Vec<(Ino, Ino)>,
-    /// Those of into of which it is settled whether they stay.
+    /// Directories of `into` for which it is settled whether they stay.
     stays: BTreeSet<Ino>,
-    /// Directories of into in which something was left that from has removed or changed.
+    /// Directories of `into` in which an object was kept that `from` has removed or changed.
     kept_in: HashSet<Ino>,
     /// Inodes that both have moved, and for which a place was chosen.
     settled_moves: HashSet<Ino>,
-    /// Files of into that are as from has made others in their place.
+    /// Files of `into` that equal the files by which `from` has replaced them.
     same: HashSet<Ino>,
-    /// What from has put somewhere and was not taken.
+    /// Inodes that `from` has put at a place that was not taken.
     passed_by: HashSet<Ino>,
-    /// Moved by into, too, where from's entry was.
+    /// Inodes that `into` has moved away from an entry that `from` has removed, too.
     moved_away: BTreeSet<Ino>,
     conflicts: BTreeSet<MergeConflict>,
-    /// Bytes of their paths.
+    /// Total length of the paths of the conflicts.
     named: usize,
 }
 
-/// Conflicts that are named at most.
+/// Limit of the conflicts that are named.
 const NAMED: usize = 10_000;
-/// Bytes of their paths at most, but for the first: those of deep directories are as long as the
-/// square of their depth.
+/// Limit of the bytes of their paths, except for the first: the total length of deep paths grows
+/// with the square of the depth.
 const NAMED_BYTES: usize = 16 << 20;
 
-/// Makes the changes in a transaction of `fs`. `sides.into` is what it sees now.
+/// Merges in a transaction of `fs`. `sides.into` is the current state of the transaction. Returns
+/// the conflicts.
 pub(crate) fn merge(
     sides: &Sides,
     choices: &Choices,
@@ -187,7 +191,8 @@ impl Plan<'_> {
         }
         for change in base.state.difference(base.layout.dmap, &from.state, from.layout.dmap)? {
             let ino = shown(layout::decode_page_key(&change?.key)?.0)?;
-            // Not without the node, but two changes within a tick of the clock leave it alike.
+            // The node changes with its pages, but two changes within a tick of the clock may leave
+            // it equal.
             if self.paged.insert(ino) {
                 self.inodes.insert(ino);
             }
@@ -209,12 +214,12 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Returns what into has at a place.
+    /// Returns the entry of `into` at a place.
     fn entry_of(&self, place: &Place) -> Result<Entry> {
         self.sides.into.name(place.0, &place.1)
     }
 
-    /// Returns what a place of into has after the changes so far.
+    /// Returns the entry of `into` at a place after the changes so far.
     fn entry_now(&self, place: &Place) -> Result<Entry> {
         match self.entries.get(place) {
             Some(replaced) => Ok(replaced.after),
@@ -229,14 +234,14 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// The places whose entries change, and lead to an inode before or after.
+    /// Returns the places with changed entries that lead to an inode before or after the merge.
     fn places_of(&self, ino: Ino) -> Vec<Place> {
         let leads = |entry: &Entry| entry.is_some_and(|(there, _)| there == ino);
         let all = self.entries.iter().filter(|(_, r)| leads(&r.before) || leads(&r.after));
         all.map(|(place, _)| place.clone()).collect()
     }
 
-    /// Lets an inode have the names in into that it had.
+    /// Restores the names that an inode had in `into`.
     fn restore(&mut self, ino: Ino) {
         for place in self.places_of(ino) {
             self.kept_in.insert(place.0);
@@ -246,7 +251,7 @@ impl Plan<'_> {
         }
     }
 
-    /// A path of what a place of from, or of base, means.
+    /// Returns the path of a place of `from` or of `base`.
     fn path_of(&self, place: &Place) -> Result<Vec<u8>> {
         for side in [&self.sides.from, &self.sides.base, &self.sides.into] {
             if let Some(way) = side.path(place.0)? {
@@ -256,7 +261,7 @@ impl Plan<'_> {
         Ok([format!("inode {}/", place.0).as_bytes(), &place.1].concat())
     }
 
-    /// A path of an inode, in from if it is there.
+    /// Returns a path of an inode, in `from` if `from` has the inode.
     fn path_of_inode(&self, ino: Ino) -> Result<Vec<u8>> {
         for side in [&self.sides.from, &self.sides.base, &self.sides.into] {
             let Some(node) = side.node(ino)? else { continue };
@@ -271,7 +276,7 @@ impl Plan<'_> {
         Ok(format!("inode {ino}").into_bytes())
     }
 
-    /// Names a conflict, if it is one of those that are named.
+    /// Adds a conflict, unless too many are named already.
     fn conflict(&mut self, path: Vec<u8>, ours: Deed, theirs: Deed) {
         let fits = self.conflicts.len() < NAMED && self.named + path.len() <= NAMED_BYTES;
         if self.conflicts.is_empty() || fits {
@@ -280,7 +285,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns the choice at a path; without one it is a conflict.
+    /// Returns the choice for a path. Without a choice, adds a conflict.
     fn choose(&mut self, path: Vec<u8>, ours: Deed, theirs: Deed) -> Option<Choice> {
         let choice = self.choices.of(&path);
         if choice.is_none() {

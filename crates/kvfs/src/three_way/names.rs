@@ -1,4 +1,4 @@
-//! The entries of directories that from has changed.
+//! Merges the entries of directories that `from` has changed.
 
 use super::counterparts::alike;
 use super::{NameChange, Place, Plan};
@@ -33,7 +33,8 @@ impl Plan<'_> {
             return self.take(&place, here, from);
         }
         if self.leads_to(&sides.from, from, into)? {
-            // Both have made the same of it. Where that is nothing, each may have put it elsewhere.
+            // Both sides have made the same change. If they have removed the entry, each may have
+            // moved the inode elsewhere.
             if let Some((ino, _)) = base
                 && from.is_none()
                 && sides.into.node(ino)?.is_some()
@@ -67,7 +68,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether from has put another file in the place of one that into has made the same of.
+    /// Returns whether `from` has replaced a file by a new one, and `into` has changed the old file
+    /// to the same state.
     fn replaced_alike(
         &mut self,
         base: super::Entry,
@@ -83,7 +85,7 @@ impl Plan<'_> {
         }
         let nodes = (sides.base.node(was)?, sides.from.node(is)?, sides.into.node(there)?);
         let (Some(was), Some(is), Some(there)) = nodes else { return Ok(false) };
-        // What into has left alone need not be read.
+        // A file that `into` has not changed need not be read.
         let same =
             !self.is_untouched(&was, &there)? && alike((&sides.from, &is), (&sides.into, &there))?;
         if same {
@@ -92,12 +94,13 @@ impl Plan<'_> {
         Ok(same)
     }
 
-    /// Into gets an entry as from has it.
+    /// Takes over an entry of `from` into `into`.
     fn take(&mut self, place: &Place, here: Place, from: super::Entry) -> Result<()> {
         let Some((ino, kind)) = from else { return self.set(here, None) };
         let sides = self.sides;
         let known = match sides.base.node(ino)? {
-            // It comes along, unless something is there that it stands for.
+            // A file that `from` has made is made in `into`, too, unless it stands for one of
+            // `into`.
             None if kind != FileKind::Dir => Some(ino),
             _ if kind == FileKind::Dir => self.dir_in_into(ino)?,
             _ => sides.into.node(ino)?.is_some().then_some(ino),
@@ -105,7 +108,7 @@ impl Plan<'_> {
         if let Some(known) = known {
             return self.set(here, Some((known, kind)));
         }
-        // Moved or linked in one, removed in the other.
+        // One side has moved or linked the inode, the other has removed it.
         let path = self.path_of(place)?;
         match self.choose(path, Deed::Removed, Deed::Moved) {
             Some(Choice::Theirs | Choice::Both) => self.bring_back(ino, kind, here),
@@ -116,7 +119,7 @@ impl Plan<'_> {
         }
     }
 
-    /// From has put something into a directory that into has removed.
+    /// Handles an entry that `from` has put into a directory that `into` has removed.
     fn in_removed_dir(&mut self, place: Place, from: super::Entry) -> Result<()> {
         let path = self.path_of(&place)?;
         match self.choose(path, Deed::Removed, Deed::Filled) {
@@ -131,7 +134,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Puts something that into has removed at a place.
+    /// Restores an inode that `into` has removed, at a place.
     pub(super) fn bring_back(&mut self, ino: Ino, kind: FileKind, here: Place) -> Result<()> {
         if kind == FileKind::Dir {
             self.new_dirs.insert(ino);
@@ -142,7 +145,7 @@ impl Plan<'_> {
         self.set(here, Some((ino, kind)))
     }
 
-    /// A directory of from that into has removed, brought back with those above it.
+    /// Brings back a directory of `from` that `into` has removed, with those above it.
     pub(super) fn dir_brought_back(&mut self, dir: Ino) -> Result<Option<Ino>> {
         let (mut way, mut at): (Vec<(Ino, Place)>, Ino) = (Vec::new(), dir);
         let mut above = loop {
@@ -165,7 +168,7 @@ impl Plan<'_> {
         Ok(Some(above))
     }
 
-    /// A place beside another one that is free, with a name that says whose it is.
+    /// Returns a free place next to another one, with a name that tells whose version it is.
     pub(super) fn beside(&self, place: &Place) -> Result<Place> {
         for n in 1u64.. {
             let suffix = match n {
@@ -183,7 +186,7 @@ impl Plan<'_> {
         Ok(place.clone())
     }
 
-    /// All entries of a directory of into go, with all below.
+    /// Removes all entries of a directory of `into`, and everything below.
     pub(super) fn remove_below(&mut self, dir: Ino) -> Result<()> {
         let mut dirs = vec![dir];
         while let Some(dir) = dirs.pop() {

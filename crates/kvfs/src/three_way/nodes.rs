@@ -1,4 +1,4 @@
-//! Content and attributes of the inodes that from has changed.
+//! Merges content and attributes of the inodes that `from` has changed.
 
 use std::collections::HashSet;
 
@@ -36,25 +36,26 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// A file that from has made. It comes along where it gets a name.
+    /// Handles a file that `from` has made. It is made in `into`, too, if it gets a name there.
     fn made(&mut self, from: StoredNode) -> Result<()> {
         let sides = self.sides;
         let Some(into) = sides.into.node(from.ino)? else {
-            // Base can have pages of it: it was removed there, and has come back in from.
+            // `base` may still have pages of the file, which was removed there and has come back in
+            // `from`.
             let (start, end) = (layout::page_key(from.ino, 0), layout::pages_end(from.ino));
             let left = sides.base.state.scan_stored(sides.base.layout.dmap, &start, &end, 1)?;
             let content = if left.is_empty() { Content::Changes } else { Content::All };
             self.content.insert(from.ino, content(from.ino));
             return Ok(());
         };
-        // It came along before, at a time that neither remembers.
+        // Into has got the file in an earlier merge, of which neither side has a record.
         if alike((&sides.from, &from), (&sides.into, &into))? {
             return Ok(());
         }
         self.both_changed(from, into)
     }
 
-    /// A file that both base and from have.
+    /// Handles a file that both `base` and `from` have.
     fn file(&mut self, base: StoredNode, from: StoredNode) -> Result<()> {
         let sides = self.sides;
         let changed = self.is_changed(&base, &from)?;
@@ -75,7 +76,7 @@ impl Plan<'_> {
         if !changed {
             let times = |node: &StoredNode| (node.attr.mtime, node.attr.atime);
             if there == from.ino && times(&base) != times(&from) && times(&into) == times(&base) {
-                // Nothing else of it: into may have changed the rest.
+                // The rest is left alone, since `into` may have changed it.
                 let Attributes { atime, mtime, ctime, .. } = from.attr;
                 self.times.insert(there, [atime, mtime, ctime]);
             }
@@ -110,7 +111,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Returns whether from has changed anything of a file but its names and times.
+    /// Returns whether `from` has changed a file other than in its names and times.
     fn is_changed(&self, base: &StoredNode, from: &StoredNode) -> Result<bool> {
         let sides = self.sides;
         if self.paged.contains(&from.ino) || base.attr.size != from.attr.size {
@@ -118,7 +119,7 @@ impl Plan<'_> {
         }
         let both_paged = |node: &StoredNode| matches!(node.attr.body, Body::Paged(_));
         if both_paged(base) && both_paged(from) {
-            // No page is another one.
+            // No page differs.
             return Ok(
                 own(base) != own(from) || !same_xattrs((&sides.base, base), (&sides.from, from))?
             );
@@ -126,7 +127,8 @@ impl Plan<'_> {
         Ok(!alike((&sides.base, base), (&sides.from, from))?)
     }
 
-    /// Returns whether into has a file's content and attributes where base has them.
+    /// Returns whether `into` has the content and attributes of a file in the same form and place
+    /// as `base`.
     pub(super) fn is_untouched(&self, base: &StoredNode, into: &StoredNode) -> Result<bool> {
         let sides = self.sides;
         let of = |node: &StoredNode| (node.attr.size, node.attr.body);
@@ -147,7 +149,7 @@ impl Plan<'_> {
         Ok(pages.next().transpose()?.is_none())
     }
 
-    /// A file that from has removed.
+    /// Handles a file that `from` has removed.
     fn removed(&mut self, base: StoredNode) -> Result<()> {
         let sides = self.sides;
         let Some(into) = sides.into.node(base.ino)?.filter(|_| !self.same.contains(&base.ino))
@@ -163,7 +165,7 @@ impl Plan<'_> {
         }
         let path = self.path_of_inode(base.ino)?;
         if named && !touched && self.is_passed_by(base.ino)? {
-            // Its entry was left as it is.
+            // Its entry was left as it is in `into`.
             return Ok(());
         }
         let ours = if touched { Deed::Changed } else { Deed::Moved };
@@ -198,7 +200,7 @@ impl Plan<'_> {
         Ok(false)
     }
 
-    /// A file that into has removed gets its names in from.
+    /// Restores a file that `into` has removed, under the names that it has in `from`.
     fn names_brought_back(&mut self, from: &StoredNode) -> Result<()> {
         for (dir, name, _) in self.sides.from.names_of(&HashSet::from([from.ino]))? {
             let Some(dir) = self.dir_brought_back(dir)? else { continue };
@@ -211,7 +213,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// A directory that from has made or changed.
+    /// Handles a directory that `from` has made or changed.
     fn directory(&mut self, base: Option<StoredNode>, from: StoredNode) -> Result<()> {
         let sides = self.sides;
         let Some(there) = self.dir_in_into(from.ino)? else {

@@ -1,5 +1,5 @@
-//! Looks once more at what was decided: the tree that it leads to must be one. Steps that each are
-//! right can add up to something that is not, where many choices meet; nothing of that is written.
+//! Checks the result of all decisions: it must be a tree. Steps that are right on their own can add
+//! up to an unsound tree if many choices meet; then nothing is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::merging::Deed;
 
 impl Plan<'_> {
-    /// Makes a conflict of each place that cannot be as it was decided: in a directory that is not
-    /// there, of a directory that has two places, or none and something in it.
+    /// Adds a conflict for each place that is unsound: in a directory that does not exist, or with
+    /// a directory that has several places, or no place and entries left in it.
     pub(super) fn check_tree(&mut self) -> Result<()> {
         let mut unsound = BTreeSet::new();
         for ((dir, name), replaced) in &self.entries {
@@ -37,13 +37,13 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// The places that a directory has after the merge.
+    /// Returns the number of places that a directory has after the merge.
     fn places_after(&self, dir: Ino) -> Result<i64> {
         let before = self.sides.into.node(dir)?.filter(|node| node.attr.kind == FileKind::Dir);
         Ok(i64::from(before.is_some()) + self.names_added(dir))
     }
 
-    /// Returns whether there is a directory of this number after the merge.
+    /// Returns whether a directory of this number exists after the merge.
     fn is_dir_after(&self, dir: Ino) -> Result<bool> {
         let is_dir = match self.sides.into.node(dir)? {
             Some(node) => node.attr.kind == FileKind::Dir,
@@ -59,7 +59,7 @@ impl Plan<'_> {
             || self.sides.from.node(ino)?.is_some())
     }
 
-    /// The entries that directories of into which are removed would still have.
+    /// Returns the numbers of entries that would be left in removed directories of `into`.
     fn left_in_removed(&self) -> Result<BTreeMap<Ino, i64>> {
         let mut left = BTreeMap::new();
         for (&dir, &added) in self.sums.names.iter().filter(|(_, added)| **added < 0) {

@@ -1,4 +1,4 @@
-//! Finds what the changes of names mean for the tree.
+//! Determines the consequences of changed names for the tree.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -9,12 +9,12 @@ use crate::difference::{StoredNode, same_xattrs};
 use crate::error::Result;
 use crate::merging::{Choice, Deed};
 
-/// What the changed entries add up to, by inodes of into.
+/// The sums of the changes to entries, by inodes of `into`.
 #[derive(Default)]
 pub(super) struct Sums {
-    /// Names of an inode.
+    /// Added names of an inode.
     pub names: BTreeMap<Ino, i64>,
-    /// Entries of a directory, and those that are directories.
+    /// Added entries of a directory, and those of them that are directories.
     pub entries: BTreeMap<Ino, (i64, i64)>,
 }
 
@@ -37,9 +37,9 @@ impl Plan<'_> {
         self.sums.names.get(&ino).copied().unwrap_or(0)
     }
 
-    /// Each step may undo what another one has looked at, so they are taken until nothing changes.
-    /// What they do is to leave more of into as it is, or to take more of from, and never back, so
-    /// they come to an end.
+    /// Applies the steps until nothing changes, since a step may undo a state that another one has
+    /// checked. The loop ends, since steps only keep more of `into` or take more of `from`, and
+    /// never go back.
     pub(super) fn structure(&mut self) -> Result<()> {
         loop {
             let steps =
@@ -56,7 +56,7 @@ impl Plan<'_> {
         }
     }
 
-    /// What lies in directories that come along, and have got no place.
+    /// Drops entries in new directories that have got no place.
     fn unplaced(&mut self) -> Result<bool> {
         let dirs: BTreeSet<Ino> = self.entries.keys().map(|(dir, _)| *dir).collect();
         let mut without = BTreeSet::new();
@@ -76,7 +76,7 @@ impl Plan<'_> {
         Ok(changed)
     }
 
-    /// What from has put somewhere, while into has put it elsewhere.
+    /// Handles inodes that `from` and `into` have moved to different places.
     fn moved_twice(&mut self) -> Result<bool> {
         let mut changed = false;
         let more = self.sums.names.iter().filter(|(_, added)| **added > 0);
@@ -116,7 +116,7 @@ impl Plan<'_> {
         Ok(changed)
     }
 
-    /// Returns whether into has given a file a name that base has not.
+    /// Returns whether `into` has given a file a name that `base` does not have.
     fn has_own_name(&self, ino: Ino) -> Result<bool> {
         for (dir, name, _) in self.sides.into.names_of(&HashSet::from([ino]))? {
             if self.sides.base.entry(dir, &name)?.is_none_or(|node| node.ino != ino) {
@@ -126,7 +126,7 @@ impl Plan<'_> {
         Ok(false)
     }
 
-    /// The names that into alone has given to an inode go.
+    /// Removes the names that only `into` has given to an inode.
     fn leave_own_places(&mut self, ino: Ino, dir: bool) -> Result<()> {
         let into = &self.sides.into;
         let places: Vec<Place> = match dir {
@@ -152,7 +152,8 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// What from has and would have no name in into any more: a name of it was not taken.
+    /// Handles inodes of `from` that would lose their last name in `into`, since a name of theirs
+    /// was not taken.
     fn lost(&mut self) -> Result<bool> {
         let mut changed = false;
         let fewer: Vec<(Ino, i64)> =
@@ -169,7 +170,7 @@ impl Plan<'_> {
                 changed = true;
                 continue;
             }
-            // Each side has removed the names that the other one has left.
+            // Each side has removed the names that the other one has kept.
             let path = self.path_of_inode(ino)?;
             match self.choose(path, Deed::Removed, Deed::Removed) {
                 None => {}
@@ -186,7 +187,7 @@ impl Plan<'_> {
         Ok(changed)
     }
 
-    /// A file gets the names that from has for it, where they are free.
+    /// Gives a file the names that it has in `from`, if they are free.
     fn take_names(&mut self, ino: Ino, kind: FileKind) -> Result<()> {
         for (dir, name, _) in self.sides.from.names_of(&HashSet::from([ino]))? {
             let Some(dir) = self.dir_in_into(dir)? else { continue };
@@ -195,12 +196,12 @@ impl Plan<'_> {
                 self.set(place, Some((ino, kind)))?;
             }
         }
-        // Nowhere else: it stays where it is.
+        // If no name was free, the file stays at its place.
         self.passed_by.insert(ino);
         Ok(())
     }
 
-    /// Directories that from has removed have nothing in them.
+    /// Ensures that directories that `from` has removed are empty.
     fn removed_dirs(&mut self) -> Result<bool> {
         let mut changed = false;
         for (dir, there) in self.removed_dirs.clone() {
@@ -265,14 +266,14 @@ impl Plan<'_> {
         Ok(changed)
     }
 
-    /// Returns whether into has other attributes of its own for a directory than base.
+    /// Returns whether `into` has changed the attributes of a directory since `base`.
     fn is_changed_dir(&self, dir: Ino, into: &StoredNode) -> Result<bool> {
         let sides = self.sides;
         let Some(base) = sides.base.node(dir)? else { return Ok(false) };
         Ok(own(&base) != own(into) || !same_xattrs((&sides.base, &base), (&sides.into, into))?)
     }
 
-    /// A directory of into stays with all that it has.
+    /// Keeps a directory of `into` with everything in it.
     fn keep_whole(&mut self, dir: Ino) {
         let mut dirs = vec![dir];
         while let Some(dir) = dirs.pop() {
@@ -288,7 +289,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Directories that from has moved must not come to lie in themselves.
+    /// Prevents moved directories from becoming their own descendants.
     fn circles(&mut self) -> Result<bool> {
         let mut places: HashMap<Ino, Ino> = HashMap::new();
         for ((at, _), replaced) in &self.entries {
@@ -307,7 +308,7 @@ impl Plan<'_> {
                 at = match (places.get(&at), self.sides.into.node(at)?) {
                     (Some(parent), _) => *parent,
                     (None, Some(node)) => node.attr.parent,
-                    // Where it is to be is another conflict.
+                    // Another conflict decides about its place.
                     (None, None) => ROOT,
                 };
             }

@@ -1,4 +1,4 @@
-//! Writes what was decided as changes of a transaction.
+//! Writes the decisions as changes of a transaction.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::difference::StoredNode;
 use crate::error::Result;
 use crate::layout::{self, Attributes, Body, Layout, XattrValue};
 
-/// Changes that are made at once.
+/// Number of changes in one batch.
 const STEP: usize = 1024;
 
-/// The changes on their way.
+/// The changes that are being written.
 struct Changes<'a> {
     transaction: &'a Transaction,
     layout: Layout,
@@ -64,7 +64,7 @@ impl Plan<'_> {
             }
             changes.step()?;
         }
-        // The directories of from that those of into stand for.
+        // The directories of `from`, by their counterparts in `into`.
         let from_dirs: HashMap<Ino, Ino> =
             self.dirs.iter().filter_map(|(from, into)| Some(((*into)?, *from))).collect();
         let touched: BTreeSet<Ino> = (self.sums.names.keys())
@@ -96,7 +96,7 @@ impl Plan<'_> {
         let orphan = layout::orphan_key(ino);
         if into.is_none() && added > 0 && self.sides.into.state.get(layout.imap, &orphan)?.is_some()
         {
-            // Into has removed it, and a program has it open: it is that file again.
+            // Into has removed the file, and a program has it open: it is that file again.
             changes.batch.delete(layout.imap, orphan);
             if let Some(content) = self.content.get_mut(&ino)
                 && let Content::Changes(source) = *content
@@ -185,14 +185,14 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Values of attributes that do not lie in the node.
+    /// Writes the attribute values that are stored outside of the node.
     fn write_xattrs(&self, source: Ino, ino: Ino, changes: &mut Changes<'_>) -> Result<()> {
         let (from, into) = (&self.sides.from, changes.layout.imap);
         let start = layout::xattr_key(ino, b"\0");
         changes.delete_range(into, &start, &layout::node_range(ino).1);
         let Some(source) = self.sides.from.numbers.stored(source) else { return Ok(()) };
         let (start, end) = (layout::xattr_key(source, b"\0"), layout::node_range(source).1);
-        // Few: a node has room for their names alone.
+        // There are few of them: the node has to hold their names.
         for (key, value) in from.state.scan_stored(from.layout.imap, &start, &end, usize::MAX)? {
             let key = [&ino.to_be_bytes()[..], &key[8..]].concat();
             changes.batch.put_stored(into, key, value);
@@ -200,7 +200,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// The note of the space that is promised to a file is that of from's file.
+    /// Replaces the note of a file's promised space by that of `from`'s file.
     fn write_promise(
         &self,
         ino: Ino,

@@ -1,19 +1,18 @@
-//! The state that two branches share, which need not be a clone and its parent: the newest one that
-//! both come from.
+//! Finds the newest state that two branches share. The branches need not be a clone and its parent.
 //!
-//! Each clone says what it was made of, so the ways of both up to the main branch are known. Where
-//! they meet is a branch that both come from, or one of them is. Of its states the older one of
-//! those at which the two ways leave it is in both.
+//! Each clone knows the state that it was made of, so the ways of both branches up to the main
+//! branch are known. They meet at a branch that is a common ancestor, or one of the two. The ways
+//! leave that branch at two of its states, of which the older one is in both.
 
 use kvdb::{Kvdb, Lineage, View};
 
 use crate::error::{Error, Result};
 
-/// A branch on the way up, and the clone below it that was made of it; `None`: where the way
-/// begins.
+/// A branch on the way up, and the lineage of the clone below that was made of it; `None` at the
+/// start of the way.
 type Step = (String, Option<Lineage>);
 
-/// The way from a branch up to the main one, or to one that was made of nothing that is known.
+/// Returns the way from a branch up to the main one, or to a branch without a known origin.
 fn way_up(db: &Kvdb, branch: &str) -> Vec<Step> {
     let mut way = vec![(branch.to_owned(), None)];
     let mut at = branch.to_owned();
@@ -27,8 +26,8 @@ fn way_up(db: &Kvdb, branch: &str) -> Vec<Step> {
     way
 }
 
-/// Returns the newest state that two branches share, as far as what they were made of says, and the
-/// number of the newest commit in it.
+/// Returns the newest state that two branches share, according to their origins, and the number of
+/// the newest commit in it.
 pub(super) fn shared_state(db: &Kvdb, from: &str, into: &str) -> Result<(View, u64)> {
     let (from_way, into_way) = (way_up(db, from), way_up(db, into));
     for (branch, left) in &from_way {

@@ -1,5 +1,5 @@
-//! The file system of a store that follows what is published elsewhere: each newer state is shown
-//! as one commit. Files that are open show it, too; one that was removed there is stale.
+//! Follows the states of a store that are published elsewhere: each newer state is shown as one
+//! commit. Open files show the new state, too; a removed file is stale.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::fs::Fs;
 use crate::layout::Layout;
 use crate::views::{OpenView, ViewId, Views};
 
-/// A view that goes on as the newer state has it.
+/// A view that continues in the newer state.
 struct Continuing {
     number: u16,
     fs: Fs,
@@ -19,12 +19,12 @@ struct Continuing {
 }
 
 impl Views {
-    /// Shows the newest state that was published, if that is not shown yet. Otherwise it returns
-    /// `false`. `follower` is of the store of these views. What is asked of object storage is asked
-    /// before calls have to wait; they wait for a moment.
+    /// Shows the newest published state, or returns `false` if it is shown already. `follower`
+    /// belongs to the store of these views. Object storage is asked before calls have to wait, so
+    /// that they wait only for a moment.
     pub fn follow(&self, follower: &mut Follower) -> Result<bool> {
         let Some(mut newer) = follower.look()? else { return Ok(false) };
-        // No clone is opened between the comparison and what follows from it.
+        // No clone may be opened between the comparison and the switch of states.
         let opening = self.shared.opening.lock();
         let (continuing, over) = self.compare(&newer)?;
         let named = self.all();
@@ -34,7 +34,7 @@ impl Views {
             self.tell(|watcher| watcher.changed(view.number, &view.fs, &view.changes));
         }
         over.iter().for_each(|entry| self.end_view(entry, None));
-        // Those that are new, and those that are gone and were not open.
+        // Tells of new views, and of views that are gone and were not open.
         let now = self.all();
         let listed = named.iter().chain(&now);
         for view in listed.filter(|view| !(named.contains(view) && now.contains(view))) {
@@ -51,7 +51,8 @@ impl Views {
         let known = known.collect::<Result<Vec<_>>>()?;
         newer.show()?;
         for (view, known) in continuing.iter().zip(known) {
-            // It has happened: what cannot be read now returns its error when it is asked for.
+            // The state is switched: an inode that cannot be read now returns the error when it is
+            // accessed.
             if let Err(e) = view.fs.follow_changes(&view.changes, known) {
                 tracing::warn!("what is in memory may be older than what was published: {e}");
             }
@@ -59,7 +60,7 @@ impl Views {
         Ok(())
     }
 
-    /// What changes in the mainline and in each clone that is open; and the views that are over.
+    /// Returns the changes in the mainline and in each open clone, and the views that end.
     fn compare(&self, newer: &NewerState) -> Result<(Vec<Continuing>, Vec<Arc<OpenView>>)> {
         let (before, after) = (newer.before(), newer.after());
         let mainline = &self.shared.mainline;

@@ -1,18 +1,18 @@
-//! The state of a file system that is in use and not in the store, for another process that goes on
-//! with it.
+//! The state of a file system that is in use and not in the store, for another process that
+//! continues with it.
 //!
-//! A kernel holds references to inodes, of all views, by numbers that it got from this process. A
-//! process that takes the store over while the kernel goes on must know them as this one does. The
-//! store says most of it; what is in memory alone is
+//! A kernel holds references to inodes of all views, by numbers that it got from this process. A
+//! process that takes the store over while the kernel goes on must know them as well. Most of this
+//! is in the store. In memory alone are
 //!
-//! - which number each view has, and which numbers of ended ones are not free (`retired`);
-//! - how many references the kernel has to each inode;
-//! - the nodes of inodes without a name. What they have of pages and large attributes is in the
-//!   store, under an orphan record, which the next opening would empty;
+//! - the number of each view, and the numbers of ended views that are not free (`retired`);
+//! - the number of the kernel's references to each inode;
+//! - the nodes of inodes without a name. Their pages and large attributes are in the store, under
+//!   an orphan record, which the next opening would empty;
 //! - stranded inodes (`inode_cache`), and files that have lost their end (`lost`).
 //!
-//! There are no handles of open files to know: an inode that is open is one that is referred to.
-//! Positions in directories are found by the names' hashes, as after any mount (`directory`).
+//! Handles of open files need not be known: an open inode is one with references. Positions in
+//! directories are found by the hashes of names, as after any mount (`directory`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -39,16 +39,16 @@ pub struct InUse {
     views: Vec<(u16, ViewId, ViewInUse)>,
     /// References to inodes of views that have ended, by the views' numbers.
     retired: Vec<(u16, Vec<(Ino, u64)>)>,
-    /// The number that a view was given last.
+    /// The number that was given to a view last.
     last: u16,
 }
 
-/// While it is held, views change by calls alone, and not by the periodic work of the background.
+/// While this is held, only calls change views, and not the periodic work of the background.
 pub struct Pause<'a>(#[expect(dead_code, reason = "it is held")] MutexGuard<'a, ()>);
 
 impl Fs {
-    /// As [`Fs::open`], where another process has served the file system until now, and `in_use`
-    /// is what it said of it last.
+    /// Like [`Fs::open`], for a file system that another process has served until now, with the
+    /// state `in_use` that it had last.
     pub fn take_over(
         db: Kvdb,
         env: Arc<dyn Env>,
@@ -60,15 +60,15 @@ impl Fs {
 }
 
 impl Views {
-    /// Waits for the periodic work that is under way, and begins none until the pause ends.
+    /// Waits for the periodic work that is under way, and starts none until the pause ends.
     pub fn pause(&self) -> Pause<'_> {
         Pause(self.shared.ticking.lock())
     }
 
-    /// Commits everything, and has it on disk; gives what another process must know that takes the
-    /// file system over. No other call may run at the same time; later ones are not in it.
+    /// Commits and syncs everything, and returns the state for another process that takes the file
+    /// system over. No other call may run at the same time; later calls are not included.
     ///
-    /// Transactions that are not durable end with this process, and so does what they wrote.
+    /// Transactions that are not durable end with this process, and their changes are lost.
     pub fn in_use(&self) -> Result<InUse> {
         let (open, mut retired, last) = {
             let open = self.shared.open.read();
@@ -94,14 +94,14 @@ impl Views {
         Ok(InUse { mainline, views, retired, last })
     }
 
-    /// As [`Views::new`], where another process has served the file system until now: its views go
-    /// on under their numbers. `mainline` comes from [`Fs::take_over`].
+    /// Like [`Views::new`], for a file system that another process has served until now: its views
+    /// continue under their numbers. `mainline` comes from [`Fs::take_over`].
     pub fn take_over(db: Kvdb, mainline: Fs, in_use: &InUse) -> Views {
         Views::with(db, mainline, None, |views| views.reopen_all(in_use))
     }
 
-    /// As [`Views::take_over`]. From now on what a process must know that follows this one, which
-    /// may be killed, is noted.
+    /// Like [`Views::take_over`]. From now on this process, which may be killed, keeps notes for a
+    /// process that follows it.
     pub fn take_over_noted(db: Kvdb, mainline: Fs, in_use: &InUse, notes: Arc<ViewNotes>) -> Views {
         let views = Views::with(db, mainline, Some(notes.clone()), |views| {
             views.reopen_all(in_use);
@@ -116,7 +116,8 @@ impl Views {
         for (number, references) in &in_use.retired {
             self.retire_number(*number, references);
         }
-        // A transaction opens the view that it began in, which has a number of its own.
+        // Opening a transaction opens the view in which it began, which must get its own number
+        // first.
         let is_transaction = |view: &ViewId| matches!(view, ViewId::Transaction(_));
         for transactions in [false, true] {
             let those = in_use.views.iter().filter(|(_, v, _)| is_transaction(v) == transactions);
@@ -132,7 +133,7 @@ impl Views {
 
     /// Opens a view under the number that it had.
     fn reopen(&self, number: u16, view: &ViewId, in_use: &ViewInUse) -> Result<()> {
-        // The next number that is given is the one after the last, and this one is free.
+        // The next number is the one after the last, and this one is free.
         self.shared.open.write().last = number.wrapping_sub(1);
         let entry = match view {
             ViewId::Transaction(id) => self.open_transaction(self.shared.db.transaction(*id)?)?,
@@ -143,7 +144,7 @@ impl Views {
         entry.fs.take_up(in_use)
     }
 
-    /// The kernel has references to inodes of a view that is not there.
+    /// Keeps the number of a missing view to whose inodes the kernel has references.
     fn retire_number(&self, number: u16, references: &[(Ino, u64)]) {
         let left: HashMap<_, _> = references.iter().copied().collect();
         if !left.is_empty() {
@@ -170,7 +171,7 @@ pub(super) fn put_view(out: &mut Vec<u8>, view: &ViewId) {
     }
 }
 
-/// A view, but for the mainline.
+/// Decodes a view other than the mainline.
 pub(super) fn take_view(reader: &mut Reader<'_>) -> Result<ViewId> {
     match reader.number()? {
         1 => Ok(ViewId::Transaction(kvdb::TransactionId(reader.number()?))),
@@ -180,7 +181,7 @@ pub(super) fn take_view(reader: &mut Reader<'_>) -> Result<ViewId> {
     }
 }
 
-/// A number that a view can have.
+/// Decodes a number that a view can have.
 pub(super) fn view_number(reader: &mut Reader<'_>) -> Result<u16> {
     let number = reader.small()?;
     if (1..=Views::MAX_NUMBER).contains(&number) { Ok(number) } else { Err(MALFORMED) }
@@ -191,10 +192,10 @@ fn name(reader: &mut Reader<'_>) -> Result<String> {
 }
 
 impl InUse {
-    /// What a process had in use that was killed, whose file system wrote through
-    /// ([`FsOptions::write_through`]), by the references that the kernel has: to inodes of a view,
-    /// how many; and by its notes. Views that are there no more do not go on, as those of
-    /// transactions that are not durable: what the kernel has of them is stale.
+    /// Returns the state in use of a killed process whose file system wrote through
+    /// ([`FsOptions::write_through`]), from its notes and the kernel's references: the number of
+    /// references to each inode of a view. Views that no longer exist, such as those of
+    /// transactions that are not durable, do not continue: the kernel's inodes of them are stale.
     pub fn left_by_killed(
         db: &Kvdb,
         references: impl IntoIterator<Item = (u16, Ino, u64)>,
@@ -229,7 +230,7 @@ impl InUse {
         Ok(InUse { mainline, views, retired: by_view.into_iter().collect(), last })
     }
 
-    /// As bytes, which [`InUse::decode`] reads.
+    /// Encodes the state for [`InUse::decode`].
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         put_varint(&mut out, VERSION);
@@ -290,7 +291,7 @@ mod tests {
         ino
     }
 
-    /// A file system with everything in use that can be.
+    /// Returns a file system with every kind of state in use.
     fn used(db: &Kvdb) -> (InUse, Vec<Ino>) {
         let (fs, views) = open(db, &InUse::default());
         let named = file(&fs, b"named", b"n");
@@ -333,9 +334,9 @@ mod tests {
         assert_eq!(inside.read(gone, 0, 1).unwrap()[..], [9]);
         assert!(views.by_number(3).unwrap().is_referenced(named));
         assert!(fs.core.lost.contains(named));
-        // And all of it again, but for the root that every opening looks at.
+        // The state is the same again, apart from the root, which every opening reads.
         assert_eq!(views.in_use().unwrap(), in_use);
-        // The last references bring what they brought before.
+        // Returning the last references has the same effects as before.
         for ino in [small, large] {
             fs.forget(ino, 1);
         }
@@ -360,7 +361,7 @@ mod tests {
         assert_eq!(views.numbers_taken(), 2);
     }
 
-    /// Nothing of the process is there but what it has committed, and the kernel's references.
+    /// The only remains of the process are its commits and the kernel's references.
     #[test]
     fn another_one_goes_on_where_the_first_was_killed() {
         let db = Kvdb::in_memory();
@@ -389,14 +390,14 @@ mod tests {
         let id = views.begin(TransactionOptions::default()).unwrap();
         let inside = views.fs(&ViewId::Transaction(id)).unwrap();
         inside.lookup(ROOT, b"named").unwrap();
-        // One that goes on, with a file that was removed while it was open.
+        // This durable transaction continues, with a file that was removed while it was open.
         let durable = TransactionOptions { durable: true, ..Default::default() };
         let lasting = views.begin(durable).unwrap();
         let inside = views.fs(&ViewId::Transaction(lasting)).unwrap();
         let gone = file(&inside, b"gone", &[9; 20_000]);
         inside.unlink(ROOT, b"gone").unwrap();
         inside.write(gone, 30_000, b"later", Default::default()).unwrap();
-        // It ends with the process.
+        // This transaction ends with the process.
         db.transaction(id).unwrap().abort();
 
         let references = [
@@ -433,7 +434,7 @@ mod tests {
         assert_eq!(&fs.read(never, 0, 100).unwrap()[..], b"never");
         assert_eq!(fs.getattr(dir).unwrap().kind, FileKind::Dir);
         assert!(fs.getattr(closed).is_err(), "the kernel does not refer to it");
-        // What was in the transaction is stale, and the number of its view taken.
+        // Inodes of the transaction are stale, and the number of its view stays taken.
         assert!(views.by_number(1).is_none());
         assert_eq!(views.numbers_taken(), 1);
         views.forget(1, named, 1);
@@ -459,7 +460,7 @@ mod tests {
                 let mut bytes = bytes.clone();
                 bytes[at] ^= 1 << bit;
                 if let Ok(in_use) = InUse::decode(&bytes) {
-                    // It is of this file system as far as anyone can tell, or it does not go on.
+                    // The state either cannot be told from one of this file system, or is refused.
                     let env = Arc::new(Simulated::new(1));
                     let db = Kvdb::in_memory();
                     if let Ok(fs) = Fs::take_over(db.clone(), env, FsOptions::default(), &in_use) {

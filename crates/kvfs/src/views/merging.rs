@@ -1,5 +1,5 @@
-//! Merging a clone into the branch that it was made of, and bringing it up to that. The merge of
-//! three states ([`Three::merge`]) is also that of a transaction which is rebased.
+//! Merges a clone into the branch that it was made of, or rebases it onto that branch. The merge of
+//! three states ([`Three::merge`]) also rebases transactions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,36 +13,36 @@ use crate::layout::Layout;
 use crate::merging::{Choice, Choices, Deed, MergeConflict, MergeOptions, Merged, SettleKeys};
 use crate::three_way::{self, Sides};
 
-/// Keys of one dictionary that are named at most.
+/// Limit of the keys of a dictionary that are named in conflicts.
 const NAMED: usize = 10_000;
 
 /// A state of a branch.
 pub(super) struct State<'a> {
     view: &'a kvdb::View,
     layout: Layout,
-    /// How its inode numbers are shown.
+    /// The mapping to the inode numbers that are shown.
     pub numbers: Numbering,
     /// The dictionaries of keys, by name.
     pub dictionaries: BTreeMap<String, DictionaryInfo>,
 }
 
-/// What is merged.
+/// The three states of a merge.
 pub(super) struct Three<'a> {
     pub base: State<'a>,
     pub from: State<'a>,
     pub into: State<'a>,
 }
 
-/// How it is decided what both sides have changed.
+/// The rules that decide changes of both sides.
 pub(super) struct Rules<'a> {
     pub choices: &'a Choices,
     pub settle: &'a SettleKeys<'a>,
-    /// The suffix of from's versions where both are kept.
+    /// The suffix for the names of the versions of `from` if both versions are kept.
     pub suffix: &'a str,
 }
 
 impl<'a> State<'a> {
-    /// A state in which the branch has this name.
+    /// Returns a state in which the branch has this name.
     pub fn new(view: &'a kvdb::View, branch: &str, layout: Layout) -> State<'a> {
         let all = view.dictionaries_in(branch).into_iter();
         let keys = all.filter(|info| !info.options.reserved);
@@ -50,7 +50,7 @@ impl<'a> State<'a> {
         State { view, layout, numbers: Numbering::PLAIN, dictionaries }
     }
 
-    /// A state that is kept: its view has its branch alone.
+    /// Returns a state that is kept: its view contains only its branch.
     pub fn kept(view: &'a kvdb::View) -> Result<State<'a>> {
         Ok(State::new(view, "", Layout::of_state(view).ok_or(Error::NotFound)?))
     }
@@ -61,12 +61,12 @@ impl<'a> State<'a> {
 }
 
 impl Views {
-    /// Begins a transaction that brings what a clone has changed into the branch that it was made
-    /// of, or what that has changed into the clone, when it commits. Nothing large is copied. It
-    /// can be looked at, changed, committed and undone as any other. With conflicts it is of no use
-    /// but to look at, and the other branch is as it was.
+    /// Begins a transaction that brings the changes of a clone into the branch that it was made of,
+    /// or the changes of that branch into the clone, when it commits. Nothing large is copied. It
+    /// can be inspected, changed, committed and undone like any other. If there are conflicts, it
+    /// can only be inspected, and the other branch is unchanged.
     ///
-    /// `settle` is asked about keys that both have changed.
+    /// `settle` is asked about keys that both sides have changed.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -96,7 +96,7 @@ impl Views {
         let from_fs = self.branch(&from)?.fs;
         self.write_back(Wait::ForAll)?;
         let mark = self.shared.mainline.core.env.random();
-        // What it has now stays as it is while the merge is made, and later on.
+        // The current state of the source is kept while the merge is made, and later on.
         let state = from_fs.at_rest(|| match options.dry_run {
             true => Ok(db.view()),
             false => Ok(db.keep_common_state(clone, &from, mark)?),
@@ -105,13 +105,13 @@ impl Views {
         let unused = begun.as_ref().is_ok_and(|(merged, _)| !merged.conflicts.is_empty());
         let keep = match &begun {
             Ok((_, marks)) if !unused && !other => marks.clone(),
-            // States that it has in common with its parent stay.
+            // The states in common with the parent stay.
             Ok(_) if !unused => common_states::with(&lineage.kept, mark),
             _ => lineage.kept.clone(),
         };
         if !options.dry_run {
             if begun.is_ok() && !unused {
-                // Before the transaction commits: until then it counts for nothing.
+                // The mark is noted before the transaction commits: until then it has no effect.
                 let noted = common_states::note(&from_fs, relation, &keep);
                 if let (Err(e), Ok((merged, _))) = (noted, &begun) {
                     self.abort(merged.transaction)?;
@@ -119,14 +119,14 @@ impl Views {
                 }
             }
             db.drop_common_states(clone, &keep)?;
-            // Its own files are those that these do not have.
+            // The clone's own files are those that the common states do not have.
             self.branch(clone)?.fs.core.files.forget();
         }
         begun.map(|(merged, _)| merged)
     }
 
-    /// The state that a clone has in common with the branch that it is merged into. `true`: that is
-    /// not its parent.
+    /// Returns the state that a clone has in common with the branch to merge into, and whether that
+    /// is another branch than its parent.
     fn lineage_for(&self, options: &MergeOptions) -> Result<(kvdb::Lineage, bool)> {
         let (db, clone) = (&self.shared.db, &options.clone);
         let invalid = |why: String| Error::Store(kvdb::Error::Invalid(why));
@@ -154,7 +154,7 @@ impl Views {
         Ok((kvdb::Lineage { parent: into.clone(), origin, made_at, kept, kept_at }, true))
     }
 
-    /// Merges a state of `from`. Gives the marks that both have in common when it has committed.
+    /// Merges a state of `from`. Returns the marks that both sides have in common after the commit.
     fn merge_state(
         &self,
         options: &MergeOptions,
@@ -165,7 +165,7 @@ impl Views {
     ) -> Result<(Merged, Vec<u64>)> {
         let db = &self.shared.db;
         let relation = self.branch(&options.clone)?.fs.core.layout.imap;
-        // The view of a kept state has its branch alone.
+        // The view of a kept state contains only its branch.
         let from_state = match options.dry_run {
             true => State::new(state, from, self.branch(from)?.fs.core.layout),
             false => State::kept(state)?,
@@ -216,8 +216,8 @@ impl Views {
         Ok((Merged { transaction: id, into, from, conflicts, since }, marks))
     }
 
-    /// Makes those dictionaries that `from` has and neither the branch `into` nor the state that
-    /// both come from. They are empty until the transaction commits.
+    /// Makes the dictionaries that `from` has, but neither the branch `into` nor the common origin.
+    /// They are empty until the transaction commits.
     pub(super) fn make_dictionaries(
         &self,
         from: &State<'_>,
@@ -236,7 +236,7 @@ impl Views {
 }
 
 impl Three<'_> {
-    /// Makes what from has changed in a transaction that reads into. Gives the conflicts.
+    /// Applies the changes of `from` in a transaction that reads `into`. Returns the conflicts.
     pub fn merge(
         &self,
         rules: &Rules<'_>,
@@ -262,7 +262,7 @@ impl Three<'_> {
         for name in names {
             let id = |all: &BTreeMap<String, DictionaryInfo>| all.get(name).map(|info| info.id);
             match (id(before), id(there), id(into)) {
-                // A dictionary that a view does not have is empty there.
+                // A dictionary that a view does not have is empty in it.
                 (was, Some(is), Some(here)) => {
                     let was = was.unwrap_or(is);
                     let sides = ((base, was), (from, is), here);
@@ -351,7 +351,7 @@ fn of_clash(path: Vec<u8>, clash: &Clash<'_>) -> MergeConflict {
     MergeConflict { path, key: true, ours, theirs }
 }
 
-/// The ending of the names of the versions of a branch where both are kept.
+/// Returns the suffix for the names of a branch's versions if both versions are kept.
 fn suffix_of(branch: &str) -> String {
     if branch.is_empty() { "main".into() } else { branch.replace('/', "-") }
 }

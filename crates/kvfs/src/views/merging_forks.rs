@@ -1,7 +1,7 @@
-//! Merging a fork: a store of its own that began as this one was, or as another one was of which
-//! this is a later fork, and has its own files and keys since. What both began as is kept in the
-//! fork (`kvdb::Kvdb::fork_base`), so that what it has changed is found there; into this store it
-//! is copied.
+//! Merges a fork: a separate store that began as a copy of a state, either of this store or of the
+//! store of which this one is a later fork, and has changed its own files and keys since. The fork
+//! keeps the state with which both began (`kvdb::Kvdb::fork_base`), so its changes are computed
+//! there, and copied into this store.
 
 use kvdb::{Kvdb, TransactionOptions, View};
 
@@ -13,11 +13,11 @@ use crate::fs::counter::{check_possible, forked_at, noted_bound, notes_of, shown
 use crate::layout::{self, Layout, Super};
 use crate::merging::{Choices, MergeForkOptions, Merged, SettleKeys};
 
-/// The most numbers that are set aside for a fork: of a million large directories. What a stranger
-/// has written may not use up all numbers of the store.
+/// Limit of the numbers that are set aside for a fork: enough for a million large directories. An
+/// untrusted fork must not use up all numbers of the store.
 const MOST_GIVEN: u64 = 1 << 40;
 
-/// The layout of a fork's files. An error where a newer version wrote them, or there are none.
+/// Returns the layout of a fork's files. Fails if a newer version wrote them, or if there are none.
 fn layout_of(fork: &Kvdb) -> Result<Layout> {
     let none = || kvdb::Error::Invalid("the fork has no file system".into());
     let layout = Layout::find(fork).ok_or_else(none)?;
@@ -27,17 +27,17 @@ fn layout_of(fork: &Kvdb) -> Result<Layout> {
 }
 
 impl Views {
-    /// Begins a transaction that brings what a fork of this store has changed since it was made
-    /// into the main branch, when it commits: as [`Views::merge`] does of a clone, but what comes
-    /// is copied. The fork is only read. It may be the fork of a fork of this store, and so on; or
-    /// this store is a fork itself, of the same store, and began as a state of that which was not
-    /// older: then it gets what the other fork has changed.
+    /// Begins a transaction that brings the changes that a fork of this store has made into the
+    /// main branch, when it commits. This is like [`Views::merge`] of a clone, but the changes are
+    /// copied. The fork is only read. It may also be a fork of a fork of this store, and so on. Or
+    /// this store may itself be a fork of the same store, made from a state that is not older than
+    /// the other fork's: then it gets the changes of the other fork.
     ///
-    /// A fork can be merged again: what was taken over is alike on both sides then. What it has
-    /// changed since of files that it has made, or of keys, is a conflict, as if both sides had
-    /// made them.
+    /// A fork can be merged again: the changes taken over before are then equal on both sides. If
+    /// the fork has changed a file or a key again that it had made itself, that is a conflict, as
+    /// if both sides had made it.
     ///
-    /// An error where `fork` has no such state in common with this store.
+    /// Fails if `fork` has no such state in common with this store.
     pub fn merge_fork(
         &self,
         fork: &Kvdb,
@@ -72,7 +72,7 @@ impl Views {
         Ok(Merged { transaction: id, into, from, conflicts, since: None })
     }
 
-    /// Sets numbers aside for all that the fork has given since it began.
+    /// Sets numbers aside for all numbers that the fork has given since it began.
     fn numbering(
         &self,
         fork: &Kvdb,
@@ -82,7 +82,7 @@ impl Views {
     ) -> Result<Numbering> {
         let (fs, db) = (&self.shared.mainline, &self.shared.db);
         let Some(bound) = forked_at(fork, store)? else { return Ok(Numbering::PLAIN) };
-        // Numbers below it mean the same files in both.
+        // Numbers below `bound` mean the same files in both.
         let known = match notes_of(db) {
             _ if *store != db.store_id() => forked_at(db, store)?,
             Some(notes) => noted_bound(&db.view(), notes)?,
@@ -99,18 +99,18 @@ impl Views {
             return Err(kvdb::Error::Invalid(why.into()).into());
         }
         let _call = fs.enter()?;
-        // Nor does this store give a number that both have.
+        // This store must not give numbers that both have, either.
         fs.count(bound, None)?;
         Ok(Numbering::shifted(bound, fs.new_inos(given)?))
     }
 }
 
-/// The store that both come from, and the state of that which the fork began as.
+/// Returns the store from which both descend, and the state of it with which the fork began.
 fn common_base(db: &Kvdb, fork: &Kvdb, name: &str) -> Result<([u8; 16], View)> {
     if let Some(base) = fork.fork_base(&db.store_id()) {
         return Ok((db.store_id(), base.state));
     }
-    // The nearest one.
+    // The nearest common origin is taken.
     for store in db.fork_origins().into_iter().rev() {
         let (Some(own), Some(base)) = (db.fork_base(&store), fork.fork_base(&store)) else {
             continue;

@@ -1,15 +1,15 @@
-//! The state of the views that outlives this process, in a file that another process holds, as
-//! [`kvdb::Mirror`] has the commits: which number each view has, and what caches have not been told
-//! yet. A process that goes on with the file system after this one was killed opens the views again
-//! under their numbers ([`InUse::left_by_killed`](super::InUse::left_by_killed)), and tells its
-//! watchers ([`Views::tell_left`]).
+//! The state of the views that outlives this process, in a file that another process holds, like
+//! the commits in a [`kvdb::Mirror`]: the number of each view, and the changes of which caches have
+//! not been told yet. A process that continues with the file system after this one was killed opens
+//! the views again under their numbers ([`InUse::left_by_killed`](super::InUse::left_by_killed)),
+//! and tells its watchers of the changes ([`Views::tell_left`]).
 //!
-//! A view is noted before its number is given to any caller, and until its watchers know that it is
-//! over. A change is noted before it is made, and until the watchers have been told of it. One that
-//! was noted and never made is told all the same, which costs caches a look.
+//! A view is noted before its number is given to any caller, and until its watchers know of its
+//! end. A change is noted before it is made, and until the watchers have been told of it. A change
+//! that was noted and never made is told all the same, which only makes caches look again.
 //!
-//! The file, in the machine's byte order: u64 magic, u64 start of the log, u64 its end; from 4096
-//! on the log, whose entries are *bytes*: varint kind, then
+//! The file, in the machine's byte order, has u64 magic, u64 start of the log, u64 its end. The log
+//! begins at 4096 or after; its entries are *bytes*: varint kind, then
 //!
 //! ```text
 //! 1 a view is open       varint number · view · 16 bytes that tell it from others of its name
@@ -19,10 +19,10 @@
 //! 4 caches were told     varint change
 //! ```
 //!
-//! Several entries may be of one change. The log begins anew, before its start or after its end,
-//! with the views alone, when it has grown a lot and no change is under way. A process that is
-//! killed may leave an entry after the end that is not whole; the head, which lies in one page,
-//! says where the end is.
+//! Several entries may belong to one change. When the log has grown a lot and no change is under
+//! way, it is started again with only the views, before its start or after its end. A process that
+//! is killed may leave an incomplete entry after the end; the head, which is within one page, says
+//! where the end is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -46,7 +46,7 @@ use crate::layout::{Layout, put_varint};
 const MAGIC: u64 = u64::from_le_bytes(*b"KVVIEW01");
 const HEAD: usize = 24;
 const LOG_AT: u64 = 4096;
-/// The log begins anew when it is longer than this, and than what it began with.
+/// The log is started again when it is longer than this, and than twice its initial length.
 const GROWN: u64 = 1 << 20;
 
 const OPENED: u64 = 1;
@@ -54,7 +54,7 @@ const FREE: u64 = 2;
 const CHANGE: u64 = 3;
 const TOLD: u64 = 4;
 
-/// What outlives the process of the views: see the module.
+/// The state of the views that outlives the process: see the module.
 pub struct ViewNotes {
     log: Mutex<Log>,
 }
@@ -72,7 +72,7 @@ pub(crate) struct NotedView {
     identity: [u8; 16],
 }
 
-/// A change that an earlier process has made, or was about to make, and told nobody.
+/// A change that an earlier process has made, or was about to make, without telling the watchers.
 struct Left {
     id: u64,
     number: u16,
@@ -85,10 +85,10 @@ struct Log {
     file: File,
     start: u64,
     tail: u64,
-    /// Bytes of the views with which it began.
+    /// Length of the views' entries at the start of the log.
     begun_with: u64,
     views: BTreeMap<u16, NotedView>,
-    /// Changes that are under way, or left.
+    /// Changes that are under way, or left by an earlier process.
     untold: BTreeSet<u64>,
     next: u64,
     left: Vec<Left>,
@@ -96,13 +96,13 @@ struct Log {
     ended: Vec<(u16, NotedView)>,
 }
 
-/// A change of a view of which caches are told later. It is noted until this is dropped, which is
-/// when they were told, or when nothing was changed.
+/// A change of a view of which caches are told later. It is noted until this is dropped, after they
+/// were told or if nothing was changed.
 #[derive(Default)]
 pub struct Untold(Option<(Arc<ViewNotes>, u64, u16)>);
 
 impl Untold {
-    /// These names and inodes are about to change, too.
+    /// Notes that these names and inodes are about to change, too.
     pub fn add(&self, names: &[(Ino, &[u8])], inodes: &[Ino]) {
         let Some((notes, id, number)) = &self.0 else { return };
         notes.change(*id, *number, false, names.iter().copied(), inodes.iter().copied());
@@ -125,11 +125,12 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |b| b.try_into().map_or(0, u64::from_ne_bytes))
 }
 
-/// What tells a view from others that had, or get, its name. `None`: there is no such view.
+/// Returns an identity that distinguishes a view from earlier and later ones of the same name, or
+/// `None` if there is no such view.
 pub(crate) fn identity(db: &Kvdb, view: &ViewId) -> Option<[u8; 16]> {
     match view {
         ViewId::Mainline => None,
-        // Its number is not given again.
+        // The number of a transaction is never given again.
         ViewId::Transaction(id) => db.transaction(*id).ok().map(|_| [0; 16]),
         ViewId::Snapshot(name) => db.snapshot_label(name).map(|label| label.id),
         ViewId::Clone(name) => {
@@ -139,7 +140,7 @@ pub(crate) fn identity(db: &Kvdb, view: &ViewId) -> Option<[u8; 16]> {
 }
 
 impl ViewNotes {
-    /// The notes in this file, which is empty where there are none yet.
+    /// Reads the notes in this file, which is empty if there are none yet.
     pub fn new(file: File) -> Result<ViewNotes> {
         let mut head = [0; HEAD];
         let read = file.read_at(&mut head, 0).map_err(failed)?;
@@ -173,12 +174,12 @@ impl ViewNotes {
         Ok(ViewNotes { log: Mutex::new(log) })
     }
 
-    /// The views that have numbers.
+    /// Returns the views that have numbers.
     pub(crate) fn views(&self) -> Vec<(u16, NotedView)> {
         self.log.lock().views.iter().map(|(number, view)| (*number, view.clone())).collect()
     }
 
-    /// A view is about to have a number.
+    /// Notes that a view is about to get a number.
     pub(crate) fn opened(&self, db: &Kvdb, number: u16, view: &ViewId) {
         let Some(identity) = identity(db, view) else { return };
         let noted = NotedView { view: view.clone(), identity };
@@ -190,7 +191,7 @@ impl ViewNotes {
         }
     }
 
-    /// A number is no view's any more.
+    /// Notes that a number is free.
     pub(crate) fn freed(&self, number: u16) {
         let mut log = self.log.lock();
         if log.views.remove(&number).is_some() {
@@ -201,13 +202,13 @@ impl ViewNotes {
         }
     }
 
-    /// The noted views that do not go on have ended.
+    /// Keeps the noted views that continue; the others have ended.
     pub(crate) fn keep_alone(&self, goes_on: impl Fn(u16, &ViewId) -> bool) {
         let ended = self.views().into_iter().filter(|(number, of)| !goes_on(*number, &of.view));
         self.log.lock().ended = ended.collect();
     }
 
-    /// A change is about to be made.
+    /// Notes that a change is about to be made.
     pub(crate) fn begin(
         self: &Arc<ViewNotes>,
         number: u16,
@@ -268,7 +269,7 @@ impl NotedView {
         entry
     }
 
-    /// It is there still, and no other has its name.
+    /// Returns whether the view still exists, and no other view has its name.
     pub fn is_there(&self, db: &Kvdb) -> bool {
         identity(db, &self.view) == Some(self.identity)
     }
@@ -318,7 +319,7 @@ impl Log {
         Ok(())
     }
 
-    /// Adds an entry. Where that cannot be, what is noted by it does not go on after a kill.
+    /// Adds an entry. If that fails, the state noted by it does not outlive a kill.
     fn add(&mut self, entry: &[u8]) {
         if let Err(e) = self.try_add(entry) {
             tracing::error!("what the next process must know of the views cannot be noted: {e}");
@@ -341,7 +342,7 @@ impl Log {
             put_bytes(&mut bytes, &view.entry(*number));
         }
         self.begun_with = bytes.len() as u64;
-        // Until the head says otherwise, what lies from the start to the end counts.
+        // Until the head is written, the old start and end of the log are in force.
         let fits = LOG_AT + self.begun_with <= self.start;
         self.start = if fits { LOG_AT } else { self.tail };
         self.file.write_all_at(&bytes, self.start)?;
@@ -356,18 +357,18 @@ impl Views {
         self.shared.notes.as_ref().map(|n| n.begin(number, changes, false)).unwrap_or_default()
     }
 
-    /// As [`Views::will_tell`], where names change that are not known before.
+    /// Like [`Views::will_tell`], for a change of names that are not known in advance.
     pub(crate) fn will_tell_of_all(&self, number: u16, changes: &ChangeSet) -> Untold {
         self.shared.notes.as_ref().map(|n| n.begin(number, changes, true)).unwrap_or_default()
     }
 
-    /// A change of a view that a caller makes by itself, names and inodes one by one
-    /// ([`Untold::add`]), before it has the watchers told of them ([`Views::tell_changed`]).
+    /// Notes a change that a caller makes to a view directly. The caller adds names and inodes one
+    /// by one ([`Untold::add`]), and later tells the watchers ([`Views::tell_changed`]).
     pub fn untold(&self, view: &ViewId) -> Result<Untold> {
         Ok(self.will_tell(self.number(view)?, &ChangeSet::default()))
     }
 
-    /// Tells the watchers what a process that was killed has changed, and has not told.
+    /// Tells the watchers of the changes that a killed process has made without telling them.
     pub fn tell_left(&self) {
         let Some(notes) = &self.shared.notes else { return };
         let left = std::mem::take(&mut notes.log.lock().left);
@@ -390,8 +391,8 @@ impl Views {
         }
     }
 
-    /// Has caches forget the views that have ended with a process that was killed. `forget` is
-    /// called with the number and the name of each, and the inodes of it that caches refer to.
+    /// Makes caches forget the views that have ended with a killed process. `forget` is called with
+    /// the number and the name of each view, and its inodes to which caches refer.
     pub fn forget_ended(&self, forget: impl Fn(u16, &ViewId, Vec<Ino>)) {
         let Some(notes) = &self.shared.notes else { return };
         let ended = std::mem::take(&mut notes.log.lock().ended);
@@ -402,7 +403,7 @@ impl Views {
                 retired.into_iter().flatten().map(|(ino, _)| ino).collect()
             };
             forget(number, &noted.view, inodes);
-            // Unless it is another view's by now.
+            // The number may belong to another view by now.
             let is_last = notes.log.lock().views.get(&number) == Some(&noted);
             if is_last && !self.shared.open.read().by_number.contains_key(&number) {
                 notes.freed(number);
@@ -411,7 +412,7 @@ impl Views {
     }
 }
 
-/// Adds the names that a view has now.
+/// Adds the current names of a view.
 fn names_now(fs: &Fs, changes: &mut ChangeSet) -> Result<()> {
     let _call = fs.enter()?;
     fs.add_known_names(&mut changes.names)?;
@@ -449,7 +450,7 @@ mod tests {
         let of_all = notes.begin(0, &ChangeSet::default(), true);
         let next = Arc::new(again(&file));
         assert_eq!(left(&next), [(3, false, 3, 3), (0, true, 0, 0)]);
-        // A number that an entry of the one before has is not given again.
+        // The number of a change that the previous process has noted is not given again.
         drop(next.begin(0, &changes, false));
         assert_eq!(left(&again(&file)), [(3, false, 3, 3), (0, true, 0, 0)]);
         drop((untold, of_all));
@@ -475,7 +476,7 @@ mod tests {
         assert_eq!(noted(&again(&file)), both);
         notes.freed(3);
         assert_eq!(noted(&again(&file)), [(7, snapshot.clone(), true)]);
-        // Another one of its name is not taken for it.
+        // A later snapshot of the same name is not mistaken for it.
         db.drop_snapshot("s").expect("dropped");
         db.snapshot("s").expect("made");
         assert_eq!(noted(&again(&file)), [(7, snapshot, false)]);

@@ -1,4 +1,5 @@
-//! Bringing what a transaction has changed into one that begins now: for one that lost.
+//! Rebases a transaction that would conflict: brings its changes into a transaction that begins
+//! now.
 
 use std::time::Duration;
 
@@ -10,15 +11,15 @@ use crate::error::{Error, Result};
 use crate::merging::{Choice, Choices, FinishRebase, MergeConflict, Rebased, SettleKeys};
 
 impl Views {
-    /// Begins a transaction as `id` was begun, in the state that there is now, and makes in it what
-    /// `id` has changed: what others have committed since counts as made before. Nothing large
-    /// is copied. Without conflicts `id` ends by it; with conflicts it is as it was, and nothing is
-    /// begun. What `id` has only read, and the changes of others to that, are not looked at, and
-    /// its savepoints end with it.
+    /// Begins a transaction like `id`, in the current state, and applies the changes of `id` in it:
+    /// commits of others in the meantime count as made before. Nothing large is copied. If there
+    /// are no conflicts, `id` ends; otherwise `id` is unchanged, and no transaction is begun. Data
+    /// that `id` has only read is not checked for changes by others. The savepoints of `id` end
+    /// with it.
     ///
-    /// At the paths and keys of `choices` ([`MergeOptions::choices`](crate::MergeOptions)) *ours*
-    /// is the version of the transaction, as in the rebase of a clone. `settle` is asked about keys
-    /// that both have changed; there *here* is what has been committed.
+    /// In `choices` ([`MergeOptions::choices`](crate::MergeOptions)) *ours* is the version of the
+    /// transaction, as in the rebase of a clone. `settle` is asked about keys that both sides have
+    /// changed; in its argument *here* is the committed version.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -56,13 +57,14 @@ impl Views {
         if !nested.is_empty() {
             return Err(kvdb::Error::Nested { id, nested }.into());
         }
-        // Opened where it is not: what was written in it before a restart is read through it.
+        // Opens the view if necessary: changes made in it before a restart are read through it.
         let entry = match self.find(&ViewId::Transaction(id)) {
             Err(Error::NotFound) => return Err(kvdb::Error::NoTransaction(id).into()),
             entry => entry?,
         };
         let options = TransactionOptions { detached: true, ..old.options().clone() };
-        // Before the view is frozen: it waits for what the kernel holds back of it.
+        // This must be done before the view is frozen, since it waits for data of the view that the
+        // kernel holds back.
         let (transaction, parent) = self.begin_at_rest(options)?;
         let mut frozen = entry.fs.core.freeze_lock.freeze();
         let merged = || -> Result<(Vec<MergeConflict>, bool)> {
@@ -74,7 +76,7 @@ impl Views {
             let base = from.beneath();
             let state = |view| State::new(view, old.branch(), layout);
             let mut three = Three { base: state(&base), from: state(&from), into: state(&into) };
-            // It may have put keys into dictionaries that were made after its beginning.
+            // The transaction may have put keys into dictionaries that were made after it began.
             for (name, info) in &three.into.dictionaries {
                 three.from.dictionaries.entry(name.clone()).or_insert_with(|| info.clone());
             }
@@ -86,7 +88,7 @@ impl Views {
             let conflicts: Vec<_> = conflicts.into_iter().map(MergeConflict::swapped).collect();
             let done = conflicts.is_empty() && finish(&transaction)?;
             if done {
-                // What was kept of a durable one is kept of what it becomes.
+                // If the old transaction was durable, the new one is synced in its place.
                 transaction.sync()?;
             }
             Ok((conflicts, done))

@@ -1,12 +1,11 @@
 //! Numbers of views that have ended. The adapter puts the view's number into the kernel's number of
 //! an inode, and the kernel keeps that inode as long as a program has it open, long after the view
-//! has ended. Were the number given to another view in that time, that program would read and write
-//! there. So a number is given again only when the kernel has forgotten every inode that it has
-//! seen of the view.
+//! has ended. If another view got the number in that time, the program would read and write there.
+//! So a number is given again only when the kernel has forgotten every inode of the view.
 //!
-//! The kernel's references are counted in the view's inode cache. When the view ends, no call adds
-//! one any more; the cache then gives its counts to [`Retired`], so that an ended view costs no
-//! more than the references that are left.
+//! The kernel's references are counted in the view's inode cache. After the view has ended no call
+//! adds one; the cache then passes its counts to [`Retired`], so that an ended view costs no more
+//! than the remaining references.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,9 +16,9 @@ use crate::fs::Fs;
 
 /// A view that has ended.
 pub(crate) enum Retired {
-    /// Its watchers are being told; its references are still counted in its own cache.
+    /// The watchers are being told of the end; the view's own cache still counts the references.
     Ending(Arc<OpenView>),
-    /// What the kernel still refers to, never empty.
+    /// The remaining references of the kernel, never empty.
     Left(HashMap<Ino, u64>),
 }
 
@@ -34,8 +33,8 @@ impl Retired {
 }
 
 impl Fs {
-    /// Gives back references also when the view is over. `false`: there are none, or they are
-    /// counted elsewhere by now.
+    /// Takes back references from the kernel, even if the view has ended. Returns `false` if there
+    /// are none, or if they are counted elsewhere by now.
     fn give_back(&self, ino: Ino, count: u64) -> bool {
         match self.enter() {
             Ok(_call) => self.release(ino, count),
@@ -45,8 +44,8 @@ impl Fs {
 }
 
 impl Views {
-    /// The kernel gives back `count` references to an inode of the view with this number, which may
-    /// have ended.
+    /// Takes back `count` references from the kernel to an inode of the view with this number,
+    /// which may have ended.
     pub fn forget(&self, number: u16, ino: Ino, count: u64) {
         let fs = {
             let open = self.shared.open.read();
@@ -71,14 +70,14 @@ impl Views {
         }
     }
 
-    /// Numbers that are not free: those of open views, and of ended ones that the kernel refers to.
-    /// At most [`Views::MAX_NUMBER`].
+    /// Returns the number of view numbers that are not free: those of open views, and of ended ones
+    /// to which the kernel refers. It is at most [`Views::MAX_NUMBER`].
     pub fn numbers_taken(&self) -> usize {
         let open = self.shared.open.read();
         open.by_number.len() + open.retired.len()
     }
 
-    /// All have been told that a view has ended: what is left of it is what the kernel refers to.
+    /// Retires a view after all watchers were told of its end: only the kernel's references remain.
     pub(crate) fn retire(&self, entry: &OpenView) {
         entry.fs.core.space.release_promised_space();
         entry.fs.core.promises.give_back();

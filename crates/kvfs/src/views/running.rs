@@ -1,15 +1,15 @@
-//! Programs that run from files which a commit or a rollback changes.
+//! Protects programs that run from files which a commit or a rollback changes.
 //!
-//! The text of a program is pages of its file, which the kernel reads when they are needed. With
-//! the pages of another content a program that runs does not end well, so a kernel lets nobody
-//! write to a file while it is executed. It knows nothing of a commit. Hence, before a commit:
-//! files that it changes in place, that the kernel has in memory and that look like programs or
-//! libraries are asked about ([`Watcher::running`](super::Watcher::running)). One that runs gets
-//! another inode, which has the new content and all the names, as if it had been replaced by a
-//! rename: the one that runs loses its last name and stays what it was until the program ends.
-//! Nothing can be executed from such a file between the question and the end of the commit.
+//! The text of a program is pages of its file, which the kernel reads when they are needed. A
+//! running program fails if it gets pages of other content, so a kernel allows no writes to a file
+//! while it is executed. But the kernel does not know of commits. Hence, before a commit, watchers
+//! are asked about files that it changes in place, that the kernel has in memory, and that look
+//! like programs or libraries ([`Watcher::running`](super::Watcher::running)). A running file gets
+//! another inode with the new content and all the names, as if it had been replaced by a rename:
+//! the running inode loses its last name and keeps its content until the program ends. No program
+//! can be started from such a file between the question and the end of the commit.
 //!
-//! A rollback changes all files at once, and says which program is in the way.
+//! A rollback changes all files at once; it fails and names the program that is in the way.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -24,11 +24,11 @@ use crate::error::Result;
 use crate::fs::{Fs, Parent};
 use crate::layout::{self, Attributes, Body, Layout};
 
-/// Pages or attributes that are moved in one batch.
+/// Number of pages or attributes that are moved in one batch.
 const STEP: usize = 16 << 10;
 
 impl Views {
-    /// Of the files that a transaction changes, those that programs run from.
+    /// Returns those of the files changed by a transaction from which programs run.
     pub(super) fn running_at_commit(
         &self,
         Parent { fs: parent, number }: &Parent,
@@ -60,7 +60,7 @@ impl Views {
         Ok(self.ask_running(*number, &may_run))
     }
 
-    /// Fails where a program runs from a file that is another one, or none, in the state `to`.
+    /// Fails if a program runs from a file that is different or missing in the state `to`.
     pub(crate) fn check_running(&self, number: u16, fs: &Fs, to: &View) -> Result<()> {
         let mut may_run = Vec::new();
         let before = Side::new(fs.core.scope.view()?, fs.core.layout);
@@ -70,7 +70,7 @@ impl Views {
                 Some(after) => after.node(ino)?,
                 None => None,
             };
-            // No program can set the ctime, so a file of which it is the same is not read.
+            // No program can set the ctime, so files with an unchanged ctime are not read.
             let differs = |new: &StoredNode| {
                 looks_changed(fs, new)
                     || fs.getattr(ino).is_ok_and(|now| now.ctime != new.attr.ctime)
@@ -113,7 +113,7 @@ impl Views {
     }
 }
 
-/// Gives a file of a transaction another inode, with all that it has there.
+/// Gives a file of a transaction another inode, with everything that it has in the transaction.
 pub(super) fn replace(entry: &OpenView, transaction: &Transaction, ino: Ino) -> Result<()> {
     let layout = entry.fs.core.layout;
     let view = transaction.view()?;
@@ -127,7 +127,7 @@ pub(super) fn replace(entry: &OpenView, transaction: &Transaction, ino: Ino) -> 
         batch.put(layout.nmap, layout::name_key(*parent, name), value);
         directories.insert(*parent);
     }
-    // Their entries are others.
+    // The entries of these directories have changed.
     for dir in directories {
         let Some(node) = view.get(layout.imap, &layout::node_key(dir))? else { continue };
         let (attr, xattrs, content) = layout::decode_node(dir, &node)?;
@@ -171,22 +171,21 @@ pub(super) fn replace(entry: &OpenView, transaction: &Transaction, ino: Ino) -> 
     Ok(())
 }
 
-/// Whether a file has another size than in a state in which it is `new`, or another time of its
-/// last change.
+/// Returns whether the size of a file, or the time of its last change, differs from that of `new`.
 fn looks_changed(fs: &Fs, new: &StoredNode) -> bool {
     fs.getattr(new.ino).is_ok_and(|now| {
         now.kind == FileKind::File && (now.mtime, now.size) != (new.attr.mtime, new.attr.size)
     })
 }
 
-/// Returns `true` if a file has other bytes in the state `after`. Its time does not say so for
-/// sure: a program may have set it, and two changes within a tick of the clock have the same.
+/// Returns whether a file has other bytes in the state `after`. Its time is no proof: a program may
+/// have set it, and two changes within a tick of the clock have the same time.
 fn is_changed(before: &Side, after: (&Side, &StoredNode)) -> Result<bool> {
     let Some(old) = before.node(after.1.ino)? else { return Ok(true) };
     Ok(old.attr.kind == FileKind::File && !same_content((before, &old), after)?)
 }
 
-/// Whether a file looks like a program or a library.
+/// Returns whether a file looks like a program or a library.
 fn is_program(fs: &Fs, ino: Ino) -> bool {
     let executable = fs
         .getattr(ino)
@@ -195,7 +194,7 @@ fn is_program(fs: &Fs, ino: Ino) -> bool {
     executable || fs.read_for(ino, 0, 4, hints).is_ok_and(|start| start[..] == *b"\x7fELF")
 }
 
-/// A path of a file, from the root.
+/// Returns a path of a file from the root.
 fn path_of(view: &View, layout: Layout, ino: Ino) -> Result<Option<Vec<u8>>> {
     let side = Side::new(view.clone(), layout);
     let names = side.names_of(&HashSet::from([ino]))?;

@@ -1,6 +1,7 @@
-//! Transactions over files and keys: how they begin, commit, end and go back to savepoints.
+//! Transactions over files and keys: begins, commits and ends them, and rolls them back to
+//! savepoints.
 //!
-//! The order of steps, and why it is that one, is in the documentation of `views`.
+//! The documentation of `views` explains the order of the steps.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -23,27 +24,27 @@ use crate::error::{Error, Result};
 use crate::fs::superseded::ChangeTurn;
 use crate::fs::{Fs, FsOptions, Parent};
 
-/// A commit that has happened.
+/// A commit that is done.
 struct Committed<'a> {
     /// The changes that it has made.
     changes: ChangeSet,
-    /// Inodes that have become orphans by it.
+    /// Inodes that it has orphaned.
     orphans: Vec<Ino>,
-    /// Ends after the watchers have been told.
+    /// The turn, which ends after the watchers have been told.
     turn: Option<ChangeTurn<'a>>,
-    /// What failed behind it.
+    /// The error of a sync after the commit.
     unsynced: Option<kvdb::Error>,
-    /// Keeps programs from being started from what is changed.
+    /// Keeps programs from being started from changed files.
     running: Running,
-    /// Ends when the watchers have been told, too.
+    /// Keeps the change noted until the watchers have been told, too.
     untold: Untold,
 }
 
 impl Views {
-    /// Begins a transaction over files and keys, of the mainline, or of the clone that the options
+    /// Begins a transaction over files and keys: of the mainline, of the clone that the options
     /// name as its branch, or within the transaction that they name. It stays open until it is
-    /// ended, however many programs come and go (`detached` is always set). One that looks for no
-    /// conflicts looks for those over files all the same: the last to commit wins for keys alone.
+    /// ended, whichever programs use it (`detached` is always set). If the options turn conflict
+    /// checks off, the last commit wins for keys only: conflicts over files are always checked.
     pub fn begin(&self, options: TransactionOptions) -> Result<TransactionId> {
         let (transaction, parent) = self.begin_at_rest(options)?;
         let id = transaction.id();
@@ -52,8 +53,8 @@ impl Views {
         Ok(id)
     }
 
-    /// A transaction of a state in which all is committed that was written before, and the view
-    /// that it is of.
+    /// Begins a transaction in a state that contains all earlier writes, and returns it with the
+    /// view in which it begins.
     pub(super) fn begin_at_rest(
         &self,
         options: TransactionOptions,
@@ -66,7 +67,7 @@ impl Views {
         Ok((transaction, parent))
     }
 
-    /// The view that a transaction begins in, with these options.
+    /// Returns the view in which a transaction with these options begins.
     fn begins_in(&self, within: Option<TransactionId>, branch: &str) -> Result<Parent> {
         let Some(id) = within else { return self.branch(branch) };
         match self.find(&ViewId::Transaction(id)) {
@@ -75,7 +76,7 @@ impl Views {
         }
     }
 
-    /// The view of a branch.
+    /// Returns the view of a branch.
     pub(super) fn branch(&self, name: &str) -> Result<Parent> {
         let view = ViewId::of_branch(name);
         match self.fs(&view).and_then(|fs| Ok(Parent { fs, number: self.number(&view)? })) {
@@ -84,7 +85,7 @@ impl Views {
         }
     }
 
-    /// The view that a transaction began in.
+    /// Returns the view in which a transaction began.
     pub(super) fn parent(&self, transaction: &Transaction) -> Result<Parent> {
         let entry = self.entry(&ViewId::Transaction(transaction.id()));
         match entry.and_then(|entry| entry.fs.core.parent.clone()) {
@@ -93,7 +94,7 @@ impl Views {
         }
     }
 
-    /// The transactions that are open within one, those within these included.
+    /// Returns the transactions that are open within `id`, at any depth.
     fn all_within(&self, id: TransactionId) -> Vec<TransactionId> {
         let (mut all, mut at) = (vec![id], 0);
         while let Some(&id) = all.get(at) {
@@ -111,22 +112,22 @@ impl Views {
         }
     }
 
-    /// The transaction itself, to read and write keys in it.
+    /// Returns the transaction itself, to read and write keys in it.
     pub fn transaction(&self, id: TransactionId) -> Result<Transaction> {
         Ok(self.shared.db.transaction(id)?)
     }
 
-    /// Commits a transaction, its files and its keys. With `Synced` it is on disk when this
+    /// Commits the files and keys of a transaction. With `Synced` the commit is on disk when this
     /// returns.
     ///
-    /// [`kvdb::Error::Conflict`] ends it; [`kvdb::Error::NotSynced`] says that it is committed all
-    /// the same; after other errors it is still open.
+    /// [`kvdb::Error::Conflict`] ends the transaction. After [`kvdb::Error::NotSynced`] it is
+    /// committed all the same. After other errors it is still open.
     pub fn commit(&self, id: TransactionId, durability: Durability) -> Result<()> {
         self.commit_with(id, CommitOptions { durability, ..CommitOptions::default() })
     }
 
-    /// As [`Views::commit`], in one state only ([`Views::revision`]), or so that the transaction is
-    /// open after a conflict, too.
+    /// Like [`Views::commit`], with options: commit only if the transaction is in a given state
+    /// ([`Views::revision`]), or keep it open after a conflict.
     pub fn commit_with(&self, id: TransactionId, options: CommitOptions) -> Result<()> {
         let transaction = self.transaction(id)?;
         let nested = transaction.nested()?;
@@ -134,16 +135,16 @@ impl Views {
             return Err(kvdb::Error::Nested { id, nested }.into());
         }
         let within = self.all_within(id);
-        // Opened where it is not: caches are told by it.
+        // Opens the view if necessary, since caches are told by it.
         let entry = match self.find(&ViewId::Transaction(id)) {
             Err(Error::NotFound) => return Err(kvdb::Error::NoTransaction(id).into()),
             entry => entry?,
         };
-        // What waits for a lock may wait for this very transaction.
+        // Data that waits for a lock may wait for this very transaction.
         self.write_back(Wait::ButForLocks)?;
-        // While watchers are told of another commit, threads of calls of this view may be needed,
-        // which would wait for its freeze lock. So that commit is waited for before this view is
-        // frozen, and the turn of this one is taken afterwards.
+        // While watchers are told of another commit, they may need threads that serve calls of this
+        // view, and those would wait for its freeze lock. So this waits for the other commit before
+        // the view is frozen, and takes a turn for its own commit afterwards.
         let parent = self.parent(&transaction)?;
         drop(parent.fs.core.superseded.turn());
         let core = &entry.fs.core;
@@ -152,7 +153,8 @@ impl Views {
             return Err(kvdb::Error::NoTransaction(id).into());
         }
         if let Some(only_in) = options.only_in {
-            // With what has waited in memory; the database looks again when it commits.
+            // The check includes data that has waited in memory; the database checks again when it
+            // commits.
             entry.fs.commit_older_than(Duration::MAX)?;
             if transaction.revision()? != only_in {
                 return Err(kvdb::Error::Changed(id).into());
@@ -165,7 +167,7 @@ impl Views {
                 transaction.abort()
             }
             Err(_) if self.shared.db.transaction(id).is_ok() => {
-                // What is open in the view without a name is used again.
+                // Nameless files that are open in the view are used again.
                 if let Some(before) = &before {
                     transaction.rollback_to(before)?;
                 }
@@ -186,13 +188,13 @@ impl Views {
             (None, Durability::Synced) => self.shared.db.sync().map_err(kvdb::Error::after_commit),
             (None, Durability::Buffered) => Ok(()),
         };
-        // It has happened, on disk or not: a store without space for a sync may get it by this.
+        // The commit is done, on disk or not. This may free the space that a sync lacked.
         self.remove_orphans(fs, orphans);
         Ok(synced?)
     }
 
-    /// Commits a transaction whose view is frozen. `before`: the state to go back to where the view
-    /// goes on, since this has failed; `None`: nothing was removed.
+    /// Commits a transaction whose view is frozen. `before` is set to the state to return to if
+    /// this fails and the view goes on; it stays `None` if nothing was removed.
     fn commit_frozen<'a>(
         &self,
         entry: &OpenView,
@@ -214,7 +216,7 @@ impl Views {
             changes = ChangeSet::by(transaction, &entry.fs.core.layout)?;
         }
         if transaction.is_undoable() && !changes.orphans.is_empty() {
-            // Some may be open in the view.
+            // Some orphans may be open in the view.
             if before.is_none() {
                 *before = Some(transaction.savepoint()?);
             }
@@ -225,7 +227,7 @@ impl Views {
         Ok(Committed { running, ..committed })
     }
 
-    /// Commits a transaction, and brings the memory of the view that it is of up to it.
+    /// Commits a transaction, and brings the inodes in memory of its parent view up to date.
     fn commit_to<'a>(
         &self,
         view: &Fs,
@@ -237,10 +239,10 @@ impl Views {
         let unsynced = Cell::new(None);
         let options = CommitOptions { durability: Durability::Buffered, ..options };
         let commit = || {
-            // Nothing else is made there at this moment.
+            // No other call makes files there at this moment.
             view.check_files_of_commit()?;
             match transaction.commit_with(options) {
-                // It has happened: what is in memory follows it.
+                // The commit is done: the inodes in memory follow it.
                 Err(error @ kvdb::Error::NotSynced(_)) => {
                     unsynced.set(Some(error));
                     Ok(())
@@ -261,13 +263,13 @@ impl Views {
             });
         }
         let untold = self.will_tell(*number, &changes);
-        // A serializable transaction may have locked what this one changes. To end it needs the
-        // parent's freeze lock and a turn, so both are let go of before each attempt.
+        // A serializable transaction may have locked keys that this one changes. Its end needs the
+        // parent's freeze lock and a turn, so both are released before each attempt.
         let attempt = || {
             let turn = parent.core.superseded.turn();
             match parent.apply_commit(transaction, &changes, &turn, commit) {
-                // An older transaction has ended this one. The error says that a lock was refused,
-                // too, but another attempt would not help.
+                // An older transaction has ended this one. The error also says that a lock was
+                // refused, but another attempt would not help.
                 Err(e) if self.shared.db.transaction(transaction.id()).is_err() => Ok(Err(e)),
                 applied => Ok(Ok((applied?, Some(turn)))),
             }
@@ -277,8 +279,8 @@ impl Views {
         Ok(Committed { changes, orphans, turn, unsynced, running, untold })
     }
 
-    /// What a durable transaction has so far, files included, is on disk when this returns. Of
-    /// another one, that it is open.
+    /// Syncs the changes of a durable transaction so far, files included. For another transaction,
+    /// only checks that it is open.
     pub fn keep(&self, id: TransactionId) -> Result<()> {
         let transaction = self.transaction(id)?;
         if !transaction.is_durable() {
@@ -293,8 +295,8 @@ impl Views {
         }
     }
 
-    /// What has arrived in the view of a durable transaction is on disk when this returns. Nothing
-    /// is done for another one, or for one that has ended.
+    /// Syncs the changes that have arrived in the view of a durable transaction. Does nothing for
+    /// another transaction, or for one that has ended.
     pub(crate) fn keep_written(&self, id: TransactionId, entry: &OpenView) -> Result<()> {
         let Ok(transaction) = self.transaction(id) else { return Ok(()) };
         if !transaction.is_durable() {
@@ -304,12 +306,12 @@ impl Views {
             entry.fs.commit_older_than(Duration::MAX)?;
             Ok(transaction.sync()?)
         });
-        // One that has ended in the meantime has nothing to be kept.
+        // A transaction that has ended in the meantime has nothing to sync.
         kept.or_else(|e| if self.transaction(id).is_err() { Ok(()) } else { Err(e) })
     }
 
-    /// Takes numbers of inodes for what is made in a transaction elsewhere, where its view is not:
-    /// they are the transaction's own.
+    /// Takes inode numbers for objects that are made in a transaction by a process without its
+    /// view. The numbers belong to the transaction.
     pub fn reserve_inodes(&self, id: TransactionId, count: u64) -> Result<Range<Ino>> {
         match self.find(&ViewId::Transaction(id)) {
             Err(Error::NotFound) => Err(kvdb::Error::NoTransaction(id).into()),
@@ -317,11 +319,11 @@ impl Views {
         }
     }
 
-    /// Ends a transaction without a trace.
+    /// Aborts a transaction and discards all its changes.
     pub fn abort(&self, id: TransactionId) -> Result<()> {
         let transaction = self.transaction(id)?;
         let within = self.all_within(id);
-        // First, so that calls which wait for locks come back.
+        // The transaction is aborted first, so that calls that wait for locks return.
         transaction.abort();
         self.let_go_of_those_over(&within);
         self.let_go(id);
@@ -332,7 +334,7 @@ impl Views {
     pub(crate) fn abort_those_of(&self, branch: &str) -> Result<()> {
         for transaction in self.list().iter().filter(|info| info.branch == branch) {
             match self.abort(transaction.id) {
-                // It has just ended by itself.
+                // The transaction has just ended by itself.
                 Err(Error::Store(kvdb::Error::NoTransaction(_))) | Ok(()) => {}
                 Err(e) => return Err(e),
             }
@@ -348,7 +350,7 @@ impl Views {
         }
     }
 
-    /// Marks the state that a transaction has now, files included.
+    /// Marks the current state of a transaction, files included.
     pub fn savepoint(&self, id: TransactionId) -> Result<Savepoint> {
         let transaction = self.transaction(id)?;
         if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
@@ -360,13 +362,13 @@ impl Views {
         Ok(transaction.savepoint()?)
     }
 
-    /// Undoes what a transaction has changed since a savepoint, in its files, too.
+    /// Undoes the changes of a transaction since a savepoint, files included.
     pub fn rollback_to(&self, id: TransactionId, savepoint: &Savepoint) -> Result<()> {
         let transaction = self.transaction(id)?;
         let Some(entry) = self.entry(&ViewId::Transaction(id)) else {
             return Ok(transaction.rollback_to(savepoint)?);
         };
-        // What the kernel holds back must not come afterwards.
+        // Data that the kernel holds back must not arrive afterwards.
         self.write_back(Wait::ButForLocks)?;
         let turn = entry.fs.core.superseded.turn();
         let within = self.all_within(id);
@@ -381,23 +383,23 @@ impl Views {
         Ok(())
     }
 
-    /// The state of what a transaction has changed, with all that was written in its view so far,
-    /// for a commit of that and nothing else ([`Views::commit_with`]).
+    /// Returns the revision of a transaction, including everything written in its view so far, for
+    /// a commit of exactly that state ([`Views::commit_with`]).
     pub fn revision(&self, id: TransactionId) -> Result<Revision> {
         Ok(self.as_written(id)?.revision()?)
     }
 
-    /// Who began a transaction, if that is known; see [`TransactionOptions::user`].
+    /// Returns the user who began a transaction, if known; see [`TransactionOptions::user`].
     pub fn user(&self, id: TransactionId) -> Result<Option<u32>> {
         Ok(self.transaction(id)?.user())
     }
 
-    /// The open transactions, the oldest first.
+    /// Returns the open transactions, the oldest first.
     pub fn list(&self) -> Vec<TransactionInfo> {
         self.shared.db.transactions()
     }
 
-    /// The transactions that one is within, the outermost first, and itself.
+    /// Returns the transactions that `id` is within, the outermost first, and `id` itself.
     pub fn and_around(&self, id: TransactionId) -> Result<Vec<TransactionId>> {
         let (mut all, mut next) = (Vec::new(), Some(id));
         while let Some(id) = next {
@@ -408,18 +410,18 @@ impl Views {
         Ok(all)
     }
 
-    /// Whether a serializable transaction is open, for which others may have to wait.
+    /// Returns whether a serializable transaction is open, for which others may have to wait.
     pub fn takes_locks(&self) -> bool {
         self.list().iter().any(|t| t.isolation == Isolation::Serializable)
     }
 
-    /// What a transaction has changed of the files so far.
+    /// Returns the changes that a transaction has made to the files so far.
     pub fn change_set(&self, id: TransactionId) -> Result<ChangeSet> {
         let transaction = self.as_written(id)?;
         ChangeSet::by(&transaction, &self.parent(&transaction)?.fs.core.layout)
     }
 
-    /// A transaction that has everything in it that was written in its view.
+    /// Returns a transaction after moving everything written in its view into it.
     fn as_written(&self, id: TransactionId) -> Result<Transaction> {
         let transaction = self.transaction(id)?;
         if let Some(entry) = self.entry(&ViewId::Transaction(id)) {
@@ -430,9 +432,8 @@ impl Views {
         Ok(transaction)
     }
 
-    /// What a transaction has changed of the files, by path, against the state that it reads: it
-    /// commits onto nothing else, for where others have changed the same since then, that is a
-    /// conflict.
+    /// Returns the changes of a transaction to the files, by path, relative to the state that it
+    /// reads. A commit adds nothing else: if others have changed the same since, it conflicts.
     pub fn difference(&self, id: TransactionId, listing: Listing) -> Result<Difference> {
         let transaction = self.as_written(id)?;
         let view = transaction.view()?;
@@ -440,7 +441,7 @@ impl Views {
         difference_in(layout, view.beneath(), view, listing)
     }
 
-    /// What the keys from `start` up to `end` of a dictionary are, with the names that files have
+    /// Describes the keys from `start` up to `end` of a dictionary, with the names that files have
     /// in a transaction; see [`crate::describe_keys`].
     pub fn describe_keys(
         &self,
@@ -454,7 +455,7 @@ impl Views {
         describe_keys_in(transaction.view().ok()?, layout, dictionary, start, end)
     }
 
-    /// Tells the watchers that a caller has changed these names and inodes of a view by itself
+    /// Tells the watchers of names and inodes of a view that a caller has changed directly
     /// ([`Views::untold`]).
     pub fn tell_changed(
         &self,
@@ -473,8 +474,8 @@ impl Views {
         Ok(())
     }
 
-    /// Opens the view of a transaction that has just begun. If that fails, the transaction ends:
-    /// its caller gets no number by which to end it.
+    /// Opens the view of a transaction that has just begun. If that fails, the transaction is
+    /// aborted, since the caller gets no number by which to end it.
     pub(super) fn open_begun(
         &self,
         transaction: Transaction,
@@ -489,9 +490,9 @@ impl Views {
     }
 
     fn open_in(&self, parent: Parent, transaction: Transaction) -> Result<Arc<OpenView>> {
-        // A clone has less memory than the mainline; its transactions have what those of that have.
+        // A clone has less memory than the mainline, but transactions of both have the same.
         let mainline = &self.shared.mainline.core.options;
-        // If the last commit won, links, sizes and pages would not fit together any more.
+        // If the last commit won, links, sizes and pages would become inconsistent.
         let layout = &parent.fs.core.layout;
         transaction.check_conflicts_in(&[layout.nmap, layout.imap, layout.dmap]);
         let options = FsOptions {

@@ -1,13 +1,13 @@
-//! Undoing the commit of a transaction, files and keys, by another transaction.
+//! Undoes the commit of a transaction, files and keys, by another transaction.
 //!
-//! What the commit has changed is what the states before and after it differ in, tuple by tuple.
-//! Each tuple that is still as the commit has left it is changed back; a directory in which others
-//! have made or removed entries since is joined with that, as two transactions would be. Anything
-//! else that was changed since is named, and the commit cannot be undone.
+//! The changes of the commit are the differences between the states before and after it, tuple by
+//! tuple. Each tuple that is still as the commit has left it is changed back. A directory in which
+//! others have made or removed entries since is joined with their changes, as for two transactions.
+//! Any other later change is named, and the commit cannot be undone.
 //!
-//! One thing is not told by the tuples alone: a file that the commit removed while a program had it
-//! open lives on as an orphan, and its content goes later, when it is closed. So what is missing of
-//! it comes back from the state before. Where it is open still, its inode in memory becomes the
+//! The tuples do not tell everything: a file that the commit removed while a program had it open
+//! lives on as an orphan, and its content is removed later, when it is closed. So missing content
+//! is restored from the state before. If the file is still open, its inode in memory becomes the
 //! file again when the transaction commits (`apply_commit`), unless the program has written to it.
 
 use std::collections::{BTreeSet, HashSet};
@@ -21,18 +21,18 @@ use crate::error::Result;
 use crate::fs::{Core, Fs};
 use crate::layout::{self, ImapKey, Layout};
 
-/// Tuples or files that are changed at once.
+/// Number of tuples or files that are changed in one batch.
 const STEP: usize = 256;
-/// Keys that are named at most which others have changed since.
+/// Limit of the keys named as changed since.
 const NAMED: usize = 16;
 
-/// Keys by their dictionaries.
+/// Keys with their dictionaries.
 pub type Keys = Vec<(DictionaryId, Bytes)>;
 
 impl Views {
     /// Begins a transaction that undoes a commit ([`kvdb::Kvdb::undoable_commits`]) when it
-    /// commits. Its number, and the keys that others have changed since in a way that cannot be
-    /// joined: if there are any, it is of no use but to look at.
+    /// commits. Returns its number, and the keys that others have changed since in a way that
+    /// cannot be joined: if there are any, the transaction can only be inspected.
     pub fn undo(&self, commit: u64, options: TransactionOptions) -> Result<(TransactionId, Keys)> {
         let db = &self.shared.db;
         let (before, after) = db.states_around(commit)?;
@@ -58,9 +58,9 @@ impl Views {
     }
 }
 
-/// Removes the content of files that a transaction has removed and that are open nowhere outside of
-/// it, in the view that it began in: it is to be a part of its commit, and not to come after it.
-/// Takes them out of `orphans`.
+/// Removes the content of files that a transaction has removed and that are not open in its parent
+/// view, so that the removal is part of the commit instead of following it. Takes these files out
+/// of `orphans`.
 pub(super) fn remove_content(
     parent: &Fs,
     transaction: &Transaction,
@@ -81,7 +81,7 @@ pub(super) fn remove_content(
     Ok(())
 }
 
-/// Files that have no name in a state and of which it has content.
+/// Returns the files without a name that have content in a state.
 fn orphans_of(state: &kvdb::View, layout: &Layout) -> Result<BTreeSet<Ino>> {
     let (start, end) = layout::orphan_range();
     let mut all = BTreeSet::new();
@@ -94,8 +94,8 @@ fn orphans_of(state: &kvdb::View, layout: &Layout) -> Result<BTreeSet<Ino>> {
     Ok(all)
 }
 
-/// Puts what is missing of files that a commit has made orphans. Gives keys that are not as they
-/// were.
+/// Restores the missing content of files that a commit has orphaned. Returns keys that have changed
+/// since.
 fn bring_content_back(
     transaction: &Transaction,
     layout: &Layout,

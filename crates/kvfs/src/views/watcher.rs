@@ -1,4 +1,4 @@
-//! What a cache of the file system is told.
+//! The interface through which a cache of the file system is told of changes.
 
 use std::any::Any;
 
@@ -7,26 +7,26 @@ use crate::apply_commit::ChangeSet;
 use crate::attr::Ino;
 use crate::fs::Fs;
 
-/// What [`Watcher::write_back`] waits for.
+/// The extent to which [`Watcher::write_back`] waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// For every page.
+    /// Waits for every page.
     ForAll,
-    /// Not for what cannot be written until a serializable transaction ends: the caller may be
-    /// about to end that very one.
+    /// Does not wait for pages that cannot be written until a serializable transaction ends: the
+    /// caller may be about to end that very transaction.
     ButForLocks,
 }
 
 /// Files that programs run from.
 #[derive(Default)]
 pub struct Running {
-    /// Which.
+    /// The files.
     pub files: Vec<Ino>,
     held: Vec<Box<dyn Any + Send>>,
 }
 
 impl Running {
-    /// These files. As long as `held` is not dropped no program begins to run from any other file
+    /// Returns these files. Until `held` is dropped, no program begins to run from any other file
     /// that was asked about.
     pub fn new(files: Vec<Ino>, held: Box<dyn Any + Send>) -> Running {
         Running { files, held: vec![held] }
@@ -41,7 +41,7 @@ impl Running {
 /// The changes that the commit of a transaction has made.
 #[derive(Clone, Copy)]
 pub struct CommittedTo<'a> {
-    /// The view that it was committed to: the mainline or a clone.
+    /// The view to which it was committed: the mainline or a clone.
     pub fs: &'a Fs,
     /// The number of that view.
     pub number: u16,
@@ -49,22 +49,22 @@ pub struct CommittedTo<'a> {
     pub changes: &'a ChangeSet,
 }
 
-/// A cache of the file system that is told of changes: a kernel, behind an adapter.
+/// A cache of the file system that is told of changes: a kernel, through an adapter.
 pub trait Watcher: Send + Sync {
-    /// Hands over what was written and is held back so far, of all views. Returns when it is handed
-    /// over; or says what is in the way.
+    /// Hands over the data written so far that the cache holds back, of all views. Returns when it
+    /// is handed over, or the reason why it cannot be.
     fn write_back(&self, wait: Wait) -> std::result::Result<(), String>;
-    /// There is a new view. (Not called for those that existed before and are opened when they are
-    /// first asked for.)
+    /// Reports a new view. (Not called for views that existed before and are opened when they are
+    /// first used.)
     fn appeared(&self, view: &ViewId);
-    /// A view is over, and `fs` answers nothing any more but what was referred to. `committed`:
-    /// what has changed with its commit; `None`: nothing.
+    /// Reports the end of a view: `fs` then only answers for inodes to which there are references.
+    /// `committed` has the changes of the view's commit, or is `None` if there are none.
     fn ended(&self, view: &ViewId, number: u16, fs: &Fs, committed: Option<CommittedTo<'_>>);
-    /// A view, or the mainline, has become another one all at once.
+    /// Reports that a view, or the mainline, was replaced by another state as a whole.
     fn changed(&self, number: u16, fs: &Fs, changes: &ChangeSet);
-    /// A name is about to be removed with all below it: what of that no program uses is let go of,
-    /// so that nothing has to be kept for it. `path`: from the view's root. Or it says why the name
-    /// must stay.
+    /// Announces that a name is about to be removed with everything below it: the cache drops all
+    /// inodes there that no program uses, so that nothing has to be kept for them. `path` is
+    /// relative to the view's root. Returns the reason if the name must stay.
     fn goes(
         &self,
         view: &ViewId,
@@ -76,11 +76,12 @@ pub trait Watcher: Send + Sync {
         let _ = (view, number, fs, at, path);
         Ok(())
     }
-    /// Which of these files of a view programs run from, or have mapped to run.
+    /// Returns those of these files of a view from which programs run, or which are mapped for
+    /// execution.
     fn running(&self, number: u16, files: &[Ino]) -> Running {
         let _ = (number, files);
         Running::default()
     }
-    /// The file system answers nothing any more; see [`Views::go_down`].
+    /// Reports that the file system does not answer any more; see [`Views::go_down`].
     fn went_down(&self) {}
 }
