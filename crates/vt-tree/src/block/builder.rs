@@ -21,7 +21,7 @@ pub struct BlockBuilder {
     restarts: Vec<u32>,
     last_key: Vec<u8>,
     last_extent: Option<ExtentRef>,
-    /// Items behind the last restart point.
+    /// The number of items since the last restart point.
     in_interval: usize,
     /// The next item begins at a restart point, however short the restart interval is.
     ends_interval: bool,
@@ -38,7 +38,7 @@ impl BlockBuilder {
         self.items == 0
     }
 
-    /// Size of the payload so far, bytes; an upper bound.
+    /// Returns an upper bound on the size of the payload so far, in bytes.
     pub fn size(&self) -> usize {
         self.buf.len()
             + 4 * self.restarts.len()

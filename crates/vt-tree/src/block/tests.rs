@@ -20,8 +20,8 @@ fn sample() -> Vec<Item> {
         .collect()
 }
 
-/// Compressed values, most of 900 to 3500 bytes, some as they are, one behind the other from `addr`
-/// on.
+/// Returns items with compressed values, most of 900 to 3500 bytes, and some uncompressed ones,
+/// placed one after the other from `addr` on.
 fn packed(keys: impl Iterator<Item = Bytes>, addr: u64) -> Vec<Item> {
     let mut end = addr;
     let mut item = |(i, key): (usize, Bytes)| {
@@ -57,8 +57,8 @@ fn compressed_values_come_back_and_cost_six_bytes_in_a_row() {
     for i in &items {
         assert_eq!(block.find(&i.key).unwrap(), Some((0, i.body.clone())));
     }
-    // Two sequences that form no extent run: in one neither keys nor lengths continue; the other
-    // becomes packed late, by another codec than the one before.
+    // Two sequences that do not form an extent run: in the first, neither keys nor lengths
+    // continue; the second becomes packed late, with another codec than the values before.
     let mut items = packed((0..100u64).map(|i| Bytes::from(format!("k{:09}", i * i * i))), 1 << 31);
     items.extend((0..50).map(|i| page(1 << 62, i, (1 << 32) + i * 4096, 0)));
     for (i, item) in items[100..].iter_mut().enumerate().skip(30) {
@@ -175,8 +175,8 @@ fn extent_runs_and_what_lies_between_come_back_and_are_found() {
     assert_eq!(block.find(b"line 000950").unwrap(), None);
 }
 
-/// A block of deletions: for each the bytes that its key shares with the one before, and the
-/// others. All lie in one restart interval.
+/// Returns a block of deletions, all in one restart interval. Each is described by the number of
+/// bytes that its key shares with the previous key, and its further bytes.
 fn deletions(keys: impl IntoIterator<Item = (usize, Vec<u8>)>) -> Bytes {
     let mut payload = Vec::new();
     for (shared, further) in keys {

@@ -59,7 +59,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Data beneath, bytes.
+    /// Returns the bytes of data beneath.
     pub fn data_bytes(&self) -> u64 {
         self.block_bytes + self.value_bytes
     }

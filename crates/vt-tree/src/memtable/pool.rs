@@ -16,19 +16,19 @@ use std::sync::Arc;
 /// Bytes of a region: a huge page.
 pub(super) const REGION: usize = 2 << 20;
 
-/// A pool of memory that memtables share. What a dropped memtable leaves, the next one reuses.
+/// A pool of memory that memtables share: a new memtable reuses the memory of a dropped one.
 #[derive(Default)]
 pub struct Pool {
     idle: Mutex<Vec<MmapMut>>,
 }
 
 impl Pool {
-    /// An empty pool.
+    /// Creates an empty pool.
     pub fn new() -> Arc<Pool> {
         Arc::default()
     }
 
-    /// The bytes that no memtable uses.
+    /// Returns the bytes that no memtable uses.
     pub fn idle_bytes(&self) -> usize {
         self.idle.lock().len() * REGION
     }

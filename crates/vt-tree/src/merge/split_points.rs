@@ -44,7 +44,7 @@ pub fn split_points(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Ve
             && all.first().is_some_and(|(first, _)| first < low)
             && points.last().is_none_or(|last| last < low)
         {
-            // Copied, since a slice would keep the whole node in memory.
+            // The key is copied, since a slice would keep the whole node in memory.
             points.push(Bytes::copy_from_slice(low));
         }
         before += weight;

@@ -34,7 +34,7 @@ pub(super) struct OpenBlock {
 }
 
 impl OpenBlock {
-    /// `true` if the gap before `key` is much wider than the range that the block covers, as
+    /// Returns whether the gap before `key` is much wider than the range that the block covers, as
     /// between two files or two ranges that are appended to. A block that reached across the gap
     /// would overlap every later append to the first range; one that ends there is stitched by
     /// every merge.
