@@ -17,12 +17,12 @@ pub struct ZonePin {
 }
 
 impl ZonePin {
-    /// A pin of zones whose pins were counted already.
+    /// Returns a pin of zones whose pins were counted already.
     pub(crate) fn counted(allocator: &Arc<Allocator>, uses: ZoneUse) -> ZonePin {
         ZonePin { allocator: Some(Arc::clone(allocator)), uses }
     }
 
-    /// The pinned zones, and the bytes alive in each by this pin.
+    /// Returns the pinned zones, and the bytes alive in each by this pin.
     pub fn uses(&self) -> &ZoneUse {
         &self.uses
     }
