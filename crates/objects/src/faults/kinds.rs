@@ -1,9 +1,9 @@
-//! The faults that there are, how often they strike, and the entries of a trace of them.
+//! The kinds of faults, their rates, and the entries of a trace of them.
 
 use std::time::Duration;
 
-/// How often each fault strikes: once in so many requests that it can strike, at random; 0 is
-/// never. All are 0 by default.
+/// The rate of each fault: it strikes once in this many requests that it can strike, at random; 0
+/// is never. All are 0 by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
     /// [`Injected::LostRequest`], of all requests.
