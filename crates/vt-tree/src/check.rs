@@ -30,7 +30,7 @@ struct RunChecker<'a> {
     run: &'a Arc<Run>,
     fault: &'a mut dyn FnMut(String),
     progress: &'a mut dyn FnMut(u64),
-    /// The upper bound of the item before.
+    /// The upper bound of the previous item.
     last_end: Vec<u8>,
 }
 

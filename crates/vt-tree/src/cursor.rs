@@ -152,9 +152,9 @@ pub struct TreeCursor {
     /// Reads the values that updates change.
     cache: Arc<BlockCache>,
     sources: Vec<SourceCursor>,
-    /// The sources that have an item, in the order of their items; of several at one key the newest
-    /// first. Moving the first source costs one comparison as long as it stays first, and few if it
-    /// does not move far.
+    /// The sources that have an item, in the order of their items; if several have one at the same
+    /// key, the newest is first. Moving the first source costs one comparison as long as it stays
+    /// first, and few if it does not move far.
     order: Vec<u32>,
     direction: Direction,
     /// The item in front was returned: it is skipped when the cursor moves on.
@@ -442,7 +442,7 @@ impl TreeCursor {
         let tombstones = &mut newer[front];
         let bound = &mut self.bound;
         tombstones.step(forward)?;
-        // If the next one begins at the end of this one, both are skipped at once.
+        // If the next tombstone begins at the end of this one, both are skipped at once.
         while let Some(ItemRef { key, body: BodyRef::DeleteRange { end }, .. }) = tombstones.item()
             && (if forward { key } else { end }) == bound.as_slice()
         {
@@ -509,7 +509,7 @@ impl TreeCursor {
         let other = others.first().and_then(|&o| self.sources[o as usize].key());
         let near =
             |last: &[u8]| other.is_none_or(|key| last < key) && (end.is_empty() || last < end);
-        // Only a key is borrowed from the other source; the first one moves.
+        // Only a key of the other source is borrowed; the first source moves.
         match &self.sources[front as usize] {
             SourceCursor::Run(c) if c.last_key().is_some_and(near) => {}
             _ => return ControlFlow::Continue(()),

@@ -3,10 +3,10 @@
 //!
 //! Runs share blocks and whole subtrees. Both sides are walked together in key order: a pointer
 //! that both have leads to the same bytes and is skipped unread; any other is opened, one level at
-//! a time. What remains are the items of memtables, and of blocks that only one side has. Their
-//! keys are looked up on both sides; for a range tombstone, its range is read on both. An item that
-//! both sides have cannot be skipped: a merge may have moved it, but it may also have been written
-//! again on one side, above an item that hides it on the other.
+//! a time. Then only items of memtables remain, and of blocks that only one side has. Their keys
+//! are looked up on both sides; for a range tombstone, its range is read on both. An item that both
+//! sides have cannot be skipped: a merge may have moved it, but it may also have been written again
+//! on one side, above an item that hides it on the other.
 //!
 //! Equal pointers must meet: the walk goes by lower fence, higher levels first, so when it comes to
 //! a pointer, everything above it on the other side has been opened or was shared.

@@ -17,7 +17,7 @@ use crate::source::Source;
 /// The number of items of a memtable that are counted one by one; the rest is extrapolated.
 const COUNTED: u64 = 4096;
 
-/// An estimate of how much lies in a range.
+/// An estimate of the items and bytes in a range.
 ///
 /// Items are counted in every source: a key that was overwritten counts once in each run that still
 /// has a version of it, and a tombstone counts as an item. After a compaction of the range the
@@ -128,7 +128,7 @@ fn of_memtable(memtable: &Arc<Memtable>, range: &KeyRange, at: Seq) -> Result<Es
         cursor.next()?;
     }
     let (Some(first), Some(reached)) = (first, reached) else { return Ok(sum) };
-    // Assumes that the rest is as dense as the items counted, bounded by the size of the memtable.
+    // The rest is assumed to be as dense as the items counted, within the size of the memtable.
     cursor.last()?;
     let last = match (cursor.item(), &range.end) {
         (Some(item), Some(end)) => item.key.min(end).to_vec(),

@@ -96,7 +96,8 @@ fn bytes_in(runs: &[Arc<Run>], inputs: &[Input], range: &KeyRange) -> Result<(u6
     let Some(first) = runs.first().filter(|_| about.bytes_error > about.bytes / CERTAIN) else {
         return Ok((about.bytes, 0));
     };
-    // One block may refer to megabytes of large values, of which the range has a few.
+    // The estimate is imprecise because one block may refer to megabytes of large values, of which
+    // the range has only a few.
     let mut cursor = TreeCursor::new(first.cache(), inputs, Seq::MAX);
     cursor.seek(&range.start);
     let mut bytes = 0u64;

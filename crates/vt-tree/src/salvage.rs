@@ -113,8 +113,8 @@ impl SalvageCursor {
                 continue;
             };
             step.next += 1;
-            // Entries ascend and are disjoint. One outside the fences of its node is no part of the
-            // tree.
+            // Entries ascend and are disjoint. An entry outside the fences of its node does not
+            // belong to the tree.
             if entry.low < step.low || entry.high > step.high {
                 continue;
             }

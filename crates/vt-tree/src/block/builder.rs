@@ -23,7 +23,7 @@ pub struct BlockBuilder {
     last_extent: Option<ExtentRef>,
     /// The number of items since the last restart point.
     in_interval: usize,
-    /// The next item begins at a restart point, however short the restart interval is.
+    /// The next item begins at a restart point, even if the current restart interval is short.
     ends_interval: bool,
     /// The latest items, while they may still form an extent run.
     open: Option<OpenExtentRun>,
@@ -147,7 +147,7 @@ impl BlockBuilder {
                 self.buf.extend_from_slice(&e.crc.to_le_bytes());
                 self.last_extent = Some(e);
             }
-            // An update of a known value was applied before, see `RunBuilder::push`.
+            // `RunBuilder::push` has already applied an update whose base is known.
             BodyRef::Update { update, .. } => {
                 self.head(shared, key, seq, INLINE | UPDATE);
                 varint::put_bytes(&mut self.buf, update);

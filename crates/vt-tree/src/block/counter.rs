@@ -4,11 +4,11 @@
 /// The encoding of a number in the last bytes of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Radix {
-    /// Big-endian.
+    /// Big-endian bytes.
     Bytes = 0,
-    /// Digits.
+    /// Decimal digits.
     Decimal = 1,
-    /// Digits, and letters a to f.
+    /// Hexadecimal digits with letters a to f.
     Hex = 2,
 }
 

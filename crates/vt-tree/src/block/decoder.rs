@@ -12,7 +12,7 @@ use crate::item::Seq;
 use crate::value::Compression;
 use crate::value::ExtentRef;
 
-/// The head of an item: all that precedes its body.
+/// The head of an item: everything before its body.
 pub(super) struct Head {
     pub shared: usize,
     pub suffix: (usize, usize),

@@ -11,7 +11,7 @@ use crate::item::Seq;
 use crate::value::Compression;
 use crate::value::ExtentRef;
 
-/// An extent run of fewer items would save nothing.
+/// The fewest items of an extent run: a shorter one would save nothing.
 const LEAST: usize = 4;
 
 /// The most items of a packed extent run: to find the address of one, the lengths of all before it
@@ -24,7 +24,7 @@ fn stride(len: u32) -> u64 {
     u64::from(len).next_multiple_of(u64::from(ExtentRef::plain(0, len, 0).align()))
 }
 
-/// Where the values of an extent run lie, without their checksums.
+/// The places of the values of an extent run, without their checksums.
 #[derive(Clone, Copy, Debug)]
 struct ExtentSequence {
     addr: u64,
@@ -60,7 +60,7 @@ pub(crate) struct OpenExtentRun {
     /// Sequence numbers ascend by one; otherwise all are equal.
     ascends: bool,
     places: ExtentSequence,
-    /// Where the last value ends.
+    /// The address at which the last value ends.
     end: u64,
     crcs: Vec<u32>,
     /// The bytes that each value takes on the device, if the run is packed.
@@ -146,8 +146,8 @@ impl OpenExtentRun {
         }
         self.ascends = ascends;
         self.take(e);
-        // A counter that overflows ends the run here: no key equals the empty one. The keys so far
-        // are still described by the counter that is left.
+        // A counter that overflows ends the run: no key equals the empty one. The keys so far are
+        // still described by the counters that are left.
         for x in &mut self.expected {
             if !x.counter.advance(&mut x.key, x.step) {
                 x.key.clear();

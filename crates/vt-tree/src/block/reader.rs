@@ -212,7 +212,7 @@ impl Block {
                 (first, first + self.heads[first..].partition_point(|&h| h == head))
             }
         };
-        // Equal heads are decided by whole keys.
+        // Whole keys decide between equal heads.
         while lo < hi {
             let mid = (lo + hi) / 2;
             if self.restart_key(mid)? <= key { lo = mid + 1 } else { hi = mid }

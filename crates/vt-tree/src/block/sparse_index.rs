@@ -22,7 +22,8 @@ use crate::block::Block;
 use crate::item::{Body, Seq};
 use crate::key::head_of;
 
-/// Blocks of fewer restart intervals have no sparse index: it would save little.
+/// The fewest restart intervals of a block that has a sparse index: with fewer, it would save
+/// little.
 const INTERVALS_LEAST: usize = 4;
 /// If a restart interval is longer than this many bytes, the whole block is read.
 const INTERVAL_MOST: usize = 4 << 10;
@@ -44,13 +45,14 @@ pub(crate) struct SparseIndex {
     shared: u16,
     /// The offset at which the last restart interval ends.
     end: u32,
-    /// The block itself while it is cached, so that no look into the cache is needed.
+    /// The block itself while it is cached, so that no lookup in the cache is needed.
     cached: ArcSwapOption<Block>,
     /// The number of lookups in the cached block.
     hits: AtomicU32,
     /// The last read had to wait for the device.
     slow: AtomicBool,
-    /// When a restart interval was last read; the clock is the number of misses of the cache.
+    /// The time of the last read of a restart interval; the clock is the number of misses of the
+    /// cache.
     read: AtomicU32,
 }
 
@@ -268,8 +270,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Keys of few different bytes, so that prefixes, heads and whole keys are often equal;
-        /// every third item is a range tombstone.
+        /// The keys have few different bytes, so that prefixes, heads and whole keys are often
+        /// equal; every third item is a range tombstone.
         #[test]
         fn a_sparse_index_finds_what_its_block_has(
             keys in proptest::collection::btree_set(proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(255)], 0..12), 20..90),

@@ -134,8 +134,8 @@ fn consecutive_pages_cost_their_checksum() {
 #[test]
 fn extent_runs_and_what_lies_between_come_back_and_are_found() {
     let mut items = Vec::new();
-    // Ascending sequence numbers, a hole, a jump of the address, a jump of the sequence number;
-    // then other kinds, in between.
+    // Items with ascending sequence numbers, a hole, a jump of the address, and a jump of the
+    // sequence number; then other kinds between them.
     items.extend((0..200).map(|i| page(1, i, (1000 + i) * 4096, 50 + i)));
     items.extend((300..400).map(|i| page(1, i, (1000 + i) * 4096, 0)));
     items.extend((400..470).map(|i| page(1, i, (5000 + i) * 4096, 9)));
@@ -222,7 +222,7 @@ fn a_packed_extent_run_of_more_items_than_a_writer_puts_there_is_an_error() {
         let mut payload = vec![0, 8, EXTENT_RUN | HAS_PACKED];
         payload.extend_from_slice(&7u64.to_be_bytes());
         varint::put_u64(&mut payload, items as u64);
-        // Counted by its last eight bytes, in steps of one.
+        // The keys are counted by their last eight bytes, in steps of one.
         payload.extend_from_slice(&[8, 1]);
         varint::put_u64(&mut payload, 1 << 30);
         varint::put_u64(&mut payload, 4096);

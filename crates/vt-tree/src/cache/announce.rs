@@ -1,4 +1,4 @@
-//! Announces to the device what will be read, so that it can be fetched in the background.
+//! Announces future reads to the device, so that it can fetch the data in the background.
 
 use zones::Purpose;
 

@@ -55,14 +55,15 @@ const FIRST_SHARE: u64 = 4;
 /// Sparse indexes may take the budget divided by this.
 const SPARSE_INDEXES: u64 = 4;
 
-/// How data that is not in memory is read.
+/// The way in which data that is not in memory is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadMode {
     Alone,
-    /// Reads ahead what follows on the device, if reads continue there, see [`SequentialReads`].
+    /// Announces the data that follows on the device, if reads continue there, see
+    /// [`SequentialReads`].
     Onward,
-    /// Reads the neighbourhood on the device as well, see [`ReadAround`], if that suits the store;
-    /// otherwise reads ahead as `Onward` does.
+    /// Fetches the neighbourhood on the device as well, see [`ReadAround`], if that suits the
+    /// store; otherwise does the same as `Onward`.
     Around,
 }
 
@@ -119,7 +120,7 @@ pub struct BlockCache {
     zones: Arc<Zones>,
     /// The budget of both caches together, bytes.
     budget: u64,
-    /// Index data. May take seven eighths of the budget; tuple blocks get what it leaves.
+    /// The cached index data. It may take seven eighths of the budget; tuple blocks get the rest.
     index: Cache<CacheKey, IndexData, CacheWeight>,
     blocks: Cache<CacheKey, Arc<Block>, CacheWeight, DefaultHashBuilder, EvictionListener>,
     ahead: AtomicUsize,
@@ -146,7 +147,7 @@ fn room(what: &str, addr: u64, len: u64) -> Result<Vec<u8>> {
     Ok(vec![0; len as usize])
 }
 
-/// Creates the error for a tuple block with keys outside its fences.
+/// Returns the error for a tuple block with keys outside its fences.
 pub(crate) fn outside(addr: u64) -> Error {
     Error::corrupt("tuple block: keys outside its fences", addr)
 }

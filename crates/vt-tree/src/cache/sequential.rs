@@ -82,7 +82,7 @@ impl Sequence {
 struct OfPurpose {
     sequences: [Sequence; SEQUENCES],
     clock: u64,
-    /// How little the last reads resembled a sequence; nothing is announced until this is 0 again.
+    /// The doubt that the last reads form a sequence; nothing is announced until this is 0 again.
     doubt: u32,
 }
 

@@ -77,7 +77,7 @@ impl BlockCache {
         // Bounds the requests in flight; the memory of the values read is up to the caller.
         let mut rest = &order[..];
         while !rest.is_empty() {
-            // Spans: address, length, and number of values.
+            // A span is an address, a length, and a number of values.
             let mut spans: Vec<(u64, u64, usize)> = Vec::new();
             let (mut taken, mut bytes) = (0, 0);
             while let Some(e) = rest.get(taken).map(|&i| &extents[i]) {
@@ -226,7 +226,7 @@ mod tests {
         let mut places: Vec<ExtentRef> =
             (0..40).map(|i| place_value(&mut writer, &data(i)).unwrap()).collect();
         let _pin = writer.finish().unwrap();
-        // In descending device order, one twice, with gaps.
+        // The values in descending device order, one of them twice, with gaps.
         let order: Vec<usize> = (0..40).rev().filter(|i| i % 5 != 3).chain([7]).collect();
         let wanted: Vec<ExtentRef> = order.iter().map(|&i| places[i]).collect();
         let got = cache.read_values(&wanted).unwrap();

@@ -40,7 +40,7 @@ pub fn hash(key: &[u8]) -> u64 {
 
 /// The version of the encoding.
 const VERSION: u8 = 1;
-/// Checksum, version, bits, low, zero, count, zeros.
+/// The size of the header: checksum, version, bits, low, zero, count, zeros.
 const HEADER: usize = 16;
 /// The number of quotients for each entry of the directory.
 const STRIDE: u64 = 128;
@@ -59,7 +59,7 @@ const TOGETHER: u64 = 1 << 15;
 /// `rate`, and [`TOGETHER`] fingerprints at `rate`.
 fn bits_for(n: u64, rate: u16) -> u32 {
     let rate = u64::from(rate.clamp(1, 10_000));
-    // Ten thousand divided by three eighths.
+    // The factor is ten thousand divided by three eighths.
     let alone = (n.max(1) * 80_000).div_ceil(3 * rate);
     let merged = (TOGETHER * 10_000).div_ceil(rate);
     alone.max(merged).next_power_of_two().trailing_zeros().min(BITS_MAX)
@@ -189,7 +189,7 @@ fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
         word.copy_from_slice(&(old | (f & mask(low)) << (at % 8)).to_le_bytes());
     }
     for (i, f) in fingerprints.iter().enumerate() {
-        // `i` ones precede it, and a zero for each smaller quotient.
+        // The position is preceded by `i` ones, and a zero for each smaller quotient.
         let at = i as u64 + (f >> low);
         out[l.code + (at / 8) as usize] |= 1 << (at % 8);
     }
@@ -408,7 +408,8 @@ fn prefetch(bytes: &[u8], at: usize) {
     #[cfg(target_arch = "x86_64")]
     if let Some(byte) = bytes.get(at) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint that touches no memory of the program, at an address inside of `bytes`.
+        // SAFETY: this is a hint that touches no memory of the program, at an address inside of
+        // `bytes`.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(byte).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]

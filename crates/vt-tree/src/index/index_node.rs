@@ -47,7 +47,7 @@ pub(crate) struct IndexNode {
     /// The prefix that all lower fences share, then the rest of each.
     keys: Box<[u8]>,
     prefix: u32,
-    /// Where the rest of each key ends in `keys`.
+    /// The end of the rest of each key in `keys`.
     ends: Box<[u32]>,
     /// The first eight bytes of each rest, as a number that sorts as they do.
     heads: Box<[u64]>,
@@ -58,7 +58,7 @@ pub(crate) struct IndexNode {
     pub pins: Box<[OnceLock<FilterPin>]>,
     /// The upper fence: it is above every key beneath.
     high: Box<[u8]>,
-    /// A bit for each entry: the child was checked to be within its fences.
+    /// A bit for each entry, set once the child was checked to be within its fences.
     admitted: Box<[AtomicU64]>,
     /// The children, if these are nodes, as far as the budget allowed to keep them.
     children: OnceLock<PinnedBelow<Arc<IndexNode>>>,
@@ -240,7 +240,7 @@ impl IndexNode {
     }
 
     /// Checks, once, that the node beneath an entry is within its fences. So no node is reached on
-    /// two paths, and every walk ends whatever the device holds.
+    /// two paths, and every walk ends even if the device is damaged.
     pub fn admit(&self, i: usize, child: &IndexNode) -> Result<()> {
         self.admit_once(i, || {
             (child.len() > 0).then(|| self.covers(i, &child.low(0), &child.high, false))
@@ -297,7 +297,7 @@ impl IndexNode {
             Some(&x) if x == h => self.heads[first..].partition_point(|&x| x == h),
             _ => 0,
         };
-        // Equal heads are decided by whole keys.
+        // Whole keys decide between equal heads.
         let (mut lo, mut hi) = (first, first + same);
         while lo < hi {
             let mid = (lo + hi) / 2;
@@ -335,7 +335,7 @@ fn below(heads: &[u64], h: u64) -> usize {
     // `low < h <= high`: the guess lies between 0 and `last`.
     let guess = ((((h - low) as f64 / (high - low) as f64) * last as f64) as usize).min(last);
     let mut step = 4;
-    // All heads before `from` are below `h`, those from `to` on are not.
+    // All heads before `from` are below `h`; those from `to` on are not.
     let (from, to) = if heads[guess] < h {
         let mut from = guess + 1;
         loop {

@@ -47,9 +47,9 @@ pub(super) enum NewValue<'a> {
 /// The newest version of a record's key.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NewestVersion {
-    /// There is one version only. `seq` is relative to the memtable's base.
+    /// The only version of the key. `seq` is relative to the memtable's base.
     Only { seq: u32, arrival: u32, value: Place },
-    /// The tree has a chain of versions under this number.
+    /// The number of the chain of versions that the tree has for the key.
     Chain(u32),
 }
 
@@ -184,7 +184,7 @@ impl Arena {
             ])
         };
         self.bytes += next.as_ref().len();
-        // The rest of the chunk is lost: at most an eighth of it, unless long data follows.
+        // The rest of the current chunk is lost: at most an eighth of it, unless long data follows.
         self.chunks.push(next);
         self.filled = 0;
         // The owner seals a memtable long before it has this size.

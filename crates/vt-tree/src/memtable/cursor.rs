@@ -100,7 +100,7 @@ impl MemtableState {
         };
         let below = |key: &[u8], hi: Option<&[u8]>| hi.is_none_or(|h| key < h);
         loop {
-            // Points up to the next tombstone.
+            // Adds the points up to the next tombstone.
             let edge = fragments.peek().map(|(s, _)| &s[..]).filter(|s| below(s, hi)).or(hi);
             while let Some(p) = point {
                 self.tree.passing(&self.arena, p);
@@ -153,8 +153,8 @@ impl MemtableState {
                         break;
                     }
                     if self.tree.leaf_newest(p) < tombstone.seq {
-                        // The whole leaf is older. If it reaches beyond the edge, go back to the
-                        // first key there.
+                        // The whole leaf is older than the tombstone. If it reaches beyond the
+                        // edge, the walk goes back to the first key after the edge.
                         point = self.tree.next_leaf(p);
                         work = work.saturating_sub(FRAGMENTS_PER_LEAF);
                         if point.is_none_or(|n| {

@@ -10,7 +10,7 @@ use std::ops::Bound::{Excluded, Included, Unbounded};
 
 pub(super) struct Fragment {
     pub end: Bytes,
-    /// Oldest first, one for each sequence number. Never empty.
+    /// The stamps, oldest first, one for each sequence number; never empty.
     stamps: Vec<Stamp>,
 }
 
@@ -81,8 +81,8 @@ impl Fragments {
         self.cut(&start);
         self.cut(&end);
         self.thin(&start, &end, floor);
-        // Now no fragment crosses either end: those inside get the stamp, the gaps between them
-        // become fragments.
+        // No fragment crosses either end any more: those inside get the stamp, and the gaps between
+        // them become fragments.
         let mut gaps = Vec::new();
         let mut reached = start.clone();
         for (s, f) in self.map.range_mut::<[u8], _>((Included(&start[..]), Excluded(&end[..]))) {

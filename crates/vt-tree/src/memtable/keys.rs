@@ -11,7 +11,7 @@ use crate::key::{head_of, shared_prefix};
 use bytemuck::{Pod, Zeroable};
 use std::cmp::Ordering;
 
-/// Keys per node. Few in this crate's own tests, so that small tables have deep trees.
+/// The keys per node. They are few in this crate's own tests, so that small tables have deep trees.
 pub(super) const FANOUT: usize = if cfg!(test) { 4 } else { 64 };
 /// Heads in a cache line.
 const LINE: usize = if cfg!(test) { 2 } else { 8 };
@@ -24,9 +24,9 @@ const PREFIX_MAX: usize = if cfg!(test) { 2 } else { 24 };
 pub(super) struct Keys {
     prefix: [u8; 24],
     len: u8,
-    /// Length of `prefix` in use: every key of the node begins with it.
+    /// The length of `prefix` in use: every key of the node begins with these bytes.
     skip: u8,
-    /// Index of the last insertion.
+    /// The index of the last insertion.
     last: u8,
     _pad: [u8; 5],
     heads: [u64; FANOUT],
@@ -34,7 +34,7 @@ pub(super) struct Keys {
     records: [u32; FANOUT],
 }
 
-/// Creates the head of `key` in a node whose keys share the first `skip` bytes.
+/// Returns the head of `key` in a node whose keys share the first `skip` bytes.
 #[inline]
 fn head(key: &[u8], skip: usize) -> u64 {
     head_of(key.get(skip..).unwrap_or_default())

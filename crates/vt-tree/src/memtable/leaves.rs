@@ -13,7 +13,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Leaf {
-    /// No version in this leaf is newer: a cursor skips a leaf that a newer range tombstone covers.
+    /// The newest version in this leaf, or a newer number: a cursor skips a leaf if a newer range
+    /// tombstone covers it.
     pub newest: Seq,
     pub next: u32,
     pub prev: u32,

@@ -53,7 +53,7 @@ pub const KEEP_FROM: usize = 512;
 pub struct Memtable {
     state: RwLock<MemtableState>,
     pin: Mutex<ZonePin>,
-    // Written under the lock, read without it.
+    // The following fields are written under the lock and read without it.
     bytes: AtomicUsize,
     placed: AtomicU64,
     len: AtomicUsize,
@@ -89,9 +89,9 @@ struct MemtableState {
 
 /// A value, or a change of one, kept outside the arena.
 enum KeptValue {
-    /// As it was given.
+    /// The value as it was given.
     Own(Value),
-    /// It shares a buffer with its neighbours until it has a place on the device, see
+    /// A value that shares a buffer with its neighbours until it has a place on the device, see
     /// `Writer::put_deferred`.
     Deferred(Deferred),
     /// A change of a value on the device, or of one in an older source. A value in this memtable
@@ -103,7 +103,7 @@ struct Deferred {
     bytes: Bytes,
     /// An update was applied to the value, so a replay of the writes needs it.
     folded: bool,
-    /// It was forgotten, and is counted as such.
+    /// The value was forgotten, and counts as forgotten.
     forgotten: bool,
 }
 
@@ -322,7 +322,7 @@ impl MemtableState {
     /// Looks up a version, see [`Memtable::get`]. Returns `None` if it was discarded.
     fn get(&self, key: &[u8], at: Seq) -> Option<Lookup> {
         let version = self.tree.get(&self.arena, key, at);
-        // A version newer than all range tombstones is hidden by none.
+        // A version newer than all range tombstones cannot be hidden.
         if !self.fragments.is_empty() && version.is_none_or(|v| v.seq <= self.fragments.newest()) {
             let tombstone = self.fragments.covering(key).and_then(|(_, f)| f.visible(at));
             if let Some(t) = tombstone

@@ -45,7 +45,7 @@ impl Pool {
         let memory = idle.unwrap_or_else(|| {
             let memory = MmapMut::map_anon(REGION)
                 .unwrap_or_else(|_| handle_alloc_error(Layout::new::<[u8; REGION]>()));
-            // Only a hint: without huge pages memtables work, but slower.
+            // This is only a hint: without huge pages memtables work, but slower.
             let _ = memory.advise(memmap2::Advice::HugePage);
             memory
         });

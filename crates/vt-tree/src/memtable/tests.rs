@@ -27,7 +27,7 @@ impl Model {
         };
         let mut ops: Vec<_> =
             self.ops.iter().filter(|(seq, op)| *seq <= at && covers(op)).collect();
-        // Stable: of equals the last to arrive counts.
+        // The sort is stable: of two equal writes the later one counts.
         ops.sort_by_key(|(seq, _)| *seq);
         ops.iter().fold(Lookup::Absent, |older, (seq, op)| {
             let newer = match op {
@@ -378,8 +378,8 @@ fn a_memtable_with_little_in_it_takes_little() {
     assert!(first < 2 << 10, "{first} bytes for one key");
 }
 
-/// One writer; readers that each pin a sequence number already published and must find exactly its
-/// state.
+/// One thread writes; each reader pins a sequence number that was already published, and must find
+/// exactly its state.
 #[test]
 fn readers_see_whole_commits_while_one_writes() {
     const KEYS: u64 = 500;

@@ -202,7 +202,7 @@ impl Tree {
         } else {
             let mid = left.keys.split_at(i);
             left.keys.split_off(arena, mid, &mut right.keys);
-            // An upper bound for the right half.
+            // This is an upper bound for the right half.
             right.newest = left.newest;
             if i <= mid {
                 left.keys.insert(arena, i, key, record);

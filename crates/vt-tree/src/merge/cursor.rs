@@ -40,7 +40,7 @@ struct OpenTupleBlock {
     addr: u64,
     /// The next restart interval to decode.
     interval: usize,
-    /// The items of the restart interval before it, and the index of the current one.
+    /// The items of the last decoded restart interval, and the index of the current one.
     items: RestartInterval,
     at: usize,
 }

@@ -373,7 +373,7 @@ impl Merge {
         let (mut count, mut bytes) = (0, 0);
         for (at, e) in entries.iter().enumerate() {
             let free = limit.as_ref().is_none_or(|l| e.high <= *l);
-            // A span may end with one small block, where a range ends.
+            // A span may end with one small block, at the end of a range.
             let taken = if at == 0 {
                 self.builder.takes_block(e)
             } else {
@@ -389,8 +389,8 @@ impl Merge {
         if count == 0 {
             return self.inputs[i].descend();
         }
-        // A span may continue across index nodes: the last one of a node in the next node, the
-        // first one from the node before. Only a part of its length is known then.
+        // A span may continue across index nodes: the last span of a node in the next node, the
+        // first one from the previous node. Then only a part of its length is known.
         let begun =
             self.stitched.is_some_and(|(of, end)| of == i && follows_block(end, &entries[0]));
         let partial = begun || (count == entries.len() && self.inputs[i].goes_on());

@@ -20,7 +20,7 @@ pub struct MergeOptions {
     pub old_seq: Seq,
     /// The codec of the tuple blocks written. Stitched blocks keep theirs.
     pub compression: Compression,
-    /// The codec of large values that come as bytes. A value that has a place already keeps its
+    /// The codec of large values that arrive as bytes. A value that already has a place keeps its
     /// codec, also when it moves.
     pub compress_values: Compression,
     /// The rate of false positives of the filters written, in ten thousandths: 80 is 0.8%. With 0
@@ -31,8 +31,8 @@ pub struct MergeOptions {
     pub priority: Priority,
     /// The expected lifetime of the result; data of one lifetime shares zones.
     pub lifetime: Lifetime,
-    /// Write large values while more input is read, see [`zones::ExtentWriter::write_behind`]: for
-    /// merges that a caller waits for.
+    /// Write large values while more input is read, see [`zones::ExtentWriter::write_behind`]. It
+    /// is for merges that a caller waits for.
     pub write_behind: bool,
 }
 

@@ -50,7 +50,8 @@ pub struct Placement {
     /// Large values shorter than this, bytes, are brought into the blocks of their keys; a block or
     /// subtree that seems to have such values is not stitched. With 0, no value is.
     pub gather_below: u32,
-    /// For defragmentation: everything in these zones is copied, however long its span.
+    /// The zones to evacuate by defragmentation: everything in them is copied, however long its
+    /// span.
     pub evacuate: Option<Arc<BTreeSet<ZoneId>>>,
 }
 

@@ -1,6 +1,6 @@
 //! Divides a merge of several runs into parts of about the same work, by index entries alone. Every
 //! split point is a lower fence of an index node (of a block, in small runs) of one of the runs, so
-//! that this run is divided without reading what lies beneath.
+//! that this run is divided without reading the data beneath.
 
 use std::sync::Arc;
 

@@ -386,9 +386,9 @@ impl Probe<'_> {
 
 /// An entry of a leaf index node, where a probe has found it.
 enum LeafEntry<'a> {
-    /// In the probe's own node, which is the root.
+    /// The entry is in the probe's own node, which is the root.
     Here,
-    /// In a leaf index node beneath it, at this index.
+    /// The entry is in a leaf index node beneath it, at this index.
     Below(NodeRef<'a>, usize),
 }
 

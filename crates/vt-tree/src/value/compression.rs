@@ -40,7 +40,7 @@ impl Compression {
 
 /// Zstandard's level: higher levels make blocks of a few KiB only slightly smaller.
 const LEVEL: i32 = 1;
-/// The length of the payload, before the compressed bytes.
+/// The bytes of the length of the payload, which precedes the compressed bytes.
 const LENGTH: usize = 4;
 
 /// Compresses blocks and values, reusing its memory.

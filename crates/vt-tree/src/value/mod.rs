@@ -27,7 +27,7 @@ pub struct ExtentRef {
     pub codec: Compression,
 }
 
-/// The alignment, bytes, of values that are compressed or whose length is no multiple of a page.
+/// The alignment, bytes, of values that are compressed or whose length is not a multiple of a page.
 /// Others are page-aligned.
 pub(crate) const SMALL_ALIGN: u32 = 512;
 

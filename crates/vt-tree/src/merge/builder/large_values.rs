@@ -1,5 +1,6 @@
-//! Large values: those that come as bytes are placed; those that lie on the device stay or move, a
-//! window of keys at a time. Short ones move into the block of their key if the placement says so.
+//! Large values: those that arrive as bytes are placed; those that lie on the device stay or move,
+//! a window of keys at a time. Short ones move into the block of their key if the placement says
+//! so.
 
 use super::RunBuilder;
 use crate::cache::unpack_extent;

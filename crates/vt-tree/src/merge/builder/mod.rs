@@ -117,7 +117,7 @@ impl RunBuilder {
         }
     }
 
-    /// Appends one item. A large value is placed if it comes as bytes; otherwise the placement
+    /// Appends one item. A large value is placed if it arrives as bytes; otherwise the placement
     /// decides whether it stays or moves.
     pub fn push_item(&mut self, item: Item) -> Result<()> {
         self.push(item.borrow())

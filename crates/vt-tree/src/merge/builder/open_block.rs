@@ -27,7 +27,7 @@ pub(super) struct OpenBlock {
     value_spans: u64,
     last_extent: Option<ExtentRef>,
     zones: ZoneUse,
-    /// The block before was closed because it was full, so this one continues it.
+    /// The previous block was closed because it was full, so this one continues it.
     after_full: bool,
     /// The number of key hashes collected before this block.
     hashes_before: usize,

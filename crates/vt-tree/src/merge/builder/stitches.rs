@@ -77,7 +77,7 @@ impl RunBuilder {
         self.close_block()?;
         for e in entries {
             if e.unfiltered {
-                // Its keys are in no filter.
+                // The keys of this block are in no filter.
             } else if let Some(keys) = keys_of(e) {
                 self.hashes.extend(keys.map(hash));
             } else if let Some(filter) = filter {
@@ -85,7 +85,7 @@ impl RunBuilder {
                     Some(at) => &mut self.borrowed[at],
                     None => {
                         self.borrowed.push(BorrowedFilter { filter, taken: 0, blocks: Vec::new() });
-                        // There is one: it was just pushed.
+                        // The source exists: it was just pushed.
                         let last = self.borrowed.len() - 1;
                         &mut self.borrowed[last]
                     }
