@@ -33,7 +33,7 @@ const GROWTH: u32 = 8;
 
 pub(crate) struct Allocator {
     state: Mutex<AllocatorState>,
-    /// Bytes of data not yet written for which space was promised. Changed without the lock.
+    /// Bytes of data not yet written for which space was promised. It changes without the lock.
     promised: Arc<AtomicU64>,
 }
 

@@ -1,5 +1,5 @@
-//! Errors of a store, in words for its user. They can be cloned, because every call after a failed
-//! sync returns its error.
+//! Errors of a store, with messages for its user. They can be cloned, because every call after a
+//! failed sync returns its error.
 
 use std::io;
 use std::path::PathBuf;

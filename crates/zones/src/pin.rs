@@ -11,7 +11,7 @@ use crate::{ZoneId, ZoneUse};
 /// durable before. The default pins nothing.
 #[derive(Default)]
 pub struct ZonePin {
-    /// `None` if it pins nothing.
+    /// The allocator; `None` if the pin pins nothing.
     allocator: Option<Arc<Allocator>>,
     uses: ZoneUse,
 }

@@ -23,7 +23,7 @@ impl ZoneUse {
         ZoneUse { bytes: BTreeMap::from([(zone, ZONE_SIZE)]) }
     }
 
-    /// Adds bytes alive in a zone; with 0 bytes, the zone itself.
+    /// Adds bytes alive in a zone; with 0 bytes, it only adds the zone.
     pub fn add(&mut self, zone: ZoneId, bytes: u64) {
         let sum = self.bytes.entry(zone).or_insert(0);
         *sum = sum.saturating_add(bytes);

@@ -96,8 +96,8 @@ impl FileDevice {
         };
         match flock(&file, how) {
             Ok(()) => {
-                // Read-ahead by the host would be in vain: sequential readers announce what they
-                // read, by `will_read`. A hint, so a failure is no error.
+                // Read-ahead by the host would be in vain: sequential readers announce their reads
+                // with `will_read`. This is a hint, so a failure is ignored.
                 let _ = fadvise(&file, 0, None, Advice::Random);
                 let direct = if read_only { None } else { DirectWriter::of(&file).map(Arc::new) };
                 let behind = direct.clone().and_then(|direct| {
@@ -181,7 +181,7 @@ impl Device for FileDevice {
         self.settle(offset, buf.len() as u64)?;
         if let Some(direct) = self.medium.get_or_init(|| DirectReader::of(&self.file)) {
             match direct.read_at(offset, buf) {
-                // The sectors are larger, or the file ends within a page.
+                // The sectors of the device are larger, or the file ends within a page.
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -202,7 +202,7 @@ impl Device for FileDevice {
         let mut at = offset;
         while at < end {
             let piece = (end - at).min(WILL_READ_PIECE);
-            // A hint: the read itself reports a failure.
+            // This is a hint: the read itself reports a failure.
             let _ = fadvise(&self.file, at, NonZeroU64::new(piece), Advice::WillNeed);
             at += piece;
         }

@@ -21,7 +21,7 @@ pub struct RemoteStats {
     pub cached_bytes: u64,
     /// Zones that lie in object storage.
     pub zones: u64,
-    /// The last request was not answered, and is made again and again.
+    /// The last request was not answered, and is being retried.
     pub waiting: bool,
 }
 

@@ -1,6 +1,6 @@
 //! The device of a store whose zones lie in object storage: the local file, whose missing parts are
-//! fetched before they are read. A zone has the same address here and there, and the host keeps
-//! the file sparse, so nothing is translated.
+//! fetched before they are read. A zone has the same address in both, and the host keeps the file
+//! sparse, so nothing is translated.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -139,7 +139,7 @@ impl Ahead {
         if queue.fetchers >= FETCHERS {
             return;
         }
-        // A thread does not keep the store open.
+        // A thread must not keep the store open.
         let ahead: Weak<Ahead> = Arc::downgrade(self);
         let started = thread::Builder::new().name("kvfs-fetch".into()).spawn(move || {
             while let Some(ahead) = ahead.upgrade() {

@@ -15,7 +15,7 @@ const MOST_RANGES: usize = 8192;
 /// refers to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FirstReads {
-    /// Ascending by address, disjoint, none of them empty.
+    /// The ranges, ascending by address, disjoint, and not empty.
     ranges: Vec<(u64, Bytes)>,
 }
 
@@ -43,7 +43,7 @@ impl FirstReads {
         first
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }

@@ -16,7 +16,7 @@ pub(crate) const PARTS: u32 = (ZONE_SIZE / PART) as u32;
 pub(crate) struct PartRange {
     pub zone: ZoneId,
     pub first: u32,
-    /// After the last one, at most [`PARTS`].
+    /// The end of the range, at most [`PARTS`].
     pub end: u32,
 }
 
@@ -60,8 +60,8 @@ fn mask(first: u32, end: u32) -> [u64; 2] {
 }
 
 impl Parts {
-    /// Creates the record for zones that lie in object storage, ascending, without any of their
-    /// parts. All other zones are wholly in the local file.
+    /// Creates the record without any part of the zones in `remote`, which lie in object storage
+    /// and ascend. All other zones are wholly in the local file.
     pub(crate) fn new(remote: impl Iterator<Item = ZoneId>) -> Parts {
         let zones: Vec<ZoneId> = remote.collect();
         let bits = zones.iter().map(|_| Default::default()).collect();

@@ -84,7 +84,7 @@ pub(crate) struct Source<'a> {
 pub struct Publication<'a> {
     /// The place to publish to.
     pub objects: &'a Arc<dyn Objects>,
-    /// The pieces that lie there already.
+    /// The pieces that lie in object storage already.
     pub known: &'a Known,
     /// The marks of zones that still have the bytes of `known`, unless they were written since.
     pub marks: &'a Marks,

@@ -201,7 +201,7 @@ impl Zones {
         Home { note, table: ZoneTable::clone(table), first }.write(&*zones.file)?;
         let superblock = Superblock { generation: 1, root: Vec::new(), ..self.superblock() };
         let made = Self::new(zones.file.clone(), superblock, 1)?;
-        // As long as the store is open, it writes only to other zones.
+        // The store writes only to other zones, as long as it is open.
         made.allocator.pin(&uses_of(table))?;
         Ok(made)
     }
@@ -277,7 +277,7 @@ impl Zones {
         }
     }
 
-    /// Returns whether a zone lies in object storage. Then it is never free here.
+    /// Returns whether a zone lies in object storage. Such a zone is never free.
     pub fn is_remote_zone(&self, zone: ZoneId) -> bool {
         self.remote().is_some_and(|remote| remote.layout().parts.is_remote(zone))
     }
