@@ -46,7 +46,8 @@ pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
     for page in 0..pages {
         file.read_at(&mut [0], (page * APART) as u64)?;
     }
-    // SAFETY: a new mapping at a place of the kernel's choice; no reference into it is ever made.
+    // SAFETY: the mapping is new, at a place of the kernel's choice; no reference into it is ever
+    // made.
     let at = unsafe {
         libc::mmap(
             std::ptr::null_mut(),

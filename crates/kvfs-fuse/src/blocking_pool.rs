@@ -219,7 +219,7 @@ mod tests {
         let pool = Arc::new(BlockingPool::new().expect("a pool"));
         let (done, all_done) = channel();
         let barrier = Arc::new(std::sync::Barrier::new(10));
-        // Each waits until all ten have begun: they must run at the same time, wherever `admit`
+        // Each job waits until all ten have begun: they must run at the same time, wherever `admit`
         // puts them.
         for _ in 0..9 {
             let (pool, barrier, done) = (pool.clone(), barrier.clone(), done.clone());

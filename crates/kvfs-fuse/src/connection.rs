@@ -61,7 +61,7 @@ pub(crate) fn send(
     head[..4].copy_from_slice(&((wire::OUT_HEADER + body.len()) as u32).to_ne_bytes());
     head[4..8].copy_from_slice(&error.to_ne_bytes());
     head[8..].copy_from_slice(&unique.to_ne_bytes());
-    // The kernel takes an answer whole or not at all.
+    // The kernel accepts an answer as a whole or not at all.
     if body.is_empty() {
         rustix::io::write(connection, &head).map(drop)
     } else {
@@ -90,7 +90,7 @@ pub(crate) fn join(clone: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Messages that make the kernel drop what it caches.
+/// Messages that make the kernel drop cached data.
 pub(crate) struct DeviceInvalidator {
     connection: Arc<OwnedFd>,
     /// The kernel can look up an entry again without the entry being torn out.

@@ -18,7 +18,6 @@
 //! `.kvfs/txn/17` is a symbolic link to `.kvfs/user/UID/17`, and that directory belongs to the user
 //! alone. The kernel checks it as it checks everything; the modes of the view's own root are not
 //! changed. A mount may be open instead.
-//! they are. A mount may be open instead.
 //!
 //! **Transactions within transactions.** A transaction that was begun within another one is a part
 //! of its state, and lies in its view alone: `.kvfs/txn/18` in the root of the view of 17. So a

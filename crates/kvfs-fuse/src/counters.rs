@@ -85,7 +85,7 @@ impl Counters {
     }
 
     pub(crate) fn count(&self, request: Request) {
-        // Only a statistic: no order with anything else is needed.
+        // These are only statistics, so the order of other operations does not matter.
         self.counts[request as usize].fetch_add(1, Ordering::Relaxed);
     }
 

@@ -592,8 +592,8 @@ pub(crate) fn init(
         (init::DO_READDIRPLUS, "directories with attributes"),
         (init::READDIRPLUS_AUTO, "directories with attributes when it pays"),
         (init::CACHE_SYMLINKS, "cached symbolic links"),
-        // With long-lived attributes the kernel must not drop pages because a time looks new: it
-        // made that time itself.
+        // Attributes live long, so the kernel must not drop pages because a time looks new: it made
+        // that time itself.
         (init::EXPLICIT_INVAL_DATA, "pages dropped only when told to"),
     ];
     for (_, what) in wanted.iter().filter(|(bit, _)| offered & bit == 0) {
@@ -616,7 +616,7 @@ pub(crate) fn init(
     // overtaken (`queues`).
     let background = if rings != 0 { u16::MAX } else { policy.max_background };
     a.u16(background.max(1)).u16((policy.max_background / 4 * 3).max(1));
-    // Times count in steps of one nanosecond.
+    // Times have a granularity of one nanosecond.
     a.u32(max_write).u32(1).u16(max_pages).u16(0).u32((take >> 32) as u32);
     a.0.resize(64, 0);
     Ok(offered)

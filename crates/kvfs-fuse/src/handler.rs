@@ -312,7 +312,7 @@ impl Default for Policy {
     }
 }
 
-/// Tells the kernel to drop what it caches, for changes that did not come through the mount.
+/// Tells the kernel to drop cached data after changes that did not come through the mount.
 pub trait Invalidator: Send + Sync {
     /// Makes the kernel look up the name (or its remembered absence) again. Programs that work in
     /// the directory that it names continue to do so.

@@ -63,7 +63,7 @@ mod tests {
             while *taken.lock() == 0 {
                 std::thread::yield_now();
             }
-            // That thread has taken the first request, and cannot announce it yet.
+            // The first thread has taken a request, and cannot announce it yet.
             let intake = &intake;
             scope.spawn(move || say.send(intake.take(|| true, next, |_| ())).unwrap());
             assert!(second.recv_timeout(Duration::from_millis(20)).is_err());

@@ -1,8 +1,8 @@
 //! Mounting and unmounting: the mount call with its options, the session's threads, and the
 //! kernel's parameters.
 //!
-//! With the right to mount, the daemon calls mount(2) itself, which knows every option; without it,
-//! the setuid helper `fusermount3` does it.
+//! The daemon calls mount(2) itself if it has the right to mount, which allows every option;
+//! otherwise the setuid helper `fusermount3` mounts.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -72,7 +72,7 @@ impl Memory {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
         );
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: the mapping is new, at a place of the kernel's choice.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), length, access, kind, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -141,7 +141,7 @@ impl Slot {
     }
 
     fn payload(&self) -> &[u8] {
-        // SAFETY: as for the headers.
+        // SAFETY: the same holds as for the headers.
         unsafe {
             std::slice::from_raw_parts(
                 self.memory.payload(self.number).as_ptr(),
@@ -151,7 +151,7 @@ impl Slot {
     }
 
     fn payload_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for the headers.
+        // SAFETY: the same holds as for the headers.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.memory.payload(self.number).as_ptr(),
