@@ -1,4 +1,4 @@
-//! A scheduler for tests: of several threads exactly one runs at a time, and a seed decides which.
+//! A scheduler for tests: exactly one of several threads runs at a time, and a seed decides which.
 //!
 //! [`run`] executes a body as the first thread of a *simulated run*. Threads started with
 //! [`crate::thread`] belong to the run of their parent. Each is a thread of the operating system,
