@@ -67,7 +67,7 @@ pub(crate) fn part_objection(part: &str) -> Option<&'static str> {
     }
 }
 
-/// Keys and their texts have one order.
+/// Keys and their texts have the same order.
 impl std::borrow::Borrow<str> for Key {
     fn borrow(&self) -> &str {
         &self.0

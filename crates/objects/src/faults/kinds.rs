@@ -41,7 +41,7 @@ pub enum Injected {
     LostAnswer,
     /// The sender has given up on the request, which will be applied during a later one.
     LateRequest,
-    /// Such a request has arrived, and was applied if its condition held.
+    /// A late request has arrived, and was applied if its condition held.
     Arrived,
     /// The answer was 409, and the put was applied or not.
     Conflict,
@@ -57,8 +57,8 @@ pub enum Injected {
     Truncated,
     /// A read returned one wrong bit.
     Flipped,
-    /// There was no connection, because
-    /// [`FaultyObjects::set_outage`](super::FaultyObjects::set_outage) says so.
+    /// There was no connection, because of
+    /// [`FaultyObjects::set_outage`](super::FaultyObjects::set_outage).
     Outage,
     /// The request was delayed.
     Delay,
