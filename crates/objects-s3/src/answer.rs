@@ -26,8 +26,8 @@ pub(crate) fn length(headers: &HeaderMap, body: &[u8]) -> Option<u64> {
     header().or_else(|| element(body, "ActualObjectSize"))?.trim().parse().ok()
 }
 
-/// Returns the range that an answer has, first and last byte, and the length of the object: `bytes
-/// 0-9/100`.
+/// Returns the range in an answer, as first and last byte, and the length of the object:
+/// `bytes 0-9/100`.
 pub(crate) fn range(headers: &HeaderMap) -> Option<(u64, u64, u64)> {
     let text = headers.get(CONTENT_RANGE)?.to_str().ok()?.trim();
     let (range, len) = text.strip_prefix("bytes ")?.split_once('/')?;

@@ -16,10 +16,10 @@ use crate::profile::Profile;
 const NOT_SUPPORTED: [&str; 5] =
     ["credential_process", "source_profile", "credential_source", "sso_session", "sso_start_url"];
 
-/// The keys that sign requests, or the way to them.
+/// The keys that sign requests, or the provider of them.
 #[derive(Clone)]
 pub(crate) struct Credentials {
-    /// `None` if requests are not signed.
+    /// The provider; `None` if requests are not signed.
     pub provider: Option<AwsCredentialProvider>,
     /// The source of the credentials, for messages.
     pub source: String,

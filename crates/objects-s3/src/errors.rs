@@ -6,7 +6,7 @@ use objects::{Key, ObjectsError};
 use crate::answer;
 use crate::request::{Answer, Lost};
 
-/// A request, as errors name it.
+/// A request, as it is named in errors.
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
     Get(Key),

@@ -48,7 +48,7 @@
 //! | 404 without a reason | [`Unsure`] | a missing object is damage, which no proxy may declare |
 //! | 409 | [`Unsure`] | another request is under way, and which is applied is open |
 //! | 412 | [`ConditionFailed`] | the first answer to a condition that was sent once |
-//! | 412 to what has no condition | [`Unsure`] | it is not about what was asked for |
+//! | 412 without a condition | [`Unsure`] | it is not about the request |
 //! | 416 | [`OutOfRange`] | with the length, for which a second request may be needed |
 //! | 429, 503 `SlowDown` | [`Busy`] | refused before it was applied |
 //! | 500, other 5xx, 4xx without a reason | [`Unsure`] | something on the way may have said it |

@@ -13,7 +13,7 @@ pub(crate) struct Place {
     /// The address `s3://bucket/prefix`.
     pub name: String,
     pub bucket: String,
-    /// Empty, or the prefix with a slash after it.
+    /// The prefix with a slash after it, or an empty text.
     pub prefix: String,
     /// The URL of the bucket, without a slash at its end.
     pub url: String,

@@ -1,7 +1,7 @@
 //! Finds out which of the rules that heads depend on a server keeps, by races on the server itself.
 //!
-//! A probe is a filter and no proof: a server that fails it cannot be used, and one that passes may
-//! still fail under another load.
+//! A probe is a filter and not a proof: a server that fails it cannot be used, and one that passes
+//! may still fail under another load.
 
 use std::ops::Range;
 use std::sync::Barrier;
@@ -14,9 +14,9 @@ use objects::{
     Condition, Key, Object, Objects, ObjectsError, Part, Patience, Result, Tag, get_patiently,
 };
 
-/// The races for each condition.
+/// The number of races for each condition.
 const RACES: u32 = 20;
-/// The writers of a race.
+/// The number of writers in a race.
 const THREADS: u8 = 8;
 /// The bytes of each object, each of which identifies the writer.
 const SIZE: usize = 64 << 10;
