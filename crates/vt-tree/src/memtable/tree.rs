@@ -3,8 +3,8 @@
 //!
 //! Nothing is ever removed from the tree, which keeps two invariants simple: the first key of each
 //! leaf but the leftmost *is* the separator that leads to it, and a leaf never dies. So a writer
-//! may remember the leaf that it used last and go on there (a sequential or batched insert does not
-//! descend), and an append to a full leaf opens a new one instead of leaving two half full.
+//! may remember the leaf that it used last and continue there (a sequential or batched insert does
+//! not descend), and an append to a full leaf opens a new one instead of leaving two half full.
 //!
 //! A key written once is a record in the arena and twelve bytes in a leaf. One written again gets a
 //! chain of versions.
