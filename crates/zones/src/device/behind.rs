@@ -277,7 +277,7 @@ mod tests {
         let behind = s.behind.clone();
         let other = aside(move || write(&behind, 8192, 2, 4096));
         assert!(read.try_recv().is_err() && sync.try_recv().is_err() && other.try_recv().is_err());
-        // One outcome for each of the two writes: any of the threads may be so late that it waits
+        // Each of the two writes needs an outcome: any of the threads may be so late that it waits
         // for the second write, too.
         s.end.send(Ok(())).expect("it listens");
         s.end.send(Ok(())).expect("it listens");
