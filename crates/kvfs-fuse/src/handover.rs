@@ -75,7 +75,7 @@ impl Stop {
     }
 }
 
-/// Makes the threads stop that serve a mount, which continues.
+/// Stops the threads that serve a mount; the mount itself continues.
 #[derive(Clone)]
 pub struct Stopper {
     pub(crate) stop: Arc<Stop>,
