@@ -46,7 +46,7 @@
 //! | 404 `NoSuchBucket` | [`NoBucket`] | any request |
 //! | 404 `NoSuchKey` | [`NotFound`] | a read, and a put with `If-Match` |
 //! | 404 without a reason | [`Unsure`] | a missing object is damage, which no proxy may declare |
-//! | 409 | [`Unsure`] | another request is under way, and which is applied is open |
+//! | 409 | [`Unsure`] | another request is in flight, and it is not known which is applied |
 //! | 412 | [`ConditionFailed`] | the first answer to a condition that was sent once |
 //! | 412 without a condition | [`Unsure`] | it is not about the request |
 //! | 416 | [`OutOfRange`] | with the length, for which a second request may be needed |
