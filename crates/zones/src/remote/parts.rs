@@ -153,8 +153,8 @@ impl Parts {
         }
     }
 
-    /// Takes over from `other` the parts of each zone up to the offset where `same` ends, and how
-    /// the zone was used.
+    /// Takes over from `other` the parts of each zone up to the offset that `same` returns for it,
+    /// and how the zone was used.
     pub(crate) fn take_over(&self, other: &Parts, same: impl Fn(ZoneId) -> u32) {
         for (place, zone) in self.zones.iter().enumerate() {
             let Some(there) = other.place(*zone).filter(|_| other.has_any(*zone)) else { continue };

@@ -49,7 +49,8 @@ impl Rehearsal {
         FirstReads::of(std::mem::take(&mut self.state.lock().read))
     }
 
-    /// Reads from a shown zone. Fails if there is no room for more, and fetches nothing.
+    /// Reads from a shown zone. Fails if the limit of bytes or of time is reached, or if the bytes
+    /// would have to be fetched.
     fn read_shown(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let len = buf.len() as u64;
         if self.state.lock().bytes + len > MOST_FIRST || self.begun.elapsed() > LONGEST {
