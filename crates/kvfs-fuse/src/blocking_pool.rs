@@ -70,7 +70,7 @@ impl BlockingPool {
     }
 
     /// Runs `job` on this thread if no other request waits, otherwise on a thread of the pool. With
-    /// `alone`, no other thread answers requests, so `job` never runs on this one.
+    /// `alone`, no other thread answers requests, so `job` is handed over in any case.
     pub fn admit(self: &Arc<Self>, alone: bool, job: impl FnOnce() + Send + 'static) {
         let first = self.under_way.fetch_add(1, Ordering::AcqRel) == 0;
         let under_way = Leaving(self.clone());
