@@ -1,6 +1,6 @@
-//! What a program takes from its environment, in a form that can be simulated: time, randomness,
-//! threads, locks and atomics. Code that takes them from here runs on the machine or, reproducibly
-//! from a seed, in a simulation.
+//! The environment of a program in a form that can be simulated: time, randomness, threads, locks
+//! and atomics. Code that takes them from this crate runs on the machine or, reproducibly from a
+//! seed, in a simulation.
 //!
 //! - [`Env`] is a clock, a source of random numbers, and the choice between threads and steps that
 //!   the caller runs inline: those of the [`Machine`], or [`Simulated`] ones.
@@ -45,20 +45,21 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The environment of a store.
 pub trait Env: Send + Sync + 'static {
-    /// Time since some fixed point; never decreases.
+    /// Returns the time since some fixed point; never decreases.
     fn monotonic(&self) -> Duration;
-    /// Time since the Unix epoch, for file times. It is that of the kernel's coarse clock (a tick
-    /// is some milliseconds), so that a file that is created and written at once has the time that
-    /// the kernel would set, and the kernel does not send another one.
+    /// Returns the time since the Unix epoch, for file times. It is that of the kernel's coarse
+    /// clock (a tick is some milliseconds), so that a file that is created and written at once has
+    /// the time that the kernel would set, and the kernel does not send another one.
     fn wall(&self) -> Duration;
-    /// The same time to the microsecond, for deadlines: others compare it with their own clocks.
+    /// Returns the same time to the microsecond, for deadlines that others compare with their own
+    /// clocks.
     fn exact_wall(&self) -> Duration {
         self.wall()
     }
-    /// A random number; from a seed in the simulation.
+    /// Returns a random number; in a simulation it comes from a seed.
     fn random(&self) -> u64;
-    /// `true` if no threads may be started: the owner of the store calls its `step` functions, so
-    /// that a seed reproduces every schedule.
+    /// Returns whether no threads may be started: then the owner of the store calls its `step`
+    /// functions, so that a seed reproduces every schedule.
     fn inline(&self) -> bool;
 }
 
@@ -113,7 +114,7 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// An environment with the random numbers of `seed`, at time 0.
+    /// Creates an environment with the random numbers of `seed`, at time 0.
     pub fn new(seed: u64) -> Self {
         Simulated { nanos: AtomicU64::new(0), state: AtomicU64::new(seed) }
     }

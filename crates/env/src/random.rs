@@ -8,29 +8,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Random(u64);
 
 impl Random {
-    /// A generator with this seed.
+    /// Creates a generator with this seed.
     pub fn new(seed: u64) -> Self {
         Random(seed)
     }
 
-    /// The next number, of 64 bits.
+    /// Returns the next number, of 64 bits.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number in `0..n`; 0 when `n` is 0. (The bias of the multiplication is below 2⁻³² for the
-    /// sizes used here.)
+    /// Returns a number in `0..n`; 0 when `n` is 0. (The bias of the multiplication is below 2⁻³²
+    /// for the sizes used here.)
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.number()) * u128::from(n)) >> 64) as u64
     }
 
-    /// `true` with a probability of 1 to `n`.
+    /// Returns `true` with a probability of 1 to `n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// One of the items; `None` if there are none.
+    /// Returns one of the items, or `None` if there are none.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
         items.get(self.below(items.len() as u64) as usize)
     }
@@ -44,15 +44,15 @@ impl Random {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): one addition and three mixes; good enough for everything
-/// but secrets.
+/// Draws the next number of a SplitMix64 generator (Steele, Lea, Flood 2014): one addition and
+/// three mixes; good enough for everything but secrets.
 pub(crate) fn split_mix(state: &AtomicU64) -> u64 {
     mix(state
         .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)
         .wrapping_add(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The mixing step of SplitMix64: a bijection that maps counters to random numbers.
+/// Performs the mixing step of SplitMix64: a bijection that maps counters to random numbers.
 pub(crate) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! A scheduler for tests: of several threads exactly one runs at a time, and a seed decides which.
+//! A scheduler for tests: exactly one of several threads runs at a time, and a seed decides which.
 //!
 //! [`run`] executes a body as the first thread of a *simulated run*. Threads started with
 //! [`crate::thread`] belong to the run of their parent. Each is a thread of the operating system,
@@ -35,14 +35,14 @@ use crate::random::{Random, mix};
 
 /// The number of points after which a run is aborted: some thread spins.
 const MOST_POINTS: u64 = 20_000_000;
-/// While threads can run, the clock jumps to the next deadline once in so many points.
+/// While threads can run, the clock jumps to the next deadline once in this many points.
 const JUMP: u64 = 128;
-/// No thread: the run is over.
+/// Stands for no thread: the run is over.
 const NONE: usize = usize::MAX;
 /// The thread that runs the body of the run.
 const FIRST: usize = 0;
 
-/// Why a run ended early.
+/// The reason why a run ended early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// A thread panicked.
@@ -53,7 +53,7 @@ pub enum Failure {
         /// The message of the panic.
         message: String,
     },
-    /// No thread can ever run again; the text has what each one waits for.
+    /// No thread can ever run again; the text lists what each one waits for.
     #[error("deadlock: {0}")]
     Deadlock(String),
     /// The run was aborted after too many points; the text has the state of each thread.
@@ -61,15 +61,15 @@ pub enum Failure {
     Endless(String),
 }
 
-/// What a thread waits for, if anything.
+/// The reason for which a thread waits, if it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WaitReason {
     /// It can run.
     No,
-    /// For something at this address: a lock to be released, a condition to be signalled, a thread
-    /// to end.
+    /// It waits for something at this address: a lock to be released, a condition to be signalled,
+    /// a thread to end.
     For { what: &'static str, address: usize },
-    /// For a deadline only.
+    /// It waits for a deadline only.
     Sleeps,
     /// It has ended.
     Ended,
@@ -90,10 +90,11 @@ struct RunState {
     threads: Vec<SimulatedThread>,
     clock: Duration,
     points: u64,
-    /// The running thread continues at a point, but once in so many points a random one does; 1: at
-    /// every point.
+    /// The running thread continues at a point, except once in this many points, when a random one
+    /// does; with 1, a random thread continues at every point.
     stay: u64,
-    /// The running thread loses its priority once in so many points; 0: there are no priorities.
+    /// The running thread loses its priority once in this many points; 0 if there are no
+    /// priorities.
     demote: u64,
     lowest: u64,
     /// A digest of all decisions.
@@ -122,7 +123,7 @@ pub fn simulated() -> bool {
 /// The result of a run that completed.
 #[derive(Debug)]
 pub struct Done<T> {
-    /// What the body returned.
+    /// The value that the body returned.
     pub value: T,
     /// The number of scheduling points.
     pub points: u64,
@@ -218,8 +219,8 @@ impl Run {
         state.wake(id_address(id), usize::MAX);
         match state.next(id) {
             Ok(next) => self.pass_to(&state, next),
-            // The first thread has its result: those that are left and wait for ever, for a thread
-            // that has ended, do not matter.
+            // The first thread has its result: threads that are left and wait for ever, for a
+            // thread that has ended, do not matter.
             Err(_) if state.threads[FIRST].waits == WaitReason::Ended => {
                 self.turn.store(NONE, Ordering::Release);
                 if let Some(first) = &state.threads[FIRST].handle {
@@ -230,7 +231,7 @@ impl Run {
         }
     }
 
-    /// Fails the run, since a thread of it has panicked.
+    /// Fails the run, since one of its threads has panicked.
     fn panicked(&self, id: usize, panic: &(dyn Any + Send)) {
         let message = panic.downcast_ref::<&str>().map(|s| s.to_string());
         let message =
@@ -361,7 +362,7 @@ impl RunState {
     }
 }
 
-/// The address at which `join` waits for a thread; no object has it.
+/// Returns the address at which `join` waits for a thread; no object has it.
 fn id_address(id: usize) -> usize {
     id + 1
 }
@@ -383,13 +384,13 @@ fn stay_on_one_processor() {
         let mut one = rustix::thread::CpuSet::new();
         if let Some(cpu) = those.get(run % those.len().max(1)) {
             one.set(*cpu);
-            // Affects only the speed.
+            // An error affects only the speed.
             let _ = rustix::thread::sched_setaffinity(None, &one);
         }
     }
 }
 
-/// A point at which the schedule may continue another thread. Does nothing while the thread
+/// Marks a point at which the schedule may continue another thread. Does nothing while the thread
 /// unwinds, so that the failure is reported unchanged.
 pub fn point() {
     if let Some((run, id)) = me()
@@ -433,12 +434,12 @@ pub(crate) fn sleep(time: Duration) -> bool {
     true
 }
 
-/// A random number from the seed of the run; `None` outside of a run.
+/// Returns a random number from the seed of the run, or `None` outside of a run.
 pub fn random() -> Option<u64> {
     me().map(|(run, _)| run.state.lock().random.number())
 }
 
-/// Time since some fixed point: virtual time in a run, otherwise that of the machine.
+/// Returns the time since some fixed point: virtual time in a run, otherwise that of the machine.
 pub fn now() -> Duration {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     match me() {
@@ -453,7 +454,7 @@ pub(crate) struct PendingThread {
     pub id: usize,
 }
 
-/// Adds a thread to the run of this one; `None` outside of a run.
+/// Adds a thread to the run of this one. Returns `None` outside of a run.
 pub(crate) fn pending_thread(name: &str) -> Option<PendingThread> {
     let (run, _) = me()?;
     Some(PendingThread { id: run.enter(name.into()), run })
@@ -475,7 +476,7 @@ pub(crate) fn never_started(id: usize) {
 }
 
 /// Fails the run of this thread if one of `threads` has not ended: the panic of this thread would
-/// wait for that outside of the schedule, where it never ends. The run does not continue then.
+/// wait for that one outside of the schedule, where it never ends. The run does not continue then.
 pub(crate) fn fail_unless_ended(threads: &[usize], panic: &(dyn Any + Send)) {
     let Some((run, me)) = me() else { return };
     let ended = |id: &usize| run.state.lock().threads[*id].waits == WaitReason::Ended;

@@ -1,4 +1,4 @@
-//! Threads, with the interface of `std::thread`. Those started by a thread of a simulated run
+//! Threads, with the interface of `std::thread`. Threads started by a thread of a simulated run
 //! belong to that run.
 
 pub use std::thread::{Result, available_parallelism, current, panicking};
@@ -35,14 +35,15 @@ thread_local! {
     static WITHOUT_DESCRIPTORS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Notes that this thread has a table of descriptors of its own. The numbers of the descriptors
-/// that its process has open mean nothing in it, or another file.
+/// Notes that this thread has a table of descriptors of its own, in which the numbers of the
+/// descriptors that its process has open are invalid, or belong to another file.
 pub fn give_up_descriptors() {
     WITHOUT_DESCRIPTORS.set(true);
 }
 
-/// Fails in a thread that has given up the descriptors of its process. To be asked before a
-/// descriptor is used that another thread may have opened: it would read or write another file.
+/// Fails in a thread that has given up the descriptors of its process. It must be called before a
+/// descriptor is used that another thread may have opened: the call would read or write another
+/// file.
 pub fn has_descriptors() -> io::Result<()> {
     match WITHOUT_DESCRIPTORS.get() {
         false => Ok(()),
@@ -50,7 +51,7 @@ pub fn has_descriptors() -> io::Result<()> {
     }
 }
 
-/// A handle to wait for a thread, as [`std::thread::JoinHandle`].
+/// A handle to wait for a thread, like [`std::thread::JoinHandle`].
 pub struct JoinHandle<T> {
     thread: std::thread::JoinHandle<Option<T>>,
     simulated: Option<usize>,
@@ -66,22 +67,22 @@ impl<T> JoinHandle<T> {
     }
 }
 
-/// A simulated thread that panicked has failed its run, in which no thread continues. So this error
-/// is seen only outside of the run.
+/// Unwraps the outcome of a thread. A simulated thread that panicked has failed its run, in which
+/// no thread continues. So this error is seen only outside of the run.
 fn ended<T>(outcome: Result<Option<T>>) -> Result<T> {
     outcome.and_then(|value| {
         value.ok_or_else(|| Box::new("a thread of a simulated run panicked") as _)
     })
 }
 
-/// Starts threads with a name, as [`std::thread::Builder`].
+/// Starts threads with a name, like [`std::thread::Builder`].
 #[derive(Default)]
 pub struct Builder {
     name: String,
 }
 
 impl Builder {
-    /// A builder for a thread without a name.
+    /// Creates a builder for a thread without a name.
     pub fn new() -> Builder {
         Builder::default()
     }
@@ -121,8 +122,8 @@ impl Builder {
     }
 }
 
-/// Runs the body of a new thread, under the schedule if it is simulated; `None` if it panicked
-/// there.
+/// Runs the body of a new thread, under the schedule if it is simulated. Returns `None` if it
+/// panicked under the schedule.
 fn live<T>(pending: Option<schedule::PendingThread>, body: impl FnOnce() -> T) -> Option<T> {
     let Some(pending) = pending else { return Some(body()) };
     let mut value = None;
@@ -130,7 +131,7 @@ fn live<T>(pending: Option<schedule::PendingThread>, body: impl FnOnce() -> T) -
     value
 }
 
-/// Takes a thread that could not be started out of its run.
+/// Removes a thread that could not be started from its run.
 fn started<H>(thread: io::Result<H>, simulated: Option<usize>) -> io::Result<H> {
     thread.inspect_err(|_| simulated.into_iter().for_each(schedule::never_started))
 }
@@ -140,13 +141,13 @@ pub fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Jo
     Builder::new().spawn(body).expect("the machine has room for a thread")
 }
 
-/// A scope of threads that end before [`scope`] returns, as [`std::thread::Scope`].
+/// A scope of threads that end before [`scope`] returns, like [`std::thread::Scope`].
 pub struct Scope<'scope, 'env: 'scope> {
     threads: &'scope std::thread::Scope<'scope, 'env>,
     simulated: RefCell<Vec<usize>>,
 }
 
-/// A handle to wait for a thread of a scope, as [`std::thread::ScopedJoinHandle`].
+/// A handle to wait for a thread of a scope, like [`std::thread::ScopedJoinHandle`].
 pub struct ScopedJoinHandle<'scope, T> {
     thread: std::thread::ScopedJoinHandle<'scope, Option<T>>,
     simulated: Option<usize>,
@@ -172,13 +173,13 @@ impl<'scope> Scope<'scope, '_> {
     }
 }
 
-/// Runs `body` with a scope, and waits for the threads started there, as [`std::thread::scope`].
+/// Runs `body` with a scope, and waits for the threads started in it, like [`std::thread::scope`].
 pub fn scope<'env, T>(body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T) -> T {
     std::thread::scope(|threads| {
         let scope = Scope { threads, simulated: RefCell::default() };
         let outcome = catch_unwind(AssertUnwindSafe(|| body(&scope)));
-        // `std`'s scope waits outside of the schedule, so all simulated threads must have ended
-        // before.
+        // The scope of `std` waits outside of the schedule, so all simulated threads must have
+        // ended before.
         let simulated = scope.simulated.take();
         match outcome {
             Ok(value) => {

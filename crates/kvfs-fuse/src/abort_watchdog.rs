@@ -1,16 +1,16 @@
-//! A process that ends the connection when the daemon is killed and cannot end.
+//! A process that aborts the connection when the daemon is killed and cannot end.
 //!
-//! When a process is killed, the kernel closes its descriptors once its last thread has ended, with
-//! the last one of them the connection, and then every program that waits for an answer is told
-//! that there will be none. A thread that is just telling the kernel what has changed
-//! (`kernel_notifier`) waits there for the lock of a directory or a page, which one of those
-//! programs may hold. Then each waits for the other, and no signal ends that: the store stays
+//! When a process is killed, the kernel closes its descriptors once its last thread has ended. With
+//! the last descriptor of the connection, it is closed, and every program that waits for an answer
+//! is told that there will be none. A thread that is just telling the kernel about changes
+//! (`kernel_notifier`) waits in the kernel for the lock of a directory or a page, which one of
+//! those programs may hold. Then each waits for the other, and no signal ends that: the store stays
 //! locked, and the programs hang.
 //!
 //! So a small process (a shell, as there is no smaller one everywhere) holds the kernel's file that
 //! aborts this connection, and waits for the end of a pipe. The other end is in a thread with
 //! descriptors of its own, which waits for nothing: it ends as soon as the daemon is killed. A
-//! daemon that ends in order says so before.
+//! daemon that ends in order writes a word to the pipe before.
 
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
@@ -23,7 +23,7 @@ use rustix::fs::OFlags;
 use crate::control;
 use crate::unshared_thread::leave_descriptors;
 
-/// What the shell does: a pipe that ends without a word is the end of a killed daemon.
+/// The script of the shell: a pipe that ends without a word means that the daemon was killed.
 const SCRIPT: &str = "trap '' INT TERM HUP; read -r word || echo 1";
 
 /// Guards one connection until it is dropped.
@@ -55,7 +55,7 @@ impl AbortWatchdog {
     }
 }
 
-/// Starts the process. Its pipe and the file that aborts are this thread's alone.
+/// Starts the process. Only this thread has its pipe and the file that aborts.
 fn begin(device: &str) -> io::Result<Child> {
     let abort = control::open(device, "abort", OFlags::WRONLY)?;
     let mut shell = Command::new("/bin/sh");
@@ -64,7 +64,7 @@ fn begin(device: &str) -> io::Result<Child> {
 }
 
 fn until(ended: &Receiver<()>, mut child: Child) {
-    // It ends when the sender is dropped.
+    // The call returns when the sender is dropped.
     let _ = ended.recv();
     if let Some(mut pipe) = child.stdin.take() {
         let _ = pipe.write_all(b"end\n");

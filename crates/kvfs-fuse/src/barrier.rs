@@ -1,12 +1,12 @@
-//! The file whose pages follow all others that the kernel writes back: see `quiesce_barrier`.
+//! The file whose pages follow all other pages that the kernel writes back: see `quiesce_barrier`.
 //!
-//! A page of it is made dirty through a mapping, because that is what the kernel writes back in its
-//! own time, in one queue with all other dirty pages, whether it gathers writes or not.
+//! A page of the file is made dirty through a mapping, because the kernel writes back such pages in
+//! its own time, in one queue with all other dirty pages, whether it gathers writes or not.
 //!
-//! The mapping is in the address space of those who answer. munmap(2) writes back what is dirty
-//! while it has that space locked: a thread that answers and wants memory would wait for it, and it
-//! for the answer. So nothing may be dirty by then, times included, and no page is read in by a
-//! fault.
+//! The mapping is in the address space of the threads that answer. munmap(2) writes back dirty
+//! pages while it holds the lock of that address space: a thread that answers and needs memory
+//! would wait for munmap, and munmap for the answer. So nothing may be dirty by then, times
+//! included, and no page is read in by a fault.
 
 use std::fs::File;
 use std::io;
@@ -18,11 +18,12 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::control_directory;
 
-/// Pages that are written; no two lie side by side, so each goes in a request of its own.
+/// The distance of the pages that are written; no two are neighbours, so each is sent in a request
+/// of its own.
 const APART: usize = 128 << 10;
 const PAGE: usize = 4096;
 
-/// A mapping, gone when dropped.
+/// A mapping, which is unmapped when dropped.
 struct Mapping(*mut libc::c_void, usize);
 
 impl Drop for Mapping {
@@ -32,9 +33,10 @@ impl Drop for Mapping {
     }
 }
 
-/// Has the kernel send so many pages, and returns when all have been answered.
+/// Makes the kernel send `pages` pages, and returns when all have been answered.
 pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
-    /// Since Linux 5.14: touches pages as a write would, and fails where that would get a signal.
+    /// Available since Linux 5.14: touches pages as a write would, and fails where a write would
+    /// get a signal.
     const MADV_POPULATE_WRITE: i32 = 23;
     let path = Path::new(std::ffi::OsStr::new(".kvfs")).join(control_directory::BARRIER_NAME);
     let file =
@@ -44,7 +46,8 @@ pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
     for page in 0..pages {
         file.read_at(&mut [0], (page * APART) as u64)?;
     }
-    // SAFETY: a new mapping at a place of the kernel's choice; no reference into it is ever made.
+    // SAFETY: the mapping is new, at a place of the kernel's choice; no reference into it is ever
+    // made.
     let at = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -67,7 +70,7 @@ pub(crate) fn send_pages(root: &File, pages: usize) -> io::Result<()> {
             _ => Err(io::Error::last_os_error()),
         }
     });
-    // Pages, and times where the kernel keeps them; before the mapping goes, after an error as
-    // well.
+    // Writes back the pages, and the times if the kernel keeps them, before the mapping is dropped,
+    // also after an error.
     file.sync_all().and(changed)
 }

@@ -1,10 +1,10 @@
-//! Requests that wait: for the disk, or for pages that the kernel is asked for and another thread
-//! takes. A thread that answers one answers nothing else until then, and with as many threads as
-//! cores a handful of programs that fsync would stop all others. So the first such request under
-//! way is answered where it arrived, which costs no hand-over when a program syncs alone; those
-//! that come while it waits go to threads of their own, made when needed.
+//! Requests that wait, for the disk or for pages that the kernel is asked for and another thread
+//! takes. A thread that serves such a request cannot answer others until then, and with as many
+//! threads as cores a handful of programs that fsync would stop all others. So the first such
+//! request under way is served where it arrived, which costs no hand-over when a program syncs
+//! alone; further ones that arrive while it waits go to threads of their own, made when needed.
 //!
-//! Of an FSYNC of a small file only the sync waits (`with_next_sync`): one thread syncs for all
+//! Only the sync of an FSYNC of a small file waits (`with_next_sync`): one thread syncs for all
 //! that are pending when it begins, and answers them. No other thread is woken for each of them.
 
 use std::cell::Cell;
@@ -19,14 +19,14 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::courtesy;
 use crate::handler::Reply;
 
-/// Threads at most; what comes beyond is answered where it arrives.
+/// The most threads; further requests are served where they arrive.
 const MOST: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
 /// Sends the answer to an FSYNC.
 type SyncAnswer = Box<dyn FnOnce(Reply<()>) + Send>;
 
-/// Who waits for the next sync.
+/// The requests that wait for the next sync.
 #[derive(Default)]
 struct PendingSyncs {
     answers: Vec<SyncAnswer>,
@@ -53,12 +53,13 @@ pub(crate) struct BlockingPool {
     under_way: AtomicUsize,
     shared: Arc<Shared>,
     pending_syncs: Mutex<PendingSyncs>,
-    /// Where its threads may run: who starts one may be kept on one CPU, and be polite there.
+    /// The CPUs on which the threads of the pool may run: a thread that starts one may itself be
+    /// kept on one CPU, and have a low scheduling policy.
     cpus: CpuSet,
 }
 
 impl BlockingPool {
-    /// Its threads may run where the calling one may.
+    /// Creates a pool whose threads may run on the CPUs of the calling thread.
     pub fn new() -> io::Result<BlockingPool> {
         Ok(BlockingPool {
             under_way: AtomicUsize::new(0),
@@ -68,8 +69,8 @@ impl BlockingPool {
         })
     }
 
-    /// Runs `job` here when nothing else waits, else elsewhere. `alone`: there is no other thread
-    /// that answers, so never here.
+    /// Runs `job` on this thread if no other request waits, otherwise on a thread of the pool. With
+    /// `alone`, no other thread answers requests, so `job` is handed over in any case.
     pub fn admit(self: &Arc<Self>, alone: bool, job: impl FnOnce() + Send + 'static) {
         let first = self.under_way.fetch_add(1, Ordering::AcqRel) == 0;
         let under_way = Leaving(self.clone());
@@ -85,9 +86,9 @@ impl BlockingPool {
         }
     }
 
-    /// Has `answer` called with the outcome of a `sync` that begins after this call. That is done
-    /// here when nothing else waits, unless this is the only thread (`alone`); else by a thread of
-    /// the pool.
+    /// Calls `answer` with the outcome of a `sync` that begins after this call. The sync runs on
+    /// this thread if no other request waits, unless this is the only thread (`alone`); otherwise
+    /// on a thread of the pool.
     pub fn with_next_sync(
         self: &Arc<Self>,
         alone: bool,
@@ -104,8 +105,8 @@ impl BlockingPool {
         self.admit(alone, move || pool.lead(sync));
     }
 
-    /// Syncs for all that are pending, and answers them, until none is left. A thread that also
-    /// answers requests does so once, and hands the next sync to a thread of the pool.
+    /// Syncs for all requests that are pending, and answers them, until none is left. A thread that
+    /// also answers requests does so once, and hands the next sync to a thread of the pool.
     fn lead(self: &Arc<Self>, sync: impl Fn() -> Reply<()> + Send + 'static) {
         while self.sync_once(&sync) {
             if !IS_POOL_THREAD.get() {
@@ -115,18 +116,19 @@ impl BlockingPool {
         }
     }
 
-    /// Syncs for all that are pending, and answers them. `true`: others have come.
+    /// Syncs for all requests that are pending, and answers them. Returns whether others have
+    /// arrived.
     fn sync_once(&self, sync: &impl Fn() -> Reply<()>) -> bool {
         let answers = std::mem::take(&mut self.pending_syncs.lock().answers);
         let outcome = sync();
-        // Before the next sync, which those who are answered now may come to share.
+        // Answers before the next sync, which the programs answered now may share.
         answers.into_iter().for_each(|answer| answer(outcome));
         let mut pending_syncs = self.pending_syncs.lock();
         pending_syncs.led = !pending_syncs.answers.is_empty();
         pending_syncs.led
     }
 
-    /// Nothing waits here, and nothing is to be done.
+    /// Returns whether no request waits and no job is queued.
     pub fn is_idle(&self) -> bool {
         let queue = self.shared.queue.lock();
         queue.jobs.is_empty()
@@ -134,15 +136,15 @@ impl BlockingPool {
             && self.under_way.load(Ordering::Acquire) == 0
     }
 
-    /// Runs `job` elsewhere, later when there are too many: what it waits for may have to be done
-    /// here.
+    /// Runs `job` on a thread of the pool, later if there are too many: `job` may wait for
+    /// something that this thread has to do.
     pub fn take(&self, job: impl FnOnce() + Send + 'static) {
         if let Some(job) = self.hand_over(Box::new(job), true) {
             job();
         }
     }
 
-    /// Gives the job back when no thread can take it now, or (`later`) ever.
+    /// Returns the job if no thread can take it now or, with `later`, ever.
     fn hand_over(&self, job: Job, later: bool) -> Option<Job> {
         let mut queue = self.shared.queue.lock();
         if queue.idle <= queue.jobs.len() && !(later && queue.threads == MOST) {
@@ -185,7 +187,7 @@ impl Drop for Leaving {
 }
 
 thread_local! {
-    /// This thread has nothing to do but what the pool hands to it.
+    /// This thread only runs jobs of the pool.
     static IS_POOL_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -217,7 +219,7 @@ mod tests {
         let pool = Arc::new(BlockingPool::new().expect("a pool"));
         let (done, all_done) = channel();
         let barrier = Arc::new(std::sync::Barrier::new(10));
-        // Each waits until all ten have begun: they must run at the same time, wherever `admit`
+        // Each job waits until all ten have begun: they must run at the same time, wherever `admit`
         // puts them.
         for _ in 0..9 {
             let (pool, barrier, done) = (pool.clone(), barrier.clone(), done.clone());
@@ -272,7 +274,7 @@ mod tests {
             assert_eq!((who, before, outcome), (i, 1, Err(crate::handler::Errno(libc::EIO))));
         }
         assert_eq!(syncs.load(Ordering::SeqCst), 2, "one for all of them");
-        // And it goes on.
+        // The pool continues to work.
         come(6);
         assert_eq!(begun.recv(), Ok(2));
         go.send(()).expect("it waits");
@@ -284,7 +286,7 @@ mod tests {
         for alone in [true, false] {
             let pool = Arc::new(BlockingPool::new().expect("a pool"));
             let (say, answers) = channel();
-            // Each of the first nine has the next one come while it is synced for.
+            // Each of the first nine requests makes the next one arrive during its sync.
             fn come(
                 pool: &Arc<BlockingPool>,
                 alone: bool,

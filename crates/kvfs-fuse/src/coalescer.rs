@@ -1,5 +1,6 @@
-//! Work that is done once for all callers that ask for it while it is under way: each gets a round
-//! that began after its call, with all others that have come until it begins.
+//! Work that is done once for all callers that ask for it while it is under way: each call is
+//! served by a round that began after it, together with all others that arrive until that round
+//! begins.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -18,14 +19,14 @@ impl<T> Default for Coalescer<T> {
 }
 
 struct CoalescerState<T> {
-    /// Rounds of work so far.
+    /// The number of rounds begun.
     begun: u64,
     done: u64,
-    /// What the last one that is done has brought; `None`: it panicked.
+    /// The result of the last round that is done; `None` if it panicked.
     outcome: Option<T>,
 }
 
-/// The round that is under way, over when this is dropped, by a panic as well.
+/// The round that is under way. It is over when this is dropped, also by a panic.
 struct Round<'a, T>(&'a Coalescer<T>, Option<T>);
 
 impl<T> Drop for Round<'_, T> {
@@ -38,8 +39,8 @@ impl<T> Drop for Round<'_, T> {
 }
 
 impl<T: Clone> Coalescer<T> {
-    /// Returns when a round of `work` has been done that began after this was called, here or by
-    /// another thread, with what it has brought. `None`: there it panicked.
+    /// Returns when a round of `work` that began after this call is done, on this thread or another
+    /// one, with its result. Returns `None` if that round panicked.
     pub fn run(&self, work: impl FnOnce() -> T) -> Option<T> {
         let mut state = self.state.lock();
         let wanted = state.begun + 1;

@@ -12,7 +12,7 @@ use crate::dispatcher::{Dispatcher, Outcome, ReplyBuffer};
 use crate::handler::{Handler, Invalidator, NodeId};
 use crate::wire;
 
-/// Has one request dispatched, and the kernel told what it must know before the answer.
+/// Dispatches one request, and tells the kernel everything that it must know before the answer.
 pub(crate) fn dispatch<H: Handler>(
     connection: &OwnedFd,
     dispatcher: &Dispatcher<H>,
@@ -22,7 +22,7 @@ pub(crate) fn dispatch<H: Handler>(
     read_buffer: &mut [u8],
 ) -> Outcome {
     let outcome = dispatcher.dispatch(head, fields, reply, read_buffer);
-    // Before the answer: its receiver may rely on this.
+    // The message is sent before the answer, since the receiver of the answer may rely on it.
     for &node in &reply.stale_attributes {
         if let Err(e) = forget_attributes(connection, node) {
             tracing::warn!(
@@ -34,14 +34,14 @@ pub(crate) fn dispatch<H: Handler>(
     outcome
 }
 
-/// The next request's length in `buffer`, or 0 where a signal has ended the call; `None`: the file
-/// system is unmounted.
+/// Reads the next request into `buffer` and returns its length, or 0 if a signal has ended the
+/// call. Returns `None` if the file system is unmounted.
 pub(crate) fn next(connection: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     loop {
         match rustix::io::read(connection, &mut *buffer) {
             Ok(length) => return Ok(Some(length)),
             Err(Os::INTR) => return Ok(Some(0)),
-            // NOENT: the request was interrupted before we had it.
+            // NOENT: the request was interrupted before it was read.
             Err(Os::AGAIN | Os::NOENT) => {}
             Err(Os::NODEV | Os::CONNABORTED) => return Ok(None),
             Err(e) => return Err(e.into()),
@@ -49,8 +49,8 @@ pub(crate) fn next(connection: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option
     }
 }
 
-/// An answer, or (with `unique` 0) a message that no request asked for. `error`: 0 or a negative
-/// error number, or a message's code.
+/// Sends an answer, or (with `unique` 0) a message that no request asked for. `error` is 0, a
+/// negative error number, or the code of a message.
 pub(crate) fn send(
     connection: impl AsFd,
     unique: u64,
@@ -61,7 +61,7 @@ pub(crate) fn send(
     head[..4].copy_from_slice(&((wire::OUT_HEADER + body.len()) as u32).to_ne_bytes());
     head[4..8].copy_from_slice(&error.to_ne_bytes());
     head[8..].copy_from_slice(&unique.to_ne_bytes());
-    // The kernel takes an answer whole or not at all.
+    // The kernel accepts an answer as a whole or not at all.
     if body.is_empty() {
         rustix::io::write(connection, &head).map(drop)
     } else {
@@ -69,14 +69,14 @@ pub(crate) fn send(
     }
 }
 
-/// A second connection to the same mount, with a queue of its own for requests under way.
+/// Returns a second connection to the same mount, with a queue of its own for requests under way.
 pub(crate) fn clone_of(connection: &OwnedFd) -> io::Result<OwnedFd> {
     let clone = File::options().read(true).write(true).open("/dev/fuse")?.into();
     join(&clone, connection)?;
     Ok(clone)
 }
 
-/// Has a descriptor of the device that belongs to no mount join a connection.
+/// Makes a descriptor of the device that belongs to no mount join a connection.
 pub(crate) fn join(clone: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     // FUSE_DEV_IOC_CLONE: _IOR(229, 0, uint32_t), the argument points to the number of the
     // descriptor to join.
@@ -90,10 +90,10 @@ pub(crate) fn join(clone: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Messages that make the kernel drop what it caches.
+/// Messages that make the kernel drop cached data.
 pub(crate) struct DeviceInvalidator {
     connection: Arc<OwnedFd>,
-    /// The kernel can ask about an entry anew without tearing it out.
+    /// The kernel can look up an entry again without the entry being torn out.
     expires: bool,
 }
 
@@ -109,17 +109,17 @@ impl DeviceInvalidator {
 
 fn tell(connection: &OwnedFd, code: i32, body: &[u8]) -> io::Result<()> {
     match send(connection, 0, code, body) {
-        // It had nothing cached.
+        // The kernel had nothing cached.
         Ok(()) | Err(Os::NOENT) => Ok(()),
         Err(e) => Err(e.into()),
     }
 }
 
-/// Has the kernel ask for attributes anew. It takes no lock of the inode for that, so a thread that
-/// answers may send it.
+/// Makes the kernel ask for attributes again. The kernel takes no lock of the inode for that, so a
+/// thread that answers requests may send it.
 fn forget_attributes(connection: &OwnedFd, node: NodeId) -> io::Result<()> {
     let mut body = wire::Answer::default();
-    // A negative offset: no pages.
+    // A negative offset means no pages.
     body.node(node).u64(-1_i64 as u64).u64(0);
     tell(connection, wire::NOTIFY_INVAL_INODE, &body.0)
 }
@@ -144,15 +144,15 @@ impl Invalidator for DeviceInvalidator {
     }
 
     fn invalidate_inode(&self, node: NodeId) -> io::Result<()> {
-        // Offset 0 and length 0: all of it.
+        // Offset 0 and length 0 mean the whole file.
         let mut body = wire::Answer::default();
         body.node(node).u64(0).u64(0);
         self.tell(wire::NOTIFY_INVAL_INODE, &body.0)
     }
 
     fn extend_to(&self, node: NodeId, size: u64, last: u8) -> io::Result<()> {
-        // Nothing at the new end would not move it: the kernel takes over an end only with what is
-        // before it.
+        // An empty message would not move the end: the kernel extends a file only together with the
+        // bytes before the new end.
         let Some(at) = size.checked_sub(1) else { return Ok(()) };
         let mut body = wire::Answer::default();
         body.node(node).u64(at).u32(1).u32(0);

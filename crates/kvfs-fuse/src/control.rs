@@ -1,7 +1,7 @@
 //! The kernel's own files about a FUSE connection, among them one that ends it from outside.
 //!
-//! They are in a file system of their own, `fusectl`, usually on `/sys/fs/fuse/connections`. Where
-//! it is not, a process that may mount opens it without a mount point.
+//! They are in a file system of their own, `fusectl`, usually on `/sys/fs/fuse/connections`. If it
+//! is not mounted there, a process that may mount opens it without a mount point.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use std::io;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
-/// Opens `name` of the connection behind the mount with this device number ("major:minor").
+/// Opens `name` of the connection of the mount with this device number ("major:minor").
 pub(crate) fn open(device: &str, name: &str, flags: OFlags) -> io::Result<File> {
     // A mount without a block device has major 0, and its connection is named by the minor number.
     let number = device.strip_prefix("0:").ok_or(io::ErrorKind::Unsupported)?;

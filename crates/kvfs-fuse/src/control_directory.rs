@@ -1,5 +1,5 @@
 //! The control directory: `.kvfs` in the root, which no listing shows, with a directory for each
-//! kind of view and in that every view by its name. What lies below a view's name is the view's own
+//! kind of view that has every view by its name. Everything below a view's name is the view's own
 //! root.
 //!
 //! ```text
@@ -8,31 +8,31 @@
 //! .kvfs/clone/NAME/...       a branch
 //! ```
 //!
-//! **Names with slashes.** A view whose name has slashes lies in one directory, as any other
+//! **Names with slashes.** A view whose name has slashes lies in one directory, like any other
 //! (`view_names`). The parts of its name are directories above a link to it (`name_parts`), and
-//! these are what is listed.
+//! these are listed.
 //!
-//! **Who may look.** A view shows its files to those whom their modes let in, and these modes may
-//! be older than the store's, or not meant for others yet. So the directories of snapshots and
-//! clones let in this process's user alone (and root), and a transaction lets in who began it:
-//! `.kvfs/txn/17` is a symbolic link to `.kvfs/user/UID/17`, and that directory is the user's
-//! alone. The kernel checks it as it checks everything; the modes of the view's own root stay what
-//! they are. A mount may be open instead.
+//! **Access.** A view shows its files to those whom their modes admit, and these modes may be older
+//! than the store's, or not meant for others yet. So the directories of snapshots and clones admit
+//! only the user of this process (and root), and a transaction admits the user who began it:
+//! `.kvfs/txn/17` is a symbolic link to `.kvfs/user/UID/17`, and that directory belongs to the user
+//! alone. The kernel checks it as it checks everything; the modes of the view's own root are not
+//! changed. A mount may be open instead.
 //!
-//! **Transactions within transactions.** One that was begun within another is a part of what that
-//! one has, and lies in that one's view alone: `.kvfs/txn/18` in the root of the view of 17. So a
+//! **Transactions within transactions.** A transaction that was begun within another one is a part
+//! of its state, and lies in its view alone: `.kvfs/txn/18` in the root of the view of 17. So a
 //! program to which that view is shown in place of the store finds it, and nothing else of the
-//! store. In the store's own root `.kvfs/txn/18` is a link that leads there.
+//! store. In the store's own root `.kvfs/txn/18` is a link that leads to it.
 //!
 //! **A mount of one clone alone.** Its root is the clone's, above which nothing is reached. So the
-//! clone's root has a control directory there, with the transactions and the snapshots of this
-//! clone; what lies in it is the same as in the one of the store's root elsewhere.
+//! clone's root has a control directory in such a mount, with the transactions and the snapshots of
+//! this clone; its content is the same as in the one of the store's root elsewhere.
 //!
-//! A file `barrier`, which is listed nowhere, takes part in finding out that the kernel has handed
-//! over everything (`quiesce_barrier`).
+//! A file `barrier`, which is not listed, is used to find out that the kernel has handed over
+//! everything (`quiesce_barrier`).
 //!
-//! The kernel may cache what it found here; who begins or ends a view tells it. It may not remember
-//! that something is missing.
+//! The kernel may cache what it found here; the thread that begins or ends a view tells the kernel.
+//! It may not remember that something is missing.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -51,7 +51,7 @@ pub(crate) const TRANSACTIONS: Ino = 2;
 pub(crate) const SNAPSHOTS: Ino = 3;
 pub(crate) const CLONES: Ino = 4;
 pub(crate) const BARRIER: Ino = 5;
-/// Where the transactions of each user are; not listed.
+/// The directory with the transactions of each user; not listed.
 pub(crate) const USERS: Ino = 6;
 /// The control directory in the root of the clone that a mount shows alone.
 pub(crate) const TOP_ALONE: Ino = 7;
@@ -65,74 +65,76 @@ const LINK: Ino = 2 << 40;
 const TOP_OF: Ino = 3 << 40;
 const WITHIN: Ino = 4 << 40;
 
-/// The directory of the users, in the top one.
+/// The name of the directory of the users, in the control directory.
 pub(crate) const USERS_NAME: &str = "user";
 
-/// The file in the top one that is not listed.
+/// The name of the file in the control directory that is not listed.
 pub(crate) const BARRIER_NAME: &str = "barrier";
 
-/// Its size: room for more pages, 128 KiB apart, than there can be threads (`barrier`).
+/// The size of that file: room for more pages, 128 KiB apart, than there can be threads
+/// (`barrier`).
 pub(crate) const BARRIER_SIZE: u64 = 160 * (128 << 10);
 
-/// What lies in the top one.
+/// The directories that the control directory lists.
 pub(crate) const KINDS: [(&str, Ino); 3] =
     [("txn", TRANSACTIONS), ("snapshot", SNAPSHOTS), ("clone", CLONES)];
 
-/// The directory of a user's transactions.
+/// Returns the directory of a user's transactions.
 pub(crate) fn home(user: u32) -> Ino {
     HOME | Ino::from(user)
 }
 
-/// Whose directory it is.
+/// Returns the user whose directory it is.
 pub(crate) fn user_of(ino: Ino) -> Option<u32> {
     if ino & !(HOME - 1) == HOME { u32::try_from(ino & (HOME - 1)).ok() } else { None }
 }
 
-/// The name of a transaction; `None`: the number is too large.
+/// Returns the inode of the name of a transaction, or `None` if its number is too large.
 pub(crate) fn link(id: TransactionId) -> Option<Ino> {
     (id.0 < HOME).then_some(LINK | id.0)
 }
 
-/// Which transaction it is the name of.
+/// Returns the transaction that it is the name of.
 pub(crate) fn linked(ino: Ino) -> Option<TransactionId> {
     (ino & !(HOME - 1) == LINK).then_some(TransactionId(ino & (HOME - 1)))
 }
 
-/// The control directory in the root of the view of a transaction; `None`: the number is too large.
+/// Returns the control directory in the root of the view of a transaction, or `None` if the number
+/// is too large.
 pub(crate) fn top_of(id: TransactionId) -> Option<Ino> {
     (id.0 < HOME).then_some(TOP_OF | id.0)
 }
 
-/// The directory of the transactions within one.
+/// Returns the directory of the transactions within a transaction.
 pub(crate) fn within(id: TransactionId) -> Option<Ino> {
     (id.0 < HOME).then_some(WITHIN | id.0)
 }
 
-/// The transaction of the view in whose root it is the control directory.
+/// Returns the transaction in whose view's root it is the control directory.
 pub(crate) fn topped(ino: Ino) -> Option<TransactionId> {
     (ino & !(HOME - 1) == TOP_OF).then_some(TransactionId(ino & (HOME - 1)))
 }
 
-/// The transaction that those are within whose directory it is.
+/// Returns the transaction around those in this directory.
 pub(crate) fn around(ino: Ino) -> Option<TransactionId> {
     (ino & !(HOME - 1) == WITHIN).then_some(TransactionId(ino & (HOME - 1)))
 }
 
-/// The way to a transaction's view from the directory of its user. `chain`: those that it is
-/// within, the outermost first, and itself.
+/// Returns the path to a transaction's view from the directory of its user. `chain` has the
+/// transactions that it is within, the outermost first, and itself.
 fn way(chain: &[TransactionId]) -> String {
     let names: Vec<String> = chain.iter().map(ToString::to_string).collect();
     names.join("/.kvfs/txn/")
 }
 
-/// Where a transaction's name leads.
+/// Returns the target of the link that is a transaction's name.
 pub(crate) fn target(chain: &[TransactionId], user: u32) -> String {
     format!("../{USERS_NAME}/{user}/{}", way(chain))
 }
 
-/// The path from the root of the file system to what lies at `path` in a view. Of a transaction:
-/// `user`: whose it is; `chain`: those that it is within, and itself. `alone`: the clone that the
-/// mount shows alone.
+/// Returns the path from the root of the file system to `path` in a view. For a transaction, `user`
+/// is its user, and `chain` has the transactions that it is within, and itself. `alone` is the
+/// clone that the mount shows alone.
 pub(crate) fn path_in(
     view: &ViewId,
     user: Option<u32>,
@@ -154,20 +156,21 @@ pub(crate) fn path_in(
     above.join(OsStr::from_bytes(path))
 }
 
-/// This process's user.
+/// Returns the user of this process.
 pub(crate) fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The user that a directory or file name names.
+/// Returns the user that a directory or file name names.
 pub(crate) fn user_named(name: &[u8]) -> Option<u32> {
     let name = std::str::from_utf8(name).ok()?;
     let user: u32 = name.parse().ok()?;
     (name == user.to_string()).then_some(user)
 }
 
-/// One of them. The directories belong to whom the root belongs but for those that let in one user,
-/// the file to this process. `open`: they let in all. `None`: there is no such inode.
+/// Returns the attributes of an inode of the control directory, or `None` if there is no such
+/// inode. The directories belong to the owner of the root, except those that admit one user; the
+/// file belongs to this process. With `open`, they admit everyone.
 pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
     let perm = if open { 0o555 } else { 0o500 };
     let directory = Attr {
@@ -197,7 +200,7 @@ pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
         ino => match user_of(ino) {
             Some(uid) => Some(Attr { perm, uid, ..directory }),
             None if topped(ino).is_some() => Some(directory),
-            // Of whom the transaction is.
+            // It belongs to the user of the transaction.
             None if around(ino).is_some() => Some(Attr { perm, ..directory }),
             None => linked(ino).map(|_| Attr {
                 kind: FileKind::Symlink,
@@ -209,16 +212,16 @@ pub(crate) fn attr(ino: Ino, root: &Attr, open: bool) -> Option<Attr> {
     }
 }
 
-/// The view that `name` stands for in a directory.
+/// Returns the view that `name` stands for in a directory.
 pub(crate) fn view(dir: Ino, name: &[u8]) -> Option<ViewId> {
     let name = std::str::from_utf8(name).ok()?;
     match dir {
         dir if dir == TRANSACTIONS || user_of(dir).is_some() || around(dir).is_some() => {
             let id = name.parse().ok()?;
-            // One name for each.
+            // Each transaction has one name only.
             (name == format!("{id}")).then_some(ViewId::Transaction(TransactionId(id)))
         }
-        // One name for each.
+        // Each view has one name only.
         _ if directory_name(&view_name(name)) != name => None,
         SNAPSHOTS => Some(ViewId::Snapshot(view_name(name))),
         CLONES => Some(ViewId::Clone(view_name(name))),
@@ -226,7 +229,7 @@ pub(crate) fn view(dir: Ino, name: &[u8]) -> Option<ViewId> {
     }
 }
 
-/// Where a view lies, and under which name. The mainline lies nowhere here.
+/// Returns the directory and the name of a view. The mainline has none.
 pub(crate) fn place(view: &ViewId) -> Option<(Ino, String)> {
     match view {
         ViewId::Mainline => None,
@@ -236,8 +239,8 @@ pub(crate) fn place(view: &ViewId) -> Option<(Ino, String)> {
     }
 }
 
-/// All names that it has: of a transaction also that in the directory of its user, if that is
-/// known, or of the one that it is within (`chain`, see [`path_in`]).
+/// Returns all names of a view. A transaction also has one in the directory of its user, if that is
+/// known, or of the transaction that it is within (`chain`, see [`path_in`]).
 pub(crate) fn places(
     view: &ViewId,
     user: Option<u32>,

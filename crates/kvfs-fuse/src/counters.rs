@@ -1,5 +1,5 @@
-//! How many requests of each kind the kernel sent, and how long it took to answer them: the price
-//! of a FUSE file system is their number.
+//! Counts the requests of each kind that the kernel sent, and the time to answer them: the cost of
+//! a FUSE file system is the number of requests.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ macro_rules! requests {
         }
 
         impl Request {
-            /// The kind that goes by this number in the protocol.
+            /// Returns the kind with this number in the protocol.
             pub fn of(opcode: u32) -> Request {
                 match opcode {
                     $($opcode => Request::$name,)*
@@ -25,7 +25,7 @@ macro_rules! requests {
             }
         }
 
-        /// Every kind's name, in the order of `Request`.
+        /// The name of every kind, in the order of `Request`.
         const NAMES: &[&str] = &[$($text),*, "OTHER"];
     };
 }
@@ -42,14 +42,14 @@ requests! {
 }
 
 impl Request {
-    /// May be answered only when something else has been done, which takes long or takes another
-    /// thread: the disk's work, or what the kernel holds back of a file (`recall`).
+    /// Returns whether the answer may depend on other work that takes long or another thread: work
+    /// of the disk, or data of a file that the kernel holds back (`recall`).
     pub(crate) fn waits(self) -> bool {
         use Request::*;
         self.always_waits() || matches!(self, LSeek | Rename | Rename2 | Link)
     }
 
-    /// Whether a request of this kind always waits.
+    /// Returns whether a request of this kind always waits.
     pub(crate) fn always_waits(self) -> bool {
         use Request::*;
         matches!(self, FSync | FSyncDir | IoCtl)
@@ -60,9 +60,9 @@ impl Request {
 #[derive(Debug)]
 pub struct Counters {
     counts: [AtomicU64; NAMES.len()],
-    /// How long answering them took in all, nanoseconds.
+    /// The total time to answer the requests of each kind, nanoseconds.
     nanos: [AtomicU64; NAMES.len()],
-    /// See [`Counters::leave_out`]. 0: none.
+    /// See [`Counters::leave_out`]; 0 if no thread is left out.
     left_out: AtomicU32,
 }
 
@@ -74,8 +74,8 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Excludes the STATFS requests of this thread of ours from the counts: it measures how long an
-    /// answer takes, and a reader of the counts would see itself.
+    /// Excludes the STATFS requests of this thread of the daemon from the counts: it measures how
+    /// long an answer takes, and a reader of the counts would see its own requests.
     pub(crate) fn leave_out(&self, thread: u32) {
         self.left_out.store(thread, Ordering::Relaxed);
     }
@@ -85,34 +85,34 @@ impl Counters {
     }
 
     pub(crate) fn count(&self, request: Request) {
-        // Only a statistic: no order with anything else is needed.
+        // These are only statistics, so the order of other operations does not matter.
         self.counts[request as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request was answered in this time.
+    /// Records that a request was answered in this time.
     pub(crate) fn took(&self, request: Request, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.nanos[request as usize].fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// It comes again, to another thread.
+    /// Undoes the count of a request that is dispatched again by another thread.
     pub(crate) fn uncount(&self, request: Request) {
         self.counts[request as usize].fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// How many requests of this kind have come.
+    /// Returns the number of requests of this kind.
     pub fn get(&self, request: Request) -> u64 {
         self.counts[request as usize].load(Ordering::Relaxed)
     }
 
-    /// (name, count) of every kind that was seen.
+    /// Returns name and count of every kind that was seen.
     pub fn seen(&self) -> Vec<(&'static str, u64)> {
         let counts = self.counts.iter().map(|c| c.load(Ordering::Relaxed));
         NAMES.iter().copied().zip(counts).filter(|&(_, n)| n > 0).collect()
     }
 
-    /// (name, time) of every kind that was seen: how long answering them took in all. What the
-    /// kernel adds, and the wait for a thread that is free, are not in it.
+    /// Returns name and total time of answering for every kind that was seen. The time that the
+    /// kernel adds, and the wait for a free thread, are not included.
     pub fn times(&self) -> Vec<(&'static str, Duration)> {
         let nanos = self.nanos.iter().map(|n| Duration::from_nanos(n.load(Ordering::Relaxed)));
         let seen = |at: usize| self.counts[at].load(Ordering::Relaxed) > 0;
@@ -120,7 +120,7 @@ impl Counters {
         all.filter(|(at, _)| seen(*at)).map(|(_, named)| named).collect()
     }
 
-    /// How many requests have come.
+    /// Returns the number of all requests.
     pub fn total(&self) -> u64 {
         self.counts.iter().map(|c| c.load(Ordering::Relaxed)).sum()
     }

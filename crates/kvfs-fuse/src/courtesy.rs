@@ -2,36 +2,36 @@
 //! that costs nothing.
 //!
 //! A program that waits for an answer sleeps on the CPU on which the thread that answers runs. When
-//! the answer is there the kernel wakes the program where it finds a CPU idle, and on a quiet
-//! machine that is another one, which must be woken first: in a virtual machine that takes longer
-//! than the answer. But a CPU that runs only what has the policy SCHED_IDLE counts as idle. So with
-//! this policy the program goes on where it was, at once.
+//! the answer is sent, the kernel wakes the program on a CPU that is idle, and on a quiet machine
+//! that is another one, which must be woken first: in a virtual machine that takes longer than the
+//! answer. But a CPU that runs only threads with the policy SCHED_IDLE counts as idle. So with this
+//! policy the program continues where it was, at once.
 //!
-//! On a busy machine such a thread would get no time at all. It sees that by how long it waits for
-//! its CPU between being woken and running, which the kernel counts for it, and goes back to the
-//! usual policy. It tries again when no more threads want to run than there are CPUs, and after
-//! each try that was wrong it waits twice as long.
+//! On a busy machine such a thread would get no CPU time at all. It detects that by the time it
+//! waits for its CPU between being woken and running, which the kernel counts for it, and returns
+//! to the usual policy. It tries again when no more threads want to run than there are CPUs, and
+//! doubles the pause after each try that failed.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// How often the thread looks, if it is awake.
+/// The interval at which the thread checks, if it is awake.
 const LOOK: Duration = Duration::from_millis(5);
-/// So long a wait for the CPU, on average since the last look, is too long.
+/// A longer wait for the CPU, on average since the last check, is too long.
 const TOO_LONG: Duration = Duration::from_micros(200);
-/// How many looks in a row must find the machine quiet.
+/// The number of checks in a row that must find the machine quiet.
 const QUIET_LOOKS: u32 = 10;
-/// The first and the last pause after a try that was wrong.
+/// The first and the longest pause after a try that failed.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(64));
-/// A try that went well for so long was right.
+/// A try that went well for this long has succeeded.
 const RIGHT: Duration = Duration::from_secs(10);
 
-/// What one thread knows of itself.
+/// The state of one thread.
 pub(crate) struct Courtesy {
-    /// Time on the CPU, time waiting for it (ns), times on it; and the machine's load. `None`: it
-    /// stays as it is.
+    /// The sources of the time on the CPU, the time waiting for it (ns), and the times on it; and
+    /// of the machine's load. `None` if the policy stays as it is.
     sources: Option<(File, File)>,
     cpus: u64,
     waited: Waited,
@@ -53,7 +53,7 @@ enum CourtesyState {
 }
 
 impl Courtesy {
-    /// For the calling thread, on a machine with so many CPUs.
+    /// Creates the state of the calling thread, on a machine with `cpus` CPUs.
     pub fn of_this_thread(cpus: usize) -> Courtesy {
         let now = Instant::now();
         let sources = || -> io::Result<(File, File)> {
@@ -76,7 +76,7 @@ impl Courtesy {
         }
     }
 
-    /// Looks how the thread fares, if it is time to. To be called often, by the thread itself.
+    /// Checks how the thread fares, if it is time. The thread itself must call this often.
     pub fn look(&mut self) {
         if self.sources.is_none() {
             return;
@@ -124,13 +124,13 @@ impl Courtesy {
     }
 }
 
-/// A thread that is started by one that is polite would be so, too.
+/// Restores the usual policy: a thread inherits the policy of the one that starts it.
 pub(crate) fn be_usual() {
     let _ = set_policy(libc::SCHED_OTHER);
 }
 
-/// Whether a thread can take back what it has given: without CAP_SYS_NICE and a limit (RLIMIT_NICE)
-/// that allows it, it cannot.
+/// Checks that a thread can return to the usual policy: without CAP_SYS_NICE and a limit
+/// (RLIMIT_NICE) that allows it, it cannot.
 fn may_come_back() -> io::Result<()> {
     let tried = std::thread::Builder::new().name("fuse-try".into()).spawn(|| {
         set_policy(libc::SCHED_IDLE)?;
@@ -141,15 +141,15 @@ fn may_come_back() -> io::Result<()> {
 
 fn set_policy(policy: i32) -> io::Result<()> {
     let no_priority = libc::sched_param { sched_priority: 0 };
-    // SAFETY: it takes numbers (0: the calling thread), and what it refers to lives until it
-    // returns.
+    // SAFETY: the call takes numbers (0: the calling thread), and the structure that it refers to
+    // lives until it returns.
     match unsafe { libc::sched_setscheduler(0, policy, &raw const no_priority) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// A file of the kernel's that is made anew for each read from its start.
+/// Reads a file of the kernel whose content is generated for each read from its start.
 fn read(file: &File) -> io::Result<String> {
     let mut text = [0; 128];
     let length = file.read_at(&mut text, 0)?;
@@ -160,7 +160,8 @@ fn unreadable(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the kernel says '{}'", text.trim()))
 }
 
-/// How long a thread has waited for a CPU, and how often it was on one, of its `schedstat`.
+/// Returns how long a thread has waited for a CPU, and how often it was on one, from its
+/// `schedstat`.
 fn waited(schedstat: &str) -> io::Result<Waited> {
     let mut numbers = schedstat.split_whitespace().skip(1).map(str::parse);
     match (numbers.next(), numbers.next()) {
@@ -169,7 +170,7 @@ fn waited(schedstat: &str) -> io::Result<Waited> {
     }
 }
 
-/// How many threads want to run, of `/proc/loadavg`.
+/// Returns how many threads want to run, from `/proc/loadavg`.
 fn runnable(loadavg: &str) -> io::Result<u64> {
     let running = loadavg
         .split_whitespace()
@@ -192,11 +193,11 @@ mod tests {
     }
 
     fn policy() -> i32 {
-        // SAFETY: it takes a number: the calling thread.
+        // SAFETY: the call takes a number, for the calling thread.
         unsafe { libc::sched_getscheduler(0) }
     }
 
-    /// What the kernel says of a thread and a machine, in files of ours.
+    /// Returns a state whose sources are files of the test.
     fn courtesy(dir: &std::path::Path) -> Courtesy {
         let file = |name: &str, text: &str| {
             std::fs::write(dir.join(name), text).expect("write");

@@ -1,11 +1,11 @@
-//! The CPUs of the machine, as the kernel counts queues: one for each that there could ever be.
+//! The CPUs of the machine, as the kernel counts queues: every CPU that could ever be present.
 
 use std::fs;
 use std::io;
 
 use rustix::thread::CpuSet;
 
-/// The numbers of the CPUs that are possible, and of those that are online.
+/// The numbers of the possible CPUs, and of those that are online.
 pub(crate) struct Cpus {
     pub possible: Vec<usize>,
     pub online: Vec<usize>,
@@ -27,7 +27,7 @@ impl Cpus {
     }
 }
 
-/// A list of the kernel's: `0-3,8`.
+/// Parses a list of the kernel, such as `0-3,8`.
 fn parse(text: &str) -> Option<Vec<usize>> {
     let mut all = Vec::new();
     for part in text.trim().split(',') {

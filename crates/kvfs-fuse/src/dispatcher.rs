@@ -1,17 +1,17 @@
-//! From a request of the kernel to a call of a [`Handler`], and from its result to an answer.
+//! Turns a request of the kernel into a call of a [`Handler`], and its result into an answer.
 //!
-//! Each request costs a round trip, so what this file decides is which requests there are at all:
+//! Each request costs a round trip, so this file decides which requests the kernel sends at all:
 //!
 //! - OPEN, OPENDIR, FLUSH and CREATE are answered ENOSYS, once each: from then on the kernel opens
-//!   and closes without a word, keeps pages and directory entries cached across opens, and creates
-//!   with MKNOD.
+//!   and closes without a request, keeps pages and directory entries cached across opens, and
+//!   creates with MKNOD.
 //! - Names, missing names and attributes are cached for as long as the policy says; if it says so,
 //!   writes gather in the page cache.
 //! - The kernel is told that set-user-ID bits are dropped here (`HANDLE_KILLPRIV_V2`): it then asks
 //!   for `security.capability` once a file and not once a write.
-//! - File locks stay in the kernel: it is not told that there is anyone else to ask.
-//! - STATX is left to GETATTR, unless the policy wants the time of birth shown: it adds nothing
-//!   else, for a request more per file.
+//! - File locks stay in the kernel: it is not told that the daemon could be asked about them.
+//! - STATX is left to GETATTR, unless the policy wants the time of birth shown: STATX adds nothing
+//!   else, and costs one more request per file.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -28,46 +28,47 @@ use crate::kept::{Kept, Slot};
 use crate::wire::{self, Answer, Fields, Head, init, valid};
 use crate::{name_parts, node_id};
 
-/// What is sent back for one request.
+/// The answer to one request.
 pub(crate) enum Outcome {
-    /// Some requests take no answer.
+    /// No answer: some requests take none.
     Nothing,
-    /// It has to be dispatched again by a thread that may wait.
+    /// The request has to be dispatched again by a thread that may wait.
     Waits,
     Error(Errno),
-    /// What is in the `Answer`.
+    /// The content of the `Answer`.
     Answer,
     Data(Bytes),
     /// The reply is the first bytes of the read buffer, this many.
     Filled(usize),
 }
 
-/// A handler, and how requests reach it. Shared by all threads.
+/// A handler, and the settings by which requests reach it. It is shared by all threads.
 pub(crate) struct Dispatcher<H> {
     handler: Arc<H>,
     policy: Policy,
     counters: Arc<Counters>,
-    /// Where the mount goes on when this process is killed.
+    /// The state that outlives this process if it is killed, for a mount that continues then.
     kept: Option<Arc<Kept>>,
 }
 
-/// The answer to one request, and what becomes of it. A thread keeps it between requests, so that
+/// The answer to one request, and its side effects. A thread keeps it between requests, so that
 /// most of them allocate nothing.
 #[derive(Default)]
 pub(crate) struct ReplyBuffer {
     pub answer: Answer,
-    /// References that the answer hands to the kernel; if it does not arrive, they are taken back.
+    /// References that the answer hands to the kernel; if the answer does not arrive, they are
+    /// taken back.
     pub handed_out: Vec<NodeId>,
-    /// Inodes of which the kernel must ask for attributes anew, before it has the answer.
+    /// Inodes whose attributes the kernel must ask for again, before it gets the answer.
     pub stale_attributes: Vec<NodeId>,
     /// The request was announced.
     pub announced: bool,
-    /// Where commits note what they complete.
+    /// The slot in which commits note the requests that they complete.
     slot: Option<Slot>,
 }
 
 impl ReplyBuffer {
-    /// Notes what a change of a file's content means for the kernel.
+    /// Records the effects of a change of a file's content on the kernel's cache.
     fn changed(&mut self, node: NodeId, written: &Written) {
         if written.lost_privileges {
             self.stale_attributes.push(node);
@@ -80,23 +81,24 @@ impl<H: Handler> Dispatcher<H> {
         Dispatcher { handler, policy, counters, kept: None }
     }
 
-    /// For a mount that goes on when this process is killed.
+    /// Sets the state that outlives this process, for a mount that continues when it is killed.
     pub fn keep(mut self, kept: Option<Arc<Kept>>) -> Self {
         self.kept = kept;
         self
     }
 
-    /// Whether a request may take long now.
+    /// Returns whether a request may take long now.
     pub fn stalls(&self) -> bool {
         self.handler.stalls()
     }
 
-    /// Whether requests are to be announced now.
+    /// Returns whether requests have to be announced now.
     pub fn wants_announcements(&self) -> bool {
         self.policy.write_back && self.handler.wants_announcements()
     }
 
-    /// To be called with each request where that is wanted, in their order.
+    /// Announces a request. It must be called for each request, in their order, if announcements
+    /// are wanted.
     pub fn announce(&self, head: &Head, fields: Fields<'_>) {
         if Request::of(head.opcode) == Request::Write
             && let Some(offset) = wire::written_back_at(fields)
@@ -105,10 +107,10 @@ impl<H: Handler> Dispatcher<H> {
         }
     }
 
-    /// Answers one request. A panic in the handler is a defect, but not one that may take
-    /// all files away: it is answered with EIO, as the panic hook reports it.
+    /// Answers one request. A panic in the handler is a defect, but must not take all files away:
+    /// it is answered with EIO, and the panic hook reports it.
     ///
-    /// `read_buffer`: where data that is read may be put, so that nothing is allocated for it.
+    /// Data that is read may be put into `read_buffer`, so that nothing is allocated for it.
     pub fn dispatch(
         &self,
         head: &Head,
@@ -130,7 +132,8 @@ impl<H: Handler> Dispatcher<H> {
             Some(kept) => self.once(kept, request, (head, fields), reply, read_buffer),
         };
         if matches!(outcome, Outcome::Error(_)) {
-            // A listing that failed half way: the kernel is not told of the entries before that.
+            // A listing may have failed half way: the kernel is not told of the entries before the
+            // failure.
             self.forget_handed_out(reply);
             reply.handed_out.clear();
         }
@@ -144,8 +147,8 @@ impl<H: Handler> Dispatcher<H> {
         outcome
     }
 
-    /// Answers a request of a mount that goes on when this process is killed: one that is done
-    /// already is not done again.
+    /// Answers a request of a mount that continues when this process is killed: a request that is
+    /// done already is not done again.
     fn once(
         &self,
         kept: &Arc<Kept>,
@@ -191,7 +194,7 @@ impl<H: Handler> Dispatcher<H> {
         }
     }
 
-    /// The answer to a request that a process has done which was killed before it had answered.
+    /// Answers a request that was done by a process which was killed before it had answered.
     fn answer_again(
         &self,
         request: Request,
@@ -205,7 +208,7 @@ impl<H: Handler> Dispatcher<H> {
             Request::SymLink => {}
             Request::Write => {
                 let (_fh, _offset, size) = (f.u64()?, f.u64()?, f.u32()?);
-                // It may have lost set-user-ID bits.
+                // The file may have lost set-user-ID bits.
                 reply.stale_attributes.push(head.node);
                 reply.answer.u32(size).u32(0);
                 return Ok(Outcome::Answer);
@@ -216,7 +219,7 @@ impl<H: Handler> Dispatcher<H> {
         Ok(self.entry(reply, &made))
     }
 
-    /// Answers, whatever the handler does.
+    /// Answers a request, even if the handler panics.
     fn guarded(
         &self,
         request: Request,
@@ -241,8 +244,8 @@ impl<H: Handler> Dispatcher<H> {
         }
     }
 
-    /// Begins an FSYNC: see [`Handler::begin_fsync`]. One that is to be done alone has to be
-    /// dispatched.
+    /// Begins an FSYNC: see [`Handler::begin_fsync`]. If the FSYNC is to be done alone, it has to
+    /// be dispatched.
     pub fn begin_fsync(&self, head: &Head) -> Reply<FSync> {
         if self.handler.is_down() {
             return Err(Errno(libc::EIO));
@@ -254,7 +257,7 @@ impl<H: Handler> Dispatcher<H> {
         begun
     }
 
-    /// Notes that an FSYNC that was begun so long ago has been answered.
+    /// Records that an FSYNC that was begun at `begun` has been answered.
     pub fn ended_fsync(&self, opcode: u32, begun: Instant) {
         self.counters.took(Request::of(opcode), begun.elapsed());
     }
@@ -264,8 +267,8 @@ impl<H: Handler> Dispatcher<H> {
         unless_it_panics("a sync", || self.handler.sync())
     }
 
-    /// The answer did not reach the kernel (the request was interrupted, or failed): it does not
-    /// have the references in it.
+    /// Takes back the references in an answer that did not reach the kernel (the request was
+    /// interrupted, or failed).
     pub fn take_back(&self, reply: &ReplyBuffer) {
         self.forget_handed_out(reply);
         if let Some(kept) = &self.kept {
@@ -450,7 +453,7 @@ impl<H: Handler> Dispatcher<H> {
             Request::CopyFileRange | Request::CopyFileRange64 => {
                 let (_fh_in, offset_in, to, _fh_out) = (f.u64()?, f.u64()?, f.node()?, f.u64()?);
                 let (offset_out, length) = (f.u64()?, f.u64()?);
-                // The older answer has room for 32 bits; callers go on where a short copy ended.
+                // The older answer has room for 32 bits; callers continue after a short copy.
                 let short = request == Request::CopyFileRange;
                 let length = if short { length.min(1 << 30) } else { length };
                 let copied =
@@ -472,11 +475,12 @@ impl<H: Handler> Dispatcher<H> {
                 reply.answer.ioctl_out();
                 Ok(Outcome::Answer)
             }
-            // Sent for files that TMPFILE opened, and when the mount ends.
+            // Sent for files that TMPFILE opened, and at the end of the mount.
             Request::Release | Request::ReleaseDir | Request::Destroy => done(Ok(())),
-            // For chdir and access(2), and only without `default_permissions`. Only root can ask
-            // then, and modes do not bind it, but for this: a file without any execute bit is not
-            // executable for root either. What a read-only mount refuses the kernel checks itself.
+            // Sent for chdir and access(2), and only without `default_permissions`. Then only root
+            // can ask, and modes do not bind root, with one exception: a file without any execute
+            // bit is not executable for root either. The kernel itself checks that a mount is
+            // read-only.
             Request::Access => {
                 let (mask, _) = (f.u32()?, f.u32()?);
                 if mask & libc::X_OK as u32 == 0 {
@@ -486,7 +490,7 @@ impl<H: Handler> Dispatcher<H> {
                 let executable = attr.kind == FileKind::Dir || attr.perm & 0o111 != 0;
                 done(if executable { Ok(()) } else { Err(Errno(libc::EACCES)) })
             }
-            // No call here takes so long that it would watch for interrupts.
+            // No call takes so long that it would watch for interrupts.
             Request::Open
             | Request::OpenDir
             | Request::Flush
@@ -498,7 +502,7 @@ impl<H: Handler> Dispatcher<H> {
         }
     }
 
-    /// The kernel gives back references.
+    /// Handles references that the kernel gives back.
     fn forget(&self, node: NodeId, references: u64) {
         self.handler.forget(node, references);
         if let Some(kept) = &self.kept {
@@ -512,7 +516,8 @@ impl<H: Handler> Dispatcher<H> {
         Outcome::Answer
     }
 
-    /// For how many seconds the kernel may believe that a name leads to a node, and what it has.
+    /// Returns for how many seconds the kernel may believe that a name leads to a node, and the
+    /// node's attributes.
     fn ttl_of(&self, node: NodeId) -> (u64, u64) {
         match node_id::split(node) {
             (node_id::CONTROL, ino) if name_parts::is_part(ino) => (0, 0),
@@ -545,7 +550,7 @@ impl<H: Handler> Dispatcher<H> {
                 match &entry.attr {
                     Some(attr) => {
                         reply.answer.entry_out(attr, entry_ttl, attr_ttl);
-                        // The kernel counts no references to "." and "..", and is given none.
+                        // The kernel counts no references to "." and "..", so none are handed out.
                         if entry.name != b"." && entry.name != b".." {
                             reply.handed_out.push(attr.node);
                         }
@@ -560,9 +565,9 @@ impl<H: Handler> Dispatcher<H> {
     }
 }
 
-/// Answers INIT: the kernel's offer comes in and is returned, what we take of it goes out.
-/// `rings`: io_uring, if it is offered. The same offer under the same policy has the same answer,
-/// in each version of this program that is to take a mount over from another one.
+/// Answers INIT: reads the kernel's offer and returns it, and writes the part of it that is
+/// accepted. `rings` says whether io_uring is offered. The same offer under the same policy must
+/// get the same answer in each version of this program that can take a mount over from another one.
 pub(crate) fn init(
     policy: &Policy,
     mut f: Fields<'_>,
@@ -587,16 +592,15 @@ pub(crate) fn init(
         (init::DO_READDIRPLUS, "directories with attributes"),
         (init::READDIRPLUS_AUTO, "directories with attributes when it pays"),
         (init::CACHE_SYMLINKS, "cached symbolic links"),
-        // With long-lived attributes the kernel must not drop pages because a time looks new:
-        // it made that time itself.
+        // Attributes live long, so the kernel must not drop pages because a time looks new: it made
+        // that time itself.
         (init::EXPLICIT_INVAL_DATA, "pages dropped only when told to"),
     ];
     for (_, what) in wanted.iter().filter(|(bit, _)| offered & bit == 0) {
         tracing::warn!("this kernel's FUSE has no {what}: works, but slower");
     }
-    // Asynchronous direct I/O is not asked for: after a direct write that ends later the
-    // kernel does not drop the pages that were read since it began, and so would show old
-    // bytes.
+    // Asynchronous direct I/O is not requested: when a direct write ends later, the kernel does not
+    // drop the pages that were read since it began, and so would show old bytes.
     let take = wanted.iter().fold(init::INIT_EXT, |all, (bit, _)| all | bit);
     let take = (if policy.write_back { take | init::WRITEBACK_CACHE } else { take }) & offered;
     let max_write = policy.max_write.max(4096);
@@ -608,17 +612,18 @@ pub(crate) fn init(
         .u32(wire::MINOR)
         .u32(max_readahead.min(policy.max_readahead))
         .u32(take as u32);
-    // Over io_uring a request must not be held back by the number of others, or it could be
+    // Over io_uring a request must not be held back because of the number of others, or it could be
     // overtaken (`queues`).
     let background = if rings != 0 { u16::MAX } else { policy.max_background };
     a.u16(background.max(1)).u16((policy.max_background / 4 * 3).max(1));
-    // Times count in steps of one nanosecond.
+    // Times have a granularity of one nanosecond.
     a.u32(max_write).u32(1).u16(max_pages).u16(0).u32((take >> 32) as u32);
     a.0.resize(64, 0);
     Ok(offered)
 }
 
-/// A panic in the handler is a defect, which the panic hook reports; it is answered with EIO.
+/// Runs `work`. A panic in the handler is a defect, which the panic hook reports; it is answered
+/// with EIO.
 fn unless_it_panics<T>(what: &str, work: impl FnOnce() -> Reply<T>) -> Reply<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         tracing::error!("{what} panicked");
@@ -634,7 +639,7 @@ fn perm(mode: u32) -> u16 {
     (mode & 0o7777) as u16
 }
 
-/// A size of 0 asks for the size.
+/// Answers a request for an extended attribute; a size of 0 asks for the size of the value.
 fn xattr(size: u32, value: Bytes, reply: &mut ReplyBuffer) -> Reply<Outcome> {
     if size == 0 {
         reply.answer.u32(value.len() as u32).u32(0);

@@ -1,11 +1,11 @@
-//! Where a test has the daemon killed. Without debug assertions there is nothing here.
+//! Points at which a test kills the daemon. Without debug assertions they do nothing.
 
-/// `KVFS_KILLED_AT=POINT:OPCODES:FILE` has this process end by SIGKILL at the first such point, and
-/// that of no process that comes later: FILE, which must not exist, says that it is done. The
-/// points are "before" a request is answered, and "after" it is done, when its answer is not sent.
-/// Several opcodes stand for one call that the kernel asks for by any of them (47+53). Without a
-/// request (opcode 0): when the kernel has "handed over" what it holds, when a change is made and
-/// "untold", and when the kernel was "told" of it.
+/// Ends this process by SIGKILL at the first point that `KVFS_KILLED_AT=POINT:OPCODES:FILE` names,
+/// but not in a later process: FILE, which must not exist, records that it is done. The points are
+/// "before" a request is answered, and "after" it is done, when its answer is not sent. Several
+/// opcodes stand for one call that the kernel requests by any of them (47+53). The points without a
+/// request (opcode 0) are: the kernel has "handed over" the pages that it holds, a change is made
+/// and "untold", and the kernel was "told" of it.
 pub(crate) fn point(name: &str, opcode: u32) {
     #[cfg(debug_assertions)]
     {

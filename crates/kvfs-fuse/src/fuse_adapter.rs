@@ -1,7 +1,7 @@
 //! The answers of a KVFS file system: each request becomes a call of the view that its inode number
 //! names.
 //!
-//! A request for a view that is over is answered ESTALE. Nothing moves or is linked from one view
+//! A request for a view that has ended is answered ESTALE. Nothing moves or is linked from one view
 //! to another (EXDEV, as between any two file systems), and the control directory itself cannot be
 //! changed.
 
@@ -26,16 +26,16 @@ use crate::{control_directory, node_id, security_labels};
 pub struct FuseAdapter {
     views: Views,
     mainline: Fs,
-    /// Our own thread whose changes of attributes change nothing; see
-    /// [`FuseAdapter::ignore_setattr_of`]. 0: none.
+    /// A thread of the daemon whose changes of attributes have no effect; see
+    /// [`FuseAdapter::ignore_setattr_of`]. 0 if there is none.
     notifier: AtomicU32,
-    /// Of the thread that has the kernel take sizes. Set once the mount is there.
+    /// The guard of the thread that makes the kernel take sizes. Set once the mount exists.
     size_guard: OnceLock<Arc<SizeGuard>>,
     quiesce_barrier: QuiesceBarrier,
-    /// Set once the mount is there.
+    /// Set once the mount exists.
     recall: OnceLock<Arc<Recall>>,
-    /// Of a mount that was in use before: whether the kernel gathers writes. It may hold back pages
-    /// from the first request on.
+    /// Set for a mount that was in use before: whether the kernel gathers writes. It may then hold
+    /// back pages from the first request on.
     in_use: Option<bool>,
     open_views: bool,
     /// The clone that the mount shows alone.
@@ -45,7 +45,7 @@ pub struct FuseAdapter {
     parts: NameParts,
 }
 
-/// What a number of the kernel stands for.
+/// The object that a node id of the kernel stands for.
 enum At<'a> {
     View(In<'a>, Ino),
     /// A directory or file of the control directory.
@@ -76,7 +76,7 @@ impl Deref for In<'_> {
 }
 
 impl In<'_> {
-    /// Attributes as the kernel is to see them.
+    /// Returns attributes as the kernel should see them.
     fn shown(&self, attr: kvfs::Result<Attr>) -> Reply<NodeAttr> {
         attr.map(|attr| self.numbering().attr(with_space(attr, self.gathers))).map_err(errno)
     }
@@ -87,8 +87,8 @@ impl In<'_> {
     }
 }
 
-/// What the kernel is told of an error. Damage and I/O errors are also told to the log: a program
-/// only sees a number.
+/// Returns the error number for the kernel. Damage and I/O errors are also logged: a program only
+/// sees a number.
 fn errno(error: kvfs::Error) -> Errno {
     let errno = error.errno();
     if errno == libc::EIO {
@@ -97,9 +97,9 @@ fn errno(error: kvfs::Error) -> Errno {
     Errno(errno)
 }
 
-/// A file that takes no space is all hole for programs like tar, and is not even read. But the
-/// kernel may hold data of it, and it asks for the space only now and then. So a file that is not
-/// empty always takes some, and where the kernel gathers writes any file does.
+/// Ensures that a file takes space. Programs like tar treat a file without space as one hole and do
+/// not even read it. But the kernel may hold data of it, and asks for the space only now and then.
+/// So a file that is not empty always takes some, and if the kernel gathers writes every file does.
 fn with_space(attr: Attr, gathers: bool) -> Attr {
     match attr.kind {
         FileKind::File if attr.size > 0 || gathers => Attr { blocks: attr.blocks.max(1), ..attr },
@@ -107,8 +107,8 @@ fn with_space(attr: Attr, gathers: bool) -> Attr {
     }
 }
 
-/// What a call does to privileges of a file whose content it changes, where the kernel does not say
-/// so: as if the caller had no right to keep them, unless it is root.
+/// Returns the effect of a call on the privileges of a file whose content it changes, if the kernel
+/// does not tell: as if the caller had no right to keep them, unless it is root.
 fn hints_of(caller: Caller) -> WriteHints {
     WriteHints {
         unprivileged_group: (caller.uid != 0).then_some(caller.gid),
@@ -120,7 +120,7 @@ const STALE: Errno = Errno(libc::ESTALE);
 const NOT_HERE: Errno = Errno(libc::EPERM);
 
 impl FuseAdapter {
-    /// Answers with the mainline and all `views`.
+    /// Creates an adapter for the mainline and all `views`.
     pub fn new(views: Views) -> FuseAdapter {
         let mainline = views.mainline().clone();
         FuseAdapter {
@@ -138,25 +138,26 @@ impl FuseAdapter {
         }
     }
 
-    /// From now on a change of attributes that the thread with this number asks for changes
-    /// nothing: it asks only for what the kernel then tells others (`watch_events`).
+    /// Makes changes of attributes by the thread with this number have no effect from now on: it
+    /// sends them only for the events that the kernel then raises (`watch_events`).
     pub(crate) fn ignore_setattr_of(&self, thread: u32) {
         self.notifier.store(thread, Ordering::Relaxed);
     }
 
-    /// From now on a change of attributes by the thread of this guard changes nothing: the kernel
-    /// takes what it is answered.
+    /// Makes changes of attributes by the thread of this guard have no effect from now on: the
+    /// kernel takes over the attributes in the answer.
     pub(crate) fn set_size_guard(&self, guard: Arc<SizeGuard>) {
         let _ = self.size_guard.set(guard);
     }
 
-    /// From now on the kernel is asked for what it holds back where an answer depends on it.
+    /// Sets the object that asks the kernel for data that it holds back, if an answer depends on
+    /// it.
     pub(crate) fn set_recall(&self, recall: Arc<Recall>) {
         let _ = self.recall.set(recall);
     }
 
-    /// Everything that programs have written to a file has come; `false`: that cannot be known.
-    /// Before anything is changed.
+    /// Makes the kernel hand over everything that programs have written to a file. Returns `false`
+    /// if that cannot be known. Called before anything is changed.
     fn recall(&self, node: NodeId) -> Reply<bool> {
         if !may_wait() {
             return Err(Errno::WAITS);
@@ -168,11 +169,12 @@ impl FuseAdapter {
         Ok(matches!(recalled, Some(Ok(()))))
     }
 
-    /// By which the kernel is asked for what it holds back; `None`: it can hold back nothing yet.
+    /// Returns the object that asks the kernel for data that it holds back, or `None` if the kernel
+    /// cannot hold back anything yet.
     fn recall_at_hand(&self) -> Option<&Arc<Recall>> {
         match self.in_use {
             None => self.recall.get(),
-            // It comes in a moment; what is asked until then waits, where it may.
+            // It will be set soon; requests that need it until then wait, where they may.
             Some(_) => Some(self.recall.wait()),
         }
     }
@@ -182,7 +184,7 @@ impl FuseAdapter {
         known.or(self.in_use).unwrap_or(false)
     }
 
-    /// How programs see the inodes of the view with this number.
+    /// Returns how programs see the inode numbers of the view with this number.
     pub(crate) fn numbering(&self, view: u16) -> Numbering {
         let place = || self.views.by_number(view).and_then(|fs| fs.in_place_of());
         Numbering { view, shown_in: (view != 0).then(place).flatten().unwrap_or(view) }
@@ -213,7 +215,7 @@ impl FuseAdapter {
         }
     }
 
-    /// An inode that must lie in a view.
+    /// Returns an inode that must lie in a view.
     fn inode(&self, node: NodeId) -> Reply<(In<'_>, Ino)> {
         match self.at(node)? {
             At::View(view, ino) => Ok((view, ino)),
@@ -221,14 +223,14 @@ impl FuseAdapter {
         }
     }
 
-    /// A directory in which `name` is to be made or removed. The name of the control directory is
-    /// taken.
+    /// Returns a directory in which `name` may be made or removed. The name of the control
+    /// directory is reserved.
     fn directory(&self, node: NodeId, name: &[u8]) -> Reply<(In<'_>, Ino)> {
         let (view, ino) = self.inode(node)?;
         if ino == ROOT && name == control_directory::NAME { Err(NOT_HERE) } else { Ok((view, ino)) }
     }
 
-    /// An inode, and a directory of the same view.
+    /// Returns an inode and a directory, which must be of the same view.
     fn together<'a>(&'a self, first: (In<'a>, Ino), second: NodeId) -> Reply<(In<'a>, Ino, Ino)> {
         let (view, ino) = first;
         match node_id::split(second) {
@@ -237,47 +239,50 @@ impl FuseAdapter {
         }
     }
 
-    /// Views let in whom the modes of their files let in, and not only those who began them.
+    /// Sets whether views admit everyone whom the modes of their files admit, and not only those
+    /// who began them.
     #[must_use]
     pub fn open_views(mut self, open: bool) -> FuseAdapter {
         self.open_views = open;
         self
     }
 
-    /// For a mount whose root is that of a clone ([`crate::MountOptions::root`]): transactions and
-    /// snapshots of the clone lie in that root, and those of others nowhere.
+    /// Adapts to a mount whose root is that of a clone ([`crate::MountOptions::root`]):
+    /// transactions and snapshots of the clone lie in that root, and those of other branches are
+    /// not shown.
     #[must_use]
     pub fn of_clone_alone(mut self, name: Option<String>) -> FuseAdapter {
         self.alone = name;
         self
     }
 
-    /// For a mount that another one has served before ([`crate::take_over`]), with what its policy
-    /// says of writes. A [`crate::KernelNotifier`] is to follow.
+    /// Adapts to a mount that another process has served before ([`crate::take_over`]);
+    /// `gathers_writes` is the policy of that mount. A [`crate::KernelNotifier`] must follow.
     #[must_use]
     pub fn of_mount_in_use(mut self, gathers_writes: bool) -> FuseAdapter {
         self.in_use = Some(gathers_writes);
         self
     }
 
-    /// The views that are open, by their numbers, and the mainline.
+    /// Returns the views that are open, by their numbers, and the mainline.
     pub(crate) fn opened(&self) -> Vec<(u16, Fs)> {
         self.views.opened()
     }
 
-    /// Whose a transaction is; `None`: there is none.
+    /// Returns the user of a transaction, or `None` if there is no such transaction.
     pub(crate) fn user_of(&self, id: kvfs::TransactionId) -> Option<u32> {
         self.views.user(id).ok().map(|user| user.unwrap_or_else(control_directory::own_user))
     }
 }
 
-/// The answer to a kernel that writes back the times of a file whose view is over; `None`:
-/// `changes` ask for something else.
+/// Returns the answer to a kernel that writes back the times of a file whose view has ended, or
+/// `None` if `changes` ask for something else.
 ///
-/// A kernel that gathers writes keeps the times of a file, and where a mapping of it goes it takes
-/// an error for one of the pages, which is an error of the next syncfs(2): of all who begin a
-/// transaction. It does not look at the attributes that it gets. It does when a program has set the
-/// times, which looks alike; so these are no attributes of a file, and the program is told EIO.
+/// A kernel that gathers writes keeps the times of a file. When a mapping of the file ends, it
+/// treats an error of their write-back like one of the pages, and reports it to the next syncfs(2):
+/// to everyone who begins a transaction. It does not look at the attributes in the answer. It does
+/// look at them when a program has set the times, which cannot be told apart; so the answer has no
+/// valid attributes of a file, and such a program gets EIO.
 fn answer_to_late_times(node: NodeId, changes: &SetAttr) -> Option<NodeAttr> {
     let SetAttr { mtime: Some(TimeSet::At(mtime)), ctime: Some(ctime), .. } = *changes else {
         return None;
@@ -319,7 +324,8 @@ impl Handler for FuseAdapter {
                     attr => view.shown(attr).map(Some),
                 }
             }
-            // An error, for the kernel remembers what is merely absent.
+            // A missing name is an error, since the kernel would remember a name that is merely
+            // absent.
             At::Control(dir) => self.find_control(dir, name).map(Some),
         }
     }
@@ -327,7 +333,7 @@ impl Handler for FuseAdapter {
         match node_id::split(node) {
             (0, ino) => self.mainline.forget(ino, references),
             (node_id::CONTROL, _) => {}
-            // Also of one that has ended.
+            // The view may have ended.
             (number, ino) => self.views.forget(number, ino, references),
         }
     }
@@ -412,7 +418,7 @@ impl Handler for FuseAdapter {
     }
     fn link(&self, node: NodeId, parent: NodeId, name: &[u8], _caller: Caller) -> Reply<NodeAttr> {
         let (view, parent, ino) = self.together(self.directory(parent, name)?, node)?;
-        // A file gets its first name with the content that it has.
+        // A file gets its first name together with its content.
         if self.gathers_writes() || view.getattr(ino).is_ok_and(|attr| attr.nlink == 0) {
             self.recall(node)?;
         }
@@ -435,8 +441,8 @@ impl Handler for FuseAdapter {
     ) -> Reply<()> {
         self.directory(to.0, to.1)?;
         let (view, parent, new_parent) = self.together(self.directory(from.0, from.1)?, to.0)?;
-        // The content goes with the name: with that of a file that is replaced there would be
-        // nothing left but what is known here.
+        // The content moves with the name: it replaces that of the other file, so nothing would be
+        // left but the content known here.
         if let Ok(Some((ino, FileKind::File))) = view.peek(parent, from.1)
             && (self.gathers_writes() || matches!(view.peek(new_parent, to.1), Ok(Some(_))))
         {
@@ -460,7 +466,7 @@ impl Handler for FuseAdapter {
         self.views.mainline().is_tight()
     }
     fn announce(&self, node: NodeId, offset: u64) {
-        // One that has ended by now takes no pages: see below.
+        // A view that has ended takes no pages: see below.
         if let Ok(At::View(view, ino)) = self.at(node) {
             view.announce_cached(ino, offset);
         }
@@ -490,9 +496,9 @@ impl Handler for FuseAdapter {
             Err(e) => Err(e),
         };
         match written {
-            // A page that the kernel has held back of a file that went with its view. An error
-            // would be that of all who have the kernel hand over what it holds, and who has the
-            // file open is told at its next call anyway.
+            // The kernel had held back a page of a file whose view has ended. An error would be
+            // reported to everyone who makes the kernel hand over pages, and a program that has the
+            // file open gets an error at its next call anyway.
             Err(Errno(libc::ESTALE)) if hints.from_cache => {
                 Ok(Written { bytes: data.len() as u64, lost_privileges: false })
             }
@@ -558,8 +564,8 @@ impl Handler for FuseAdapter {
                 if caller.uid == 0 {
                     return Ok(Bytes::from(names));
                 }
-                // The kernel gives values of this name space to the superuser alone, and file
-                // systems list the names to him alone.
+                // The kernel shows values of this name space only to the superuser, and file
+                // systems list the names only to the superuser.
                 let open = |name: &&[u8]| !name.starts_with(b"trusted.");
                 Ok(names
                     .split_inclusive(|&byte| byte == 0)
@@ -587,7 +593,7 @@ impl Handler for FuseAdapter {
         view.removexattr(ino, name).map_err(errno)
     }
     fn statfs(&self, node: NodeId) -> Reply<StatFs> {
-        // A transaction may have less room than the store.
+        // A transaction may have less space than the store.
         let seen = match self.at(node) {
             Ok(At::View(view, _)) => view.statfs(),
             Ok(At::Control(_)) | Err(_) => self.mainline.statfs(),
@@ -608,7 +614,8 @@ impl Handler for FuseAdapter {
     fn seek(&self, node: NodeId, offset: u64, what: Whence) -> Reply<u64> {
         let (view, ino) = self.inode(node)?;
         if self.in_use.is_none() && self.recall.get().is_none() {
-            // The mount has just begun, or nothing recalls its pages: all data.
+            // The mount has just begun, or nothing recalls its pages: the whole file counts as
+            // data.
             let size = view.getattr(ino).map_err(errno)?.size;
             return match what {
                 _ if offset >= size => Err(Errno(libc::ENXIO)),
@@ -637,7 +644,7 @@ impl Handler for FuseAdapter {
         length: u64,
         caller: Caller,
     ) -> Reply<Written> {
-        // Between views the kernel reads and writes instead.
+        // The kernel itself reads and writes for a copy between views.
         let (view, source, target) = self.together(self.inode(from.0)?, to.0)?;
         view.copy_file_range_for((source, from.1), (target, to.1), length, hints_of(caller))
             .map_err(errno)

@@ -13,9 +13,10 @@ use rustix::net::{
 
 const PROGRAM: &str = "fusermount3";
 
-/// Mounts on `mount_point` with options in its own words ("fsname=x,default_permissions").
+/// Mounts on `mount_point` with options in the syntax of the program
+/// ("fsname=x,default_permissions").
 pub(crate) fn mount(mount_point: &Path, options: &str) -> io::Result<OwnedFd> {
-    // Not closed on exec: the program finds its end by number.
+    // The socket is not closed on exec: the program finds its end by number.
     let (ours, theirs) = rustix::net::socketpair(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -54,7 +55,7 @@ fn not_started(what: &str, e: &io::Error) -> io::Error {
     io::Error::new(e.kind(), format!("{what} without root takes {PROGRAM} (package fuse3): {e}"))
 }
 
-/// The connection; `None`: the program ended without sending one.
+/// Receives the connection. Returns `None` if the program ended without sending one.
 fn receive(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -71,7 +72,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// Unmounts; `lazily` even while it is in use.
+/// Unmounts; with `lazily`, even while the mount is in use.
 pub(crate) fn unmount(mount_point: &Path, lazily: bool) -> io::Result<()> {
     let output = Command::new(PROGRAM)
         .arg(if lazily { "-uz" } else { "-u" })

@@ -1,20 +1,20 @@
-//! A mount that goes on when who serves it ends: how the threads are had to stop between two
-//! requests, and what the next one that serves must know.
+//! A mount that outlives the process that serves it: how the threads are stopped between two
+//! requests, and the state that the next process needs.
 //!
 //! The kernel keeps the connection for as long as a descriptor of it is open, and with it every
-//! request that nobody has taken. So who serves stops to read, answers what it has taken, and the
-//! next one goes on to read from the same descriptor: a program waits a little longer for its
-//! answer and sees nothing else.
+//! request that was not taken. So the serving process stops reading and answers the requests that
+//! it has taken, and the next one continues to read from the same descriptor: a program waits a
+//! little longer for its answer and sees nothing else.
 //!
-//! **Stopping.** The threads wait in read(2). A signal ends that (`interrupt`). A thread looks
-//! before each read whether it is to stop. It may miss the signal between the two, so signals are
-//! sent until all have gone.
+//! **Stopping.** The threads wait in read(2). A signal ends that (`interrupt`). A thread checks
+//! before each read whether it should stop. It may miss a signal between the two, so signals are
+//! sent until all threads have ended.
 //!
-//! The first thread, which has the connection itself and no clone of it, goes last. What others
-//! have in hand may wait for pages that only a request brings (`recall`), so it answers as long as
-//! any of them is there. What it would have to hand to another thread meanwhile, it keeps: were it
-//! done, there would be no end to it. The next one that serves begins with these requests. They
-//! came by the connection itself, so it can answer them.
+//! The first thread, which has the connection itself and no clone of it, ends last. Requests of
+//! other threads may wait for pages that only another request brings (`recall`), so the first
+//! thread answers as long as any other thread exists. During that time it keeps requests that it
+//! would have to hand to another thread: if they were served, there would be no end. The next
+//! process begins with these requests. They came by the connection itself, so it can answer them.
 
 use std::ffi::OsString;
 use std::io;
@@ -35,14 +35,15 @@ use crate::worker_pool::WorkerPool;
 
 /// The version of the encoding.
 const VERSION: u32 = 1;
-/// Between two signals to threads that have not stopped.
+/// The time between two signals to threads that have not stopped.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Asks the threads of a session to stop, and keeps the requests that they have taken and leave.
+/// Asks the threads of a session to stop, and keeps the requests that they have taken and not
+/// served.
 #[derive(Default)]
 pub(crate) struct Stop {
     wanted: AtomicBool,
-    /// The first thread answers a request itself that may need an answer of another thread.
+    /// The first thread itself serves a request that may need an answer of another thread.
     first_waits: AtomicBool,
     held: Mutex<Vec<Vec<u8>>>,
 }
@@ -52,18 +53,19 @@ impl Stop {
         self.wanted.load(Ordering::SeqCst)
     }
 
-    /// Returns `true` if the first thread may need an answer of another one, which must not stop.
+    /// Returns whether the first thread may need an answer of another one, which must then not
+    /// stop.
     pub fn first_waits(&self) -> bool {
         self.first_waits.load(Ordering::SeqCst)
     }
 
-    /// The first thread begins or ends such a request. It asks [`Stop::is_wanted`] after it has
-    /// begun: either it sees then that the others stop, or these see that it waits.
+    /// Marks that the first thread begins or ends such a request. It asks [`Stop::is_wanted`] after
+    /// it has begun: either it then sees that the others stop, or they see that it waits.
     pub fn set_first_waits(&self, waits: bool) {
         self.first_waits.store(waits, Ordering::SeqCst);
     }
 
-    /// Keeps a request for the next one that serves.
+    /// Keeps a request for the next process that serves the mount.
     pub fn hold(&self, request: &[u8]) {
         self.held.lock().push(request.to_vec());
     }
@@ -73,7 +75,7 @@ impl Stop {
     }
 }
 
-/// Has the threads stop that serve a mount, which goes on.
+/// Stops the threads that serve a mount; the mount itself continues.
 #[derive(Clone)]
 pub struct Stopper {
     pub(crate) stop: Arc<Stop>,
@@ -81,8 +83,8 @@ pub struct Stopper {
 }
 
 impl Stopper {
-    /// Returns when every request that was taken is answered or kept, and none is taken any more.
-    /// [`crate::Mounted::wait`] then says so.
+    /// Returns when every request that was taken is answered or kept, and no more are taken. Then
+    /// [`crate::Mounted::wait`] returns, too.
     pub fn stop(&self) {
         interrupt::prepare();
         self.stop.wanted.store(true, Ordering::SeqCst);
@@ -113,19 +115,19 @@ pub struct Handover {
 }
 
 impl AsFd for Handover {
-    /// The connection.
+    /// Returns the connection.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
 }
 
 impl Handover {
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn mount_point(&self) -> &Path {
         &self.entry.mount_point
     }
 
-    /// Everything but the connection, as bytes.
+    /// Encodes everything except the connection.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Answer::default();
         out.u32(VERSION);

@@ -1,15 +1,15 @@
-//! Requests that are known in the order in which the kernel sends them, where it gathers writes and
-//! the store is nearly full.
+//! Takes requests in a known order, namely that in which the kernel sends them, if it gathers
+//! writes and the store is nearly full.
 //!
-//! Several threads take requests, and one that has taken a piece of a long write may be suspended
-//! before it does anything. If that piece is refused in the end, for want of space, those behind it
-//! must be refused as well; so they must wait for it, and must be able to know that it is on its
-//! way (`kvfs::Fs::announce_cached`). Taking a request and announcing it is one step then, and one
-//! thread at a time does it.
+//! Several threads take requests, and a thread that has taken a piece of a long write may be
+//! suspended before it does anything. If that piece is refused in the end, for lack of space, the
+//! later pieces must be refused as well; so they must wait for it, and must be able to know that it
+//! is on its way (`kvfs::Fs::announce_cached`). Taking a request and announcing it is then one
+//! step, by one thread at a time.
 //!
-//! That wakes another thread for every request: with one client, creating files takes five times as
-//! long. So it is done only where the handler says that a write may be refused before long, which
-//! it says a gigabyte before that; else each thread takes requests by itself.
+//! This wakes another thread for every request: with one client, creating files takes five times as
+//! long. So it is done only if the handler says that a write may be refused soon, which it says a
+//! gigabyte before that; otherwise each thread takes requests by itself.
 
 use parking_lot::Mutex;
 
@@ -17,7 +17,8 @@ use parking_lot::Mutex;
 pub(crate) struct Intake(Mutex<()>);
 
 impl Intake {
-    /// Takes the next request. With `in_order`, `announce` returns before another one is taken so.
+    /// Takes the next request. If `in_order` returns `true`, `announce` returns before the next
+    /// request is taken.
     pub fn take<T, E>(
         &self,
         in_order: impl Fn() -> bool,
@@ -55,13 +56,14 @@ mod tests {
         let (came, first) = sync_channel(0);
         let (say, second) = channel();
         std::thread::scope(|scope| {
-            // Gone when this fails, so that who wants to say it does not wait for ever.
+            // The receiver is dropped when this fails, so that the sending thread does not wait for
+            // ever.
             let first = first;
             scope.spawn(|| intake.take(|| true, next, |_| came.send(()).unwrap()));
             while *taken.lock() == 0 {
                 std::thread::yield_now();
             }
-            // It has taken the first one, and cannot say so yet.
+            // The first thread has taken a request, and cannot announce it yet.
             let intake = &intake;
             scope.spawn(move || say.send(intake.take(|| true, next, |_| ())).unwrap());
             assert!(second.recv_timeout(Duration::from_millis(20)).is_err());

@@ -1,17 +1,17 @@
-//! A signal that ends the call which a thread waits in, and does nothing else.
+//! A signal that ends the blocking call of a thread, and does nothing else.
 
 use std::sync::OnceLock;
 
-/// Nothing sends it unasked, and where it has no handler it does nothing.
+/// Nothing sends this signal unasked, and without a handler it does nothing.
 const SIGNAL: libc::c_int = libc::SIGURG;
 
-/// To be called before the first [`thread`]: has the signal end calls that wait.
+/// Makes the signal end blocking calls. Must be called before the first [`thread`].
 pub(crate) fn prepare() {
     static HANDLED: OnceLock<()> = OnceLock::new();
     extern "C" fn nothing(_: libc::c_int) {}
     HANDLED.get_or_init(|| {
-        // SAFETY: the handler touches nothing, and the structure is all zeros but for it: no flags
-        // (so calls that wait are not begun again), and no other signal is blocked in it.
+        // SAFETY: the handler touches nothing, and the structure is all zeros except for it: no
+        // flags (so blocking calls are not restarted), and no other signal is blocked in it.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -20,10 +20,10 @@ pub(crate) fn prepare() {
     });
 }
 
-/// Ends the call that a thread of this process waits in.
+/// Ends the blocking call of a thread of this process.
 pub(crate) fn thread(number: i32) {
-    // SAFETY: it takes numbers. A thread that has ended gets nothing, and one of this process that
-    // has its number by now comes to no harm by it.
+    // SAFETY: the call takes numbers. A thread that has ended gets nothing, and another thread of
+    // this process that has its number by now is not harmed by the signal.
     unsafe {
         libc::syscall(libc::SYS_tgkill, libc::getpid(), number, SIGNAL);
     }

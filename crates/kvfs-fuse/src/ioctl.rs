@@ -1,10 +1,10 @@
-//! The one ioctl that is answered: GOINGDOWN, by which tests of file systems cut one off in the
+//! The one ioctl that is answered: GOINGDOWN, with which tests of file systems cut one off in the
 //! middle of its work.
 //!
-//! Its number says that the kernel writes its argument and reads none, but it is read: the number
-//! was given when that was not taken seriously. A FUSE kernel goes by the number and sends no
-//! argument, only where it is. So it is read from the memory of the caller, which waits for the
-//! answer.
+//! Its number says that the kernel writes its argument and reads none, but the argument is read:
+//! the number dates from a time when the direction was not taken seriously. A FUSE kernel relies on
+//! the number and sends only the address of the argument. So it is read from the memory of the
+//! caller, which waits for the answer.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ pub(crate) const GOING_DOWN: u32 = 0x8004_587d;
 
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// What a caller of GOINGDOWN wants, if he may.
+/// Returns the request of a caller of GOINGDOWN, if it is permitted.
 pub(crate) fn going_down(caller: Caller, argument: u64) -> Reply<GoingDown> {
     if caller.uid != 0 || !may_administrate(caller.pid) {
         return Err(Errno(libc::EPERM));
@@ -28,7 +28,7 @@ pub(crate) fn going_down(caller: Caller, argument: u64) -> Reply<GoingDown> {
     }
 }
 
-/// Whether a process has CAP_SYS_ADMIN. One that cannot be seen from here has not.
+/// Returns whether a process has CAP_SYS_ADMIN; `false` for one that cannot be seen from here.
 fn may_administrate(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -44,7 +44,7 @@ fn word_at(pid: u32, address: u64) -> Reply<u32> {
     let address = usize::try_from(address).map_err(|_| fault)?;
     let there =
         libc::iovec { iov_base: std::ptr::without_provenance_mut(address), iov_len: word.len() };
-    // SAFETY: it writes at most four bytes to `word`; what it reads is another process's memory,
+    // SAFETY: the call writes at most four bytes to `word`; it reads another process's memory,
     // checked by the kernel.
     let read = unsafe {
         libc::process_vm_readv(pid.cast_signed(), &raw const here, 1, &raw const there, 1, 0)

@@ -1,20 +1,21 @@
-//! What outlives a daemon that is killed, so that another one goes on with its mount under the
-//! programs that use it. Somebody else holds the connection ([`crate::kept_connection`]), the
+//! The state that outlives a daemon that is killed, so that another one continues its mount under
+//! the programs that use it. Another process holds the connection ([`crate::kept_connection`]), the
 //! mirror of the store's commits (`kvdb::Mirror`), and a file with the kernel's references.
 //!
-//! **Requests.** What the killed daemon had taken and not answered, the kernel sends again when it
-//! is told to (`NOTIFY_RESEND`), with a bit in the request's number. Some of these requests are
+//! **Requests.** The kernel resends requests that the killed daemon had taken and not answered when
+//! it is told to (`NOTIFY_RESEND`), with a bit in the request's number. Some of these requests are
 //! done: the commit that completed one carries its number ([`kvfs::Note`]), in the mirror. Such a
 //! request is answered from the state. Requests that may be done twice carry no note.
 //!
-//! **References.** What an answer hands to the kernel is noted, with the request's number, before
-//! the answer is sent; what the kernel gives back, when it has come. If the request is sent again,
-//! the kernel did not get the answer, and what was noted with it is taken back. References that
-//! were given back in the moment before the end may stay: the file goes when the mount ends.
+//! **References.** The references that an answer hands to the kernel are noted, with the request's
+//! number, before the answer is sent; those that the kernel gives back are noted on arrival. If the
+//! request is sent again, the kernel did not get the answer, and the references noted with it are
+//! taken back. References that were given back in the moment before the end may stay: the file is
+//! deleted when the mount ends.
 //!
 //! The file of references, in the machine's byte order: u64 magic, u64 start of the log; from 4096
-//! on the log, 32 bytes each: u64 node, i64 references, u64 request (0: none), u64 0. It begins
-//! anew, with the sums, when it has grown a lot.
+//! on the log, 32 bytes each: u64 node, i64 references, u64 request (0: none), u64 0. The log is
+//! rewritten, with the sums, when it has grown a lot.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -32,17 +33,17 @@ use crate::node_id;
 const MAGIC: u64 = u64::from_le_bytes(*b"KVREFS01");
 const LOG_AT: u64 = 4096;
 const ENTRY: u64 = 32;
-/// The log begins anew when this much has been added since, and as much as it began with.
+/// The log is rewritten when this much has been added since, and at least as much as it began with.
 const GROWN: u64 = 8 << 20;
-/// Entries whose requests are remembered: many more than requests can be under way.
+/// The number of entries whose requests are remembered: many more than requests can be in flight.
 const RECENT: usize = 1 << 14;
 
-/// What outlives the daemon of a mount: see the module.
+/// The state that outlives the daemon of a mount: see the module.
 pub struct Kept {
     references: Mutex<Log>,
-    /// References that the killed daemon had noted for an answer, by the request.
+    /// References that the killed daemon had noted for an answer, keyed by the request.
     given: Mutex<HashMap<u64, Vec<NodeId>>>,
-    /// The requests that it had done.
+    /// The requests that the killed daemon had done, each with its value.
     done: HashMap<u64, u64>,
     slots: Mutex<Slots>,
 }
@@ -51,9 +52,9 @@ struct Log {
     file: File,
     start: u64,
     tail: u64,
-    /// Bytes of the sums with which it began.
+    /// The bytes of the sums with which the log began.
     begun_with: u64,
-    /// The last entries with a request, which may not be known to have been answered.
+    /// The last entries with a request; their answers may not have arrived.
     recent: VecDeque<(NodeId, u64)>,
 }
 
@@ -87,7 +88,8 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |b| b.try_into().map_or(0, u64::from_ne_bytes))
 }
 
-/// The entries of a log from `start` on, up to the end of the file.
+/// Calls `each` with the entries of a log from `start` on, up to the end of the file. Returns the
+/// position of the end.
 fn entries(file: &File, start: u64, mut each: impl FnMut(NodeId, i64, u64)) -> io::Result<u64> {
     let mut at = start;
     let mut bytes = vec![0; 1 << 20];
@@ -104,8 +106,8 @@ fn entries(file: &File, start: u64, mut each: impl FnMut(NodeId, i64, u64)) -> i
 }
 
 impl Kept {
-    /// What is in this file, which is empty when a mount begins. `done`: the notes of the store's
-    /// mirror (`kvdb::Mirror::notes`).
+    /// Reads the state from this file, which is empty when a mount begins. `done` has the notes of
+    /// the store's mirror (`kvdb::Mirror::notes`).
     pub fn new(file: File, done: HashMap<u64, u64>) -> io::Result<Kept> {
         let mut head = [0; 16];
         let read = file.read_at(&mut head, 0)?;
@@ -137,8 +139,8 @@ impl Kept {
         })
     }
 
-    /// The references that the kernel has, or may have: the view, the inode's number in it, and how
-    /// many.
+    /// Returns the references that the kernel has, or may have: the view, the inode's number in it,
+    /// and the count.
     pub fn references(&self) -> io::Result<Vec<(u16, Ino, u64)>> {
         let sums = self.references.lock().sums()?;
         let of_views = sums.into_iter().filter_map(|(node, count)| {
@@ -149,25 +151,25 @@ impl Kept {
         Ok(of_views.collect())
     }
 
-    /// The value of a request that is done.
+    /// Returns the value of a request that is done.
     pub(crate) fn done(&self, request: u64) -> Option<u64> {
         self.done.get(&request).copied()
     }
 
-    /// The references that were noted for the answer to a request which did not arrive. They are
-    /// the kernel's no more.
+    /// Returns the references that were noted for the answer to a request which did not arrive. The
+    /// kernel does not have them any more.
     pub(crate) fn take_given(&self, request: u64) -> Vec<NodeId> {
         let nodes = self.given.lock().remove(&request).unwrap_or_default();
         self.took_back(nodes.iter().map(|node| (*node, 1)));
         nodes
     }
 
-    /// An answer hands these to the kernel.
+    /// Notes that an answer hands these references to the kernel.
     pub(crate) fn give(&self, request: u64, nodes: &[NodeId]) {
         self.add(nodes.iter().map(|node| (*node, 1, request)));
     }
 
-    /// The kernel does not have these any more.
+    /// Notes that the kernel does not have these references any more.
     pub(crate) fn took_back(&self, nodes: impl IntoIterator<Item = (NodeId, u64)>) {
         self.add(nodes.into_iter().map(|(node, count)| (node, -(count as i64), 0)));
     }
@@ -178,7 +180,7 @@ impl Kept {
         }
     }
 
-    /// A place for notes; `None`: all are taken.
+    /// Returns a slot for notes, or `None` if all are taken.
     pub(crate) fn slot(self: &Arc<Kept>) -> Option<Slot> {
         let mut slots = self.slots.lock();
         let number = slots.free.pop().or_else(|| {
@@ -226,8 +228,8 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the sums behind the end, and has the log begin there. The last entries stay with
-    /// their requests.
+    /// Writes the sums after the end of the log, and makes the log begin there. The last entries
+    /// keep their requests.
     fn begin_anew(&mut self) -> io::Result<()> {
         let mut sums = self.sums()?;
         let mut bytes = Vec::with_capacity(sums.len() * ENTRY as usize);
@@ -279,7 +281,7 @@ mod tests {
         // The answer to 2 has not arrived.
         assert_eq!(kept.take_given(2), [NodeId(5), NodeId(6), other]);
         assert_eq!(kept.take_given(2), []);
-        // What was given back of it is below zero, until it is given again.
+        // The references given back are below zero, until they are given again.
         kept.give(2, &[NodeId(5), NodeId(6), other]);
         assert_eq!(sorted(&kept), [(0, 5, 2), (0, 7, 1), (3, 8, 1)]);
     }

@@ -1,38 +1,38 @@
-//! Tells the kernel what it must not believe any more when a view changes or ends.
+//! Tells the kernel which cached data is stale when a view changes or ends.
 //!
 //! Such a message makes the kernel take the lock of an inode. A program that waits for an answer of
-//! this daemon may hold that lock, so no thread that answers requests sends one (except for
-//! a message about attributes alone, which takes no lock: `connection`), and no thread that
-//! sends one holds a lock that an answer needs. The thread that ends a view sends the messages
-//! itself, as waking another thread would take longer than they do: programs that have these
-//! directories and files open see the change from then on. (`abort_watchdog` is for a daemon that
-//! is killed while it sends one.)
+//! this daemon may hold that lock, so no thread that answers requests sends one (except for a
+//! message about attributes alone, which takes no lock: `connection`), and no thread that sends one
+//! holds a lock that an answer needs. The thread that ends a view sends the messages itself, as
+//! waking another thread would take longer than sending them: programs that have these directories
+//! and files open see the change from then on. (`abort_watchdog` is for a daemon that is killed
+//! while it sends one.)
 //!
-//! - Names that were made, replaced or removed are looked up anew. They are expired and not torn
-//!   out (`INVAL_ENTRY_EXPIRE`), for that would take away the working directories of programs and
-//!   mounts that lie below.
-//! - Of inodes that changed, attributes and pages are dropped. Only what the kernel refers to is
+//! - Names that were made, replaced or removed are looked up again. They are expired and not torn
+//!   out (`INVAL_ENTRY_EXPIRE`), since tearing out would take away the working directories of
+//!   programs and mounts that lie below.
+//! - Attributes and pages of changed inodes are dropped. Only inodes that the kernel refers to are
 //!   worth a message.
-//! - **Size and times of files** are set through the mount to what they are (`size_setter`). That
-//!   takes the right to open by handle (CAP_DAC_READ_SEARCH). Without it, files that have grown are
-//!   shown at their new length, and
-//!   those that have become shorter keep the old one, with zeros at the end, until the kernel
-//!   forgets them.
+//! - **Size and times of files** are set through the mount to their actual values (`size_setter`).
+//!   That takes the right to open by handle (CAP_DAC_READ_SEARCH). Without it, files that have
+//!   grown are shown at their new length, and those that have become shorter keep the old one, with
+//!   zeros at the end, until the kernel forgets them.
 //! - The inodes of a view that has ended are dropped, too: a program that still has one open gets
-//!   ESTALE. A thread does it afterwards when they are many. The view's name is torn out with all
-//!   below it, so that the kernel forgets it and the view's number becomes free (`kvfs::Views`).
+//!   ESTALE. If they are many, a thread does it afterwards. The view's name is torn out with
+//!   everything below it, so that the kernel forgets it and the view's number becomes free
+//!   (`kvfs::Views`).
 //!
-//! **Before a transaction begins or ends** the kernel must hand over what it holds back: dirty
-//! pages of mappings, and if it gathers writes, of all files that are still open. The notifier
-//! calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every view);
-//! it does not arrive as a request of its own. Since Linux 6.16 syncfs does not wait for the
+//! **Before a transaction begins or ends** the kernel must hand over the data that it holds back:
+//! dirty pages of mappings, and if it gathers writes, of all files that are still open. The
+//! notifier calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every
+//! view); syncfs does not arrive as a request of its own. Since Linux 6.16 it does not wait for the
 //! answers of a FUSE daemon, so all threads pass a barrier afterwards (`quiesce_barrier`): then the
-//! pages have been taken. Callers that want it at the same time share one round (`coalescer`). If a
-//! thread does not come, the callers get an error: a transaction that began without those pages
-//! would not be of the present.
+//! pages have been taken. Concurrent callers share one round (`coalescer`). If a thread does not
+//! reach the barrier, the callers get an error: a transaction that began without those pages would
+//! not see the present state.
 //!
-//! What is done through the mount is done by threads with a descriptor table of their own
-//! (`unshared_thread`): otherwise a daemon that is killed in the middle of it would never end.
+//! Calls through the mount are made by threads with a descriptor table of their own
+//! (`unshared_thread`): otherwise a daemon that is killed in the middle of one would never end.
 
 use std::io;
 use std::sync::Arc;
@@ -59,23 +59,24 @@ use crate::watch_events::WatchEvents;
 use crate::worker_pool::WorkerPool;
 use crate::{barrier, control_directory, fault, node_id};
 
-/// Reads for ourselves.
+/// The hints of reads by the daemon itself.
 const KEEP_ATIME: ReadHints = ReadHints { keep_atime: true };
 
-/// What the kernel has to be told.
+/// The messages for the kernel.
 #[derive(Default)]
 struct Invalidations {
     names: Vec<(NodeId, Box<[u8]>)>,
     inodes: Vec<NodeId>,
-    /// Of those that are files, what they are now, and whether their size has changed.
+    /// The files among them, with their current attributes, and whether their size has changed.
     files: Vec<(NodeAttr, bool)>,
 }
 
-/// Inodes of a view that has ended which are dropped by who ends it; more are left to a thread.
+/// The most inodes of an ended view that are dropped by the thread that ends it; more are left to
+/// another thread.
 const DROPPED_BY_CALLER: usize = 64;
 
-/// Rounds of the quiesce barrier after which the kernel has given back what it let go of. Whatever
-/// it has not costs memory, nothing else.
+/// The rounds of the quiesce barrier after which the kernel has returned the references that it
+/// dropped. Any that are left only cost memory.
 const FORGETTING: usize = 4;
 
 /// The watcher of a mounted file system's views. Stops with the mount.
@@ -84,26 +85,26 @@ pub struct KernelNotifier {
     adapter: Arc<FuseAdapter>,
     mount_root: MountRoot,
     pool: Arc<WorkerPool>,
-    /// Where requests come over io_uring.
+    /// The queues, if requests come over io_uring.
     queues: Option<Arc<Queues>>,
-    /// Waits for what the kernel holds back.
+    /// Waits for data that the kernel holds back.
     syncfs_thread: UnsharedThread,
     coalescer: Coalescer<HandedOver>,
     patience: Duration,
     recall: Arc<Recall>,
-    /// Its thread is used by `round_trip`, too.
+    /// The thread of the setter is used by `round_trip`, too.
     size_setter: SizeSetter,
     program_files: ProgramFiles,
     watch_events: WatchEvents,
-    /// Files can be opened by their handles here.
+    /// Files can be opened by their handles.
     by_handle: AtomicBool,
-    /// To the thread that has the kernel drop inodes; `None`: the notifier has stopped.
+    /// Leads to the thread that makes the kernel drop inodes; `None` if the notifier has stopped.
     drop_queue: Mutex<Option<Sender<Vec<NodeId>>>>,
     dropper_thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl KernelNotifier {
-    /// Starts to watch the views behind `adapter`, which is mounted as `mounted`.
+    /// Starts to watch the views of `adapter`, which is mounted as `mounted`.
     pub fn start(
         views: &Views,
         adapter: &Arc<FuseAdapter>,
@@ -112,8 +113,8 @@ impl KernelNotifier {
         KernelNotifier::start_with_patience(views, adapter, mounted, PATIENCE)
     }
 
-    /// With another limit for how long who begins, commits or makes a snapshot waits for pages that
-    /// a thread has in hand.
+    /// Starts with another limit for the time that the beginning or commit of a transaction, or the
+    /// creation of a snapshot, waits for pages that a thread has in hand.
     pub fn start_with_patience(
         views: &Views,
         adapter: &Arc<FuseAdapter>,
@@ -162,18 +163,19 @@ impl KernelNotifier {
         Ok(notifier)
     }
 
-    /// Goes on where a process was killed that served the mount before: tells the kernel what that
-    /// had changed and not told, and has it forget the views that have ended with it. A thread of
-    /// its own does the latter, since the kernel may wait for answers.
+    /// Continues after a process that served the mount was killed: tells the kernel about changes
+    /// that it had not been told, and makes it forget the views that have ended with the process. A
+    /// separate thread does the latter, since the kernel may wait for answers.
     pub fn follow_killed(&self, views: &Views) -> io::Result<()> {
         views.tell_left();
         let (invalidator, views) = (self.invalidator.clone(), views.clone());
         let forget = move |number, view: &ViewId, inodes: Vec<Ino>| {
-            // What it has forgotten by itself is no error.
+            // An inode that the kernel has forgotten by itself is no error.
             let nodes = inodes.into_iter().map(|ino| node_id::of(number, ino));
             nodes.for_each(|node| drop(invalidator.invalidate_inode(node)));
             let user = Some(control_directory::own_user());
-            // Of a transaction within another one the inodes alone: nothing says where it was.
+            // For a transaction within another one only the inodes are known: nothing says where it
+            // was.
             for (dir, name) in control_directory::places(view, user, &[]) {
                 drop(invalidator.remove_name(node_id::of(node_id::CONTROL, dir), name.as_bytes()));
             }
@@ -182,9 +184,9 @@ impl KernelNotifier {
         std::thread::Builder::new().name("fuse-forget".into()).spawn(work).map(drop)
     }
 
-    /// How long a program waits for an answer on average, now: a thread asks for the room in the
-    /// file system, which the kernel never answers by itself. `None`: the mount cannot be asked, or
-    /// it takes too long.
+    /// Measures how long a program waits for an answer on average: a thread asks for the free space
+    /// of the file system, which the kernel never answers by itself. Returns `None` if the mount
+    /// cannot be asked, or if it takes too long.
     pub fn round_trip(&self) -> Option<Duration> {
         const TIMES: u32 = 16;
         const LONGEST: Duration = Duration::from_secs(2);
@@ -198,8 +200,8 @@ impl KernelNotifier {
         self.size_setter.thread.begin(ask).ok()?.recv_timeout(LONGEST).ok()?
     }
 
-    /// Tells nothing any more, and has told all when this returns. To be called while requests are
-    /// still answered, before the threads that do so are had to stop.
+    /// Stops sending messages, after all pending ones are sent. Must be called while requests are
+    /// still answered, before the threads that answer are stopped.
     pub fn finish(&self) {
         drop(self.drop_queue.lock().take());
         if let Some(thread) = self.dropper_thread.lock().take() {
@@ -207,7 +209,7 @@ impl KernelNotifier {
         }
     }
 
-    /// Tells nothing any more. To be called when the mount is served no more.
+    /// Stops the notifier. Must be called when the mount is no longer served.
     pub fn stop(&self) {
         self.finish();
         self.recall.stop();
@@ -236,12 +238,12 @@ impl Watcher for KernelNotifier {
     }
 
     fn appeared(&self, view: &ViewId) {
-        // A thread that found no locks when it took its request is not to meet one: all who take
-        // another hand it on, where it may wait.
+        // A thread that found no locks when it took its request must not meet one: threads that
+        // take another request hand it on to one that may wait.
         if let Some(queues) = self.queues.as_ref().filter(|_| self.adapter.stalls()) {
             queues.settle(SETTLING);
         }
-        // It takes no inode's lock to drop a listing.
+        // The kernel takes no inode's lock to drop a listing.
         let (user, chain) = match view {
             ViewId::Transaction(id) => (self.adapter.user_of(*id), self.adapter.chain(*id)),
             _ => (None, Vec::new()),
@@ -279,15 +281,15 @@ impl Watcher for KernelNotifier {
             fs.referenced().into_iter().map(|ino| node_id::of(number, ino)).collect();
         if left.len() > DROPPED_BY_CALLER {
             if let Some(drop_queue) = &*self.drop_queue.lock() {
-                // An error means that the thread is gone, and the mount with it.
+                // An error means that the thread has ended, and the mount with it.
                 let _ = drop_queue.send(left);
             }
         } else {
-            // What it has forgotten is no error, and the rest does not matter.
+            // A forgotten inode is no error, and other errors do not matter.
             left.into_iter().for_each(|ino| drop(self.invalidator.invalidate_inode(ino)));
         }
-        // What no program has open there is forgotten now, or the view's number would be taken for
-        // as long as memory is plenty.
+        // Inodes of the view that no program has open are forgotten now; otherwise the view's
+        // number would be taken as long as memory is plentiful.
         for (dir, name) in places {
             if let Err(e) = self.invalidator.remove_name(dir, name.as_bytes()) {
                 tracing::debug!("the kernel goes on remembering {view:?}: {e}");
@@ -323,8 +325,8 @@ impl Watcher for KernelNotifier {
             tracing::debug!("the kernel does not let go of {}: {e}", path.display());
             return Ok(());
         }
-        // What it lets go of it gives back in messages that follow; those come in turn with
-        // requests.
+        // The kernel gives back the references that it drops in later messages, which arrive in
+        // turn with requests.
         let mut left = fs.referenced().len();
         for _ in 0..FORGETTING {
             self.coalescer.run(|| self.hand_over());
@@ -346,7 +348,7 @@ impl Watcher for KernelNotifier {
     }
 
     fn went_down(&self) {
-        // What programs find in the kernel's memory is not to be shown any more, either. Dirty
+        // Content in the kernel's memory must not be shown to programs any more, either. Dirty
         // pages are sent, and refused.
         self.drop_all();
     }
@@ -360,7 +362,7 @@ impl Watcher for KernelNotifier {
 }
 
 impl Invalidations {
-    /// What of a view has changed that the kernel knows.
+    /// Collects the changes of a view that affect inodes which the kernel knows.
     fn of(&mut self, number: u16, fs: &Fs, changes: &ChangeSet) {
         let known = |ino: &Ino| fs.is_referenced(*ino);
         let wire = |ino| node_id::of(number, ino);
@@ -383,27 +385,27 @@ impl Invalidations {
     }
 }
 
-/// What a round of asking has brought.
+/// The result of a round that makes the kernel hand over pages.
 #[derive(Clone)]
 enum HandedOver {
     All,
-    /// All but pages that cannot be written while a transaction has locked something.
+    /// All pages, except those that cannot be written while a transaction has locked something.
     ButForLocks,
     Failed(String),
 }
 
-/// How long a caller waits for pages that a thread has in hand. A write gives up waiting for a lock
-/// before.
+/// The time that a caller waits for pages that a thread has in hand. A write gives up waiting for a
+/// lock earlier.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// As long, when what is in hand may be waiting for the caller.
+/// The same, if the pages in hand may be waiting for the caller.
 const PATIENCE_WITH_LOCKS: Duration = Duration::from_secs(1);
-/// How long threads of queues are waited for at a time.
+/// The time for which the threads of queues are waited for at once.
 const SETTLING: Duration = Duration::from_millis(250);
-/// Between two rounds, for threads to do what has come in the meantime.
+/// The pause between two rounds, in which threads can serve the requests that have arrived.
 const PAUSE: Duration = Duration::from_millis(5);
 
 impl KernelNotifier {
-    /// Has the kernel send its dirty pages, and all threads pass the barrier.
+    /// Makes the kernel send its dirty pages, and all threads pass the barrier.
     fn hand_over(&self) -> HandedOver {
         let handed_over = self.ask_for_pages();
         fault::point("handed over", 0);
@@ -417,7 +419,7 @@ impl KernelNotifier {
         let mount_root = self.mount_root.clone();
         let sent = self.syncfs_thread.ask(move || match mount_root.open() {
             Ok(root) => rustix::fs::syncfs(&root).map(|()| true).map_err(io::Error::from),
-            // Something else is mounted there, or it was unmounted while programs use it.
+            // Something else is mounted there, or the mount was unmounted while programs use it.
             Err(_) => Ok(false),
         });
         match sent {
@@ -453,11 +455,12 @@ impl KernelNotifier {
         }
     }
 
-    /// Has the kernel drop what it holds of every inode, dirty pages written back first. Returns
-    /// when these have been taken. For when no path leads into the mount.
+    /// Makes the kernel drop everything that it holds of every inode, after writing back dirty
+    /// pages. Returns when these have been taken. It is used if no path leads into the mount.
     fn drop_all(&self) {
         for (number, fs) in self.adapter.opened() {
-            // What the kernel has forgotten, or a mount that has ended, has nothing to drop.
+            // Inodes that the kernel has forgotten, or a mount that has ended, have nothing to
+            // drop.
             fs.referenced()
                 .into_iter()
                 .for_each(|ino| drop(self.invalidator.invalidate_inode(node_id::of(number, ino))));
@@ -465,13 +468,13 @@ impl KernelNotifier {
         drop(self.invalidator.invalidate_inode(NodeId::ROOT));
     }
 
-    /// Whether pages are in hand that the kernel writes back.
+    /// Returns whether a thread has pages in hand that the kernel writes back.
     fn writes_back(&self) -> bool {
         self.pool.writes_back() || self.queues.as_ref().is_some_and(|queues| queues.writes_back())
     }
 
-    /// Waits until every thread has done what it took before this call; `false`: one of them did
-    /// not come in time.
+    /// Waits until every thread has served the request that it took before this call. Returns
+    /// `false` if one of them did not finish in time.
     fn pass_barrier(&self) -> io::Result<bool> {
         if let Some(queues) = &self.queues {
             return Ok(queues.settle(SETTLING));
@@ -481,7 +484,7 @@ impl KernelNotifier {
         let sent =
             self.syncfs_thread.begin(move || barrier::send_pages(&mount_root.open()?, pages))?;
         let met = round.has_all(|| self.pool.otherwise_busy());
-        // A thread that waits there has the answer to a page in hand.
+        // A thread that waits at the barrier has the answer to a page in hand.
         drop(round);
         sent.recv().map_err(|_| io::Error::from(io::ErrorKind::NotConnected))??;
         Ok(met)
@@ -519,26 +522,26 @@ impl KernelNotifier {
         if invalidations.files.is_empty() {
             return result;
         }
-        // Without a root they are shown as where opening by handle is not permitted.
+        // Without a root, sizes are shown as if opening by handle were not permitted.
         let by_handle = self.by_handle.load(Ordering::Relaxed);
         let mount_root = by_handle.then(|| self.mount_root.clone());
         let shown = self.size_setter.set(mount_root, invalidations.files.clone())?;
         for ((file, resized), shown) in invalidations.files.iter().zip(shown) {
             result = result.and(self.settle_size(file, shown));
             if *resized {
-                // What was appended since lies in the kernel's pages behind the old end.
+                // Bytes appended in the meantime lie in the kernel's pages after the old end.
                 result = result.and(self.invalidator.invalidate_inode(file.node));
             }
         }
         result
     }
 
-    /// Whether the kernel has taken over size and time of a file; if not, has it take what it takes
-    /// without a handle.
+    /// Checks whether the kernel has taken over size and time of a file; if not, tells it as much
+    /// as is possible without a handle.
     fn settle_size(&self, file: &NodeAttr, shown: io::Result<()>) -> io::Result<()> {
         match shown {
             Ok(()) => return Ok(()),
-            // It is not in the kernel's memory.
+            // The file is not in the kernel's memory.
             Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
             Err(e)
                 if self.by_handle.load(Ordering::Relaxed)
@@ -560,8 +563,8 @@ impl KernelNotifier {
             Ok(last) if !last.is_empty() => {
                 self.invalidator.extend_to(file.node, file.attr.size, last[0])
             }
-            // It is empty, or it is gone; or shorter by now, of which the thread that shortened it
-            // tells the kernel.
+            // The file is empty, or it is gone; or it has become shorter, and the thread that
+            // shortened it tells the kernel.
             _ => Ok(()),
         }
     }

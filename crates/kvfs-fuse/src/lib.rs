@@ -20,26 +20,27 @@
 //! # }
 //! ```
 //!
-//! `handler` is the boundary: what any FUSE transport asks of any file system, in plain types.
+//! `handler` is the boundary: the requests of any FUSE transport to any file system, in plain
+//! types.
 //!
 //! Below it lie the messages on `/dev/fuse` and in the slots of io_uring: `wire` (their layouts),
-//! `dispatcher` (which call a request becomes), `connection` (reads requests, writes answers and
+//! `dispatcher` (turns a request into a call), `connection` (reads requests, writes answers and
 //! invalidations), `session`, `worker_pool` and `blocking_pool` (the threads), `intake` (the order
 //! in which they take requests), `ring` and `queues` (io_uring, with a thread for each of `cpus`
 //! that gives way by `courtesy`), `switch` (the kernel's parameter).
 //!
-//! Above it, `fuse_adapter` answers with a `kvfs` file system and its views: `node_id` (which view
-//! a number of the kernel names), `control_directory` (the directory with all views),
-//! `kernel_notifier` (tells the kernel what has changed), `unshared_thread` and `mount_root` (how
-//! the daemon uses its own mount), `program_files` (which files programs run from), `watch_events`
-//! (tells programs that watch files), `recall` (asks the kernel for the dirty pages of one file),
-//! `quiesce_barrier`, `barrier` and `coalescer` (how it is known that all dirty pages have
+//! Above it, `fuse_adapter` answers with a `kvfs` file system and its views: `node_id` (maps
+//! numbers of the kernel to views), `control_directory` (the directory with all views),
+//! `kernel_notifier` (tells the kernel about changes), `unshared_thread` and `mount_root` (the
+//! daemon's use of its own mount), `program_files` (finds the files that programs run from),
+//! `watch_events` (tells programs that watch files), `recall` (asks the kernel for the dirty pages
+//! of one file), `quiesce_barrier`, `barrier` and `coalescer` (find out that all dirty pages have
 //! arrived).
 //!
-//! `mount` mounts and unmounts, `handover` has another process go on with a mount (`interrupt`: by
-//! which threads are had to stop), `abort_watchdog` ends the connection of a daemon that was killed
-//! (`control`: the kernel's files for that), `mounts` reads what is mounted, `counters` counts
-//! requests, `ioctl` knows the control codes that are answered.
+//! `mount` mounts and unmounts, `handover` lets another process continue a mount (`interrupt` stops
+//! the threads for that), `abort_watchdog` ends the connection of a daemon that was killed
+//! (`control`: the kernel's files for that), `mounts` lists the mounts, `counters` counts requests,
+//! `ioctl` handles the control codes that are answered.
 
 #![warn(missing_docs)]
 

@@ -1,8 +1,8 @@
-//! Mounting: the mount call with its options, the session's threads, the kernel's knobs, and the
-//! way out again.
+//! Mounting and unmounting: the mount call with its options, the session's threads, and the
+//! kernel's parameters.
 //!
-//! With the right to mount we call mount(2) ourselves, which knows every option; without it the
-//! setuid helper `fusermount3` does it.
+//! The daemon calls mount(2) itself if it has the right to mount, which allows every option;
+//! otherwise the setuid helper `fusermount3` mounts.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -31,13 +31,13 @@ use crate::session::{Remains, Session, Sharing, greets_alike};
 use crate::switch;
 use crate::worker_pool::WorkerPool;
 
-/// Why a mount or an unmount failed.
+/// The reason why a mount or an unmount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The mount point is not a directory.
     #[error("cannot mount on {0}: it is not a directory")]
     NotADirectory(PathBuf),
-    /// All users are let in, and permissions are not checked.
+    /// All users are admitted, and permissions are not checked.
     #[error(
         "allow_other without default_permissions would let every user do everything: the kernel has to check permissions"
     )]
@@ -54,7 +54,7 @@ pub enum Error {
     /// The mount call failed.
     #[error("cannot mount on {0}: {1}")]
     Mount(PathBuf, io::Error),
-    /// The directory that was to be the mount's root is not there.
+    /// The directory that should become the mount's root does not exist.
     #[error("there is no {0} in the file system")]
     NoRoot(PathBuf),
     /// The unmount call failed.
@@ -68,7 +68,7 @@ pub enum Error {
         "requests over io_uring come in no order that the kernel's write-back cache could rely on"
     )]
     RingsGather,
-    /// A mount cannot be served on.
+    /// A mount cannot be continued.
     #[error("cannot go on with the mount on {0}: {1}")]
     TakeOver(PathBuf, io::Error),
     /// A thread of the session failed.
@@ -79,15 +79,15 @@ pub enum Error {
 /// The mount's options, as mount(8) knows them.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// What the table of mounts shows as source.
+    /// The source that the table of mounts shows.
     pub source: OsString,
-    /// The file system type becomes `fuse.<subtype>`; empty: plain `fuse`.
+    /// The file system type becomes `fuse.<subtype>`, or plain `fuse` if this is empty.
     pub subtype: String,
     /// Others than the mounting user may use the mount. Needs `default_permissions`.
     pub allow_other: bool,
-    /// The kernel checks permissions. Without it the kernel asks for the attributes of directories
-    /// less often (after each change in one it has to, to check them), and nothing binds who uses
-    /// the mount: so only root may do without, and not with `allow_other`.
+    /// The kernel checks permissions. Without this it asks for the attributes of directories less
+    /// often (to check them, it has to ask after each change in a directory), and permissions do
+    /// not restrict users of the mount: so only root may do without, and not with `allow_other`.
     pub default_permissions: bool,
     /// mount(8)'s `ro`.
     pub read_only: bool,
@@ -101,15 +101,15 @@ pub struct MountOptions {
     pub synchronous: bool,
     /// mount(8)'s `dirsync`.
     pub dir_synchronous: bool,
-    /// What the table of mounts shows. The times are kept by the handler, for the kernel leaves
-    /// them to it.
+    /// The option for access times that the table of mounts shows. The handler keeps the times,
+    /// since the kernel leaves them to it.
     pub access_times: AccessTimes,
-    /// The directory of the file system that is to be the mount's root, relative to its own; empty:
-    /// that itself. Takes the right to mount.
+    /// The directory of the file system that becomes the mount's root, relative to its own root;
+    /// empty for the root itself. This takes the right to mount.
     pub root: PathBuf,
 }
 
-/// Which option for access times is shown.
+/// The option for access times that is shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessTimes {
     /// mount(8)'s `relatime`.
@@ -157,7 +157,7 @@ impl MountOptions {
         flags
     }
 
-    /// The mount options for `fusermount3`, which takes them by name.
+    /// Returns the mount options for `fusermount3`, which takes them by name.
     fn for_fusermount(&self) -> String {
         let source = self.source.to_string_lossy().replace('\\', r"\\").replace(',', r"\,");
         let mut words = vec![format!("fsname={source}")];
@@ -180,34 +180,36 @@ impl MountOptions {
     }
 }
 
-/// How to unmount.
+/// The ways to unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmount {
-    /// Fails if a process uses the mount. When it returns, everything the kernel held has been
+    /// Fails if a process uses the mount. When it returns, everything that the kernel held has been
     /// handed to the daemon.
     Clean,
-    /// Takes the mount out of sight at once; it ends when its last user leaves.
+    /// Hides the mount at once; it ends when its last user leaves.
     Lazy,
-    /// Ends it at once; what the kernel had not yet handed over is lost.
+    /// Ends the mount at once; data that the kernel had not yet handed over is lost.
     Forced,
 }
 
-/// How it came that a mount is served no more.
+/// The reason why a mount is no longer served.
 #[derive(Debug)]
 pub enum Served {
-    /// It is gone.
+    /// The mount has ended.
     Ended,
-    /// It is there, and waits for [`take_over`]: see [`Mounted::stopper`]. Dropping this ends it.
+    /// The mount exists, and waits for [`take_over`]: see [`Mounted::stopper`]. Dropping this ends
+    /// it.
     Stopped(Box<Handover>),
 }
 
-/// A mounted file system and the threads that serve it. Dropping it unmounts it, lazily if need be.
+/// A mounted file system and the threads that serve it. Dropping it unmounts it, lazily if
+/// necessary.
 pub struct Mounted {
     entry: MountEntry,
     session: Option<Session>,
     counters: Arc<Counters>,
     gathers_writes: bool,
-    /// Until the session is over.
+    /// Runs until the session is over.
     watch: Option<AbortWatchdog>,
 }
 
@@ -221,11 +223,12 @@ pub fn mount<H: Handler>(
     mount_with(handler, mount_point, options, policy, None)
 }
 
-/// What another process holds of a mount, which goes on when this one is killed: the connection
-/// ([`kept_connection`]), and what the mount's next daemon must know.
+/// The objects that another process holds of a mount which continues when this process is killed:
+/// the connection ([`kept_connection`]), and the state for the mount's next daemon.
 pub type Keeping<'a> = (&'a OwnedFd, Arc<Kept>);
 
-/// As [`mount`], so that the mount can go on when this process is killed ([`take_over_killed`]).
+/// Mounts like [`mount`], so that the mount can continue when this process is killed
+/// ([`take_over_killed`]).
 pub fn mount_kept<H: Handler>(
     handler: Arc<H>,
     mount_point: &Path,
@@ -237,8 +240,8 @@ pub fn mount_kept<H: Handler>(
     mount_with(handler, mount_point, options, policy, Some(keeping))
 }
 
-/// A descriptor that becomes the connection of a mount, to be held by a process that outlives the
-/// one which serves it.
+/// Returns a descriptor that becomes the connection of a mount, to be held by a process that
+/// outlives the serving one.
 pub fn kept_connection() -> Result<OwnedFd, Error> {
     File::options().read(true).write(true).open("/dev/fuse").map(Into::into).map_err(Error::NoFuse)
 }
@@ -296,7 +299,7 @@ fn mount_with<H: Handler>(
         }
     };
     let session = Session::start(connection, dispatcher, policy, sharing).map_err(undo)?;
-    // The kernel has agreed by now, if it does.
+    // The kernel has accepted io_uring by now, if it does.
     drop(switch);
     if !options.root.as_os_str().is_empty() {
         narrow(&mount_point, &options.root).map_err(|e| match e.kind() {
@@ -326,9 +329,9 @@ fn mount_with<H: Handler>(
     Ok(Mounted { entry, session: Some(session), counters, gathers_writes, watch })
 }
 
-/// Goes on with a mount that another one has served, in this process or another one, with a handler
-/// that knows all that the kernel refers to. When this returns, requests are being answered. After
-/// an error nothing was done.
+/// Continues a mount that another session has served, in this process or another one, with a
+/// handler that knows everything that the kernel refers to. When this returns, requests are being
+/// answered. After an error nothing was done.
 pub fn take_over<H: Handler>(
     handler: Arc<H>,
     handover: &Handover,
@@ -337,8 +340,8 @@ pub fn take_over<H: Handler>(
     take_over_with(handler, handover, policy, None)
 }
 
-/// As [`take_over`], from a process that was killed ([`mount_kept`]). The kernel sends again what
-/// that had not answered.
+/// Continues, like [`take_over`], the mount of a process that was killed ([`mount_kept`]). The
+/// kernel resends the requests that the process had not answered.
 pub fn take_over_killed<H: Handler>(
     handler: Arc<H>,
     handover: &Handover,
@@ -372,8 +375,8 @@ fn take_over_with<H: Handler>(
 }
 
 impl Handover {
-    /// Checks that this version can go on with the mount under this policy. It changes nothing, so
-    /// it can be called while another session still serves.
+    /// Checks that this version can continue the mount under this policy. It changes nothing, so it
+    /// can be called while another session still serves.
     pub fn fits(&self, policy: &Policy) -> Result<(), Error> {
         greets_alike(policy, &self.greeting)
             .map(drop)
@@ -390,9 +393,9 @@ fn watch(entry: &MountEntry) -> Option<AbortWatchdog> {
     watch.ok()
 }
 
-/// This process, and so all that a mount without `allow_other` lets in, is root whom modes do not
-/// bind. In another user namespace they bind root, too, where files belong to users whom that
-/// namespace does not know.
+/// Returns whether this process, and so every user that a mount without `allow_other` admits, is a
+/// root that modes do not bind. In another user namespace modes bind root, too, if files belong to
+/// users that the namespace does not know.
 fn overrides_modes() -> bool {
     let capable =
         capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::DAC_OVERRIDE));
@@ -401,7 +404,7 @@ fn overrides_modes() -> bool {
     rustix::process::geteuid().is_root() && capable && all_users
 }
 
-/// Mounts one directory of the file system in the place of all of it, which then is nowhere else.
+/// Mounts one directory of the file system in place of the whole, which is then mounted nowhere.
 fn narrow(mount_point: &Path, root: &Path) -> io::Result<()> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let tree = rustix::mount::open_tree(CWD, mount_point.join(root), flags)?;
@@ -410,7 +413,7 @@ fn narrow(mount_point: &Path, root: &Path) -> io::Result<()> {
     Ok(rustix::mount::move_mount(&tree, "", CWD, mount_point, from_tree)?)
 }
 
-/// mount(2) on our own; `None` where that is not permitted.
+/// Calls mount(2). Returns `None` if that is not permitted.
 fn mount_directly(
     mount_point: &Path,
     mode: u32,
@@ -448,7 +451,7 @@ fn mount_directly(
     }
 }
 
-/// Takes back two precautions against hostile FUSE daemons that make an honest one slow: a small
+/// Lifts two precautions against hostile FUSE daemons that make an honest one slow: a small
 /// readahead, and one percent of the memory for dirty pages. Without the right to do so they stay.
 fn raise_limits(entry: &MountEntry, policy: &Policy) {
     let knobs = Path::new("/sys/class/bdi").join(&entry.device);
@@ -464,13 +467,13 @@ fn raise_limits(entry: &MountEntry, policy: &Policy) {
     }
 }
 
-/// How long a clean unmount waits for those that use the mount for a moment.
+/// The time that a clean unmount waits for programs that use the mount only for a moment.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// Unmounts whatever file system is on top of `mount_point`. A clean unmount of one in use fails
-/// after half a second: a program between fork(2) and exec(2) has the files of its parent open, and
-/// the daemon itself opens the root now and then, so that the first refusal does not say that
-/// anyone works there.
+/// Unmounts the topmost file system on `mount_point`. A clean unmount of one in use fails after
+/// half a second: a program between fork(2) and exec(2) has the files of its parent open, and the
+/// daemon itself opens the root now and then, so a first refusal does not mean that a program works
+/// there.
 pub fn unmount(mount_point: &Path, how: Unmount) -> Result<(), Error> {
     let begun = Instant::now();
     loop {
@@ -492,7 +495,7 @@ fn unmount_now(mount_point: &Path, how: Unmount) -> Result<(), Error> {
         | match how {
             Unmount::Clean => UnmountFlags::empty(),
             Unmount::Lazy => UnmountFlags::DETACH,
-            // Of a FUSE mount this ends the connection to its daemon first.
+            // For a FUSE mount this ends the connection to its daemon first.
             Unmount::Forced => UnmountFlags::FORCE | UnmountFlags::DETACH,
         };
     match rustix::mount::unmount(mount_point, flags) {
@@ -504,27 +507,27 @@ fn unmount_now(mount_point: &Path, how: Unmount) -> Result<(), Error> {
 }
 
 impl Mounted {
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn mount_point(&self) -> &Path {
         &self.entry.mount_point
     }
 
-    /// "major:minor" of the mount.
+    /// Returns "major:minor" of the mount.
     pub fn device(&self) -> &str {
         &self.entry.device
     }
 
-    /// Counts of the requests that have come.
+    /// Returns the counts of the requests that have arrived.
     pub fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
     }
 
-    /// The kernel was asked to gather writes.
+    /// Returns whether the kernel was asked to gather writes.
     pub(crate) fn gathers_writes(&self) -> bool {
         self.gathers_writes
     }
 
-    /// Requests come over io_uring.
+    /// Returns whether requests come over io_uring.
     pub fn uses_rings(&self) -> bool {
         self.queues().is_some()
     }
@@ -533,38 +536,38 @@ impl Mounted {
         self.session.as_ref().and_then(Session::queues)
     }
 
-    /// The threads that answer requests.
+    /// Returns the threads that answer requests.
     pub(crate) fn pool(&self) -> Option<Arc<WorkerPool>> {
         self.session.as_ref().map(Session::pool)
     }
 
-    /// For changes that do not come through the mount.
+    /// Returns the invalidator for changes that do not come through the mount.
     pub fn invalidator(&self) -> Option<Arc<dyn Invalidator>> {
         let session = self.session.as_ref()?;
         Some(Arc::new(session.invalidator()))
     }
 
-    /// By which another thread can end the mount while this one waits.
+    /// Returns a handle with which another thread can end the mount while this one waits.
     pub fn unmounter(&self) -> Unmounter {
         Unmounter { entry: self.entry.clone() }
     }
 
-    /// By which another thread can have the threads stop that serve the mount, so that another
-    /// process goes on with it ([`take_over`]); `None`: that is not possible where requests come
-    /// over io_uring.
+    /// Returns a handle with which another thread can stop the threads that serve the mount, so
+    /// that another process continues it ([`take_over`]). Returns `None` if requests come over
+    /// io_uring, where that is not possible.
     pub fn stopper(&self) -> Option<Stopper> {
         self.session.as_ref().and_then(Session::stopper)
     }
 
-    /// Returns what [`Mounted::wait`] would return if the threads stopped now, to check
-    /// [`Handover::fits`] beforehand.
+    /// Returns the handover that [`Mounted::wait`] would return if the threads stopped now, to
+    /// check [`Handover::fits`] beforehand.
     pub fn handover(&self) -> Option<Handover> {
         let (connection, greeting) = self.session.as_ref()?.greeting();
         Some(Handover { connection, entry: self.entry.clone(), greeting, held: Vec::new() })
     }
 
-    /// Returns when the mount is gone, or its threads were had to stop, and no request is under
-    /// way.
+    /// Returns when the mount has ended, or its threads were stopped, and no request is in
+    /// progress.
     pub fn wait(&mut self) -> Result<Served, Error> {
         let Some(session) = self.session.take() else { return Ok(Served::Ended) };
         let served = session.wait();
@@ -579,7 +582,7 @@ impl Mounted {
         }
     }
 
-    /// Unmounts cleanly and waits. On failure (it is in use, say) the mount stays.
+    /// Unmounts cleanly and waits. On failure (for example, because it is in use) the mount stays.
     pub fn unmount(&mut self) -> Result<(), Error> {
         self.unmounter().unmount(Unmount::Clean)?;
         self.wait().map(drop)
@@ -625,16 +628,17 @@ impl Unmounter {
         }
     }
 
-    /// Ends the mount where it cannot be unmounted, since another one covers it, say: every request
-    /// fails from then on, and it stays behind, dead. What the kernel holds back is lost.
+    /// Ends a mount that cannot be unmounted, for example because another one covers it: every
+    /// request fails from then on, and the dead mount remains. Data that the kernel holds back is
+    /// lost.
     pub fn abort(&self) -> std::io::Result<()> {
         use std::io::Write;
         crate::control::open(&self.entry.device, "abort", rustix::fs::OFlags::WRONLY)?
             .write_all(b"1")
     }
 
-    /// Ends the mount even while it is in use, with everything that was written until now handed to
-    /// the daemon first.
+    /// Ends the mount even while it is in use, after everything that was written until now was
+    /// handed to the daemon.
     pub fn end(&self) -> Result<(), Error> {
         if let Err(e) = self.unmount(Unmount::Clean) {
             tracing::warn!("{e}; ending it under its users");

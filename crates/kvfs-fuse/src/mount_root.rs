@@ -1,4 +1,4 @@
-//! The root of the mount, for those of our own threads that use it as programs do
+//! The root of the mount, for those threads of the daemon that use it like programs
 //! (`unshared_thread`).
 
 use std::fs::File;
@@ -17,7 +17,8 @@ pub(crate) struct MountRoot {
 }
 
 impl MountRoot {
-    /// Of the mount with this number ("major:minor"): another one may cover it by now.
+    /// Creates the root of the mount with this number ("major:minor"); another mount may cover it
+    /// by now.
     pub fn of(mount_point: &Path, number: &str) -> io::Result<MountRoot> {
         let malformed = || io::Error::from(io::ErrorKind::InvalidData);
         let (major, minor) = number.split_once(':').ok_or_else(malformed)?;
@@ -30,10 +31,10 @@ impl MountRoot {
         self.device
     }
 
-    /// The root, opened. Not kept open, as that would keep the mount busy.
+    /// Opens the root. The caller must not keep it open, as that would keep the mount busy.
     pub fn open(&self) -> io::Result<File> {
         let root = File::open(&self.mount_point)?;
-        // Something else may be mounted there by now.
+        // Another file system may be mounted there by now.
         if root.metadata()?.dev() == self.device {
             Ok(root)
         } else {
@@ -41,7 +42,7 @@ impl MountRoot {
         }
     }
 
-    /// A mount on what lies at `path` from the root of the file system, or below it, in this
+    /// Returns a mount at or below `path`, given from the root of the file system, in this
     /// process's name space.
     pub fn mounted_below(&self, path: &Path) -> io::Result<Option<PathBuf>> {
         let device =
@@ -63,8 +64,8 @@ impl MountRoot {
     }
 }
 
-/// `struct file_handle` with the handle of an inode in FUSE: high and low half of its number, and
-/// its generation, which is 0 here.
+/// A `struct file_handle` with the handle of an inode in FUSE: high and low half of its number, and
+/// its generation, which is always 0.
 #[repr(C)]
 struct Handle {
     bytes: u32,
@@ -73,14 +74,14 @@ struct Handle {
     generation: u32,
 }
 
-/// Opens an inode by its number in the kernel; ESTALE when there is none.
+/// Opens an inode by its number in the kernel; fails with ESTALE if there is none.
 pub(crate) fn open_by_handle(root: &File, NodeId(ino): NodeId, flags: i32) -> io::Result<File> {
     /// FILEID_INO64_GEN
     const KIND: i32 = 0x81;
     let mut handle =
         Handle { bytes: 12, kind: KIND, ino: [(ino >> 32) as u32, ino as u32], generation: 0 };
-    // SAFETY: the handle is laid out as the call wants it, with as many bytes behind its head as it
-    // says, and lives until it returns; the descriptor it gives is owned here alone.
+    // SAFETY: the handle is laid out as the call expects it, with as many bytes after its head as
+    // it says, and lives until the call returns; the returned descriptor is owned only here.
     unsafe {
         let flags = flags | libc::O_CLOEXEC | libc::O_NOATIME | libc::O_NONBLOCK;
         match libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), flags) {

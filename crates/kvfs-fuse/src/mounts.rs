@@ -1,5 +1,5 @@
-//! What is mounted where, from `/proc/self/mountinfo`: asked of the kernel alone, so that a dead or
-//! hanging mount cannot stop us. Only [`is_dead`] asks a mount itself.
+//! The mounts of this process, from `/proc/self/mountinfo`: only the kernel is asked, so that a
+//! dead or hanging mount cannot block the call. Only [`is_dead`] asks a mount itself.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -13,35 +13,36 @@ pub struct MountEntry {
     pub device: String,
     /// The directory of the file system that is mounted: `/`, unless it is a bind mount.
     pub root: PathBuf,
-    /// Where it is mounted.
+    /// The mount point.
     pub mount_point: PathBuf,
-    /// "fuse.kvfs", say.
+    /// The file system type, such as "fuse.kvfs".
     pub fs_type: String,
     /// The source, as given to mount(2).
     pub source: OsString,
-    /// The user whose mount it is, as FUSE has it: without `allow_other` no other one gets in.
+    /// The user that FUSE has recorded for the mount: without `allow_other` no other user is
+    /// admitted.
     pub user: Option<u32>,
 }
 
 impl MountEntry {
-    /// Whether it is a FUSE mount.
+    /// Returns whether it is a FUSE mount.
     pub fn is_fuse(&self) -> bool {
         self.fs_type == "fuse" || self.fs_type.starts_with("fuse.")
     }
 }
 
-/// All mounts of this process's name space, oldest first.
+/// Returns all mounts of this process's name space, oldest first.
 pub fn mounts() -> io::Result<Vec<MountEntry>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     Ok(table.split(|&b| b == b'\n').filter_map(parse_line).collect())
 }
 
-/// The topmost mount on exactly this path (absolute, without symlinks), if there is one.
+/// Returns the topmost mount on exactly this path (absolute, without symlinks), if there is one.
 pub fn mount_at(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rfind(|m| m.mount_point == path))
 }
 
-/// The mount that `path` (absolute, without symlinks) lies in.
+/// Returns the mount that `path` (absolute, without symlinks) lies in.
 pub fn mount_of(path: &Path) -> io::Result<Option<MountEntry>> {
     let mut best: Option<MountEntry> = None;
     for m in mounts()? {
@@ -66,9 +67,9 @@ pub fn is_read_only(device: &str) -> io::Result<bool> {
     }))
 }
 
-/// True where a FUSE mount's daemon is gone ("Transport endpoint is not connected"). Attributes may
-/// still be cached for hours, so this asks for what the kernel never caches. Where the daemon is
-/// stopped, or hangs, so does this call.
+/// Returns whether the daemon of a FUSE mount is gone ("Transport endpoint is not connected").
+/// Attributes may still be cached for hours, so this asks for data that the kernel never caches. If
+/// the daemon is stopped, or hangs, this call hangs, too.
 pub fn is_dead(path: &Path) -> bool {
     matches!(
         rustix::fs::statfs(path),
@@ -76,7 +77,7 @@ pub fn is_dead(path: &Path) -> bool {
     )
 }
 
-/// What the file system was mounted with, as the last field has it; empty where there is none.
+/// Returns the options of the file system from the last field of a line; empty if there are none.
 fn options_of(line: &[u8]) -> &[u8] {
     line.split(|&b| b == b' ').skip_while(|f| *f != b"-").nth(3).unwrap_or_default()
 }
@@ -101,7 +102,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     })
 }
 
-/// Blank, tab, newline and backslash are written as `\040` and so on.
+/// Decodes blank, tab, newline and backslash, which are written as `\040` and so on.
 fn unescape(field: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,10 +1,10 @@
-//! Directories and links that names of views with slashes lead through: `.kvfs/clone/agents` and
-//! `.kvfs/clone/agents/7` are directories where there is a clone `agents/7/try-2`, and
-//! `.kvfs/clone/agents/7/try-2` a link to the directory that this clone has (`view_names`).
+//! Directories and links for names of views with slashes: `.kvfs/clone/agents` and
+//! `.kvfs/clone/agents/7` are directories if there is a clone `agents/7/try-2`, and
+//! `.kvfs/clone/agents/7/try-2` is a link to the directory of this clone (`view_names`).
 //!
 //! They have numbers while this process runs. The kernel asks for each of them again by its name,
-//! so it is told of a view that comes or goes for listings alone, and what is left of a view that
-//! is gone may be forgotten.
+//! so it is told of a new or ended view only because of listings, and the parts that lead to no
+//! view any more may be forgotten.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 /// The first of the numbers.
 const FIRST: Ino = 5 << 40;
-/// From so many on, those that lead nowhere any more are forgotten now and then.
+/// From this many parts on, those that lead to no view any more are forgotten now and then.
 const MANY: usize = 4096;
 
 /// A part of a name, from its beginning, in the directory of the views of its kind.
@@ -21,19 +21,19 @@ const MANY: usize = 4096;
 pub(crate) struct Part {
     /// The directory of the snapshots or that of the clones.
     pub kind: Ino,
-    /// Without a slash at its end. Of a link: the whole name.
+    /// The path without a final slash; for a link, the whole name.
     pub name: String,
     pub link: bool,
 }
 
 impl Part {
-    /// The directory that it is in; `None`: that of its kind.
+    /// Returns the directory that it is in, or `None` for that of its kind.
     pub fn above(&self) -> Option<Part> {
         let (above, _) = self.name.rsplit_once('/')?;
         Some(Part { kind: self.kind, name: above.into(), link: false })
     }
 
-    /// Where the link leads.
+    /// Returns the target of the link.
     pub fn target(&self) -> String {
         let up = "../".repeat(self.name.matches('/').count());
         format!("{up}{}", crate::view_names::directory_name(&self.name))
@@ -54,12 +54,12 @@ struct Numbered {
     numbers: HashMap<Part, Ino>,
     parts: HashMap<Ino, Part>,
     next: Ino,
-    /// How many there were when those that lead nowhere were forgotten.
+    /// The number of parts that were left when the others were last forgotten.
     kept: usize,
 }
 
 impl NameParts {
-    /// The number of a part. `leads`: whether one of them leads to a view.
+    /// Returns the number of a part. `leads` tells whether a part leads to a view.
     pub fn number(&self, part: Part, leads: impl Fn(&Part) -> bool) -> Ino {
         let mut all = self.0.lock();
         if let Some(number) = all.numbers.get(&part) {
@@ -78,7 +78,7 @@ impl NameParts {
         number
     }
 
-    /// The numbers that the directories have that lead to a view.
+    /// Returns the numbers of the directories that lead to a view, as far as they have any.
     pub fn above(&self, kind: Ino, view: &str) -> Vec<Ino> {
         let all = self.0.lock();
         let parts = view.match_indices('/').map(|(at, _)| &view[..at]);
@@ -86,14 +86,14 @@ impl NameParts {
         parts.filter_map(|name| all.numbers.get(&part(name)).copied()).collect()
     }
 
-    /// The part with this number.
+    /// Returns the part with this number.
     pub fn part(&self, ino: Ino) -> Option<Part> {
         self.0.lock().parts.get(&ino).cloned()
     }
 }
 
-/// The entries of `dir`, a part of a name or (empty) the directory of a kind, by these names of
-/// views: the next parts, `true` for those that are directories, each once.
+/// Returns the entries of `dir`, a part of a name or (empty) the directory of a kind, if the views
+/// have these names: the next parts, each once, with `true` for directories.
 pub(crate) fn listed<'a>(dir: &str, names: impl Iterator<Item = &'a str>) -> Vec<(String, bool)> {
     let mut found: std::collections::BTreeMap<&str, bool> = std::collections::BTreeMap::new();
     for name in names {

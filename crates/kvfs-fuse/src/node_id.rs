@@ -1,19 +1,19 @@
-//! What a [`NodeId`] says: which view, and which inode of it.
+//! The meaning of a [`NodeId`]: the view, and the inode in it.
 //!
 //! The kernel caches pages, names and attributes by these numbers, so two views never share
-//! anything there, though they may be of one file. The view's number lies in the upper 16 bits; the
-//! mainline's is 0, so its inodes have their own numbers.
+//! anything in its cache, even if they show the same file. The view's number lies in the upper 16
+//! bits; the mainline's is 0, so its inodes have their own numbers.
 //!
-//! Programs see the same number as `st_ino`, but in a view that is seen in place of the mainline:
-//! there they see the inode's own, or `git status` would take every file for another one and read
-//! it again ([095](../../../docs/decisions/095-inode-numbers-in-place.md)).
+//! Programs see the same number as `st_ino`, except in a view that is seen in place of the
+//! mainline: there they see the inode's own number, or `git status` would consider every file
+//! changed and read it again ([095](../../../docs/decisions/095-inode-numbers-in-place.md)).
 //!
-//! The kernel's table of inodes does not look at the upper bits: Linux multiplies the number with
-//! an aligned address, adds in the number shifted right by 6, folds the result once by the
-//! logarithm of the table's size and takes as many of the lowest bits, so that no bit from some 45
-//! upward counts. One inode of all views would hang in one chain, and the kernel would walk it for
-//! each name it looks up. So the lower 48 bits are spread, too: the inode's number, moved on by a
-//! large odd step for each view.
+//! The kernel's table of inodes does not use the upper bits: Linux multiplies the number with an
+//! aligned address, adds in the number shifted right by 6, folds the result once by the logarithm
+//! of the table's size and takes as many of the lowest bits, so that no bit from some 45 upward
+//! counts. The copies of one inode in all views would be in one chain, and the kernel would walk it
+//! for each name it looks up. So the lower 48 bits are spread, too: the inode's number is moved by
+//! a large odd step for each view.
 
 use kvfs::{Attr, Ino, Views};
 
@@ -22,46 +22,46 @@ use crate::handler::{FileKind, NodeAttr, NodeId};
 const VIEW_SHIFT: u32 = 48;
 const INO_MASK: Ino = (1 << VIEW_SHIFT) - 1;
 
-/// How far a view's inodes are moved from those of the view before: 2^48 divided by the golden
-/// ratio, so that neither many views nor many inodes of one come to lie close to each other.
+/// The distance between the inodes of two successive views: 2^48 divided by the golden ratio, so
+/// that neither many views nor many inodes of one lie close to each other.
 const STEP: Ino = 0x9e37_79b9_7f4b;
 
-/// The number of what is no view of the store: the control directory.
+/// The number of the control directory, which is not a view of the store.
 pub(crate) const CONTROL: u16 = u16::MAX;
 const _: () = assert!(CONTROL > Views::MAX_NUMBER);
 
-/// The kernel's number of an inode in a view.
+/// Returns the kernel's number of an inode in a view.
 pub(crate) fn of(view: u16, ino: Ino) -> NodeId {
     debug_assert!(ino <= INO_MASK, "inode numbers are below 2^48");
     let view = Ino::from(view);
     NodeId(view << VIEW_SHIFT | ino.wrapping_add(view.wrapping_mul(STEP)) & INO_MASK)
 }
 
-/// The view, and the inode's number in it.
+/// Splits a number of the kernel into the view and the inode's number in it.
 pub(crate) fn split(node: NodeId) -> (u16, Ino) {
     let view = node.0 >> VIEW_SHIFT;
     (view as u16, node.0.wrapping_sub(view.wrapping_mul(STEP)) & INO_MASK)
 }
 
-/// How programs see the inodes of a view.
+/// The numbers that programs see for the inodes of a view.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbering {
     pub view: u16,
-    /// The view in whose place it is seen, whose numbers its inodes have; itself, if in the place
-    /// of none.
+    /// The view in whose place it is seen, whose numbers its inodes have; the view itself if it is
+    /// seen in no other place.
     pub shown_in: u16,
 }
 
 impl Numbering {
-    /// What programs see as `st_ino` and `d_ino`. A directory has another number in each view: who
-    /// compares it with that of another view must not take the two for one, as `diff -r` does with
-    /// directories that are alike.
+    /// Returns the number that programs see as `st_ino` and `d_ino`. A directory has another number
+    /// in each view: a program that compares directories of two views must not take them for the
+    /// same one, as `diff -r` does with directories of equal numbers.
     pub fn shown(self, ino: Ino, kind: FileKind) -> u64 {
         let view = if kind == FileKind::Dir { self.view } else { self.shown_in };
         of(view, ino).0
     }
 
-    /// The attributes of an inode as programs see them.
+    /// Returns the attributes of an inode as programs see them.
     pub fn attr(self, attr: Attr) -> NodeAttr {
         let shown = self.shown(attr.ino, attr.kind);
         NodeAttr { node: of(self.view, attr.ino), attr: Attr { ino: shown, ..attr } }
@@ -84,8 +84,8 @@ mod tests {
         assert_eq!(of(0, 77), NodeId(77), "the mainline's are as they are");
     }
 
-    /// `hash` of Linux' fs/inode.c, for a table of 2^`shift` chains and a superblock at this
-    /// address.
+    /// Returns the chain that the function `hash` of Linux' fs/inode.c selects, for a table of
+    /// 2^`shift` chains and a superblock at this address.
     fn chain(superblock: u64, shift: u32, number: u64) -> u64 {
         const GOLDEN_RATIO: u64 = 0x61c8_8646_80b5_83eb;
         let mixed = number.wrapping_mul(superblock) ^ (GOLDEN_RATIO.wrapping_add(number) / 64);

@@ -1,10 +1,11 @@
-//! Which files programs run from.
+//! Finds the files that programs run from.
 //!
 //! The kernel refuses to open a file for writing that is being executed, and to execute one that is
 //! open for writing. So the files in question are opened for writing through the mount, by their
-//! handles, which succeeds for just those that the kernel has in memory, and stay open until the
-//! caller has done what must not meet a program. Of libraries the kernel does not say so: they are
-//! looked for in the tables of mappings of all processes, as far as this one may read them.
+//! handles, which succeeds exactly for those that the kernel has in memory, and stay open until the
+//! caller has made the change that must not affect a running program. This does not work for
+//! libraries: they are looked up in the tables of mappings of all processes, as far as this one may
+//! read them.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -29,11 +30,11 @@ pub(crate) struct ProgramFiles {
 }
 
 thread_local! {
-    /// Descriptors of the thread, which are valid nowhere else.
+    /// Descriptors of the thread, which are valid only in it.
     static HELD: RefCell<HashMap<u64, Vec<File>>> = RefCell::default();
 }
 
-/// Has the thread close what it holds.
+/// Makes the thread close the files that it holds when dropped.
 struct Held {
     thread: Arc<UnsharedThread>,
     key: u64,
@@ -53,7 +54,7 @@ impl ProgramFiles {
         Ok(ProgramFiles { thread, last: AtomicU64::new(0) })
     }
 
-    /// Which of these files programs run from. Where it cannot be known they are taken to be none.
+    /// Returns which of these files programs run from. If that is not known, none of them.
     pub fn running(&self, mount_root: &MountRoot, files: Vec<Asked>) -> Running {
         let key = self.last.fetch_add(1, Ordering::Relaxed);
         let held: Box<dyn Any + Send> = Box::new(Held { thread: self.thread.clone(), key });
@@ -73,7 +74,7 @@ impl ProgramFiles {
     }
 }
 
-/// Those that are executed; the others stay open.
+/// Returns the files that are executed; the others stay open.
 fn executed(root: &MountRoot, key: u64, files: &[Asked]) -> io::Result<Vec<Ino>> {
     let root = root.open()?;
     let (mut running, mut open) = (Vec::new(), Vec::new());
@@ -81,7 +82,7 @@ fn executed(root: &MountRoot, key: u64, files: &[Asked]) -> io::Result<Vec<Ino>>
         match open_by_handle(&root, node, libc::O_WRONLY) {
             Ok(file) => open.push(file),
             Err(e) if e.raw_os_error() == Some(libc::ETXTBSY) => running.push(ino),
-            // It is not in the kernel's memory, or there is no right to open it so.
+            // The file is not in the kernel's memory, or it may not be opened in this way.
             Err(_) => {}
         }
     }
@@ -89,7 +90,7 @@ fn executed(root: &MountRoot, key: u64, files: &[Asked]) -> io::Result<Vec<Ino>>
     Ok(running)
 }
 
-/// Those of which a process has mapped a part that can be executed.
+/// Returns the files of which a process has mapped an executable part.
 fn mapped(device: u64, files: &HashMap<u64, Ino>) -> Vec<Ino> {
     let mut found = Vec::new();
     if files.is_empty() {

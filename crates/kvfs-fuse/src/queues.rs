@@ -1,28 +1,28 @@
 //! Requests over io_uring: a queue for each CPU, and a thread that stays on that CPU.
 //!
-//! The kernel puts a request into the queue of the CPU on which the program runs that waits for it.
-//! The thread of that CPU takes it out of its ring, answers it there and then, and hands the answer
-//! over in the same system call in which it waits for the next: no other CPU is woken. Only this
-//! thread touches the ring. FORGET, INTERRUPT and messages of ours go over `/dev/fuse` as ever
+//! The kernel puts a request into the queue of the CPU on which the waiting program runs. The
+//! thread of that CPU takes it out of its ring, answers it immediately, and hands over the answer
+//! in the same system call in which it waits for the next request: no other CPU is woken. Only this
+//! thread touches the ring. FORGET, INTERRUPT and messages of the daemon still go over `/dev/fuse`
 //! (`session`).
 //!
-//! **Requests that wait** are answered by other threads (`blocking_pool`), for a queue has one
-//! thread alone: those that wait by their kind ([`Request::always_waits`]), those of which the
-//! handler says so when it comes to it ([`Errno::WAITS`](crate::handler::Errno::WAITS)), and all of
+//! **Requests that wait** are answered by other threads (`blocking_pool`), since a queue has only
+//! one thread: those that wait by their kind ([`Request::always_waits`]), those for which the
+//! handler finds out during the call ([`Errno::WAITS`](crate::handler::Errno::WAITS)), and all of
 //! them while a transaction takes locks. So are large READs, which the kernel sends ahead of the
-//! program that will want them. A slot goes away with its request and comes back with the answer:
-//! the thread finds it among what was returned, and is woken by a descriptor that its ring watches.
-//! A queue has enough slots that those which wait leave some for the programs that will end their
-//! waiting.
+//! program that will need them. A slot is handed over with its request and comes back with the
+//! answer: the thread finds it among the returned slots, and is woken by a descriptor that its ring
+//! watches. A queue has enough slots that waiting requests leave some for the programs that will
+//! end their waiting.
 //!
-//! **What came before.** The kernel's queues have no order among them, and requests that were
-//! handed to other threads have none either. Who wants to know that every page which the kernel has
-//! sent until now has been taken asks each thread ([`Queues::settle`]). A request lies in a queue
-//! only while no slot is free: a slot that becomes free takes the first one at once. So when a
-//! thread has done all that the kernel had for it, and one of its slots did not come back with a
-//! request, everything sent before has been in its hands; it says so when those pages that it gave
-//! to others have been written. This supposes that the kernel keeps back no request for another
-//! reason than slots, so the number of those in the background is not limited.
+//! **Earlier pages.** The kernel's queues have no order among them, and requests that were handed
+//! to other threads have none either. To find out that every page which the kernel has sent until
+//! now has been taken, a caller asks each thread ([`Queues::settle`]). A request lies in a queue
+//! only while no slot is free: a slot that becomes free takes the first request at once. So when a
+//! thread has served all requests that the kernel had for it, and one of its slots did not come
+//! back with another request, it has received everything sent before; it reports that when the
+//! pages that it gave to other threads have been written. This assumes that the kernel keeps back
+//! no request for another reason than slots, so the number of background requests is not limited.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -46,27 +46,27 @@ use crate::handler::{Errno, FSync, Handler, Reply, without_waiting};
 use crate::ring::{Anchor, Event, Memory, Ring, Slot};
 use crate::wire;
 
-/// Slots of a queue, so many requests of one CPU can be under way. One takes as much memory as the
-/// largest request that was in it.
+/// The slots of a queue, and so the most requests of one CPU in progress. A slot takes as much
+/// memory as the largest request that was in it.
 const DEPTH: usize = 32;
-/// CPUs at most: beyond, so many queues would cost more than they bring.
+/// The most CPUs: for more of them, the queues would cost more than they save.
 const MOST_CPUS: usize = 128;
-/// A READ of so many bytes is worth another thread: the program goes on with what it has while the
-/// next piece is read.
+/// A READ of at least this many bytes is worth another thread: the program continues with the data
+/// it has while the next piece is read.
 const LARGE_READ: u32 = 256 << 10;
 /// The kernel's smallest size of a slot's payload.
 const SMALLEST_PAYLOAD: usize = 8192;
 
-/// What a queue's thread and others share.
+/// The state that a queue's thread shares with others.
 struct Queue {
     number: usize,
-    /// Slots that come back with an answer from other threads.
+    /// Slots that other threads have returned with an answer.
     returned: Mutex<Vec<Slot>>,
-    /// Written to for the thread to look up.
+    /// A descriptor that is written to in order to wake the thread.
     bell: OwnedFd,
-    /// How often it was asked whether all has been done.
+    /// The number of times that a caller has asked whether all requests are done.
     asked: AtomicU64,
-    /// Pages that the kernel writes back are in hand.
+    /// The thread has pages in hand that the kernel writes back.
     writes_back: AtomicBool,
 }
 
@@ -83,7 +83,7 @@ impl Queue {
     }
 
     fn ring_bell(&self) {
-        // It fails only when it has been rung 2^64 - 1 times and not heard.
+        // The write fails only if the bell was rung 2^64 - 1 times and not heard.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
 
@@ -96,7 +96,7 @@ impl Queue {
     }
 }
 
-/// What each queue has said of its being asked.
+/// The last question that each queue has answered.
 #[derive(Default)]
 struct Settled {
     said: Mutex<BTreeMap<usize, u64>>,
@@ -116,7 +116,7 @@ struct QueueThread {
     _memory: Arc<Memory>,
 }
 
-/// How the connection is ended when a thread fails; known once it is mounted.
+/// Ends the connection when a thread fails; known once the file system is mounted.
 type Abort = Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>;
 
 /// The queues of one mount.
@@ -127,7 +127,8 @@ pub(crate) struct Queues {
     threads: Mutex<Vec<QueueThread>>,
 }
 
-/// Queues whose threads wait for the kernel to agree; without it they end when this is dropped.
+/// Queues whose threads wait for the kernel to agree; if it does not, they end when this is
+/// dropped.
 pub(crate) struct Prepared {
     queues: Queues,
     go: Vec<Sender<()>>,
@@ -135,7 +136,7 @@ pub(crate) struct Prepared {
 }
 
 impl Queues {
-    /// Makes everything that can be made before the kernel has agreed: from its agreement on, all
+    /// Makes everything that can be made before the kernel has agreed: after its agreement, all
     /// requests wait for the queues.
     pub fn prepare<H: Handler>(
         connection: &Arc<OwnedFd>,
@@ -195,8 +196,8 @@ impl Queues {
         Ok(prepared)
     }
 
-    /// Waits until everything that the kernel has sent before this call has been done, but for what
-    /// waits for other reasons than pages; `false`: that takes too long.
+    /// Waits until every request that the kernel has sent before this call has been served, except
+    /// those that wait for other reasons than pages. Returns `false` if that takes too long.
     pub fn settle(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let asked: Vec<(usize, u64)> = self
@@ -215,12 +216,12 @@ impl Queues {
         true
     }
 
-    /// Says how the connection is ended when a thread fails.
+    /// Sets the function that ends the connection when a thread fails.
     pub fn end_by(&self, abort: impl Fn() + Send + Sync + 'static) {
         let _ = self.abort.set(Box::new(abort));
     }
 
-    /// Whether pages that the kernel writes back are in hand just now.
+    /// Returns whether a thread has pages in hand that the kernel writes back.
     pub fn writes_back(&self) -> bool {
         self.queues.iter().any(|q| q.writes_back.load(Ordering::Acquire))
     }
@@ -237,23 +238,23 @@ impl Queues {
 }
 
 impl Prepared {
-    /// Every thread says that it is as far.
+    /// Waits until every thread has reported that it has reached this point.
     fn all_say_so(&self) -> io::Result<()> {
         let gone = |_| io::Error::other("a queue's thread has ended: unmount and mount again");
         self.go.iter().try_for_each(|_| self.begun.recv().map_err(gone)?)
     }
 
-    /// The kernel has agreed: gives it the slots. On an error it sends all requests over
-    /// `/dev/fuse`.
+    /// Gives the slots to the kernel, after it has agreed. On an error the kernel sends all
+    /// requests over `/dev/fuse`.
     pub fn begin(self) -> io::Result<Queues> {
         for go in &self.go {
-            // One that has ended has said so, or its silence says it.
+            // A thread that has ended has reported an error, or its silence is one.
             let _ = go.send(());
         }
         match self.all_say_so() {
             Ok(()) => Ok(self.queues),
             Err(e) => {
-                // Threads that have given slots to the kernel end with the connection, and so their
+                // Threads that have given slots to the kernel end with the connection, so their
                 // buffers must stay.
                 std::mem::forget(self.queues);
                 Err(e)
@@ -273,24 +274,24 @@ struct Worker<H> {
     abort: Abort,
     /// Requests wait for this thread.
     serves: bool,
-    /// How many CPUs the machine has.
+    /// The number of CPUs of the machine.
     cpus: usize,
     reply: ReplyBuffer,
-    /// Slots that other threads have.
+    /// The number of slots that other threads have.
     away: usize,
-    /// Slots that the kernel has not given up.
+    /// The number of slots that the kernel has not given up.
     live: usize,
-    /// Pages that other threads have, by slot: the how many-th it is.
+    /// The pages that other threads have, keyed by slot, each with its sequence number.
     pages: BTreeMap<usize, u64>,
     pages_so_far: u64,
-    /// What is to be said when all pages up to this one have come back.
+    /// The question that is to be answered when all pages up to this number have come back.
     due: Option<(u64, u64)>,
 }
 
 impl<H> Drop for Worker<H> {
     fn drop(&mut self) {
-        // Who waits for an answer of this queue would wait for ever: all are told that there will
-        // be none.
+        // A program that waits for an answer of this queue would wait for ever: ending the
+        // connection tells all programs that there will be none.
         if self.serves {
             tracing::error!(
                 "the thread of queue {} has failed: its connection ends",
@@ -300,7 +301,7 @@ impl<H> Drop for Worker<H> {
                 abort();
             }
         }
-        // What has ended has nothing in hand.
+        // A thread that has ended has nothing in hand.
         self.queue.writes_back.store(false, Ordering::Release);
         self.settled.say(self.queue.number, u64::MAX);
     }
@@ -353,7 +354,7 @@ impl<H: Handler> Worker<H> {
         if fails {
             return Ok(());
         }
-        // Until it has ended in order.
+        // The flag is set until the thread has ended in order.
         self.serves = true;
         let served = self.serve(ring, first, Courtesy::of_this_thread(self.cpus));
         self.serves = served.is_err();
@@ -381,7 +382,7 @@ impl<H: Handler> Worker<H> {
             self.queue.writes_back.store(!self.pages.is_empty(), Ordering::Release);
             let asked = self.queue.asked.load(Ordering::SeqCst);
             let looks = asked > said && self.due.is_none();
-            // With all slots away only a return can bring anything new.
+            // If all slots are away, only a returned slot can bring anything new.
             ring.enter(!looks || self.away == self.live)?;
             courtesy.look();
             if looks {
@@ -390,7 +391,7 @@ impl<H: Handler> Worker<H> {
             events = self.collect(&mut ring);
             let requests = events.iter().filter(|e| matches!(e, Event::Request(_))).count();
             if looks && requests + self.away < self.live {
-                // What has come is done first.
+                // Requests that have arrived are served first.
                 self.attend(&mut ring, &mut events)?;
                 self.due = Some((asked, self.pages_so_far));
             }
@@ -403,12 +404,12 @@ impl<H: Handler> Worker<H> {
         }
     }
 
-    /// What the ring has to say now.
+    /// Returns the events that the ring has now.
     fn collect(&mut self, ring: &mut Ring) -> Vec<Event> {
         std::iter::from_fn(|| ring.next()).collect()
     }
 
-    /// Answers what has come, or gives it to another thread.
+    /// Answers the requests that have arrived, or gives them to other threads.
     fn attend(&mut self, ring: &mut Ring, events: &mut Vec<Event>) -> io::Result<()> {
         let mut left = events.len();
         for event in events.drain(..) {
@@ -417,7 +418,8 @@ impl<H: Handler> Worker<H> {
                 Event::Request(slot) => {
                     if let Some(slot) = self.answer(slot) {
                         ring.commit(slot)?;
-                        // The next one may take long, and no program with an answer waits for it.
+                        // The next request may take long, and an answered program must not wait for
+                        // it.
                         if left > 0 {
                             ring.enter(false)?;
                         }
@@ -445,7 +447,8 @@ impl<H: Handler> Worker<H> {
         Ok(())
     }
 
-    /// Answers a request here, or has another thread do so: then nothing is returned.
+    /// Answers a request on this thread and returns its slot, or makes another thread answer it and
+    /// returns `None`.
     fn answer(&mut self, mut slot: Slot) -> Option<Slot> {
         let Ok((head, fields)) = slot.request() else {
             tracing::error!("the kernel sent a broken request");
@@ -502,13 +505,13 @@ impl<H: Handler> Worker<H> {
     }
 }
 
-/// Puts an answer in that says no more than whether the request succeeded.
+/// Puts an answer into the slot that only tells whether the request succeeded.
 fn confirm(slot: &mut Slot, outcome: Reply<()>) {
     slot.answer(outcome.map_or_else(|Errno(e)| -e, |()| 0), &[]);
 }
 
-/// Has the request in a slot dispatched and puts its answer in; `false`: that takes a thread that
-/// may wait.
+/// Dispatches the request in a slot and puts its answer into the slot. Returns `false` if that
+/// takes a thread that may wait.
 fn answer<H: Handler>(
     connection: &OwnedFd,
     dispatcher: &Dispatcher<H>,

@@ -1,14 +1,14 @@
-//! How it is known that every page that the kernel has written back until now has been taken.
+//! A barrier that shows that every page that the kernel has written back until now has been taken.
 //!
 //! A thread takes one request after the other, in the order in which the kernel queues them. Pages
-//! of a file that exists for this purpose alone are queued behind all others (`barrier`). A thread
-//! with one of these in hand waits here, and so does the next thread, until one of two things is
-//! known of every thread: it waits here, or it has a request in hand that writes back no page. Then
-//! all pages that were queued before are done. A thread that is blocked by something else, as by
-//! the lock of a transaction, holds up no round.
+//! of a file that exists only for this purpose are queued after all others (`barrier`). A thread
+//! with one of these pages in hand waits in the barrier, and so does the next thread, until each
+//! thread either waits in the barrier, or has a request in hand that writes back no page. Then all
+//! pages that were queued before are done. A thread that is blocked by something else, such as the
+//! lock of a transaction, delays no round.
 //!
-//! Threads that wait here answer nothing else, so a round that does not complete is soon given up
-//! and begun again.
+//! Threads that wait in the barrier answer nothing else, so a round that does not complete is soon
+//! given up and started again.
 
 use std::collections::HashSet;
 use std::thread::ThreadId;
@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// How long threads wait here for others.
+/// The time that threads wait in the barrier for others.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// How often the threads that have not come are examined.
+/// The interval at which the threads that have not arrived are examined.
 const LOOK: Duration = Duration::from_micros(200);
 
 #[derive(Default)]
@@ -29,9 +29,9 @@ pub(crate) struct QuiesceBarrier {
 
 #[derive(Default)]
 struct BarrierState {
-    /// Rounds so far.
+    /// The number of rounds begun.
     round: u64,
-    /// One is under way.
+    /// A round is in progress.
     open: bool,
     here: HashSet<ThreadId>,
 }
@@ -49,7 +49,8 @@ impl QuiesceBarrier {
         QuiesceRound(self)
     }
 
-    /// A thread has come, with a page of the barrier in hand; it leaves when the round is over.
+    /// Waits in the barrier, if a round is in progress: the calling thread has a page of the
+    /// barrier in hand. Returns when the round is over.
     pub fn arrive(&self) {
         let mut state = self.state.lock();
         let round = state.round;
@@ -58,7 +59,7 @@ impl QuiesceBarrier {
         }
         state.here.insert(std::thread::current().id());
         self.wake.notify_all();
-        // The thread that began the round may be gone.
+        // The thread that began the round may have ended.
         let until = Instant::now() + 2 * PATIENCE;
         while state.open
             && state.round == round
@@ -71,14 +72,14 @@ impl QuiesceBarrier {
 }
 
 impl QuiesceRound<'_> {
-    /// Waits until all are here but those that `done` says have nothing in hand that matters;
-    /// `false`: that takes too long.
+    /// Waits until all threads have arrived, except those that `all` reports to have nothing in
+    /// hand that matters. Returns `false` if that takes too long.
     pub fn has_all(&self, all: impl Fn() -> Vec<(ThreadId, bool)>) -> bool {
         let until = Instant::now() + PATIENCE;
         let mut state = self.0.state.lock();
         loop {
-            // The first page of the barrier must have been taken: only then everything before it
-            // has been, too.
+            // The first page of the barrier must have been taken: only then every page before it
+            // has been taken, too.
             if !state.here.is_empty()
                 && all().iter().all(|(thread, done)| *done || state.here.contains(thread))
             {
@@ -106,7 +107,8 @@ mod tests {
 
     use super::*;
 
-    /// A thread that comes when told to; its number, and the end of it.
+    /// Starts a thread that arrives when told to; returns its id, the sender that tells it, and its
+    /// handle.
     fn comer(
         place: &Arc<QuiesceBarrier>,
     ) -> (ThreadId, std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>) {

@@ -1,18 +1,18 @@
-//! Recall: has the kernel hand over what it holds back of one file.
+//! Recall: makes the kernel hand over the data that it holds back of one file.
 //!
-//! The kernel holds pages that programs have changed and that we have not seen: always those of
-//! shared mappings, and with write-back caching all that is written to a file that is still open.
-//! Some requests have to be answered with what programs see, but are sent without these pages:
-//! LSEEK, for one, and RENAME and LINK, which are to bring a file's content under its new name. The
-//! kernel has the file's lock then, so `fsync` on it would wait for our answer. But
+//! The kernel holds pages that programs have changed and that the daemon has not seen: always those
+//! of shared mappings, and with write-back caching all data written to a file that is still open.
+//! Some requests must be answered according to what programs see, but are sent without these pages:
+//! for example LSEEK, and RENAME and LINK, which publish a file's content under its new name. The
+//! kernel holds the file's lock then, so `fsync` on it would wait for the answer. But
 //! sync_file_range(2) takes no lock: it sends the dirty pages and waits until they are written. A
-//! thread does that through the mount, as a program would, with the file opened by its handle.
+//! thread calls it through the mount, as a program would, with the file opened by its handle.
 //!
-//! Where opening by handle is not permitted (it takes CAP_DAC_READ_SEARCH), or no path leads into
-//! the mount (another one covers it), the kernel is told to drop the pages of the file, which makes
-//! it send the dirty ones first; what is not dirty must be read anew then.
+//! If opening by handle is not permitted (it takes CAP_DAC_READ_SEARCH), or no path leads into the
+//! mount (another one covers it), the kernel is told to drop the pages of the file, which makes it
+//! send the dirty ones first; clean ones must be read again then.
 //!
-//! While one thread waits here the pages are written by another: see `blocking_pool`.
+//! While one thread waits for a recall, another one writes the pages: see `blocking_pool`.
 
 use std::fs::File;
 use std::io;
@@ -29,7 +29,7 @@ pub(crate) struct Recall {
     invalidator: Arc<dyn Invalidator>,
     thread: UnsharedThread,
     by_handle: AtomicBool,
-    /// The kernel gathers writes, too, not just those to mappings.
+    /// The kernel gathers all writes, not only those to mappings.
     pub gathers_writes: bool,
 }
 
@@ -48,14 +48,14 @@ impl Recall {
         })
     }
 
-    /// Everything that programs have written to this inode has come when this returns.
+    /// Makes the kernel hand over everything that programs have written to this inode.
     pub fn file(&self, node: NodeId) -> io::Result<()> {
         if self.by_handle.load(Ordering::Relaxed) {
             let mount_root = self.mount_root.clone();
             match self.thread.ask(move || send_dirty_pages(&mount_root, node))? {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                // The kernel has not got it in memory, and nothing of it.
+                // The kernel does not have the inode in memory, so it holds no data of it.
                 Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
                 Err(e)
                     if matches!(
@@ -76,7 +76,7 @@ impl Recall {
     }
 }
 
-/// `false`: no path leads into the mount.
+/// Sends the dirty pages of an inode. Returns `false` if no path leads into the mount.
 fn send_dirty_pages(mount_root: &MountRoot, node: NodeId) -> io::Result<bool> {
     let Ok(root) = mount_root.open() else { return Ok(false) };
     let file = open_by_handle(&root, node, libc::O_RDONLY)?;
@@ -84,12 +84,13 @@ fn send_dirty_pages(mount_root: &MountRoot, node: NodeId) -> io::Result<bool> {
     send_pages_of(&file).map(|()| true)
 }
 
-/// Has the kernel send the dirty pages of an open file, and waits until they are answered.
+/// Makes the kernel send the dirty pages of an open file, and waits until they are answered.
 pub(crate) fn send_pages_of(file: &File) -> io::Result<()> {
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    // SAFETY: it takes a descriptor, which is open, and numbers. A length of 0 means to the end.
+    // SAFETY: the call takes a descriptor, which is open, and numbers. A length of 0 means to the
+    // end.
     match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

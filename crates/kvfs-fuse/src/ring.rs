@@ -1,25 +1,25 @@
-//! One io_uring that carries requests of the kernel: its slots, registering them, and answer and
-//! fetch in one system call.
+//! One io_uring that carries requests of the kernel: its slots, their registration, and the
+//! submission of an answer together with the fetch of the next request.
 //!
 //! The kernel's side is `fs/fuse/dev_uring.c` (Linux 6.14). A slot is two buffers: one for headers,
-//! one for all else. A command REGISTER gives it to the kernel; it completes when there is a
-//! request in it. Then it is ours, until COMMIT_AND_FETCH says that the answer is in it, which
-//! gives it to the kernel again. Commands carry 80 bytes of arguments, so entries of the ring have
-//! 128.
+//! one for everything else. A command REGISTER gives it to the kernel; the command completes when
+//! there is a request in the slot. Then the daemon owns the slot, until COMMIT_AND_FETCH says that
+//! the answer is in it, which gives it to the kernel again. Commands carry 80 bytes of arguments,
+//! so entries of the ring have 128.
 //!
-//! **Who owns a slot** is what the types say: a [`Slot`] is in our hands, and gone when it is
-//! committed. The buffers are written by the kernel only when it owns the slot, only through this
-//! process's page tables, and only by the thread that made the ring: in its system calls. So the
-//! memory may go when that thread has ended; the thread's owner holds on to it until then
-//! ([`Memory`]).
+//! **The owner of a slot** follows from the types: a [`Slot`] is owned by the daemon, and consumed
+//! when it is committed. The buffers are written by the kernel only when it owns the slot, only
+//! through this process's page tables, and only by the thread that made the ring: in its system
+//! calls. So the memory may be freed when that thread has ended; the thread's owner keeps it until
+//! then ([`Memory`]).
 //!
-//! **A daemon that is killed** must let go of the connection, or a thread of it that uses its own
-//! mount waits for ever. The commands hold on to the connection, and end with the ring; the ring
-//! ends with its last mapping, and so with the process's memory, which that very thread has. But a
+//! **A daemon that is killed** must release the connection, or a thread of it that uses its own
+//! mount waits for ever. The commands hold the connection, and end with the ring; the ring ends
+//! with its last mapping, and so with the process's memory, which that very thread keeps. But a
 //! thread that ends cancels all its commands if one of them is about an io_uring itself (the
-//! kernel's `io_uring_cancel_generic`). So each ring has one such: it polls an [`Anchor`]. For the
-//! same reason it is not one of `IORING_SETUP_DEFER_TASKRUN`, whose requests wait for the end of
-//! the ring.
+//! kernel's `io_uring_cancel_generic`). So each ring has one such command: it polls an [`Anchor`].
+//! For the same reason the ring is not created with `IORING_SETUP_DEFER_TASKRUN`, whose requests
+//! wait for the end of the ring.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -35,22 +35,22 @@ const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 
 /// `struct fuse_uring_req_header`: heads of request and answer, then the request's first argument,
-/// then what is said about the slot.
+/// then the fields of the slot.
 const HEADERS: usize = 288;
 const FIRST_ARGUMENT: usize = 128;
 const ABOUT: usize = 256;
-/// In the last of these: flags, and then
+/// Fields of the slot: flags, then the commit id.
 const COMMIT_ID: usize = ABOUT + 8;
 const PAYLOAD_LENGTH: usize = ABOUT + 16;
 /// Headers of different slots lie in cache lines of their own.
 const HEADERS_APART: usize = 320;
 
-/// The user data of what is not a slot.
+/// The user data of commands that do not belong to a slot.
 const WAKE: u64 = u64::MAX;
 const ANCHOR: u64 = u64::MAX - 1;
 
-/// The buffers of all slots of a ring, one behind the other, in pages that the machine gives when
-/// they are touched.
+/// The buffers of all slots of a ring, one after the other, in pages that are allocated when they
+/// are touched.
 pub(crate) struct Memory {
     at: NonNull<u8>,
     length: usize,
@@ -58,7 +58,7 @@ pub(crate) struct Memory {
     payload: usize,
 }
 
-// SAFETY: it is bare memory; who may touch which part of it is for `Slot` to say.
+// SAFETY: this is bare memory; `Slot` decides who may touch which part of it.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -72,7 +72,7 @@ impl Memory {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
         );
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: the mapping is new, at a place of the kernel's choice.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), length, access, kind, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -83,25 +83,26 @@ impl Memory {
 
     fn headers(&self, slot: usize) -> NonNull<u8> {
         assert!(slot < self.slots);
-        // SAFETY: it lies in the mapping.
+        // SAFETY: the header lies in the mapping.
         unsafe { self.at.add(slot * HEADERS_APART) }
     }
 
     fn payload(&self, slot: usize) -> NonNull<u8> {
         assert!(slot < self.slots);
-        // SAFETY: it lies in the mapping, which ends with the payloads.
+        // SAFETY: the payload lies in the mapping, which ends with the payloads.
         unsafe { self.at.add(self.length - (self.slots - slot) * self.payload) }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: every slot holds on to it, and the kernel has none any more: see above.
+        // SAFETY: every slot keeps the memory alive, and the kernel has no slot any more: see
+        // above.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.length) };
     }
 }
 
-/// A slot with a request in it, or with its answer.
+/// A slot with a request, or with its answer.
 pub(crate) struct Slot {
     number: usize,
     memory: Arc<Memory>,
@@ -128,19 +129,19 @@ impl Slot {
     }
 
     fn headers(&self) -> &[u8] {
-        // SAFETY: the memory is the slot's, and is not written to while this is borrowed.
+        // SAFETY: the memory belongs to the slot, and is not written to while this is borrowed.
         unsafe { std::slice::from_raw_parts(self.memory.headers(self.number).as_ptr(), HEADERS) }
     }
 
     fn headers_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is the slot's, which is borrowed for this alone.
+        // SAFETY: the memory belongs to the slot, which is borrowed exclusively.
         unsafe {
             std::slice::from_raw_parts_mut(self.memory.headers(self.number).as_ptr(), HEADERS)
         }
     }
 
     fn payload(&self) -> &[u8] {
-        // SAFETY: as for the headers.
+        // SAFETY: the same holds as for the headers.
         unsafe {
             std::slice::from_raw_parts(
                 self.memory.payload(self.number).as_ptr(),
@@ -150,7 +151,7 @@ impl Slot {
     }
 
     fn payload_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for the headers.
+        // SAFETY: the same holds as for the headers.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.memory.payload(self.number).as_ptr(),
@@ -163,9 +164,9 @@ impl Slot {
         self.number
     }
 
-    /// The request in it.
+    /// Returns the request in the slot.
     pub fn request(&self) -> Reply<(Head, Fields<'_>)> {
-        // Nothing refers to a payload that is room for an answer.
+        // If the payload is room for an answer, no field refers to it.
         let others = if self.length == 0 {
             &[]
         } else {
@@ -174,18 +175,18 @@ impl Slot {
         wire::head_in_slot(self.headers(), &self.headers()[FIRST_ARGUMENT..ABOUT], others)
     }
 
-    /// The request in it, and room for what is read, if the request leaves any.
+    /// Returns the request in the slot, and room for the data of a read, if the request leaves any.
     pub fn request_and_room(&mut self) -> Reply<(Head, Fields<'_>, &mut [u8])> {
         let at = self.memory.payload(self.number).as_ptr();
         let room = if self.length == 0 { self.memory.payload } else { 0 };
         let (head, fields) = self.request()?;
-        // SAFETY: the memory is the slot's, which is borrowed for this alone; where there is room
+        // SAFETY: the memory belongs to the slot, which is borrowed exclusively; if there is room,
         // the request lies in the headers only.
         let room = unsafe { std::slice::from_raw_parts_mut(at, room) };
         Ok((head, fields, room))
     }
 
-    /// Puts the answer in. `error`: 0 or a negative error number.
+    /// Puts the answer into the slot. `error` is 0 or a negative error number.
     pub fn answer(&mut self, error: i32, body: &[u8]) {
         let (error, body) =
             if body.len() <= self.memory.payload { (error, body) } else { (-libc::EIO, &[][..]) };
@@ -193,7 +194,7 @@ impl Slot {
         self.finish(error, body.len());
     }
 
-    /// The answer is what was put into the room, so many bytes of it.
+    /// Answers with the first `length` bytes that were put into the room.
     pub fn answer_filled(&mut self, length: usize) {
         self.finish(0, length.min(self.memory.payload));
     }
@@ -208,13 +209,14 @@ impl Slot {
     }
 }
 
-/// What a ring has to say.
+/// An event of a ring.
 pub(crate) enum Event {
     /// There is a request in a slot.
     Request(Slot),
-    /// The descriptor that is watched can be read.
+    /// The watched descriptor can be read.
     Woken,
-    /// The kernel has given a slot up for good: the connection has ended, or it did not want it.
+    /// The kernel has given up a slot for good: the connection has ended, or the kernel rejected
+    /// it.
     Lost(io::Error),
 }
 
@@ -234,20 +236,20 @@ pub(crate) struct Ring {
     queue: u16,
     memory: Arc<Memory>,
     anchor: Arc<Anchor>,
-    /// What REGISTER refers to, two for each slot; read when the command is submitted.
+    /// The buffers that REGISTER refers to, two for each slot; read when the command is submitted.
     buffers: Box<[libc::iovec]>,
 }
 
 impl Ring {
-    /// A ring for the queue with this number of `connection`, which must stay open as long. To be
-    /// used by the thread that makes it alone.
+    /// Creates a ring for the queue with this number of `connection`, which must stay open as long.
+    /// Only the thread that creates it may use it.
     pub fn new(
         connection: BorrowedFd<'_>,
         queue: u16,
         memory: &Arc<Memory>,
         anchor: &Arc<Anchor>,
     ) -> io::Result<Ring> {
-        // Every slot, the watch and the anchor.
+        // One entry for every slot, the watch and the anchor.
         let entries = memory.slots as u32 + 2;
         let ring = IoUring::builder()
             .setup_coop_taskrun()
@@ -274,7 +276,8 @@ impl Ring {
         commit_id: u64,
         addr: Option<u64>,
     ) -> squeue::Entry128 {
-        // `struct fuse_uring_cmd_req`: flags, the request that is answered, the queue.
+        // The fields of `struct fuse_uring_cmd_req`: flags, the request that is answered, the
+        // queue.
         let mut arguments = [0; 80];
         arguments[8..16].copy_from_slice(&commit_id.to_ne_bytes());
         arguments[16..18].copy_from_slice(&self.queue.to_ne_bytes());
@@ -285,10 +288,10 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
-        // SAFETY: what the entry refers to lives as long as the ring: the slot's memory, the
-        // buffers' list and the descriptors.
+        // SAFETY: the memory that the entry refers to lives as long as the ring: the slot's
+        // buffers, their list and the descriptors.
         let pushed = unsafe { self.ring.submission().push(entry) };
-        // There is an entry for each slot, the watch and the anchor, so it is never full.
+        // There is an entry for each slot, the watch and the anchor, so the queue is never full.
         pushed.map_err(|_| io::Error::other("the ring is full"))
     }
 
@@ -313,8 +316,8 @@ impl Ring {
         self.push(&entry)
     }
 
-    /// Has it say, once, when this descriptor can be read; it must stay open until then or the
-    /// ring's end.
+    /// Makes the ring report, once, when this descriptor can be read; it must stay open until then
+    /// or the ring's end.
     pub fn watch(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let poll = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32)
             .build()
@@ -322,12 +325,12 @@ impl Ring {
         self.push(&poll.into())
     }
 
-    /// Hands over what is to be handed over, and if asked to, waits until there is something to be
-    /// said.
+    /// Submits all entries and, with `wait`, waits for an event.
     pub fn enter(&mut self, wait: bool) -> io::Result<()> {
         match self.ring.submit_and_wait(usize::from(wait)) {
             Ok(_) => Ok(()),
-            // What could not be handed over yet, or was interrupted, comes with the next call.
+            // Entries that could not be submitted yet, or were interrupted, are submitted by the
+            // next call.
             Err(e)
                 if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) =>
             {
@@ -337,12 +340,12 @@ impl Ring {
         }
     }
 
-    /// Has the kernel do what it has waiting for this thread: requests that it was given for a slot
-    /// are in the ring then.
+    /// Makes the kernel do the work that it has queued for this thread: requests that it has
+    /// assigned to a slot are in the ring afterwards.
     pub fn catch_up(&mut self) -> io::Result<()> {
-        // `enter` makes no system call when there is nothing to hand over.
+        // `enter` makes no system call if there is nothing to submit.
         const GETEVENTS: u32 = 1;
-        // SAFETY: it hands over nothing, and refers to no memory.
+        // SAFETY: the call submits nothing, and refers to no memory.
         match unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 0, GETEVENTS, None) } {
             Ok(_) => Ok(()),
             Err(e)
@@ -354,26 +357,26 @@ impl Ring {
         }
     }
 
-    /// The next thing that it has to say.
+    /// Returns the next event of the ring, if there is one.
     pub fn next(&mut self) -> Option<Event> {
         let said = self.ring.completion().find(|said| said.user_data() != ANCHOR)?;
         let (slot, result) = (said.user_data(), said.result());
         Some(match result {
             _ if slot == WAKE => Event::Woken,
-            // SAFETY: its command has completed, so the kernel has given it back; and it was in no
-            // hands when that was given.
+            // SAFETY: the slot's command has completed, so the kernel has given the slot back; and
+            // no `Slot` existed for it while the kernel had it.
             0 => Event::Request(unsafe { Slot::take(slot as usize, &self.memory) }),
             error => Event::Lost(io::Error::from_raw_os_error(error.wrapping_neg())),
         })
     }
 }
 
-/// Sets an entry's length, for which the crate has no word in commands of 80 bytes.
+/// Sets the length of an entry, which the crate does not support for commands of 80 bytes.
 fn set_length(entry: &mut squeue::Entry128, length: u32) {
-    /// Of `struct io_uring_sqe`.
+    /// The offset of `len` in `struct io_uring_sqe`.
     const AT: usize = 24;
     const { assert!(size_of::<squeue::Entry128>() == 128) };
-    // SAFETY: an entry is the kernel's structure of 128 bytes, laid out in C, any bytes of which
-    // are valid.
+    // SAFETY: an entry is the kernel's structure of 128 bytes, laid out as in C, for which any
+    // bytes are valid.
     unsafe { (&raw mut *entry).cast::<u8>().add(AT).cast::<u32>().write(length) };
 }

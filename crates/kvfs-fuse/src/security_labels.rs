@@ -1,10 +1,10 @@
 //! Labels of SELinux, which long listings ask for.
 //!
-//! `ls -l` asks for the label of each file, a request each time, until it is answered that the file
-//! system has no labels. A kernel without SELinux makes none, and takes none into account; so there
-//! a file without one is answered EOPNOTSUPP in place of ENODATA. A label that was set is kept and
-//! given out all the same: it is an extended attribute like any other, and may come from a machine
-//! that goes by it.
+//! `ls -l` asks for the label of each file, with a request each time, until it is answered that the
+//! file system has no labels. A kernel without SELinux makes no labels and ignores them; so on such
+//! a kernel EOPNOTSUPP, and not ENODATA, is the answer for a file without a label. A label that was
+//! set is kept and returned all the same: it is an extended attribute like any other, and may come
+//! from a machine that uses it.
 
 use std::fs;
 
@@ -12,17 +12,17 @@ use crate::handler::Errno;
 
 const LABEL: &[u8] = b"security.selinux";
 
-/// Whether the kernel goes by labels; it does where that is not known.
+/// Returns whether the kernel uses labels; `true` if that is not known.
 pub(crate) fn kernel_has_labels() -> bool {
     fs::read_to_string("/proc/filesystems").map_or(true, |all| lists_selinux(&all))
 }
 
-/// SELinux has a file system of its own, which is there where it was not switched off.
+/// Returns whether SELinux is on: it then has a file system of its own.
 fn lists_selinux(filesystems: &str) -> bool {
     filesystems.split_whitespace().any(|word| word == "selinuxfs")
 }
 
-/// What the kernel is told of an attribute that a file has not got.
+/// Returns the error for an attribute that a file does not have.
 pub(crate) fn absent(name: &[u8], kernel_has_labels: bool) -> Errno {
     Errno(if name == LABEL && !kernel_has_labels { libc::EOPNOTSUPP } else { libc::ENODATA })
 }

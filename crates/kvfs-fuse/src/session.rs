@@ -1,13 +1,13 @@
 //! The threads that answer on the connection to the kernel.
 //!
 //! Each thread reads one request at a time from its own clone of the connection, answers it and
-//! reads the next: no queue and no hand-over between threads, for waking another thread costs more
-//! than most answers. Only requests that wait for the disk are let out of the way
-//! (`blocking_pool`). The connection ends when the kernel says that the file system is gone; the
-//! threads also end when another session is to go on with it (`handover`).
+//! reads the next: there is no queue and no hand-over between threads, since waking another thread
+//! costs more than most answers. Only requests that wait for the disk are moved out of the way
+//! (`blocking_pool`). The connection ends when the kernel reports that the file system is gone; the
+//! threads also end when another session is going to continue it (`handover`).
 //!
-//! Where requests come over io_uring (`queues`), one thread reads here what still comes: FORGETs,
-//! of which it takes many at once.
+//! If requests come over io_uring (`queues`), one thread of the session reads the remaining ones:
+//! FORGETs, of which it takes many at once.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,33 +31,34 @@ use crate::worker_pool::{WorkerPool, WorkerSlot};
 
 /// Opcode of the first request on a connection.
 const INIT: u32 = 26;
-/// How long single FORGETs gather where requests come over io_uring: each would wake a thread.
+/// The time for which single FORGETs gather if requests come over io_uring: each would wake a
+/// thread.
 const FORGET_PAUSE: Duration = Duration::from_millis(5);
 
 /// The threads of one mount.
 pub(crate) struct Session {
     connection: Arc<OwnedFd>,
     greeting: Greeting,
-    /// What the kernel has offered.
+    /// The flags that the kernel has offered.
     offered: u64,
     stop: Arc<Stop>,
-    /// Shared with the supervisor, which starts more of them.
+    /// The threads, shared with the supervisor, which starts more of them.
     threads: Arc<Mutex<Vec<SessionThread>>>,
     pool: Arc<WorkerPool>,
-    /// Starts more threads when all are held up.
+    /// Starts more threads when all are blocked.
     supervisor: Option<JoinHandle<()>>,
-    /// Where requests come over io_uring.
+    /// The queues, if requests come over io_uring.
     queues: Option<Arc<Queues>>,
 }
 
 type SessionThread = JoinHandle<io::Result<Left>>;
 
-/// Why a thread has ended.
+/// The reason why a thread has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     /// The kernel has ended the connection.
     Ended,
-    /// It was not needed, or was to stop.
+    /// The thread was not needed, or had to stop.
     Early,
 }
 
@@ -65,13 +66,13 @@ enum Left {
 pub(crate) struct Remains {
     pub connection: Arc<OwnedFd>,
     pub greeting: Greeting,
-    /// Requests that it has taken and not answered.
+    /// Requests that the session has taken and not answered.
     pub held: Vec<Vec<u8>>,
 }
 
 impl Session {
-    /// Answers INIT on a connection that was just mounted, then starts the threads. `sharing`: all
-    /// of them on this one connection.
+    /// Answers INIT on a connection that was just mounted, then starts the threads. With
+    /// `Sharing::Kept`, all of them use this one connection.
     pub fn start<H: Handler>(
         connection: OwnedFd,
         dispatcher: Dispatcher<H>,
@@ -123,7 +124,7 @@ impl Session {
         Session::begin(connection, dispatcher, blocking_pool, policy, greeting, queues, sharing)
     }
 
-    /// Goes on with a connection on which another session, which was had to stop, has greeted.
+    /// Continues a connection on which another session, which was stopped, has answered INIT.
     pub fn resume<H: Handler>(
         remains: &Remains,
         dispatcher: Dispatcher<H>,
@@ -134,9 +135,10 @@ impl Session {
         let dispatcher = Arc::new(dispatcher);
         let blocking_pool = Arc::new(BlockingPool::new()?);
         if sharing == Sharing::Kept {
-            // Before any thread takes a request: that one would come a second time.
+            // This precedes the first request that a thread takes: that one would be sent a second
+            // time.
             match send(&remains.connection, 0, wire::NOTIFY_RESEND, &[]) {
-                // It was unmounted in that time.
+                // The file system was unmounted in the meantime.
                 Ok(()) | Err(Os::NODEV | Os::CONNABORTED | Os::NOTCONN) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -194,7 +196,8 @@ impl Session {
             queues,
         };
         for i in 0..base {
-            // Without the right to open the device there is one connection, and all share it.
+            // Without the right to open the device there is one connection, which all threads
+            // share.
             let own = match (i, sharing) {
                 (0, _) | (_, Sharing::Kept) => None,
                 (_, Sharing::Own) => clone_of(&connection).ok(),
@@ -230,24 +233,24 @@ impl Session {
         Ok(session)
     }
 
-    /// The threads that answer.
+    /// Returns the threads that answer.
     pub fn pool(&self) -> Arc<WorkerPool> {
         self.pool.clone()
     }
 
-    /// The connection, and what was said on it at the start.
+    /// Returns the connection, and the INIT exchange on it.
     pub fn greeting(&self) -> (Arc<OwnedFd>, Greeting) {
         (self.connection.clone(), self.greeting.clone())
     }
 
-    /// By which the threads are had to stop; `None`: requests come over io_uring, and what the
-    /// kernel has put into a slot there goes with the process.
+    /// Returns a handle that stops the threads, or `None` if requests come over io_uring: requests
+    /// that the kernel has put into a slot are lost with the process.
     pub fn stopper(&self) -> Option<Stopper> {
         let none = self.queues.is_none();
         none.then(|| Stopper { stop: self.stop.clone(), pool: self.pool.clone() })
     }
 
-    /// Where requests come over io_uring.
+    /// Returns the queues, if requests come over io_uring.
     pub fn queues(&self) -> Option<Arc<Queues>> {
         self.queues.clone()
     }
@@ -257,14 +260,14 @@ impl Session {
         DeviceInvalidator::new(self.connection.clone(), expires)
     }
 
-    /// Returns when the kernel has ended the connection, or the threads were had to stop, and every
-    /// thread has exited. `None`: the connection has ended. The first error wins.
+    /// Returns when the kernel has ended the connection, or the threads were stopped, and every
+    /// thread has exited. Returns `None` if the connection has ended. The first error wins.
     pub fn wait(self) -> io::Result<Option<Remains>> {
         let mut outcome = Ok(Left::Early);
         let mut supervisor = self.supervisor;
         loop {
             let next = self.threads.lock().pop();
-            // Every thread is waited for, whatever the others said.
+            // Every thread is waited for, even after an error of another one.
             match next {
                 Some(thread) => {
                     let left = thread
@@ -275,7 +278,7 @@ impl Session {
                         (outcome, left) => outcome.and_then(|ended| left.map(|_| ended)),
                     };
                 }
-                // The supervisor may have started another one.
+                // The supervisor may have started another thread.
                 None => match supervisor.take() {
                     Some(supervisor) => {
                         self.pool.end();
@@ -295,15 +298,15 @@ impl Session {
     }
 }
 
-/// The value, or a warning that requests come over `/dev/fuse`, and why.
+/// Returns the value, or warns that requests come over `/dev/fuse`, with the reason.
 fn or_device<T>(rings: io::Result<T>) -> Option<T> {
     rings
         .inspect_err(|e| tracing::warn!("requests come over /dev/fuse, and not over io_uring: {e}"))
         .ok()
 }
 
-/// Reads the kernel's INIT and answers it; gives both, and what the kernel offered. `rings`:
-/// io_uring is asked for.
+/// Reads the kernel's INIT and answers it; returns both messages, and the flags that the kernel
+/// offered. `rings` says whether io_uring is requested.
 fn greet(
     connection: &OwnedFd,
     policy: &Policy,
@@ -329,8 +332,8 @@ fn greet(
     Ok((Greeting { offer, answer: reply.answer.0 }, offered))
 }
 
-/// Checks that this session would have answered INIT as another one did. Returns what the kernel
-/// offered then.
+/// Checks that this session would have answered INIT as another one did. Returns the flags that the
+/// kernel offered then.
 pub(crate) fn greets_alike(policy: &Policy, greeting: &Greeting) -> io::Result<u64> {
     let mut reply = ReplyBuffer::default();
     let offered = dispatcher::init(policy, wire::Fields::of(&greeting.offer), &mut reply, false);
@@ -343,31 +346,31 @@ pub(crate) fn greets_alike(policy: &Policy, greeting: &Greeting) -> io::Result<u
     }
 }
 
-/// Starts the threads, and has what each of them works with.
+/// Starts the threads, and holds everything that each of them needs.
 struct Workers<H> {
     dispatcher: Arc<Dispatcher<H>>,
     blocking_pool: Arc<BlockingPool>,
     pool: Arc<WorkerPool>,
     intake: Arc<Intake>,
     stop: Arc<Stop>,
-    /// Bytes for a request.
+    /// The size of the buffer for a request, bytes.
     buffer: usize,
     /// The thread waits a moment before it reads more FORGETs, so that it reads many at once.
     batches_forgets: bool,
     sharing: Sharing,
 }
 
-/// By which connections the threads of a session take requests.
+/// The connections by which the threads of a session take requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// Each by one of its own, where that is possible.
+    /// Each thread uses one of its own, if that is possible.
     Own,
-    /// All by the one which somebody else holds, too. When the last descriptor of a connection
-    /// goes, the kernel ends the requests that were taken by it.
+    /// All threads use the one that another process holds, too. When the last descriptor of a
+    /// connection is closed, the kernel ends the requests that were taken by it.
     Kept,
 }
 
-/// The part that a thread of a session has.
+/// The role of a thread of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// It has the connection itself, and is the last to stop.
@@ -389,8 +392,8 @@ impl<H: Handler> Workers<H> {
             (self.dispatcher.clone(), self.blocking_pool.clone(), self.pool.clone());
         let (mut buffer, batches_forgets) = (vec![0; self.buffer], self.batches_forgets);
         if self.sharing == Sharing::Kept {
-            // A thread that is killed gets no memory any more, and the kernel would end the request
-            // that it is just copying there.
+            // A thread that is killed gets no more memory, and the kernel would end the request
+            // that it is just copying to the buffer.
             buffer.fill(1);
         }
         let (intake, stop) = (self.intake.clone(), self.stop.clone());
@@ -413,7 +416,7 @@ impl<H: Handler> Workers<H> {
     }
 }
 
-/// As long as this lives the first thread has a request in hand that may need an answer of another
+/// While this lives, the first thread has a request in hand that may need an answer of another
 /// thread.
 struct FirstWaits<'a>(&'a Stop);
 
@@ -438,11 +441,11 @@ fn serve<H: Handler>(
     (slot, part, batches_forgets): (&Arc<WorkerSlot>, Part, bool),
     buffer: &mut [u8],
 ) -> io::Result<Left> {
-    // What is read; in memory as far as it was used.
+    // The buffer for data that is read; memory is allocated as far as it was used.
     let (mut reply, mut data) = (ReplyBuffer::default(), vec![0; buffer.len()]);
     let broken = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel sent a broken request");
-    // Others may need an answer of the first thread for what they have in hand, and it one of
-    // theirs.
+    // Other threads may need an answer of the first thread for their requests, and the first thread
+    // one of theirs.
     let stops = || {
         let goes = || match part {
             Part::First => pool.threads() == 1 && blocking_pool.is_idle(),
@@ -459,7 +462,7 @@ fn serve<H: Handler>(
                 false => next(connection, buffer).map(|length| length.map(|n| &buffer[..n])),
             },
             |message| {
-                // What cannot be decoded is an error below.
+                // A message that cannot be decoded is an error below.
                 if let Ok((head, fields)) = wire::head(message) {
                     dispatcher.announce(&head, fields);
                     reply.announced = true;
@@ -507,10 +510,10 @@ fn serve<H: Handler>(
                 }
             }
         }
-        // An answer must go to the connection that its request came from.
+        // An answer must be sent on the connection that its request came from.
         let (connection, dispatcher, message) =
             (connection.clone(), dispatcher.clone(), message.to_vec());
-        // What goes down tells the kernel to drop what it has, which no thread that answers may do.
+        // Going down tells the kernel to drop its cache, which a thread that answers must not do.
         blocking_pool.admit(alone || request == Request::IoCtl, move || {
             answer_elsewhere(&connection, &dispatcher, &message)
         });
@@ -526,16 +529,16 @@ fn answer_elsewhere<H: Handler>(connection: &OwnedFd, dispatcher: &Dispatcher<H>
     }
 }
 
-/// Answers a request whose answer says no more than whether it succeeded.
+/// Sends an answer that only tells whether the request succeeded.
 fn confirm(connection: &OwnedFd, unique: u64, outcome: Reply<()>) {
     match send(connection, unique, outcome.map_or_else(|Errno(e)| -e, |()| 0), &[]) {
-        // It was interrupted and is forgotten, or the connection is gone.
+        // The request was interrupted and is forgotten, or the connection is gone.
         Ok(()) | Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => {}
         Err(e) => tracing::error!("the kernel did not take an answer: {e}"),
     }
 }
 
-/// Has one request dispatched and sends its answer.
+/// Dispatches one request and sends its answer.
 fn dispatch_and_send<H: Handler>(
     connection: &OwnedFd,
     dispatcher: &Dispatcher<H>,
@@ -547,7 +550,7 @@ fn dispatch_and_send<H: Handler>(
     let outcome = dispatch(connection, dispatcher, head, fields, reply, read_buffer);
     let sent = match outcome {
         Outcome::Nothing => Ok(()),
-        // No thread is here that may not wait.
+        // No thread that calls this is forbidden to wait.
         Outcome::Waits => send(connection, head.unique, -libc::EIO, &[]),
         Outcome::Error(Errno(e)) => send(connection, head.unique, -e, &[]),
         Outcome::Answer => send(connection, head.unique, 0, &reply.answer.0),
@@ -557,7 +560,7 @@ fn dispatch_and_send<H: Handler>(
     match sent {
         Ok(()) => {}
         // The request was interrupted and is forgotten, or the connection is gone; the next read
-        // knows.
+        // reports that.
         Err(Os::NOENT | Os::NODEV | Os::CONNABORTED) => dispatcher.take_back(reply),
         Err(e) => {
             dispatcher.take_back(reply);

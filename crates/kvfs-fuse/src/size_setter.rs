@@ -1,24 +1,27 @@
-//! Has the kernel take size and time of files as they are.
+//! Makes the kernel take over the actual size and times of files.
 //!
-//! The kernel believes its own size of a file until it asks, and if it gathers writes, whatever it
-//! is told. But it takes what an answer to a change of the size says. So a thread opens the file
-//! through the mount, by its handle, which succeeds for just those that the kernel has in memory,
-//! and sets size and time to what they are; the adapter knows the thread that asks, and answers
-//! without changing anything.
+//! The kernel trusts its own size of a file until it asks, and if it gathers writes, even against
+//! what it is told. But it takes over the size in the answer to a change of the size. So a thread
+//! opens the file through the mount, by its handle, which succeeds exactly for those that the
+//! kernel has in memory, and sets size and times to their actual values; the adapter knows the
+//! thread that asks, and answers without changing anything.
 //!
-//! **What programs write in the meantime.** A size that is smaller than the kernel's makes it drop
-//! all pages beyond, dirty ones too. If one of these holds what a program has written since the
-//! change, after cutting the file to nothing, say, it would be lost. So the answer depends on what
-//! the kernel has while it waits for it, with the file's lock held, which write(2) takes:
+//! **Concurrent writes of programs.** A size that is smaller than the kernel's makes it drop all
+//! pages beyond, dirty ones too. If one of these holds data that a program has written since the
+//! change (for example after truncating the file), the data would be lost. So the answer depends on
+//! the state of the kernel while it waits for the answer, holding the file's lock, which write(2)
+//! takes:
 //!
-//! 1. size and times are looked at, and then dirty pages are sent;
-//! 2. the size is set. The adapter looks again. Where nothing has changed, no program has written
-//!    anything since, and no page is dirty. Where something has, a size at or above the kernel's
-//!    drops nothing. Otherwise the answer is an error, after which the kernel leaves all as it is;
-//! 3. then it is tried again: what was written has been sent by then, so the file is longer.
+//! 1. Size and times are read, and then dirty pages are sent.
+//! 2. The size is set. The adapter reads size and times again. If nothing has changed, no program
+//!    has written in the meantime, and no page is dirty. If something has changed, a size at or
+//!    above the kernel's drops nothing. Otherwise the answer is an error, after which the kernel
+//!    leaves everything unchanged.
+//! 3. Then it is tried again: the written data has been sent by then, so the file is longer.
 //!
-//! The kernel's times move in ticks of a few milliseconds. A file that was written in the present
-//! one has to wait until it is over, or another write could not be told from it.
+//! The kernel's times advance in ticks of a few milliseconds. For a file that was written in the
+//! present tick, the setter waits until the tick is over, or another write could not be told from
+//! it.
 
 use std::fs::File;
 use std::io;
@@ -36,9 +39,9 @@ use crate::mount_root::{MountRoot, open_by_handle};
 use crate::recall::send_pages_of;
 use crate::unshared_thread::UnsharedThread;
 
-/// How often a size is set beside programs that write the file.
+/// The number of attempts to set a size while programs write the file.
 const ATTEMPTS: usize = 50;
-/// How often it is looked whether the kernel's clock has moved on.
+/// The interval at which it is checked whether the kernel's clock has advanced.
 const LOOK: Duration = Duration::from_millis(1);
 
 pub(crate) struct SizeSetter {
@@ -54,13 +57,13 @@ impl SizeSetter {
         Ok(SizeSetter { thread, guard: Arc::new(guard) })
     }
 
-    /// By which the adapter answers the thread.
+    /// Returns the guard by which the adapter answers the thread.
     pub fn guard(&self) -> Arc<SizeGuard> {
         self.guard.clone()
     }
 
-    /// Sets size and times of files to what they are. `bool`: the size has changed. An error of a
-    /// file is `Unsupported` where it cannot be opened by its handle.
+    /// Sets size and times of files to their actual values. The `bool` says whether the size has
+    /// changed. The error of a file is `Unsupported` if it cannot be opened by its handle.
     pub fn set(
         &self,
         mount_root: Option<MountRoot>,
@@ -68,7 +71,7 @@ impl SizeSetter {
     ) -> io::Result<Vec<io::Result<()>>> {
         let guard = self.guard.clone();
         self.thread.ask(move || {
-            // No path may lead there any more.
+            // There may be no path to the mount any more.
             let root = mount_root.and_then(|root| root.open().ok());
             let set = |(file, resized): &(NodeAttr, bool)| match &root {
                 Some(root) => guard.set_as_it_is(root, file, *resized),
@@ -79,7 +82,7 @@ impl SizeSetter {
     }
 }
 
-/// What the kernel has of a file, by itself, without asking.
+/// The state that the kernel has of a file, without asking the daemon.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Seen {
     size: u64,
@@ -96,7 +99,7 @@ impl Seen {
         Ok(Seen { size: stat.stx_size, mtime: time(stat.stx_mtime), ctime: time(stat.stx_ctime) })
     }
 
-    /// Returns when a write changes the times.
+    /// Returns when a write would change the times.
     fn wait_for_next_tick(&self) {
         let is_now = || {
             let now = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
@@ -109,7 +112,7 @@ impl Seen {
     }
 }
 
-/// What a change of attributes by the thread depends on.
+/// The state on which the answer to a change of attributes by the thread depends.
 #[derive(Default)]
 pub(crate) struct SizeGuard {
     /// The thread's number.
@@ -118,15 +121,15 @@ pub(crate) struct SizeGuard {
 }
 
 struct Expected {
-    /// Of the file, in the thread's table.
+    /// The descriptor of the file, in the thread's table.
     fd: RawFd,
     seen: Seen,
-    /// A program has written meanwhile.
+    /// A program has written in the meantime.
     disturbed: bool,
 }
 
 impl SizeGuard {
-    /// Whether this thread asks.
+    /// Returns whether the caller is this thread.
     pub fn is(&self, caller: Caller) -> bool {
         caller.pid != 0 && caller.pid == self.number()
     }
@@ -135,8 +138,8 @@ impl SizeGuard {
         self.thread.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel, which has the file locked, loses nothing by the answer that the file is
-    /// of this size. `size`: that is what is asked for.
+    /// Returns whether the kernel, which has the file locked, loses nothing if the answer gives
+    /// this size to the file. `size` is the requested size.
     pub fn loses_nothing(&self, size: Option<u64>) -> bool {
         let mut expected = self.expected.lock();
         let Some(expected) = &mut *expected else { return false };
@@ -147,9 +150,9 @@ impl SizeGuard {
         !expected.disturbed || size.is_some_and(|size| now.size <= size)
     }
 
-    /// Sets size and time of a file that the kernel has in memory to what they are. A size that has
-    /// changed is set in any case, which waits for programs that are writing: one that appends does
-    /// so after the end that the kernel knows when it begins.
+    /// Sets size and times of a file that the kernel has in memory to their actual values. A size
+    /// that has changed is set in any case, which waits for programs that are writing: a program
+    /// that appends does so after the end that the kernel knows when the write begins.
     fn set_as_it_is(
         &self,
         root: &File,
@@ -181,7 +184,7 @@ impl SizeGuard {
             };
             self.expect(&file, seen);
             match rustix::fs::futimens(&file, &times) {
-                // They are those of the program that has written.
+                // The times are those of the program that has written.
                 Err(rustix::io::Errno::AGAIN) => {}
                 set => set?,
             }
@@ -194,7 +197,7 @@ impl SizeGuard {
         if seen.size > size {
             seen.wait_for_next_tick();
         }
-        // What the file system refuses is dropped by the kernel, and not dirty any more.
+        // Pages that the file system refuses are dropped by the kernel, and no longer dirty.
         let _ = send_pages_of(file);
         self.expect(file, seen);
         file.set_len(size)

@@ -1,9 +1,9 @@
 //! The kernel's switch for FUSE over io_uring: the parameter `enable_uring` of the module, one for
 //! the whole machine.
 //!
-//! The kernel looks at it when a file system is mounted and when INIT is answered. So a mount
-//! that uses io_uring turns it on for just that long, and puts it back. All who do so take a lock
-//! of the file, for one that puts it back must not do so while another mounts.
+//! The kernel reads it when a file system is mounted and when INIT is answered. So a mount that
+//! uses io_uring turns it on for just that long, and restores it. All such mounts lock the file,
+//! since one must not restore the parameter while another one mounts.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use rustix::fs::FlockOperation;
 
 const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// Whether it is on; `None`: this kernel has no such switch.
+/// Returns whether the switch is on, or `None` if this kernel has no such switch.
 pub fn is_on() -> Option<bool> {
     read(&mut File::open(PARAMETER).ok()?).ok()
 }
@@ -24,15 +24,15 @@ fn read(file: &mut File) -> io::Result<bool> {
     Ok(text.trim() == "Y")
 }
 
-/// It is on until this is dropped, and then as it was before.
+/// Keeps the switch on until this is dropped, and then restores it.
 pub(crate) struct On {
-    /// Locked for as long as it is open.
+    /// The file, locked for as long as it is open.
     _lock: File,
     was_off: bool,
 }
 
 impl On {
-    /// Turns it on, which takes root. Waits for others who have it turned on just now.
+    /// Turns the switch on, which takes root. Waits for other processes that have it turned on.
     pub fn turn() -> io::Result<On> {
         let mut lock = File::open(PARAMETER).map_err(|e| missing(&e))?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
@@ -44,7 +44,7 @@ impl On {
     }
 }
 
-/// Says what an error of opening the parameter's file means.
+/// Explains an error of opening the parameter's file.
 fn missing(e: &io::Error) -> io::Error {
     let means = match e.kind() {
         io::ErrorKind::NotFound => {

@@ -1,12 +1,12 @@
-//! A thread of the daemon that uses the mount as any program does, and does not outlive a daemon
-//! that is killed.
+//! A thread of the daemon that uses the mount like any program, and does not outlive a daemon that
+//! is killed.
 //!
 //! A call on the mount ends when the daemon has answered, and nothing interrupts it. When the
-//! daemon is killed, the kernel takes its connection down with its last descriptor, and then every
-//! call that still waits fails. But a process keeps its descriptors until its last thread has
-//! ended: one that waits in a call on the daemon's own mount would wait for ever, and the store
-//! would stay locked. So such a thread has a descriptor table of its own (`CLOSE_RANGE_UNSHARE`)
-//! with none of the daemon's descriptors in it.
+//! daemon is killed, the kernel closes its connection with its last descriptor, and then every
+//! waiting call fails. But a process keeps its descriptors until its last thread has ended: a
+//! thread that waits in a call on the daemon's own mount would wait for ever, and the store would
+//! stay locked. So such a thread has a descriptor table of its own (`CLOSE_RANGE_UNSHARE`) with
+//! none of the daemon's descriptors in it.
 //!
 //! It takes no signals either ([`take_no_signals`]).
 
@@ -21,14 +21,14 @@ use parking_lot::Mutex;
 type Work = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct UnsharedThread {
-    /// `None`: it has stopped.
+    /// Leads to the thread; `None` if it has stopped.
     work: Mutex<Option<Sender<Work>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl UnsharedThread {
-    /// Returns once the thread has given up the shared descriptors: to close what this process has
-    /// open in the mount takes answers.
+    /// Starts the thread. Returns once it has given up the shared descriptors: closing the files
+    /// that this process has open in the mount needs answers.
     pub fn start(name: &str) -> io::Result<UnsharedThread> {
         let (work, given) = channel::<Work>();
         let (say, said) = channel();
@@ -47,9 +47,9 @@ impl UnsharedThread {
     }
 
     /// Runs `work` on this thread, where no descriptor is valid that was opened elsewhere, and
-    /// nothing can be printed or logged; nothing it opens there is valid elsewhere. So `work` must
-    /// not use the store, nor hold a handle of it, which may be the last one. `NotConnected` when
-    /// the thread has stopped.
+    /// nothing can be printed or logged; nothing that it opens is valid elsewhere. So `work` must
+    /// not use the store, nor hold a handle of it, which may be the last one. Fails with
+    /// `NotConnected` if the thread has stopped.
     pub fn ask<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -57,7 +57,7 @@ impl UnsharedThread {
         self.begin(work)?.recv().map_err(|_| io::ErrorKind::NotConnected.into())
     }
 
-    /// As `ask`, without waiting: what it gives brings the result.
+    /// Runs `work` like `ask`, without waiting: the returned receiver brings the result.
     pub fn begin<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -69,7 +69,7 @@ impl UnsharedThread {
         Ok(said)
     }
 
-    /// Returns when what it was asked for is done.
+    /// Returns when all work that was handed over is done.
     pub fn stop(&self) {
         drop(self.work.lock().take());
         if let Some(thread) = self.thread.lock().take() {
@@ -78,11 +78,12 @@ impl UnsharedThread {
     }
 }
 
-/// Leaves the signals of the process to its other threads, but for those that a fault of this one
-/// raises. A handler wakes up who waits for signals by writing to a descriptor: in a table of this
-/// thread's own that descriptor is none, or another one, and the signal would be lost.
+/// Leaves the signals of the process to its other threads, except for those that a fault of this
+/// one raises. A handler notifies the threads that wait for signals by writing to a descriptor: in
+/// a table of this thread's own that descriptor is invalid, or another one, and the signal would be
+/// lost.
 fn take_no_signals() {
-    // SAFETY: the set is made by the calls that are there for it, and lives until they return.
+    // SAFETY: the set is made by the functions for that purpose, and lives until they return.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut set);
@@ -93,15 +94,14 @@ fn take_no_signals() {
     }
 }
 
-/// Has this thread use a table of descriptors of its own, and take no signals; a program that
-/// it starts takes none either. Standard input, output and error are nothing in it: the program
-/// that started the daemon may wait until every copy of them is closed.
+/// Makes this thread use a table of descriptors of its own, and take no signals; a program that it
+/// starts takes none either. Standard input, output and error are not open in the table: the
+/// program that started the daemon may wait until every copy of them is closed.
 pub(crate) fn leave_descriptors() -> io::Result<()> {
-    // First: until then a handler finds its descriptor.
+    // This comes first: before it a handler still finds its descriptor.
     take_no_signals();
-    // SAFETY: the table is not shared any more when its descriptors are closed
-    // (CLOSE_RANGE_UNSHARE), so no other thread loses any; and this one has just started and owns
-    // none.
+    // SAFETY: the table is no longer shared when its descriptors are closed (CLOSE_RANGE_UNSHARE),
+    // so no other thread loses any; and this one has just started and owns none.
     let result = unsafe {
         libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE)
     };
@@ -129,8 +129,8 @@ impl Life {
     }
 }
 
-/// Has a thread hold this end of a pipe until the process ends, and nobody else. When the process
-/// is killed, the thread ends at once, whatever others wait for.
+/// Makes a thread, and no other one, hold this end of a pipe until the process ends. When the
+/// process is killed, the thread ends at once, even if other threads are blocked.
 pub fn live(pipe: OwnedFd) -> io::Result<Life> {
     let (say, said) = channel();
     let (give, given) = channel::<(Vec<u8>, Sender<io::Result<()>>)>();
@@ -138,7 +138,8 @@ pub fn live(pipe: OwnedFd) -> io::Result<Life> {
     let number = libc::c_uint::try_from(raw).map_err(io::Error::other)?;
     let work = move || {
         take_no_signals();
-        // SAFETY: as in `leave_descriptors`; the second call finds a table of this thread alone.
+        // SAFETY: as in `leave_descriptors`; the second call sees a table that only this thread
+        // uses.
         let result = unsafe {
             libc::syscall(libc::SYS_close_range, 0, number - 1, libc::CLOSE_RANGE_UNSHARE)
                 | libc::syscall(libc::SYS_close_range, number + 1, libc::c_uint::MAX, 0)
@@ -150,7 +151,8 @@ pub fn live(pipe: OwnedFd) -> io::Result<Life> {
         if fails {
             return;
         }
-        // SAFETY: it is open in the table of this thread, which nobody else has, until it ends.
+        // SAFETY: the descriptor is open in the table of this thread, which no other thread has,
+        // until it ends.
         let pipe = unsafe { BorrowedFd::borrow_raw(raw) };
         for (what, done) in given {
             let written = rustix::io::write(pipe, &what);
@@ -192,7 +194,7 @@ mod tests {
         assert_eq!(thread.ask(|| ()).unwrap_err().kind(), io::ErrorKind::NotConnected);
     }
 
-    /// The number of its descriptor may be that of another file there.
+    /// The number of the store's descriptor may be that of another file in the thread.
     #[test]
     fn a_store_refuses_to_be_read_or_written_in_it() {
         let place = tempfile::tempdir().unwrap();

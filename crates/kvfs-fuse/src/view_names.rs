@@ -1,11 +1,11 @@
-//! How the names of snapshots and clones are written where they are one name of a file.
+//! Encodes the names of snapshots and clones as single file names.
 //!
-//! Such a name may have slashes, `agents/7/try-2`. The directory of the view has one name all the
-//! same, `agents%2F7%2Ftry-2`, in which a slash is `%2F`: so a path says which view it leads to,
-//! whatever views there are. A percent sign before `2F` or `25` is `%25`; every other character is
-//! what it is.
+//! Such a name may have slashes, as in `agents/7/try-2`. The directory of the view still has a
+//! single name, `agents%2F7%2Ftry-2`, in which a slash is `%2F`: so a path determines the view that
+//! it leads to, whatever other views exist. A percent sign before `2F` or `25` is `%25`; every
+//! other character stands for itself.
 
-/// The name of a view's directory.
+/// Returns the name of a view's directory.
 pub fn directory_name(view: &str) -> String {
     let mut name = String::with_capacity(view.len());
     let mut rest = view;
@@ -21,8 +21,8 @@ pub fn directory_name(view: &str) -> String {
     name
 }
 
-/// The name of the view whose directory has this name. Several names may lead to one view, of which
-/// [`directory_name`] is the one that it has.
+/// Returns the name of the view whose directory has this name. Several directory names may decode
+/// to one view; [`directory_name`] returns the one that is used.
 pub fn view_name(directory: &str) -> String {
     let mut view = String::with_capacity(directory.len());
     let mut rest = directory;

@@ -1,18 +1,18 @@
 //! Events for programs that watch files with inotify(7) or fanotify(7).
 //!
-//! The kernel raises events for what is done through it, and a commit is not. So what a commit, an
-//! undo or a rollback has changed is touched afterwards, through the mount: times are set to what
-//! they are, by a thread of which the adapter knows that nothing is to be changed, and files are
-//! opened for writing and closed. A watcher of a directory is told `IN_MODIFY` and
-//! `IN_CLOSE_WRITE` of the name, whether it is new or changed, and `IN_MODIFY` of the directory
-//! itself when names came or went; one that lists the directory then finds what. `IN_CREATE`,
-//! `IN_DELETE` and `IN_MOVED_*` are the kernel's to raise, and it does so for its own calls alone.
+//! The kernel raises events for calls that go through it, and a commit does not. So the files that
+//! a commit, an undo or a rollback has changed are touched afterwards, through the mount: times are
+//! set to their current values, by a thread for which the adapter changes nothing, and files are
+//! opened for writing and closed. A watcher of a directory gets `IN_MODIFY` and `IN_CLOSE_WRITE`
+//! for a name, whether it is new or changed, and `IN_MODIFY` for the directory itself when names
+//! were added or removed; a program that lists the directory then finds the change. `IN_CREATE`,
+//! `IN_DELETE` and `IN_MOVED_*` are raised by the kernel alone, and only for its own calls.
 //!
-//! It is done when `commit` has returned, and where nobody watches not at all: `/proc/*/fdinfo`
-//! says which file systems are watched, and is read at most twice a second. One thread looks that
-//! up, and in the store what there is to touch, holding no lock. Another one touches it, which has
-//! no descriptor of the daemon ([`UnsharedThread`]), so it must not use the store. A file that can
-//! be executed is not opened, as that would keep a program from being started from it at that
+//! The events are raised after `commit` has returned, and not at all if no program watches:
+//! `/proc/*/fdinfo` says which file systems are watched, and is read at most twice a second. One
+//! thread looks that up, and the files to touch in the store, holding no lock. Another one touches
+//! them; it has no descriptor of the daemon ([`UnsharedThread`]), so it must not use the store. An
+//! executable file is not opened, as that would keep a program from being started from it at that
 //! moment.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,46 +34,47 @@ use crate::mount_root::{MountRoot, open_by_handle};
 use crate::node_id;
 use crate::unshared_thread::UnsharedThread;
 
-/// Names and files of one commit that are touched; of a larger one its directories alone are.
+/// The most names and files of one commit that are touched; for a larger commit only its
+/// directories are.
 const MOST: usize = 1000;
-/// Commits that wait for it; what comes beyond is left out.
+/// The most commits that wait to be touched; further ones are left out.
 const WAITING: usize = 256;
-/// How long an answer to the question who watches is believed.
+/// The time for which the answer to the question whether a program watches is believed.
 const BELIEVED: Duration = Duration::from_millis(500);
 
 pub(crate) struct WatchEvents {
-    /// To the thread that looks up what is to be touched; `None`: it has stopped.
+    /// Leads to the thread that looks up the files to touch; `None` if it has stopped.
     changed: Mutex<Option<Sender<Changed>>>,
     lookup: Mutex<Option<JoinHandle<()>>>,
     thread: Arc<UnsharedThread>,
     waiting: Arc<AtomicUsize>,
 }
 
-/// What has changed in a view.
+/// The changes of a view.
 struct Changed {
     view: u16,
     fs: Fs,
-    /// Directories whose entries have changed, with the names that are there.
+    /// Directories whose entries have changed, with the names that exist.
     names: BTreeMap<Ino, Vec<Box<[u8]>>>,
     /// Other files that have changed.
     files: Vec<Ino>,
 }
 
-/// A file or a directory that is touched: the time that it has, and whether it is opened.
+/// A file or a directory that is touched: its current time, and whether it is opened.
 #[derive(Clone, Copy)]
 struct Touch {
     mtime: Timestamp,
     opened: bool,
 }
 
-/// A directory whose entries have changed, with the names that are there.
+/// A directory whose entries have changed, with the names that exist.
 struct TouchedDirectory {
     node: NodeId,
     itself: Touch,
     names: Vec<(Box<[u8]>, Touch)>,
 }
 
-/// What is touched of a view.
+/// The files and directories of a view that are touched.
 #[derive(Default)]
 struct Touched {
     directories: Vec<TouchedDirectory>,
@@ -103,12 +104,12 @@ impl WatchEvents {
         Ok(WatchEvents { changed, lookup, thread, waiting })
     }
 
-    /// The number of the thread that touches.
+    /// Returns the number of the thread that touches.
     pub fn thread(&self) -> io::Result<u32> {
         self.thread.ask(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())
     }
 
-    /// Has events raised for what has changed in a view. Returns at once.
+    /// Raises events for the changes of a view. Returns at once.
     pub fn raise(&self, view: u16, fs: &Fs, changes: &ChangeSet) {
         let known = |ino: &Ino| fs.is_referenced(*ino);
         let few = changes.names.len() + changes.inodes.len() <= MOST;
@@ -150,7 +151,8 @@ impl Touch {
 }
 
 impl Changed {
-    /// What is there of it. What cannot be read has gone since.
+    /// Looks up the changed files that exist. Files that cannot be read were removed in the
+    /// meantime.
     fn look_up(self) -> Touched {
         let (mut touched, mut named) = (Touched::default(), BTreeSet::new());
         for (dir, names) in &self.names {
@@ -179,7 +181,8 @@ impl Changed {
 }
 
 impl Touched {
-    /// What cannot be touched has gone since, or is not in the kernel's memory.
+    /// Touches them all. Files that cannot be touched were removed in the meantime, or are not in
+    /// the kernel's memory.
     fn touch(self, root: &File) {
         for TouchedDirectory { node, itself, names } in &self.directories {
             let flags = libc::O_RDONLY | libc::O_DIRECTORY;
@@ -213,7 +216,7 @@ fn is_opened(attr: &Attr) -> bool {
     attr.kind == FileKind::File && attr.perm & 0o111 == 0
 }
 
-/// Only this time is set: the kernel takes that for a change of the content.
+/// Sets only this time: the kernel treats that as a change of the content.
 fn mtime(mtime: Timestamp) -> Timestamps {
     Timestamps {
         last_access: Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT as _ },
@@ -221,7 +224,7 @@ fn mtime(mtime: Timestamp) -> Timestamps {
     }
 }
 
-/// `known`: when it was looked up last, and what was found.
+/// Returns whether a program watches. `known` has the time of the last lookup, and its result.
 fn is_watched(device: u64, known: &mut Option<(Instant, bool)>) -> bool {
     if let Some((asked, watched)) = *known
         && asked.elapsed() < BELIEVED
@@ -233,10 +236,10 @@ fn is_watched(device: u64, known: &mut Option<(Instant, bool)>) -> bool {
     watched
 }
 
-/// Whether any process that this one may look at watches the file system of a device.
+/// Returns whether any process that this one may inspect watches the file system of a device.
 fn has_watchers(device: u64) -> bool {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    // The kernel's own form of the number, and what names no file system but any mount.
+    // The kernel's own form of the number, and the marks that name no file system but any mount.
     let inotify = format!(" sdev:{:x} ", u64::from(major) << 20 | u64::from(minor));
     let is_of_watcher = |target: &Path| {
         matches!(target.to_str(), Some("anon_inode:inotify" | "anon_inode:[fanotify]"))

@@ -1,24 +1,24 @@
 //! The messages of the kernel's FUSE protocol, version 7 (`include/uapi/linux/fuse.h`), byte by
 //! byte.
 //!
-//! Only layouts live here, read and written field by field in the machine's byte order: no
+//! This module has only layouts, read and written field by field in the machine's byte order: no
 //! structure is laid over bytes, so a message shorter than it should be is an error and nothing
 //! else.
 
 use crate::handler::{Errno, FileKind, NodeAttr, NodeId, Reply, StatFs, Timestamp};
 
-/// The version spoken here. The kernel speaks the older of its own and this one.
+/// The version implemented here. The kernel uses the older of its own and this one.
 pub const MAJOR: u32 = 7;
 pub const MINOR: u32 = 40;
 
-/// Bytes of a request's head, and in front of every answer.
+/// The bytes of a request's head, and of the head of every answer.
 pub const IN_HEADER: usize = 40;
 pub const OUT_HEADER: usize = 16;
 
 /// The smallest buffer the kernel accepts in addition to the data of the largest write.
 pub const REQUEST_ROOM: usize = 8192;
 
-/// What INIT negotiates: bits of `flags` (low half) and `flags2` (high half).
+/// The flags that INIT negotiates: bits of `flags` (low half) and `flags2` (high half).
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
@@ -34,12 +34,12 @@ pub mod init {
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const INIT_EXT: u64 = 1 << 30;
-    /// Not asked for: the kernel says that it knows `INVAL_ENTRY_EXPIRE`.
+    /// Not requested: the kernel says that it knows `INVAL_ENTRY_EXPIRE`.
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
-    /// Not asked for: the kernel says that it sends requests again when it is told to.
+    /// Not requested: the kernel says that it resends requests when it is told to.
     pub const HAS_RESEND: u64 = 1 << 39;
-    /// Offered where the kernel's parameter `enable_uring` is on; asked for, requests come over
-    /// io_uring once every queue has a slot.
+    /// Offered if the kernel's parameter `enable_uring` is on. If it is requested, requests come
+    /// over io_uring once every queue has a slot.
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
@@ -57,25 +57,25 @@ pub mod valid {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// Bits of `fuse_write_in.write_flags`: pages that the kernel writes back; and bits that give
-/// privileges go.
+/// Bits of `fuse_write_in.write_flags`: the data is pages that the kernel writes back; and
+/// set-user-ID and set-group-ID bits are cleared.
 pub const WRITE_CACHE: u32 = 1 << 0;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// Bit of `fuse_fsync_in.fsync_flags`.
 pub const FSYNC_DATA_ONLY: u32 = 1;
-/// Bits of `fuse_open_out.open_flags`: what the kernel does by itself for files it never asked us
-/// to open.
+/// Bits of `fuse_open_out.open_flags`: the behaviour of the kernel for files that it opens without
+/// a request.
 pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
 
 /// Codes of messages that no request asked for.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub const NOTIFY_INVAL_ENTRY: i32 = 3;
 pub const NOTIFY_STORE: i32 = 4;
-/// The kernel sends all requests again that were taken and not answered.
+/// Makes the kernel resend all requests that were taken and not answered.
 pub const NOTIFY_RESEND: i32 = 7;
-/// In the number of such a request, which is its number from then on.
+/// A bit in the number of a resent request, which belongs to its number from then on.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
-/// Bit of `fuse_notify_inval_entry_out.flags`: the entry is asked about anew, and stays if nothing
+/// Bit of `fuse_notify_inval_entry_out.flags`: the entry is looked up again, and stays if nothing
 /// has changed. Without it the name is torn out at once, from under programs that work there and
 /// mounts that lie below.
 pub const INVAL_ENTRY_EXPIRE: u32 = 1 << 0;
@@ -84,7 +84,7 @@ pub const INVAL_ENTRY_EXPIRE: u32 = 1 << 0;
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     pub opcode: u32,
-    /// Names the request in its answer.
+    /// Identifies the request in its answer.
     pub unique: u64,
     pub node: NodeId,
     pub uid: u32,
@@ -92,7 +92,7 @@ pub struct Head {
     pub pid: u32,
 }
 
-/// Takes a request's head off its bytes.
+/// Splits a request into its head and its fields.
 pub fn head(request: &[u8]) -> Reply<(Head, Fields<'_>)> {
     let (length, head) = head_fields(Fields::of(request))?;
     if length != request.len() {
@@ -122,8 +122,8 @@ fn head_fields(mut f: Fields<'_>) -> Reply<(usize, Head)> {
     Ok((length, Head { opcode, unique, node, uid, gid, pid }))
 }
 
-/// The offset of a WRITE with these fields, if it brings pages that the kernel writes back, and not
-/// what a program writes just now.
+/// Returns the offset of a WRITE with these fields, if it brings pages that the kernel writes back,
+/// and not data that a program is just writing.
 pub fn written_back_at(mut write: Fields<'_>) -> Option<u64> {
     let mut read = || -> Reply<(u64, u32)> {
         let (_fh, offset, _size) = (write.u64()?, write.u64()?, write.u32()?);
@@ -132,7 +132,7 @@ pub fn written_back_at(mut write: Fields<'_>) -> Option<u64> {
     read().ok().filter(|(_, flags)| flags & WRITE_CACHE != 0).map(|(offset, _)| offset)
 }
 
-/// Returns `true` if a WRITE with these fields goes to the end of the file, wherever that is.
+/// Returns whether a WRITE with these fields is appended to the file, wherever its end is.
 pub fn appends(mut write: Fields<'_>) -> bool {
     let mut read = || -> Reply<(u32, u32)> {
         let (_fh, _offset, _size) = (write.u64()?, write.u64()?, write.u32()?);
@@ -144,7 +144,7 @@ pub fn appends(mut write: Fields<'_>) -> bool {
     })
 }
 
-/// How much a READ with these fields asks for, bytes.
+/// Returns how many bytes a READ with these fields requests.
 pub fn read_size(mut read: Fields<'_>) -> u32 {
     let size: Reply<u32> = (|| {
         let (_fh, _offset) = (read.u64()?, read.u64()?);
@@ -153,7 +153,7 @@ pub fn read_size(mut read: Fields<'_>) -> u32 {
     size.unwrap_or(0)
 }
 
-/// The rest of a request, taken off field by field. Too few bytes are the kernel's mistake,
+/// The rest of a request, decoded field by field. Too few bytes are a mistake of the kernel,
 /// answered with EIO.
 ///
 /// On `/dev/fuse` it is one piece. Over io_uring its first argument lies apart from the others; no
@@ -169,7 +169,7 @@ impl<'a> Fields<'a> {
         Fields { first: bytes, others: &[] }
     }
 
-    /// What the next field is to be taken from.
+    /// Returns the bytes from which the next field is decoded.
     fn rest(&mut self) -> &'a [u8] {
         if self.first.is_empty() {
             self.first = std::mem::take(&mut self.others);
@@ -191,7 +191,7 @@ impl<'a> Fields<'a> {
     pub fn i64(&mut self) -> Reply<i64> {
         Ok(i64::from_ne_bytes(self.take()?))
     }
-    /// Up to the next zero byte, which is taken, too.
+    /// Returns the bytes up to the next zero byte, which is consumed, too.
     pub fn name(&mut self) -> Reply<&'a [u8]> {
         let rest = self.rest();
         let end = rest.iter().position(|&b| b == 0).ok_or(Errno(libc::EIO))?;
@@ -208,7 +208,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// An answer's bytes behind its head.
+/// The bytes of an answer after its head.
 #[derive(Debug, Default)]
 pub struct Answer(pub Vec<u8>);
 
@@ -230,7 +230,7 @@ impl Answer {
         self.u64(node.0)
     }
 
-    /// `fuse_attr`.
+    /// Appends a `fuse_attr`.
     fn attr(&mut self, &NodeAttr { attr: a, .. }: &NodeAttr) {
         self.u64(a.ino).u64(a.size).u64(a.blocks);
         let times = [a.atime, a.mtime, a.ctime];
@@ -249,12 +249,13 @@ impl Answer {
             .u32(0);
     }
 
-    /// `fuse_attr_out`; the kernel may believe it for `ttl` seconds.
+    /// Appends a `fuse_attr_out`; the kernel may believe it for `ttl` seconds.
     pub fn attr_out(&mut self, a: &NodeAttr, ttl: u64) {
         self.u64(ttl).u32(0).u32(0).attr(a);
     }
 
-    /// `fuse_statx_out`, with all that is known; the kernel may believe it for `ttl` seconds.
+    /// Appends a `fuse_statx_out`, with all known fields; the kernel may believe it for `ttl`
+    /// seconds.
     pub fn statx_out(&mut self, NodeAttr { attr: a, .. }: &NodeAttr, ttl: u64) {
         self.u64(ttl).u32(0).u32(0).u64(0).u64(0);
         self.u32(libc::STATX_BASIC_STATS | libc::STATX_BTIME).u32(4096).u64(0);
@@ -268,31 +269,31 @@ impl Answer {
         self.0.resize(self.0.len() + 14 * 8, 0);
     }
 
-    /// `fuse_entry_out`.
+    /// Appends a `fuse_entry_out`.
     pub fn entry_out(&mut self, a: &NodeAttr, entry_ttl: u64, attr_ttl: u64) {
         self.node(a.node).u64(0).u64(entry_ttl).u64(attr_ttl).u32(0).u32(0).attr(a);
     }
 
-    /// A `fuse_entry_out` of inode 0: there is no such entry, and the kernel may remember that. In
-    /// a directory with attributes: this entry comes without.
+    /// Appends a `fuse_entry_out` of inode 0: there is no such entry, and the kernel may remember
+    /// that. In a directory with attributes it means that this entry has none.
     pub fn no_entry_out(&mut self, entry_ttl: u64) {
         self.u64(0).u64(0).u64(entry_ttl);
         self.0.resize(self.0.len() + ENTRY_OUT - 24, 0);
     }
 
-    /// `fuse_dirent`, filled up to a multiple of eight.
+    /// Appends a `fuse_dirent`, padded to a multiple of eight.
     pub fn dirent(&mut self, ino: u64, cookie: u64, kind: FileKind, name: &[u8]) {
         self.u64(ino).u64(cookie).u32(name.len() as u32).u32(mode(kind, 0) >> 12);
         self.0.extend_from_slice(name);
         self.0.resize(self.0.len().next_multiple_of(8), 0);
     }
 
-    /// `fuse_ioctl_out` of a call that has succeeded and gives nothing back.
+    /// Appends a `fuse_ioctl_out` of a call that has succeeded and returns nothing.
     pub fn ioctl_out(&mut self) {
         self.u32(0).u32(0).u32(0).u32(0);
     }
 
-    /// `fuse_statfs_out`.
+    /// Appends a `fuse_statfs_out`.
     pub fn statfs_out(&mut self, s: &StatFs) {
         self.u64(s.blocks).u64(s.free).u64(s.free).u64(s.files).u64(s.files_free);
         self.u32(s.block_size).u32(s.name_max).u32(s.block_size);
@@ -303,12 +304,12 @@ impl Answer {
 /// Bytes of a `fuse_entry_out`.
 const ENTRY_OUT: usize = 128;
 
-/// Bytes a directory's entry takes in an answer.
+/// Returns the bytes that a directory entry takes in an answer.
 pub fn dirent_size(name: &[u8], attributes: bool) -> usize {
     (24 + name.len()).next_multiple_of(8) + if attributes { ENTRY_OUT } else { 0 }
 }
 
-/// The kinds have their own bits in a mode.
+/// Returns the kind of file that the type bits of a mode stand for.
 pub fn kind_of(mode: u32) -> Option<FileKind> {
     Some(match mode & libc::S_IFMT {
         libc::S_IFREG | 0 => FileKind::File,
@@ -411,7 +412,7 @@ mod tests {
             );
             assert!(f.bytes(1).is_err());
         }
-        // No first argument, as with LOOKUP; and lengths that do not fit.
+        // Requests without a first argument, such as LOOKUP; and lengths that do not fit.
         request[0] = (IN_HEADER + others.len()) as u8;
         let (_, mut f) =
             head_in_slot(&request[..IN_HEADER], &first, &others).expect("a whole request");

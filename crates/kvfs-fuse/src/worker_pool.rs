@@ -1,10 +1,10 @@
-//! The threads that answer requests, and what happens when all of them are blocked.
+//! The threads that answer requests, and help for the case that all of them are blocked.
 //!
 //! Most answers take microseconds, and as many threads as there are cores give them. But a call in
 //! a serializable transaction may wait for another transaction, for seconds, and the program that
-//! would end that one needs answers, too. So a supervisor looks from time to time: when every
-//! thread has had the same request in hand since it looked last, it starts one more. That one exits
-//! when it is not needed any more.
+//! would end that one needs answers, too. So a supervisor checks from time to time: if every thread
+//! has had the same request in hand since the last check, it starts one more. That thread exits
+//! when it is no longer needed.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,20 +15,20 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::interrupt;
 
-/// Threads at most.
+/// The most threads.
 const MOST: usize = 64;
-/// How often the supervisor looks: when a request may wait for a lock, and when none may.
+/// The intervals at which the supervisor checks: if a request may wait for a lock, and if none may.
 const OFTEN: Duration = Duration::from_millis(10);
 const SELDOM: Duration = Duration::from_millis(500);
 
-/// What a thread says of itself: an odd number while it has a request in hand, and another one for
-/// each.
+/// The state of a thread: an odd number while it has a request in hand, and another one for each
+/// request.
 #[derive(Default)]
-// A cache line of its own, for it is written with every request.
+// The slot has a cache line of its own, since it is written with every request.
 #[repr(align(64))]
 pub(crate) struct WorkerSlot {
-    /// The lowest bit: it has a request in hand. The next one: and that writes back pages. Above:
-    /// how many it has had.
+    /// The lowest bit: the thread has a request in hand. The next bit: the request writes back
+    /// pages. Above: the number of requests so far.
     doing: AtomicU64,
     thread: OnceLock<ThreadId>,
     /// The kernel's number of the thread.
@@ -40,18 +40,18 @@ const WRITES_BACK: u64 = 2;
 const ANOTHER: u64 = 4;
 
 impl WorkerSlot {
-    /// To be called by the thread itself, first of all.
+    /// Registers the calling thread. Must be its first call.
     pub fn take(&self) {
         let _ = self.thread.set(std::thread::current().id());
         let number = rustix::thread::gettid().as_raw_nonzero().get();
         self.number.store(number, Ordering::Relaxed);
     }
 
-    /// Takes a request up, until what this returns is dropped.
+    /// Marks a request as in hand until the returned value is dropped.
     pub fn work(&self, writes_back: bool) -> Working<'_> {
         let before = self.doing.load(Ordering::Relaxed) & !(ANOTHER - 1);
         let what = if writes_back { WORKS | WRITES_BACK } else { WORKS };
-        // Release: a thread that sees this sees all that this thread has done before.
+        // Release: a thread that sees this value sees everything that this thread has done before.
         self.doing.store(before.wrapping_add(ANOTHER) | what, Ordering::Release);
         Working(self)
     }
@@ -76,7 +76,7 @@ impl Drop for Working<'_> {
 
 /// All threads of one mount that answer requests.
 pub(crate) struct WorkerPool {
-    /// Threads there always are.
+    /// The number of threads that always exist.
     base: usize,
     slots: Mutex<Vec<Arc<WorkerSlot>>>,
     ended: Mutex<bool>,
@@ -88,7 +88,7 @@ impl WorkerPool {
         WorkerPool { base, slots: Mutex::default(), ended: Mutex::new(false), wake: Condvar::new() }
     }
 
-    /// A thread joins.
+    /// Adds a thread.
     pub fn join(&self) -> Arc<WorkerSlot> {
         let slot = Arc::new(WorkerSlot::default());
         self.slots.lock().push(slot.clone());
@@ -99,12 +99,12 @@ impl WorkerPool {
         self.slots.lock().retain(|s| !Arc::ptr_eq(s, slot));
     }
 
-    /// Leaves if enough others have nothing to do. For a thread that came to help, with nothing in
-    /// hand.
+    /// Leaves if enough other threads are idle, and returns whether it did. It is for a thread that
+    /// was started to help and has nothing in hand.
     pub fn leave_if_not_needed(&self, slot: &Arc<WorkerSlot>) -> bool {
         let mut slots = self.slots.lock();
         let idle = slots.iter().filter(|s| !s.works()).count();
-        // This one is among them.
+        // This thread is among them.
         let leaves = idle > self.base;
         if leaves {
             slots.retain(|s| !Arc::ptr_eq(s, slot));
@@ -112,21 +112,21 @@ impl WorkerPool {
         leaves
     }
 
-    /// Every thread, and whether it has a request in hand that writes back no page. (One that seems
-    /// to have none may just have taken one.)
+    /// Returns every thread, and whether it has a request in hand that writes back no page. (A
+    /// thread that seems to have none may just have taken one.)
     pub fn otherwise_busy(&self) -> Vec<(ThreadId, bool)> {
         let slots = self.slots.lock();
-        // One that has not begun has taken nothing.
+        // A thread that has not begun has taken nothing.
         let begun = slots.iter().filter_map(|s| s.thread.get().map(|thread| (*thread, s.doing())));
         begun.map(|(thread, doing)| (thread, doing & (WORKS | WRITES_BACK) == WORKS)).collect()
     }
 
-    /// Whether a thread writes back pages just now.
+    /// Returns whether a thread is writing back pages.
     pub fn writes_back(&self) -> bool {
         self.slots.lock().iter().any(|s| s.doing() & WRITES_BACK != 0)
     }
 
-    /// Ends the call in which a thread waits for a request, if it has none in hand.
+    /// Ends the call in which a thread waits for a request, for each thread that has none in hand.
     pub fn interrupt_idle(&self) {
         let slots = self.slots.lock();
         let idle = slots.iter().filter(|s| !s.works()).map(|s| s.number.load(Ordering::Relaxed));
@@ -137,8 +137,8 @@ impl WorkerPool {
         self.slots.lock().len()
     }
 
-    /// Supervises the threads until the end. `stalls`: whether a request may take long now; `help`
-    /// starts one more thread.
+    /// Supervises the threads until the end. `stalls` says whether a request may take long now;
+    /// `help` starts one more thread.
     pub fn supervise(&self, stalls: impl Fn() -> bool, mut help: impl FnMut()) {
         let mut before = Vec::new();
         let mut ended = self.ended.lock();

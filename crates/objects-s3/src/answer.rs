@@ -7,26 +7,26 @@ use http::header::{CONTENT_LENGTH, CONTENT_RANGE};
 use objects::{Key, Listed};
 use serde::Deserialize;
 
-/// The code of an error, such as `NoSuchKey`. Nothing else of an error's text is shown to anyone:
-/// it may repeat the request with its signature.
+/// Returns the code of an error, such as `NoSuchKey`. No other part of an error's text is ever
+/// shown: it may repeat the request with its signature.
 pub(crate) fn code(body: &[u8]) -> Option<&str> {
     let is_code = |b: u8| b.is_ascii_alphanumeric() || b == b'.';
     element(body, "Code").filter(|code| code.len() <= 64 && code.bytes().all(is_code))
 }
 
-/// The region that an error names.
+/// Returns the region that an error names.
 pub(crate) fn region(body: &[u8]) -> Option<&str> {
     let is_region = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
     element(body, "Region").filter(|region| region.len() <= 64 && region.bytes().all(is_region))
 }
 
-/// The length of an object to which a range did not fit.
+/// Returns the length of an object that a range did not fit.
 pub(crate) fn length(headers: &HeaderMap, body: &[u8]) -> Option<u64> {
     let header = || headers.get(CONTENT_RANGE)?.to_str().ok()?.trim().strip_prefix("bytes */");
     header().or_else(|| element(body, "ActualObjectSize"))?.trim().parse().ok()
 }
 
-/// The range that an answer has, first and last byte, and the length of the object:
+/// Returns the range in an answer, as first and last byte, and the length of the object:
 /// `bytes 0-9/100`.
 pub(crate) fn range(headers: &HeaderMap) -> Option<(u64, u64, u64)> {
     let text = headers.get(CONTENT_RANGE)?.to_str().ok()?.trim();
@@ -35,12 +35,12 @@ pub(crate) fn range(headers: &HeaderMap) -> Option<(u64, u64, u64)> {
     Some((first.trim().parse().ok()?, last.trim().parse().ok()?, len.trim().parse().ok()?))
 }
 
-/// The length that an answer to HEAD tells.
+/// Returns the length in an answer to HEAD.
 pub(crate) fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// The text of the first element of that name which has no elements inside.
+/// Returns the text of the first element of that name which has no elements inside.
 fn element<'a>(body: &'a [u8], name: &str) -> Option<&'a str> {
     let text = std::str::from_utf8(body).ok()?;
     let (_, rest) = text.split_once(&format!("<{name}>"))?;
@@ -48,7 +48,7 @@ fn element<'a>(body: &'a [u8], name: &str) -> Option<&'a str> {
     rest[inside.len()..].starts_with(&format!("</{name}>")).then(|| inside.trim())
 }
 
-/// A page of a list as the server gives it.
+/// A page of a list as sent by the server.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct RawPage {
     /// The objects whose names are keys below the prefix of the place.
@@ -75,11 +75,11 @@ struct Contents {
     last_modified: String,
 }
 
-/// Reads a page of a list. Names that are no keys are left out: others may have put them. The error
-/// is a sentence's end, without text of the answer.
+/// Parses a page of a list. Names that are not keys are left out: others may have put them. The
+/// error is the end of a sentence, without text of the answer.
 pub(crate) fn page(body: &[u8], prefix: &str) -> Result<RawPage, &'static str> {
-    // The library does not look at the name of the outermost element, and a page for browsers must
-    // not be taken for an empty list: what is not listed may be deleted.
+    // The library does not check the name of the outermost element, and a page for browsers must
+    // not be taken for an empty list: objects that are not listed may be deleted.
     if !is_document(body, "ListBucketResult") {
         return Err("the answer is no list");
     }
@@ -101,7 +101,7 @@ pub(crate) fn page(body: &[u8], prefix: &str) -> Result<RawPage, &'static str> {
     Ok(RawPage { entries, token: token.filter(|_| read.is_truncated) })
 }
 
-/// Returns `true` if the outermost element has this name.
+/// Returns whether the outermost element has this name.
 pub(crate) fn is_document(body: &[u8], name: &str) -> bool {
     let text = body.trim_ascii_start();
     let text = match text.strip_prefix(b"<?xml") {

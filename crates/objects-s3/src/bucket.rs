@@ -1,5 +1,5 @@
-//! Asks a bucket about itself before a store lies in it: how it is reached, which time its
-//! server has, and the rules by which the server itself deletes or moves objects.
+//! Asks a bucket about itself before a store is put into it: how it is reached, the time of its
+//! server, and the rules by which the server itself deletes or moves objects.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ const CONFIGURATION: u64 = 4 << 20;
 /// The most bytes of a rule's name.
 const LONGEST_NAME: usize = 255;
 
-/// How a bucket is reached. There is no secret in it.
+/// The connection parameters of a bucket, without any secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reached {
     /// The scheme, host and port of the server.
     pub server: String,
     /// The region that requests are signed for.
     pub region: String,
-    /// Where the credentials come from.
+    /// The source of the credentials.
     pub credentials: String,
 }
 
@@ -36,25 +36,25 @@ pub enum Said<T> {
     Known(T),
     /// These credentials may not ask for it.
     NotAllowed,
-    /// The server does not have it, or its answer cannot be read.
+    /// The server does not have the setting, or its answer cannot be read.
     NotKnown,
 }
 
 /// A rule of a bucket that applies to objects of a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Its name in the bucket, or its prefix where it has none.
+    /// Its name in the bucket, or its prefix if it has no name.
     pub name: String,
-    /// What it does.
+    /// Its effect.
     pub effect: Effect,
 }
 
-/// The action of a rule on objects of a certain age.
+/// The effect of a rule on objects of a certain age.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// They are deleted.
+    /// The objects are deleted.
     Deletes,
-    /// They are moved to a storage class, from which some servers do not read at once.
+    /// The objects are moved to a storage class, from which some servers do not read at once.
     Moves(String),
 }
 
@@ -78,7 +78,7 @@ struct RawRule {
     #[serde(default, rename = "ID")]
     id: Option<String>,
     status: String,
-    /// Of rules as they were before there were filters.
+    /// The prefix of rules in the old form, before filters existed.
     #[serde(default)]
     prefix: Option<String>,
     #[serde(default)]
@@ -109,7 +109,7 @@ struct And {
     tag: Vec<Tag>,
 }
 
-/// Whatever it says: objects of stores have no tags.
+/// A tag, whose content is ignored: objects of stores have no tags.
 #[derive(Deserialize)]
 struct Tag {}
 
@@ -130,7 +130,8 @@ struct Transition {
 }
 
 impl RawRule {
-    /// The prefix of the objects that it is for; `None`: of none without tags.
+    /// Returns the prefix of the objects that the rule applies to, or `None` if it applies only to
+    /// objects with tags.
     fn prefix(&self) -> Option<&str> {
         let own = self.prefix.as_deref();
         let Some(filter) = &self.filter else { return Some(own.unwrap_or_default()) };
@@ -140,10 +141,10 @@ impl RawRule {
         (!tags).then(|| filter.prefix.as_deref().or(within).or(own).unwrap_or_default())
     }
 
-    /// What it does to objects below `place`.
+    /// Returns the effects of the rule on objects below `place`.
     fn effects(&self, place: &str) -> Vec<Rule> {
         let Some(prefix) = self.prefix() else { return Vec::new() };
-        // It may be for a part of them, too.
+        // The rule may apply to only a part of the objects, too.
         let applies = place.starts_with(prefix) || prefix.starts_with(place);
         if self.status.trim() != "Enabled" || !applies {
             return Vec::new();
@@ -162,10 +163,10 @@ impl RawRule {
     }
 }
 
-/// Reads the rules of a bucket, of which those are returned that do something to objects below
-/// `place`. `None`: it is no list of rules.
+/// Parses the rules of a bucket, and returns those that affect objects below `place`, or `None` if
+/// the text is not a list of rules.
 fn rules(body: &[u8], place: &str) -> Option<Vec<Rule>> {
-    // The library does not look at the name of the outermost element.
+    // The library does not check the name of the outermost element.
     if !answer::is_document(body, "LifecycleConfiguration") {
         return None;
     }
@@ -181,7 +182,7 @@ fn is_versioned(body: &[u8]) -> Option<bool> {
     Some(read.status.is_some_and(|status| status.trim() == "Enabled"))
 }
 
-/// The time of a server, since 1970, by the header of an answer.
+/// Returns the time of a server, since 1970, from the header of an answer.
 fn date(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(DATE)?.to_str().ok()?;
     let seconds = chrono::DateTime::parse_from_rfc2822(text.trim()).ok()?.timestamp();
@@ -189,7 +190,7 @@ fn date(headers: &HeaderMap) -> Option<Duration> {
 }
 
 impl S3Objects {
-    /// How the bucket is reached. Nothing is sent.
+    /// Returns the connection parameters of the bucket. Nothing is sent.
     pub fn reached(&self) -> Reached {
         let place = self.bucket();
         let url = reqwest::Url::parse(&place.url).ok();
@@ -200,12 +201,12 @@ impl S3Objects {
         }
     }
 
-    /// The server's time, since 1970, whole seconds, as it was between the sending of a request
-    /// and its answer; `None`: the server does not tell it. An error is that of a list: the bucket
-    /// is not there, or not for these credentials.
+    /// Returns the server's time, since 1970, in whole seconds, at some moment between the sending
+    /// of a request and its answer; `None` if the server does not tell it. An error is that of a
+    /// list: the bucket does not exist, or these credentials may not use it.
     pub fn server_time(&self) -> Result<Option<Duration>> {
         let asked = Asked::List(String::new());
-        // Credentials may be for this prefix alone.
+        // The credentials may be valid only for this prefix.
         let prefix = self.bucket().prefix.as_str();
         let query = [("list-type", "2"), ("max-keys", "1"), ("prefix", prefix)];
         let url = reqwest::Url::parse_with_params(&self.bucket().url, query)
@@ -222,17 +223,17 @@ impl S3Objects {
         self.configuration("versioning", is_versioned, None)
     }
 
-    /// The rules of the bucket that delete or move objects of this place when they are old, or
-    /// some of them. Rules for objects with tags are not among them, since objects of stores have
-    /// none; nor are rules for versions that were replaced, and for uploads that were given up.
+    /// Returns the rules of the bucket that delete or move old objects of this place, or some of
+    /// them. Rules for objects with tags are not among them, since objects of stores have none; nor
+    /// are rules for versions that were replaced, or for uploads that were abandoned.
     pub fn lifecycle(&self) -> Result<Said<Vec<Rule>>> {
         let place = self.bucket().prefix.clone();
         let none = ("NoSuchLifecycleConfiguration", Vec::new());
         self.configuration("lifecycle", |body| rules(body, &place), Some(none))
     }
 
-    /// A part of the bucket's configuration. `none`: the code of the error that says that there is
-    /// none, and what that means.
+    /// Returns a part of the bucket's configuration. `none` is the error code for a missing
+    /// configuration, and the value that it stands for.
     fn configuration<T>(
         &self,
         what: &str,
@@ -240,7 +241,7 @@ impl S3Objects {
         none: Option<(&str, T)>,
     ) -> Result<Said<T>> {
         let asked = Asked::Configuration(what.into());
-        // Some servers want the slash after the bucket's name where a setting is asked for.
+        // Some servers require the slash after the bucket's name in requests for a setting.
         let url = format!("{}/?{what}", self.bucket().url);
         let answer = self.send(&asked, Ask::new(Method::GET, url, CONFIGURATION))?;
         let body = answer.body.as_deref().unwrap_or_default();
@@ -250,7 +251,7 @@ impl S3Objects {
         }
         match answer.status.as_u16() {
             200 => Ok(read(body).map_or(Said::NotKnown, Said::Known)),
-            // An answer that is none for this name is as good as none.
+            // An error for this name means the same as a missing setting.
             400 | 404 | 405 | 501 => Ok(Said::NotKnown),
             _ => match asked.refused(&answer, &self.bucket().name) {
                 ObjectsError::Denied { .. } => Ok(Said::NotAllowed),

@@ -14,22 +14,21 @@ use rustls::{ClientConfig, RootCertStore};
 use crate::config::Timeouts;
 use crate::environment::Environment;
 
-/// The connections to a server that are kept while they are idle: as many as there are reads at
-/// once.
+/// The idle connections to a server that are kept: as many as there are concurrent reads.
 const KEPT: usize = 64;
-/// An idle connection is closed after this time. A server that closes it earlier is noticed, unless
-/// that crosses a request: then the outcome of a put is not known, and a read is repeated.
+/// The time after which an idle connection is closed. A server that closes it earlier is noticed,
+/// unless that crosses a request: then the outcome of a put is not known, and a read is repeated.
 const IDLE: Duration = Duration::from_secs(30);
-/// Within this time a metadata service of the instance answers, or there is none.
+/// The time within which a metadata service of the instance answers, if there is one.
 const METADATA: Duration = Duration::from_secs(1);
 
-/// How servers are trusted.
+/// The trust in the certificates of servers.
 #[derive(Clone)]
 pub(crate) struct Trust(ClientConfig);
 
 impl Trust {
-    /// Trusts the certificates of the host and those of `AWS_CA_BUNDLE`. A host without any has
-    /// servers without TLS only.
+    /// Trusts the certificates of the host and those of `AWS_CA_BUNDLE`. A host without any can use
+    /// only servers without TLS.
     pub fn of(environment: &Environment) -> Result<Trust> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -57,8 +56,8 @@ impl Trust {
         Ok(Trust(config))
     }
 
-    /// A client of HTTP/1.1, in which each connection carries one request at a time: no request is
-    /// given back by the server to be sent again.
+    /// Returns a builder of an HTTP/1.1 client, in which each connection carries one request at a
+    /// time: no request is returned by the server to be sent again.
     fn client(&self, timeouts: Timeouts) -> ClientBuilder {
         Client::builder()
             .tls_backend_preconfigured(self.0.clone())
@@ -75,8 +74,8 @@ impl Trust {
 }
 
 fn built(builder: ClientBuilder) -> Result<Client> {
-    // The proxies that the environment names are the only input that can be wrong, and may have
-    // passwords, so the error is left out.
+    // Only the proxies that the environment names can be wrong, and they may contain passwords, so
+    // the error is left out.
     builder.build().map_err(|_| {
         ObjectsError::Invalid(
             "no client of HTTP can be made; check the proxies that are set".into(),
@@ -84,17 +83,17 @@ fn built(builder: ClientBuilder) -> Result<Client> {
     })
 }
 
-/// The client of a bucket.
+/// Creates the client of a bucket.
 pub(crate) fn of_bucket(trust: &Trust, timeouts: Timeouts) -> Result<Client> {
     built(trust.client(timeouts))
 }
 
-/// The clients by which credentials are fetched.
+/// The clients that fetch credentials.
 #[derive(Debug)]
 pub(crate) struct Connector {
-    /// For services of the instance: without a proxy, and without TLS.
+    /// The client for services of the instance: without a proxy, and without TLS.
     metadata: Client,
-    /// For the service of tokens.
+    /// The client for the service of tokens.
     tokens: Client,
 }
 

@@ -1,14 +1,14 @@
-//! Which bucket, where it is and how it is reached, as the user says it.
+//! The user's settings: which bucket, where it is and how it is reached.
 
 use std::time::Duration;
 
 use objects::{Key, ObjectsError, Result};
 
-/// The most bytes of a prefix: with the longest key and a slash it is a name that servers take.
+/// The most bytes of a prefix: with a slash and the longest key, it is a name that servers accept.
 const LONGEST_PREFIX: usize = 120;
 
-/// A folder of a bucket. Whatever is `None` here comes from the environment, then from the profile,
-/// and then from the rules that each field names. There are no secrets in it.
+/// A folder of a bucket. A field that is `None` is taken from the environment, then from the
+/// profile, and then from the rule in the field's comment. There are no secrets in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct S3Config {
     /// The name of the bucket.
@@ -16,39 +16,39 @@ pub struct S3Config {
     /// The text before all keys, with a slash in between; it may be empty. Otherwise it has the
     /// form of a [`Key`], and at most 120 bytes.
     pub prefix: String,
-    /// The URL of the server without the bucket; else it is that of AWS in the region. It has no
-    /// user and no password.
+    /// The URL of the server without the bucket; otherwise it is that of AWS in the region. It has
+    /// no user and no password.
     pub endpoint: Option<String>,
-    /// The region that signs; else `us-east-1`.
+    /// The region for signatures; otherwise `us-east-1`.
     pub region: Option<String>,
     /// `true` if the bucket is the first part of the host's name, `false` if it is the first part
-    /// of the path; else it is in the path, but at AWS where its name has no full stop.
+    /// of the path. Otherwise it is in the path, except at AWS if its name has no full stop.
     pub virtual_hosted: Option<bool>,
-    /// Allows an endpoint without TLS. On the loopback interface it is always allowed.
+    /// Allows an endpoint without TLS, which is always allowed on the loopback interface.
     pub allow_http: bool,
-    /// How long is waited.
+    /// The timeouts of requests.
     pub timeouts: Timeouts,
 }
 
-/// After these times a request is given up. Its outcome is then not known, unless there was no
-/// connection.
+/// The timeouts after which a request is abandoned. Its outcome is then not known, unless there was
+/// no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For a connection, with its TLS.
+    /// The timeout of a connection, with its TLS.
     pub connect: Duration,
-    /// For a request in all: connection, what is sent, and the whole answer.
+    /// The timeout of a whole request: connection, sending, and the complete answer.
     pub request: Duration,
 }
 
 impl Default for Timeouts {
-    /// 5 s for a connection, 60 s for a request: 8 MiB within that take 1.1 Mbit/s.
+    /// Returns 5 s for a connection, 60 s for a request: 8 MiB within that time take 1.1 Mbit/s.
     fn default() -> Self {
         Timeouts { connect: Duration::from_secs(5), request: Duration::from_secs(60) }
     }
 }
 
 impl S3Config {
-    /// The bucket, and all else as the environment has it.
+    /// Creates a configuration of the bucket that takes everything else from the environment.
     pub fn new(bucket: impl Into<String>) -> S3Config {
         S3Config {
             bucket: bucket.into(),
@@ -61,10 +61,10 @@ impl S3Config {
         }
     }
 
-    /// Reads an address such as `s3://bucket` or `s3://bucket/some/prefix`.
+    /// Parses an address such as `s3://bucket` or `s3://bucket/some/prefix`.
     pub fn from_address(address: &str) -> Result<S3Config> {
         let invalid = || {
-            // The address is not repeated: one with a password in it would be in the message.
+            // The message does not repeat the address, which may contain a password.
             ObjectsError::Invalid("this is no address of a bucket; write s3://BUCKET/PREFIX".into())
         };
         let rest = address.strip_prefix("s3://").ok_or_else(invalid)?;
@@ -78,13 +78,13 @@ impl S3Config {
         Ok(config)
     }
 
-    /// `s3://bucket/prefix`.
+    /// Returns the address `s3://bucket/prefix`.
     pub fn address(&self) -> String {
         let slash = if self.prefix.is_empty() { "" } else { "/" };
         format!("s3://{}{slash}{}", self.bucket, self.prefix)
     }
 
-    /// Empty, or the prefix with a slash after it.
+    /// Returns the prefix with a slash after it, or an empty text if there is no prefix.
     pub(crate) fn checked_prefix(&self) -> Result<String> {
         if self.prefix.is_empty() {
             return Ok(String::new());
@@ -98,7 +98,7 @@ impl S3Config {
     }
 }
 
-/// Returns `true` for what can be the name of a bucket anywhere. Servers are stricter.
+/// Returns whether this can be the name of a bucket on any server. Most servers are stricter.
 pub(crate) fn is_bucket(name: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
     (3..=63).contains(&name.len())

@@ -1,5 +1,6 @@
-//! Where credentials come from, in the order of everyone's tools: variables, a web identity, the
-//! profile, the container, the instance. The library fetches the temporary ones, and renews them.
+//! Finds the source of credentials, in the usual order of tools: variables, a web identity, the
+//! profile, the container, the instance. The library fetches temporary credentials, and renews
+//! them.
 
 use std::sync::Arc;
 
@@ -11,16 +12,16 @@ use crate::client::Connector;
 use crate::environment::Environment;
 use crate::profile::Profile;
 
-/// Ways to credentials that a profile may name and this crate does not go.
+/// Sources of credentials that a profile may name and this crate does not support.
 const NOT_SUPPORTED: [&str; 5] =
     ["credential_process", "source_profile", "credential_source", "sso_session", "sso_start_url"];
 
-/// The keys that sign requests, or the way to them.
+/// The keys that sign requests, or the provider of them.
 #[derive(Clone)]
 pub(crate) struct Credentials {
-    /// `None` if requests are not signed.
+    /// The provider; `None` if requests are not signed.
     pub provider: Option<AwsCredentialProvider>,
-    /// Where they come from, for messages.
+    /// The source of the credentials, for messages.
     pub source: String,
 }
 
@@ -46,7 +47,7 @@ pub(crate) fn find(
         .with_retry(retry)
         .with_http_connector(connector);
     let (builder, source) = configure(builder, environment, profile)?;
-    // The library's messages may repeat what it was given.
+    // The library's messages may repeat the values that it was given.
     let store = builder.build().map_err(|_| {
         ObjectsError::Invalid(format!("the credentials of {source} cannot be used; check them"))
     })?;
@@ -146,7 +147,7 @@ fn keys<'a>(
             )));
         }
     };
-    // They become headers, which have no other characters.
+    // The values become headers, which cannot have other characters.
     let fits = |text: &str| text.bytes().all(|b| b.is_ascii_graphic());
     for (value, name) in [Some(id), Some(secret), token].into_iter().zip(names) {
         if !value.is_none_or(fits) {

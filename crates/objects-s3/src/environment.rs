@@ -1,5 +1,5 @@
-//! The settings that everyone's tools share: variables of the environment, and the two files of
-//! profiles that they name.
+//! The settings that this crate shares with other tools: variables of the environment, and the two
+//! files of profiles that they name.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,23 +9,23 @@ use objects::{ObjectsError, Result};
 
 use crate::profile::{self, Profile};
 
-/// The variables that this crate reads, and by them the files of profiles. Its `Debug` has their
-/// names alone, since some values are secrets.
+/// The variables that this crate reads, and through them the files of profiles. Its `Debug` shows
+/// only their names, since some values are secrets.
 ///
 /// - `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`; `AWS_SKIP_SIGNATURE=true`
 ///   for public buckets that take no signature
-/// - `AWS_REGION`, else `AWS_DEFAULT_REGION`
-/// - `AWS_ENDPOINT_URL_S3`, else `AWS_ENDPOINT_URL`; `AWS_ALLOW_HTTP=true`; `AWS_CA_BUNDLE`
+/// - `AWS_REGION`, otherwise `AWS_DEFAULT_REGION`
+/// - `AWS_ENDPOINT_URL_S3`, otherwise `AWS_ENDPOINT_URL`; `AWS_ALLOW_HTTP=true`; `AWS_CA_BUNDLE`
 /// - `AWS_PROFILE`, `AWS_SHARED_CREDENTIALS_FILE`, `AWS_CONFIG_FILE`, and `HOME` for
 ///   `~/.aws/credentials` and `~/.aws/config`
-/// - what names the role of an instance, a container or a web identity
+/// - the variables that name the role of an instance, a container or a web identity
 #[derive(Clone, Default)]
 pub struct Environment {
     variables: BTreeMap<String, String>,
 }
 
 impl Environment {
-    /// The environment of this process, as it is now.
+    /// Returns the environment of this process, as it is now.
     pub fn of_process() -> Environment {
         let texts = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -34,7 +34,7 @@ impl Environment {
         Environment { variables: std::env::vars_os().filter_map(texts).filter(ours).collect() }
     }
 
-    /// An environment of these variables and no others.
+    /// Creates an environment of these variables and no others.
     pub fn of<N: Into<String>, V: Into<String>>(
         variables: impl IntoIterator<Item = (N, V)>,
     ) -> Environment {
@@ -42,23 +42,23 @@ impl Environment {
         Environment { variables }
     }
 
-    /// The value of a variable, if it has one that is not empty.
+    /// Returns the value of a variable, if it has one that is not empty.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// The value of the first of these variables that has one.
+    /// Returns the value of the first of these variables that has one.
     pub(crate) fn first(&self, names: &[&str]) -> Option<&str> {
         names.iter().find_map(|name| self.get(name))
     }
 
-    /// `true` if the variable says so.
+    /// Returns whether the variable is `true` or `1`.
     pub(crate) fn says(&self, name: &str) -> bool {
         self.get(name).is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1")
     }
 
-    /// The profile that `AWS_PROFILE` names, of both files; else the one named `default`, which
-    /// need not exist.
+    /// Returns the profile that `AWS_PROFILE` names, from both files; without it, the one named
+    /// `default`, which need not exist.
     pub(crate) fn profile(&self) -> Result<Profile> {
         let named = self.get("AWS_PROFILE");
         let mut found = Profile::new(named.unwrap_or("default"));
@@ -92,7 +92,7 @@ impl Environment {
     }
 }
 
-/// The text of a file, or `None` if there is none.
+/// Returns the text of a file, or `None` if there is none.
 fn read(file: &Path) -> Result<Option<String>> {
     match std::fs::read_to_string(file) {
         Ok(text) => Ok(Some(text)),

@@ -1,4 +1,4 @@
-//! Which error an answer is, or the lack of one. The table is in the opening comment of the crate.
+//! Maps answers, and missing answers, to errors. The table is in the opening comment of the crate.
 
 use http::StatusCode;
 use objects::{Key, ObjectsError};
@@ -6,7 +6,7 @@ use objects::{Key, ObjectsError};
 use crate::answer;
 use crate::request::{Answer, Lost};
 
-/// A request, as errors name it.
+/// A request, as it is named in errors.
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
     Get(Key),
@@ -30,7 +30,7 @@ pub(crate) enum Sent {
 }
 
 impl Asked {
-    /// The key or the prefix.
+    /// Returns the key or the prefix.
     fn name(&self) -> String {
         match self {
             Asked::Get(key) | Asked::Put { key, .. } | Asked::Delete(key) => key.to_string(),
@@ -48,7 +48,7 @@ impl Asked {
         }
     }
 
-    /// It is not known what has happened, for this reason.
+    /// Returns the error for a request whose outcome is not known, for this reason.
     pub fn unsure(&self, why: impl Into<String>) -> ObjectsError {
         ObjectsError::Unsure { key: self.name(), why: why.into() }
     }
@@ -57,7 +57,7 @@ impl Asked {
         ObjectsError::Busy { key: self.name(), why: why.into() }
     }
 
-    /// The error of a request that has no answer.
+    /// Returns the error of a request that has no answer.
     pub fn lost(&self, lost: Lost, place: &str) -> ObjectsError {
         match lost {
             Lost::NotConnected(error) => ObjectsError::io(self.doing(place), error),
@@ -69,7 +69,7 @@ impl Asked {
         }
     }
 
-    /// The error of an answer that is no success. 416 is not for it.
+    /// Returns the error for an answer that is not a success. It does not handle 416.
     pub fn refused(&self, answer: &Answer, place: &str) -> ObjectsError {
         let body = answer.body.as_deref().unwrap_or_default();
         let code = answer::code(body);
@@ -83,7 +83,7 @@ impl Asked {
             }
             (404, Some("NoSuchKey")) => self.missing().unwrap_or_else(|| self.unsure(said)),
             (412, _) => self.failed().unwrap_or_else(|| self.unsure(said)),
-            // versitygw says so of an access key that it does not know.
+            // versitygw answers this for an access key that it does not know.
             (401, _) | (404, Some("XAdminUserNotFound")) => denied(said),
             (403, Some("RequestTimeTooSkewed")) => {
                 denied(format!("{said}: the clocks of this machine and of the server differ"))
@@ -96,13 +96,15 @@ impl Asked {
             (400, Some(code)) if DAMAGED.contains(&code) => {
                 self.busy(format!("{said}: the bytes were damaged on their way"))
             }
-            // The server has not got all of the request; what it has done with it, it does not say.
+            // The server has not received the whole request; it does not say whether it has applied
+            // any of it.
             (400, Some("RequestTimeout" | "IncompleteBody")) | (408, _) => self.unsure(said),
-            // Another request for the object is under way, and this one may be applied or not.
+            // Another request for the object is in progress, and this one may or may not be
+            // applied.
             (409, code) if !code.is_some_and(|code| CLASHES.contains(&code)) => self.unsure(said),
             (501, Some(_)) => self.never(&said, place),
-            // A reason in the words of S3 is from the server that would have applied it. An error
-            // without one may be from anything on the way.
+            // A reason in the form of S3 comes from the server that would have applied the request.
+            // An error without a reason may come from anything on the way.
             (400..=499, Some(_)) if status != StatusCode::NOT_FOUND => self.never(&said, place),
             _ => self.unsure(said),
         }
@@ -112,7 +114,7 @@ impl Asked {
         ObjectsError::Invalid(format!("{} cannot succeed: {said}", self.doing(place)))
     }
 
-    /// The error that the object is missing, where that is an answer to what was asked for.
+    /// Returns the error that the object is missing, if that is an answer to the request.
     fn missing(&self) -> Option<ObjectsError> {
         match self {
             Asked::Get(key) | Asked::Put { key, condition: Sent::IfMatch } => {
@@ -122,7 +124,7 @@ impl Asked {
         }
     }
 
-    /// The error that a condition does not hold, where one was sent.
+    /// Returns the error that a condition does not hold, if one was sent.
     fn failed(&self) -> Option<ObjectsError> {
         match self {
             Asked::Put { condition: Sent::Nothing, .. } => None,
@@ -132,15 +134,15 @@ impl Asked {
     }
 }
 
-/// Codes of errors after which a server has thrown the bytes away.
+/// Error codes after which a server has discarded the bytes.
 const DAMAGED: [&str; 4] =
     ["BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"];
 
-/// Codes with status 409 that say for certain that a name cannot be used: servers that have their
-/// objects in folders answer so.
+/// Error codes with status 409 that certainly mean that a name cannot be used: servers that keep
+/// their objects in folders return them.
 const CLASHES: [&str; 2] = ["ObjectParentIsFile", "ExistingObjectIsDirectory"];
 
-/// The status and the code, in words.
+/// Describes the status and the code in words.
 fn said(status: StatusCode, code: Option<&str>) -> String {
     match code {
         Some(code) => format!("the server has answered {} {code}", status.as_u16()),
@@ -148,7 +150,7 @@ fn said(status: StatusCode, code: Option<&str>) -> String {
     }
 }
 
-/// The bucket is in another region, or behind another name.
+/// Returns the error for a bucket in another region, or at another endpoint.
 fn elsewhere(answer: &Answer, body: &[u8], place: &str) -> ObjectsError {
     let header = answer.headers.get("x-amz-bucket-region").and_then(|name| name.to_str().ok());
     let is_region = |name: &&str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');

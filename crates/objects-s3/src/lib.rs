@@ -1,6 +1,6 @@
-//! Objects in a bucket of an S3-compatible server: [`S3Objects`] is the interface
-//! [`objects::Objects`] over HTTP, and [`probe`] finds out whether a server keeps the conditions
-//! on which heads depend.
+//! Objects in a bucket of an S3-compatible server: [`S3Objects`] implements the interface
+//! [`objects::Objects`] over HTTP, and [`probe`] finds out whether a server keeps the conditions on
+//! which heads depend.
 //!
 //! ```no_run
 //! use objects::{Condition, Key, Objects};
@@ -17,21 +17,22 @@
 //! # Requests
 //!
 //! A call sends its request once. The crate `object_store` finds and renews credentials and signs;
-//! the rest is here and not there, because of what its operations do besides: they follow
-//! redirections, replace the status and the headers of a refusal by a text (with them the length
-//! after 416, the region after 301, and the difference between a missing object and a missing
-//! bucket), and take the name `a/` in a list for `a`. Callers repeat what may be repeated
-//! ([`objects::Patience`]), and [`objects::swap`] and [`objects::create`] resolve the rest.
+//! this crate does the rest, because the operations of `object_store` have side effects: they
+//! follow redirections, replace the status and the headers of a refusal by a text (with them the
+//! length after 416, the region after 301, and the difference between a missing object and a
+//! missing bucket), and treat the name `a/` in a list as `a`. Callers repeat requests that may be
+//! repeated ([`objects::Patience`]), and [`objects::swap`] and [`objects::create`] resolve the
+//! rest.
 //!
-//! Calls block. The requests are carried by two threads of the place, so any number of callers may
-//! wait at once.
+//! Calls block. Two threads of the place carry the requests, so any number of callers may wait at
+//! once.
 //!
 //! # Errors
 //!
-//! An error other than [`Unsure`] promises that nothing was changed and that no request is under
-//! way that could still change something. So an answer is taken for such an error only if it comes
+//! An error other than [`Unsure`] promises that nothing was changed and that no request is in
+//! flight that could still change something. So an answer counts as such an error only if it comes
 //! from the server that would have applied the request: it is the answer to a request that was sent
-//! once, and has a reason in the words of S3, which proxies and balancers on the way do not have.
+//! once, and has a reason in the form of S3, which proxies and balancers on the way do not use.
 //!
 //! | answer | error | why |
 //! |---|---|---|
@@ -45,16 +46,16 @@
 //! | 404 `NoSuchBucket` | [`NoBucket`] | any request |
 //! | 404 `NoSuchKey` | [`NotFound`] | a read, and a put with `If-Match` |
 //! | 404 without a reason | [`Unsure`] | a missing object is damage, which no proxy may declare |
-//! | 409 | [`Unsure`] | another request is under way, and which is applied is open |
+//! | 409 | [`Unsure`] | another request is in flight, and it is not known which is applied |
 //! | 412 | [`ConditionFailed`] | the first answer to a condition that was sent once |
-//! | 412 to what has no condition | [`Unsure`] | it is not about what was asked for |
+//! | 412 without a condition | [`Unsure`] | it is not about the request |
 //! | 416 | [`OutOfRange`] | with the length, for which a second request may be needed |
 //! | 429, 503 `SlowDown` | [`Busy`] | refused before it was applied |
 //! | 500, other 5xx, 4xx without a reason | [`Unsure`] | something on the way may have said it |
 //!
 //! # Secrets
 //!
-//! Keys and tokens are in no `Debug` and in no error. Errors have the status and the code of an
+//! Keys and tokens appear in no `Debug` and in no error. Errors have the status and the code of an
 //! answer, never its text, which may repeat the signed request; no URL, and no message of the
 //! library.
 //!

@@ -1,4 +1,4 @@
-//! Where a bucket is: what the user has said, completed by the environment and the profile.
+//! The location of a bucket: the user's settings, completed by the environment and the profile.
 
 use objects::{ObjectsError, Result};
 use reqwest::Url;
@@ -7,13 +7,13 @@ use crate::config::{S3Config, Timeouts, is_bucket};
 use crate::environment::Environment;
 use crate::profile::Profile;
 
-/// A place that is complete.
+/// A complete location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// `s3://bucket/prefix`.
+    /// The address `s3://bucket/prefix`.
     pub name: String,
     pub bucket: String,
-    /// Empty, or the prefix with a slash after it.
+    /// The prefix with a slash after it, or an empty text.
     pub prefix: String,
     /// The URL of the bucket, without a slash at its end.
     pub url: String,
@@ -22,7 +22,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Completes what the user has said by the environment, and then by the profile.
+    /// Completes the user's settings from the environment, and then from the profile.
     pub fn of(config: &S3Config, environment: &Environment, profile: &Profile) -> Result<Place> {
         if !is_bucket(&config.bucket) {
             return Err(ObjectsError::Invalid(
@@ -51,7 +51,7 @@ impl Place {
             Some("path") => Some(false),
             _ => None,
         };
-        // A full stop in the name does not fit the certificate of the server.
+        // A name with a full stop does not match the certificate of the server.
         let usual = || endpoint.is_none() && !config.bucket.contains('.');
         let virtual_hosted = config.virtual_hosted.or_else(style).unwrap_or_else(usual);
         let end = if region.starts_with("cn-") { ".cn" } else { "" };
@@ -82,7 +82,7 @@ impl Place {
     }
 }
 
-/// The URL of a server. Errors do not repeat it, as it may have a password.
+/// Parses the URL of a server. Errors do not repeat it, as it may contain a password.
 fn server(endpoint: &str, allow_http: bool) -> Result<Url> {
     let invalid = |why: &str| {
         ObjectsError::Invalid(format!(

@@ -1,7 +1,7 @@
 //! Finds out which of the rules that heads depend on a server keeps, by races on the server itself.
 //!
-//! A probe is a filter and no proof: a server that fails it cannot be used, and one that passes may
-//! still fail under another load.
+//! A probe is a filter and not a proof: a server that fails it cannot be used, and one that passes
+//! may still fail under another load.
 
 use std::ops::Range;
 use std::sync::Barrier;
@@ -14,27 +14,27 @@ use objects::{
     Condition, Key, Object, Objects, ObjectsError, Part, Patience, Result, Tag, get_patiently,
 };
 
-/// The races for each condition.
+/// The number of races for each condition.
 const RACES: u32 = 20;
-/// The writers of a race.
+/// The number of writers in a race.
 const THREADS: u8 = 8;
-/// The bytes of each object, all of which say who has put them.
+/// The bytes of each object, each of which identifies the writer.
 const SIZE: usize = 64 << 10;
 
 /// The findings of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// The place, as [`Objects::place`] has it.
+    /// The place, as returned by [`Objects::place`].
     pub place: String,
     /// Races to create an object.
     pub creates: Races,
     /// Races to replace an object whose tag all writers know.
     pub swaps: Races,
-    /// A range in an object gives the bytes that are there, and the length of all.
+    /// A range in an object returns the bytes that exist, and the length of the whole object.
     pub ranges: bool,
     /// A range beyond the end is refused, with the length.
     pub refusals: bool,
-    /// A list has what was put, in the order of keys, and goes on after a key.
+    /// A list has all objects that were put, in the order of keys, and continues after a key.
     pub lists: bool,
     /// The median time of a GET of 64 KiB.
     pub get: Duration,
@@ -45,7 +45,7 @@ pub struct Probe {
 /// The outcomes of races of eight writers each, of which exactly one has to win.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Races {
-    /// All of them.
+    /// The number of races.
     pub races: u32,
     /// Races in which more than one writer was told that it has won.
     pub several: u32,
@@ -53,7 +53,7 @@ pub struct Races {
     pub none: u32,
     /// Races after which the object has other bytes than the winner's.
     pub torn: u32,
-    /// Races that say nothing: no writer has won, and some had no answer or were refused for now.
+    /// Races without a result: no writer has won, and some got no answer or were refused for now.
     pub undecided: u32,
 }
 
@@ -75,13 +75,14 @@ impl Races {
 }
 
 impl Probe {
-    /// Returns `true` if the place can have stores that are written.
+    /// Returns whether stores can be written at the place.
     pub fn is_fine(&self) -> bool {
         let rules = self.ranges && self.refusals && self.lists;
         self.creates.is_fine() && self.swaps.is_fine() && rules
     }
 
-    /// A sentence for the user: what is wrong and what can be done, or that all is well.
+    /// Returns a sentence for the user: what is wrong and what can be done, or that everything is
+    /// well.
     pub fn verdict(&self) -> String {
         let rule = |holds: bool, wrong: &str| (!holds).then(|| wrong.to_string());
         let wrong: Vec<String> = [
@@ -113,10 +114,10 @@ impl Probe {
     }
 }
 
-/// Finds out if the place keeps conditions under races, and ranges and lists, with some 500
-/// requests. All objects are below `prefix`, in a folder that no other probe has, and are deleted
-/// before it returns, also with an error. An error is that of a request which has nothing to do
-/// with these rules: no connection, no permission, no bucket.
+/// Finds out whether the place keeps conditions under races, and ranges and lists, with some 500
+/// requests. All objects are below `prefix`, in a folder that no other probe uses, and are deleted
+/// before it returns, also after an error. An error is that of a request and not about these rules:
+/// no connection, no permission, no bucket.
 pub fn probe(objects: &dyn Objects, prefix: &str) -> Result<Probe> {
     let nonce = Machine::default().random();
     let folder = match prefix.trim_end_matches('/') {
@@ -159,15 +160,15 @@ fn races(objects: &dyn Objects, created: &[Key], swapped: &[Key]) -> Result<Prob
     })
 }
 
-/// The bytes of a writer.
+/// Returns the bytes of a writer.
 fn bytes(writer: u8) -> Bytes {
     Bytes::from(vec![writer; SIZE])
 }
 
-/// Puts what the writers of a race replace.
+/// Puts the object that the writers of a race replace.
 fn first(objects: &dyn Objects, key: &Key) -> Result<Tag> {
     match objects.put(key, bytes(THREADS), Condition::Always) {
-        // No other puts it, so what is there tells the outcome.
+        // No other caller puts this object, so repeating the put is safe.
         Err(error) if error.may_be_retried() => objects.put(key, bytes(THREADS), Condition::Always),
         outcome => outcome,
     }
@@ -204,7 +205,7 @@ fn race(objects: &dyn Objects, key: &Key, condition: &Condition, races: &mut Rac
         Err(ObjectsError::NotFound { .. }) => Bytes::new(),
         Err(error) => return Err(error),
     };
-    // A writer that was not told its outcome has won if its bytes are there.
+    // A writer that was not told its outcome has won if its bytes are in the object.
     refused |= !unsure.is_empty();
     winners.extend(unsure.into_iter().filter(|writer| there == bytes(*writer)));
     races.several += u32::from(winners.len() > 1);
@@ -233,7 +234,7 @@ fn rules(objects: &dyn Objects, folder: &str, there: &[Key], found: Probe) -> Re
             beyond, Err(ObjectsError::OutOfRange { len, .. }) if len == whole.len
         );
     }
-    // The names of a list that begins after the fifth, and ends with the last.
+    // Reads the names of a list that begins after the fifth, and ends with the last.
     let (mut names, mut after) = (Vec::new(), there[4].to_string());
     loop {
         let page = list(objects, &format!("{folder}/"), &after)?;
@@ -247,11 +248,11 @@ fn rules(objects: &dyn Objects, folder: &str, there: &[Key], found: Probe) -> Re
     Ok(Probe { ranges, refusals, lists, get: median(times), ..found })
 }
 
-/// Returns `true` if the range gives that part of the object.
+/// Returns whether the range returns that part of the object.
 fn gives(objects: &dyn Objects, key: &Key, range: Range<u64>, whole: &Object) -> Result<bool> {
     let part = Part::Range(range);
     let Ok(within) = part.within(key, whole.len) else { return Ok(false) };
-    // The length of what was read in memory.
+    // The bounds fit, since they are within the length of bytes in memory.
     let bytes = whole.bytes.slice(within.start as usize..within.end as usize);
     match persist(|| objects.get(key, part.clone())) {
         Ok(found) => Ok(found == Object { bytes, ..whole.clone() }),
@@ -268,7 +269,7 @@ fn list(objects: &dyn Objects, prefix: &str, after: &str) -> Result<objects::Pag
     persist(|| objects.list(prefix, after))
 }
 
-/// Deletes what was put. The first error is returned, after all deletions were tried.
+/// Deletes all objects of the probe. The first error is returned, after all deletions were tried.
 fn clean<'a>(objects: &dyn Objects, keys: impl Iterator<Item = &'a Key>) -> Result<()> {
     let mut outcome = Ok(());
     for key in keys {

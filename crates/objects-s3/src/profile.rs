@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The file that is read: they differ in how a section names its profile.
+/// The kind of file: the kinds differ in how a section names its profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// `~/.aws/credentials`: `[name]`.
@@ -13,30 +13,30 @@ pub(crate) enum Kind {
     Config,
 }
 
-/// The settings of one profile. Some are secrets, so its `Debug` has their names alone.
+/// The settings of one profile. Some are secrets, so its `Debug` shows only their names.
 pub(crate) struct Profile {
     name: String,
     settings: BTreeMap<String, String>,
 }
 
 impl Profile {
-    /// A profile without settings.
+    /// Creates a profile without settings.
     pub fn new(name: &str) -> Profile {
         Profile { name: name.into(), settings: BTreeMap::new() }
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The value of a setting, if it is not empty.
+    /// Returns the value of a setting, if it is not empty.
     pub fn get(&self, setting: &str) -> Option<&str> {
         self.settings.get(setting).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// Adds the settings of the profile that are in the text. Returns `true` if it has a section
-    /// there. The error names a line, and has nothing of its text, which may be a secret.
+    /// Adds the settings of the profile from the text. Returns whether the text has a section for
+    /// it. The error names a line, but not its text, which may be a secret.
     pub fn read(&mut self, text: &str, kind: Kind) -> Result<bool, String> {
         let (mut mine, mut exists, mut above) = (false, false, None);
         for (number, line) in text.lines().enumerate() {
@@ -73,7 +73,7 @@ impl Profile {
     }
 }
 
-/// The profile that a section is of.
+/// Returns the profile that a section belongs to.
 fn profile_of(section: &str, kind: Kind) -> Option<&str> {
     let section = section.trim();
     let name = match kind {
@@ -85,7 +85,8 @@ fn profile_of(section: &str, kind: Kind) -> Option<&str> {
     Some(name.trim().trim_matches('"'))
 }
 
-/// A comment is a line that begins with `#` or `;`, or what follows one of them after a space.
+/// Returns the line without its comment, which is a line that begins with `#` or `;`, or the text
+/// from one of them on after a space.
 fn without_comment(line: &str) -> &str {
     let begins = |(at, character): &(usize, char)| {
         matches!(character, '#' | ';') && (*at == 0 || line[..*at].ends_with([' ', '\t']))

@@ -1,4 +1,4 @@
-//! One request: it is signed, sent once, and its answer read.
+//! One request, which is signed and sent once, and whose answer is read.
 
 use std::error::Error;
 use std::io;
@@ -18,35 +18,35 @@ use crate::credentials::Credentials;
 
 const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-sha256");
 
-/// The most bytes of an answer that is no object and no list: an error has some hundred.
+/// The most bytes of an answer that is neither an object nor a list: an error has some hundred.
 pub(crate) const SHORT: u64 = 64 << 10;
 
 /// A request before it is signed.
 pub(crate) struct Ask {
     method: Method,
-    /// All of the URL. It has no secret.
+    /// The complete URL. It has no secret.
     url: String,
     pub headers: HeaderMap,
     body: Bytes,
     /// The SHA-256 of the body.
     digest: [u8; 32],
-    /// The most bytes of a good answer that are taken; what is longer fails.
+    /// The most bytes of a successful answer that are accepted; a longer one fails.
     longest: u64,
 }
 
 impl Ask {
-    /// A request without a body.
+    /// Creates a request without a body.
     pub fn new(method: Method, url: String, longest: u64) -> Ask {
         let (headers, body) = (HeaderMap::new(), Bytes::new());
         Ask { method, url, headers, digest: Sha256::digest(&body).into(), body, longest }
     }
 
-    /// Gives it a body with its checksum, which the server compares: it is in a header of its own,
-    /// and signed too.
+    /// Adds a body with its checksum, which the server compares: the checksum is in a header of its
+    /// own, and signed too.
     pub fn with_body(mut self, body: Bytes) -> Ask {
         self.digest = Sha256::digest(&body).into();
         self.body = body;
-        // The alphabet of base64 can stand in any header.
+        // Base64 uses only characters that any header can have.
         if let Ok(value) = HeaderValue::from_str(&STANDARD.encode(self.digest)) {
             self.headers.insert(CHECKSUM, value);
         }
@@ -54,15 +54,15 @@ impl Ask {
     }
 }
 
-/// An answer: at least its first line and its headers have come.
+/// An answer, of which at least the first line and the headers have arrived.
 pub(crate) struct Answer {
     pub status: StatusCode,
     pub headers: HeaderMap,
-    /// The bytes, or why they have not come whole.
+    /// The bytes, or the reason why they are incomplete.
     pub body: Result<Bytes, String>,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Debug)]
 pub(crate) enum Lost {
     /// There was no connection, so nothing was sent.
@@ -71,7 +71,7 @@ pub(crate) enum Lost {
     NoCredentials(String),
     /// The request cannot be sent at all.
     Invalid(String),
-    /// The request was sent, or a part of it.
+    /// The request was sent, or a part of it, without an answer.
     Unanswered(String),
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Sender {
     pub client: Client,
     pub credentials: Credentials,
     pub region: String,
-    /// The times of the client, for messages.
+    /// The timeouts of the client, for messages.
     pub timeouts: Timeouts,
 }
 
@@ -108,7 +108,7 @@ impl Sender {
         let mut request = reqwest::Request::new(method.clone(), url.parse().map_err(invalid)?);
         *request.headers_mut() = headers;
         if let Some(provider) = &self.credentials.provider {
-            // The library's message may repeat what a service has answered.
+            // The library's message may repeat the answer of a service.
             let credential = provider.get_credential().await.map_err(|_| {
                 Lost::NoCredentials(format!("{} has given none", self.credentials.source))
             })?;
@@ -123,7 +123,7 @@ impl Sender {
             *request.headers_mut() = std::mem::take(signed.headers_mut());
         }
         if *request.method() == Method::PUT {
-            // The client leaves it out where it is 0, and servers refuse a put without it.
+            // The client omits this header if the length is 0, and servers refuse a put without it.
             request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         }
         *request.body_mut() = Some(body.into());
@@ -132,7 +132,7 @@ impl Sender {
 
     async fn read(&self, mut response: Response, longest: u64) -> Result<Bytes, String> {
         let expected = response.content_length().unwrap_or(0).min(longest);
-        // No more than a zone is trusted to come before it has.
+        // No more than the size of a zone is allocated before the bytes have arrived.
         let mut body = BytesMut::with_capacity(expected.min(8 << 20) as usize);
         while let Some(chunk) = response.chunk().await.map_err(|error| self.why(&error))? {
             if (body.len() + chunk.len()) as u64 > longest {
@@ -143,7 +143,7 @@ impl Sender {
         Ok(body.freeze())
     }
 
-    /// The meaning of a request without an answer. Only an error of the connector is from before
+    /// Maps an error of a request without an answer. Only an error of the connector occurred before
     /// the first byte was sent.
     fn lost(&self, error: &reqwest::Error) -> Lost {
         if error.is_builder() {
@@ -158,8 +158,8 @@ impl Sender {
             .last();
         let kind = match kind {
             _ if error.is_timeout() => io::ErrorKind::TimedOut,
-            // These say what is wrong; the first is TLS that does not fit, such as a certificate,
-            // and does not pass by itself.
+            // These kinds say what is wrong; the first stands for a TLS failure, such as a bad
+            // certificate, and does not pass by itself.
             Some(
                 kind @ (io::ErrorKind::InvalidData
                 | io::ErrorKind::ConnectionRefused
@@ -167,13 +167,13 @@ impl Sender {
                 | io::ErrorKind::NetworkUnreachable
                 | io::ErrorKind::NetworkDown),
             ) => kind,
-            // Names that are not resolved, and connections that end as they begin: outages.
+            // Unresolved names, and connections that end as they begin, are outages.
             _ => io::ErrorKind::NotConnected,
         };
         Lost::NotConnected(io::Error::new(kind, self.why(error)))
     }
 
-    /// The innermost cause. The outer ones have URLs.
+    /// Returns the innermost cause. The outer ones have URLs.
     fn why(&self, error: &reqwest::Error) -> String {
         if error.is_timeout() {
             return if error.is_connect() {
@@ -186,8 +186,8 @@ impl Sender {
     }
 }
 
-/// The causes of an error, without the error itself. An error of `std::io` does not call the error
-/// inside it its cause, so that one is looked up.
+/// Returns the causes of an error, without the error itself. An error of `std::io` does not report
+/// the error inside it as its cause, so that one is looked up.
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(error.source(), |&error| {
         match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
@@ -197,7 +197,7 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
     })
 }
 
-/// A header of a request.
+/// Adds a header to a request.
 pub(crate) fn header(
     headers: &mut HeaderMap,
     name: HeaderName,

@@ -1,4 +1,4 @@
-//! Requests of an asynchronous client, waited for by threads that block.
+//! Runs requests of an asynchronous client for threads that block.
 //!
 //! The runtime has two threads of its own. A caller hands its request over and waits on a condition
 //! variable; it never runs a future itself, so any thread may call, and any number at once.
@@ -25,8 +25,8 @@ enum State<T> {
     Dropped,
 }
 
-/// The side of the slot that the request has. A slot does not stay as it is when this is gone, so
-/// that no caller waits for ever.
+/// The request's side of a slot. When it is dropped the slot changes its state, so that no caller
+/// waits for ever.
 struct Promise<T>(Arc<Slot<T>>);
 
 impl<T> Promise<T> {
@@ -56,8 +56,8 @@ impl Engine {
         Ok(Engine(Some(runtime)))
     }
 
-    /// Runs the request to its end, and blocks until then. `None` if it has no outcome, since it
-    /// has panicked: then it is not known how far it came.
+    /// Runs the request to its end, and blocks until then. Returns `None` if it has no outcome,
+    /// because it has panicked: then it is not known how far it came.
     pub fn run<T: Send + 'static>(
         &self,
         request: impl Future<Output = T> + Send + 'static,
@@ -78,7 +78,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Requests that were given up may still be under way, and need not be waited for.
+        // Requests that were abandoned may still be running, and need not be waited for.
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }

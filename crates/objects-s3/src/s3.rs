@@ -19,16 +19,16 @@ use crate::place::Place;
 use crate::request::{Answer, Ask, SHORT, Sender, header};
 use crate::runtime::Engine;
 
-/// The first byte that no object has, far below the numbers that servers cannot read.
+/// An offset beyond the end of every object, far below the numbers that servers cannot read.
 const BEYOND: u64 = 1 << 62;
 /// The most bytes of a page of a list: 1,000 names of 1,024 bytes, each of which can be written in
-/// up to six, and what stands around them.
+/// up to six, and the text around them.
 const LIST: u64 = 16 << 20;
 
 /// Objects in a bucket of an S3-compatible server. Every call sends one request, once; a range that
-/// begins beyond the end may need a second one, and a list as many as it takes to find an entry.
+/// begins beyond the end may need a second one, and a list as many as are needed to find an entry.
 ///
-/// It has threads of its own: it is made after the last `fork` of the process.
+/// It has threads of its own, so it must be created after the last `fork` of the process.
 pub struct S3Objects {
     place: Place,
     sender: Sender,
@@ -37,14 +37,14 @@ pub struct S3Objects {
 }
 
 impl S3Objects {
-    /// Objects in the bucket and below the prefix of an address such as `s3://bucket/prefix`, by
-    /// the settings and the credentials of the environment. Nothing is sent.
+    /// Creates the place for the bucket and the prefix of an address such as `s3://bucket/prefix`,
+    /// with the settings and the credentials of the environment. Nothing is sent.
     pub fn from_address(address: &str, environment: &Environment) -> Result<S3Objects> {
         S3Objects::new(&S3Config::from_address(address)?, environment)
     }
 
-    /// Objects in a bucket, by the credentials of the environment, and by its settings where the
-    /// configuration has none. Nothing is sent.
+    /// Creates the place for a bucket, with the credentials of the environment, and with its
+    /// settings for those that the configuration lacks. Nothing is sent.
     pub fn new(config: &S3Config, environment: &Environment) -> Result<S3Objects> {
         let profile = environment.profile()?;
         let place = Place::of(config, environment, &profile)?;
@@ -62,19 +62,19 @@ impl S3Objects {
         Ok(S3Objects { place, sender, engine, entries: None })
     }
 
-    /// Lists have pages of at most so many entries, one at least. Otherwise the server decides; it
-    /// is 1,000 everywhere.
+    /// Limits the pages of lists to this many entries, at least one. Otherwise the server decides;
+    /// all known servers use 1,000.
     #[must_use]
     pub fn with_pages_of(self, entries: usize) -> Self {
         S3Objects { entries: Some(entries.max(1)), ..self }
     }
 
-    /// Where it is.
+    /// Returns the location of the bucket.
     pub(crate) fn bucket(&self) -> &Place {
         &self.place
     }
 
-    /// Where credentials come from.
+    /// Returns the source of the credentials.
     pub(crate) fn source(&self) -> &str {
         &self.sender.credentials.source
     }
@@ -93,12 +93,12 @@ impl S3Objects {
         Ask::new(method, format!("{}/{}{key}", self.place.url, self.place.prefix), longest)
     }
 
-    /// Reads a part of an object; `None`: it has the tag `unless`.
+    /// Reads a part of an object. Returns `None` if the object has the tag `unless`.
     fn read(&self, key: &Key, part: &Part, unless: Option<&Tag>) -> Result<Option<Object>> {
-        // A range without bytes cannot be asked for.
+        // A range without bytes cannot be requested.
         let longest = match part.within(key, u64::MAX)? {
             range if *part == Part::Whole => range.end,
-            // A server that ignores the range sends all of the object.
+            // A server that ignores the range sends the whole object.
             range => (range.end - range.start).max(64 << 20),
         };
         let asked = Asked::Get(key.clone());
@@ -122,7 +122,7 @@ impl S3Objects {
         }
     }
 
-    /// The error of a range that begins at or after the end of the object.
+    /// Returns the error of a range that begins at or after the end of the object.
     fn beyond(&self, asked: &Asked, key: &Key, start: u64, answer: &Answer) -> ObjectsError {
         let body = answer.body.as_deref().unwrap_or_default();
         let len = match answer::length(&answer.headers, body) {
@@ -136,7 +136,7 @@ impl S3Objects {
         }
     }
 
-    /// The length of the object, by a request of its own.
+    /// Requests the length of the object.
     fn length(&self, asked: &Asked, key: &Key) -> Result<u64> {
         let answer = self.send(asked, self.ask(Method::HEAD, key, SHORT))?;
         match answer.status {
@@ -148,7 +148,7 @@ impl S3Objects {
         }
     }
 
-    /// One page, as the server has it.
+    /// Returns one page, as the server has it.
     fn page(
         &self,
         asked: &Asked,
@@ -168,7 +168,7 @@ impl S3Objects {
         }
         let invalid = |_| asked.unsure("the name of the place makes no URL");
         let url = reqwest::Url::parse_with_params(&self.place.url, query).map_err(invalid)?;
-        // A plus sign for a space is not understood by all servers as they check signatures.
+        // Some servers do not understand a plus sign for a space when they check signatures.
         let ask = Ask::new(Method::GET, url.as_str().replace('+', "%20"), LIST);
         let answer = self.send(asked, ask)?;
         if answer.status != StatusCode::OK {
@@ -179,13 +179,13 @@ impl S3Objects {
     }
 }
 
-/// Returns `true` if there are keys with this prefix.
+/// Returns whether keys with this prefix can exist.
 fn begins_a_key(prefix: &str) -> bool {
     prefix.is_empty() || Key::new(prefix).is_ok() || Key::new(format!("{prefix}a")).is_ok()
 }
 
-/// The header for a part. A number that some servers cannot read is replaced by one that has the
-/// same meaning, as no object is that long.
+/// Returns the header for a range. A number that some servers cannot read is replaced by one that
+/// has the same meaning, as no object is that long.
 fn range_header(range: &Range<u64>) -> String {
     let start = range.start.min(BEYOND);
     if range.end > BEYOND {
@@ -194,7 +194,7 @@ fn range_header(range: &Range<u64>) -> String {
     format!("bytes={start}-{}", range.end - 1)
 }
 
-/// The part that an answer with success has.
+/// Returns the part in an answer with success.
 fn object(asked: &Asked, key: &Key, part: &Part, answer: Answer) -> Result<Object> {
     let Some(tag) = tag(&answer.headers) else {
         return Err(asked.unsure("the answer has no tag"));
@@ -208,7 +208,8 @@ fn object(asked: &Asked, key: &Key, part: &Part, answer: Answer) -> Result<Objec
         };
     };
     if answer.status == StatusCode::OK {
-        // A server may ignore the range, and give all of it. Its length is that of bytes in memory.
+        // A server may ignore the range, and send the whole object. Its length is that of bytes in
+        // memory.
         let range = part.within(key, got)?;
         let bytes = body.slice(range.start as usize..range.end as usize);
         return Ok(Object { bytes, tag, len: got });
@@ -261,7 +262,7 @@ impl Objects for S3Objects {
         if !answer.status.is_success() {
             return Err(asked.refused(&answer, &self.place.name));
         }
-        // It was applied, whatever became of the rest of the answer.
+        // The put was applied, even if the rest of the answer was lost.
         tag(&answer.headers).ok_or_else(|| asked.unsure("the answer has no tag"))
     }
 
@@ -280,7 +281,7 @@ impl Objects for S3Objects {
 
     fn list(&self, prefix: &str, after: &str) -> Result<Page> {
         if !begins_a_key(prefix) {
-            // Some servers refuse such names, and none has such keys.
+            // Some servers refuse such names, and no server has such keys.
             return Ok(Page::default());
         }
         let asked = Asked::List(prefix.into());
@@ -302,7 +303,8 @@ impl Objects for S3Objects {
             if !entries.is_empty() || !more {
                 return Ok(Page { entries, more });
             }
-            // Only names of others were on this page, and a page goes on from an entry.
+            // This page had only names of other writers, and a page must have an entry to continue
+            // from.
             if page.token == token {
                 return Err(asked.unsure("the list repeats itself"));
             }

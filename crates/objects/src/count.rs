@@ -38,7 +38,7 @@ pub struct KindCounts {
     pub requests: u64,
     /// Requests that returned an error.
     pub failed: u64,
-    /// Bytes of objects: received by GET, sent by PUT even if it failed. Others have none.
+    /// Bytes of objects: received by GET, or sent by PUT even if it failed; 0 for the other kinds.
     pub bytes: u64,
 }
 
@@ -81,7 +81,7 @@ impl CountObjects {
         }
     }
 
-    /// The requests since it was made.
+    /// Returns the requests counted since this was created.
     pub fn counts(&self) -> Counts {
         Counts {
             get: self.get.counts(),
@@ -168,7 +168,7 @@ mod tests {
         Ok(())
     }
 
-    /// A place in which a read waits until three are there.
+    /// A place in which a read waits until three reads have arrived.
     #[derive(Debug)]
     struct Together(MemoryObjects, Barrier);
 

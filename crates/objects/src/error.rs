@@ -1,5 +1,5 @@
-//! Errors of operations on objects, in words for the user. The difference that matters to a caller
-//! is between errors after which *nothing was changed* and [`ObjectsError::Unsure`].
+//! Errors of operations on objects, with messages for the user. The difference that matters to a
+//! caller is between errors after which *nothing was changed* and [`ObjectsError::Unsure`].
 
 use std::io;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::secret_id::SecretId;
 /// The result of an operation on objects.
 pub type Result<T, E = ObjectsError> = std::result::Result<T, E>;
 
-/// An error of an operation on objects. After all but [`ObjectsError::Unsure`] it is certain that
-/// the operation changed nothing and never will.
+/// An error of an operation on objects. After every variant except [`ObjectsError::Unsure`] it is
+/// certain that the operation changed nothing and never will.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ObjectsError {
     /// There is no such object: HTTP status 404.
@@ -27,9 +27,9 @@ pub enum ObjectsError {
         /// The key.
         key: Key,
     },
-    /// It is not known if the operation was applied, or will be: no answer came, or one which does
-    /// not tell (409, 5xx, 412 to a repetition). A writer reads the object to find out, and takes
-    /// into account that a request under way may still arrive. Of a read it means no more than that
+    /// It is not known whether the operation was applied, or will be: no answer came, or one that
+    /// does not tell (409, 5xx, 412 to a repetition). A writer reads the object to find out, and
+    /// takes into account that a request in flight may still arrive. For a read it only means that
     /// there was no answer.
     #[error("it is not known if the request for {key} was applied: {why}; read the object again")]
     Unsure {
@@ -38,7 +38,7 @@ pub enum ObjectsError {
         /// The reason.
         why: String,
     },
-    /// The server does too much, and has not applied the request: HTTP status 429, or 503 with
+    /// The server is overloaded, and has not applied the request: HTTP status 429, or 503 with
     /// `SlowDown`.
     #[error("the request for {key} was refused for now: {why}; try again later, and more slowly")]
     Busy {
@@ -71,24 +71,24 @@ pub enum ObjectsError {
     /// The bucket or folder does not exist.
     #[error("{place} does not exist; create it, mount it, or check its name")]
     NoBucket {
-        /// The place, as [`crate::Objects::place`] has it.
+        /// The place, as returned by [`crate::Objects::place`].
         place: String,
     },
-    /// An encrypted object is not what was encrypted under its key.
+    /// An encrypted object differs from the one that was encrypted under its key.
     #[error("the object {key} in {place} is damaged, or was replaced: it cannot be decrypted")]
     Damaged {
         /// The key.
         key: Key,
-        /// The place, as [`crate::Objects::place`] has it.
+        /// The place, as returned by [`crate::Objects::place`].
         place: String,
     },
-    /// An object is encrypted with another secret, or it is encrypted and there is none, or it is
-    /// not encrypted and there is one.
+    /// An object is encrypted with another secret, or it is encrypted and no secret is given, or it
+    /// is not encrypted although one is given.
     #[error("{}", of_secrets(.key, .place, *.found, *.own))]
     Secret {
         /// The key.
         key: Key,
-        /// The place, as [`crate::Objects::place`] has it.
+        /// The place, as returned by [`crate::Objects::place`].
         place: String,
         /// The secret with which the object is encrypted.
         found: Option<SecretId>,
@@ -108,7 +108,7 @@ pub enum ObjectsError {
     },
 }
 
-/// Says how the secrets of an object and of its user differ, and what to do.
+/// Describes how the secrets of an object and of its user differ, and what to do.
 fn of_secrets(key: &Key, place: &str, found: Option<SecretId>, own: Option<SecretId>) -> String {
     match (found, own) {
         (Some(found), Some(own)) => format!(
@@ -124,7 +124,7 @@ fn of_secrets(key: &Key, place: &str, found: Option<SecretId>, own: Option<Secre
     }
 }
 
-/// Says what the user can do about an error of the host.
+/// Returns advice to the user about an error of the host.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull => "free some space there, and repeat it",
@@ -138,7 +138,7 @@ fn advice(source: &io::Error) -> &'static str {
 }
 
 impl ObjectsError {
-    /// An error of the host while `doing` something, before it could change anything.
+    /// Returns an error of the host while `doing` something, before it could change anything.
     pub fn io(doing: impl Into<String>, source: impl Into<io::Error>) -> ObjectsError {
         let (doing, source) = (doing.into(), source.into());
         match source.kind() {
@@ -149,10 +149,9 @@ impl ObjectsError {
         }
     }
 
-    /// Returns `true` if the same call may succeed when it is repeated later, although nothing else
-    /// changes.
-    /// A put or a delete may be repeated blindly only if [`ObjectsError::is_certain`] too: after
-    /// others, [`crate::swap`] and [`crate::create`] find out what holds.
+    /// Returns whether the same call may succeed when it is repeated later, although nothing else
+    /// changes. A put or a delete may be repeated blindly only if [`ObjectsError::is_certain`] too:
+    /// after other errors, [`crate::swap`] and [`crate::create`] find out what holds.
     pub fn may_be_retried(&self) -> bool {
         match self {
             ObjectsError::Unsure { .. } | ObjectsError::Busy { .. } => true,
@@ -172,7 +171,7 @@ impl ObjectsError {
         }
     }
 
-    /// Returns `true` if it is certain that the operation was not applied and never will be.
+    /// Returns whether it is certain that the operation was not applied and never will be.
     pub fn is_certain(&self) -> bool {
         !matches!(self, ObjectsError::Unsure { .. })
     }

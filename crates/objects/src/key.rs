@@ -1,11 +1,11 @@
-//! Names of objects. A key that exists was checked, so that no place has to think about names which
+//! Names of objects. A `Key` was checked on creation, so that no place has to handle names that
 //! leave its folder, need an escape in a request, or are too long for a file.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// The most bytes of a key; servers take up to 1,024, of which the name of a bucket's folder may
-/// take some.
+/// The most bytes of a key; servers take up to 1,024, and the name of a bucket's folder may need
+/// some.
 const LONGEST: usize = 900;
 /// The most bytes of one part: the longest name of a file.
 const LONGEST_PART: usize = 255;
@@ -16,7 +16,7 @@ const LONGEST_PART: usize = 255;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Arc<str>);
 
-/// Why a text is no key, as a sentence.
+/// The reason why a text is not a key, as a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{start:?} is no key of an object: {why}")]
 pub struct InvalidKey {
@@ -35,19 +35,19 @@ impl Key {
         }
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The folders, and the name in the last of them.
+    /// Returns the folders, and the name in the last of them.
     pub(crate) fn split(&self) -> (impl Iterator<Item = &str>, &str) {
         let (folders, name) = self.0.rsplit_once('/').unwrap_or(("", &self.0));
         (folders.split('/').filter(|part| !part.is_empty()), name)
     }
 }
 
-/// Returns why this is no key.
+/// Returns the reason why this is not a key.
 fn objection(name: &str) -> Option<&'static str> {
     if name.is_empty() || name.len() > LONGEST {
         return Some("a key has 1 to 900 bytes");
@@ -55,7 +55,7 @@ fn objection(name: &str) -> Option<&'static str> {
     name.split('/').find_map(part_objection)
 }
 
-/// Returns why this is no part of a key.
+/// Returns the reason why this is not a part of a key.
 pub(crate) fn part_objection(part: &str) -> Option<&'static str> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     match part {
@@ -67,7 +67,7 @@ pub(crate) fn part_objection(part: &str) -> Option<&'static str> {
     }
 }
 
-/// Keys and their texts have one order.
+/// Keys and their texts have the same order.
 impl std::borrow::Borrow<str> for Key {
     fn borrow(&self) -> &str {
         &self.0

@@ -1,15 +1,15 @@
-//! Objects by key with conditions: the interface of a store of objects such as a bucket of S3, and
-//! places that have it on one machine.
+//! Objects by key with conditions: the interface of an object store such as a bucket of S3, and
+//! places that provide it on one machine.
 //!
-//! - [`Objects`] is the interface. It blocks, and names what a caller has to tell apart: above all
-//!   errors after which nothing was changed, and [`ObjectsError::Unsure`].
+//! - [`Objects`] is the interface. It blocks, and distinguishes the cases that a caller must
+//!   handle: above all errors after which nothing was changed, and [`ObjectsError::Unsure`].
 //! - [`DirectoryObjects`] keeps them in a folder that any number of processes share.
 //! - [`MemoryObjects`] keeps them in memory, and [`FaultyObjects`] makes any place behave as badly
 //!   as a network and a busy server do, reproducibly from a seed.
 //! - `EncryptedObjects` encrypts them before they are sent (feature `encryption`).
 //! - [`CountObjects`] counts requests and bytes, and [`Unreachable`] answers none.
 //! - [`swap`] and [`create`] are the protocol by which all users replace and create an object that
-//!   others may replace or create too. They resolve answers that were lost.
+//!   others may replace or create too. They resolve lost answers.
 //!
 //! ```
 //! use bytes::Bytes;
@@ -59,43 +59,46 @@ pub use unreachable::Unreachable;
 
 use bytes::Bytes;
 
-/// A place that has objects. All calls block until the outcome is known or given up. Any number of
-/// threads may call it, and other processes may use the same place.
+/// A place that holds objects. All calls block until the outcome is known or given up. Any number
+/// of threads may call it, and other processes may use the same place.
 ///
 /// Every operation on one key is atomic, and a read that begins after a put or delete was answered
 /// sees it, or a later one. Nothing is promised about the order of operations on two keys that are
 /// under way together.
 ///
-/// No key may be a folder of another one (`a` and `a/b`): a server would take both, a folder does
-/// not, and refuses the second as [`ObjectsError::Invalid`].
+/// No key may be a folder of another one (`a` and `a/b`): a server would accept both, but a folder
+/// does not, and refuses the second as [`ObjectsError::Invalid`].
 pub trait Objects: Send + Sync + std::fmt::Debug {
     /// Returns the object, or the part of it. A range which begins in the object and ends beyond it
-    /// gives what is there; one that begins at or after the end is [`ObjectsError::OutOfRange`].
+    /// returns the bytes that exist; one that begins at or after the end is
+    /// [`ObjectsError::OutOfRange`].
     fn get(&self, key: &Key, part: Part) -> Result<Object>;
 
-    /// As [`Objects::get`], unless the object has this tag: then it returns `None`, and no bytes
-    /// are sent where the place can compare tags.
+    /// Reads like [`Objects::get`], unless the object has this tag: then it returns `None`, and no
+    /// bytes are sent if the place can compare tags.
     fn get_other(&self, key: &Key, part: Part, tag: &Tag) -> Result<Option<Object>> {
         self.get(key, part).map(|object| Some(object).filter(|object| object.tag != *tag))
     }
 
     /// Creates or replaces the object if the condition holds, durably, and returns its new tag.
-    /// [`ObjectsError::ConditionFailed`] says that it does not hold, and [`ObjectsError::NotFound`]
-    /// that there is nothing for [`Condition::Matches`]; both are certain.
+    /// Returns [`ObjectsError::ConditionFailed`] if the condition does not hold, and
+    /// [`ObjectsError::NotFound`] if there is no object for [`Condition::Matches`]; both are
+    /// certain.
     fn put(&self, key: &Key, bytes: Bytes, condition: Condition) -> Result<Tag>;
 
-    /// Deletes the object. To delete what is not there succeeds.
+    /// Deletes the object. Deleting a missing object succeeds.
     fn delete(&self, key: &Key) -> Result<()>;
 
     /// Returns the first objects after `after` whose keys begin with `prefix`, by ascending key.
-    /// Both compare bytes, need not be keys, and may be empty. A list is no snapshot: what others
-    /// put or delete between two pages, it may have or not.
+    /// Both compare bytes, need not be keys, and may be empty. A list is not a snapshot: it may or
+    /// may not have the effects of puts and deletions by others between two pages.
     fn list(&self, prefix: &str, after: &str) -> Result<Page>;
 
-    /// The place, for messages: `dir:/mnt/x`, `s3://bucket/name`. It has no secrets.
+    /// Returns the place, for messages: `dir:/mnt/x`, `s3://bucket/name`. It has no secrets.
     fn place(&self) -> String;
 
-    /// The secret with which the objects are encrypted before they are sent; `None`: they are not.
+    /// Returns the secret with which the objects are encrypted before they are sent, or `None` if
+    /// they are not.
     fn secret(&self) -> Option<SecretId> {
         None
     }

@@ -1,4 +1,5 @@
-//! Objects in memory, for tests and simulations: the reference for what the others do.
+//! Objects in memory, for tests and simulations: the reference for the behaviour of the other
+//! places.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,11 +16,11 @@ use crate::error::{ObjectsError, Result};
 use crate::key::Key;
 use crate::object::{Condition, Listed, Object, Page, Part, Tag};
 
-/// The entries of a page, as many as servers give.
+/// The number of entries of a page, as on servers.
 const PAGE: usize = 1000;
 
-/// Objects in memory. A tag is a hash of the bytes, as on servers: one that is stale is accepted
-/// when the same bytes recur.
+/// Objects in memory. A tag is a hash of the bytes, as on servers: a stale tag is accepted when the
+/// same bytes recur.
 pub struct MemoryObjects {
     objects: RwLock<BTreeMap<Key, Stored>>,
     env: Arc<dyn Env>,
@@ -40,23 +41,23 @@ impl Default for MemoryObjects {
 }
 
 impl MemoryObjects {
-    /// No objects, with the clock of the machine.
+    /// Creates an empty place with the clock of the machine.
     pub fn new() -> Self {
         Self::with_env(Arc::new(Machine::default()))
     }
 
-    /// No objects; the times of those to come are by the clock of `env`.
+    /// Creates an empty place; the clock of `env` sets the times of new objects.
     pub fn with_env(env: Arc<dyn Env>) -> Self {
         MemoryObjects { objects: RwLock::default(), env, page: PAGE }
     }
 
-    /// Lists have pages of at most so many entries, one at least.
+    /// Limits the pages of lists to this many entries, at least one.
     #[must_use]
     pub fn with_pages_of(self, entries: usize) -> Self {
         MemoryObjects { page: entries.max(1), ..self }
     }
 
-    /// The number of objects.
+    /// Returns the number of objects.
     pub fn count(&self) -> usize {
         self.objects.read().len()
     }
@@ -68,7 +69,7 @@ impl fmt::Debug for MemoryObjects {
     }
 }
 
-/// Returns `true` if two keys cannot exist together in a folder: one is a folder of the other.
+/// Returns whether two keys cannot exist together in a folder: one is a folder of the other.
 fn clash(objects: &BTreeMap<Key, Stored>, key: &Key) -> bool {
     let text = key.as_str();
     let folder = format!("{text}/");
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_stale_tag_is_accepted_when_the_same_bytes_recur() -> Result<()> {
-        // As on every server tried: this is why a head has a nonce.
+        // Every server that was tried does the same: this is why a head has a nonce.
         let objects = MemoryObjects::new();
         let key = Key::new("head")?;
         let stale = objects.put(&key, Bytes::from("a"), Condition::Absent)?;

@@ -1,4 +1,4 @@
-//! All that operations on objects take and return: parts, conditions, tags, pages of lists.
+//! The types that operations on objects take and return: parts, conditions, tags, pages of lists.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,16 +13,16 @@ use crate::key::Key;
 /// The bytes of an object that are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// All of them.
+    /// All bytes.
     Whole,
     /// The bytes from `start` to before `end`, or to the end of the object if that comes first.
     Range(Range<u64>),
 }
 
 impl Part {
-    /// The bytes of an object of `len` bytes that this is. [`ObjectsError::OutOfRange`] if it
-    /// begins at or after the end, and [`ObjectsError::Invalid`] if it can have no bytes whatever
-    /// the object has: a request of HTTP cannot express that.
+    /// Returns the range of this part in an object of `len` bytes. Returns
+    /// [`ObjectsError::OutOfRange`] if it begins at or after the end, and [`ObjectsError::Invalid`]
+    /// if it has no bytes for any object: a request of HTTP cannot express that.
     pub fn within(&self, key: &Key, len: u64) -> Result<Range<u64>> {
         match self {
             Part::Whole => Ok(0..len),
@@ -38,23 +38,24 @@ impl Part {
     }
 }
 
-/// The version of an object, in the words of its server. Servers make it of the bytes alone, so the
-/// same bytes have the same tag again; two contents never share one.
+/// The version of an object, as its server writes it. Servers derive it from the bytes alone, so
+/// the same bytes have the same tag again; two contents never share one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tag(String);
 
 impl Tag {
-    /// A tag as a server wrote it.
+    /// Creates a tag as a server wrote it.
     pub fn new(text: impl Into<String>) -> Tag {
         Tag(text.into())
     }
 
-    /// The tag of these bytes where this crate is the server: their SHA-256 in hexadecimal digits.
+    /// Returns the tag of these bytes if this crate is the server: their SHA-256 in hexadecimal
+    /// digits.
     pub fn of(bytes: &[u8]) -> Tag {
         Hasher::over(bytes).tag()
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -66,7 +67,7 @@ impl fmt::Display for Tag {
     }
 }
 
-/// Makes a tag of bytes that come in pieces.
+/// Makes a tag of bytes that arrive in pieces.
 #[derive(Default)]
 pub(crate) struct Hasher(Sha256);
 
@@ -95,18 +96,18 @@ impl Hasher {
 pub struct Object {
     /// The bytes of the part.
     pub bytes: Bytes,
-    /// The version that they are of.
+    /// The tag of the version that they belong to.
     pub tag: Tag,
     /// The length of the whole object, bytes.
     pub len: u64,
 }
 
-/// A put is applied only if this holds.
+/// The condition under which a put is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// Nothing: what is there is replaced.
+    /// No condition: an existing object is replaced.
     Always,
-    /// There is no object of that key: `If-None-Match: *`.
+    /// There is no object with this key: `If-None-Match: *`.
     Absent,
     /// The object has this tag: `If-Match`.
     Matches(Tag),
@@ -117,7 +118,7 @@ pub enum Condition {
 pub struct Page {
     /// The objects, by ascending key.
     pub entries: Vec<Listed>,
-    /// `true` if there may be others after the last entry. Then there is an entry, to go on from.
+    /// `true` if there may be others after the last entry. Then there is an entry to continue from.
     pub more: bool,
 }
 
@@ -128,7 +129,7 @@ pub struct Listed {
     pub key: Key,
     /// Its length, bytes.
     pub len: u64,
-    /// When it was put last, by the clock of the place, since 1970.
+    /// The time at which it was last put, by the clock of the place, since 1970.
     pub modified: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! How long a caller repeats what may succeed later, and reads that are repeated.
+//! Requests that are repeated, as long as the caller is willing to wait.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::error::{ObjectsError, Result};
 use crate::key::Key;
 use crate::object::{Object, Part, Tag};
 
-/// How often a request is repeated, and how long the caller sleeps before each repetition: at first
+/// The patience of a caller: the number of requests, and the sleep before each repetition: at first
 /// `first`, then twice as long each time, up to `longest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
@@ -22,7 +22,7 @@ pub struct Patience {
 }
 
 impl Default for Patience {
-    /// Eight requests within some 6 seconds.
+    /// Returns the patience for eight requests within some 6 seconds.
     fn default() -> Self {
         Patience { requests: 8, first: Duration::from_millis(50), longest: Duration::from_secs(2) }
     }
@@ -35,7 +35,7 @@ impl Patience {
     }
 }
 
-/// The rest of some patience.
+/// The rest of a patience.
 pub(crate) struct Attempts {
     left: u32,
     sleep: Duration,
@@ -57,8 +57,8 @@ impl Attempts {
     }
 }
 
-/// Reads as [`Objects::get`] does, and repeats it after errors that may pass, and after answers
-/// that are shorter than the part asked for. The bytes may still be damaged: only a checksum in
+/// Reads like [`Objects::get`], and repeats the read after errors that may pass, and after answers
+/// that are shorter than the requested part. The bytes may still be damaged: only a checksum in
 /// them tells.
 pub fn get_patiently(
     objects: &dyn Objects,
@@ -71,7 +71,8 @@ pub fn get_patiently(
     })
 }
 
-/// As [`get_patiently`], of an object that has another tag than this one by [`Objects::get_other`].
+/// Reads like [`get_patiently`] an object whose tag may differ from this one, by
+/// [`Objects::get_other`].
 pub fn get_other_patiently(
     objects: &dyn Objects,
     key: &Key,

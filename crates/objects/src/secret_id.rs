@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// Tells secrets with which objects are encrypted apart, without a hint at what they are: eight
-/// bytes that are derived from one.
+/// Identifies a secret with which objects are encrypted, without revealing it: eight bytes that are
+/// derived from the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SecretId(pub [u8; 8]);
 

@@ -1,20 +1,20 @@
 //! The protocol by which every user replaces an object that others may replace too (a *head*), or
-//! creates one that others may create. It resolves requests of which the answer was lost.
+//! creates one that others may create. It resolves requests whose answer was lost.
 //!
-//! These hold:
+//! The following invariants hold:
 //!
-//! - The bytes of an attempt have a random nonce that no other attempt has. Tags are made of the
+//! - The bytes of an attempt have a random nonce that no other attempt has. Tags depend on the
 //!   bytes alone, so without it a stale tag is accepted when bytes recur. With it, a tag that was
-//!   replaced never comes back, and a request under way that arrives later than its answer was
-//!   given up can be applied only while nothing else was: it is then the swap that was asked for.
+//!   replaced never comes back, and a request in flight that arrives after its sender has given up
+//!   can be applied only if nothing else was: then it is the swap that was requested.
 //! - All requests of one call send the same bytes. If the first is applied late, the condition of
-//!   the second fails, and the object that is then read is that of this caller.
-//! - A failed condition is taken as certain only as the answer to the first request, when no other
-//!   request of this call can have been applied. In all other cases the object is read, and what is
-//!   there decides.
-//! - Where several writers replace an object in turn, its bytes must tell whether they came after
-//!   this attempt: another writer may replace it before this one has read it. In a head of a store
-//!   a higher epoch tells that, as the epoch's owner is the only writer.
+//!   the second fails, and the object that is then read is the one of this caller.
+//! - A failed condition is certain only as the answer to the first request, when no other request
+//!   of this call can have been applied. In all other cases the object is read, and its bytes
+//!   decide.
+//! - If several writers replace an object in turn, its bytes must tell whether they came after this
+//!   attempt: another writer may replace it before this one has read it. In a head of a store a
+//!   higher epoch tells that, as the epoch's owner is the only writer.
 
 use bytes::Bytes;
 
@@ -24,14 +24,14 @@ use crate::key::Key;
 use crate::object::{Condition, Object, Part, Tag};
 use crate::retry::{Attempts, Patience, get_patiently};
 
-/// The judgement of a caller on bytes that were read back.
+/// The judgement of a caller on bytes that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// They have the nonce of this attempt, or come after it: it was applied.
     Mine,
-    /// They do not.
+    /// They neither have the nonce nor come after it.
     Other,
-    /// Their checksum is wrong, so they say nothing. They are read again.
+    /// Their checksum is wrong, so they tell nothing. They are read again.
     Damaged,
 }
 
@@ -41,7 +41,8 @@ pub enum Swapped {
     /// The swap was applied, once. The tag is that of the object as it was seen last, which is that
     /// of a successor if one was read.
     Done(Tag),
-    /// The swap was not applied and never will be: another writer has replaced the object by this.
+    /// The swap was not applied and never will be: another writer has replaced the object by this
+    /// one.
     Overtaken(Object),
 }
 
@@ -54,14 +55,14 @@ pub enum Created {
     Taken(Object),
 }
 
-/// Replaces the object, which must have the tag `expected`, by `bytes`, which have a nonce inside.
-/// `judge` tells whether bytes that were read are those, or come after them.
+/// Replaces the object, which must have the tag `expected`, by `bytes`, which contain a nonce.
+/// `judge` tells whether bytes that were read are these bytes, or come after them.
 ///
 /// After an error with [`ObjectsError::is_certain`] nothing was changed. After
-/// [`ObjectsError::Unsure`] the patience is at its end: the caller may call again with the same
-/// `expected` and `bytes`, any time later, or read the object when it can. If the
-/// object was deleted, which the users of a head never do, the error is [`ObjectsError::NotFound`],
-/// or [`ObjectsError::Unsure`] when this swap may have been applied before that.
+/// [`ObjectsError::Unsure`] the patience is exhausted: the caller may call again with the same
+/// `expected` and `bytes` at any later time, or read the object when it can. If the object was
+/// deleted, which the users of a head never do, the error is [`ObjectsError::NotFound`], or
+/// [`ObjectsError::Unsure`] if this swap may have been applied before that.
 pub fn swap(
     objects: &dyn Objects,
     key: &Key,
@@ -79,10 +80,11 @@ pub fn swap(
             Err(error) => error,
         };
         match error {
-            // Certain if it answers the first request, but the caller needs what is there anyway.
+            // The failure is certain if it answers the first request, but the caller needs the
+            // present object anyway.
             ObjectsError::ConditionFailed { .. } => {}
             ObjectsError::Unsure { .. } => unsure = Some(error),
-            // Nothing is known about this object that a read could tell.
+            // A read could tell nothing about this object that is not known.
             error if error.may_be_retried() && unsure.is_none() => {
                 if attempts.next() {
                     continue;
@@ -97,15 +99,15 @@ pub fn swap(
         match verdict {
             Verdict::Mine => return Ok(Swapped::Done(object.tag)),
             Verdict::Other if object.tag != *expected => return Ok(Swapped::Overtaken(object)),
-            // Nothing was applied yet; what is under way can still be. Once more, with the same
-            // bytes.
+            // Nothing was applied yet, but a request in flight still can be. The swap is tried
+            // again, with the same bytes.
             Verdict::Other | Verdict::Damaged => again(&mut attempts, &unsure, key)?,
         }
     }
 }
 
-/// Creates the object, if there is none, with `bytes`, which no other writer would put there: they
-/// have a nonce inside, or a name that is the writer's alone.
+/// Creates the object, if there is none, with `bytes`, which no other writer would put under its
+/// key: they contain a nonce, or the key belongs to the writer alone.
 ///
 /// After an error with [`ObjectsError::is_certain`] nothing was created. After
 /// [`ObjectsError::Unsure`] the caller may call again with the same bytes. If others may delete the
@@ -120,16 +122,17 @@ pub fn create(
     let mut attempts = patience.begin();
     let mut unsure = None;
     loop {
-        // `true` if an object was there, which may have been that of this call.
+        // Says that an object existed, which may be the one that this call created.
         let mut existed = false;
         match objects.put(key, bytes.clone(), Condition::Absent) {
             Ok(tag) => return Ok(Created::Done(tag)),
             Err(ObjectsError::ConditionFailed { .. }) if unsure.is_none() => {
                 match get_patiently(objects, key, Part::Whole, patience) {
                     Ok(object) => return Ok(Created::Taken(object)),
-                    // It was deleted after the condition had failed.
+                    // The object was deleted after the condition had failed.
                     Err(ObjectsError::NotFound { .. }) => again(&mut attempts, &unsure, key)?,
-                    // Nothing was created, so what the read says is no uncertainty.
+                    // Nothing was created, so an uncertain read does not make the outcome
+                    // uncertain.
                     Err(ObjectsError::Unsure { key, why }) => {
                         return Err(ObjectsError::Busy { key, why });
                     }
@@ -157,7 +160,7 @@ pub fn create(
     }
 }
 
-/// Reads the object until its bytes can be judged, as far as the patience goes.
+/// Reads the object until its bytes can be judged, as long as the patience lasts.
 fn read_back(
     objects: &dyn Objects,
     key: &Key,
@@ -167,7 +170,7 @@ fn read_back(
     let mut attempts = patience.begin();
     loop {
         match get_patiently(objects, key, Part::Whole, patience) {
-            // It may have been damaged on the way.
+            // The answer may have been damaged on its way.
             Err(ObjectsError::Damaged { .. }) => {}
             Err(e) => return Err(e),
             Ok(object) => {
@@ -184,8 +187,8 @@ fn read_back(
     }
 }
 
-/// Reads the object: `mine`, or other bytes that two reads in turn agree on, as one of them alone
-/// may be a damaged copy of `mine`.
+/// Reads the object until it has the bytes `mine`, or two reads in a row return the same other
+/// bytes, as a single read may be a damaged copy of `mine`.
 fn settled(objects: &dyn Objects, key: &Key, mine: &Bytes, patience: Patience) -> Result<Object> {
     let mut attempts = patience.begin();
     let mut before = None;
@@ -202,11 +205,11 @@ fn settled(objects: &dyn Objects, key: &Key, mine: &Bytes, patience: Patience) -
     }
 }
 
-/// The error of a read back: if a request was not answered, its outcome is still not known,
-/// whatever the read says.
+/// Returns the error of a read: if a request was not answered, its outcome is still not known,
+/// regardless of the read.
 fn still(unsure: &Option<ObjectsError>, error: ObjectsError) -> ObjectsError {
     match (unsure, error) {
-        // No request is under way, so the condition that failed was certain.
+        // No request is in flight, so the condition that failed was certain.
         (None, ObjectsError::Unsure { key, why }) => ObjectsError::Busy { key, why },
         (None, error) => error,
         (Some(ObjectsError::Unsure { key, why }), error) => {

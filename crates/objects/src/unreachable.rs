@@ -1,17 +1,17 @@
-//! A place that is not asked: for stores that are opened without it.
+//! A place that is not asked, for stores that are opened without it.
 
 use bytes::Bytes;
 
 use crate::{Condition, Key, Object, Objects, ObjectsError, Page, Part, Result, Tag};
 
-/// A place of which every request fails at once. It has the name of the place that it stands for.
+/// A place that fails every request at once. It has the name of the place that it stands for.
 #[derive(Clone, Debug)]
 pub struct Unreachable {
     place: String,
 }
 
 impl Unreachable {
-    /// Stands for `place`, as [`Objects::place`] of that has it.
+    /// Creates a place that stands for `place`, as returned by its [`Objects::place`].
     pub fn new(place: &str) -> Unreachable {
         Unreachable { place: place.to_owned() }
     }

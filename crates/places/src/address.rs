@@ -1,6 +1,6 @@
 //! Addresses of stores in object storage: `dir:FOLDER/NAME` for a folder that machines share,
-//! `s3://BUCKET/NAME` or `s3://BUCKET/PREFIX/NAME` for a bucket; followed by `@SNAPSHOT` for
-//! what a store was.
+//! `s3://BUCKET/NAME` or `s3://BUCKET/PREFIX/NAME` for a bucket; with `@SNAPSHOT` at the end for a
+//! snapshot of the store.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,26 +17,26 @@ use crate::secrets::with_secret;
 const FOLDER: &str = "dir:";
 const BUCKET: &str = "s3://";
 
-/// Said with a word that should be an address.
+/// The advice for a word that should be an address.
 pub const FORMS: &str = "write dir:FOLDER/NAME or s3://BUCKET/NAME, as dir:/srv/stores/work";
 
-/// Said with a word that should be a place.
+/// The advice for a word that should be a place.
 pub const FORMS_OF_PLACES: &str =
     "write dir:FOLDER, s3://BUCKET, s3://BUCKET/PREFIX, or the address of a store";
 
-/// Where a store in object storage is.
+/// The address of a store in object storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Where objects are, with the scheme.
+    /// The place of the objects, with the scheme.
     pub place: String,
-    /// The name of the store there.
+    /// The name of the store at the place.
     pub name: String,
     /// One of its snapshots.
     pub snapshot: Option<String>,
 }
 
 impl Address {
-    /// The address that a word is; `None`: it is none, but a path.
+    /// Parses a word. Returns `None` if it is not an address, but a path.
     pub fn parse(word: &Path) -> Result<Option<Address>> {
         let Some(text) = word.to_str() else { return Ok(None) };
         let wrong = || Error::NoName(text.to_owned());
@@ -60,12 +60,12 @@ impl Address {
         Ok(Some(Address { place, name: name.into(), snapshot }))
     }
 
-    /// As `parse`, where nothing but an address will do.
+    /// Parses a word that must be an address, like `parse`.
     pub fn required(word: &Path) -> Result<Address> {
         Address::parse(word)?.ok_or_else(|| Error::NoAddress(word.to_owned()))
     }
 
-    /// Returns whether both are the same store, by whatever name of the folder.
+    /// Returns whether both are the same store, under any name of the folder.
     pub fn is_same(&self, other: &Address) -> bool {
         let folder = |address: &Address| {
             let folder = address.place.strip_prefix(FOLDER)?;
@@ -76,21 +76,22 @@ impl Address {
         is_same_place && (&self.name, &self.snapshot) == (&other.name, &other.snapshot)
     }
 
-    /// Returns whether it is in a bucket, whose server may not keep what heads depend on.
+    /// Returns whether it is in a bucket, whose server may not keep the conditions that heads
+    /// depend on.
     pub fn is_in_bucket(&self) -> bool {
         self.place.starts_with(BUCKET)
     }
 
-    /// The store there. `make`: the folder is made if it is not there.
+    /// Returns the store at the address. With `make`, a missing folder is created.
     pub fn store(&self, make: bool) -> Result<RemoteStore> {
-        // Before a folder is made for it.
+        // The name is checked before a folder is created for it.
         RemoteStore::check_name(&self.name).map_err(Error::Name)?;
         RemoteStore::new(open(&self.place, make)?, &self.name).map_err(Error::Name)
     }
 }
 
 impl Address {
-    /// Returns whether a store is there, or was.
+    /// Returns whether a store exists at the address, or did.
     fn is_there(&self) -> Result<bool> {
         if self.snapshot.is_some() || RemoteStore::check_name(&self.name).is_err() {
             return Ok(false);
@@ -119,7 +120,7 @@ fn open(place: &str, make: bool) -> Result<Arc<dyn Objects>> {
     with_secret(open_as_it_is(place, make)?)
 }
 
-/// The objects of a place with the bytes that lie there, whether they are encrypted or not.
+/// Opens the objects of a place as raw bytes, whether they are encrypted or not.
 pub(crate) fn open_as_it_is(place: &str, make: bool) -> Result<Arc<dyn Objects>> {
     let cannot = |source| Error::Place { place: place.to_owned(), source };
     if let Some(folder) = place.strip_prefix(FOLDER).map(PathBuf::from) {
@@ -143,8 +144,8 @@ fn in_bucket(address: &str) -> Result<Arc<dyn Objects>, ObjectsError> {
     Err(ObjectsError::Invalid(what))
 }
 
-/// Where the zones of the store lie, if they are in object storage. A file that is no store is
-/// refused when it is opened.
+/// Returns the place of the store's zones, if they are in object storage. A file that is not a
+/// store is refused when it is opened.
 pub fn zones_of(device: &dyn Device) -> Result<Option<RemoteZones>> {
     let copy = match LocalCopy::of(device) {
         Ok(copy) => copy,
@@ -156,7 +157,7 @@ pub fn zones_of(device: &dyn Device) -> Result<Option<RemoteZones>> {
     copy.map(|copy| zones_in(&copy)).transpose()
 }
 
-/// The zones of a local file.
+/// Returns the zones of a local file.
 fn zones_in(copy: &LocalCopy) -> Result<RemoteZones> {
     let objects = open(&copy.place, false)?;
     let given = objects.secret();
@@ -167,8 +168,8 @@ fn zones_in(copy: &LocalCopy) -> Result<RemoteZones> {
     Ok(RemoteZones::new(objects))
 }
 
-/// The place that a word names, as it is shown, with all stores in it: by itself, or by the address
-/// of one of them.
+/// Returns the place that a word names, either itself or by the address of one of its stores, with
+/// the text to show for it.
 pub fn place(word: &Path) -> Result<(String, RemotePlace)> {
     let text = word.to_str().unwrap_or_default();
     let whole = if let Some(folder) = text.strip_prefix(FOLDER).filter(|f| !f.is_empty()) {
@@ -179,13 +180,13 @@ pub fn place(word: &Path) -> Result<(String, RemotePlace)> {
     } else {
         return Err(Error::NoPlace(word.to_owned()));
     };
-    // A place of its own may have a name that a store could have.
+    // A place itself may have a name that could be a store's.
     let by_name = match Address::parse(word) {
         Ok(Some(address)) if address.is_there()? => Some(address.place),
         _ => None,
     };
     let place = by_name.unwrap_or(whole);
-    // A folder of something else is left alone: to open one makes locks in it.
+    // A folder without stores is left alone: opening it would create locks in it.
     if place.strip_prefix(FOLDER).is_some_and(|folder| !Path::new(folder).join("m").is_dir()) {
         return Err(Error::Empty(place));
     }

@@ -1,5 +1,5 @@
-//! Errors, in sentences for the user. What to do about one is said by the program, whose commands
-//! and calls have names of their own.
+//! Errors, in sentences for the user. Advice is given by the program, whose commands and calls have
+//! names of their own.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use objects::{ObjectsError, SecretId};
 /// The variable of the environment that names the file of the secret.
 pub const VARIABLE: &str = "KVFS_SECRET_FILE";
 
-/// The result of what is done with a store in object storage.
+/// The result of an operation on a store in object storage.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
 
-/// Says how the secret of a local file and the one that is given differ, and what to do.
+/// Describes how the secret of a local file and the given one differ, and what to do.
 fn of_secrets(place: &str, of_file: Option<SecretId>, given: Option<SecretId>) -> String {
     let variable = VARIABLE;
     match (of_file, given) {
@@ -30,13 +30,13 @@ fn of_secrets(place: &str, of_file: Option<SecretId>, given: Option<SecretId>) -
     }
 }
 
-/// Says why something could not be done with a store in object storage.
+/// The reason why an operation on a store in object storage failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A word begins as an address does, and is none. See [`crate::FORMS`].
+    /// A word begins like an address, but is not one. See [`crate::FORMS`].
     #[error("{0} names no store in object storage")]
     NoName(String),
-    /// A word is a path, where an address is asked for. See [`crate::FORMS`].
+    /// A word is a path where an address is required. See [`crate::FORMS`].
     #[error("{} is no address of a store in object storage", .0.display())]
     NoAddress(PathBuf),
     /// A word names no place. See [`crate::FORMS_OF_PLACES`].
@@ -48,7 +48,7 @@ pub enum Error {
     /// A store cannot have this name.
     #[error("{0}")]
     Name(kvdb::Error),
-    /// The snapshot that is asked for is not there.
+    /// The requested snapshot does not exist.
     #[error("there is no {0}")]
     NoSnapshot(String),
     /// The place could not be opened.
@@ -70,20 +70,20 @@ pub enum Error {
     /// The server does not keep the conditions on which heads depend; the text is a sentence.
     #[error("{0}")]
     Unsafe(String),
-    /// The file that the environment names has no secret.
+    /// The file that the environment names does not hold a secret.
     #[error(
         "{} has no secret, which is 64 hexadecimal digits: make a file with one by kvfs secret",
         .0.display()
     )]
     NoSecret(PathBuf),
-    /// A local file was made of a store that is encrypted with another secret, or with none.
+    /// A local file was made from a store that is encrypted with another secret, or with none.
     #[error("{}", of_secrets(.place, *.of_file, *.given))]
     Secret {
         /// The place of the store.
         place: String,
         /// The secret that the local file was made with.
         of_file: Option<SecretId>,
-        /// The secret that is given.
+        /// The given secret.
         given: Option<SecretId>,
     },
     /// A file or directory of this machine cannot be used.
@@ -102,7 +102,7 @@ pub enum Error {
         /// The error of the device.
         source: zones::Error,
     },
-    /// Something could not be done with the store.
+    /// An operation on the store failed.
     #[error("cannot {doing} {address}: {source}")]
     Store {
         /// The verb.
@@ -122,30 +122,30 @@ pub enum Error {
         /// The error of the store.
         source: kvdb::Error,
     },
-    /// A local file says that its zones lie elsewhere, and not where.
+    /// A local file says that its zones lie elsewhere, but not where.
     #[error("cannot tell where the store lies: {0}")]
     NoHome(kvdb::Error),
-    /// No local file of the store is here.
+    /// This machine has no local file of the store.
     #[error("nothing of {0} is here, so it cannot be mounted without a place")]
     NothingHere(String),
-    /// All local files that there may be of the store are in use.
+    /// All possible local files of the store are in use.
     #[error("{address} is mounted {most} times from {}", directory.display())]
     InUse {
         /// The address of the store.
         address: String,
-        /// The number of local files that there may be.
+        /// The number of possible local files.
         most: usize,
         /// The directory that they lie in.
         directory: PathBuf,
     },
-    /// The last changes are not published: they are in the local file alone.
+    /// The last changes are not published: only the local file has them.
     #[error("{address} lacks the last changes: {why}")]
     NotPublished {
         /// The address of the store.
         address: String,
-        /// Says why the last publication failed.
+        /// The reason why the last publication failed.
         why: String,
-        /// Another one writes or publishes the store by now, so trying again is of no use.
+        /// Another writer or publisher has taken over the store, so trying again is useless.
         displaced: bool,
     },
     /// A thread could not be started.

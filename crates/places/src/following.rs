@@ -1,4 +1,4 @@
-//! A mount of a store in object storage that shows what is published there, as it is published.
+//! A mount of a store in object storage that shows each newly published state.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::address::Address;
 use crate::error::{self, Result};
 
-/// How often the place is asked, where nothing else is said.
+/// The default interval at which the place is asked.
 pub const EVERY: Duration = Duration::from_secs(10);
 
 /// The store that is followed: the options `-o follow=ADDRESS,follow_every=SECONDS` of a mount.
@@ -21,14 +21,14 @@ pub const EVERY: Duration = Duration::from_secs(10);
 pub struct Following {
     /// The store.
     pub of: Address,
-    /// How often its place is asked.
+    /// The interval at which the place is asked.
     pub every: Duration,
 }
 
-/// The thread that asks. Dropped, it ends, after a request that is under way.
+/// The thread that asks. When dropped, it ends after the request in progress.
 pub struct FollowingThread {
     shared: Arc<Shared>,
-    /// Never sent to: it ends when this is dropped.
+    /// Nothing is ever sent: the thread ends when this is dropped.
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -40,22 +40,22 @@ pub struct Shared {
 }
 
 struct Status {
-    /// `None`: the place was not to be opened yet.
+    /// The state that is shown; `None` if the place could not be opened yet.
     shown: Option<LocalCopy>,
-    /// When the place said last that there is nothing newer, or the newest state was shown.
+    /// The last time at which the place had nothing newer, or the newest state was shown.
     asked: Instant,
     /// States that were shown since the mount.
     followed: u64,
-    /// Why the last try failed.
+    /// The reason why the last try failed.
     failing: Option<String>,
-    /// It does not follow any more.
+    /// The mount does not follow the store any more.
     ended: bool,
 }
 
 impl FollowingThread {
-    /// Follows the store from here on.
+    /// Starts to follow the store.
     pub fn start(views: &Views, db: &Kvdb, what: Following) -> Result<FollowingThread> {
-        // Where the place is not to be opened now, that is tried again.
+        // If the place cannot be opened now, opening is tried again later.
         let follower = what.of.store(false).ok().map(|store| db.follower(&store)).transpose();
         let cannot =
             |source| error::Error::Store { doing: "follow", address: what.of.to_string(), source };
@@ -100,7 +100,7 @@ impl Drop for FollowingThread {
 }
 
 impl Shared {
-    /// Shows the newest state; returns whether it may be tried again.
+    /// Shows the newest state; returns whether another try makes sense.
     fn follow(&self, views: &Views, db: &Kvdb, follower: &mut Option<Follower>) -> bool {
         let of = &self.what.of;
         let followed = match (&mut *follower, of.store(false)) {
@@ -125,7 +125,7 @@ impl Shared {
                 status.followed += u64::from(newer);
             }
             Err(e) => {
-                // What cannot be shown here is shown by the next mount.
+                // A state that cannot be shown here is shown by the next mount.
                 let anew =
                     matches!(e, kvfs::Error::Invalid(_) | kvfs::Error::Store(Error::Invalid(_)));
                 if anew {
@@ -140,7 +140,7 @@ impl Shared {
         !status.ended
     }
 
-    /// How it goes, as JSON.
+    /// Returns the state as JSON.
     pub fn figures(&self) -> Value {
         let status = self.status.lock();
         json!({

@@ -4,14 +4,13 @@
 //! - `address`: `dir:FOLDER/NAME` and `s3://BUCKET/NAME`, and the objects that they lead to;
 //! - `server`: the trial of a server before a store depends on it;
 //! - `secrets`: the secret with which objects are encrypted;
-//! - `local_copies`: the local files of readers and writers, where they lie, and how they are
-//!   claimed;
-//! - `forking`: a store of one's own that begins as one there;
-//! - `publishing`, `following`: threads that publish an open store, and show what is published;
-//! - `error`: what can go wrong, in sentences.
+//! - `local_copies`: the local files of readers and writers, their paths, and how they are claimed;
+//! - `forking`: a store of one's own that begins as a copy of a published one;
+//! - `publishing`, `following`: threads that publish an open store, and show published states;
+//! - `error`: the errors, in sentences.
 //!
-//! The libraries below take any `Arc<dyn Objects>`; what a word of the user stands for is decided
-//! here alone.
+//! The libraries below take any `Arc<dyn Objects>`; only this crate decides how a word of the user
+//! is interpreted.
 //!
 //! ```
 //! use std::path::Path;

@@ -1,6 +1,6 @@
 //! The local files of stores in object storage that are mounted by their address, in a directory of
-//! the user: one for each store and mount that reads it, of which all comes back when it is gone;
-//! and one for each store that is written, which has what was not published yet.
+//! the user: one for each store and mount that reads it, which can be fetched again completely; and
+//! one for each store that is written, which has the changes that were not published yet.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -17,18 +17,18 @@ use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::host::host_name;
 
-/// Mounts of one store by one user at the same time, at most.
+/// The most concurrent mounts of one store by one user.
 const MOST: usize = 64;
 
-/// A directory of the user, as the variable, a name below the home directory, or a directory of the
-/// system says.
+/// Returns a directory of the user: the one that the variable names, or one with a name below the
+/// home directory, or a directory of the system.
 fn directory_of_user(variable: &str, below_home: &str, system: &str) -> PathBuf {
     let of = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let named = of(variable).or_else(|| of("HOME").map(|home| home.join(below_home)));
     named.unwrap_or_else(|| system.into()).join("kvfs")
 }
 
-/// Makes the directory, and returns its full path.
+/// Creates the directory, and returns its full path.
 fn made(directory: &Path) -> Result<PathBuf> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
     made.and_then(|()| directory.canonicalize()).map_err(|e| unusable(directory, e))
@@ -42,7 +42,7 @@ fn unopened(path: &Path, source: zones::Error) -> Error {
     Error::Device { path: path.to_owned(), source }
 }
 
-/// The name of a local file: that of the store, and digits for where it lies.
+/// Returns the name of a local file: that of the store, and digits that identify its place.
 fn stem(address: &Address) -> String {
     let whole = Address { snapshot: None, ..address.clone() }.to_string();
     let digest = Sha1::digest(whole.as_bytes());
@@ -50,11 +50,11 @@ fn stem(address: &Address) -> String {
     format!("{}-{hash}", address.name)
 }
 
-/// Opens a file of this user, which is made if it is not there.
+/// Opens a file of this user, and creates it if it does not exist.
 pub fn own_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    // Neither what a link leads to nor what is another user's is written onto.
+    // A link is not followed, and a file of another user is not written.
     let file = options.custom_flags(libc::O_NOFOLLOW).open(path)?;
     let meta = file.metadata()?;
     match meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw() {
@@ -63,28 +63,29 @@ pub fn own_file(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The directory for local files by which stores are written.
+/// Returns the directory for local files by which stores are written.
 pub fn directory_of_writers(directory: Option<&Path>) -> Result<PathBuf> {
     let default = || directory_of_user("XDG_DATA_HOME", ".local/share", "/var/lib");
     made(&directory.map_or_else(default, Path::to_owned))
 }
 
-/// The local file by which a store is written at its address.
+/// Returns the path of the local file by which a store is written at its address.
 pub fn path_of_writer(address: &Address, directory: Option<&Path>) -> Result<PathBuf> {
     Ok(directory_of_writers(directory)?.join(format!("{}.writer.kvfs", stem(address))))
 }
 
-/// A local file that was brought up to date, or claimed, and its note.
+/// A local file that was updated or claimed, and its note.
 pub struct LocalFile {
     /// Its path.
     pub path: PathBuf,
-    /// The file, which is locked until the last one lets go of this.
+    /// The file, which is locked until the last reference to this is dropped.
     pub device: Arc<FileDevice>,
-    /// Says of which state it is.
+    /// The note of the state that the file has.
     pub copy: LocalCopy,
 }
 
-/// Claims the store for that file. `take`: also if another machine has the store open.
+/// Claims the store for that file. With `take`, it does so even if another machine has the store
+/// open.
 pub fn claim(address: &Address, path: &Path, take: bool) -> Result<LocalFile> {
     let store = address.store(false)?;
     let file = own_file(path).map_err(|e| unusable(path, e))?;
@@ -99,8 +100,8 @@ pub fn claim(address: &Address, path: &Path, take: bool) -> Result<LocalFile> {
     }
 }
 
-/// The local file that was made last for a store and that no mount uses, as it is; for one that is
-/// to be written, the one by which it is.
+/// Returns the newest local file of a store that no mount uses, without an update; with `to_write`,
+/// the one by which the store is written.
 pub fn as_it_is(address: &Address, directory: Option<&Path>, to_write: bool) -> Result<PathBuf> {
     let none = || Error::NothingHere(address.to_string());
     if to_write {
@@ -132,7 +133,7 @@ fn directory_of_readers(directory: Option<&Path>) -> Result<PathBuf> {
     made(&directory.map_or_else(default, Path::to_owned))
 }
 
-/// The local files for mounts of a store, in the order in which they are taken.
+/// Returns the paths of the local files for mounts of a store, in the order in which they are used.
 fn readers_of(address: &Address, directory: &Path) -> impl Iterator<Item = PathBuf> {
     let (stem, directory) = (stem(address), directory.to_owned());
     (0..MOST).map(move |number| {
@@ -141,8 +142,8 @@ fn readers_of(address: &Address, directory: &Path) -> impl Iterator<Item = PathB
     })
 }
 
-/// The local file of the newest state of a store, which no mount uses. The first that is free is
-/// brought up to date.
+/// Returns a local file with the newest state of a store that no mount uses: the first free one is
+/// updated.
 pub fn of(address: &Address, directory: Option<&Path>) -> Result<LocalFile> {
     let store = address.store(false)?;
     let directory = directory_of_readers(directory)?;

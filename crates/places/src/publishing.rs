@@ -1,5 +1,5 @@
-//! A mount that publishes its store by itself, whenever something was committed. A machine that is
-//! lost costs what was not published by then.
+//! A mount that publishes its store by itself, whenever something was committed. The loss of a
+//! machine loses only changes that were not published by then.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -15,27 +15,28 @@ use crate::address::Address;
 use crate::error::{self, Result};
 use crate::host::host_name;
 
-/// How often it looks whether there is something to publish, where nothing else is asked for.
+/// The default interval at which the thread checks for something to publish.
 pub const EVERY: Duration = Duration::from_secs(10);
 
-/// An unmount publishes the last commits for so long at most.
+/// The longest time for which an unmount publishes the last commits.
 const LAST: Duration = Duration::from_secs(60);
 
-/// Where a store is published: the options `-o publish=ADDRESS,publish_every=SECONDS` of a mount.
+/// The place where a store is published: the options `-o publish=ADDRESS,publish_every=SECONDS` of
+/// a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publication {
     /// The address.
     pub to: Address,
-    /// How often it looks whether there is something to publish.
+    /// The interval at which the thread checks for something to publish.
     pub every: Duration,
-    /// Syncs return when the commits are there, too.
+    /// Syncs return only when the commits have reached object storage, too.
     pub syncs_there: bool,
 }
 
-/// The thread that does it. Dropped, it ends, and a publication of its own is cut off.
+/// The thread that publishes. When dropped, it ends, and a publication of its own is cut off.
 pub struct Publishing {
     shared: Arc<Shared>,
-    /// Never sent to: it ends when this is dropped.
+    /// Nothing is ever sent: the thread ends when this is dropped.
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -44,28 +45,28 @@ pub struct Publishing {
 pub struct Shared {
     what: Publication,
     db: Kvdb,
-    /// Held during a publication. `None`: the place was not to be opened yet.
+    /// The publisher, locked during a publication; `None` if the place could not be opened yet.
     publisher: Mutex<Option<Publisher>>,
     status: Mutex<Status>,
-    /// When a publication that is under way is cut off.
+    /// The time at which the publication in progress is cut off.
     deadline: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
 struct Status {
-    /// The last publication, and when it ended.
+    /// The last publication, and the time at which it ended.
     last: Option<(PushStats, Instant)>,
     publications: u64,
     objects: u64,
     bytes: u64,
-    /// Why the last try failed.
+    /// The reason why the last try failed.
     failing: Option<String>,
-    /// Another one publishes the store: this one does no more by itself.
+    /// Another publisher has taken over the store: this one no longer publishes by itself.
     overtaken: bool,
 }
 
 impl Status {
-    /// Says what the place lacks, if the last publication has failed.
+    /// Returns the error that the place lacks changes, if the last publication has failed.
     fn lacks(&self, to: &Address) -> Option<error::Error> {
         let (address, displaced) = (to.to_string(), self.overtaken);
         let why = self.failing.clone();
@@ -73,8 +74,9 @@ impl Status {
     }
 }
 
-/// Publishes an open store once, and returns the publisher, which is closed when nothing more is to
-/// be published by it. `take`: also if the store was written at its address since.
+/// Publishes an open store once, and returns the publisher, which the caller closes when nothing
+/// more has to be published. With `take`, it publishes even if the store was written at its address
+/// in the meantime.
 pub fn push(
     db: &Kvdb,
     to: &RemoteStore,
@@ -94,10 +96,10 @@ fn of_store(doing: &'static str, address: &Address, source: Error) -> error::Err
 }
 
 impl Publishing {
-    /// Publishes the store from here on. After GOINGDOWN nothing is published, since unsynced
-    /// changes are to be dropped.
+    /// Starts to publish the store. After GOINGDOWN nothing is published, since unsynced changes
+    /// are to be dropped.
     pub fn start(db: &Kvdb, views: &Views, what: Publication) -> Result<Publishing> {
-        // Where the place is not to be opened now, it is tried again with each publication.
+        // If the place cannot be opened now, each publication tries to open it again.
         let publisher = match (what.to.store(false), what.syncs_there) {
             (Err(failure), true) => return Err(failure),
             (store, _) => store.ok().and_then(|store| publisher_to(db, &store).ok()),
@@ -127,10 +129,10 @@ impl Publishing {
         Ok(Publishing { shared, end: Some(end), thread: Some(thread) })
     }
 
-    /// Fails if the store cannot be published there. A place that cannot be reached now is no
-    /// error, nor is one where the store was written at its address: files come first, and
-    /// publication is tried again. But a file by which it was written takes no more changes when
-    /// another one does that.
+    /// Fails if the store cannot be published at this place. It is no error if the place cannot be
+    /// reached now, or if the store was written at its address: serving files comes first, and
+    /// publication is tried again. But a file by which the store was written takes no more changes
+    /// once another file writes it.
     pub fn check(db: &Kvdb, what: &Publication) -> Result {
         let Ok(store) = what.to.store(false) else { return Ok(()) };
         let cannot = |source| of_store("publish to", &what.to, source);
@@ -152,20 +154,21 @@ impl Publishing {
         Arc::downgrade(&self.shared)
     }
 
-    /// From now on syncs return when commits are on this machine: of a store that is about to be
-    /// closed, and that nobody uses any more.
+    /// Makes syncs return from now on when commits are on this machine, for a store that is about
+    /// to be closed, and that no one uses any more.
     pub fn sync_here(&self) {
         self.shared.publisher.lock().iter_mut().for_each(Publisher::sync_here);
     }
 
     /// Publishes the last commits of a store that is about to be closed. This takes a minute at
-    /// most, and is left out if the last publication has failed. An error says that the place lacks
-    /// some of what was committed, or that the store stays open there by this machine; the log says
-    /// so, too.
+    /// most, and is skipped if the last publication has failed. An error says that the place lacks
+    /// some of the commits, or that the store stays open for writing by this machine; this is
+    /// logged, too.
     pub fn finish(mut self) -> Result {
         let shared = self.shared.clone();
         let lacks = || shared.status.lock().lacks(&shared.what.to);
-        // The next machine is to write a store at its address, so that is worth another try.
+        // The next machine has to be able to write the store at its address, so another try is
+        // worthwhile.
         if let (Some(lacks), false) = (lacks(), shared.is_writer()) {
             tracing::warn!("{} lacks the last changes", shared.what.to);
             return Err(lacks);
@@ -197,14 +200,14 @@ impl Drop for Publishing {
     }
 }
 
-/// A publisher of a store with files: see [`kvfs::rehearse`].
+/// Creates a publisher of a store with files: see [`kvfs::rehearse`].
 pub fn publisher(db: &Kvdb, store: &RemoteStore) -> kvdb::Result<Publisher> {
     let mut publisher = db.publisher(store)?;
     publisher.rehearse(Box::new(kvfs::rehearse));
     Ok(publisher)
 }
 
-/// The publisher of a mount. The head says that the store is open as long as it is mounted.
+/// Creates the publisher of a mount. The head says that the store is open as long as it is mounted.
 fn publisher_to(db: &Kvdb, store: &RemoteStore) -> kvdb::Result<Publisher> {
     let mut publisher = publisher(db, store)?;
     publisher.stay_open(&host_name());
@@ -213,12 +216,12 @@ fn publisher_to(db: &Kvdb, store: &RemoteStore) -> kvdb::Result<Publisher> {
 
 impl Shared {
     fn is_due(&self) -> bool {
-        // One lock at a time: a publication holds the publisher's for long.
+        // Only one lock is held at a time: a publication holds the publisher's lock for long.
         let overtaken = self.status.lock().overtaken;
         !overtaken && self.publisher.lock().as_ref().is_none_or(Publisher::is_due)
     }
 
-    /// Has syncs wait until the commits are there.
+    /// Makes syncs wait until the commits have reached object storage.
     fn sync_there(self: &Arc<Self>) -> Result {
         let cannot = |source| of_store("sync to", &self.what.to, source);
         let own = Arc::downgrade(self);
@@ -232,12 +235,12 @@ impl Shared {
         }
     }
 
-    /// Returns whether it publishes to this address.
+    /// Returns whether this publishes to the address.
     pub fn is_to(&self, address: &Address) -> bool {
         self.what.to.is_same(address)
     }
 
-    /// Publishes now, as a user has asked for. This takes the right to publish from any other
+    /// Publishes now, on request of a user. This takes the right to publish from any other
     /// publisher, so a mount that was overtaken publishes by itself again afterwards.
     pub fn publish_by_hand(&self) -> kvdb::Result<PushStats> {
         self.publisher.lock().iter_mut().for_each(Publisher::take);
@@ -248,7 +251,8 @@ impl Shared {
         let mut publisher = self.publisher.lock();
         let publisher = match &mut *publisher {
             Some(publisher) => publisher,
-            // A folder is not made: what it should be in may not be mounted.
+            // A missing folder is not created: the file system that should contain it may not be
+            // mounted.
             nothing => {
                 let store = self.what.to.store(false);
                 let store = store.map_err(|e| Error::Invalid(e.to_string()))?;
@@ -280,7 +284,7 @@ impl Shared {
     fn publish(&self) -> kvdb::Result<PushStats> {
         let to = &self.what.to;
         let outcome = self.try_to_publish();
-        // One lock at a time, as above.
+        // Only one lock is held at a time, as above.
         let is_writer = outcome.is_err() && self.is_writer();
         let mut status = self.status.lock();
         match &outcome {
@@ -315,9 +319,9 @@ impl Shared {
         outcome
     }
 
-    /// How it goes, as JSON.
+    /// Returns the state as JSON.
     pub fn figures(&self) -> Value {
-        // One that is published at the moment is not waited for: what it has is not there yet.
+        // If a publication is in progress, it is not waited for: its changes are not published yet.
         let (is_due, is_writer) = match self.publisher.try_lock() {
             Some(publisher) => (
                 publisher.as_ref().is_none_or(Publisher::is_due),

@@ -7,7 +7,7 @@ use objects::Objects;
 use crate::address::{Address, open_as_it_is};
 use crate::error::{Error, Result};
 
-/// Returns whether the server has to be tried before a store is published: it is one of a bucket,
+/// Returns whether the server has to be tried before a store is published: it is that of a bucket,
 /// and has no store of that name.
 pub fn needs_trial(to: &Address, store: &RemoteStore) -> Result<bool> {
     Ok(to.is_in_bucket() && store.head().map_err(|e| cannot(to, e))?.is_none())
@@ -16,7 +16,7 @@ pub fn needs_trial(to: &Address, store: &RemoteStore) -> Result<bool> {
 /// Refuses a server that does not keep the conditions on which heads depend. This takes some
 /// hundred requests.
 pub fn trial(to: &Address) -> Result {
-    // Ranges of a server are tried on bytes as they are.
+    // Ranges of a server are tried on raw bytes.
     let objects = open_as_it_is(&to.place, false)?;
     match probed(&*objects).map_err(|e| cannot(to, e.into()))? {
         None => Ok(()),
@@ -28,7 +28,7 @@ fn cannot(to: &Address, source: kvdb::Error) -> Error {
     Error::Store { doing: "use", address: to.to_string(), source }
 }
 
-/// Says what is wrong with the server, as a sentence.
+/// Returns a sentence about what is wrong with the server, if anything.
 #[cfg(feature = "s3")]
 fn probed(objects: &dyn Objects) -> Result<Option<String>, objects::ObjectsError> {
     let found = objects_s3::probe(objects, "")?;

@@ -30,7 +30,7 @@ struct RunChecker<'a> {
     run: &'a Arc<Run>,
     fault: &'a mut dyn FnMut(String),
     progress: &'a mut dyn FnMut(u64),
-    /// The upper bound of the item before.
+    /// The upper bound of the previous item.
     last_end: Vec<u8>,
 }
 
@@ -47,8 +47,7 @@ struct Observed {
     value_bytes: u64,
     value_spans: u64,
     zones: ZoneUse,
-    /// Of a tuple block: its zones as stores count them that were written before extents counted
-    /// with their padding.
+    /// The zones of a tuple block as stores counted them before extents counted with their padding.
     unpadded: ZoneUse,
     /// The hashes of the keys beneath, kept up to the leaf index node whose filter must have them.
     hashes: Vec<u64>,
@@ -116,7 +115,8 @@ impl RunChecker<'_> {
             sum.block_spans += if joined { 0 } else { found.block_spans };
             sum.value_bytes += found.value_bytes;
             sum.value_spans += found.value_spans;
-            // As the entry says, which has been compared: blocks of either count may be beneath.
+            // The zones are those of the entry, which was compared already: the blocks beneath may
+            // use either way of counting.
             sum.zones.merge(&e.zone_use().unwrap_or_default());
             sum.hashes.extend(found.hashes);
         }
@@ -147,7 +147,7 @@ impl RunChecker<'_> {
             };
             let (values, left) = rest.split_at(rest.iter().take_while(fits).count().max(1));
             rest = left;
-            // If that fails, one by one, so that the fault names the address.
+            // If that fails, the values are read one by one, so that the fault names the address.
             if self.run.cache().read_values(values).is_err() {
                 for e in values {
                     let value = self.run.cache().read_value(&Value::Extent(*e));

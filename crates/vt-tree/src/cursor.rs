@@ -1,10 +1,10 @@
 //! Reads many sources as one ordered sequence of live tuples, forward and backward.
 //!
-//! The position lies between tuples. Of all sources, that whose item comes first is in front (the
-//! newest of several). A tombstone in front makes older sources jump over what it covers, however
-//! much that is: by a few comparisons if its end lies in the open block, otherwise by one seek
-//! each. Adjacent tombstones of one source are treated as one. An update in front is applied to
-//! what older sources have at its key.
+//! The position lies between tuples. The source whose item comes first is in front (the newest of
+//! several). A tombstone in front makes older sources jump over the range that it covers, however
+//! large: by a few comparisons if its end lies in the open block, otherwise by one seek each.
+//! Adjacent tombstones of one source are treated as one. An update in front is applied to the value
+//! that older sources have at its key.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;
@@ -123,13 +123,13 @@ enum Direction {
 }
 
 /// The position of the cursor while its sources are not positioned: before all keys from `key` on,
-/// or behind every key.
+/// or after every key.
 enum CursorPosition {
     Before(Vec<u8>),
     End,
 }
 
-/// What is done with updates.
+/// The handling of updates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Updates {
     Apply,
@@ -143,23 +143,23 @@ enum Updates {
 struct Updated {
     seq: Seq,
     value: Value,
-    /// It is to be applied to the value.
+    /// The update that the caller has to apply to the value, if any.
     kept: Option<Update>,
 }
 
 /// A cursor over memtables and runs, newest first, as of a sequence number.
 pub struct TreeCursor {
-    /// Reads what an update changes.
+    /// Reads the values that updates change.
     cache: Arc<BlockCache>,
     sources: Vec<SourceCursor>,
-    /// The sources that have an item, in the order of their items; of several at one key the newest
-    /// first. Moving the first source costs one comparison as long as it stays first, and few if it
-    /// does not move far.
+    /// The sources that have an item, in the order of their items; if several have one at the same
+    /// key, the newest is first. Moving the first source costs one comparison as long as it stays
+    /// first, and few if it does not move far.
     order: Vec<u32>,
     direction: Direction,
     /// The item in front was returned: it is skipped when the cursor moves on.
     handed: bool,
-    /// What the update in front comes to, if it was returned.
+    /// The tuple that the update in front results in, if it was returned.
     updated: Option<Updated>,
     updates: Updates,
     position: CursorPosition,
@@ -168,13 +168,14 @@ pub struct TreeCursor {
 }
 
 impl TreeCursor {
-    /// A cursor before the first tuple of `inputs`, newest first. Memtables are read as of `at`.
+    /// Creates a cursor before the first tuple of `inputs`, newest first. Memtables are read as of
+    /// `at`.
     pub fn new(cache: &Arc<BlockCache>, inputs: &[Input], at: Seq) -> Self {
         TreeCursor::as_of(cache, inputs.iter().map(|input| (input.clone(), at)))
     }
 
-    /// A cursor before the first tuple of `inputs`, newest first. Each memtable is read as of its
-    /// sequence number.
+    /// Returns a cursor before the first tuple of `inputs`, newest first. Each memtable is read as
+    /// of its sequence number.
     pub fn as_of(cache: &Arc<BlockCache>, inputs: impl IntoIterator<Item = (Input, Seq)>) -> Self {
         let sources = inputs
             .into_iter()
@@ -196,21 +197,22 @@ impl TreeCursor {
         }
     }
 
-    /// Only keys are wanted: no update is applied, for which a large value might have to be read.
-    /// The value at its key is given as empty.
+    /// Restricts the cursor to keys: updates are not applied, since a large value might have to be
+    /// read. A key that an update changes is returned with an empty value.
     pub fn keys_only(&mut self) {
         self.updates = Updates::Skip;
     }
 
-    /// No update of a large value is applied, since the value would be read for it. The cursor
-    /// gives the value as it is, and [`TreeCursor::kept_update`] what changes it, for callers that
-    /// read values later or many together. What results has a length that is known without the
-    /// value ([`Update::applied_len`]); any other update is applied.
+    /// Leaves updates of large values to the caller, since the value would have to be read to apply
+    /// them. The cursor returns the value as it is, and [`TreeCursor::kept_update`] returns the
+    /// update, for callers that read values later or many together. Only updates whose result has a
+    /// length that is known without the value ([`Update::applied_len`]) are left; any other update
+    /// is applied.
     pub fn keep_updates(&mut self) {
         self.updates = Updates::Keep;
     }
 
-    /// What is to be applied to the value of [`TreeCursor::current`], see
+    /// Returns the update to apply to the value of [`TreeCursor::current`], see
     /// [`TreeCursor::keep_updates`].
     pub fn kept_update(&self) -> Option<&Update> {
         self.updated.as_ref()?.kept.as_ref()
@@ -228,7 +230,7 @@ impl TreeCursor {
         self.stand(CursorPosition::Before(key.to_vec()));
     }
 
-    /// Moves behind the last tuple.
+    /// Moves after the last tuple.
     pub fn seek_to_end(&mut self) {
         self.stand(CursorPosition::End);
     }
@@ -239,7 +241,7 @@ impl TreeCursor {
             return Ok(());
         }
         if self.handed {
-            // The cursor stands directly behind the tuple returned, or directly before it.
+            // The cursor stands directly after the tuple returned, or directly before it.
             let mut key = self.current().map_or_else(Vec::new, |t| t.key.to_vec());
             if self.direction == Direction::Forward {
                 key.push(0);
@@ -253,7 +255,7 @@ impl TreeCursor {
             match (&self.position, direction) {
                 (CursorPosition::Before(key), Direction::Forward) => s.seek(key)?,
                 (CursorPosition::Before(key), _) => s.seek_before(key)?,
-                // Nothing lies behind the end: the sources get no item.
+                // Nothing lies after the end: the sources get no item.
                 (CursorPosition::End, Direction::Forward) => {
                     s.last()?;
                     s.next()?;
@@ -295,7 +297,7 @@ impl TreeCursor {
         self.order = order;
     }
 
-    /// Which of two sources comes first in the direction of the cursor.
+    /// Compares two sources by the order of their items in the direction of the cursor.
     #[inline]
     fn compare(&self, a: u32, b: u32) -> Ordering {
         let (x, y) = (&self.sources[a as usize], &self.sources[b as usize]);
@@ -331,8 +333,8 @@ impl TreeCursor {
 
     /// Skips the point in front, and the points of older sources at its key.
     fn pass(&mut self) -> Result<()> {
-        // These follow it directly. A range tombstone among them is not skipped: it hides what is
-        // older still when it comes in front.
+        // They follow the front directly. A range tombstone among them is not skipped: it hides
+        // still older items when it comes in front.
         while let Some(&older) = self.order.get(1)
             && let (Some(a), Some(b)) =
                 (self.sources[self.order[0] as usize].key(), self.sources[older as usize].item())
@@ -350,8 +352,8 @@ impl TreeCursor {
         self.go_below(direction, None)
     }
 
-    /// As [`TreeCursor::go`]. With `end`, forward, it stops there: it passes nothing at or
-    /// after `end`, tombstones included.
+    /// Moves like [`TreeCursor::go`]. If there is an `end`, a forward move stops there: it passes
+    /// nothing at or after `end`, tombstones included.
     fn go_below(&mut self, direction: Direction, end: Option<&[u8]>) -> Result<bool> {
         self.face(direction)?;
         if std::mem::take(&mut self.handed) {
@@ -403,12 +405,12 @@ impl TreeCursor {
         }
     }
 
-    /// The value that the update in front makes of what older sources have at its key.
+    /// Applies the update in front to the value that older sources have at its key.
     fn apply_update(&self) -> Result<Option<Updated>> {
         let mut lookup = Lookup::Absent;
         let mut key = None;
-        // Items that cover the key follow it directly. A tombstone that begins before it (behind
-        // it, on the way back) came in front before, and older sources are past it.
+        // Items that cover the key follow it directly. A tombstone that begins before the key
+        // (after it, when moving backward) was in front earlier, and older sources are past it.
         for &source in &self.order {
             let Some(item) = self.sources[source as usize].item() else { break };
             if lookup.is_final() || !key.is_none_or(|key| item.covers(key)) {
@@ -433,14 +435,14 @@ impl TreeCursor {
         Ok(Some(Updated { seq, value, kept: None }))
     }
 
-    /// Skips the range tombstone in front, and what older sources have beneath it.
+    /// Skips the range tombstone in front, and the items of older sources beneath it.
     fn jump(&mut self, front: usize) -> Result<()> {
         let forward = self.direction == Direction::Forward;
         let (newer, older) = self.sources.split_at_mut(front + 1);
         let tombstones = &mut newer[front];
         let bound = &mut self.bound;
         tombstones.step(forward)?;
-        // If the next one begins at the end of this one, both are skipped at once.
+        // If the next tombstone begins at the end of this one, both are skipped at once.
         while let Some(ItemRef { key, body: BodyRef::DeleteRange { end }, .. }) = tombstones.item()
             && (if forward { key } else { end }) == bound.as_slice()
         {
@@ -461,7 +463,7 @@ impl TreeCursor {
         Ok(())
     }
 
-    /// The tuple that the last [`TreeCursor::advance`] or [`TreeCursor::retreat`] moved to.
+    /// Returns the tuple that the last [`TreeCursor::advance`] or [`TreeCursor::retreat`] moved to.
     #[inline]
     pub fn current(&self) -> Option<TupleRef<'_>> {
         if !self.handed {
@@ -483,16 +485,16 @@ impl TreeCursor {
         }
     }
 
-    /// Moves behind the next live tuple, which is then [`TreeCursor::current`]; returns `false` at
+    /// Moves after the next live tuple, which is then [`TreeCursor::current`]; returns `false` at
     /// the end. After an error the cursor needs a seek.
     pub fn advance(&mut self) -> Result<bool> {
         self.go(Direction::Forward)
     }
 
-    /// After [`TreeCursor::advance`]: calls `visit` with the following tuples, as long as they lie
-    /// together in memory, no other source has items among them, they are below `end` (empty: no
-    /// end), their values are small, and it does not break. The last tuple visited is then the
-    /// current one. There may be none.
+    /// Calls `visit` with the tuples after the current one, to which [`TreeCursor::advance`] must
+    /// have moved, as long as they lie together in memory, no other source has items among them,
+    /// they are below `end` (empty if there is no end), their values are small, and `visit` does
+    /// not break. The last tuple visited is then the current one. There may be none.
     pub fn visit_near<B>(
         &mut self,
         end: &[u8],
@@ -507,7 +509,7 @@ impl TreeCursor {
         let other = others.first().and_then(|&o| self.sources[o as usize].key());
         let near =
             |last: &[u8]| other.is_none_or(|key| last < key) && (end.is_empty() || last < end);
-        // Only a key is borrowed from the other source; the first one moves.
+        // Only a key of the other source is borrowed; the first source moves.
         match &self.sources[front as usize] {
             SourceCursor::Run(c) if c.last_key().is_some_and(near) => {}
             _ => return ControlFlow::Continue(()),
@@ -524,21 +526,21 @@ impl TreeCursor {
         self.go(Direction::Backward)
     }
 
-    /// Moves behind the next live tuple and returns it; `None` at the end. After an error the
-    /// cursor needs a seek.
+    /// Moves after the next live tuple and returns it, or returns `None` at the end. After an error
+    /// the cursor needs a seek.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<TreeTuple>> {
         Ok(if self.advance()? { self.current().map(|t| t.to_tuple()) } else { None })
     }
 
-    /// Moves past the next live tuple that is below `end` and returns it. `None` if there is none;
-    /// the cursor stands at `end` then. After an error it needs a seek.
+    /// Moves past the next live tuple that is below `end` and returns it. If there is none, returns
+    /// `None` and leaves the cursor at `end`. After an error it needs a seek.
     pub fn next_below(&mut self, end: &[u8]) -> Result<Option<TreeTuple>> {
         let found = self.go_below(Direction::Forward, Some(end))?;
         Ok(if found { self.current().map(|t| t.to_tuple()) } else { None })
     }
 
-    /// Moves before the previous live tuple and returns it; `None` at the start.
+    /// Moves before the previous live tuple and returns it, or returns `None` at the start.
     pub fn prev(&mut self) -> Result<Option<TreeTuple>> {
         Ok(if self.retreat()? { self.current().map(|t| t.to_tuple()) } else { None })
     }

@@ -3,10 +3,10 @@
 //!
 //! Runs share blocks and whole subtrees. Both sides are walked together in key order: a pointer
 //! that both have leads to the same bytes and is skipped unread; any other is opened, one level at
-//! a time. What remains are the items of memtables, and of blocks that only one side has. Their
-//! keys are looked up on both sides; for a range tombstone, its range is read on both. An item that
-//! both sides have cannot be skipped: a merge need not just have moved it, since on one side it may
-//! have been written again above what hides it on the other.
+//! a time. Then only items of memtables remain, and of blocks that only one side has. Their keys
+//! are looked up on both sides; for a range tombstone, its range is read on both. An item that both
+//! sides have cannot be skipped: a merge may have moved it, but it may also have been written again
+//! on one side, above an item that hides it on the other.
 //!
 //! Equal pointers must meet: the walk goes by lower fence, higher levels first, so when it comes to
 //! a pointer, everything above it on the other side has been opened or was shared.
@@ -119,8 +119,8 @@ impl Eq for Pending {}
 struct RangeComparison {
     /// The end of the range that is compared, or of the last one.
     end: Bytes,
-    /// They stand at that end after each range, and go on from there: many tombstones side by side
-    /// take one walk.
+    /// The cursors stand at that end after each range, and go on from there: many adjacent
+    /// tombstones take one walk.
     cursors: [TreeCursor; 2],
     /// The next tuple of each side in the range.
     heads: [Option<TreeTuple>; 2],
@@ -139,13 +139,13 @@ pub struct Difference {
     pending: BinaryHeap<Reverse<Pending>>,
     /// All keys below this one were compared.
     done: Bytes,
-    /// The first key that is not compared; `None`: there is none.
+    /// The first key that is not compared; `None` if the comparison has no end.
     end: Option<Bytes>,
     range: Option<RangeComparison>,
     opened: u64,
 }
 
-/// Whether the other side sees the same content in the memtable.
+/// Returns whether the other side sees the same content in the memtable.
 fn is_shared(memtable: &Arc<Memtable>, at: Seq, others: &Side) -> bool {
     let same = |(input, other): &(Input, Seq)| match input {
         Input::Memtable(m) => {
@@ -162,8 +162,8 @@ impl Difference {
         Difference::between(cache, before, after, &KeyRange::all())
     }
 
-    /// Begins a comparison of what the states `before` and `after` have in `range`. What lies
-    /// before and after it is not read.
+    /// Begins a comparison of the states `before` and `after` in `range`. Nothing outside of the
+    /// range is read.
     pub fn between(
         cache: &Arc<BlockCache>,
         before: Side,
@@ -200,12 +200,12 @@ impl Difference {
         })
     }
 
-    /// The number of blocks and index nodes opened so far.
+    /// Returns the number of blocks and index nodes opened so far.
     pub fn opened(&self) -> u64 {
         self.opened
     }
 
-    /// The next change; `None` at the end. After an error the iterator must be dropped.
+    /// Returns the next change, or `None` at the end. After an error the iterator must be dropped.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<KeyChange>> {
         loop {
@@ -216,7 +216,7 @@ impl Difference {
                 }
             }
             let Some(Reverse(first)) = self.pending.pop() else { return Ok(None) };
-            // All others begin there or later.
+            // All other elements begin there or later.
             if self.end.as_ref().is_some_and(|end| first.key >= end) {
                 self.pending.clear();
                 return Ok(None);
@@ -254,7 +254,7 @@ impl Difference {
             }
             return Ok(());
         }
-        // Through the cache: keys that differ are looked up again at once.
+        // The block is read through the cache, since keys that differ are looked up again at once.
         let block = self.cache.block(ChildPointer::of(entry))?;
         let mut items = Vec::new();
         for interval in 0..block.intervals() {
@@ -341,7 +341,7 @@ impl Difference {
         }
     }
 
-    /// The value of a key on one side.
+    /// Returns the value of a key on one side.
     fn lookup(&self, side: usize, key: &[u8]) -> Result<Option<Value>> {
         let hash = hash(key);
         let mut all = Lookup::Absent;
@@ -357,8 +357,8 @@ impl Difference {
         self.cache.resolve(all)
     }
 
-    /// Whether the values differ. Values at one address are equal; others are read if their lengths
-    /// are equal.
+    /// Returns whether the values differ. Values at one address are equal; others are read if their
+    /// lengths are equal.
     fn is_change(&self, before: &Option<Value>, after: &Option<Value>) -> Result<bool> {
         let (Some(a), Some(b)) = (before, after) else {
             return Ok(before.is_some() || after.is_some());

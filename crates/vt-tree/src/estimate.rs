@@ -1,5 +1,5 @@
-//! Estimates how much lies in a range of keys, from index entries alone. A subtree wholly inside
-//! counts by its sums; of the blocks that the two ends of the range divide, half is counted. No
+//! Estimates how much lies in a range of keys, from index entries alone. A subtree that lies wholly
+//! in the range counts by its sums, and a block that an end of the range divides counts by half. No
 //! tuple block is read, so the cost is that of two descents.
 
 use std::ops::AddAssign;
@@ -14,10 +14,10 @@ use crate::memtable::Memtable;
 use crate::run::Run;
 use crate::source::Source;
 
-/// The items of a memtable that are counted one by one; the rest is extrapolated.
+/// The number of items of a memtable that are counted one by one; the rest is extrapolated.
 const COUNTED: u64 = 4096;
 
-/// An estimate of how much lies in a range.
+/// An estimate of the items and bytes in a range.
 ///
 /// Items are counted in every source: a key that was overwritten counts once in each run that still
 /// has a version of it, and a tombstone counts as an item. After a compaction of the range the
@@ -128,14 +128,14 @@ fn of_memtable(memtable: &Arc<Memtable>, range: &KeyRange, at: Seq) -> Result<Es
         cursor.next()?;
     }
     let (Some(first), Some(reached)) = (first, reached) else { return Ok(sum) };
-    // Assumes that the rest is as dense as the items counted, bounded by the size of the memtable.
+    // The rest is assumed to be as dense as the items counted, within the size of the memtable.
     cursor.last()?;
     let last = match (cursor.item(), &range.end) {
         (Some(item), Some(end)) => item.key.min(end).to_vec(),
         (Some(item), None) => item.key.to_vec(),
         (None, _) => reached.clone(),
     };
-    // The keys as numbers, which differ behind what all of them share.
+    // The keys as numbers, made of the bytes after the prefix that all of them share.
     let skip = shared_prefix(&first, &last);
     let [a, b, c] = [&first, &reached, &last].map(|k| head_of(k.get(skip..).unwrap_or_default()));
     let most = memtable.len() as u64;

@@ -1,4 +1,4 @@
-//! Estimates how much of older runs newer inputs hide: what a snapshot keeps of them alone.
+//! Estimates how many bytes of older runs are hidden by newer inputs: only a snapshot keeps them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::run::{Run, RunCursor};
 use crate::source::Source;
 use crate::value::Value;
 
-/// The bytes of `older`, runs of one state, newest first, that the items of `newer` hide, memtables
-/// as of `at`. A large deleted range counts by the sums of index entries, and ranges side by side
-/// are one. It takes about the work of reading `most` items; what the items hide that are left then
-/// is taken to be as much, item for item.
+/// Returns the bytes of `older`, the runs of one state, newest first, that the items of `newer`
+/// hide, memtables as of `at`. A large deleted range counts by the sums of index entries, and
+/// adjacent ranges are treated as one. The work is about that of reading `most` items; the items
+/// left then are assumed to hide as much, item for item.
 pub fn hidden_bytes(older: &[Arc<Run>], newer: &[Input], at: Seq, most: u64) -> Result<u64> {
     let all: u64 = older.iter().map(|run| run.stats().bytes).sum();
     let inputs: Vec<Input> = older.iter().cloned().map(Input::Run).collect();
@@ -82,7 +82,7 @@ pub fn hidden_bytes(older: &[Arc<Run>], newer: &[Input], at: Seq, most: u64) -> 
     Ok(bytes.saturating_add(u64::try_from(share).unwrap_or(u64::MAX)).min(all))
 }
 
-/// Where an estimate by index entries is less certain than one part in so many, tuples are counted.
+/// Tuples are counted if an estimate by index entries is less certain than one part in this many.
 const CERTAIN: u64 = 16;
 /// The most tuples that are counted in one range.
 const COUNTED: u64 = 20_000;
@@ -90,13 +90,14 @@ const COUNTED: u64 = 20_000;
 /// The work of an estimate in one run, in items that could be read instead.
 const DESCENTS: u64 = 16;
 
-/// Returns about the bytes that the runs have in a range, and the tuples counted for that.
+/// Returns the approximate bytes that the runs have in a range, and the number of tuples counted.
 fn bytes_in(runs: &[Arc<Run>], inputs: &[Input], range: &KeyRange) -> Result<(u64, u64)> {
     let about = estimate(inputs, range, Seq::MAX)?;
     let Some(first) = runs.first().filter(|_| about.bytes_error > about.bytes / CERTAIN) else {
         return Ok((about.bytes, 0));
     };
-    // One block may refer to megabytes of large values, of which the range has a few.
+    // The estimate is imprecise because one block may refer to megabytes of large values, of which
+    // the range has only a few.
     let mut cursor = TreeCursor::new(first.cache(), inputs, Seq::MAX);
     cursor.seek(&range.start);
     let mut bytes = 0u64;
@@ -114,7 +115,7 @@ fn bytes_in(runs: &[Arc<Run>], inputs: &[Input], range: &KeyRange) -> Result<(u6
     Ok((about.bytes, COUNTED))
 }
 
-/// What the value of a key takes in the runs, 0 if it is not there.
+/// Returns the bytes that the value of a key takes in the runs; 0 if it is not there.
 fn stored_bytes(runs: &[Arc<Run>], key: &[u8]) -> Result<u64> {
     let hash = hash(key);
     for run in runs {

@@ -12,16 +12,16 @@ use crate::run::Run;
 pub struct KeyRange {
     /// The first key.
     pub start: Bytes,
-    /// The first key behind the range; `None` if there is no upper bound.
+    /// The first key after the range; `None` if there is no upper bound.
     pub end: Option<Bytes>,
 }
 
 impl KeyRange {
-    /// All keys.
+    /// Returns the range of all keys.
     pub fn all() -> Self {
         KeyRange::default()
     }
-    /// The keys in `[start, end)`.
+    /// Returns the range of the keys in `[start, end)`.
     pub fn new(start: impl Into<Bytes>, end: impl Into<Bytes>) -> Self {
         KeyRange { start: start.into(), end: Some(end.into()) }
     }

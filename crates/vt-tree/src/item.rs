@@ -1,4 +1,4 @@
-//! Items: what a tree consists of. A run, and a memtable as of a sequence number, is an ascending
+//! Items: the elements of a tree. A run, and a memtable as of a sequence number, is an ascending
 //! sequence of *disjoint* items: a point (`Put`, `Update`, `Delete`) covers its one key, a range
 //! tombstone covers `[key, end)`. Items of newer sources hide those of older ones at the keys they
 //! cover. Within a source nothing overlaps, because a flush or a merge cuts range tombstones around
@@ -16,7 +16,7 @@ use crate::value::{ExtentRef, Value, ValueRef};
 /// for each of its changes. 0 stands for "old": visible to every reader.
 pub type Seq = u64;
 
-/// What holds for the keys that an item covers.
+/// The effect of an item on the keys that it covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// A value.
@@ -24,7 +24,7 @@ pub enum Body {
     /// A change of a value.
     Update {
         /// The value that is changed, if it is known; otherwise older items have it. Only memtables
-        /// have updates of known values: whatever writes a run applies them. Boxed, since a get
+        /// have updates of known values: they are applied when a run is written. Boxed, since a get
         /// moves bodies several times and few are updates.
         base: Option<Box<ExtentRef>>,
         /// The operations, encoded, see [`Update::decode`].
@@ -46,13 +46,13 @@ pub struct Item {
     pub key: Bytes,
     /// The sequence number.
     pub seq: Seq,
-    /// What holds for the covered keys.
+    /// The effect on the covered keys.
     pub body: Body,
 }
 
 impl Item {
-    /// The bytes stored with the item in addition to its key: an inline value, an update, or the
-    /// end of a range.
+    /// Returns the bytes stored with the item in addition to its key: an inline value, an update,
+    /// or the end of a range.
     pub(crate) fn body_len(&self) -> usize {
         match &self.body {
             Body::Put(Value::Inline(v)) => v.len(),
@@ -68,12 +68,12 @@ impl Item {
         ItemRef { key: &self.key, seq: self.seq, body: self.body.borrow() }
     }
 
-    /// `true` if the item covers `key`.
+    /// Returns whether the item covers `key`.
     pub fn covers(&self, key: &[u8]) -> bool {
         self.borrow().covers(key)
     }
 
-    /// `true` if every key that the item covers is below `key`.
+    /// Returns whether every key that the item covers is below `key`.
     pub fn ends_before(&self, key: &[u8]) -> bool {
         self.borrow().ends_before(key)
     }
@@ -107,7 +107,7 @@ pub struct ItemRef<'a> {
     pub key: &'a [u8],
     /// The sequence number.
     pub seq: Seq,
-    /// What holds for the covered keys.
+    /// The effect on the covered keys.
     pub body: BodyRef<'a>,
 }
 
@@ -127,7 +127,7 @@ impl BodyRef<'_> {
 }
 
 impl ItemRef<'_> {
-    /// `true` if the item covers `key`.
+    /// Returns whether the item covers `key`.
     pub fn covers(&self, key: &[u8]) -> bool {
         match self.body {
             BodyRef::DeleteRange { end } => self.key <= key && key < end,
@@ -140,7 +140,7 @@ impl ItemRef<'_> {
         Item { key: Bytes::copy_from_slice(self.key), seq: self.seq, body: self.body.to_body() }
     }
 
-    /// `true` if every key that the item covers is below `key`.
+    /// Returns whether every key that the item covers is below `key`.
     pub fn ends_before(&self, key: &[u8]) -> bool {
         match self.body {
             BodyRef::DeleteRange { end } => end <= key,
@@ -178,7 +178,7 @@ pub enum Lookup {
     Updated {
         /// The sequence number of the newest change.
         seq: Seq,
-        /// The value that is changed; `None`: an older source may have it.
+        /// The value that is changed; `None` if an older source may have it.
         base: Option<Box<ExtentRef>>,
         /// The changes.
         update: Update,
@@ -186,7 +186,7 @@ pub enum Lookup {
 }
 
 impl Lookup {
-    /// What the body of an item says of a key that it covers.
+    /// Returns the result of a lookup of a key that an item with this body covers.
     #[inline]
     pub fn of(seq: Seq, body: Body) -> Result<Lookup> {
         match body {
@@ -201,12 +201,13 @@ impl Lookup {
         Ok(Lookup::Updated { seq, base, update: Update::decode(update)? })
     }
 
-    /// Whether older sources have no part in the value of the key.
+    /// Returns whether older sources have no part in the value of the key.
     pub fn is_final(&self) -> bool {
         !matches!(self, Lookup::Absent | Lookup::Updated { base: None, .. })
     }
 
-    /// What this source and `older` say together. Nothing is read; the operation is associative.
+    /// Combines the results of this source and of `older`. Nothing is read; the operation is
+    /// associative.
     pub fn over(self, older: Lookup) -> Lookup {
         let (seq, update) = match self {
             Lookup::Absent => return older,
@@ -228,8 +229,8 @@ impl Lookup {
         }
     }
 
-    /// The length of the value of the key, bytes, if no source is older than those that were asked
-    /// (`Some(None)`: it has none); `None` if it takes the value to tell.
+    /// Returns the length of the key's value in bytes, for the result of a lookup in all sources:
+    /// `Some(None)` if the key has no value, `None` if the value must be read to tell.
     pub fn value_len(&self) -> Option<Option<usize>> {
         match self {
             Lookup::Absent | Lookup::Deleted(_) => Some(None),

@@ -10,7 +10,7 @@
 //! - A [`TreeCursor`] reads memtables and runs as one sequence of live tuples.
 //! - A [`BlockCache`] reads the device for all trees of a store.
 //!
-//! Which runs make up a tree, and when they are merged, is up to the user of the crate.
+//! The user of the crate decides which runs make up a tree and when they are merged.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! Entry points to every parser of this crate, for the fuzz targets under `fuzz/` and the
 //! properties below. Each takes any bytes and must neither panic nor run without end. Checksums are
-//! made to fit, so that the code behind them is reached. Not in normal builds.
+//! made to fit, so that the code after their check is reached. Normal builds do not include this
+//! module.
 
 use std::hint::black_box;
 
@@ -55,7 +56,7 @@ pub fn index_node(data: &[u8]) {
     }
 }
 
-/// Parses an index entry that follows another key; what was parsed is encoded, and must parse to
+/// Parses an index entry that follows another key. The entry is encoded again, and must parse to
 /// the same.
 pub fn index_entry(data: &[u8]) {
     let Some((&split, data)) = data.split_first() else { return };
@@ -74,7 +75,7 @@ fn index_entry_use(e: &Entry) {
     black_box((e.data_bytes(), e.at.end(), e.zone_use().is_ok()));
 }
 
-/// `data` with the checksum of the rest in the first four bytes.
+/// Returns `data` with the checksum of the rest in the first four bytes, and that checksum.
 fn sealed(data: &[u8]) -> (Vec<u8>, u32) {
     let mut data = data.to_vec();
     let crc = data.get(4..).map_or(0, zones::crc32c);
@@ -125,7 +126,7 @@ mod tests {
     use crate::value::{Compression, Packer};
     use proptest::prelude::*;
 
-    /// Valid bytes of each kind, to be corrupted.
+    /// Returns valid bytes of each kind, to be corrupted.
     fn whole(kind: usize) -> Vec<u8> {
         let key = |i: u64| Bytes::from(format!("key {:04}", i * 3));
         match kind {

@@ -1,5 +1,5 @@
-//! Rewrites a run without what cannot be read of it. Lost data is replaced by tombstones and not
-//! merely left out: otherwise items of older runs, which it had hidden, would be visible again.
+//! Rewrites a run without its unreadable parts. Lost data is replaced by tombstones instead of
+//! being left out: otherwise items of older runs, which it had hidden, would be visible again.
 
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ use crate::value::Value;
 
 /// Returns a run with all of `run` that can be read. A range of keys that cannot be read becomes a
 /// range tombstone, a large value a tombstone; `removed` is called with each. Sums, fences and
-/// filters are computed again; large values stay where they are. `None` if the result is empty.
+/// filters are computed again; large values stay where they are. Returns `None` if the result is
+/// empty.
 pub fn rewrite(
     run: &Arc<Run>,
     options: &MergeOptions,

@@ -1,6 +1,6 @@
-//! Reads what can be read of a damaged run: its items in order, and between them the ranges of keys
-//! of which a block or node of the index cannot be read. Nothing is trusted: what lies outside the
-//! fences above it is ignored, so that no damaged tree yields a key twice or is walked without end.
+//! Reads the readable parts of a damaged run: its items in order, and between them the ranges of
+//! keys whose block or index node cannot be read. Nothing is trusted: data outside the fences above
+//! it is ignored, so that no damaged tree yields a key twice or is walked without end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::item::{Body, Item};
 use crate::key::successor;
 use crate::run::Run;
 
-/// What [`SalvageCursor`] returns: an item, or a gap.
+/// A result of [`SalvageCursor`]: an item, or a gap.
 #[derive(Clone, Debug)]
 pub enum Salvaged {
     /// An item.
@@ -25,9 +25,9 @@ pub enum Salvaged {
     Gap {
         /// The first key of the gap.
         start: Bytes,
-        /// The first key behind the gap.
+        /// The first key after the gap.
         end: Bytes,
-        /// Why it cannot be read.
+        /// The reason why it cannot be read.
         what: String,
     },
 }
@@ -89,13 +89,13 @@ pub struct SalvageCursor {
 }
 
 impl SalvageCursor {
-    /// A cursor on those that end above `from`.
+    /// Creates a cursor on the items and gaps that end above `from`.
     pub fn new(run: &Arc<Run>, from: &[u8]) -> SalvageCursor {
         let from = Bytes::copy_from_slice(from);
         SalvageCursor { run: run.clone(), root: true, path: Vec::new(), ready: Vec::new(), from }
     }
 
-    /// The next item or gap; `None` at the end.
+    /// Returns the next item or gap; `None` at the end.
     pub fn next(&mut self, recent: &mut SalvageCache) -> Option<Salvaged> {
         loop {
             if let Some(piece) = self.ready.pop() {
@@ -113,8 +113,8 @@ impl SalvageCursor {
                 continue;
             };
             step.next += 1;
-            // Entries ascend and are disjoint. One outside the fences of its node is no part of the
-            // tree.
+            // Entries ascend and are disjoint. An entry outside the fences of its node does not
+            // belong to the tree.
             if entry.low < step.low || entry.high > step.high {
                 continue;
             }

@@ -1,11 +1,11 @@
-//! Verifies what is on the medium: every index node, filter, tuple block and large value of a range
-//! of keys is read, past all caches, and compared with its checksum. Whether sums, fences and
-//! filters are right is up to [`crate::check_run`]; this checks only whether the device returns
-//! what was written.
+//! Verifies the data on the medium: every index node, filter, tuple block and large value of a
+//! range of keys is read, past all caches, and compared with its checksum. A scrub checks only that
+//! the device returns the bytes that were written; [`crate::check_run`] checks that sums, fences
+//! and filters are right.
 //!
-//! A scrub goes by ranges of keys and not by runs. Whatever merges do, the data of a range stays in
-//! that range, so one walk over all keys meets everything that existed when it began and still
-//! exists; and a run is pinned for no longer than one step.
+//! A scrub proceeds by ranges of keys and not by runs. Merges keep the data of a range in that
+//! range, so one walk over all keys meets everything that existed when it began and still exists;
+//! and a run is pinned for no longer than one step.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -28,20 +28,20 @@ use crate::value::{ExtentRef, Value, contiguous};
 /// The most bytes of neighbouring values that are read at once.
 const SPAN: u64 = 1 << 20;
 
-/// A frame or value that cannot be read or is not what was written.
+/// A frame or value that cannot be read or differs from the one written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// Device address of the frame or value.
     pub addr: u64,
-    /// What is wrong.
+    /// A description of the damage.
     pub what: String,
     /// The first key that depends on it.
     pub start: Bytes,
-    /// The first key behind those that depend on it.
+    /// The first key after those that depend on it.
     pub end: Bytes,
 }
 
-/// One step of a scrub: a range of keys in any number of runs. What runs share is read once.
+/// One step of a scrub: a range of keys in any number of runs. Data that runs share is read once.
 pub struct Scrub<'a> {
     range: &'a KeyRange,
     seen: HashSet<(u64, u32)>,
@@ -50,8 +50,8 @@ pub struct Scrub<'a> {
 }
 
 impl<'a> Scrub<'a> {
-    /// A step over `range`. `pace` is called with the number of bytes after each read and can end
-    /// the scrub; `damage` is called with each error found.
+    /// Creates a step over `range`. `pace` is called with the number of bytes after each read and
+    /// can end the scrub; `damage` is called with each error found.
     pub fn new(
         range: &'a KeyRange,
         pace: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
@@ -126,7 +126,7 @@ impl<'a> Scrub<'a> {
             };
             for item in items {
                 let Body::Put(Value::Extent(e)) = item.body else { continue };
-                // What lies outside the range belongs to another step.
+                // A key outside the range belongs to another step.
                 if item.key < self.range.start
                     || self.range.end.as_ref().is_some_and(|end| item.key >= *end)
                 {
@@ -169,9 +169,9 @@ impl<'a> Scrub<'a> {
     }
 }
 
-/// The key up to which `run` has about `quota` bytes from `start` on; `None` if it has no more than
-/// that, or if `pace` has ended the scrub. Subtrees are counted by their sums. What cannot be read
-/// counts nothing: the scrub itself will report it.
+/// Returns the key up to which `run` has about `quota` bytes from `start` on; `None` if it has no
+/// more than that, or if `pace` has ended the scrub. Subtrees are counted by their sums. Unreadable
+/// nodes count nothing: the scrub itself will report them.
 pub fn scrub_end(
     run: &Arc<Run>,
     start: &[u8],
@@ -220,7 +220,7 @@ mod tests {
     use crate::index::frame::FramePointer;
     use crate::merge::{MergeOptions, RunWriter};
 
-    /// A run of 8 MiB, with nothing of it cached, and the nodes below its root.
+    /// Returns a run of 8 MiB, with nothing of it cached, and the nodes below its root.
     fn tall() -> (Arc<MemoryDevice>, Arc<Run>, Vec<FramePointer>) {
         let device = Arc::new(MemoryDevice::new());
         let zones = Zones::format(device.clone(), FormatOptions::default()).unwrap();

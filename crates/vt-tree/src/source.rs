@@ -15,7 +15,7 @@ pub trait Source: Send {
     fn first(&mut self) -> Result<()>;
     /// Moves to the last item.
     fn last(&mut self) -> Result<()>;
-    /// The current item; `None` beyond either end or before the first seek.
+    /// Returns the current item; `None` beyond either end or before the first seek.
     fn item(&self) -> Option<ItemRef<'_>>;
     /// Moves to the next item. Does nothing if there is no current item.
     fn next(&mut self) -> Result<()>;

@@ -4,9 +4,9 @@
 //! value that it changes; readers apply it, merges fold it into the value where the two meet.
 //!
 //! Two updates of one key are composed without knowing the value: the newer operations follow the
-//! older ones. So the order in which sources are merged makes no difference, and
-//! `compose` is associative. Operations are total: what cannot be done to a value (adding to what
-//! is no number, growing it beyond [`LONGEST_UPDATED`]) leaves it as it is. Callers that must
+//! older ones. So the order in which sources are merged makes no difference, and `compose` is
+//! associative. Operations are total: one that cannot be applied (adding to a value that is not a
+//! number, growing it beyond [`LONGEST_UPDATED`]) leaves the value unchanged. Callers that must
 //! report this read the value first.
 //!
 //! Encoding: operations one after the other, the oldest first. Each is a kind (u8) and: 1, add:
@@ -18,7 +18,7 @@ use zones::varint;
 
 use crate::{Error, Result};
 
-/// No update makes a value longer than this, bytes.
+/// The length beyond which no update makes a value grow, bytes.
 pub const LONGEST_UPDATED: usize = 7 << 20;
 
 const ADD: u8 = 1;
@@ -48,19 +48,20 @@ enum Operation<'a> {
 }
 
 impl Update {
-    /// Adds `n` to a value that is a decimal number as `i64::to_string` writes it, and writes the
-    /// sum so; it wraps around at the ends of `i64`. A missing key counts as 0.
+    /// Returns an update that adds `n` to a value that is a decimal number as `i64::to_string`
+    /// writes it, and writes the sum in the same form; the sum wraps around at the ends of `i64`. A
+    /// missing key counts as 0.
     pub fn add(n: i64) -> Update {
         Update::of(Operation::Add(n))
     }
 
-    /// Appends `bytes`; `None` if they are longer than a value may be.
+    /// Returns an update that appends `bytes`, or `None` if they are longer than a value may be.
     pub fn append(bytes: &[u8]) -> Option<Update> {
         (bytes.len() <= LONGEST_UPDATED).then(|| Update::of(Operation::Append(bytes)))
     }
 
-    /// Writes `bytes` from `offset` on; a shorter value is first extended with zeros up to
-    /// `offset`. `None` if the value would be longer than a value may be.
+    /// Returns an update that writes `bytes` from `offset` on; a shorter value is first extended
+    /// with zeros up to `offset`. Returns `None` if the value would be longer than a value may be.
     pub fn patch(offset: usize, bytes: &[u8]) -> Option<Update> {
         let end = offset.checked_add(bytes.len())?;
         (end <= LONGEST_UPDATED).then(|| Update::of(Operation::Patch(offset, bytes)))
@@ -85,13 +86,14 @@ impl Update {
         }
     }
 
-    /// The encoded operations.
+    /// Returns the encoded operations.
     pub fn bytes(&self) -> &Bytes {
         &self.0
     }
 
-    /// This update, then `newer`. Additions that follow one another become one; a patch takes the
-    /// place of those before it that it covers, up to the last operation of another kind.
+    /// Composes this update with `newer`, which is applied after it. Consecutive additions become
+    /// one; a patch replaces earlier patches that it covers, up to the last operation of another
+    /// kind.
     pub fn then(&self, newer: &Update) -> Update {
         let mut operations: Vec<Operation<'_>> = self.operations().collect();
         for operation in newer.operations() {
@@ -115,7 +117,7 @@ impl Update {
         Update(Bytes::from(out))
     }
 
-    /// The value that results from `value`; `None`: the key has none.
+    /// Returns the value that results from `value`, which is `None` if the key has no value.
     pub fn apply(&self, value: Option<&[u8]>) -> Bytes {
         let mut bytes = value.map(<[u8]>::to_vec);
         for operation in self.operations() {
@@ -124,8 +126,8 @@ impl Update {
         Bytes::from(bytes.unwrap_or_default())
     }
 
-    /// The length of what results from a value of `len` bytes (`None`: the key has none); `None` if
-    /// it takes the value to tell.
+    /// Returns the length of the result for a value of `len` bytes (`None` if the key has no
+    /// value), or `None` if the value is needed to tell.
     pub fn applied_len(&self, len: Option<usize>) -> Option<usize> {
         let mut len = len.unwrap_or(0);
         for operation in self.operations() {
@@ -143,15 +145,15 @@ impl Update {
         Some(len)
     }
 
-    /// Whether updates of two writers may be applied in either order with the same result, and each
-    /// without having read the value: then the two do not conflict.
+    /// Returns whether updates of two writers may be applied in either order with the same result,
+    /// and each without having read the value: then the two do not conflict.
     pub fn commutes(&self) -> bool {
         self.operations().all(|operation| matches!(operation, Operation::Add(_)))
     }
 
     fn operations(&self) -> impl Iterator<Item = Operation<'_>> {
         let mut rest = &self.0[..];
-        // What is in an `Update` decodes.
+        // The operations in an `Update` were checked, so they decode.
         std::iter::from_fn(move || Operation::decode(&mut rest))
     }
 }
@@ -175,8 +177,8 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// The first operation of `rest`, which moves behind it; `None` at the end, or if it does not
-    /// decode.
+    /// Decodes the first operation of `rest` and moves past it. Returns `None` at the end, or if
+    /// the operation does not decode.
     fn decode(rest: &mut &'a [u8]) -> Option<Operation<'a>> {
         let (&kind, mut body) = rest.split_first()?;
         let operation = match kind {
@@ -201,7 +203,7 @@ impl<'a> Operation<'a> {
         matches!(self, Operation::Patch(..))
     }
 
-    /// Whether this patch leaves nothing of what `older`, a patch as well, has done.
+    /// Returns whether this patch overwrites everything that `older`, a patch as well, has written.
     fn covers(&self, older: &Operation<'_>) -> bool {
         match (*self, *older) {
             (Operation::Patch(at, newer), Operation::Patch(from, older)) => {
@@ -240,7 +242,7 @@ impl<'a> Operation<'a> {
     }
 }
 
-/// The number that `bytes` are, written as `i64::to_string` does.
+/// Returns the number that `bytes` stand for, if they are written as by `i64::to_string`.
 fn number(bytes: &[u8]) -> Option<i64> {
     let n: i64 = std::str::from_utf8(bytes).ok()?.parse().ok()?;
     (n.to_string().as_bytes() == bytes).then_some(n)
@@ -327,7 +329,7 @@ mod tests {
         }
         assert_eq!(sum.bytes().len(), Update::add(1001).bytes().len());
         assert_eq!(patch.bytes().len(), 7);
-        // In turn, as the fields of a page's head are.
+        // The patches take turns, like writes to the fields of a page's head.
         let mut fields = Update::patch(100, b"once").unwrap();
         for i in 0..1000u32 {
             for at in [8, 40, 60] {
@@ -335,7 +337,7 @@ mod tests {
             }
         }
         assert_eq!(fields.bytes().len(), 4 * 7);
-        // Not over an append, whose place depends on what was there.
+        // A patch does not replace one before an append, whose place depends on the value.
         let grown = Update::patch(4, b"x").unwrap().then(&Update::append(b"y").unwrap());
         assert_eq!(grown.then(&Update::patch(4, b"z").unwrap()).apply(None), "\0\0\0\0zy");
     }

@@ -1,6 +1,6 @@
-//! The allocator of zones: which are free, and why the others are not. All state is in memory,
-//! under one lock that is never held during I/O; after opening it is rebuilt from what recovery
-//! pins. Every choice takes the lowest zone, so that a seed reproduces a run.
+//! The allocator of zones: it knows which zones are free, and why the others are not. All state is
+//! in memory, under one lock that is never held during I/O; after opening it is rebuilt from the
+//! pins that recovery takes. Every choice takes the lowest zone, so that a seed reproduces a run.
 //!
 //! A zone is in one of these states:
 //!
@@ -11,8 +11,8 @@
 //! - free and *fresh*: preallocated, never written;
 //! - free and *unknown*: it was free when the store was opened, or was in use at its close, and the
 //!   host may or may not have allocated all of its space;
-//! - free and *punched*: given back to the host. A store that was closed has given back all that
-//!   was free then.
+//! - free and *punched*: given back to the host. A store that was closed has given back all zones
+//!   that were free then.
 //!
 //! Written and fresh zones are *backed*: writes to them do not fail for lack of space. The reserve
 //! is a number of backed free zones that user data must leave.
@@ -28,18 +28,18 @@ use crate::zone_info::{ZoneInfo, ZoneState};
 use crate::zone_use::ZoneUse;
 use crate::{Error, Lifetime, Priority, Purpose, Result, SECTOR, ZONE_SIZE, ZoneId, round_up};
 
-/// The zones by which a file grows at once, if there is space.
+/// The number of zones by which a file grows at once, if there is space.
 const GROWTH: u32 = 8;
 
 pub(crate) struct Allocator {
     state: Mutex<AllocatorState>,
-    /// Bytes of data not yet written for which space was promised. Changed without the lock.
+    /// Bytes of data not yet written for which space was promised. It changes without the lock.
     promised: Arc<AtomicU64>,
 }
 
 pub(crate) struct AllocatorState {
     pub started: bool,
-    /// Before the start: what is free was given back to the host.
+    /// The zones that are free before the start were given back to the host.
     pub given_back: bool,
     /// The zones that the capacity allows, including zone 0.
     pub limit: u32,
@@ -55,8 +55,8 @@ pub(crate) struct AllocatorState {
     fewest: usize,
     /// The zones that were taken since the store was opened.
     taken: u64,
-    /// Before the start, by zone: the end of the last known extent, and the most bytes that a
-    /// single pin counts there.
+    /// Extents seen before the start, keyed by zone: the end of the last one, and the most bytes
+    /// that a single pin counts there.
     seen: BTreeMap<u32, SeenExtents>,
 }
 
@@ -69,8 +69,8 @@ pub(crate) struct Zone {
     pub written: bool,
     /// The host may lack space for a part of it, which was given back.
     pub partial: bool,
-    /// How many zones had been taken when this one was, itself included; 0: it was not taken since
-    /// the store was opened.
+    /// The number of zones that were taken up to this one, itself included; 0 if it was not taken
+    /// since the store was opened.
     taken: u64,
     purpose: Option<Purpose>,
 }
@@ -98,7 +98,7 @@ pub(crate) enum Growth {
 }
 
 impl Allocator {
-    /// An allocator in which no zone can be taken before [`Allocator::start`].
+    /// Creates an allocator in which no zone can be taken before [`Allocator::start`].
     pub fn new(device_zones: u32, limit: u32, reserve: u32) -> Self {
         let promised = Arc::new(AtomicU64::new(0));
         let state = AllocatorState {
@@ -164,8 +164,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Adds a pin to each zone of `uses`, whatever it was: another state of the store has it, which
-    /// was not written here.
+    /// Adds a pin to each zone of `uses`, whatever its state here: the zone belongs to another
+    /// state of the store, which was not written here.
     pub fn follow(&self, uses: &ZoneUse) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -224,7 +224,7 @@ impl Allocator {
         }
     }
 
-    /// Frees all zones without a pin, and allows to take zones.
+    /// Frees all zones without a pin, and allows zones to be taken.
     pub fn start(&self) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -236,8 +236,8 @@ impl Allocator {
             let Some(zone) = stream.zone() else { continue };
             let seen = state.seen.get(&zone).copied().unwrap_or_default();
             stream.skip_to(seen.end);
-            // A zone with more bytes alive than lie before the position was taken again since; one
-            // with none is free.
+            // A zone with more bytes alive than lie before the position was taken again since then;
+            // a zone without live bytes is free.
             let plausible = state.zones.get(zone as usize).is_some_and(|known| {
                 zone > 0
                     && known.pins > 0
@@ -261,8 +261,8 @@ impl Allocator {
                 free.insert(zone);
             }
         }
-        // How deep in the reserve the zones were taken is not known: at most as deep as the store
-        // is now.
+        // The depth at which the zones were taken from the reserve is not known: at most that of
+        // the store now.
         let depth = state.depth(state.unknown.len() + state.punched.len() + 1);
         state.streams.iter_mut().for_each(|(_, stream)| stream.set_depth(depth));
         state.seen.clear();
@@ -284,8 +284,8 @@ impl Allocator {
         let mut state = self.lock();
         let state = &mut *state;
         let wanted = (state.floor(priority) + 1).saturating_sub(state.backed()).max(1);
-        // Unknown zones first: most of them are allocated. After one request the state of a zone is
-        // known.
+        // Requests unknown zones first: most of them are allocated. After one request the state of
+        // a zone is known.
         for (unknown, free) in [(true, &mut state.unknown), (false, &mut state.punched)] {
             let zones: Vec<u32> = free.iter().copied().take(wanted).collect();
             if !zones.is_empty() {
@@ -298,15 +298,15 @@ impl Allocator {
         if to > from { Growth::Grow { from, to } } else { Growth::Full }
     }
 
-    /// Ends [`Growth::Back`] for one zone, which the host has allocated or not.
+    /// Ends [`Growth::Back`] for one zone; `success` says whether the host has allocated it.
     pub fn backed(&self, zone: u32, success: bool) {
         let mut state = self.lock();
         if success { state.make_free(zone) } else { _ = state.punched.insert(zone) }
     }
 
-    /// Removes free zones, at most `most`, so that `keep` are left: first those of which it is not
-    /// known whether the host has allocated them, then backed ones, the highest first. They cannot
-    /// be taken until [`Allocator::punched`].
+    /// Removes up to `most` free zones, so that `keep` are left, and returns them: first the
+    /// unknown ones, then backed ones, the highest first. They cannot be taken until
+    /// [`Allocator::punched`].
     pub fn surplus(&self, keep: usize, most: usize) -> Vec<u32> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -326,7 +326,8 @@ impl Allocator {
         surplus
     }
 
-    /// Ends [`Allocator::surplus`] for one zone, which was given back to the host or not.
+    /// Ends [`Allocator::surplus`] for one zone; `success` says whether it was given back to the
+    /// host.
     pub fn punched(&self, zone: u32, success: bool) {
         let mut state = self.lock();
         state.zones[zone as usize].written = false;
@@ -336,23 +337,23 @@ impl Allocator {
 }
 
 impl AllocatorState {
-    /// The number of free zones for which the host has allocated space.
+    /// Returns the number of free zones for which the host has allocated space.
     pub fn backed(&self) -> usize {
         self.written.len() + self.fresh.len()
     }
 
-    /// The number of backed free zones that were free all the time since the last call.
+    /// Returns the number of backed free zones that were free all the time since the last call.
     pub fn idle(&mut self) -> usize {
         let now = self.backed();
         std::mem::replace(&mut self.fewest, now).min(now)
     }
 
-    /// Bytes for which space was promised.
+    /// Returns the bytes for which space was promised.
     pub fn promised(&self) -> u64 {
         self.promised.load(Ordering::Relaxed)
     }
 
-    /// The free zones that an allocation must leave.
+    /// Returns the free zones that an allocation must leave.
     fn floor(&self, priority: Priority) -> usize {
         let promised = u32::try_from(self.promised().div_ceil(ZONE_SIZE)).unwrap_or(u32::MAX);
         priority.floor(self.reserve, promised) as usize
@@ -372,14 +373,14 @@ impl AllocatorState {
         Some(ZoneId(zone))
     }
 
-    /// Notes what a zone is taken for.
+    /// Notes the purpose for which a zone is taken.
     pub fn used_for(&mut self, zone: ZoneId, purpose: Purpose) {
         if let Some(known) = self.zones.get_mut(zone.0 as usize) {
             known.purpose = Some(purpose);
         }
     }
 
-    /// Every zone of the device, in their order.
+    /// Returns every zone of the device, in order.
     pub fn map(&self) -> Vec<ZoneInfo> {
         let info = |(number, zone): (usize, &Zone)| {
             let state = match number {
@@ -424,7 +425,7 @@ impl AllocatorState {
         }
     }
 
-    /// Closes the stream that fills this zone; what is left of the zone may lack space.
+    /// Closes the stream that fills this zone; the host may lack space for the rest of the zone.
     pub fn close_stream(&mut self, zone: ZoneId) {
         let streams = self.streams.iter_mut().map(|(_, stream)| stream);
         streams.filter(|s| s.zone() == Some(zone.0)).for_each(|stream| stream.close());
@@ -435,8 +436,8 @@ impl AllocatorState {
         }
     }
 
-    /// The ranges in which nothing lies, as addresses: free zones, and what streams have left of
-    /// theirs. The free zones count as given back from here on.
+    /// Returns the address ranges in which nothing lies: free zones, and the unused rests of the
+    /// zones of streams. The free zones count as given back from here on.
     pub fn take_unused(&mut self) -> Vec<(u64, u64)> {
         let mut unused: Vec<(u64, u64)> =
             self.streams.iter_mut().flat_map(|(_, stream)| stream.unused()).collect();
@@ -469,7 +470,7 @@ impl AllocatorState {
         }
     }
 
-    /// The lowest priority that may take a zone if so many are free.
+    /// Returns the lowest priority that may take a zone if `free` zones are free.
     fn depth(&self, free: usize) -> Priority {
         let may = |priority: &Priority| free > self.floor(*priority);
         [Priority::User, Priority::Promised, Priority::Log, Priority::Merge, Priority::Flush]
@@ -508,14 +509,14 @@ impl AllocatorState {
     ) -> Option<u64> {
         let could_take = self.backed() > self.floor(priority);
         let streams = self.streams.lifetimes(purpose).iter_mut();
-        // Only one of them has this position.
+        // Only one of the streams has this position.
         streams
             .filter(|s| could_take || !s.is_kept_from(priority, want))
             .find_map(|stream| stream.extend(addr, need, want))
     }
 
-    /// Continues a stream in `zone`, which the caller has pinned, behind `used` bytes, if that has
-    /// more room than the stream's zone. Otherwise the zone belongs to the caller alone. Returns
+    /// Continues a stream in `zone`, which the caller has pinned, after `used` bytes, if the zone
+    /// has more room than the stream's own. Otherwise the zone belongs to the caller alone. Returns
     /// whether the stream continues there.
     pub fn open_zone(
         &mut self,

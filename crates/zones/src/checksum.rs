@@ -2,7 +2,7 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// The CRC-32C of `bytes`.
+/// Returns the CRC-32C of `bytes`.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
@@ -18,7 +18,7 @@ impl Default for Checksum {
 }
 
 impl Checksum {
-    /// The checksum of no bytes.
+    /// Creates the checksum of no bytes.
     pub fn new() -> Self {
         Self::default()
     }
@@ -29,7 +29,7 @@ impl Checksum {
         self
     }
 
-    /// The checksum of the bytes so far.
+    /// Returns the checksum of the bytes so far.
     pub fn finish(&self) -> u32 {
         self.0.finalize() as u32
     }

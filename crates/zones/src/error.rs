@@ -1,5 +1,5 @@
-//! Errors of a store, in words for its user. They can be cloned, because every call after a failed
-//! sync returns its error.
+//! Errors of a store, with messages for its user. They can be cloned, because every call after a
+//! failed sync returns its error.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ pub enum Error {
     /// An error of the host.
     #[error("{doing}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         doing: String,
         /// The error of the host.
         source: Arc<io::Error>,
@@ -35,10 +35,10 @@ pub enum Error {
         /// The newest version that this program reads.
         supported: u32,
     },
-    /// Bytes on the device are not what was written.
+    /// Bytes on the device differ from those written.
     #[error("corrupt: {what} (at address {addr})")]
     Corrupt {
-        /// What is corrupt, and how.
+        /// The corrupt data and the fault.
         what: String,
         /// The device address; 0 if there is none.
         addr: u64,
@@ -60,9 +60,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// An I/O error while `doing` something. An error of a full host becomes [`Error::NoSpace`].
+    /// Returns an I/O error while `doing` something. An error of a full host becomes
+    /// [`Error::NoSpace`].
     pub fn io(doing: impl Into<String>, source: io::Error) -> Error {
-        // An error of this crate that went through the interface of a device.
+        // The source may be an error of this crate that went through the interface of a device.
         if let Some(own) = source.get_ref().and_then(|e| e.downcast_ref::<Error>()) {
             return own.clone();
         }
@@ -74,7 +75,7 @@ impl Error {
         }
     }
 
-    /// An [`Error::Corrupt`] for `what` at `addr`.
+    /// Returns an [`Error::Corrupt`] for `what` at `addr`.
     pub fn corrupt(what: impl Into<String>, addr: u64) -> Error {
         Error::Corrupt { what: what.into(), addr }
     }

@@ -17,7 +17,7 @@ const FIRST_RANGE: u64 = 64 << 10;
 const MAX_RANGE: u64 = 1 << 20;
 
 /// An append position on a stream, at which objects are placed. A writer that is dropped unfinished
-/// is abandoned: what it placed is lost and its space is free again.
+/// is abandoned: its objects are lost and their space is free again.
 pub struct ExtentWriter {
     zones: Arc<Zones>,
     purpose: Purpose,
@@ -43,12 +43,13 @@ pub struct ExtentWriter {
 }
 
 impl Zones {
-    /// A new extent writer for young data. Nothing is reserved before the first object.
+    /// Creates an extent writer for young data. Nothing is reserved before the first object.
     pub fn extent_writer(self: &Arc<Self>, purpose: Purpose, priority: Priority) -> ExtentWriter {
         self.extent_writer_for(purpose, Lifetime::default(), priority)
     }
 
-    /// A new extent writer for data of this lifetime. Nothing is reserved before the first object.
+    /// Creates an extent writer for data of this lifetime. Nothing is reserved before the first
+    /// object.
     pub fn extent_writer_for(
         self: &Arc<Self>,
         purpose: Purpose,
@@ -85,8 +86,8 @@ impl ExtentWriter {
         }
     }
 
-    /// Lets writes run concurrently while more is placed: for a writer that a caller waits for. A
-    /// sync waits for them.
+    /// Lets writes run while more objects are placed, for a writer whose caller waits. A sync waits
+    /// for these writes.
     pub fn write_behind(&mut self) {
         self.behind = true;
     }
@@ -139,7 +140,7 @@ impl ExtentWriter {
         Ok(at)
     }
 
-    /// The bytes placed so far, by zone.
+    /// Returns the bytes placed so far, by zone.
     pub fn uses(&self) -> ZoneUse {
         let mut uses = self.pin.uses().clone();
         if self.placed > 0 {
@@ -180,7 +181,7 @@ impl ExtentWriter {
         Ok(std::mem::take(&mut self.pin))
     }
 
-    /// Reserves at least `need` more bytes directly behind the reserved ones; returns `false` if
+    /// Reserves at least `need` more bytes directly after the reserved ones; returns `false` if
     /// they belong to another writer or the zone ends there.
     fn extend(&mut self, need: u64) -> bool {
         if self.end == 0 || ZoneId::of(self.end - 1) != ZoneId::of(self.end - 1 + need) {
@@ -247,7 +248,7 @@ impl ExtentWriter {
         Ok(())
     }
 
-    /// Adds the bytes placed since to the pin.
+    /// Adds the bytes placed since the last call to the pin.
     fn count(&mut self) {
         let placed = std::mem::take(&mut self.placed);
         if placed > 0 {

@@ -1,5 +1,5 @@
-//! For whom bytes are written. Each thread says which job it is at, so that the device can count
-//! what each of them writes without a parameter on every way to it.
+//! Jobs: the activities for which bytes are written. Each thread declares its job, so that the
+//! device can count the bytes that each job writes without a parameter on every call path.
 
 use std::cell::Cell;
 
@@ -7,14 +7,14 @@ thread_local! {
     static CURRENT: Cell<Job> = const { Cell::new(Job::Commits) };
 }
 
-/// What writes to the device. A thread that has not said otherwise writes for commits.
+/// An activity that writes to the device. A thread that has not declared one writes for commits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Job {
-    /// Commits: the journal, large values on their way to their places, and what callers do
+    /// Commits: the journal, large values on their way to their places, and the work of callers
     /// themselves, such as creating dictionaries or importing.
     #[default]
     Commits,
-    /// Sealed memtables become runs.
+    /// Flushes of sealed memtables into runs.
     Flushes,
     /// Merges that the shape of the runs calls for, and those that a caller asks for.
     Merges,
@@ -22,9 +22,9 @@ pub enum Job {
     QuietMerges,
     /// Merges that bring short values into their blocks.
     Gathering,
-    /// Defragmentation, by itself or by hand.
+    /// Defragmentation, automatic or requested.
     Defragmentation,
-    /// What a full store does before it says so.
+    /// Reclaim, which a full store tries before it reports that it is full.
     Reclaiming,
 }
 
@@ -40,7 +40,7 @@ impl Job {
         Job::Reclaiming,
     ];
 
-    /// The name in metrics and messages.
+    /// Returns the name in metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
             Job::Commits => "commits",
@@ -53,19 +53,19 @@ impl Job {
         }
     }
 
-    /// The job that this thread is at.
+    /// Returns the job that this thread is at.
     pub fn current() -> Job {
         CURRENT.get()
     }
 
-    /// What this thread writes is for this job until the guard is dropped.
+    /// Counts the writes of this thread for this job until the guard is dropped.
     #[must_use]
     pub fn begin(self) -> AtJob {
         AtJob { before: CURRENT.replace(self) }
     }
 
-    /// [`Job::begin`], unless the thread is at a job of the background already, of which this is a
-    /// part.
+    /// Begins the job like [`Job::begin`], unless the thread is at a background job already, which
+    /// this work is a part of.
     #[must_use]
     pub fn begin_unless_part(self) -> AtJob {
         let current = Job::current();
@@ -73,7 +73,7 @@ impl Job {
     }
 }
 
-/// Ends a job of this thread, and lets it go on with the one before.
+/// Ends a job of this thread when dropped, and restores the previous one.
 pub struct AtJob {
     before: Job,
 }

@@ -91,17 +91,18 @@ impl ZoneId {
     /// A zone that no device has: that of addresses beyond every device, so that pinning it fails.
     pub const NOWHERE: ZoneId = ZoneId(u32::MAX);
 
-    /// The zone an address lies in; [`ZoneId::NOWHERE`] for addresses past every possible device.
+    /// Returns the zone an address lies in; [`ZoneId::NOWHERE`] for addresses past every possible
+    /// device.
     pub fn of(addr: u64) -> ZoneId {
         u32::try_from(addr / ZONE_SIZE).map_or(ZoneId::NOWHERE, ZoneId)
     }
 
-    /// The address of the zone's first byte.
+    /// Returns the address of the zone's first byte.
     pub fn start(self) -> u64 {
         u64::from(self.0) * ZONE_SIZE
     }
 
-    /// The address after the zone's last byte.
+    /// Returns the address after the zone's last byte.
     pub fn end(self) -> u64 {
         self.start() + ZONE_SIZE
     }
@@ -113,16 +114,16 @@ impl fmt::Display for ZoneId {
     }
 }
 
-/// What bytes are used for. Each purpose has a stream for each lifetime, which fills zones of its
-/// own, so that data that dies together lies together. Statistics and injected faults distinguish
-/// purposes, too.
+/// The purpose of bytes on the device. Each purpose has a stream for each lifetime, which fills
+/// zones of its own, so that data that dies together lies together. Statistics and injected faults
+/// distinguish purposes, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
     /// The superblock pair.
     Superblock,
     /// The log of commits.
     Journal,
-    /// The log of what the store consists of.
+    /// The log of edits to the structure of the store.
     Manifest,
     /// Tuple blocks.
     Tuples,
@@ -143,7 +144,7 @@ impl Purpose {
         Purpose::Pages,
     ];
 
-    /// The name in metrics and messages.
+    /// Returns the name in metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
             Purpose::Superblock => "superblock",
@@ -162,9 +163,9 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// How long data is expected to live. Each lifetime of a purpose fills zones of its own: what a
-/// flush writes is merged away soon, what is merged into the bottom level stays, and a zone with
-/// both could not be freed for the sake of a few bytes.
+/// The expected lifetime of data. Each lifetime of a purpose fills zones of its own: the output of
+/// a flush is soon merged away, the output of a merge into the bottom level stays, and a zone with
+/// both could not be freed because of a few bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lifetime {
     /// Flushes, and data that is too little for zones of its own.
@@ -181,8 +182,8 @@ impl Lifetime {
     pub const ALL: [Lifetime; 3] = [Lifetime::Young, Lifetime::Middle, Lifetime::Old];
 }
 
-/// How deep an allocation may reach into the reserve, the free zones that keep a full store able to
-/// flush, merge and delete. Later variants may take more.
+/// The priority of an allocation: how deep it may reach into the reserve, the free zones that keep
+/// a full store able to flush, merge and delete. Later variants may take more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
     /// User data: fails with [`Error::NoSpace`] rather than take zones of the reserve or space that
@@ -196,14 +197,15 @@ pub enum Priority {
     /// Merges, which turn deletions into space: leave all but four zones of the reserve, but at
     /// least a quarter of it and at most 4 zones.
     Merge,
-    /// Flushes, without which deletions do not get to a merge: leave one zone.
+    /// Flushes, without which deletions do not reach a merge: leave one zone.
     Flush,
-    /// What a store needs to be opened, and gives back at once: may take the last zone.
+    /// Zones that are needed to open a store, and given back at once: may take the last zone.
     Last,
 }
 
 impl Priority {
-    /// The number of free zones that must be left over, given the zones reserved and promised.
+    /// Returns the number of free zones that must be left over, given the zones reserved and
+    /// promised.
     fn floor(self, reserve: u32, promised: u32) -> u32 {
         match self {
             Priority::User => reserve.saturating_add(promised),
@@ -215,7 +217,8 @@ impl Priority {
     }
 }
 
-/// The next multiple of `align` (a power of two) at or after `n`; saturates at the last one.
+/// Returns the next multiple of `align` (a power of two) at or after `n`; saturates at the last
+/// one.
 pub(crate) fn round_up(n: u64, align: u64) -> u64 {
     match n.checked_add(align - 1) {
         Some(sum) => sum & !(align - 1),

@@ -11,18 +11,18 @@ use crate::{ZoneId, ZoneUse};
 /// durable before. The default pins nothing.
 #[derive(Default)]
 pub struct ZonePin {
-    /// `None` if it pins nothing.
+    /// The allocator; `None` if the pin pins nothing.
     allocator: Option<Arc<Allocator>>,
     uses: ZoneUse,
 }
 
 impl ZonePin {
-    /// A pin of zones whose pins were counted already.
+    /// Returns a pin of zones whose pins were counted already.
     pub(crate) fn counted(allocator: &Arc<Allocator>, uses: ZoneUse) -> ZonePin {
         ZonePin { allocator: Some(Arc::clone(allocator)), uses }
     }
 
-    /// The pinned zones, and the bytes alive in each by this pin.
+    /// Returns the pinned zones, and the bytes alive in each by this pin.
     pub fn uses(&self) -> &ZoneUse {
         &self.uses
     }

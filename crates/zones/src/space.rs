@@ -3,7 +3,7 @@
 /// Free and used space at one moment. Zone 0 counts in `zones_total` only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes to which the store may grow; `None`: as far as the host allows.
+    /// Bytes to which the store may grow; `None` if only the host limits it.
     pub capacity: Option<u64>,
     /// The length of the device, bytes.
     pub device_len: u64,
@@ -13,7 +13,7 @@ pub struct Space {
     pub zones_free: u64,
     /// Zones with at least one pin.
     pub zones_pinned: u64,
-    /// Bytes alive: the sum over all zones of what pins count there, at most a zone each.
+    /// Bytes alive: the sum over all zones of the bytes that pins count there, at most a zone each.
     pub live_bytes: u64,
     /// Free zones that user data must leave for flushes, merges and deletions.
     pub reserve: u32,

@@ -1,5 +1,5 @@
 //! I/O statistics of the device by purpose, from which write amplification and the cost of a scan
-//! follow.
+//! can be computed.
 
 use crate::{Job, Purpose};
 
@@ -25,7 +25,7 @@ pub struct PurposeStats {
 /// I/O since the store was opened. The difference of two of them is the I/O in between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoStats {
-    /// In the order of [`Purpose::ALL`].
+    /// The I/O of each purpose, in the order of [`Purpose::ALL`].
     pub by_purpose: [PurposeStats; Purpose::ALL.len()],
     /// Bytes written, in the order of [`Job::ALL`].
     pub written_by_job: [u64; Job::ALL.len()],
@@ -38,22 +38,22 @@ pub struct IoStats {
 }
 
 impl IoStats {
-    /// The I/O of one purpose.
+    /// Returns the I/O of one purpose.
     pub fn of(&self, purpose: Purpose) -> &PurposeStats {
         &self.by_purpose[purpose as usize]
     }
 
-    /// The bytes that one job has written.
+    /// Returns the bytes that one job has written.
     pub fn written_by(&self, job: Job) -> u64 {
         self.written_by_job[job as usize]
     }
 
-    /// The bytes that each job has written.
+    /// Returns the bytes that each job has written.
     pub fn jobs(&self) -> impl Iterator<Item = (Job, u64)> {
         Job::ALL.into_iter().zip(self.written_by_job)
     }
 
-    /// The sum over all purposes.
+    /// Returns the sum over all purposes.
     pub fn total(&self) -> PurposeStats {
         self.by_purpose.iter().fold(PurposeStats::default(), |sum, p| PurposeStats {
             read_ops: sum.read_ops + p.read_ops,
@@ -66,7 +66,7 @@ impl IoStats {
         })
     }
 
-    /// The I/O of each purpose.
+    /// Returns the I/O of each purpose.
     pub fn iter(&self) -> impl Iterator<Item = (Purpose, &PurposeStats)> {
         Purpose::ALL.into_iter().zip(&self.by_purpose)
     }

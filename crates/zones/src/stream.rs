@@ -1,5 +1,5 @@
-//! The open zone of a stream: how much of it is reserved, and the gaps that writers gave back. All
-//! positions are multiples of `SECTOR`.
+//! The open zone of a stream: the part of it that is reserved, and the gaps that writers gave back.
+//! All positions are multiples of `SECTOR`.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ impl Streams {
         &mut self.0[purpose as usize][lifetime as usize]
     }
 
-    /// The streams of a purpose, the youngest lifetime first.
+    /// Returns the streams of a purpose, the youngest lifetime first.
     pub fn lifetimes(&mut self, purpose: Purpose) -> &mut [Stream] {
         &mut self.0[purpose as usize]
     }
@@ -28,7 +28,7 @@ impl Streams {
         lifetimes.flat_map(|(purpose, streams)| streams.iter_mut().map(move |s| (purpose, s)))
     }
 
-    /// The position of each stream whose open zone has room.
+    /// Returns the position of each stream whose open zone has room.
     pub fn positions(&self) -> Vec<(Purpose, u64)> {
         let of = |purpose: Purpose| self.0[purpose as usize].iter().map(move |s| (purpose, s));
         let open = Purpose::ALL.into_iter().flat_map(of).filter(|(_, s)| s.rest() > 0);
@@ -47,7 +47,7 @@ struct OpenZone {
     zone: u32,
     /// The lowest priority that could have taken this zone.
     depth: Priority,
-    /// The offset in the zone behind everything reserved.
+    /// The offset in the zone after everything reserved.
     next: u64,
     /// Offsets (start → end) before `next` that were reserved and given back.
     gaps: BTreeMap<u64, u64>,
@@ -58,12 +58,12 @@ impl Stream {
         self.open.as_ref().map(|o| o.zone)
     }
 
-    /// The address behind everything reserved.
+    /// Returns the address after everything reserved.
     pub fn position(&self) -> Option<u64> {
         self.open.as_ref().map(|o| ZoneId(o.zone).start() + o.next)
     }
 
-    /// The bytes of the zone behind everything reserved.
+    /// Returns the number of bytes of the zone after everything reserved.
     pub fn rest(&self) -> u64 {
         self.open.as_ref().map_or(0, |o| ZONE_SIZE - o.next)
     }
@@ -80,9 +80,9 @@ impl Stream {
         }
     }
 
-    /// Whether a writer whose priority could not have taken this zone must leave the space of the
-    /// next `want` bytes. Otherwise merges would use up the zones that flushes take from the
-    /// reserve, one after the other, until no flush found space.
+    /// Returns whether a writer whose priority could not have taken this zone must leave the next
+    /// `want` bytes. Otherwise merges would use up the zones that flushes take from the reserve,
+    /// one after the other, until no flush found space.
     pub fn is_kept_from(&self, priority: Priority, want: u64) -> bool {
         self.open.as_ref().is_some_and(|o| priority < o.depth && ZONE_SIZE - o.next < LEFT + want)
     }
@@ -91,7 +91,7 @@ impl Stream {
         self.open = None;
     }
 
-    /// The ranges of the zone in which nothing lies, as addresses.
+    /// Returns the address ranges of the zone in which nothing lies.
     pub fn unused(&self) -> Vec<(u64, u64)> {
         let Some(open) = &self.open else { return Vec::new() };
         let base = ZoneId(open.zone).start();
@@ -108,7 +108,7 @@ impl Stream {
         }
     }
 
-    /// Moves forward to an address of the open zone, if that lies behind the position.
+    /// Moves forward to an address of the open zone, if that lies after the position.
     pub fn skip_to(&mut self, addr: u64) {
         if let Some(open) = &mut self.open {
             let offset = addr.saturating_sub(ZoneId(open.zone).start()).min(ZONE_SIZE);
@@ -140,8 +140,8 @@ impl Stream {
         Some((base + start, len))
     }
 
-    /// Reserves between `need` and `want` bytes at `addr`; `None` if that is not the end of what is
-    /// reserved. Returns the length.
+    /// Reserves between `need` and `want` bytes at `addr`, and returns the length. Returns `None`
+    /// if `addr` is not the end of the reserved space.
     pub fn extend(&mut self, addr: u64, need: u64, want: u64) -> Option<u64> {
         if self.position() != Some(addr) || self.rest() < need {
             return None;
@@ -157,7 +157,7 @@ impl Stream {
             return;
         }
         let (mut start, mut end) = (start - base, end - base);
-        // Neighbouring gaps are joined, and one at the end becomes free.
+        // Neighbouring gaps are joined, and a gap at the end becomes free space.
         if let Some((&before, _)) =
             open.gaps.range(..start).next_back().filter(|&(_, &e)| e == start)
         {

@@ -1,6 +1,6 @@
-//! The superblock pair: who the store is, and the root of everything in it. Two copies, written one
-//! after the other with a sync between, so that a torn one leaves the other, and a damaged one does
-//! not lose the newest root.
+//! The superblock pair: the identity of the store, and the root of everything in it. There are two
+//! copies, written one after the other with a sync between, so that a torn one leaves the other,
+//! and a damaged one does not lose the newest root.
 //!
 //! One copy is 4096 bytes, integers little-endian:
 //!
@@ -27,8 +27,8 @@ use crate::{Checksum, Device, Error, Purpose, Result, SECTOR, ZONE_SIZE};
 
 /// The format version that this program reads and writes.
 pub const FORMAT_VERSION: u32 = 7;
-/// The format version of a local file whose zones lie in object storage ([`crate::remote`]): that
-/// of a store in all else.
+/// The format version of a local file whose zones lie in object storage ([`crate::remote`]). It is
+/// the format of a store in all other respects.
 pub const REMOTE_VERSION: u32 = 8;
 /// The oldest version that is readable. The store gets the newest version with its next root.
 const OLDEST_VERSION: u32 = 3;
@@ -39,7 +39,7 @@ pub const MAX_ROOT: usize = 2048;
 /// The addresses of the copies.
 pub(crate) const COPIES: [u64; 2] = [0, 4 << 20];
 
-/// The ranges of zone 0 in which no superblock lies, as addresses.
+/// Returns the ranges of zone 0 in which no superblock lies, as addresses.
 pub(crate) fn unused() -> [(u64, u64); 2] {
     let size = SIZE as u64;
     [(COPIES[0] + size, COPIES[1]), (COPIES[1] + size, ZONE_SIZE)]
@@ -50,10 +50,10 @@ pub(crate) const MAGIC: [u8; 8] = *b"KVFS\r\n\x1a\n";
 const ROOT_AT: usize = 72;
 const PROFILE_AT: usize = ROOT_AT + MAX_ROOT;
 
-/// What kind of device a store was made for: what its defaults go by.
+/// The kind of device that a store was made for, which decides its defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
-    /// Not known, as of stores of format versions before 7: taken for solid state.
+    /// Not known, as in stores of format versions before 7: treated like solid state.
     #[default]
     Unknown,
     /// A seek costs little more than a read.
@@ -79,15 +79,16 @@ pub struct Superblock {
     pub capacity: Option<u64>,
     /// Free zones that user data must leave for flushes, merges and deletions.
     pub reserve_zones: u32,
-    /// What kind of device the store was made for.
+    /// The kind of device that the store was made for.
     pub profile: Profile,
     /// The root, which is opaque here.
     pub root: Vec<u8>,
 }
 
 impl Superblock {
-    /// Whether a store lies in a file or device: one of the copies begins as a superblock does,
-    /// whole or not. `read` fills the bytes at an offset, and returns `false` if there are none.
+    /// Returns whether a store lies in a file or device: one of the copies begins with the magic of
+    /// a superblock, whether intact or not. `read` fills the bytes at an offset, and returns
+    /// `false` if there are none.
     pub fn is_one(mut read: impl FnMut(u64, &mut [u8]) -> bool) -> bool {
         let mut begins = [0; MAGIC.len()];
         COPIES.into_iter().any(|addr| read(addr, &mut begins) && begins == MAGIC)
@@ -112,8 +113,8 @@ impl Superblock {
         block
     }
 
-    /// Decodes and checks one copy: `NotAStore` without the magic, `Version` for another format,
-    /// `Corrupt` for anything else.
+    /// Decodes and checks one copy. Returns `NotAStore` without the magic, `Version` for another
+    /// format, and `Corrupt` for anything else.
     pub(crate) fn decode(block: &[u8; SIZE], addr: u64) -> Result<Superblock> {
         let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| block[at + i]));
         let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| block[at + i]));
@@ -183,7 +184,7 @@ pub(crate) fn read_newest(device: &dyn Device) -> Result<(Superblock, usize)> {
     }
 }
 
-/// Returns the valid copies, each with its index, and what is wrong with the others.
+/// Returns the valid copies, each with its index, and the errors of the others.
 pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Vec<Error>) {
     let (mut copies, mut errors) = (Vec::new(), Vec::new());
     for (i, addr) in COPIES.into_iter().enumerate() {
@@ -196,8 +197,8 @@ pub(crate) fn read_remains(device: &dyn Device) -> (Vec<(Superblock, usize)>, Ve
     (copies, errors)
 }
 
-/// Takes both copies out, with the records of zones in object storage that lie after them and
-/// before the second one, durably: the device holds no store then.
+/// Erases both copies, with the records of zones in object storage that lie after them and before
+/// the second one, durably: the device then holds no store.
 pub(crate) fn wipe(device: &dyn Device) -> io::Result<()> {
     device.write_at(Purpose::Superblock, COPIES[0], &[0; 2 * SIZE])?;
     device.write_at(Purpose::Superblock, COPIES[1] - SIZE as u64, &[0; 3 * SIZE])?;

@@ -1,8 +1,8 @@
-//! What a zone looks like to those who look at all of them.
+//! Descriptions of zones for callers that list all of them.
 
 use crate::Purpose;
 
-/// What a zone is used for at one moment.
+/// The use of a zone at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZoneState {
     /// Zone 0, with the superblock pair.
@@ -13,20 +13,22 @@ pub enum ZoneState {
     Held,
     /// It can be taken.
     Free,
-    /// It can be taken, and its space is the host's until then.
+    /// It can be taken; until then the host has its space.
     GivenBack,
 }
 
 /// A zone at one moment; see [`Zones::map`](crate::Zones::map).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZoneInfo {
-    /// What it is used for.
+    /// The use of the zone.
     pub state: ZoneState,
-    /// Bytes alive in it, at most a zone: what pins count there, some of it perhaps more than once.
+    /// Bytes alive in it, at most a zone: the bytes that pins count there, some perhaps more than
+    /// once.
     pub live: u64,
-    /// Whose data it was taken for. `None`: it is free, or that was before the store was opened.
+    /// The purpose that it was taken for; `None` if it is free, or was taken before the store was
+    /// opened.
     pub purpose: Option<Purpose>,
-    /// How many zones were taken after it: 0 is the newest. `None`: it is free, or was taken before
-    /// the store was opened.
+    /// The number of zones taken after it, 0 for the newest; `None` if it is free, or was taken
+    /// before the store was opened.
     pub age: Option<u64>,
 }

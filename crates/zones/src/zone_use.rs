@@ -1,5 +1,5 @@
-//! The bytes that an object (a run, a journal, a snapshot) keeps alive in each zone. Manifests have
-//! it, so it can be encoded.
+//! The bytes that an object (a run, a journal, a snapshot) keeps alive in each zone. It is stored
+//! in manifests, so it can be encoded.
 
 use std::collections::BTreeMap;
 
@@ -13,24 +13,24 @@ pub struct ZoneUse {
 }
 
 impl ZoneUse {
-    /// No zones.
+    /// Creates a map without zones.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// All bytes of one zone, as a journal or a manifest uses it.
+    /// Returns a map with all bytes of one zone, as a journal or a manifest uses it.
     pub fn whole(zone: ZoneId) -> Self {
         ZoneUse { bytes: BTreeMap::from([(zone, ZONE_SIZE)]) }
     }
 
-    /// Adds bytes alive in a zone; with 0 bytes, the zone itself.
+    /// Adds bytes alive in a zone; with 0 bytes, it only adds the zone.
     pub fn add(&mut self, zone: ZoneId, bytes: u64) {
         let sum = self.bytes.entry(zone).or_insert(0);
         *sum = sum.saturating_add(bytes);
     }
 
-    /// Adds an extent. One that crosses zones is counted in each; one beyond every device is
-    /// counted in [`ZoneId::NOWHERE`], so that pinning it fails.
+    /// Adds an extent. If it crosses zones, it is counted in each; if it lies beyond every device,
+    /// it is counted in [`ZoneId::NOWHERE`], so that pinning it fails.
     pub fn add_extent(&mut self, addr: u64, len: u64) {
         if len == 0 {
             return;
@@ -55,32 +55,32 @@ impl ZoneUse {
         }
     }
 
-    /// The bytes alive in one zone.
+    /// Returns the bytes alive in one zone.
     pub fn get(&self, zone: ZoneId) -> u64 {
         self.bytes.get(&zone).copied().unwrap_or(0)
     }
 
-    /// Whether the map has the zone.
+    /// Returns whether the map has the zone.
     pub fn contains(&self, zone: ZoneId) -> bool {
         self.bytes.contains_key(&zone)
     }
 
-    /// The zones and their bytes, in ascending order of zones.
+    /// Returns the zones and their bytes, in ascending order of zones.
     pub fn iter(&self) -> impl Iterator<Item = (ZoneId, u64)> + '_ {
         self.bytes.iter().map(|(&zone, &bytes)| (zone, bytes))
     }
 
-    /// The number of zones.
+    /// Returns the number of zones.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether there is no zone.
+    /// Returns whether there is no zone.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The sum of the bytes over all zones.
+    /// Returns the sum of the bytes over all zones.
     pub fn total_bytes(&self) -> u64 {
         self.bytes.values().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
@@ -109,7 +109,7 @@ impl ZoneUse {
         }
     }
 
-    /// Decodes what [`ZoneUse::encode`] has appended, and advances `input` behind it.
+    /// Decodes a map encoded by [`ZoneUse::encode`], and advances `input` past it.
     pub fn decode(input: &mut &[u8]) -> Result<ZoneUse> {
         let mut rest = *input;
         let count = get_u64(&mut rest)?;

@@ -18,7 +18,7 @@ macro_rules! atomic {
         pub struct $name(std::sync::atomic::$name);
 
         impl $name {
-            /// A new atomic with this value.
+            /// Creates a new atomic with this value.
             pub const fn new(value: $value) -> Self {
                 $name(std::sync::atomic::$name::new(value))
             }
@@ -55,8 +55,8 @@ macro_rules! atomic {
                 self.0.compare_exchange(current, new, success, failure)
             }
 
-            /// Replaces the value by what `change` returns; `Err` if that is `None`. Returns the
-            /// previous value.
+            /// Replaces the value by the result of `change`; returns `Err` if that is `None`. The
+            /// returned value is the previous one.
             pub fn fetch_update(
                 &self,
                 set: Ordering,
@@ -67,12 +67,12 @@ macro_rules! atomic {
                 self.0.fetch_update(set, fetch, change)
             }
 
-            /// The value, by exclusive access.
+            /// Returns the value by exclusive access.
             pub fn get_mut(&mut self) -> &mut $value {
                 self.0.get_mut()
             }
 
-            /// The value, consuming the atomic.
+            /// Returns the value and consumes the atomic.
             pub fn into_inner(self) -> $value {
                 self.0.into_inner()
             }

@@ -6,26 +6,26 @@ use std::time::Duration;
 use super::MutexGuard;
 use crate::schedule;
 
-/// A condition variable, as that of `parking_lot`.
+/// A condition variable, like that of `parking_lot`.
 #[derive(Default)]
 pub struct Condvar {
     signals: parking_lot::Mutex<u64>,
     signalled: parking_lot::Condvar,
 }
 
-/// Whether a wait with a timeout has timed out.
+/// The result of a wait with a timeout: whether it has timed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitTimeoutResult(bool);
 
 impl WaitTimeoutResult {
-    /// `true` if the timeout elapsed before a signal.
+    /// Returns whether the timeout elapsed before a signal.
     pub fn timed_out(&self) -> bool {
         self.0
     }
 }
 
 impl Condvar {
-    /// A condition variable without waiters.
+    /// Creates a condition variable without waiters.
     pub const fn new() -> Condvar {
         Condvar { signals: parking_lot::Mutex::new(0), signalled: parking_lot::Condvar::new() }
     }

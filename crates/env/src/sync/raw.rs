@@ -20,7 +20,7 @@ fn take<T>(of: &T, what: &'static str, mut attempt: impl FnMut() -> bool) {
 }
 
 // SAFETY: exclusion is that of the `parking_lot` lock inside: `lock` returns only once that lock is
-// taken, by `lock` or by a `try_lock` that said yes, and `unlock` passes on to it.
+// taken, by `lock` or by a successful `try_lock`, and `unlock` forwards to it.
 unsafe impl lock_api::RawMutex for RawMutex {
     #[allow(clippy::declare_interior_mutable_const, reason = "the trait asks for this form")]
     const INIT: RawMutex = RawMutex(parking_lot::RawMutex::INIT);
@@ -70,7 +70,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     }
 
     unsafe fn unlock_shared(&self) {
-        // SAFETY: the caller holds it shared.
+        // SAFETY: the caller holds the lock shared.
         unsafe { self.0.unlock_shared() };
         schedule::wake(address(self), usize::MAX);
     }
@@ -88,7 +88,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     }
 
     unsafe fn unlock_exclusive(&self) {
-        // SAFETY: the caller holds it exclusively.
+        // SAFETY: the caller holds the lock exclusively.
         unsafe { self.0.unlock_exclusive() };
         schedule::wake(address(self), usize::MAX);
     }

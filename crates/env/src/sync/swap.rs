@@ -9,7 +9,7 @@ use crate::schedule::point;
 pub struct ArcSwap<T>(arc_swap::ArcSwap<T>);
 
 impl<T> ArcSwap<T> {
-    /// A reference to a new shared value.
+    /// Creates a reference to a new shared value.
     pub fn from_pointee(value: T) -> ArcSwap<T> {
         ArcSwap(arc_swap::ArcSwap::from_pointee(value))
     }

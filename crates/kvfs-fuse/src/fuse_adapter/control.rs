@@ -1,4 +1,4 @@
-//! The answers about the control directory.
+//! The answers to requests for the control directory.
 
 use std::path::PathBuf;
 
@@ -10,13 +10,13 @@ use crate::name_parts::Part;
 use crate::node_id::Numbering;
 use crate::{control_directory, name_parts, node_id, view_names};
 
-/// Attributes of the control directory, or of the mainline.
+/// Returns attributes of the control directory, or of the mainline.
 fn of_view(view: u16, attr: Attr) -> NodeAttr {
     Numbering { view, shown_in: view }.attr(attr)
 }
 
 impl FuseAdapter {
-    /// The control directory in the root of a view.
+    /// Returns the control directory in the root of a view.
     pub(super) fn control_in(&self, view: &In<'_>) -> Option<Ino> {
         let is_alone = || {
             let number = |alone: &String| self.views.number(&ViewId::Clone(alone.clone()));
@@ -29,7 +29,7 @@ impl FuseAdapter {
         }
     }
 
-    /// The control directory in which a kind of view lies.
+    /// Returns the control directory in which a kind of view lies.
     fn top_of_kind(&self, kind: Ino) -> Ino {
         match &self.alone {
             Some(_) if kind != control_directory::CLONES => control_directory::TOP_ALONE,
@@ -37,32 +37,33 @@ impl FuseAdapter {
         }
     }
 
-    /// The kinds of views in a control directory.
+    /// Returns the kinds of views in a control directory.
     fn kinds_in(&self, top: Ino) -> impl Iterator<Item = (&'static str, Ino)> {
         let kinds = control_directory::KINDS.into_iter();
         kinds.filter(move |(_, kind)| self.top_of_kind(*kind) == top)
     }
 
-    /// Returns whether a transaction is to be seen in this mount, which may show one clone alone.
+    /// Returns whether a transaction is visible in this mount, which may show one clone alone.
     fn is_seen(&self, id: kvfs::TransactionId) -> bool {
         let is_of = |alone: &String| self.views.transaction(id).is_ok_and(|t| t.branch() == alone);
         self.alone.as_ref().is_none_or(is_of)
     }
 
-    /// The snapshots that are to be seen in this mount.
+    /// Returns the snapshots that are visible in this mount.
     fn snapshots_seen(&self) -> impl Iterator<Item = String> {
         let is_of = |branch: &String| self.alone.as_ref().is_none_or(|alone| branch == alone);
         let all = self.views.snapshot_labels().into_iter();
         all.filter(move |label| is_of(&label.branch)).map(|label| label.name)
     }
 
-    /// The path from the root of the file system to what lies at `path` in a view.
+    /// Returns the path from the root of the file system to `path` in a view.
     pub(crate) fn path_in(&self, view: &ViewId, fs: &Fs, path: &[u8]) -> PathBuf {
         let (user, chain) = (fs.user(), fs.transactions());
         control_directory::path_in(view, user, &chain, path, self.alone.as_deref())
     }
 
-    /// The transactions that one is within, the outermost first, and itself; none: there is none.
+    /// Returns the transactions that one is within, the outermost first, and itself; empty if it
+    /// does not exist.
     pub(crate) fn chain(&self, id: kvfs::TransactionId) -> Vec<kvfs::TransactionId> {
         self.views.and_around(id).unwrap_or_default()
     }
@@ -90,13 +91,13 @@ impl FuseAdapter {
         Ok(of_view(node_id::CONTROL, attr))
     }
 
-    /// Where the name of a transaction leads.
+    /// Returns the target of the link that is the name of a transaction.
     pub(super) fn link_target(&self, id: kvfs::TransactionId) -> Reply<String> {
         let user = self.user_of(id).ok_or(STALE)?;
         Ok(control_directory::target(&self.chain(id), user))
     }
 
-    /// The names of the views of a kind that are to be seen in this mount.
+    /// Returns the names of the views of a kind that are visible in this mount.
     fn names_of(&self, kind: Ino) -> Vec<String> {
         match kind {
             control_directory::SNAPSHOTS => self.snapshots_seen().collect(),
@@ -107,7 +108,7 @@ impl FuseAdapter {
         }
     }
 
-    /// The number of a part of the name of a view.
+    /// Returns the number of a part of the name of a view.
     fn part(&self, part: Part) -> Ino {
         self.parts.number(part, |part| self.leads(part))
     }
@@ -120,20 +121,20 @@ impl FuseAdapter {
         self.names_of(part.kind).iter().any(leads)
     }
 
-    /// The meaning of `name` in a directory that is a part of the names of views, or (`None`) in
-    /// that of a kind.
+    /// Looks up `name` in a directory that is a part of the names of views, or in that of a kind if
+    /// `above` is `None`.
     fn find_part(&self, kind: Ino, above: Option<&Part>, name: &[u8]) -> Reply<NodeAttr> {
         let none = Errno(libc::ENOENT);
         let name = std::str::from_utf8(name).map_err(|_| none)?;
         let name = above.map_or(name.into(), |above| format!("{}/{name}", above.name));
         let parts = [true, false].map(|link| Part { kind, name: name.clone(), link });
-        // In the directory of its kind the view itself has the name.
+        // In the directory of its kind, the name leads to the view itself.
         let mut parts = parts.into_iter().skip(usize::from(above.is_none()));
         let part = parts.find(|part| self.leads(part)).ok_or(none)?;
         self.control_attr(self.part(part))
     }
 
-    /// The directories that lead to a view, as far as the kernel may know them.
+    /// Returns the directories that lead to a view, as far as the kernel may know them.
     pub(crate) fn parts_above(&self, view: &ViewId) -> Vec<Ino> {
         match view {
             ViewId::Snapshot(name) => self.parts.above(control_directory::SNAPSHOTS, name),
@@ -142,7 +143,7 @@ impl FuseAdapter {
         }
     }
 
-    /// What `name` stands for in the control directory.
+    /// Looks up `name` in the control directory.
     pub(super) fn find_control(&self, dir: Ino, name: &[u8]) -> Reply<NodeAttr> {
         let none = Errno(libc::ENOENT);
         match (dir, name) {
@@ -221,7 +222,7 @@ impl FuseAdapter {
         }
     }
 
-    /// Returns whether the view of a transaction lies in a directory, and not a link to it.
+    /// Returns whether a directory has the view of a transaction itself, rather than a link to it.
     fn lies_in(&self, id: kvfs::TransactionId, dir: Ino) -> bool {
         match self.chain(id)[..] {
             [.., parent, _] => control_directory::around(dir) == Some(parent),
@@ -233,7 +234,7 @@ impl FuseAdapter {
         }
     }
 
-    /// The root of a view.
+    /// Returns the root of a view.
     fn root_of(&self, view: &ViewId) -> Reply<NodeAttr> {
         let number = self.views.number(view).map_err(errno)?;
         let fs = self.views.by_number(number).ok_or(Errno(libc::ENOENT))?;
@@ -279,7 +280,7 @@ impl FuseAdapter {
                 let part = |link| here(self.part(Part { kind, name: full.clone(), link }));
                 entries.push(match (is_dir, above.is_empty()) {
                     (true, _) => (name, part(false), FileKind::Dir),
-                    // Listing opens nothing: a number on the wire is given to what is looked up.
+                    // A listing opens no view: only a lookup assigns a node id.
                     (false, true) => directory(&view_names::directory_name(&full), here(ROOT)),
                     (false, false) => (name, part(true), FileKind::Symlink),
                 });

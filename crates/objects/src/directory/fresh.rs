@@ -1,5 +1,5 @@
-//! Files that have no name of an object yet. Their writer holds a lock on each, so that those of
-//! killed processes can be told.
+//! Files that do not have the name of an object yet. Their writer holds a lock on each, so that the
+//! files of killed processes can be recognized.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use crate::object::Tag;
 
 /// The folder with the fresh files, on the file system of the objects.
 const FOLDER: &str = ".kvfs~fresh";
-/// How often a new name is tried.
+/// The number of attempts to find a new name.
 const ATTEMPTS: u32 = 100;
 
 #[derive(Debug)]
@@ -24,8 +24,8 @@ pub(super) struct FreshFiles {
     random: Machine,
 }
 
-/// A fresh file, which is durable but for its name. Its name among the fresh ones goes when it is
-/// dropped.
+/// A fresh file, which is durable except for its name. Its name among the fresh ones is removed
+/// when it is dropped.
 #[derive(Debug)]
 pub(super) struct Fresh<'a> {
     files: &'a FreshFiles,
@@ -57,8 +57,8 @@ impl FreshFiles {
                 opened => opened?,
             };
             let fresh = Fresh { files: self, name, file: fd.into(), renamed: false };
-            // Before it was locked, another process may have taken it for an orphan: it holds the
-            // lock then, or has removed the name.
+            // Before the file was locked, another process may have taken it for an orphan: then it
+            // holds the lock, or has removed the name.
             match flock(&fresh.file, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) => continue,
                 locked => locked?,
@@ -70,7 +70,7 @@ impl FreshFiles {
         Err(io::Error::other("another process removes all new files"))
     }
 
-    /// Removes files that no process has locked; returns how many.
+    /// Removes files that no process has locked; returns their number.
     pub fn remove_orphans(&self) -> rustix::io::Result<u64> {
         let mut removed = 0;
         for entry in Dir::read_from(&self.folder)? {
@@ -80,7 +80,7 @@ impl FreshFiles {
                 continue;
             }
             let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            // A file that cannot be opened is of another user, or gone.
+            // A file that cannot be opened belongs to another user, or is gone.
             let Ok(file) = openat(&self.folder, name, flags, Mode::empty()) else { continue };
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
                 && unlinkat(&self.folder, name, AtFlags::empty()).is_ok()
@@ -101,12 +101,12 @@ impl Fresh<'_> {
         &self.name
     }
 
-    /// The number of names that the file has.
+    /// Returns the number of names that the file has.
     pub fn links(&self) -> rustix::io::Result<u64> {
         Ok(fstat(&self.file)?.st_nlink as u64)
     }
 
-    /// Says that it has no name among the fresh ones any more.
+    /// Notes that the file has no name among the fresh ones any more.
     pub fn was_renamed(&mut self) {
         self.renamed = true;
     }
@@ -115,7 +115,7 @@ impl Fresh<'_> {
 impl Drop for Fresh<'_> {
     fn drop(&mut self) {
         if !self.renamed {
-            // If that fails, the next process that opens the folder does it.
+            // If this fails, the next process that opens the folder removes the name.
             let _ = unlinkat(&self.files.folder, &self.name, AtFlags::empty());
         }
     }

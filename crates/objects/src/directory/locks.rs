@@ -1,5 +1,5 @@
-//! Locks of keys. A key has one of 256 shards, by its name; a shard has a lock in this process, and
-//! a file that processes lock.
+//! Locks of keys. The name of a key selects one of 256 shards; a shard has a lock in this process,
+//! and a file that processes lock.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -15,17 +15,19 @@ use crate::object::Hasher;
 
 /// The folder with the files of the locks.
 const FOLDER: &str = ".kvfs~locks";
-/// Names of shards are for processes of all versions of this program.
+/// The number of shards. Their names are shared by processes of all versions of this program.
 const SHARDS: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Locks {
     folder: OwnedFd,
-    /// Threads wait here rather than for the file, in the order and the schedule of this process.
+    /// The locks for which threads of this process wait, rather than for the file, so that the
+    /// process determines their order and schedule.
     shards: Vec<Mutex<()>>,
 }
 
-/// The lock of a key. The kernel releases that of the file with its descriptor, also after a kill.
+/// The lock of a key. The kernel releases the lock of the file with its descriptor, also after a
+/// kill.
 #[derive(Debug)]
 pub(super) struct Locked<'a> {
     _file: OwnedFd,
@@ -55,7 +57,7 @@ fn lock(file: &OwnedFd) -> rustix::io::Result<()> {
     if !schedule::simulated() {
         return rustix::io::retry_on_intr(|| flock(file, FlockOperation::LockExclusive));
     }
-    // In a simulated run only one thread runs. If it waited in the kernel, none would.
+    // In a simulated run only one thread runs. If it waited in the kernel, no thread would run.
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => thread::sleep(Duration::from_millis(1)),

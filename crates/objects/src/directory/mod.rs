@@ -2,14 +2,16 @@
 //! processes may use it, on one machine, or on several if the file system has locks for all of them
 //! (NFS has). The objects are plain files, so they may be copied to a bucket and back.
 //!
-//! These hold:
+//! The following invariants hold:
 //!
 //! - A file of an object never changes. A put writes a new file among the fresh ones, syncs it, and
-//!   gives it its name; so a reader that has opened a file reads one version to its end.
-//! - All puts and deletions of a key hold the lock of its shard from before they look at what is
-//!   there until the folder is synced. So the condition of one holds when it is applied, and what a
-//!   later one replaces is durable. Readers take no lock.
-//! - Names that are not of this crate's keys have a `~`. No key leads there, and no list has them.
+//!   renames it to the name of the object; so a reader that has opened a file reads one version to
+//!   its end.
+//! - All puts and deletions of a key hold the lock of its shard from before they read the present
+//!   state until the folder is synced. So the condition of one holds when it is applied, and data
+//!   that a later one replaces is durable. Readers take no lock.
+//! - Names that do not belong to keys of this crate have a `~`. No key leads to them, and no list
+//!   has them.
 //! - Folders are never removed: a put could be about to use one.
 
 mod fresh;
@@ -37,11 +39,11 @@ use locks::Locks;
 use root::{Found, Root};
 use tags::Tags;
 
-/// The entries of a page, as many as servers give.
+/// The number of entries of a page, as on servers.
 const PAGE: usize = 1000;
 
-/// Objects in a folder. Only the owner may read its files, as objects have data that others may not
-/// read by the permissions in it.
+/// Objects in a folder. Only the owner may read its files, as objects may hold data that others may
+/// not read by the permissions in it.
 pub struct DirectoryObjects {
     root: Root,
     fresh: FreshFiles,
@@ -51,13 +53,13 @@ pub struct DirectoryObjects {
 }
 
 impl DirectoryObjects {
-    /// Opens an existing folder, and removes what killed processes have left in it.
-    /// [`ObjectsError::NoBucket`] if there is none. Fails if its file system has no locks.
+    /// Opens an existing folder, and removes the files that killed processes have left in it.
+    /// Returns [`ObjectsError::NoBucket`] if there is none. Fails if its file system has no locks.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let root = Root::open(path.as_ref())?;
         let failed = |e: Errno| ObjectsError::io(format!("opening {}", root.place()), e);
         let locks = Locks::open(&root).map_err(failed)?;
-        // A file system without locks is refused now, not by the first writer.
+        // A file system without locks is refused at once, not by the first writer.
         locks.of(&Key::new("probe")?).map_err(failed)?;
         let fresh = FreshFiles::open(&root).map_err(failed)?;
         let removed = fresh.remove_orphans().map_err(failed)?;
@@ -67,13 +69,13 @@ impl DirectoryObjects {
         Ok(DirectoryObjects { root, fresh, locks, tags: Tags::default(), page: PAGE })
     }
 
-    /// Opens a folder that is created if there is none, with the folders above it.
+    /// Opens a folder, and creates it if there is none, with the folders above it.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         Root::create(path.as_ref())?;
         Self::open(path)
     }
 
-    /// Lists have pages of at most so many entries, one at least.
+    /// Limits the pages of lists to this many entries, at least one.
     #[must_use]
     pub fn with_pages_of(self, entries: usize) -> Self {
         DirectoryObjects { page: entries.max(1), ..self }
@@ -91,7 +93,8 @@ impl DirectoryObjects {
         }
     }
 
-    /// The error if something other than an object has its name, or the name of one of its folders.
+    /// Returns the error for something other than an object with its name, or with the name of one
+    /// of its folders.
     fn occupied(&self, key: &Key) -> ObjectsError {
         ObjectsError::Invalid(format!(
             "{key} cannot be an object in {}: a folder, an object or a link has its name or the \
@@ -133,14 +136,14 @@ impl DirectoryObjects {
             _ => {}
         }
         if *condition == Condition::Absent {
-            // The lock suffices among processes that take it. A link does not replace a file
-            // whatever others do.
+            // The lock suffices among processes that take it. In addition, a link never replaces a
+            // file, even if others take no lock.
             match linkat(fresh.folder(), fresh.name(), folder, name, AtFlags::empty()) {
                 Ok(()) => return Ok(()),
-                // A server of NFS may have made the link, and answered a repetition.
+                // An NFS server may have made the link, and answered a repetition of the request.
                 Err(Errno::EXIST) if fresh.links().map_err(&failed)? > 1 => return Ok(()),
                 Err(Errno::EXIST) => return Err(changed()),
-                // File systems without links, as on USB disks.
+                // These are the errors of file systems without links, such as those of USB disks.
                 Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV | Errno::MLINK) => {
                 }
                 Err(e) => return Err(failed(e)),
@@ -154,8 +157,8 @@ impl DirectoryObjects {
         Ok(())
     }
 
-    /// Makes a change of names in a folder durable. It has happened, so an error leaves open if it
-    /// lasts.
+    /// Makes a change of names in a folder durable. The change was applied, so after an error it is
+    /// not known whether it lasts.
     fn sync_change(&self, key: &Key, folder: &OwnedFd) -> Result<()> {
         rustix::io::retry_on_intr(|| fsync(folder)).map_err(|e| ObjectsError::Unsure {
             key: key.to_string(),
@@ -195,7 +198,7 @@ impl Objects for DirectoryObjects {
         if self.root.is_gone() {
             return Err(ObjectsError::NoBucket { place: self.place() });
         }
-        // A condition on an object makes no folders for it.
+        // A put with a condition on an existing object creates no folders.
         let folder = match &condition {
             Condition::Matches(_) => self.root.folder_of(key),
             Condition::Always | Condition::Absent => self.root.make_folder_of(key),

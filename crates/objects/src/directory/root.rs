@@ -1,5 +1,5 @@
-//! The folder, and folders in it. They are opened part by part without following links, so that no
-//! key leads out of the folder whatever others put into it.
+//! The folder, and the folders in it. They are opened part by part without following links, so that
+//! no key leads out of the folder, even if others put links into it.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -18,7 +18,7 @@ pub(super) const FOLDER: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// The permissions of new folders and files.
 const FOLDER_MODE: Mode = Mode::RWXU;
-/// How many names of folders are remembered.
+/// The number of folder names that are remembered.
 const MOST_SYNCED: usize = 1 << 16;
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct Root {
     fd: OwnedFd,
     path: PathBuf,
     /// Folders whose names this process has made durable. Another process may have made a folder
-    /// and not have synced it yet when this one puts an object there.
+    /// without having synced it yet when this one puts an object into it.
     synced: Mutex<HashSet<String>>,
 }
 
@@ -81,13 +81,13 @@ impl Root {
         format!("dir:{}", self.path.display())
     }
 
-    /// Returns `true` if the folder was removed since it was opened.
+    /// Returns whether the folder was removed after it was opened.
     pub fn is_gone(&self) -> bool {
         fstat(&self.fd).is_ok_and(|stat| stat.st_nlink == 0)
     }
 
-    /// Opens the folder that the file of an object is in. `NOENT` if there is none, and `NOTDIR` if
-    /// a part of it is a file or a link.
+    /// Opens the folder that the file of an object is in. Returns `NOENT` if there is none, and
+    /// `NOTDIR` if a part of it is a file or a link.
     pub fn folder_of(&self, key: &Key) -> rustix::io::Result<OwnedFd> {
         let (folders, _) = key.split();
         let mut folder = open_folder(&self.fd, ".")?;
@@ -97,7 +97,7 @@ impl Root {
         Ok(folder)
     }
 
-    /// Opens that folder, and makes it durably if it is missing.
+    /// Opens that folder, and creates it durably if it is missing.
     pub fn make_folder_of(&self, key: &Key) -> rustix::io::Result<OwnedFd> {
         let (folders, _) = key.split();
         let mut folder = open_folder(&self.fd, ".")?;
@@ -110,7 +110,7 @@ impl Root {
         Ok(folder)
     }
 
-    /// Opens a folder that is in the root itself, and makes it if it is missing.
+    /// Opens a folder that is in the root itself, and creates it if it is missing.
     pub fn make_own_folder(&self, name: &str) -> rustix::io::Result<OwnedFd> {
         self.make_folder(&self.fd, name, name)
     }
@@ -146,14 +146,14 @@ fn open_folder(above: impl AsFd, part: &str) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// Opens what has this name in a folder, if it can be an object.
+/// Opens the entry with this name in a folder, if it can be an object.
 pub(super) fn find(folder: &OwnedFd, name: &str) -> rustix::io::Result<Found> {
-    // A pipe would block until there is a writer.
+    // Opening a pipe would block until there is a writer.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = match openat(folder, name, flags, Mode::empty()) {
         Ok(fd) => fd,
         Err(Errno::NOENT) => return Ok(Found::Nothing),
-        // A link; a socket, or a device that has no driver.
+        // It is a link, a socket, or a device that has no driver.
         Err(Errno::LOOP | Errno::NXIO | Errno::NODEV) => return Ok(Found::Other),
         Err(e) => return Err(e),
     };

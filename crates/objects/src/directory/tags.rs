@@ -1,7 +1,8 @@
-//! Tags of files. A tag is the hash of all bytes, which a read of a part must not have to read: so
-//! the writer of a file notes it in an extended attribute, with the length and the time of the file
-//! that it is for. A file that has no such note, as it was copied here or its file system has none,
-//! is read once, and remembered as long as it does not change.
+//! Tags of files. A tag is the hash of all bytes, but a read of a part must not have to read them
+//! all: so the writer of a file notes the tag in an extended attribute, with the length and the
+//! time of the file that it is for. A file without a valid note, because it was copied into the
+//! folder or its file system has no attributes, is hashed once, and its tag is remembered as long
+//! as the file does not change.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,23 +16,23 @@ use crate::object::{Hasher, Tag};
 
 /// The extended attribute.
 const NOTE: &str = "user.kvfs.tag";
-/// How many tags of files without a note are remembered.
+/// The number of tags of files without a note that are remembered.
 const MOST: usize = 4096;
-/// How much of a file is hashed at once, bytes.
+/// The bytes of a file that are hashed at once.
 const PIECE: usize = 256 << 10;
 
 #[derive(Debug, Default)]
 pub(super) struct Tags {
-    /// By device and inode, with the version of the file that the tag is for.
+    /// Tags keyed by device and inode, with the version of the file that each is for.
     of_files: Mutex<HashMap<(u64, u64), (String, Tag)>>,
 }
 
-/// The length and the time of a file: those of one that was edited or copied differ.
+/// Returns the length and the time of a file: a file that was edited or copied has others.
 fn version(stat: &Stat) -> String {
     format!("{} {}.{:09}", stat.st_size, stat.st_mtime, stat.st_mtime_nsec)
 }
 
-/// Notes the tag of a file that is complete. Where that is not possible, its readers hash it.
+/// Notes the tag of a complete file. If that is not possible, its readers hash the file.
 pub(super) fn note(file: &File, tag: &Tag) {
     if let Ok(stat) = fstat(file) {
         let note = format!("{tag} {}", version(&stat));
@@ -52,7 +53,7 @@ impl Tags {
             return Ok(tag);
         }
         let inode = (stat.st_dev, stat.st_ino);
-        // A file with the number of one that was deleted has another time of its last change.
+        // A file that reuses the number of a deleted one has another time of its last change.
         let version = format!("{} {}.{:09}", version(stat), stat.st_ctime, stat.st_ctime_nsec);
         if let Some((of, tag)) = self.of_files.lock().get(&inode)
             && *of == version

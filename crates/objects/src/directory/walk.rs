@@ -43,7 +43,7 @@ impl Walk<'_> {
             match name.strip_suffix('/') {
                 Some(name) => match openat(folder, name, FOLDER, Mode::empty()) {
                     Ok(inner) => self.folder(&inner, &path)?,
-                    // It was removed or replaced by others.
+                    // Another process has removed or replaced it.
                     Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
                     Err(e) => return Err(e),
                 },
@@ -53,8 +53,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The paths in a folder that may lead to entries, in the order of keys: that of a folder ends
-    /// with a slash, by which it is sorted.
+    /// Returns the paths in a folder that may lead to entries, in the order of keys: the path of a
+    /// folder ends with a slash, which is part of the order.
     fn children(&self, folder: &OwnedFd, at: &str) -> rustix::io::Result<Vec<String>> {
         let mut paths = Vec::new();
         for entry in Dir::read_from(folder)? {
@@ -82,7 +82,7 @@ impl Walk<'_> {
                     let has_prefix =
                         path.starts_with(self.prefix) || self.prefix.starts_with(&path);
                     let has_later = path.as_str() > self.after || self.after.starts_with(&path);
-                    // No key can be below a path that is no key.
+                    // No key can lie below a path that is not a key.
                     let wanted =
                         has_prefix && has_later && Key::new(&path[..path.len() - 1]).is_ok();
                     (path, wanted)

@@ -1,4 +1,4 @@
-//! How an encrypted object is laid out: a header, and then chunks, each of which is decrypted by
+//! The layout of an encrypted object: a header, and then chunks, each of which is decrypted by
 //! itself, so that a part of the object is read without the rest. `docs/format.md` specifies it.
 
 use std::ops::Range;
@@ -17,50 +17,52 @@ pub(super) const HEADER: u64 = 16;
 /// Bytes of a chunk before it is encrypted; the last one of an object may have fewer.
 const CHUNK: u64 = 64 << 10;
 const TAG_LEN: usize = 16;
-/// Bytes that a chunk takes more than it has.
+/// The bytes that encryption adds to a chunk.
 const MORE: u64 = (NONCE_LEN + TAG_LEN) as u64;
 /// Bytes that a whole chunk takes.
 const STORED: u64 = CHUNK + MORE;
 
-/// The bytes of an object before it was encrypted; `None`: an encrypted one never has this length.
+/// Returns the number of bytes of an object before encryption, or `None` if no encrypted object has
+/// this length.
 pub(super) fn plain_len(stored: u64) -> Option<u64> {
     let chunks = chunks_of(stored)?;
     (stored - HEADER).checked_sub(chunks * MORE)
 }
 
-/// The number of chunks of an object that takes so many bytes: one at least.
+/// Returns the number of chunks, at least one, of an object that takes this many bytes.
 fn chunks_of(stored: u64) -> Option<u64> {
     let chunks = stored.checked_sub(HEADER)?;
     let last = chunks % STORED;
     (chunks > 0 && (last == 0 || last >= MORE)).then(|| chunks.div_ceil(STORED))
 }
 
-/// The chunk that has the first byte of a range, and the byte of the object before encryption with
-/// which that chunk begins.
+/// Returns the chunk that has the first byte of a range, and the offset before encryption at which
+/// that chunk begins.
 pub(super) fn first_chunk(range: &Range<u64>) -> (u64, u64) {
     let first = range.start / CHUNK;
     (first, first * CHUNK)
 }
 
-/// Where the bytes of a range lie: whole chunks, with the header in front of the first one.
+/// Returns the range in which the bytes of a range are stored: whole chunks, with the header in
+/// front of the first one.
 pub(super) fn stored_range(range: &Range<u64>) -> Range<u64> {
     let at = |chunk: u64| HEADER.saturating_add(chunk.saturating_mul(STORED));
     let (first, _) = first_chunk(range);
-    // A request has to ask for a byte at least.
+    // A request must ask for at least one byte.
     let start = if first == 0 { 0 } else { at(first).min(u64::MAX - 1) };
     start..at(range.end.div_ceil(CHUNK).max(first + 1))
 }
 
-/// Returns the identity in the header of an object that begins with these bytes; `None`: it is not
-/// encrypted.
+/// Returns the identity in the header of an object that begins with these bytes, or `None` if the
+/// object is not encrypted.
 pub(super) fn header_of(bytes: &[u8]) -> Option<SecretId> {
     let (magic, rest) = bytes.split_first_chunk()?;
     let (id, _) = rest.split_first_chunk()?;
     (*magic == MAGIC).then_some(SecretId(*id))
 }
 
-/// What a chunk is bound to besides the key of its object: its place, and whether it is the last
-/// one, so that an object cannot be cut off between two chunks.
+/// Returns the data that a chunk is bound to in addition to the key of its object: its place, and
+/// whether it is the last one, so that an object cannot be cut off between two chunks.
 fn bound_to(chunk: u64, is_last: bool) -> Aad<[u8; 9]> {
     let mut bytes = [u8::from(is_last); 9];
     bytes[..8].copy_from_slice(&chunk.to_le_bytes());
@@ -76,7 +78,7 @@ pub(super) fn encrypt(bytes: &[u8], id: SecretId, key: &LessSafeKey) -> Result<B
     for number in 0..chunks {
         let start = number * CHUNK as usize;
         let chunk = &bytes[start..bytes.len().min(start + CHUNK as usize)];
-        // A nonce is never used twice for one key: an object that is replaced has the same key.
+        // A nonce is never used twice for one key: an object that is replaced keeps its key.
         let mut nonce = [0; NONCE_LEN];
         random(&mut nonce)?;
         out.extend_from_slice(&nonce);
@@ -91,7 +93,7 @@ pub(super) fn encrypt(bytes: &[u8], id: SecretId, key: &LessSafeKey) -> Result<B
 }
 
 /// Decrypts the chunks from `first` on of an object that takes `len` bytes in all; the header is in
-/// front of chunk 0. `None`: they are not what was encrypted there.
+/// front of chunk 0. Returns `None` if they are not the bytes that were encrypted for this place.
 pub(super) fn decrypt(stored: Bytes, first: u64, len: u64, key: &LessSafeKey) -> Option<Vec<u8>> {
     let mut bytes = Vec::from(stored);
     let mut from = if first == 0 { HEADER as usize } else { 0 };

@@ -1,11 +1,11 @@
 //! Objects whose bytes the place cannot read: encrypted with AES-256-GCM before they are sent.
 //!
 //! - `secret`: the secret of 256 bits, and the key of each object that is derived from it;
-//! - `frame`: how an encrypted object is laid out.
+//! - `frame`: the layout of an encrypted object.
 //!
-//! Keys of objects, their lengths and their times are not hidden. Each object has a key of its own,
-//! so one cannot be put in the place of another, and a chunk is bound to its place in its object.
-//! Who may write there can still put back what an object was before.
+//! Keys of objects, their lengths and their times are not hidden. Each object has an encryption key
+//! of its own, so one cannot be put in the place of another, and a chunk is bound to its place in
+//! its object. A writer at the place can still restore an older version of an object.
 
 mod frame;
 mod secret;
@@ -21,8 +21,8 @@ use crate::key::Key;
 use crate::object::{Condition, Listed, Object, Page, Part, Tag};
 use crate::secret_id::SecretId;
 
-/// A place all of whose objects are encrypted with one secret. Without a secret it is a place of
-/// which none is, and says so of one that is.
+/// A place whose objects are all encrypted with one secret. Without a secret, no object may be
+/// encrypted, and reading an encrypted one is an error.
 #[derive(Debug)]
 pub struct EncryptedObjects {
     inner: Arc<dyn Objects>,
@@ -35,7 +35,7 @@ impl EncryptedObjects {
         EncryptedObjects { inner, secret }
     }
 
-    /// Reads a part of an object with `request`, which is told which bytes are to be read.
+    /// Reads a part of an object with `request`, which is told the bytes to read.
     fn read(
         &self,
         key: &Key,
@@ -55,7 +55,7 @@ impl EncryptedObjects {
         };
         let object = match request(stored.clone()) {
             Err(ObjectsError::OutOfRange { key, len, .. }) => {
-                // It is out of range before encryption, too.
+                // The part is out of range before encryption, too.
                 return part.within(&key, frame::plain_len(len).unwrap_or(0)).map(|_| None);
             }
             other => other?,
@@ -78,8 +78,8 @@ impl EncryptedObjects {
         Ok(Some(Object { bytes, tag: object.tag, len }))
     }
 
-    /// Returns an object that was read `from_start` if it is encrypted with this secret, or with
-    /// none.
+    /// Returns the object if it is encrypted with this secret, or unencrypted if there is none; the
+    /// check needs an object that was read `from_start`.
     fn checked(&self, key: &Key, object: Object, from_start: bool) -> Result<Object> {
         let (found, own) = (frame::header_of(&object.bytes), self.secret());
         if !from_start || found == own {
@@ -92,7 +92,7 @@ impl EncryptedObjects {
 impl Objects for EncryptedObjects {
     fn get(&self, key: &Key, part: Part) -> Result<Object> {
         let object = self.read(key, part, |stored| self.inner.get(key, stored).map(Some))?;
-        // The request has returned one.
+        // `request` always returns an object here.
         object.ok_or_else(|| ObjectsError::NotFound { key: key.clone() })
     }
 
@@ -112,7 +112,8 @@ impl Objects for EncryptedObjects {
         self.inner.delete(key)
     }
 
-    /// The lengths are those before encryption; 0 of what cannot be encrypted.
+    /// Returns entries with the lengths before encryption; 0 if the object cannot be an encrypted
+    /// one.
     fn list(&self, prefix: &str, after: &str) -> Result<Page> {
         let page = self.inner.list(prefix, after)?;
         let Page { entries, more } = page;

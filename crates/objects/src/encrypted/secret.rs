@@ -21,14 +21,14 @@ pub struct Secret {
 }
 
 impl fmt::Debug for Secret {
-    /// The secret itself is in no message.
+    /// Omits the secret itself, which appears in no message.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Secret({})", self.id)
     }
 }
 
 impl Secret {
-    /// The secret that a text is: 64 hexadecimal digits, with space around them.
+    /// Parses a secret: 64 hexadecimal digits, with space around them.
     pub fn parse(text: &str) -> Result<Secret> {
         let wrong =
             || ObjectsError::Invalid("a secret is 64 hexadecimal digits on one line".into());
@@ -52,19 +52,20 @@ impl Secret {
         Ok(Secret { derives, id: SecretId(id) })
     }
 
-    /// Makes a new secret, as its text.
+    /// Generates a new secret, as its text.
     pub fn generate() -> Result<String> {
         let mut bytes = [0; LEN];
         random(&mut bytes)?;
         Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Tells it apart from others.
+    /// Returns the identity that tells it apart from other secrets.
     pub fn id(&self) -> SecretId {
         self.id
     }
 
-    /// The key of an object. No two objects have the same, so bytes of one are none of another.
+    /// Returns the encryption key of an object. No two objects have the same key, so bytes of one
+    /// are not valid in another.
     pub(super) fn key_of(&self, key: &Key) -> Result<LessSafeKey> {
         let mut bytes = [0; LEN];
         fill(&self.derives, &[b"object", key.as_str().as_bytes()], &mut bytes)?;

@@ -1,9 +1,9 @@
-//! The faults that there are, how often they strike, and the entries of a trace of them.
+//! The kinds of faults, their rates, and the entries of a trace of them.
 
 use std::time::Duration;
 
-/// How often each fault strikes: once in so many requests that it can strike, at random; 0 is
-/// never. All are 0 by default.
+/// The rate of each fault: it strikes once in this many requests that it can strike, at random; 0
+/// is never. All are 0 by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
     /// [`Injected::LostRequest`], of all requests.
@@ -41,7 +41,7 @@ pub enum Injected {
     LostAnswer,
     /// The sender has given up on the request, which will be applied during a later one.
     LateRequest,
-    /// Such a request has arrived, and was applied if its condition held.
+    /// A late request has arrived, and was applied if its condition held.
     Arrived,
     /// The answer was 409, and the put was applied or not.
     Conflict,
@@ -57,8 +57,8 @@ pub enum Injected {
     Truncated,
     /// A read returned one wrong bit.
     Flipped,
-    /// There was no connection, because
-    /// [`FaultyObjects::set_outage`](super::FaultyObjects::set_outage) says so.
+    /// There was no connection, because of
+    /// [`FaultyObjects::set_outage`](super::FaultyObjects::set_outage).
     Outage,
     /// The request was delayed.
     Delay,

@@ -1,6 +1,6 @@
-//! Objects with injected faults, as networks and busy servers have them: requests and answers that
-//! are lost, requests that arrive after their sender has given up, refusals, late lists, damaged
-//! reads, outages, delays. A seed decides which, and a trace tells which there were.
+//! Objects with the faults of networks and busy servers: requests and answers that are lost,
+//! requests that arrive after their sender has given up, refusals, late lists, damaged reads,
+//! outages, delays. A seed decides which faults strike, and a trace records them.
 
 mod kinds;
 
@@ -20,7 +20,8 @@ use crate::key::Key;
 use crate::object::{Condition, Listed, Object, Page, Part, Tag};
 use crate::secret_id::SecretId;
 
-/// A late list may lack so many of the newest objects, and have so many that were deleted last.
+/// The number of newest objects that a late list may lack, and of last deleted ones that it may
+/// have.
 const RECENT: usize = 32;
 
 /// Objects with faults. The same requests in the same order meet the same faults.
@@ -51,7 +52,7 @@ enum Request {
     Delete(Key),
 }
 
-/// The fate of such a request.
+/// The outcome of such a request.
 enum Fate {
     Answered,
     Unsure { injected: Injected, applied: bool },
@@ -107,7 +108,7 @@ fn unsure(key: &str, injected: Injected) -> ObjectsError {
 }
 
 impl FaultyObjects {
-    /// Objects of `inner` that meet faults at these rates, as `seed` decides.
+    /// Creates objects over `inner` that meet faults at these rates, as `seed` decides.
     pub fn new(inner: Arc<dyn Objects>, seed: u64, rates: Rates) -> Self {
         let state = FaultState {
             random: Random::new(seed),
@@ -132,14 +133,14 @@ impl FaultyObjects {
         self.state.lock().outage = outage;
     }
 
-    /// Lets all requests arrive that are under way; returns how many there were.
+    /// Delivers all requests in flight; returns their number.
     pub fn deliver(&self) -> usize {
         let under_way = std::mem::take(&mut self.state.lock().under_way);
         under_way.iter().for_each(|request| self.arrive(request));
         under_way.len()
     }
 
-    /// The faults until now, in their order.
+    /// Returns the faults until now, in order.
     pub fn trace(&self) -> Vec<Event> {
         self.state.lock().trace.clone()
     }
@@ -147,7 +148,7 @@ impl FaultyObjects {
     fn arrive(&self, request: &Request) {
         let (operation, key) = request.name();
         self.state.lock().note(operation, key.as_str(), Injected::Arrived);
-        // Its sender does not wait for the answer any more.
+        // The sender no longer waits for the answer.
         let _ = self.apply(request);
     }
 
@@ -159,7 +160,7 @@ impl FaultyObjects {
                 (Some(self.inner.put(key, bytes.clone(), condition.clone())?), None)
             }
             Request::Delete(key) => {
-                // The first key that begins with this one is this one, if it is there.
+                // The first key that begins with this one is this one, if it exists.
                 let page = if lists { self.inner.list(key.as_str(), "")? } else { Page::default() };
                 self.inner.delete(key)?;
                 (None, page.entries.into_iter().next().filter(|listed| listed.key == *key))
@@ -240,7 +241,7 @@ impl FaultyObjects {
             Fate::Answered => self.apply(&request),
             Fate::Unsure { injected, applied } => {
                 if applied {
-                    // The answer is lost, whatever it was.
+                    // The answer is lost, whether it was a success or not.
                     let _ = self.apply(&request);
                 }
                 Err(unsure(key.as_str(), injected))
@@ -294,7 +295,7 @@ impl Objects for FaultyObjects {
             }));
             told.entries.sort_by(|a, b| a.key.cmp(&b.key));
             told.entries.dedup_by(|a, b| a.key == b.key);
-            // A page after which there are others has an entry to go on from.
+            // A page that is followed by others must have an entry to continue from.
             if told.entries.is_empty() && page.more {
                 told = page.clone();
             }

@@ -21,9 +21,9 @@ pub struct BlockBuilder {
     restarts: Vec<u32>,
     last_key: Vec<u8>,
     last_extent: Option<ExtentRef>,
-    /// Items behind the last restart point.
+    /// The number of items since the last restart point.
     in_interval: usize,
-    /// The next item begins at a restart point, however short the restart interval is.
+    /// The next item begins at a restart point, even if the current restart interval is short.
     ends_interval: bool,
     /// The latest items, while they may still form an extent run.
     open: Option<OpenExtentRun>,
@@ -38,7 +38,7 @@ impl BlockBuilder {
         self.items == 0
     }
 
-    /// Size of the payload so far, bytes; an upper bound.
+    /// Returns an upper bound on the size of the payload so far, in bytes.
     pub fn size(&self) -> usize {
         self.buf.len()
             + 4 * self.restarts.len()
@@ -147,7 +147,7 @@ impl BlockBuilder {
                 self.buf.extend_from_slice(&e.crc.to_le_bytes());
                 self.last_extent = Some(e);
             }
-            // An update of a known value was applied before, see `RunBuilder::push`.
+            // `RunBuilder::push` has already applied an update whose base is known.
             BodyRef::Update { update, .. } => {
                 self.head(shared, key, seq, INLINE | UPDATE);
                 varint::put_bytes(&mut self.buf, update);

@@ -4,11 +4,11 @@
 /// The encoding of a number in the last bytes of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Radix {
-    /// Big-endian.
+    /// Big-endian bytes.
     Bytes = 0,
-    /// Digits.
+    /// Decimal digits.
     Decimal = 1,
-    /// Digits, and letters a to f.
+    /// Hexadecimal digits with letters a to f.
     Hex = 2,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Counter {
 impl Radix {
     const ALL: [Radix; 3] = [Radix::Decimal, Radix::Hex, Radix::Bytes];
 
-    /// The most bytes of a number that fits 64 bits.
+    /// Returns the most bytes of a number that fits 64 bits.
     fn most(self) -> usize {
         match self {
             Radix::Bytes => 8,
@@ -41,7 +41,7 @@ impl Radix {
 }
 
 impl Counter {
-    /// All ways to read the last bytes of `key` as a number.
+    /// Returns all ways to read the last bytes of `key` as a number.
     pub fn of(key: &[u8]) -> impl Iterator<Item = Counter> + '_ {
         Radix::ALL.into_iter().filter_map(|radix| {
             let width =
@@ -50,7 +50,7 @@ impl Counter {
         })
     }
 
-    /// Decodes what `encode` returns; `None` for other bytes.
+    /// Decodes a code made by `encode`. Returns `None` for other bytes.
     pub fn decode(code: u8) -> Option<Counter> {
         let radix = match code >> 5 {
             0 => Radix::Bytes,
@@ -70,7 +70,8 @@ impl Counter {
         self.width.into()
     }
 
-    /// The bytes before the number, and the number; `None` if the key does not end with one.
+    /// Splits `key` into the bytes before the number and the number. Returns `None` if the key does
+    /// not end with a number of this encoding.
     pub fn split(self, key: &[u8]) -> Option<(&[u8], u64)> {
         let (prefix, digits) = key.split_at(key.len().checked_sub(self.width())?);
         let number = match self.radix {
@@ -91,7 +92,7 @@ impl Counter {
         Some((prefix, number))
     }
 
-    /// The largest number that fits the width.
+    /// Returns the largest number that fits the width.
     pub fn max(self) -> u64 {
         match self.radix {
             Radix::Bytes if self.width == 8 => u64::MAX,

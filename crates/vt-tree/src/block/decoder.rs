@@ -1,5 +1,5 @@
-//! Decodes one item after the other from a restart point on. The input is not trusted: what does
-//! not decode is `None`.
+//! Decodes items one by one, from a restart point on. The input is not trusted: bytes that do not
+//! decode yield `None`.
 
 use zones::varint;
 
@@ -12,12 +12,12 @@ use crate::item::Seq;
 use crate::value::Compression;
 use crate::value::ExtentRef;
 
-/// The head of an item: all that precedes its body.
+/// The head of an item: everything before its body.
 pub(super) struct Head {
     pub shared: usize,
     pub suffix: (usize, usize),
     pub kind: u8,
-    /// The bytes are an update and no value.
+    /// The bytes are an update rather than a value.
     pub update: bool,
     pub ascends: bool,
     pub packed: bool,
@@ -83,14 +83,14 @@ impl Decoder<'_> {
         Some(u32::from_le_bytes(self.data[s..e].try_into().ok()?))
     }
 
-    /// Completes an extent that follows the one before: `e` has that one's end as its address, and
-    /// its checksum is read next.
+    /// Completes an extent that follows the previous one: `e` has the end of the previous extent as
+    /// its address, and its checksum is read next.
     fn behind(&mut self, e: ExtentRef) -> Option<ExtentRef> {
         Some(ExtentRef { addr: e.behind(e.addr)?, crc: self.crc()?, ..e })
     }
 
     fn extent(&mut self, e: ExtentRef) -> Option<BodyPlace> {
-        // Bounds every later sum of address and length to u64.
+        // Keeps every later sum of address and length within u64.
         if e.addr > u64::MAX / 2 {
             return None;
         }

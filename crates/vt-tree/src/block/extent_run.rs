@@ -11,31 +11,31 @@ use crate::item::Seq;
 use crate::value::Compression;
 use crate::value::ExtentRef;
 
-/// An extent run of fewer items would save nothing.
+/// The fewest items of an extent run: a shorter one would save nothing.
 const LEAST: usize = 4;
 
 /// The most items of a packed extent run: to find the address of one, the lengths of all before it
 /// are summed.
 const PACKED_MOST: usize = 256;
 
-/// The distance between the addresses of values of `len` bytes that follow one another, none of
-/// them compressed.
+/// Returns the distance between the addresses of values of `len` bytes that follow one another,
+/// none of them compressed.
 fn stride(len: u32) -> u64 {
     u64::from(len).next_multiple_of(u64::from(ExtentRef::plain(0, len, 0).align()))
 }
 
-/// Where the values of an extent run lie, without their checksums.
+/// The places of the values of an extent run, without their checksums.
 #[derive(Clone, Copy, Debug)]
 struct ExtentSequence {
     addr: u64,
     len: u32,
-    /// The codec of those values that are compressed; `None` if none is.
+    /// The codec of the compressed values; `None` if no value is compressed.
     codec: Compression,
 }
 
 impl ExtentSequence {
-    /// The extent of `stored` bytes that follows one that ends at `end`. It is compressed if
-    /// `stored` is less than the length of the value.
+    /// Returns the extent of `stored` bytes that follows an extent ending at `end`. It is
+    /// compressed if `stored` is less than the length of the value.
     fn behind(self, end: u64, stored: u32, crc: u32) -> ExtentRef {
         let plain = ExtentRef::plain(end, self.len, crc);
         let e = ExtentRef::packed(end, self.len, stored, crc, self.codec).unwrap_or(plain);
@@ -60,7 +60,7 @@ pub(crate) struct OpenExtentRun {
     /// Sequence numbers ascend by one; otherwise all are equal.
     ascends: bool,
     places: ExtentSequence,
-    /// Where the last value ends.
+    /// The address at which the last value ends.
     end: u64,
     crcs: Vec<u32>,
     /// The bytes that each value takes on the device, if the run is packed.
@@ -70,7 +70,8 @@ pub(crate) struct OpenExtentRun {
 }
 
 impl OpenExtentRun {
-    /// Begins with one item. `None` if its extent is not one that a writer would have placed.
+    /// Begins a run with one item. Returns `None` if no writer would have placed its extent like
+    /// this.
     pub fn begin(key: &[u8], seq: Seq, e: &ExtentRef) -> Option<OpenExtentRun> {
         let mut open = OpenExtentRun {
             first_key: key.to_vec(),
@@ -89,8 +90,8 @@ impl OpenExtentRun {
         Some(open)
     }
 
-    /// `true` if the extent lies where the next value would, and a run can hold both it and the
-    /// values so far.
+    /// Returns whether the extent lies where the next value would, and a run can hold it together
+    /// with the values so far.
     fn goes_on_with(&self, e: &ExtentRef) -> bool {
         let packs = match (self.is_packed(), e.codec) {
             (false, Compression::None) => true,
@@ -114,12 +115,12 @@ impl OpenExtentRun {
         self.end = e.end();
     }
 
-    /// `true` if some of the values are compressed.
+    /// Returns whether some of the values are compressed.
     pub fn is_packed(&self) -> bool {
         self.places.codec != Compression::None
     }
 
-    /// An upper bound on the encoded size, bytes.
+    /// Returns an upper bound on the encoded size, bytes.
     pub fn size(&self) -> usize {
         self.first_key.len() + 49 + 4 * self.crcs.len() + 2 * self.stored.len()
     }
@@ -145,8 +146,8 @@ impl OpenExtentRun {
         }
         self.ascends = ascends;
         self.take(e);
-        // A counter that overflows ends the run here: no key equals the empty one. The keys so far
-        // are still described by the counter that is left.
+        // A counter that overflows ends the run: no key equals the empty one. The keys so far are
+        // still described by the counters that are left.
         for x in &mut self.expected {
             if !x.counter.advance(&mut x.key, x.step) {
                 x.key.clear();
@@ -155,7 +156,7 @@ impl OpenExtentRun {
         true
     }
 
-    /// All ways of counting that lead from the first key to `key`.
+    /// Returns all ways of counting that lead from the first key to `key`.
     fn ways(&self, key: &[u8]) -> Vec<ExpectedKey> {
         if key.len() != self.first_key.len() {
             return Vec::new();
@@ -170,12 +171,12 @@ impl OpenExtentRun {
             .collect()
     }
 
-    /// `true` if there are enough items and their keys can be counted.
+    /// Returns whether there are enough items and their keys can be counted.
     pub fn is_extent_run(&self) -> bool {
         self.crcs.len() >= LEAST && !self.expected.is_empty()
     }
 
-    /// The items, one by one.
+    /// Calls `add` with each item, in order.
     pub fn each(&self, mut add: impl FnMut(&[u8], Seq, ExtentRef)) {
         let mut key = self.first_key.clone();
         let mut end = self.places.addr;
@@ -240,7 +241,7 @@ pub(crate) struct ExtentRun<'a> {
 
 impl<'a> ExtentRun<'a> {
     /// Decodes a run from its body, which ends where `body` does, and from the head of its item.
-    /// `None` if no writer can have written it.
+    /// Returns `None` if no writer can have written it.
     pub fn decode(
         key: &'a [u8],
         seq: Seq,
@@ -264,8 +265,8 @@ impl<'a> ExtentRun<'a> {
         }
         let (crcs, stored) = body.split_at_checked(usize::try_from(count.checked_mul(4)?).ok()?)?;
         let places = ExtentSequence { addr, len, codec };
-        // Bounds every later sum of address and length to u64. In a packed run, a value that is not
-        // compressed may have to be aligned to a sector.
+        // Keeps every later sum of address and length within u64. In a packed run, a value that is
+        // not compressed may have to be aligned to a sector.
         let most = if packed { u64::from(len) + zones::SECTOR } else { stride(len) };
         let end = addr.checked_add(most.checked_mul(count)?)?;
         let sizes = stored.chunks_exact(2).map(|s| u32::from(u16::from_le_bytes([s[0], s[1]])));
@@ -293,7 +294,7 @@ impl<'a> ExtentRun<'a> {
         })
     }
 
-    /// The bytes that value `i`, which must exist, takes on the device.
+    /// Returns the bytes that value `i`, which must exist, takes on the device.
     fn stored(&self, i: usize) -> u32 {
         self.stored
             .get(2 * i..2 * i + 2)
@@ -311,7 +312,7 @@ impl<'a> ExtentRun<'a> {
         self.crcs.len() / 4
     }
 
-    /// The number of bytes at the end of each key that form the number.
+    /// Returns the number of bytes at the end of each key that form the number.
     pub fn width(&self) -> usize {
         self.counter.width()
     }
@@ -323,7 +324,7 @@ impl<'a> ExtentRun<'a> {
         self.counter.write(self.first + i as u64 * self.step, key);
     }
 
-    /// Sequence numbers and values from item `i` on, which must exist.
+    /// Returns the sequence numbers and values from item `i` on, which must exist.
     pub fn items(&self, i: usize) -> impl Iterator<Item = (Seq, ExtentRef)> {
         let mut end = self.places.addr;
         match self.places.codec {
@@ -337,13 +338,13 @@ impl<'a> ExtentRun<'a> {
         })
     }
 
-    /// Sequence number and value of item `i`, which must exist.
+    /// Returns the sequence number and value of item `i`, which must exist.
     pub fn item(&self, i: usize) -> (Seq, ExtentRef) {
-        // The caller guarantees that there is one, so the default is never used.
+        // The caller guarantees that item `i` exists, so the default is never used.
         self.items(i).next().unwrap_or((self.seq, self.places.behind(self.places.addr, 0, 0)))
     }
 
-    /// The index of the item with exactly this key.
+    /// Returns the index of the item with exactly this key.
     pub fn find(&self, key: &[u8]) -> Option<usize> {
         if key.len() != self.key.len() {
             return None;

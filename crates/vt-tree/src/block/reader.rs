@@ -40,8 +40,8 @@ pub struct Block {
     pub(crate) evicted: AtomicBool,
 }
 
-/// A restart interval of a block with extent runs: the items behind a restart point, or those of an
-/// extent run from `from` on.
+/// A restart interval of a block with extent runs: the items after a restart point, or the items of
+/// an extent run from `from` on.
 #[derive(Clone, Copy, Debug)]
 struct IntervalStart {
     restart: u32,
@@ -106,7 +106,8 @@ impl Block {
         if has_extent_runs {
             let mut parts = Vec::new();
             for r in 0..restarts {
-                // An extent run is as long as its checksums in the block, so there are few parts.
+                // An extent run has a checksum in the block for each of its items, so there are few
+                // parts.
                 let len = if let Section::ExtentRun(s) = block.section(r)? { s.len() } else { 1 };
                 parts.extend(
                     (0..len)
@@ -119,7 +120,7 @@ impl Block {
         Ok(block)
     }
 
-    /// The memory that the block takes, bytes.
+    /// Returns the memory that the block takes, bytes.
     pub fn weight(&self) -> usize {
         self.data.len()
             + 8 * self.restarts
@@ -127,19 +128,19 @@ impl Block {
             + self.parts.as_ref().map_or(0, |p| p.len() * size_of::<IntervalStart>())
     }
 
-    /// The number of restart intervals.
+    /// Returns the number of restart intervals.
     pub fn intervals(&self) -> usize {
         self.parts.as_ref().map_or(self.restarts, |p| p.len())
     }
 
-    /// The offset of a restart point in the payload.
+    /// Returns the offset of a restart point in the payload.
     fn restart(&self, r: usize) -> usize {
         let at = self.items_end + 4 * r;
         u32::from_le_bytes([self.data[at], self.data[at + 1], self.data[at + 2], self.data[at + 3]])
             as usize
     }
 
-    /// A decoder that begins at a restart point, and the offset at which it must stop.
+    /// Returns a decoder that begins at a restart point, and the offset at which it must stop.
     fn decoder(&self, r: usize) -> (Decoder<'_>, usize) {
         let end = if r + 1 < self.restarts { self.restart(r + 1) } else { self.items_end };
         (Decoder { data: &self.data[..end], at: self.restart(r), extent: None }, end)
@@ -178,7 +179,8 @@ impl Block {
         Error::Corrupt { what: "tuple block: keys out of order".into(), addr: self.addr }
     }
 
-    /// The first keys of the first and of the last restart interval; `None` if there are none.
+    /// Returns the first keys of the first and of the last restart interval; `None` if there are
+    /// none.
     pub(crate) fn ends(&self) -> Result<Option<(&[u8], &[u8])>> {
         match self.restarts {
             0 => Ok(None),
@@ -186,14 +188,14 @@ impl Block {
         }
     }
 
-    /// The key at a restart point.
+    /// Returns the key at a restart point.
     fn restart_key(&self, r: usize) -> Result<&[u8]> {
         let (mut d, _) = self.decoder(r);
         let head = d.head(0).ok_or_else(|| self.corrupt())?;
         Ok(&self.data[head.suffix.0..head.suffix.1])
     }
 
-    /// The last restart point with a key of at most `key`; 0 if there is none.
+    /// Returns the last restart point with a key of at most `key`; 0 if there is none.
     fn restart_of(&self, key: &[u8]) -> Result<usize> {
         if self.restarts == 0 {
             return Ok(0);
@@ -202,7 +204,7 @@ impl Block {
         let (mut lo, mut hi) = match key[..n].cmp(&self.restart_key(0)?[..n]) {
             std::cmp::Ordering::Less => (0, 0),
             std::cmp::Ordering::Greater => (self.restarts, self.restarts),
-            // `key` is a proper prefix of what all share.
+            // `key` is a proper prefix of the shared prefix.
             std::cmp::Ordering::Equal if n < self.shared => (0, 0),
             std::cmp::Ordering::Equal => {
                 let head = head_of(&key[n..]);
@@ -210,7 +212,7 @@ impl Block {
                 (first, first + self.heads[first..].partition_point(|&h| h == head))
             }
         };
-        // Equal heads are decided by whole keys.
+        // Whole keys decide between equal heads.
         while lo < hi {
             let mid = (lo + hi) / 2;
             if self.restart_key(mid)? <= key { lo = mid + 1 } else { hi = mid }
@@ -218,7 +220,7 @@ impl Block {
         Ok(lo.saturating_sub(1))
     }
 
-    /// The last restart interval whose first key is at most `key`; 0 if there is none.
+    /// Returns the last restart interval whose first key is at most `key`; 0 if there is none.
     pub fn interval_of(&self, key: &[u8]) -> Result<usize> {
         let r = self.restart_of(key)?;
         let Some(parts) = self.parts.as_deref() else { return Ok(r) };
@@ -239,7 +241,7 @@ impl Block {
         Ok(lo)
     }
 
-    /// All items of a restart interval.
+    /// Returns all items of a restart interval.
     pub fn interval(&self, interval: usize) -> Result<Vec<Item>> {
         let mut decoded = RestartInterval::default();
         self.interval_into(interval, &mut decoded)?;
@@ -262,7 +264,8 @@ impl Block {
             }
             Ok(Section::Items(mut d, end)) => {
                 while d.at < end {
-                    // Each item has a key, however few bytes it takes itself.
+                    // Each item yields a whole key, even if it takes few bytes itself, so their
+                    // number is bounded.
                     if out.len() == INTERVAL {
                         out.clear();
                         return Err(self.overfull());
@@ -314,7 +317,7 @@ impl Block {
         Ok(())
     }
 
-    /// The item that covers `key`, if any.
+    /// Returns the item that covers `key`, if any.
     pub fn find(&self, key: &[u8]) -> Result<Option<(Seq, Body)>> {
         if self.restarts == 0 {
             return Ok(None);
@@ -332,8 +335,8 @@ impl Block {
         Ok(found.map(|(seq, body)| (seq, body.body(&self.data).to_body())))
     }
 
-    /// The item that covers `key`, if any, among those of the restart interval at bytes `start` to
-    /// `end` of the payload.
+    /// Returns the item that covers `key`, if any, among those of the restart interval at bytes
+    /// `start` to `end` of the payload.
     pub(crate) fn find_between(
         &self,
         start: usize,
@@ -346,38 +349,38 @@ impl Block {
         Ok(found.map(|(seq, body)| (seq, body.body(&self.data).to_body())))
     }
 
-    /// All bytes of the payload.
+    /// Returns all bytes of the payload.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.data
     }
 
-    /// The byte ranges of the restart intervals; `None` if the block has extent runs.
+    /// Returns the byte ranges of the restart intervals; `None` if the block has extent runs.
     pub(crate) fn plain_intervals(&self) -> Option<Vec<std::ops::Range<usize>>> {
         (!self.has_extent_runs).then(|| {
             (0..self.restarts).map(|r| self.decoder(r)).map(|(d, end)| d.at..end).collect()
         })
     }
 
-    /// The prefix that the first keys of all restart intervals share.
+    /// Returns the prefix that the first keys of all restart intervals share.
     pub(crate) fn shared_prefix(&self) -> &[u8] {
         // `parse` has decoded this key.
         self.restart_key(0).map_or(&[], |key| &key[..self.shared.min(key.len())])
     }
 
-    /// The head of the first key of each restart interval: the eight bytes behind the shared
+    /// Returns the head of the first key of each restart interval: the eight bytes after the shared
     /// prefix, see [`head_of`].
     pub(crate) fn heads(&self) -> &[u64] {
         &self.heads
     }
 
-    /// The first key in the bytes of one restart interval.
+    /// Returns the first key in the bytes of one restart interval.
     pub(crate) fn first_key(interval: &[u8]) -> Option<&[u8]> {
         let head = Decoder { data: interval, at: 0, extent: None }.head(0)?;
         Some(&interval[head.suffix.0..head.suffix.1])
     }
 
-    /// The item that covers `key`, if any, in the bytes of the one restart interval that can have
-    /// it. `None` if the bytes do not decode.
+    /// Returns the item that covers `key`, if any, in the bytes of the one restart interval that
+    /// can have it. Returns `None` if the bytes do not decode.
     pub(crate) fn find_in_interval(interval: &[u8], key: &[u8]) -> Option<Option<(Seq, Body)>> {
         let mut d = Decoder { data: interval, at: 0, extent: None };
         let found = find_from(&mut d, interval.len(), key)?;
@@ -385,11 +388,11 @@ impl Block {
     }
 }
 
-/// The item that covers `key` among those from the position of `d`, a restart point, up to `end`.
-/// `None` if an item does not decode.
+/// Returns the item that covers `key` among those from the position of `d`, a restart point, up to
+/// `end`. Returns `None` if an item does not decode.
 fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq, BodyPlace)>> {
-    // The length of the key before, which is smaller than `key`, and of the prefix it has in common
-    // with `key`.
+    // The length of the previous key, which is smaller than `key`, and of the prefix that it has in
+    // common with `key`.
     let (mut len, mut common) = (0, 0);
     let mut before: Option<(Seq, BodyPlace)> = None;
     while d.at < end {
@@ -397,7 +400,8 @@ fn find_from(d: &mut Decoder<'_>, end: usize, key: &[u8]) -> Option<Option<(Seq,
         let suffix = &d.data[head.suffix.0..head.suffix.1];
         len = head.shared + suffix.len();
         if head.shared < common {
-            // It shares less with the key before than that shares with `key`, so it is above `key`.
+            // The item shares fewer bytes with the previous key than that one shares with `key`, so
+            // its key is greater than `key`.
             break;
         }
         let mut order = std::cmp::Ordering::Less;

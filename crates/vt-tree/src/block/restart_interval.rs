@@ -17,7 +17,7 @@ pub(crate) enum BodyPlace {
 }
 
 impl BodyPlace {
-    /// The body, borrowed from the bytes of its block.
+    /// Returns the body, borrowed from the bytes of its block.
     #[inline]
     pub fn body(self, data: &Bytes) -> BodyRef<'_> {
         match self {
@@ -37,7 +37,7 @@ impl BodyPlace {
 }
 
 impl BodyPlace {
-    /// The body, copied from the bytes that it refers to.
+    /// Returns the body, copied from the bytes that it refers to.
     pub fn copied(self, data: &[u8]) -> Body {
         let copy = |a: u32, b: u32| Bytes::copy_from_slice(&data[a as usize..b as usize]);
         match self {
@@ -57,8 +57,8 @@ struct DecodedItem {
     body: BodyPlace,
 }
 
-/// Decoded items. Keys are copied, since the block has them without their shared prefix; all else
-/// stays in the block.
+/// Decoded items. Keys are copied, since the block stores them without their shared prefix;
+/// everything else stays in the block.
 #[derive(Default)]
 pub(crate) struct RestartInterval {
     data: Bytes,
@@ -67,7 +67,7 @@ pub(crate) struct RestartInterval {
 }
 
 impl RestartInterval {
-    /// Empties it and lets it refer to the bytes of a block.
+    /// Drops all items and refers to the bytes `data` of a block from now on.
     pub fn begin(&mut self, data: &Bytes) {
         // Usually the block is the same as before.
         if self.data.as_ptr() != data.as_ptr() || self.data.len() != data.len() {
@@ -95,9 +95,9 @@ impl RestartInterval {
         self.slots.push(DecodedItem { key: (start as u32, self.keys.len() as u32), seq, body });
     }
 
-    /// Adds an item as `push` does, if it lies behind the item before it and is no empty range;
-    /// returns whether it does. No writer produces anything else, so readers can rely on the order
-    /// of items whatever the device holds.
+    /// Adds an item as `push` does, if it lies after the previous item and is not an empty range;
+    /// returns whether it was added. Writers produce nothing else, so readers can rely on the order
+    /// of items even if the device is damaged.
     pub fn push_next(&mut self, shared: usize, suffix: &[u8], seq: Seq, body: BodyPlace) -> bool {
         let Some(before) = self.slots.last().copied() else {
             self.push(shared, suffix, seq, body);
@@ -114,7 +114,7 @@ impl RestartInterval {
         !overlaps && self.whole_range()
     }
 
-    /// `false` if the last item is a range tombstone that ends where it begins or before.
+    /// Returns `false` if the last item is a range tombstone that ends where it begins or before.
     fn whole_range(&self) -> bool {
         self.slots.last().is_none_or(|s| match s.body {
             BodyPlace::DeleteRange(a, b) => {
@@ -124,7 +124,7 @@ impl RestartInterval {
         })
     }
 
-    /// The length of the last key; 0 if there is none.
+    /// Returns the length of the last key; 0 if there is none.
     pub fn last_key_len(&self) -> usize {
         self.slots.last().map_or(0, |s| (s.key.1 - s.key.0) as usize)
     }
@@ -152,7 +152,7 @@ impl RestartInterval {
         })
     }
 
-    /// The number of leading items that satisfy `pred`. No item behind them may satisfy it.
+    /// Returns the number of leading items that satisfy `pred`. No later item may satisfy it.
     pub fn partition_point(&self, pred: impl Fn(ItemRef<'_>) -> bool) -> usize {
         (0..self.len()).take_while(|&i| self.item(i).is_some_and(&pred)).count()
     }

@@ -1,12 +1,12 @@
-//! A sparse index is kept in memory of a tuple block that is not: where its restart intervals lie,
-//! the first eight bytes that distinguish their first keys, and a checksum of each, some 16 bytes
-//! for a restart interval of half a kilobyte.
+//! A sparse index is kept in memory for a tuple block that is not in memory. For each restart
+//! interval it has the offset, the first eight bytes that distinguish the first key, and a
+//! checksum: some 16 bytes for a restart interval of half a kilobyte.
 //!
-//! A block in the host's page cache need not be in memory a second time; but without more, the
-//! whole block would have to be read to check one tuple of it. A sparse index is made when the
-//! whole block was read and checked. With it a get reads the one restart interval that can have its
-//! key, and checks that. So more tuples can be read without the device than the cache has room for,
-//! and every byte used was checked.
+//! A block in the host's page cache need not be in memory a second time, but without a sparse index
+//! the whole block would have to be read to check one of its tuples. A sparse index is made when
+//! the whole block was read and checked. With it, a get reads and checks only the restart interval
+//! that can have its key. So more tuples can be read without the device than the cache has room
+//! for, and every byte used was checked.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
@@ -22,12 +22,14 @@ use crate::block::Block;
 use crate::item::{Body, Seq};
 use crate::key::head_of;
 
-/// Blocks of fewer restart intervals have no sparse index: it would save little.
+/// The fewest restart intervals of a block that has a sparse index: with fewer, it would save
+/// little.
 const INTERVALS_LEAST: usize = 4;
-/// If a restart interval is longer, bytes, the whole block is read.
+/// If a restart interval is longer than this many bytes, the whole block is read.
 const INTERVAL_MOST: usize = 4 << 10;
 
-/// One in so many finds without the cache is reported to it, so that it keeps blocks in use.
+/// One in this many lookups without the cache is reported to the cache, so that it keeps blocks in
+/// use.
 const TOLD: u32 = 16;
 
 /// The result of a lookup in a block.
@@ -43,13 +45,14 @@ pub(crate) struct SparseIndex {
     shared: u16,
     /// The offset at which the last restart interval ends.
     end: u32,
-    /// The block itself while it is cached, so that no look into the cache is needed.
+    /// The block itself while it is cached, so that no lookup in the cache is needed.
     cached: ArcSwapOption<Block>,
     /// The number of lookups in the cached block.
     hits: AtomicU32,
-    /// Reading the last restart interval had to wait for the device.
+    /// The last read had to wait for the device.
     slow: AtomicBool,
-    /// When a restart interval was last read; the clock is the number of misses of the cache.
+    /// The time of the last read of a restart interval; the clock is the number of misses of the
+    /// cache.
     read: AtomicU32,
 }
 
@@ -58,8 +61,8 @@ thread_local! {
 }
 
 impl SparseIndex {
-    /// The sparse index of a block that is stored uncompressed; `None` if it would save little.
-    /// `now` is the number of misses of the cache.
+    /// Returns the sparse index of a block that is stored uncompressed; `None` if it would save
+    /// little. `now` is the number of misses of the cache.
     pub fn of(block: &Block, now: u32) -> Option<SparseIndex> {
         let intervals = block.plain_intervals()?;
         let (n, shared) = (intervals.len(), block.shared_prefix());
@@ -87,7 +90,7 @@ impl SparseIndex {
         })
     }
 
-    /// The memory that it takes, bytes.
+    /// Returns the memory that it takes, bytes.
     pub fn weight(&self) -> usize {
         size_of::<Self>() + 16 + 8 * self.words.len()
     }
@@ -142,8 +145,8 @@ impl SparseIndex {
         Some((found, hits.is_multiple_of(TOLD)))
     }
 
-    /// Whether to read a restart interval and not the whole block: if the host has the block in
-    /// memory, and it was not read within the last `soon` misses of the cache.
+    /// Returns whether to read one restart interval instead of the whole block: if the host has the
+    /// block in memory, and no interval was read within the last `soon` misses of the cache.
     pub fn suits(&self, now: u32, soon: u32) -> bool {
         let before = self.read.load(Relaxed);
         self.read.store(now, Relaxed);
@@ -179,8 +182,8 @@ impl SparseIndex {
         Ordering::Equal
     }
 
-    /// The restart interval that can have `key`; if its first key is above `key`, it is the one
-    /// before that. `None`: only a comparison of whole keys can tell.
+    /// Returns the restart interval that can have `key`; if its first key is above `key`, the
+    /// previous interval can have it. Returns `None` if only a comparison of whole keys can tell.
     fn choose(&self, key: &[u8]) -> Option<usize> {
         let at = match self.against_shared(key) {
             Ordering::Less => 0,
@@ -201,7 +204,7 @@ impl SparseIndex {
     }
 
     /// Looks up `key` in one restart interval of the block. `read` fills a buffer from an offset of
-    /// the payload. `None`: the whole block must be read.
+    /// the payload. Returns `None` if the whole block must be read.
     pub fn find(
         &self,
         key: &[u8],
@@ -267,8 +270,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Keys of few different bytes, so that prefixes, heads and whole keys are often equal;
-        /// every third item is a range tombstone.
+        /// The keys have few different bytes, so that prefixes, heads and whole keys are often
+        /// equal; every third item is a range tombstone.
         #[test]
         fn a_sparse_index_finds_what_its_block_has(
             keys in proptest::collection::btree_set(proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(255)], 0..12), 20..90),

@@ -20,8 +20,8 @@ fn sample() -> Vec<Item> {
         .collect()
 }
 
-/// Compressed values, most of 900 to 3500 bytes, some as they are, one behind the other from `addr`
-/// on.
+/// Returns items with compressed values, most of 900 to 3500 bytes, and some uncompressed ones,
+/// placed one after the other from `addr` on.
 fn packed(keys: impl Iterator<Item = Bytes>, addr: u64) -> Vec<Item> {
     let mut end = addr;
     let mut item = |(i, key): (usize, Bytes)| {
@@ -57,8 +57,8 @@ fn compressed_values_come_back_and_cost_six_bytes_in_a_row() {
     for i in &items {
         assert_eq!(block.find(&i.key).unwrap(), Some((0, i.body.clone())));
     }
-    // Two sequences that form no extent run: in one neither keys nor lengths continue; the other
-    // becomes packed late, by another codec than the one before.
+    // Two sequences that do not form an extent run: in the first, neither keys nor lengths
+    // continue; the second becomes packed late, with another codec than the values before.
     let mut items = packed((0..100u64).map(|i| Bytes::from(format!("k{:09}", i * i * i))), 1 << 31);
     items.extend((0..50).map(|i| page(1 << 62, i, (1 << 32) + i * 4096, 0)));
     for (i, item) in items[100..].iter_mut().enumerate().skip(30) {
@@ -134,8 +134,8 @@ fn consecutive_pages_cost_their_checksum() {
 #[test]
 fn extent_runs_and_what_lies_between_come_back_and_are_found() {
     let mut items = Vec::new();
-    // Ascending sequence numbers, a hole, a jump of the address, a jump of the sequence number;
-    // then other kinds, in between.
+    // Items with ascending sequence numbers, a hole, a jump of the address, and a jump of the
+    // sequence number; then other kinds between them.
     items.extend((0..200).map(|i| page(1, i, (1000 + i) * 4096, 50 + i)));
     items.extend((300..400).map(|i| page(1, i, (1000 + i) * 4096, 0)));
     items.extend((400..470).map(|i| page(1, i, (5000 + i) * 4096, 9)));
@@ -175,8 +175,8 @@ fn extent_runs_and_what_lies_between_come_back_and_are_found() {
     assert_eq!(block.find(b"line 000950").unwrap(), None);
 }
 
-/// A block of deletions: for each the bytes that its key shares with the one before, and the
-/// others. All lie in one restart interval.
+/// Returns a block of deletions, all in one restart interval. Each is described by the number of
+/// bytes that its key shares with the previous key, and its further bytes.
 fn deletions(keys: impl IntoIterator<Item = (usize, Vec<u8>)>) -> Bytes {
     let mut payload = Vec::new();
     for (shared, further) in keys {
@@ -222,7 +222,7 @@ fn a_packed_extent_run_of_more_items_than_a_writer_puts_there_is_an_error() {
         let mut payload = vec![0, 8, EXTENT_RUN | HAS_PACKED];
         payload.extend_from_slice(&7u64.to_be_bytes());
         varint::put_u64(&mut payload, items as u64);
-        // Counted by its last eight bytes, in steps of one.
+        // The keys are counted by their last eight bytes, in steps of one.
         payload.extend_from_slice(&[8, 1]);
         varint::put_u64(&mut payload, 1 << 30);
         varint::put_u64(&mut payload, 4096);

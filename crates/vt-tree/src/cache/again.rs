@@ -1,5 +1,5 @@
-//! Reads again what was not what a reference says. In object storage the place may have other bytes
-//! by now, and an answer may have been damaged on its way.
+//! Repeats a read whose bytes do not match their reference. In object storage the place may have
+//! other bytes by now, and an answer may have been damaged on its way.
 
 use bytes::Bytes;
 use zones::Purpose;
@@ -8,8 +8,8 @@ use super::{BlockCache, room};
 use crate::{Error, Result};
 
 impl BlockCache {
-    /// Returns what `open` makes of bytes that were read at `addr`, or of what can be read there in
-    /// another way if it finds them corrupt.
+    /// Returns the result of `open` for the bytes that were read at `addr`. If it finds them
+    /// corrupt, reads the place again in another way, and opens those bytes.
     pub(super) fn checked<T>(
         &self,
         purpose: Purpose,
@@ -24,7 +24,7 @@ impl BlockCache {
         }
     }
 
-    /// `first`: the error of the bytes that were read before.
+    /// `first` is the error of the bytes that were read before.
     #[cold]
     fn read_otherwise<T>(
         &self,

@@ -1,17 +1,18 @@
-//! Announces to the device what will be read, so that it can be fetched in the background.
+//! Announces future reads to the device, so that it can fetch the data in the background.
 
 use zones::Purpose;
 
 use super::BlockCache;
 use crate::value::ExtentRef;
 
-/// Two spans with a gap below this, bytes, are announced as one: reading the gap takes less time
-/// than a second request. On a device whose seeks cost more it may be as wide as a seek costs.
+/// Two spans whose gap is below this many bytes are announced as one: reading the gap takes less
+/// time than a second request. On a device whose seeks cost more, the gap may be as wide as a seek
+/// costs.
 const GAP: u64 = 16 << 10;
 
 impl BlockCache {
-    /// Announces to the device that these values will be read: neighbours as one span, with small
-    /// gaps.
+    /// Announces to the device that these values will be read. Neighbours with small gaps are
+    /// announced as one span.
     pub fn announce(&self, mut extents: Vec<ExtentRef>) {
         extents.sort_unstable_by_key(|e| e.addr);
         self.announce_sorted(Purpose::Pages, extents.iter().map(|e| (e.addr, e.end())));

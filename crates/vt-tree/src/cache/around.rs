@@ -1,12 +1,12 @@
-//! Reading around: when a read had to wait for the device, its neighbourhood on the device is
-//! fetched as well, as long as the whole store fits into the memory that the host could use for it.
-//! A store just opened is then in memory after each region was read once, in pieces of a size that
-//! suits the device, and not tuple by tuple.
+//! Reads around: when a read had to wait for the device, its neighbourhood on the device is fetched
+//! as well, as long as the whole store fits into the memory that the host could use for it. A store
+//! that was just opened is then in memory after each region was read once, in pieces of a size that
+//! suits the device instead of tuple by tuple.
 //!
-//! Nothing is fetched twice, so no more than the store is ever fetched in vain. Nothing is fetched
-//! if the store is larger than half of that memory: the neighbourhood of a tuple would then evict
-//! data that was requested. Cursors announce by themselves what they will read; for them only the
-//! index is read around.
+//! Nothing is fetched twice, so at most the size of the store is fetched in vain. Nothing is
+//! fetched if the store is larger than half of that memory: the neighbourhood of a tuple would then
+//! evict data that was requested. Cursors announce by themselves what they will read; for them only
+//! the index is read around.
 //!
 //! A caller that knows it will not read the neighbourhood of a large value reads the value alone
 //! ([`read_alone`]).
@@ -24,7 +24,7 @@ const PIECE: u64 = ZONE_SIZE / 32;
 /// program that needs only a few tuples must not fetch many.
 const PIECES_MOST: u64 = 8;
 const SHARE: u64 = 8;
-/// Whether the store fits is checked again after so many bytes were fetched.
+/// The number of bytes fetched after which it is checked again whether the store fits.
 const LOOK: u64 = 64 << 20;
 /// The number of reads that fetch nothing after the store did not fit.
 const PASS: u32 = 4096;
@@ -33,8 +33,8 @@ thread_local! {
     static ALONE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work`. Nothing is fetched around large values that it reads on this thread. The index,
-/// which later reads need wherever they go, is read around as ever.
+/// Runs `work` without fetching anything around the large values that it reads on this thread. The
+/// index is still read around, since later reads need it wherever they go.
 pub fn read_alone<T>(work: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
@@ -46,7 +46,7 @@ pub fn read_alone<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Whether this thread is inside of [`read_alone`].
+/// Returns whether this thread is inside of [`read_alone`].
 pub(super) fn reads_alone() -> bool {
     ALONE.get()
 }
@@ -56,7 +56,7 @@ pub(crate) struct ReadAround(Mutex<ReadAroundState>);
 
 #[derive(Default)]
 struct ReadAroundState {
-    /// By zone number, a bit for each of its pieces that was fetched.
+    /// Maps a zone number to the pieces fetched from the zone, one bit each.
     fetched: HashMap<u64, u32>,
     /// The number of pieces fetched.
     pieces: u64,
@@ -66,8 +66,8 @@ struct ReadAroundState {
 }
 
 impl ReadAround {
-    /// Fetches the neighbourhood of `addr`, after a read there that had to wait. `false`: the store
-    /// does not fit.
+    /// Fetches the neighbourhood of `addr`, after a read there that had to wait. Returns `false` if
+    /// the caller reads alone or the store does not fit.
     pub fn fetch(&self, zones: &Zones, purpose: Purpose, addr: u64) -> bool {
         if purpose == Purpose::Pages && reads_alone() {
             return false;
@@ -105,7 +105,7 @@ impl ReadAround {
     }
 }
 
-/// Whether the rest of the store fits into half of the host's memory.
+/// Returns whether the rest of the store fits into half of the host's memory.
 fn fits(zones: &Zones, state: &ReadAroundState) -> bool {
     let Some(memory) = zones.host_memory() else { return false };
     let space = zones.space();

@@ -46,23 +46,24 @@ pub use wait::value_waited;
 
 /// A cursor that has read more than the budget divided by this no longer fills the cache.
 const LONG_WAY: u64 = 2;
-/// A block in the host's page cache replaces another one if it is requested twice within so many
-/// misses: one miss for this many blocks in the cache. If all blocks are requested equally often,
-/// replacing one by another gains nothing.
+/// A block in the host's page cache replaces a cached one if it is requested twice within a number
+/// of misses: one miss for this many blocks in the cache. If all blocks are requested equally
+/// often, replacing one by another gains nothing.
 const SOON: usize = 16;
-/// The first that a scan announces costs a seek divided by this.
+/// The first window that a scan announces costs a seek divided by this.
 const FIRST_SHARE: u64 = 4;
 /// Sparse indexes may take the budget divided by this.
 const SPARSE_INDEXES: u64 = 4;
 
-/// How data that is not in memory is read.
+/// The way in which data that is not in memory is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadMode {
     Alone,
-    /// With what follows on the device, if reads go on there, see [`SequentialReads`].
+    /// Announces the data that follows on the device, if reads continue there, see
+    /// [`SequentialReads`].
     Onward,
-    /// With its neighbourhood on the device, see [`ReadAround`], if that suits the store; else with
-    /// what follows.
+    /// Fetches the neighbourhood on the device as well, see [`ReadAround`], if that suits the
+    /// store; otherwise does the same as `Onward`.
     Around,
 }
 
@@ -119,7 +120,7 @@ pub struct BlockCache {
     zones: Arc<Zones>,
     /// The budget of both caches together, bytes.
     budget: u64,
-    /// Index data. May take seven eighths of the budget; tuple blocks get what it leaves.
+    /// The cached index data. It may take seven eighths of the budget; tuple blocks get the rest.
     index: Cache<CacheKey, IndexData, CacheWeight>,
     blocks: Cache<CacheKey, Arc<Block>, CacheWeight, DefaultHashBuilder, EvictionListener>,
     ahead: AtomicUsize,
@@ -133,12 +134,12 @@ pub struct BlockCache {
     around: ReadAround,
     sequential: SequentialReads,
     reader_seeks: ReaderSeeks,
-    /// What the device reads in the time of a seek, bytes; 0: little.
+    /// The number of bytes that the device reads in the time of a seek; 0 if seeks are cheap.
     seek_bytes: AtomicU64,
 }
 
-/// Memory for `len` bytes that lie at `addr`. Nothing that is read together is longer than a zone:
-/// more is damage, and must not size an allocation.
+/// Allocates memory for `len` bytes that lie at `addr`. Nothing longer than a zone is read in one
+/// go: a greater length is damage, and must not size an allocation.
 fn room(what: &str, addr: u64, len: u64) -> Result<Vec<u8>> {
     if len > ZONE_SIZE {
         return Err(Error::corrupt(format!("{what} of {len} bytes is longer than a zone"), addr));
@@ -146,13 +147,13 @@ fn room(what: &str, addr: u64, len: u64) -> Result<Vec<u8>> {
     Ok(vec![0; len as usize])
 }
 
-/// The error for a tuple block with keys outside its fences.
+/// Returns the error for a tuple block with keys outside its fences.
 pub(crate) fn outside(addr: u64) -> Error {
     Error::corrupt("tuple block: keys outside its fences", addr)
 }
 
 impl BlockCache {
-    /// A cache with a budget of `cache_bytes` bytes over `zones`.
+    /// Creates a cache with a budget of `cache_bytes` bytes over `zones`.
     pub fn new(zones: Arc<Zones>, cache_bytes: usize) -> Arc<BlockCache> {
         let items = (cache_bytes / 8192).max(64);
         let budget = cache_bytes as u64;
@@ -179,36 +180,36 @@ impl BlockCache {
         })
     }
 
-    /// Bytes that the device reads in the time of a seek: reads pass over gaps that cost less, and
-    /// what is read ahead begins with a share of it.
+    /// Sets the number of bytes that the device reads in the time of a seek: reads pass over gaps
+    /// that cost less, and read-ahead begins with a share of it.
     pub fn set_seek_bytes(&self, bytes: u64) {
         self.seek_bytes.store(bytes, Relaxed);
     }
 
-    /// See [`BlockCache::set_seek_bytes`].
+    /// Returns the value set by [`BlockCache::set_seek_bytes`].
     pub fn seek_bytes(&self) -> u64 {
         self.seek_bytes.load(Relaxed)
     }
 
-    /// How many bytes a scan announces first: as many as cost a quarter of a seek, for they may be
-    /// announced in vain; at least `least`.
+    /// Returns how many bytes a scan announces first: as many as cost a quarter of a seek, since
+    /// they may be announced in vain, but at least `least`.
     pub fn first_window(&self, least: u64) -> u64 {
         least.max(self.seek_bytes() / FIRST_SHARE)
     }
 
-    /// The zones that the cache reads.
+    /// Returns the zones that the cache reads.
     pub fn zones(&self) -> &Arc<Zones> {
         &self.zones
     }
 
-    /// The bytes that the block cache holds now.
+    /// Returns the bytes that the block cache holds now.
     pub fn cache_bytes(&self) -> u64 {
         self.index.weight() + self.blocks.weight()
     }
 
     fn keep_index_data(&self, at: FramePointer, value: IndexData) {
         self.index.insert((at.addr, at.crc), value);
-        // The share of the tuple blocks shrinks, in steps that are large enough to be worth it.
+        // Shrinks the share of the tuple blocks, in steps that are large enough to be worth it.
         let index =
             self.index.weight() + self.pinned.load(Relaxed) + self.sparse_bytes.load(Relaxed);
         let left = self.budget.saturating_sub(index).max(self.budget / 8);
@@ -229,7 +230,7 @@ impl BlockCache {
         self.checked(Purpose::Index, at.addr, frame, |frame| frame::open(frame, kind, level, at))
     }
 
-    /// Reads a tuple block from the device. `true`: the device had to be waited for.
+    /// Reads a tuple block from the device, and returns whether it had to wait for the device.
     fn read_tuples(&self, at: FramePointer, how: ReadMode) -> Result<(Arc<Block>, bool)> {
         let (frame, waited) = self.read_raw(Purpose::Tuples, at.addr, u64::from(at.len), how)?;
         let open = |frame| frame::open(frame, FrameKind::Tuples, 0, at);
@@ -237,7 +238,7 @@ impl BlockCache {
         Ok((Arc::new(Block::parse(payload, at.addr)?), waited))
     }
 
-    /// `true`: the device had to be waited for.
+    /// Reads `len` bytes at `addr`, and returns whether it had to wait for the device.
     fn read_raw(
         &self,
         purpose: Purpose,
@@ -250,7 +251,7 @@ impl BlockCache {
         Ok((Bytes::from(buf), waited))
     }
 
-    /// `true`: the device had to be waited for.
+    /// Fills `buf` with the bytes at `addr`, and returns whether it had to wait for the device.
     fn read_into(
         &self,
         purpose: Purpose,
@@ -265,7 +266,8 @@ impl BlockCache {
         self.zones.read(purpose, addr, buf)?;
         let waited = wait::read_waited(begun, buf.len() as u64);
         if waited {
-            // Merges read their blocks alone, and the index as readers do.
+            // Merges do not count as readers: they read their blocks alone, but the index as
+            // readers do.
             if how != ReadMode::Alone && purpose != Purpose::Index {
                 self.note_reader(begun);
             }
@@ -274,7 +276,7 @@ impl BlockCache {
         Ok(waited)
     }
 
-    /// After a read that had to wait: fetches what is likely to be read next.
+    /// Fetches the data that is likely to be read next, after a read that had to wait.
     fn go_on(&self, purpose: Purpose, addr: u64, len: u64, how: ReadMode) {
         let around = match how {
             ReadMode::Alone => return,
@@ -299,13 +301,13 @@ impl BlockCache {
         }
     }
 
-    /// Whether a tuple block is cached; does not count as a use.
+    /// Returns whether a tuple block is cached; does not count as a use.
     pub(crate) fn has_block(&self, at: ChildPointer) -> bool {
         let key = (at.at.addr, at.at.crc);
         if at.refers { self.index.contains_key(&key) } else { self.blocks.contains_key(&key) }
     }
 
-    /// Whether the tuple block is cached, whatever it consists of.
+    /// Returns whether the tuple block is cached, as index data or as tuples.
     pub(crate) fn has_tuples(&self, at: FramePointer) -> bool {
         let key = (at.addr, at.crc);
         self.blocks.contains_key(&key) || self.index.contains_key(&key)
@@ -332,7 +334,7 @@ impl BlockCache {
         Ok(block)
     }
 
-    /// A tuple block.
+    /// Returns a tuple block.
     pub(crate) fn block(&self, at: ChildPointer) -> Result<Arc<Block>> {
         match self.cached_block(at) {
             Some(block) => Ok(block),
@@ -367,7 +369,7 @@ impl BlockCache {
         key: &[u8],
     ) -> Result<Option<(Seq, Body)>> {
         let child = leaf.child_pointer(i);
-        // Of two concurrent increments one may be lost: it is a clock and need not be exact.
+        // One of two concurrent increments may be lost: the clock need not be exact.
         let now = self.misses.load(Relaxed).wrapping_add(1);
         self.misses.store(now, Relaxed);
         let soon = self.soon.load(Relaxed);
@@ -408,8 +410,8 @@ impl BlockCache {
         }
         if let Some(waited) = waited {
             sparse.inspect(|sparse| sparse.set_slow(waited));
-            // The host has it, and it was requested only once so far: it does not replace other
-            // blocks.
+            // The host has the block, and it was requested only once so far: it does not replace
+            // other blocks.
             if sparse.is_none() && seen.is_some() && !waited && soon > 0 {
                 return block.find(key);
             }
@@ -479,9 +481,9 @@ impl BlockCache {
         Ok(node)
     }
 
-    /// Keeps a node in memory by its parent, where it is found without a look into the cache,
-    /// within an eighth of the budget that it shares with filters. The cache evicts it with time,
-    /// since it is not requested there any more.
+    /// Keeps a node in memory at its parent, where it is found without a lookup in the cache,
+    /// within an eighth of the budget that nodes and filters share. The cache evicts the node in
+    /// time, since it is no longer requested there.
     pub(crate) fn keep_beneath(&self, above: &IndexNode, i: usize, node: &Arc<IndexNode>) {
         above.keep_child(i, node.clone(), &self.pinned, self.budget / 8);
     }
@@ -504,20 +506,20 @@ impl BlockCache {
         Ok(filter)
     }
 
-    /// Keeps a filter in memory by its node, where it is found without a look into the cache,
-    /// within an eighth of the budget. The cache has it as well, so that the next run with the same
-    /// subtree finds it.
+    /// Keeps a filter in memory at its node, where it is found without a lookup in the cache,
+    /// within an eighth of the budget. The cache holds the filter as well, so that the next run
+    /// with the same subtree finds it.
     pub(crate) fn pin(&self, filter: &Filter) -> Option<FilterPin> {
         FilterPin::keep(filter, &self.pinned, self.budget / 8)
     }
 
-    /// The memory that all cursors together take for tuples read ahead, bytes. Those who take
-    /// memory keep it up to date.
+    /// Returns the memory that all cursors together use for tuples read ahead, in bytes. The
+    /// cursors that use memory keep the number up to date.
     pub fn ahead(&self) -> &AtomicUsize {
         &self.ahead
     }
 
-    /// The budget of the caches, bytes.
+    /// Returns the budget of the caches, bytes.
     pub fn cache_budget(&self) -> u64 {
         self.budget
     }

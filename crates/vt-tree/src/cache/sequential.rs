@@ -1,19 +1,19 @@
-//! Sequential reads: a reader that had to wait for several places one close behind the other, which
-//! is how a tree of files is listed and read, will go on so. What follows on the device is then
-//! announced, first little, then more and more.
+//! Detects sequential reads. A reader that had to wait for several places, each closely after the
+//! previous one, is expected to continue so: a tree of files is listed and read in this way. The
+//! data that follows on the device is then announced, first little, then more and more.
 //!
-//! Cursors announce what they will read by themselves, from the index. This is for what is read key
-//! by key: nodes of a directory's files, their pages, and the names of a listing, of which each
-//! call has a cursor of its own. They are stored in the order in which they are read, so it is
-//! enough to look at addresses.
+//! Cursors announce what they will read by themselves, from the index. Sequential reads are for
+//! data that is read key by key: the nodes of a directory's files, their pages, and the names of a
+//! listing, where each call has a cursor of its own. They are stored in the order in which they are
+//! read, so it is enough to look at addresses.
 //!
-//! Only reads that had to wait are looked at: what is in memory, or was announced, costs nothing
-//! here. So what is announced in vain is at most four times what was read before, but for the first
-//! window. Reads in no order of a place of a few hundred KiB come close behind one another, too,
-//! but as often close before: where that happens, nothing is announced for a while.
+//! Only reads that had to wait are looked at: data that is in memory, or was announced, costs
+//! nothing here. So apart from the first window, at most four times the bytes read before are
+//! announced in vain. Random reads within a few hundred KiB also come closely after one another,
+//! but as often closely before: if that happens, nothing is announced for a while.
 //!
-//! A caller that knows how much it is going to read from one place on, as the listing of a large
-//! directory does, says so ([`read_onward`]): then nothing has to be waited for first.
+//! A caller that knows how much it is going to read from one place on, such as the listing of a
+//! large directory, says so with [`read_onward`]: then no read has to wait first.
 
 use std::cell::Cell;
 
@@ -22,19 +22,21 @@ use zones::{Purpose, ZONE_SIZE};
 
 use super::BlockCache;
 
-/// Readers that go on at different places, of each purpose.
+/// The number of sequential readers at different places that are tracked for each purpose.
 const SEQUENCES: usize = 8;
-/// Reads that had to wait, each close behind the one before, before anything is announced.
+/// The number of reads that had to wait, each closely after the previous one, before anything is
+/// announced.
 const STREAK: u32 = 2;
-/// A place is close behind another one if the gap is at most this, or a seek, bytes.
+/// A place is closely after another one if the gap is at most this many bytes, or at most a seek.
 const GAP: u64 = 64 << 10;
-/// A read close before another one takes as much away from the belief in order as this many reads
-/// close behind another one give back.
+/// One read closely before another one reduces the confidence in the order as much as this many
+/// reads closely after another one restore it.
 const DOUBT: u32 = 4;
 const DOUBT_MAX: u32 = 16;
-/// Waits after which what was announced must have come, or was forgotten by the host again.
+/// The number of waits after which announced data must have arrived, or the host has dropped it
+/// again.
 const ON_ITS_WAY: u64 = 64;
-/// What is announced at first and at most, bytes, and how it grows.
+/// The first and the largest window that is announced, bytes, and the factor by which it grows.
 const WINDOW_MIN: u64 = 128 << 10;
 const WINDOW_MAX: u64 = 4 << 20;
 const GROWTH: u64 = 4;
@@ -43,8 +45,9 @@ thread_local! {
     static EXPECTED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Runs `work`, which will read about so many bytes of tuples, each time from one place on: what it
-/// comes to first on this thread and is not in the cache is fetched with as much behind it.
+/// Runs `work`, which will read about `bytes` bytes of tuples in sequence from each place where it
+/// begins. The first read of such a sequence on this thread that misses the cache fetches that many
+/// bytes.
 pub fn read_onward<T>(bytes: u64, work: impl FnOnce() -> T) -> T {
     struct Before(u64);
     impl Drop for Before {
@@ -59,17 +62,17 @@ pub fn read_onward<T>(bytes: u64, work: impl FnOnce() -> T) -> T {
 /// One reader.
 #[derive(Clone, Copy, Default)]
 struct Sequence {
-    /// What was read or announced last.
+    /// The range that was read or announced last.
     start: u64,
     end: u64,
     streak: u32,
     window: u64,
-    /// When it went on last, in reads of this purpose that had to wait.
+    /// The time of its last read, counted in reads of this purpose that had to wait.
     used: u64,
 }
 
 impl Sequence {
-    /// Whether it has read or announced this place.
+    /// Returns whether the reader has read or announced this place.
     fn holds(&self, addr: u64) -> bool {
         self.used > 0 && addr >= self.start && addr < self.end
     }
@@ -79,19 +82,19 @@ impl Sequence {
 struct OfPurpose {
     sequences: [Sequence; SEQUENCES],
     clock: u64,
-    /// How little the last reads looked like a sequence; none is announced before it is 0 again.
+    /// The doubt that the last reads form a sequence; nothing is announced until this is 0 again.
     doubt: u32,
 }
 
-/// What is known of the readers of a store.
+/// The sequential readers of a store, by purpose.
 #[derive(Default)]
 pub(super) struct SequentialReads([Mutex<OfPurpose>; Purpose::ALL.len()]);
 
 impl SequentialReads {
-    /// Takes notice of a read that had to wait, and announces what follows if that is likely to be
-    /// read next.
+    /// Notes a read that had to wait, and announces the data after it if that is likely to be read
+    /// next.
     pub fn note_wait(&self, cache: &BlockCache, purpose: Purpose, addr: u64, len: u64) {
-        // The index is small: gets in no order come close to one another in it.
+        // The index is small: random gets come close to one another in it.
         if purpose == Purpose::Index {
             return;
         }
@@ -100,7 +103,7 @@ impl SequentialReads {
         let state = &mut *guard;
         state.clock += 1;
         let now = state.clock;
-        // A wait for what is on its way says nothing.
+        // A wait for data that was announced and is on its way says nothing.
         if state.sequences.iter().any(|s| s.holds(addr) && now - s.used <= ON_ITS_WAY) {
             return;
         }
@@ -134,8 +137,8 @@ impl SequentialReads {
         }
     }
 
-    /// Before a read on a thread that has said how much it is going to read: announces that, unless
-    /// the place was announced.
+    /// Announces the data that is about to be read on a thread that has said how much it is going
+    /// to read, unless the place was announced already.
     pub fn expect(&self, cache: &BlockCache, purpose: Purpose, addr: u64, len: u64) {
         let expected = EXPECTED.get().min(WINDOW_MAX);
         if expected == 0 || purpose != Purpose::Tuples {
@@ -156,7 +159,7 @@ impl SequentialReads {
     }
 }
 
-/// As far as the zone of `addr` reaches: what lies in the next one was written at another time.
+/// Limits `end` to the zone of `addr`: data in the next zone was written at another time.
 fn within(addr: u64, end: u64) -> u64 {
     end.min((addr / ZONE_SIZE).saturating_add(1).saturating_mul(ZONE_SIZE))
 }

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 
 /// The longest single read of contiguous extents, bytes.
 const READ_MOST: u64 = 1 << 20;
-/// A read of so many spans at most may be one of a reader that goes from place to place in order,
+/// A read of at most this many spans may come from a reader that goes from place to place in order,
 /// as with small files.
 const FEW_SPANS: usize = 4;
 /// The most bytes of large values that are read at once.
@@ -34,8 +34,8 @@ impl BlockCache {
         }
     }
 
-    /// Returns the value that `lookup` found in sources of which none is older than those that were
-    /// asked. The value that an update changes is read.
+    /// Returns the value for the result of a lookup in all sources, the oldest included. If the
+    /// result is an update, reads the value that it changes.
     #[inline]
     pub fn resolve(&self, lookup: Lookup) -> Result<Option<Value>> {
         match lookup {
@@ -68,16 +68,16 @@ impl BlockCache {
     pub(crate) fn read_stored(&self, extents: &[ExtentRef]) -> Result<Vec<Bytes>> {
         let mut order: Vec<usize> = (0..extents.len()).collect();
         order.sort_unstable_by_key(|&i| extents[i].addr);
-        // What a solid-state device reads for nothing, it reads later.
+        // A solid-state device does not read gaps: that would only delay it.
         let gap = if self.seeks_are_dear() { self.seek_bytes() } else { 0 };
         let joins = |a: &ExtentRef, b: &ExtentRef| {
             contiguous(a, b) || b.addr >= a.end() && b.addr - a.end() < gap
         };
         let mut out = vec![Bytes::new(); extents.len()];
-        // Bounds the requests in flight; the memory of what was read is the caller's.
+        // Bounds the requests in flight; the memory of the values read is up to the caller.
         let mut rest = &order[..];
         while !rest.is_empty() {
-            // Spans: address, length, and number of values.
+            // A span is an address, a length, and a number of values.
             let mut spans: Vec<(u64, u64, usize)> = Vec::new();
             let (mut taken, mut bytes) = (0, 0);
             while let Some(e) = rest.get(taken).map(|&i| &extents[i]) {
@@ -85,7 +85,7 @@ impl BlockCache {
                 let span = spans.last_mut().filter(|(start, ..)| {
                     last.is_some_and(|l| joins(l, e)) && e.end() - *start <= READ_MOST
                 });
-                // With the gap before it.
+                // Includes the gap before the value.
                 let more = span.as_ref().map_or(u64::from(e.stored), |s| e.end() - s.0 - s.1);
                 if taken > 0 && bytes + more > READ_TOGETHER {
                     break;
@@ -104,7 +104,7 @@ impl BlockCache {
                     let value = from..from + e.stored as usize;
                     out[i] = match gap {
                         0 => data.slice(value),
-                        // It would keep the gaps in memory for as long as it lives.
+                        // A slice would keep the gaps in memory for as long as it lives.
                         _ => Bytes::copy_from_slice(&data[value]),
                     };
                     out[i] = self.checked_value(e, std::mem::take(&mut out[i]))?;
@@ -115,7 +115,7 @@ impl BlockCache {
         Ok(out)
     }
 
-    /// A value as stored, which has the checksum of its reference.
+    /// Compares a value as stored with the checksum of its reference, and returns it.
     fn checked_value(&self, e: &ExtentRef, data: Bytes) -> Result<Bytes> {
         self.checked(Purpose::Pages, e.addr, data, |data| check_extent(e, &data).map(|()| data))
     }
@@ -147,7 +147,7 @@ pub(super) fn check_extent(e: &ExtentRef, data: &[u8]) -> Result<()> {
     })
 }
 
-/// The value whose bytes on the device are `stored`.
+/// Returns the value whose bytes on the device are `stored`.
 pub(crate) fn unpack_extent(e: &ExtentRef, stored: Bytes) -> Result<Bytes> {
     unpack_value(e.codec, stored, e.len).map_err(|what| Error::Corrupt {
         what: format!("value of {} bytes: {what}", e.len),
@@ -204,7 +204,7 @@ mod tests {
         let places: Vec<ExtentRef> =
             (0..1000).map(|i| place_value(&mut writer, &data(i)).unwrap()).collect();
         let _pin = writer.finish().unwrap();
-        // Each eighth: gaps of 28 KiB, four megabytes in all.
+        // Every eighth value: gaps of 28 KiB, four megabytes in all.
         let wanted: Vec<ExtentRef> = places.iter().copied().step_by(8).collect();
         let reads = |seek_bytes| {
             cache.set_seek_bytes(seek_bytes);
@@ -226,7 +226,7 @@ mod tests {
         let mut places: Vec<ExtentRef> =
             (0..40).map(|i| place_value(&mut writer, &data(i)).unwrap()).collect();
         let _pin = writer.finish().unwrap();
-        // In descending device order, one twice, with gaps.
+        // The values in descending device order, one of them twice, with gaps.
         let order: Vec<usize> = (0..40).rev().filter(|i| i % 5 != 3).chain([7]).collect();
         let wanted: Vec<ExtentRef> = order.iter().map(|&i| places[i]).collect();
         let got = cache.read_values(&wanted).unwrap();

@@ -1,4 +1,5 @@
-//! The quotient filter of a leaf index node: whether a key may be beneath it, or certainly is not.
+//! The quotient filter of a leaf index node: it tells whether a key may be beneath the node or
+//! certainly is not.
 //!
 //! A filter is a set of *fingerprints*, the top `bits` bits of a key's hash. Sorted, a fingerprint
 //! splits into a quotient, which is encoded by position, and a remainder of `low` bits, which is
@@ -31,15 +32,15 @@ use bytes::Bytes;
 use std::iter;
 use zones::crc32c;
 
-/// The hash of a key that filters use. It is part of the format: XXH3 (64 bits, as of xxHash 0.8,
-/// seed 0).
+/// Returns the hash of a key that filters use. It is part of the format: XXH3 (64 bits, as of
+/// xxHash 0.8, seed 0).
 pub fn hash(key: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(key)
 }
 
 /// The version of the encoding.
 const VERSION: u8 = 1;
-/// Checksum, version, bits, low, zero, count, zeros.
+/// The size of the header: checksum, version, bits, low, zero, count, zeros.
 const HEADER: usize = 16;
 /// The number of quotients for each entry of the directory.
 const STRIDE: u64 = 128;
@@ -50,20 +51,22 @@ const BITS_MAX: u32 = 48;
 /// [`crate::MergeOptions::false_positives`].
 pub const FALSE_POSITIVES: u16 = 80;
 
-/// Small filters of so many keys together may be merged without exceeding the target rate.
+/// Small filters with up to this many keys together may be merged without exceeding the target
+/// rate.
 const TOGETHER: u64 = 1 << 15;
 
-/// The fewest bits that make `n` fingerprints give false positives at three eighths of `rate`, and
-/// [`TOGETHER`] at `rate`.
+/// Returns the fewest bits with which `n` fingerprints have false positives at three eighths of
+/// `rate`, and [`TOGETHER`] fingerprints at `rate`.
 fn bits_for(n: u64, rate: u16) -> u32 {
     let rate = u64::from(rate.clamp(1, 10_000));
-    // Ten thousand divided by three eighths.
+    // The factor is ten thousand divided by three eighths.
     let alone = (n.max(1) * 80_000).div_ceil(3 * rate);
     let merged = (TOGETHER * 10_000).div_ceil(rate);
     alone.max(merged).next_power_of_two().trailing_zeros().min(BITS_MAX)
 }
 
-/// The number of `bits` in the remainder for which a filter of `n` fingerprints is smallest.
+/// Returns how many of the `bits` belong to the remainder in the smallest filter of `n`
+/// fingerprints.
 fn low_for(n: u64, bits: u32) -> u32 {
     (0..bits).min_by_key(|low| n * *low as u64 + (1 << (bits - low))).unwrap_or(0)
 }
@@ -83,7 +86,7 @@ pub struct FilterBuilder {
 }
 
 impl FilterBuilder {
-    /// A builder for a filter with a rate of false positives of `rate` ten thousandths, see
+    /// Creates a builder for a filter with a rate of false positives of `rate` ten thousandths, see
     /// [`FALSE_POSITIVES`].
     pub fn new(rate: u16) -> FilterBuilder {
         FilterBuilder { hashes: Vec::new(), bits: 0, rate }
@@ -102,12 +105,12 @@ impl FilterBuilder {
         }
     }
 
-    /// The number of hashes and fingerprints added, including equal ones.
+    /// Returns the number of hashes and fingerprints added, including equal ones.
     pub fn len(&self) -> usize {
         self.hashes.len()
     }
 
-    /// Whether nothing was added.
+    /// Returns whether nothing was added.
     pub fn is_empty(&self) -> bool {
         self.hashes.is_empty()
     }
@@ -145,7 +148,7 @@ struct FilterLayout {
 }
 
 impl FilterLayout {
-    /// `None` if no filter can have these parameters.
+    /// Returns `None` if no filter can have these parameters.
     fn new(count: u32, bits: u32, low: u32) -> Option<FilterLayout> {
         if bits > BITS_MAX || low >= bits || bits == 0 {
             return None;
@@ -166,7 +169,7 @@ impl FilterLayout {
     }
 }
 
-/// The bytes of a filter of ascending `fingerprints`.
+/// Encodes a filter of ascending `fingerprints`.
 fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
     let n = fingerprints.len() as u64;
     let low = low_for(n, bits);
@@ -179,14 +182,14 @@ fn encode(fingerprints: &[u64], bits: u32) -> Vec<u8> {
     for (i, f) in fingerprints.iter().enumerate() {
         let at = i as u64 * low as u64;
         // At most 48 bits, shifted by at most 7, fit eight bytes. At least a word of the code lies
-        // behind the remainders.
+        // after the remainders.
         let byte = l.remainders + (at / 8) as usize;
         let word = &mut out[byte..byte + 8];
         let old = u64::from_le_bytes((&*word).try_into().expect("eight bytes"));
         word.copy_from_slice(&(old | (f & mask(low)) << (at % 8)).to_le_bytes());
     }
     for (i, f) in fingerprints.iter().enumerate() {
-        // `i` ones precede it, and a zero for each smaller quotient.
+        // The position is preceded by `i` ones, and a zero for each smaller quotient.
         let at = i as u64 + (f >> low);
         out[l.code + (at / 8) as usize] |= 1 << (at % 8);
     }
@@ -292,8 +295,8 @@ impl Filter {
         prefetch(&self.bytes, HEADER + d as usize * 4);
     }
 
-    /// Prefetches the code and the remainders that a lookup of `hash` reads next. The directory
-    /// gives their offsets approximately: within a stride they are spread evenly.
+    /// Prefetches the code and the remainders that a lookup of `hash` reads next. Their offsets are
+    /// estimated from the directory: within a stride they are spread evenly.
     #[inline]
     pub(crate) fn prefetch_rest(&self, hash: u64) {
         let quotient = hash >> (64 - self.bits) >> self.low;
@@ -307,27 +310,27 @@ impl Filter {
         prefetch(&self.bytes, self.layout.remainders + (i * u64::from(self.low) / 8) as usize);
     }
 
-    /// The number of fingerprints: of distinct keys, less those that share a fingerprint.
+    /// Returns the number of fingerprints; keys that share a fingerprint count once.
     pub fn len(&self) -> usize {
         self.count as usize
     }
 
-    /// Whether the filter has no key.
+    /// Returns whether the filter has no key.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The size of the filter, bytes.
+    /// Returns the size of the filter, bytes.
     pub fn size(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The number of bits of a fingerprint.
+    /// Returns the number of bits of a fingerprint.
     pub fn bits(&self) -> u32 {
         self.bits
     }
 
-    /// The fingerprints, ascending: the top `bits` bits of the hashes.
+    /// Returns the fingerprints, ascending: the top `bits` bits of the hashes.
     pub fn fingerprints(&self) -> impl Iterator<Item = u64> {
         let (mut at, mut i) = (0u64, 0u64);
         iter::from_fn(move || {
@@ -350,13 +353,13 @@ impl Filter {
         })
     }
 
-    /// The eight bytes at `at`, which `parse` has checked to be within the filter.
+    /// Returns the eight bytes at `at`, which `parse` has checked to be within the filter.
     #[inline]
     fn word(&self, at: usize) -> u64 {
         u64::from_le_bytes(self.bytes[at..at + 8].try_into().expect("eight bytes"))
     }
 
-    /// The number of fingerprints before stride `d` of the quotients.
+    /// Returns the number of fingerprints before stride `d` of the quotients.
     #[inline]
     fn rank(&self, d: u64) -> u64 {
         let at = HEADER + d as usize * 4;
@@ -374,7 +377,7 @@ impl Filter {
         self.word(self.layout.remainders + (at / 8) as usize) >> (at % 8) & mask(self.low)
     }
 
-    /// The bit offset in the code at which `quotient` begins.
+    /// Returns the bit offset in the code at which `quotient` begins.
     #[inline]
     fn begin(&self, quotient: u64) -> u64 {
         let d = quotient / STRIDE;
@@ -383,7 +386,7 @@ impl Filter {
         if skip == 0 {
             return at;
         }
-        // That is behind the `skip`th zero from here.
+        // The quotient begins after the `skip`th zero from here.
         let mut zeros =
             !self.word(self.layout.code + (at / 64 * 8) as usize) & u64::MAX << (at % 64);
         at = at / 64 * 64;
@@ -405,18 +408,19 @@ fn prefetch(bytes: &[u8], at: usize) {
     #[cfg(target_arch = "x86_64")]
     if let Some(byte) = bytes.get(at) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint that touches no memory of the program, at an address inside of `bytes`.
+        // SAFETY: this is a hint that touches no memory of the program, at an address inside of
+        // `bytes`.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(byte).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (bytes, at);
 }
 
-/// The position of the `n`th one of `word`, from 0, which must have more than `n` ones.
+/// Returns the position of the `n`th one of `word`, from 0, which must have more than `n` ones.
 #[inline]
 fn select(mut word: u64, mut n: u32) -> u32 {
     let mut at = 0;
-    // Without branches, since which half it is in cannot be predicted.
+    // There are no branches, since the half in which the bit lies cannot be predicted.
     for half in [32, 16, 8, 4, 2, 1] {
         let ones = (word & mask(half)).count_ones();
         let above = u32::from(n >= ones);

@@ -19,7 +19,7 @@ fn key(i: u64) -> u64 {
     hash(format!("key {i}").as_bytes())
 }
 
-/// The share of `tries` keys that were not added and seem to be there.
+/// Returns the share of `tries` keys that were not added and yet seem to be there.
 fn false_positives(f: &Filter, tries: u64) -> f64 {
     let n = (0..tries).filter(|i| f.may_contain(hash(&(i | 1 << 63).to_be_bytes()))).count();
     n as f64 / tries as f64
@@ -128,8 +128,8 @@ fn every_flipped_bit_is_an_error() {
 
 #[test]
 fn another_quotient_filter_merges_to_the_same_fingerprints() {
-    // Filters of one size, and the top bits of their hashes in a filter of the other kind, which
-    // keeps lower ones.
+    // Filters of one size, and the top bits of their hashes in a filter of the other
+    // implementation, which keeps the low bits of a hash.
     for (parts, n) in [(2u64, 10_000u64), (5, 3000), (40, 200)] {
         let mut ours = FilterBuilder::new(FALSE_POSITIVES);
         let bits = bits_for(n, FALSE_POSITIVES) as u8;
@@ -148,7 +148,8 @@ fn another_quotient_filter_merges_to_the_same_fingerprints() {
             theirs.merge(false, &other).unwrap();
         }
         let ours = parse(ours.finish());
-        // A merge may keep fewer bits than its parts; then the other's are cut as well.
+        // A merge may keep fewer bits than its parts; then the fingerprints of the other filter are
+        // cut as well.
         let cut = u32::from(bits) - ours.bits();
         let want: BTreeSet<u64> = theirs.fingerprints().map(|f| f >> cut).collect();
         assert_eq!(ours.fingerprints().collect::<Vec<_>>(), want.into_iter().collect::<Vec<_>>());
@@ -178,7 +179,7 @@ proptest! {
 
     #[test]
     fn fingerprints_are_the_tops_of_the_hashes(hashes in proptest::collection::vec(any::<u64>(), 0..2000), shift in 0u32..64) {
-        // Crowded hashes too: all in a few quotients.
+        // Includes crowded hashes: all in a few quotients.
         let hashes: Vec<u64> = hashes.into_iter().map(|h| h >> shift).collect();
         let f = parse(build(hashes.iter().copied()));
         let want: BTreeSet<u64> = hashes.iter().map(|h| h >> (64 - f.bits())).collect();
@@ -210,7 +211,7 @@ proptest! {
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         garbage in proptest::collection::vec(any::<u8>(), 0..200),
     ) {
-        // With a right checksum, so that the other checks are reached.
+        // The checksum is right, so that the other checks are reached.
         let mut bytes = build((0..n).map(key));
         for (at, byte) in &changes {
             let at = at.index(bytes.len());

@@ -1,10 +1,10 @@
-//! Index entries: all that a merge must know of a block or a whole subtree without reading it.
+//! Index entries: everything that a merge must know of a block or a subtree without reading it.
 //!
-//! Encoding inside a node: `low` with the bytes shared with the entry before (varint shared, varint
-//! further, bytes); `high` the same way against `low`; address, length (varints); crc u32; flags
-//! u8; items, newest sequence, block bytes, block spans, value bytes, value spans (varints); for a
-//! leaf index node the filter's address, length (varints) and crc u32; the zones beneath (varint
-//! length, `ZoneUse` encoding).
+//! Encoding inside a node: `low` with the bytes shared with the previous entry's (varint shared,
+//! varint further, bytes); `high` the same way against `low`; address, length (varints); crc u32;
+//! flags u8; items, newest sequence, block bytes, block spans, value bytes, value spans (varints);
+//! for a leaf index node the filter's address, length (varints) and crc u32; the zones beneath
+//! (varint length, `ZoneUse` encoding).
 
 use bytes::Bytes;
 use zones::{ZoneUse, varint};
@@ -29,16 +29,16 @@ pub const MAX_SUM: u64 = u64::MAX >> 8;
 pub struct Entry {
     /// The first key covered.
     pub low: Bytes,
-    /// Every key covered is below this.
+    /// An upper bound: every key covered is below it.
     pub high: Bytes,
     pub at: FramePointer,
     /// The quotient filter of the tuples beneath; only in entries of leaf index nodes (level 1).
     pub filter: Option<FramePointer>,
     pub tombstones: bool,
     pub range_tombstones: bool,
-    /// The keys of a tuple block are in no filter, since it consists almost entirely of long extent
-    /// runs, in which keys are found by arithmetic, or since no filter was wanted; or such blocks
-    /// lie beneath a node.
+    /// The keys of the tuple block are in no filter, since it consists almost entirely of long
+    /// extent runs, in which keys are found by arithmetic, or since no filter was wanted. For a
+    /// node: such blocks lie beneath it.
     pub unfiltered: bool,
     /// The tuple block is compressed.
     pub compressed: bool,
@@ -59,7 +59,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Data beneath, bytes.
+    /// Returns the bytes of data beneath.
     pub fn data_bytes(&self) -> u64 {
         self.block_bytes + self.value_bytes
     }

@@ -4,9 +4,9 @@
 //! bytes themselves are intact. The pointer to a block has the same checksum, so that an older
 //! block once written at the same address is detected as well.
 //!
-//! Layout (little endian): crc32c u32 of everything behind it · kind u8 · codec u8 · level u16 ·
-//! address u64 · payload, compressed if the codec is not 0. Only tuple blocks are. The checksum is
-//! that of the stored bytes.
+//! Layout (little endian): crc32c u32 of everything after it · kind u8 · codec u8 · level u16 ·
+//! address u64 · payload, compressed if the codec is not 0. Only tuple blocks are compressed. The
+//! checksum is that of the stored bytes.
 
 use bytes::Bytes;
 use zones::crc32c;
@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// Bytes before the payload.
 pub const FRAME_HEADER: usize = 16;
 
-/// What a frame holds.
+/// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameKind {
@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    /// What a lost write leaves on the device: an intact frame of the same kind, level, length and
+    /// A lost write leaves an intact older frame on the device, of the same kind, level, length and
     /// address.
     #[test]
     fn what_lay_at_the_same_place_before_is_refused() {

@@ -1,9 +1,9 @@
-//! The index node in the form that reads use: which child has a key, in little memory.
+//! The index node in the form that reads use: it finds the child of a key, in little memory.
 //!
 //! Merges need all fields of an [`Entry`]; a search needs fast comparisons within a few cache
 //! lines, and as many nodes in memory as possible. So the sums are left out, the prefix that all
-//! lower fences share is stored once, and the eight bytes behind it are kept as an array of
-//! numbers: most searches read nothing else.
+//! lower fences share is stored once, and the eight bytes after it are kept as an array of numbers:
+//! most searches read nothing else.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -47,7 +47,7 @@ pub(crate) struct IndexNode {
     /// The prefix that all lower fences share, then the rest of each.
     keys: Box<[u8]>,
     prefix: u32,
-    /// Where the rest of each key ends in `keys`.
+    /// The end of the rest of each key in `keys`.
     ends: Box<[u32]>,
     /// The first eight bytes of each rest, as a number that sorts as they do.
     heads: Box<[u64]>,
@@ -58,7 +58,7 @@ pub(crate) struct IndexNode {
     pub pins: Box<[OnceLock<FilterPin>]>,
     /// The upper fence: it is above every key beneath.
     high: Box<[u8]>,
-    /// A bit for each entry: the child was checked to be within its fences.
+    /// A bit for each entry, set once the child was checked to be within its fences.
     admitted: Box<[AtomicU64]>,
     /// The children, if these are nodes, as far as the budget allowed to keep them.
     children: OnceLock<PinnedBelow<Arc<IndexNode>>>,
@@ -76,7 +76,7 @@ struct PinnedBelow<T> {
 }
 
 impl<T> PinnedBelow<T> {
-    /// Keeps one of `len`, unless `all` would then exceed `most` bytes.
+    /// Keeps `one` as element `i` of `len`, unless `all` would then exceed `most` bytes.
     fn keep(
         these: &OnceLock<PinnedBelow<T>>,
         len: usize,
@@ -97,7 +97,8 @@ impl<T> PinnedBelow<T> {
             bytes: AtomicU64::new(0),
             all: all.clone(),
         });
-        // If another thread has set it first, it is counted twice until the node is dropped.
+        // If another thread has set it first, its bytes are counted twice until the node is
+        // dropped.
         these.bytes.fetch_add(bytes, Relaxed);
         if let Some(slot) = these.of.get(i) {
             let _ = slot.set(one);
@@ -175,7 +176,7 @@ impl IndexNode {
         }
     }
 
-    /// The sparse index of a child, if there is one.
+    /// Returns the sparse index of a child, if there is one.
     #[inline]
     pub fn sparse_index(&self, i: usize) -> Option<&Arc<SparseIndex>> {
         self.sparse_indexes.get()?.of.get(i)?.get()
@@ -193,7 +194,7 @@ impl IndexNode {
         PinnedBelow::keep(&self.sparse_indexes, self.len(), i, Arc::new(sparse), weight, all, most);
     }
 
-    /// The node beneath an entry, if it was kept.
+    /// Returns the node beneath an entry, if it was kept.
     #[inline]
     pub fn child(&self, i: usize) -> Option<&IndexNode> {
         Some(self.children.get()?.of.get(i)?.get()?)
@@ -206,7 +207,7 @@ impl IndexNode {
         PinnedBelow::keep(&self.children, self.len(), i, child, weight, all, most);
     }
 
-    /// The memory that it takes, bytes.
+    /// Returns the memory that it takes, bytes.
     pub fn weight(&self) -> usize {
         size_of::<Self>()
             + self.keys.len()
@@ -233,13 +234,13 @@ impl IndexNode {
         &self.keys[start as usize..self.ends[i] as usize]
     }
 
-    /// The lower fence of an entry.
+    /// Returns the lower fence of an entry.
     fn low(&self, i: usize) -> Vec<u8> {
         [&self.keys[..self.prefix as usize], self.rest(i)].concat()
     }
 
     /// Checks, once, that the node beneath an entry is within its fences. So no node is reached on
-    /// two paths, and every walk ends whatever the device holds.
+    /// two paths, and every walk ends even if the device is damaged.
     pub fn admit(&self, i: usize, child: &IndexNode) -> Result<()> {
         self.admit_once(i, || {
             (child.len() > 0).then(|| self.covers(i, &child.low(0), &child.high, false))
@@ -270,14 +271,15 @@ impl IndexNode {
         Ok(())
     }
 
-    /// Whether an entry covers everything from `first` to `last`, including `last` if `with`.
+    /// Returns whether an entry covers everything from `first` to `last`, including `last` if
+    /// `with`.
     fn covers(&self, i: usize, first: &[u8], last: &[u8], with: bool) -> bool {
         let high = if i + 1 < self.len() { self.low(i + 1) } else { self.high.to_vec() };
         self.low(i).as_slice() <= first
             && if with { last < high.as_slice() } else { last <= high.as_slice() }
     }
 
-    /// The number of entries that begin below `key`, or at it if `or_at`.
+    /// Returns the number of entries that begin below `key`, or at it if `or_at`.
     fn below(&self, key: &[u8], or_at: bool) -> usize {
         let prefix = &self.keys[..self.prefix as usize];
         let n = prefix.len().min(key.len());
@@ -295,7 +297,7 @@ impl IndexNode {
             Some(&x) if x == h => self.heads[first..].partition_point(|&x| x == h),
             _ => 0,
         };
-        // Equal heads are decided by whole keys.
+        // Whole keys decide between equal heads.
         let (mut lo, mut hi) = (first, first + same);
         while lo < hi {
             let mid = (lo + hi) / 2;
@@ -305,21 +307,21 @@ impl IndexNode {
         lo
     }
 
-    /// The last entry that begins at or below `key`, the only one that can cover it; `None` if all
-    /// begin above.
+    /// Returns the last entry that begins at or below `key`, the only one that can cover it; `None`
+    /// if all begin above.
     pub fn covering(&self, key: &[u8]) -> Option<usize> {
         self.below(key, true).checked_sub(1)
     }
 
-    /// The last entry that begins below `key`.
+    /// Returns the last entry that begins below `key`.
     pub fn before(&self, key: &[u8]) -> Option<usize> {
         self.below(key, false).checked_sub(1)
     }
 }
 
-/// The number of the ascending `heads` that are below `h`. An interpolation search: if keys are
-/// spread evenly it touches one or two cache lines, where a binary search touches five. Otherwise
-/// it takes at most twice the steps of a binary search.
+/// Returns the number of the ascending `heads` that are below `h`, by an interpolation search: if
+/// keys are spread evenly it touches one or two cache lines, where a binary search touches five.
+/// Otherwise it takes at most twice the steps of a binary search.
 #[inline]
 fn below(heads: &[u64], h: u64) -> usize {
     let (Some(&low), Some(&high)) = (heads.first(), heads.last()) else { return 0 };
@@ -333,7 +335,7 @@ fn below(heads: &[u64], h: u64) -> usize {
     // `low < h <= high`: the guess lies between 0 and `last`.
     let guess = ((((h - low) as f64 / (high - low) as f64) * last as f64) as usize).min(last);
     let mut step = 4;
-    // All heads before `from` are below `h`, those from `to` on are not.
+    // All heads before `from` are below `h`; those from `to` on are not.
     let (from, to) = if heads[guess] < h {
         let mut from = guess + 1;
         loop {

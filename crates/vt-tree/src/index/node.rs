@@ -19,7 +19,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// `addr` names the node in errors.
+    /// Parses a payload. `addr` names the node in errors.
     pub fn parse(data: Bytes, level: u16, addr: u64) -> Result<Node> {
         let corrupt = |what: &str| Error::Corrupt { what: format!("index node: {what}"), addr };
         let mut rest = &data[..];
@@ -77,8 +77,8 @@ impl Node {
         Ok(())
     }
 
-    /// The index of the first entry that ends above `key`: the one that covers it, or the next;
-    /// `entries.len()` if there is none.
+    /// Returns the index of the first entry that ends above `key`: the one that covers it, or the
+    /// next; `entries.len()` if there is none.
     pub fn position(&self, key: &[u8]) -> usize {
         self.entries.partition_point(|e| e.high <= key)
     }
@@ -88,7 +88,7 @@ impl Node {
 #[derive(Default)]
 pub struct NodeBuilder {
     pub entries: Vec<Entry>,
-    /// The encoded size so far without zone lists, by which a node is full.
+    /// The encoded size so far without zone lists; a node is full when this reaches its limit.
     pub size: usize,
     /// An upper bound of the keys in the node's filter.
     pub filtered: u64,

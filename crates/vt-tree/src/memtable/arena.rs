@@ -1,9 +1,9 @@
 //! The memtable's bytes: keys and small values, appended to chunks and never moved.
 //!
-//! A *record* is a key with what was first written to it: twelve bytes of header, the key, and the
-//! value if it is small. The tree refers to records by their *address*, four bytes. Records lie in
-//! the order of their arrival, so insertions write memory sequentially and read only those records
-//! whose keys their heads do not distinguish from the new one.
+//! A *record* is a key with its first write: twelve bytes of header, the key, and the value if it
+//! is small. The tree refers to records by their *address*, four bytes. Records lie in the order of
+//! their arrival, so insertions write memory sequentially and read only records whose heads do not
+//! distinguish their keys from the new one.
 //!
 //! Readers copy, so that they do not keep the memory of a memtable that was dropped.
 
@@ -34,7 +34,7 @@ impl Place {
     }
 }
 
-/// What is written to the key of a new record.
+/// The first value, or deletion, of the key of a new record.
 #[derive(Clone, Copy)]
 pub(super) enum NewValue<'a> {
     /// A value below `KEEP_FROM`.
@@ -47,9 +47,9 @@ pub(super) enum NewValue<'a> {
 /// The newest version of a record's key.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NewestVersion {
-    /// There is one version only. `seq` is relative to the memtable's base.
+    /// The only version of the key. `seq` is relative to the memtable's base.
     Only { seq: u32, arrival: u32, value: Place },
-    /// The tree has a chain of versions under this number.
+    /// The number of the chain of versions that the tree has for the key.
     Chain(u32),
 }
 
@@ -99,7 +99,7 @@ impl AsMut<[u8]> for Chunk {
 
 pub(super) struct Arena {
     pool: Arc<Pool>,
-    /// The last one is being filled.
+    /// All chunks. The last one is being filled.
     chunks: Vec<Chunk>,
     /// The bytes of the last chunk in use.
     filled: usize,
@@ -184,10 +184,10 @@ impl Arena {
             ])
         };
         self.bytes += next.as_ref().len();
-        // The rest of the chunk is lost: at most an eighth of it, unless long data follows.
+        // The rest of the current chunk is lost: at most an eighth of it, unless long data follows.
         self.chunks.push(next);
         self.filled = 0;
-        // The owner seals a memtable long before.
+        // The owner seals a memtable long before it has this size.
         assert!(self.chunks.len() <= 1 << (32 - CHUNK_SHIFT), "a memtable of more than 32 GiB");
     }
 
@@ -201,7 +201,7 @@ impl Arena {
         &self.chunk(p.chunk)[p.off as usize..][..p.len as usize]
     }
 
-    /// The header of the record at `address`, the position of its key, and its tag.
+    /// Returns the header of the record at `address`, the position of its key, and its tag.
     #[inline]
     fn parts(&self, address: u32) -> (&[u8], Place, u16) {
         let chunk = address >> CHUNK_SHIFT;
@@ -232,7 +232,7 @@ impl Arena {
         chunk.get(off).copied().unwrap_or(0) ^ chunk.get(off + 64).copied().unwrap_or(0)
     }
 
-    /// The key of the record at `address`.
+    /// Returns the key of the record at `address`.
     #[inline]
     pub fn key(&self, address: u32) -> &[u8] {
         self.get(self.key_place(address))
@@ -243,7 +243,7 @@ impl Arena {
         self.parts(address).1
     }
 
-    /// The newest version in the record at `address`.
+    /// Returns the newest version in the record at `address`.
     #[inline]
     pub fn first(&self, address: u32) -> NewestVersion {
         let (record, key, tag) = self.parts(address);
@@ -265,7 +265,7 @@ impl Arena {
         NewestVersion::Only { seq, arrival, value }
     }
 
-    /// Heap bytes in use.
+    /// Returns the heap bytes in use.
     pub fn heap(&self) -> usize {
         self.bytes + self.chunks.capacity() * size_of::<Chunk>()
     }

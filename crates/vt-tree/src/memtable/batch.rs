@@ -8,13 +8,13 @@ use crate::{ExtentRef, Seq, Value};
 use bytes::{Bytes, BytesMut};
 
 enum BatchBody {
-    /// In this range of the buffer.
+    /// A value in this range of the buffer.
     Small(u32, u32),
     Kept(Bytes),
     Extent(ExtentRef),
     Update(Option<ExtentRef>, Bytes),
     Delete,
-    /// Up to the key in this range of the buffer.
+    /// A range tombstone up to the key in this range of the buffer.
     DeleteRange(u32, u32),
 }
 
@@ -60,7 +60,8 @@ impl Batch {
             Some(i) => match &state.kept[i as usize] {
                 Some(KeptValue::Own(Value::Inline(b))) => BatchBody::Kept(b.clone()),
                 Some(KeptValue::Own(Value::Extent(e))) => BatchBody::Extent(*e),
-                // Copied: the caller may keep the value, which must not keep its neighbours.
+                // The value is copied: the caller may keep it, and it must not keep its neighbours
+                // alive.
                 Some(KeptValue::Deferred(d)) => BatchBody::Kept(Bytes::copy_from_slice(&d.bytes)),
                 Some(KeptValue::Updated(updated)) => {
                     BatchBody::Update(updated.0, updated.1.bytes().clone())

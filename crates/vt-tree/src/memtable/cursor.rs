@@ -33,17 +33,17 @@ pub struct MemtableCursor {
     /// All items in `[lo, hi)`.
     batch: Batch,
     lo: Vec<u8>,
-    /// `None`: no end.
+    /// `None` if there is no end.
     hi: Option<Vec<u8>>,
     /// The index of the current item in `batch`; `None` beyond either end or if not positioned.
     here: Option<usize>,
-    /// Items in the next batch.
+    /// The number of items in the next batch.
     size: usize,
 }
 
 impl MemtableState {
-    /// The start of the item that covers `key`, if one begins before it; `key` otherwise. No item
-    /// crosses the result.
+    /// Returns the start of the item that covers `key`, if one begins before it; `key` otherwise.
+    /// No item crosses the result.
     fn item_start(&self, key: &[u8], at: Seq) -> Vec<u8> {
         let Some((start, fragment)) = self.fragments.covering(key) else { return key.to_vec() };
         let Some(tombstone) = fragment.visible(at) else { return key.to_vec() };
@@ -74,7 +74,7 @@ impl MemtableState {
                 }
             }
         }
-        // The bound is reached: cut at this key, which the tombstone covers.
+        // The limit of the work is reached: the tombstone is cut at this key, which it covers.
         let Some(p) = pos else { return start.to_vec() };
         let k = successor(self.arena.get(self.tree.key(&self.arena, p)));
         if k[..] < start[..] { start.to_vec() } else { k }
@@ -100,7 +100,7 @@ impl MemtableState {
         };
         let below = |key: &[u8], hi: Option<&[u8]>| hi.is_none_or(|h| key < h);
         loop {
-            // Points up to the next tombstone.
+            // Adds the points up to the next tombstone.
             let edge = fragments.peek().map(|(s, _)| &s[..]).filter(|s| below(s, hi)).or(hi);
             while let Some(p) = point {
                 self.tree.passing(&self.arena, p);
@@ -153,8 +153,8 @@ impl MemtableState {
                         break;
                     }
                     if self.tree.leaf_newest(p) < tombstone.seq {
-                        // The whole leaf is older. If it reaches beyond the edge, go back to the
-                        // first key there.
+                        // The whole leaf is older than the tombstone. If it reaches beyond the
+                        // edge, the walk goes back to the first key after the edge.
                         point = self.tree.next_leaf(p);
                         work = work.saturating_sub(FRAGMENTS_PER_LEAF);
                         if point.is_none_or(|n| {
@@ -191,7 +191,7 @@ impl MemtableState {
         }
     }
 
-    /// The start of a range of about `size` items that ends before `hi`.
+    /// Returns the start of a range of about `size` items that ends before `hi`.
     fn span_before(&self, hi: Option<&[u8]>, at: Seq, size: usize) -> Vec<u8> {
         let mut point = self.tree.seek_before(&self.arena, hi);
         for _ in 1..size {
@@ -200,7 +200,7 @@ impl MemtableState {
         }
         let fragment = self.fragments.before(hi).nth(size / 2).map(|(start, _)| &start[..]);
         let point = point.map(|p| self.arena.get(self.tree.key(&self.arena, p)));
-        // The nearer of the two; if there is neither, the smallest key.
+        // Takes the nearer of the two; if there is neither, the smallest key.
         match point.max(fragment) {
             Some(lo) => self.item_start(lo, at),
             None => Vec::new(),

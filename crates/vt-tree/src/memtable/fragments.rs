@@ -10,12 +10,12 @@ use std::ops::Bound::{Excluded, Included, Unbounded};
 
 pub(super) struct Fragment {
     pub end: Bytes,
-    /// Oldest first, one for each sequence number. Never empty.
+    /// The stamps, oldest first, one for each sequence number; never empty.
     stamps: Vec<Stamp>,
 }
 
 impl Fragment {
-    /// The newest tombstone here that a reader at `at` sees.
+    /// Returns the newest tombstone of the fragment that a reader at `at` sees.
     #[inline]
     pub fn visible(&self, at: Seq) -> Option<Stamp> {
         match self.stamps.last() {
@@ -24,7 +24,7 @@ impl Fragment {
         }
     }
 
-    /// Forgets the tombstones that no reader at `floor` or later sees. Returns how many.
+    /// Forgets the tombstones that no reader at `floor` or later sees. Returns their number.
     fn forget(&mut self, floor: Seq) -> isize {
         let unseen = self.stamps.partition_point(|s| s.seq <= floor).saturating_sub(1);
         self.stamps.drain(..unseen);
@@ -45,7 +45,7 @@ impl Fragment {
 
 #[derive(Default)]
 pub(super) struct Fragments {
-    /// By start.
+    /// The fragments, keyed by their start.
     map: BTreeMap<Bytes, Fragment>,
     /// The number of stamps of all fragments.
     stamps: isize,
@@ -58,7 +58,7 @@ impl Fragments {
         self.map.is_empty()
     }
 
-    /// The newest sequence number of any tombstone ever added.
+    /// Returns the newest sequence number of any tombstone ever added.
     pub fn newest(&self) -> Seq {
         self.newest
     }
@@ -67,8 +67,8 @@ impl Fragments {
         self.stamps as usize
     }
 
-    /// Heap bytes in use, estimated: an entry in a B-tree node that is three quarters full, the two
-    /// keys with their allocations, the stamps with theirs.
+    /// Returns an estimate of the heap bytes in use: an entry in a B-tree node that is three
+    /// quarters full, the two keys with their allocations, the stamps with theirs.
     pub fn heap(&self) -> usize {
         let entry = (size_of::<Bytes>() + size_of::<Fragment>()) * 4 / 3 + 2 * 40 + 16;
         self.map.len() * entry + self.key_bytes + self.len() * size_of::<Stamp>()
@@ -81,8 +81,8 @@ impl Fragments {
         self.cut(&start);
         self.cut(&end);
         self.thin(&start, &end, floor);
-        // Now no fragment crosses either end: those inside get the stamp, the gaps between them
-        // become fragments.
+        // No fragment crosses either end any more: those inside get the stamp, and the gaps between
+        // them become fragments.
         let mut gaps = Vec::new();
         let mut reached = start.clone();
         for (s, f) in self.map.range_mut::<[u8], _>((Included(&start[..]), Excluded(&end[..]))) {
@@ -146,14 +146,15 @@ impl Fragments {
         }
     }
 
-    /// The fragment that covers `key`.
+    /// Returns the fragment that covers `key`.
     #[inline]
     pub fn covering(&self, key: &[u8]) -> Option<(&Bytes, &Fragment)> {
         let (s, f) = self.map.range::<[u8], _>((Unbounded, Included(key))).next_back()?;
         (f.end > key).then_some((s, f))
     }
 
-    /// The fragments that end after `key`, ascending: the one that covers it, and all behind.
+    /// Returns the fragments that end after `key`, ascending: the one that covers it, and all later
+    /// ones.
     pub fn from(&self, key: &[u8]) -> impl Iterator<Item = (&Bytes, &Fragment)> {
         self.covering(key).into_iter().chain(
             self.map
@@ -162,7 +163,7 @@ impl Fragments {
         )
     }
 
-    /// The fragments that begin before `key`, descending; all for `None`.
+    /// Returns the fragments that begin before `key`, descending; all of them if `key` is `None`.
     pub fn before(&self, key: Option<&[u8]>) -> impl Iterator<Item = (&Bytes, &Fragment)> {
         self.map.range::<[u8], _>((Unbounded, key.map_or(Unbounded, Excluded))).rev()
     }

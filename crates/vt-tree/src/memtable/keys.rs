@@ -1,4 +1,4 @@
-//! The sorted keys of one tree node. Each key is represented by its *head*: the eight bytes behind
+//! The sorted keys of one tree node. Each key is represented by its *head*: the eight bytes after
 //! the prefix that all keys of the node share. A search compares heads within the node; only if
 //! heads are equal does it read whole keys from the arena.
 //!
@@ -11,7 +11,7 @@ use crate::key::{head_of, shared_prefix};
 use bytemuck::{Pod, Zeroable};
 use std::cmp::Ordering;
 
-/// Keys per node. Few in this crate's own tests, so that small tables have deep trees.
+/// The keys per node. They are few in this crate's own tests, so that small tables have deep trees.
 pub(super) const FANOUT: usize = if cfg!(test) { 4 } else { 64 };
 /// Heads in a cache line.
 const LINE: usize = if cfg!(test) { 2 } else { 8 };
@@ -24,9 +24,9 @@ const PREFIX_MAX: usize = if cfg!(test) { 2 } else { 24 };
 pub(super) struct Keys {
     prefix: [u8; 24],
     len: u8,
-    /// Length of `prefix` in use: every key of the node begins with it.
+    /// The length of `prefix` in use: every key of the node begins with these bytes.
     skip: u8,
-    /// Index of the last insertion.
+    /// The index of the last insertion.
     last: u8,
     _pad: [u8; 5],
     heads: [u64; FANOUT],
@@ -34,7 +34,7 @@ pub(super) struct Keys {
     records: [u32; FANOUT],
 }
 
-/// The head of `key` in a node whose keys share the first `skip` bytes.
+/// Returns the head of `key` in a node whose keys share the first `skip` bytes.
 #[inline]
 fn head(key: &[u8], skip: usize) -> u64 {
     head_of(key.get(skip..).unwrap_or_default())
@@ -58,27 +58,28 @@ impl Keys {
         self.len as usize
     }
 
-    /// `true` when the last insertion was that of the last key.
+    /// Returns whether the last insertion was that of the last key.
     #[inline]
     pub fn appended(&self) -> bool {
         self.last + 1 == self.len
     }
 
-    /// The index at which to split the full node for an insertion at `i`: if keys arrive in
-    /// ascending order, `i`, so that the left half stays full and the next key has room behind this
-    /// one; otherwise the middle.
+    /// Returns the index at which to split the full node for an insertion at `i`: `i` itself if
+    /// keys arrive in ascending order, so that the left half stays full and the next key has room
+    /// after this one; otherwise the middle.
     pub fn split_at(&self, i: usize) -> usize {
         if i == self.last as usize + 1 && i > FANOUT / 2 { i } else { FANOUT / 2 }
     }
 
-    /// The record of key `i`.
+    /// Returns the record of key `i`.
     #[inline]
     pub fn record(&self, i: usize) -> u32 {
         debug_assert!(i < self.len());
         self.records[i]
     }
 
-    /// The records of up to eight keys from `i` on, where these are a multiple of eight.
+    /// Returns the records of up to eight keys from `i` on if `i` is a multiple of eight; otherwise
+    /// none.
     #[inline]
     pub fn eight_from(&self, i: usize) -> &[u32] {
         if i.is_multiple_of(8) { &self.records[i..self.len().min(i + 8)] } else { &[] }
@@ -127,7 +128,7 @@ impl Keys {
         self.cmp_near(arena, self.len() - 1, key)
     }
 
-    /// The index of the first key that is not below `key`, and whether it equals `key`.
+    /// Returns the index of the first key that is not below `key`, and whether it equals `key`.
     #[inline]
     pub fn search(&self, arena: &Arena, key: &[u8]) -> (usize, bool) {
         let len = self.len();
@@ -163,7 +164,7 @@ impl Keys {
         (i, false)
     }
 
-    /// Inserts `key`, which `record` has, at index `i`. The node must have room.
+    /// Inserts `key`, whose record is `record`, at index `i`. The node must have room.
     #[inline]
     pub fn insert(&mut self, arena: &Arena, i: usize, key: &[u8], record: u32) {
         let len = self.len();

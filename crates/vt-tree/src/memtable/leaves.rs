@@ -8,11 +8,13 @@ use crate::Seq;
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
 
-/// A leaf: keys and their records. It takes thirteen cache lines, the first for all but the heads.
+/// A leaf: keys and their records. It takes thirteen cache lines; the first one has everything but
+/// the heads and the records.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Leaf {
-    /// No version in this leaf is newer: a cursor skips a leaf that a newer range tombstone covers.
+    /// The newest version in this leaf, or a newer number: a cursor skips a leaf if a newer range
+    /// tombstone covers it.
     pub newest: Seq,
     pub next: u32,
     pub prev: u32,
@@ -27,7 +29,7 @@ impl Leaf {
 }
 
 const SIZE: usize = size_of::<Leaf>();
-/// The number of leaves in the array. Few in this crate's own tests, so that these reach the
+/// The number of leaves in the array. It is small in this crate's own tests, so that they reach the
 /// regions.
 const FEW: usize = if cfg!(test) { 64 } else { 1024 };
 const PER_REGION: usize = REGION / SIZE;
@@ -49,7 +51,7 @@ impl Leaves {
         self.len
     }
 
-    /// The region and offset of a leaf that is not in the array.
+    /// Returns the region and offset of a leaf that is not in the array.
     #[inline]
     fn place(id: u32) -> (usize, usize) {
         let i = id as usize - FEW;
@@ -80,7 +82,8 @@ impl Leaves {
     /// Adds a leaf with the number `len`.
     pub fn push(&mut self, leaf: Leaf) {
         if self.len < FEW {
-            // Not the four of a growing vector at once: many memtables have a key or two.
+            // Avoids the four elements that a growing vector reserves at once: many memtables have
+            // a key or two.
             if self.few.len() == self.few.capacity() {
                 self.few.reserve_exact(self.len.max(1));
             }
@@ -95,7 +98,7 @@ impl Leaves {
         self.len += 1;
     }
 
-    /// Heap bytes in use.
+    /// Returns the heap bytes in use.
     pub fn heap(&self) -> usize {
         self.few.capacity() * SIZE + self.regions.len() * (REGION + size_of::<Region>())
     }

@@ -15,7 +15,7 @@
 //! Nothing is removed, so the owner watches [`Memtable::bytes`] and seals the memtable at its
 //! budget. Old versions of a hot key are forgotten during writes, once the owner has promised
 //! ([`Memtable::set_floor`]) that no reader requests them; their bytes in the arena (values below
-//! `KEEP_FROM`) stay until the memtable is dropped, and count.
+//! `KEEP_FROM`) stay, and are counted, until the memtable is dropped.
 
 mod arena;
 mod batch;
@@ -53,7 +53,7 @@ pub const KEEP_FROM: usize = 512;
 pub struct Memtable {
     state: RwLock<MemtableState>,
     pin: Mutex<ZonePin>,
-    // Written under the lock, read without it.
+    // The following fields are written under the lock and read without it.
     bytes: AtomicUsize,
     placed: AtomicU64,
     len: AtomicUsize,
@@ -70,13 +70,13 @@ struct MemtableState {
     free_kept: Vec<u32>,
     /// Heap bytes of the values in `kept`.
     kept_bytes: usize,
-    /// Bytes on the device of the values in `kept`, but for those that were forgotten.
+    /// Bytes on the device of the values in `kept`, except forgotten ones.
     placed: u64,
     /// Bytes on the device of large values that were forgotten.
     forgotten: u64,
     /// Versions were forgotten.
     hides: bool,
-    /// Here, something else hides whatever was discarded.
+    /// A state in which every discarded value is hidden by another write.
     discarded_at: Seq,
     /// No reader requests a state below this sequence number.
     floor: Seq,
@@ -89,9 +89,9 @@ struct MemtableState {
 
 /// A value, or a change of one, kept outside the arena.
 enum KeptValue {
-    /// As it was given.
+    /// The value as it was given.
     Own(Value),
-    /// It shares a buffer with its neighbours until it has a place on the device, see
+    /// A value that shares a buffer with its neighbours until it has a place on the device, see
     /// `Writer::put_deferred`.
     Deferred(Deferred),
     /// A change of a value on the device, or of one in an older source. A value in this memtable
@@ -101,9 +101,9 @@ enum KeptValue {
 
 struct Deferred {
     bytes: Bytes,
-    /// An update was applied to it: a replay of the writes needs it for that.
+    /// An update was applied to the value, so a replay of the writes needs it.
     folded: bool,
-    /// It was forgotten, and is counted as such.
+    /// The value was forgotten, and counts as forgotten.
     forgotten: bool,
 }
 
@@ -119,13 +119,13 @@ impl Default for Memtable {
 }
 
 impl Memtable {
-    /// A memtable with a pool of its own. Memtables of one store share a pool, see
+    /// Creates a memtable with a pool of its own. Memtables of one store share a pool, see
     /// [`Memtable::in_pool`].
     pub fn new() -> Memtable {
         Memtable::in_pool(&Pool::new())
     }
 
-    /// A memtable that takes its memory from `pool` and returns it there.
+    /// Returns a memtable that takes its memory from `pool` and returns it there.
     pub fn in_pool(pool: &Arc<Pool>) -> Memtable {
         Memtable {
             state: RwLock::new(MemtableState {
@@ -160,8 +160,8 @@ impl Memtable {
         Writer { state: self.state.write(), memtable: self }
     }
 
-    /// Sets `key` to `value` as of `seq`. Of several writes to one key with equal `seq` the last
-    /// call wins.
+    /// Sets `key` to `value` as of `seq`. If several writes to one key have the same `seq`, the
+    /// last call wins.
     ///
     /// An inline value of `KEEP_FROM` bytes or more is kept as given. It should own its buffer
     /// alone, since a slice of a larger buffer keeps all of that alive, while `bytes` counts only
@@ -180,8 +180,8 @@ impl Memtable {
         self.writer().delete_range(start, end, seq);
     }
 
-    /// Changes the value of `key` as of `seq`, see [`Update`]. No older write may follow, and none
-    /// of the same `seq` to this key that comes from another thread.
+    /// Changes the value of `key` as of `seq`, see [`Update`]. No older write may follow, nor a
+    /// write of the same `seq` to this key from another thread.
     pub fn update(&self, key: &[u8], seq: Seq, update: &Update) {
         self.writer().update(key, seq, update);
     }
@@ -191,13 +191,13 @@ impl Memtable {
     pub fn get(&self, key: &[u8], at: Seq) -> Lookup {
         let s = &*self.state.read();
         let at = at.max(s.tombstone_floor).max(s.floor);
-        // A caller without a cursor, which may have any state from its own on, may come upon what
-        // was discarded.
+        // A caller without a cursor may get any state from its own on, so it may find a discarded
+        // value. Then it gets the state in which all discarded values are hidden.
         s.get(key, at).or_else(|| s.get(key, s.discarded_at)).unwrap_or(Lookup::Absent)
     }
 
-    /// A cursor on the disjoint items that a reader at `at` sees, not yet positioned. Writes above
-    /// `at` are never visible; concurrent ones of at most `at` may or may not be.
+    /// Returns a cursor on the disjoint items that a reader at `at` sees, not yet positioned.
+    /// Writes above `at` are never visible; concurrent ones of at most `at` may or may not be.
     pub fn cursor(self: &Arc<Self>, at: Seq) -> MemtableCursor {
         MemtableCursor::new(self.clone(), at)
     }
@@ -221,11 +221,12 @@ impl Memtable {
         before - writer.state.kept_bytes
     }
 
-    /// Discards those of the given deferred values that nothing reads any more. Each is given by
-    /// its key, its sequence number, its slot, and the oldest state since it was written that a
-    /// reader requests or will request: if a later write hides it there, it is discarded. The
-    /// answers come in the same order. A value to which an update was applied stays, since a replay
-    /// of the writes needs it. A `get` as of an older state gets a newer one.
+    /// Discards the given deferred values that nothing reads any more, and returns for each, in the
+    /// same order, whether it was discarded. A value is given by its key, its sequence number, its
+    /// slot, and the oldest state since its write that a reader requests or will request: if a
+    /// later write hides the value there, it is discarded. A value to which an update was applied
+    /// stays, since a replay of the writes needs it. A `get` as of an older state returns a newer
+    /// one.
     pub fn discard<'a>(
         &self,
         values: impl IntoIterator<Item = (&'a [u8], Seq, DeferredSlot, Seq)>,
@@ -235,7 +236,7 @@ impl Memtable {
         values.into_iter().map(|(key, seq, slot, at)| s.discard(key, seq, slot.0, at)).collect()
     }
 
-    /// Whether some write has hidden an earlier one, so that [`Memtable::discard`] may find
+    /// Returns whether some write has hidden an earlier one, so that [`Memtable::discard`] may find
     /// something.
     pub fn hides(&self) -> bool {
         let s = &*self.state.read();
@@ -243,44 +244,44 @@ impl Memtable {
     }
 
     /// Promises that every cursor, including existing ones, is as of `floor` or later; a `get` as
-    /// of less gets the state at `floor`. Versions that no reader can request any more may then be
-    /// forgotten when newer ones are written. The floor never falls.
+    /// of an older state reads the state at `floor`. Versions that no reader can request any more
+    /// may then be forgotten when newer ones are written. The floor never falls.
     pub fn set_floor(&self, floor: Seq) {
         let mut s = self.state.write();
         s.floor = s.floor.max(floor);
     }
 
     /// Promises that every cursor, including existing ones, is as of `floor` or later; a `get` as
-    /// of less gets the state at `floor`. Only range tombstones that newer ones cover are then
-    /// forgotten when these are written, see [`Memtable::set_floor`] for points.
+    /// of an older state reads the state at `floor`. Only range tombstones that newer ones cover
+    /// are then forgotten when these are written, see [`Memtable::set_floor`] for points.
     pub fn forget_tombstones(&self, floor: Seq) {
         let mut s = self.state.write();
         s.tombstone_floor = s.tombstone_floor.max(floor);
     }
 
-    /// Keeps `pin` as long as the memtable lives: that of the zones to which its values refer.
+    /// Keeps `pin`, which pins the zones that the values refer to, as long as the memtable lives.
     pub fn pin(&self, pin: ZonePin) {
         self.pin.lock().merge(pin);
     }
 
-    /// An upper bound of the heap bytes in use, including overhead, but for shared buffers, see
-    /// [`Memtable::put`].
+    /// Returns an upper bound of the heap bytes in use, including overhead but not shared buffers,
+    /// see [`Memtable::put`].
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes on the device of the large values that are placed and not forgotten.
+    /// Returns the bytes on the device of the large values that are placed and not forgotten.
     pub fn placed_bytes(&self) -> u64 {
         self.placed.load(Ordering::Relaxed)
     }
 
-    /// Bytes of large values, placed or about to be, that were forgotten: they lie on the device,
-    /// and no reader requests them.
+    /// Returns the bytes of large values, placed or about to be, that were forgotten: they lie on
+    /// the device, and no reader requests them.
     pub fn forgotten_bytes(&self) -> u64 {
         self.state.read().forgotten
     }
 
-    /// About `count` keys at even distances; fewer if there are few.
+    /// Returns about `count` keys at even distances; fewer if there are few.
     pub fn sample(&self, count: usize) -> Vec<Bytes> {
         let s = &*self.state.read();
         let step = (s.tree.leaves() / count.max(1)).max(1);
@@ -296,32 +297,32 @@ impl Memtable {
         keys
     }
 
-    /// The number of versions, including deletions and fragments of range tombstones.
+    /// Returns the number of versions, including deletions and fragments of range tombstones.
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing was written.
+    /// Returns whether nothing was written.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The highest sequence number ever written; 0 if empty.
+    /// Returns the highest sequence number ever written; 0 if empty.
     pub fn max_seq(&self) -> Seq {
         self.max_seq.load(Ordering::Relaxed)
     }
 
-    /// The lowest sequence number ever written; 0 if empty.
+    /// Returns the lowest sequence number ever written; 0 if empty.
     pub fn min_seq(&self) -> Seq {
         self.min_seq.load(Ordering::Relaxed)
     }
 }
 
 impl MemtableState {
-    /// See [`Memtable::get`]; `None`: the version was discarded.
+    /// Looks up a version, see [`Memtable::get`]. Returns `None` if it was discarded.
     fn get(&self, key: &[u8], at: Seq) -> Option<Lookup> {
         let version = self.tree.get(&self.arena, key, at);
-        // A version newer than all range tombstones is hidden by none.
+        // A version newer than all range tombstones cannot be hidden.
         if !self.fragments.is_empty() && version.is_none_or(|v| v.seq <= self.fragments.newest()) {
             let tombstone = self.fragments.covering(key).and_then(|(_, f)| f.visible(at));
             if let Some(t) = tombstone
@@ -336,10 +337,11 @@ impl MemtableState {
         }
     }
 
-    /// What the version of `seq` at `place` says of its key.
+    /// Returns the lookup result for the version of `seq` at `place`, or `None` if it was
+    /// discarded.
     fn lookup(&self, seq: Seq, place: Place) -> Option<Lookup> {
-        // Copied: the caller may keep the value, which must keep neither its neighbours nor a
-        // region of the pool.
+        // The bytes are copied: the caller may keep the value, which must keep neither its
+        // neighbours nor a region of the pool alive.
         let copied =
             |bytes: &[u8]| Lookup::Found(seq, Value::Inline(Bytes::copy_from_slice(bytes)));
         if place == Place::DELETE {
@@ -356,8 +358,8 @@ impl MemtableState {
         })
     }
 
-    /// What the memtable has of `key`, over which an update is written. Only its bytes are used, so
-    /// nothing is copied.
+    /// Returns the value that `update` writes, combined with the version that the memtable has of
+    /// `key`. Only the version's bytes are used, so nothing is copied.
     fn updated(&mut self, key: &[u8], update: &Update) -> KeptValue {
         let version = self.tree.get(&self.arena, key, Seq::MAX);
         let tombstone = self.fragments.covering(key).and_then(|(_, f)| f.visible(Seq::MAX));
@@ -449,7 +451,7 @@ impl MemtableState {
         let tombstone = self.fragments.covering(key).and_then(|(_, f)| f.visible(at));
         let hidden = match self.tree.get(&self.arena, key, at) {
             Some(v) if v.value == Place::kept(i) => tombstone.is_some_and(|t| t > v.stamp()),
-            // Another version, as of the same commit or later.
+            // Another version hides the value if it is of the same commit or of a later one.
             Some(v) => v.seq >= seq,
             None => false,
         };
@@ -461,7 +463,7 @@ impl MemtableState {
         }
         self.kept_bytes -= DEFERRED_OVERHEAD + deferred.bytes.len();
         self.discarded_at = self.discarded_at.max(at);
-        // The version goes on referring to the slot, which is not used again.
+        // The version still refers to the slot, which is not used again.
         self.kept[i as usize] = None;
         true
     }
@@ -480,7 +482,7 @@ impl MemtableState {
 pub const DEFERRED_OVERHEAD: usize = 16;
 
 impl KeptValue {
-    /// Its bytes on the device.
+    /// Returns the bytes of the value on the device.
     fn placed(&self) -> u64 {
         match self {
             KeptValue::Own(Value::Extent(extent)) => u64::from(extent.stored),
@@ -488,7 +490,8 @@ impl KeptValue {
         }
     }
 
-    /// Its heap bytes: the buffer, its reference count, the overhead of the allocator.
+    /// Returns the heap bytes of the value: the buffer, its reference count, the overhead of the
+    /// allocator.
     fn heap(&self) -> usize {
         match self {
             KeptValue::Own(Value::Inline(b)) => b.len() + 48,
@@ -539,7 +542,7 @@ impl Writer<'_> {
         s.write(key, seq, NewValue::Kept(slot));
     }
 
-    /// See [`Memtable::update`].
+    /// Changes the value of a key, see [`Memtable::update`].
     pub fn update(&mut self, key: &[u8], seq: Seq, update: &Update) {
         match self.state.updated(key, update) {
             KeptValue::Own(value) => self.put(key, seq, value),
@@ -550,12 +553,12 @@ impl Writer<'_> {
         }
     }
 
-    /// See `Memtable::delete`.
+    /// Deletes a key, see [`Memtable::delete`].
     pub fn delete(&mut self, key: &[u8], seq: Seq) {
         self.state.write(key, seq, NewValue::Delete);
     }
 
-    /// See `Memtable::delete_range`.
+    /// Deletes a range of keys, see [`Memtable::delete_range`].
     pub fn delete_range(&mut self, start: &[u8], end: &[u8], seq: Seq) {
         if start < end {
             let s = &mut *self.state;

@@ -16,19 +16,19 @@ use std::sync::Arc;
 /// Bytes of a region: a huge page.
 pub(super) const REGION: usize = 2 << 20;
 
-/// A pool of memory that memtables share. What a dropped memtable leaves, the next one reuses.
+/// A pool of memory that memtables share: a new memtable reuses the memory of a dropped one.
 #[derive(Default)]
 pub struct Pool {
     idle: Mutex<Vec<MmapMut>>,
 }
 
 impl Pool {
-    /// An empty pool.
+    /// Creates an empty pool.
     pub fn new() -> Arc<Pool> {
         Arc::default()
     }
 
-    /// The bytes that no memtable uses.
+    /// Returns the bytes that no memtable uses.
     pub fn idle_bytes(&self) -> usize {
         self.idle.lock().len() * REGION
     }
@@ -45,7 +45,7 @@ impl Pool {
         let memory = idle.unwrap_or_else(|| {
             let memory = MmapMut::map_anon(REGION)
                 .unwrap_or_else(|_| handle_alloc_error(Layout::new::<[u8; REGION]>()));
-            // Only a hint: without huge pages memtables work, but slower.
+            // This is only a hint: without huge pages memtables work, but slower.
             let _ = memory.advise(memmap2::Advice::HugePage);
             memory
         });

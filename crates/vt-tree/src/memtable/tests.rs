@@ -15,7 +15,7 @@ enum Op {
 
 #[derive(Default)]
 struct Model {
-    /// In order of arrival.
+    /// All writes, in order of arrival.
     ops: Vec<(Seq, Op)>,
 }
 
@@ -27,7 +27,7 @@ impl Model {
         };
         let mut ops: Vec<_> =
             self.ops.iter().filter(|(seq, op)| *seq <= at && covers(op)).collect();
-        // Stable: of equals the last to arrive counts.
+        // The sort is stable: of two equal writes the later one counts.
         ops.sort_by_key(|(seq, _)| *seq);
         ops.iter().fold(Lookup::Absent, |older, (seq, op)| {
             let newer = match op {
@@ -49,7 +49,7 @@ impl Model {
         self.ops.push((seq, op.clone()));
     }
 
-    /// Every key where the answer may change: the keys named, and the first key after each.
+    /// Returns every key where the answer may change: the keys named, and the first key after each.
     fn landmarks(&self) -> BTreeSet<Vec<u8>> {
         let mut keys = BTreeSet::from([vec![]]);
         for (_, op) in &self.ops {
@@ -66,7 +66,7 @@ impl Model {
     }
 }
 
-/// The result of a lookup of a key that `item` covers.
+/// Returns the result of a lookup of a key that `item` covers.
 fn says(item: &Item) -> Lookup {
     match &item.body {
         Body::DeleteRange { .. } => Lookup::Deleted(item.seq),
@@ -74,12 +74,12 @@ fn says(item: &Item) -> Lookup {
     }
 }
 
-/// The item where the cursor is.
+/// Returns the item where the cursor is.
 fn here(c: &MemtableCursor) -> Option<Item> {
     c.item().map(|i| i.to_item())
 }
 
-/// The first key that is not covered by `item` nor below it.
+/// Returns the first key that is not covered by `item` nor below it.
 fn end(item: &Item) -> Vec<u8> {
     match &item.body {
         Body::DeleteRange { end } => end.to_vec(),
@@ -138,7 +138,7 @@ impl View<'_> {
     }
 }
 
-/// Cases of each property: few by default, as many as one likes in a long run.
+/// Returns the number of cases of each property: few by default, `KVFS_TEST_CASES` in a long run.
 fn cases() -> u32 {
     std::env::var("KVFS_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(256)
 }
@@ -146,7 +146,7 @@ fn cases() -> u32 {
 fn key() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(b'a'), Just(255)], 0..4),
-        // Longer than a head and a shared prefix, told apart at either end.
+        // Keys longer than a head and a shared prefix, which differ at either end.
         (0u8..3, 0u8..20)
             .prop_map(|(a, b)| [&[b'k', a][..], &b"shared by all of them"[..], &[b]].concat()),
     ]
@@ -182,7 +182,7 @@ fn put_or_delete() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Writes with ascending sequence numbers, several in a commit now and then.
+/// Generates writes with ascending sequence numbers, sometimes several in a commit.
 fn history(n: usize) -> impl Strategy<Value = Vec<(Seq, Op)>> {
     proptest::collection::vec((0u64..3, op()), 1..n).prop_map(|ops| {
         let mut seq = 1;
@@ -305,7 +305,7 @@ proptest! {
         for (seq, op) in &history {
             floor = floor.max(seq.saturating_sub(lag));
             m.set_floor(floor);
-            // One key, so that its chain of versions gets long.
+            // All values go to one key, so that its chain of versions gets long.
             let op = match op {
                 Op::Put(_, v) => &Op::Put(b"hot".to_vec(), v.clone()),
                 op => op,
@@ -367,8 +367,8 @@ fn bytes_counts_keys_values_versions_and_tombstones() {
     assert_eq!((m.min_seq(), m.max_seq()), (1, 10_000));
 }
 
-/// A store may have thousands of memtables, each of which counts with all that it has taken: the
-/// first key must not take the room of a hundred.
+/// A store may have thousands of memtables, and each counts with all memory that it has taken: the
+/// first key must not take room for a hundred.
 #[test]
 fn a_memtable_with_little_in_it_takes_little() {
     let m = Memtable::new();
@@ -378,8 +378,8 @@ fn a_memtable_with_little_in_it_takes_little() {
     assert!(first < 2 << 10, "{first} bytes for one key");
 }
 
-/// One writer; readers that each pin a sequence number already published and must find exactly its
-/// state.
+/// One thread writes; each reader pins a sequence number that was already published, and must find
+/// exactly its state.
 #[test]
 fn readers_see_whole_commits_while_one_writes() {
     const KEYS: u64 = 500;
@@ -480,7 +480,7 @@ fn a_value_is_read_before_and_after_it_has_a_place() {
         Lookup::Found(2, Value::Inline(buffer.slice(..5000)))
     );
     assert_eq!(m.place([(slots[0], extent)]), 0, "it has a place already");
-    // Overwritten before it was placed: a reader of the older version still gets that.
+    // The value was overwritten before it was placed: a reader of the older version still gets it.
     m.put(&1u64.to_be_bytes(), 5, Value::Inline("new".into()));
     m.place([(slots[1], extent)]);
     assert_eq!(m.get(&1u64.to_be_bytes(), 3), Lookup::Found(2, Value::Extent(extent)));
@@ -527,7 +527,7 @@ fn a_deferred_value_is_discarded_when_nothing_reads_it_any_more() {
     assert_eq!(found("covered", 10), Lookup::Found(10, Value::Inline(value.clone())));
     assert_eq!(found("overwritten", 10), Lookup::Found(8, Value::Inline(value.clone())));
 
-    // What was forgotten counts as lying on the device, unless it is discarded.
+    // A forgotten value counts as lying on the device, unless it is discarded.
     let m = Memtable::new();
     let old = m.writer().put_deferred(b"k", 1, value.clone());
     m.put(b"k", 1, Value::Inline("new".into()));

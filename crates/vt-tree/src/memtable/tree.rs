@@ -1,10 +1,10 @@
-//! The points of a memtable: a B+-tree of keys in nodes of 64, and behind each key its versions,
-//! newest first.
+//! The points of a memtable: a B+-tree of keys in nodes of 64, where each key leads to its
+//! versions, newest first.
 //!
 //! Nothing is ever removed from the tree, which keeps two invariants simple: the first key of each
 //! leaf but the leftmost *is* the separator that leads to it, and a leaf never dies. So a writer
-//! may remember the leaf that it used last and go on there (a sequential or batched insert does not
-//! descend), and an append to a full leaf opens a new one instead of leaving two half full.
+//! may remember the leaf that it used last and continue there (a sequential or batched insert does
+//! not descend), and an append to a full leaf opens a new one instead of leaving two half full.
 //!
 //! A key written once is a record in the arena and twelve bytes in a leaf. One written again gets a
 //! chain of versions.
@@ -19,7 +19,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 pub(super) const NONE: u32 = u32::MAX;
-/// Records store sequence numbers relative to one that lies so far below the first.
+/// Records store sequence numbers relative to a base that lies this far below the first one.
 const BELOW_FIRST: Seq = 1 << 30;
 
 struct InnerNode {
@@ -54,7 +54,7 @@ pub(super) struct Tree {
 }
 
 impl InnerNode {
-    /// The child whose keys may include `key`.
+    /// Returns the child whose keys may include `key`.
     #[inline]
     fn child(&self, arena: &Arena, key: &[u8]) -> usize {
         let (i, found) = self.keys.search(arena, key);
@@ -84,22 +84,22 @@ impl Tree {
         }
     }
 
-    /// The number of versions of all keys.
+    /// Returns the number of versions of all keys.
     pub fn len(&self) -> usize {
         self.keys + self.versions.superseded()
     }
 
-    /// The number of versions that are not the newest of their key.
+    /// Returns the number of versions that are not the newest of their key.
     pub fn superseded(&self) -> usize {
         self.versions.superseded()
     }
 
-    /// The number of leaves.
+    /// Returns the number of leaves.
     pub fn leaves(&self) -> usize {
         self.leaves.len()
     }
 
-    /// Heap bytes in use, without those of the arena.
+    /// Returns the heap bytes in use, without those of the arena.
     pub fn heap(&self) -> usize {
         self.leaves.heap()
             + self.inners.len() * (size_of::<InnerNode>() + 16)
@@ -147,7 +147,7 @@ impl Tree {
     }
 
     /// Moves the finger to the leaf for `key`. Returns the index there of the first key that is not
-    /// below it, and whether that is equal.
+    /// below `key`, and whether the two are equal.
     #[inline]
     fn find(&mut self, arena: &Arena, key: &[u8]) -> (usize, bool) {
         let leaf = self.leaves.get(self.finger);
@@ -155,9 +155,9 @@ impl Tree {
         if len > 0 {
             match leaf.keys.cmp_last(arena, key) {
                 Ordering::Equal => return (len - 1, true),
-                // Keys ascend: `key` belongs behind the last one, unless it belongs to the next
-                // leaf. The first key of that is compared only if the last insertion was an append
-                // as well, since it is a cache miss.
+                // Keys ascend: `key` belongs after the last one, unless it belongs to the next
+                // leaf. The first key of the next leaf is compared only if the last insertion was
+                // an append as well, since reading it is a cache miss.
                 Ordering::Less => {
                     let fits = leaf.next == NONE
                         || (leaf.keys.appended()
@@ -202,7 +202,7 @@ impl Tree {
         } else {
             let mid = left.keys.split_at(i);
             left.keys.split_off(arena, mid, &mut right.keys);
-            // An upper bound for the right half.
+            // This is an upper bound for the right half.
             right.newest = left.newest;
             if i <= mid {
                 left.keys.insert(arena, i, key, record);
@@ -229,7 +229,8 @@ impl Tree {
 
     /// Enters the new leaf `child`, whose first key is `separator`, into the inner nodes.
     fn add_child(&mut self, arena: &Arena, separator: u32, child: u32) {
-        // The path to the leaf left of it, since the separator is not yet in any inner node.
+        // Finds the path to the leaf to the left of `child`, since the separator is not yet in any
+        // inner node.
         let mut path = Vec::with_capacity(self.height);
         let mut node = self.root;
         for _ in 0..self.height {
@@ -251,7 +252,8 @@ impl Tree {
                 right.children[0] = child;
             } else {
                 let mid = FANOUT / 2;
-                // Separator `mid` goes up; those behind it, and the children behind it, go right.
+                // Separator `mid` moves up; the separators and children after it move to the right
+                // node.
                 let up = left.keys.record(mid);
                 left.keys.split_off(arena, mid + 1, &mut right.keys);
                 left.keys.pop();
@@ -301,7 +303,7 @@ impl Tree {
         self.versions.overwrite(chain, first_version(arena, stamp, written), floor, released);
     }
 
-    /// The newest version of `key` with a sequence number of at most `at`.
+    /// Returns the newest version of `key` with a sequence number of at most `at`.
     #[inline]
     pub fn get(&self, arena: &Arena, key: &[u8], at: Seq) -> Option<Version> {
         if self.leaves.len() == 0 {
@@ -312,7 +314,7 @@ impl Tree {
         if found { self.visible(arena, leaf.keys.record(i), at) } else { None }
     }
 
-    /// The newest version with a sequence number of at most `at` of the key in `record`.
+    /// Returns the newest version with a sequence number of at most `at` of the key in `record`.
     #[inline]
     fn visible(&self, arena: &Arena, record: u32, at: Seq) -> Option<Version> {
         match arena.first(record) {
@@ -324,7 +326,7 @@ impl Tree {
         }
     }
 
-    /// The first key that is not below `key`.
+    /// Returns the first key that is not below `key`.
     pub fn seek(&self, arena: &Arena, key: &[u8]) -> Option<Pos> {
         if self.leaves.len() == 0 {
             return None;
@@ -334,7 +336,7 @@ impl Tree {
         self.settle(Pos { leaf, i: i as u32 })
     }
 
-    /// The last key below `key`; the last of all for `None`.
+    /// Returns the last key below `key`, or the last of all keys if `key` is `None`.
     pub fn seek_before(&self, arena: &Arena, key: Option<&[u8]>) -> Option<Pos> {
         if self.leaves.len() == 0 {
             return None;
@@ -371,24 +373,24 @@ impl Tree {
         if pos.i > 0 { Some(Pos { i: pos.i - 1, ..pos }) } else { self.prev_leaf(pos) }
     }
 
-    /// The first key of the next leaf. No leaf is empty.
+    /// Returns the first key of the next leaf. No leaf is empty.
     pub fn next_leaf(&self, pos: Pos) -> Option<Pos> {
         let next = self.leaves.get(pos.leaf).next;
         (next != NONE).then_some(Pos { leaf: next, i: 0 })
     }
 
-    /// The last key of the leaf before.
+    /// Returns the last key of the leaf before.
     pub fn prev_leaf(&self, pos: Pos) -> Option<Pos> {
         let prev = self.leaves.get(pos.leaf).prev;
         (prev != NONE).then(|| Pos { leaf: prev, i: self.leaves.get(prev).keys.len() as u32 - 1 })
     }
 
-    /// The first key of the leaf at `pos`.
+    /// Returns the first key of the leaf at `pos`.
     pub fn leaf_first(&self, arena: &Arena, pos: Pos) -> Place {
         arena.key_place(self.leaves.get(pos.leaf).keys.record(0))
     }
 
-    /// No version in the leaf at `pos` is newer than this.
+    /// Returns an upper bound of the sequence numbers in the leaf at `pos`.
     pub fn leaf_newest(&self, pos: Pos) -> Seq {
         self.leaves.get(pos.leaf).newest
     }
@@ -398,20 +400,21 @@ impl Tree {
         arena.key_place(self.leaves.get(pos.leaf).keys.record(pos.i as usize))
     }
 
-    /// Prefetches for a walk that moves past `pos`.
+    /// Prefetches the next records for a walk that moves past `pos`.
     #[inline]
     pub fn passing(&self, arena: &Arena, pos: Pos) {
         arena.fetch(self.leaves.get(pos.leaf).keys.eight_from(pos.i as usize));
     }
 
-    /// The version of the key at `pos` that a reader at `at` sees.
+    /// Returns the version of the key at `pos` that a reader at `at` sees.
     #[inline]
     pub fn version(&self, arena: &Arena, pos: Pos, at: Seq) -> Option<Version> {
         self.visible(arena, self.leaves.get(pos.leaf).keys.record(pos.i as usize), at)
     }
 }
 
-/// The newest version of a key, from what was written. A small value is copied into the arena.
+/// Returns the newest version of a key from its first write. A small value is copied into the
+/// arena.
 fn first_version(arena: &mut Arena, stamp: Stamp, written: NewValue<'_>) -> Version {
     let value = match written {
         NewValue::Small(v) => arena.add(v),

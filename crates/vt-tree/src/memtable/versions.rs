@@ -24,13 +24,13 @@ pub(super) struct Version {
     arrival: u32,
     /// The next older version, an index into `Versions`.
     older: u32,
-    /// The number of overwrites until the chain behind this newest version is trimmed.
+    /// The number of overwrites until the chain after this newest version is trimmed.
     credit: u32,
     pub value: Place,
 }
 
 impl Version {
-    /// The only version of a key.
+    /// Creates the only version of a key.
     pub fn new(stamp: Stamp, value: Place) -> Version {
         Version { seq: stamp.seq, arrival: stamp.arrival, older: NONE, credit: TRIM_EVERY, value }
     }
@@ -52,12 +52,12 @@ pub(super) struct Versions {
 }
 
 impl Versions {
-    /// The number of versions that are not the newest of their key.
+    /// Returns the number of versions that are not the newest of their key.
     pub fn superseded(&self) -> usize {
         self.superseded
     }
 
-    /// Heap bytes in use.
+    /// Returns the heap bytes in use.
     pub fn heap(&self) -> usize {
         self.slots.capacity() * size_of::<Version>() + self.free.capacity() * 4
     }
@@ -80,7 +80,7 @@ impl Versions {
         }
     }
 
-    /// The newest version of a chain with a sequence number of at most `at`.
+    /// Returns the newest version of a chain with a sequence number of at most `at`.
     #[inline]
     pub fn visible(&self, chain: u32, at: Seq) -> Option<Version> {
         let mut v = &self.slots[chain as usize];
@@ -93,12 +93,12 @@ impl Versions {
         Some(*v)
     }
 
-    /// Adds `new` to a chain. Readers below `floor` are gone; values kept outside the arena that
-    /// are forgotten are added to `released`.
+    /// Adds `new` to a chain. There are no readers below `floor`; values kept outside the arena
+    /// that are forgotten are added to `released`.
     pub fn overwrite(&mut self, chain: u32, mut new: Version, floor: Seq, released: &mut Released) {
         let newest = &mut self.slots[chain as usize];
         match new.seq.cmp(&newest.seq) {
-            // Within one commit the last write counts; those before it are not visible.
+            // Within one commit the last write counts; earlier ones are not visible.
             Ordering::Equal => {
                 released.push(newest.value);
                 newest.value = new.value;
@@ -112,12 +112,12 @@ impl Versions {
                 self.slots[chain as usize] = new;
                 if new.credit == 0 {
                     let left = self.trim(new, floor, released);
-                    // Trimming costs as much as there are versions; so as many overwrites pass
-                    // before the next attempt.
+                    // Trimming takes time in proportion to the number of versions, so as many
+                    // overwrites pass before the next attempt.
                     self.slots[chain as usize].credit = left + TRIM_EVERY;
                 }
             }
-            // The commit pipeline does not do that, since its sequence numbers ascend; but no code
+            // The commit pipeline never does this, since its sequence numbers ascend; but no code
             // of the memtable relies on it.
             Ordering::Less => {
                 let mut behind = chain;
@@ -141,8 +141,8 @@ impl Versions {
         }
     }
 
-    /// Forgets the versions behind `newest` that no reader at `floor` or later sees; returns the
-    /// number that is left.
+    /// Forgets the versions older than `newest` that no reader at `floor` or later sees; returns
+    /// the number that is left.
     fn trim(&mut self, newest: Version, floor: Seq, released: &mut Released) -> u32 {
         let mut left = 0;
         let mut last = NONE;

@@ -19,7 +19,7 @@ use crate::source::Source;
 
 use super::read_ahead::MergeReadAhead;
 
-/// What an input has at the position of its cursor.
+/// The element of an input at the position of its cursor.
 pub(crate) enum Element<'a> {
     Item(ItemRef<'a>),
     /// An unopened tuple block (level 0) or index node.
@@ -40,7 +40,7 @@ struct OpenTupleBlock {
     addr: u64,
     /// The next restart interval to decode.
     interval: usize,
-    /// The items of the restart interval before it, and the index of the current one.
+    /// The items of the last decoded restart interval, and the index of the current one.
     items: RestartInterval,
     at: usize,
 }
@@ -94,7 +94,8 @@ impl MergeCursor {
         })
     }
 
-    /// The current item; `None` before an unopened block or subtree, and at the end of the input.
+    /// Returns the current item; `None` before an unopened block or subtree, and at the end of the
+    /// input.
     #[inline(always)]
     fn item(&self) -> Option<ItemRef<'_>> {
         match (&self.cut, &self.source) {
@@ -106,7 +107,7 @@ impl MergeCursor {
         }
     }
 
-    /// The current element; `None` at the end of the input.
+    /// Returns the current element; `None` at the end of the input.
     #[inline(always)]
     pub fn element(&self) -> Option<Element<'_>> {
         if let Some(item) = self.item() {
@@ -124,12 +125,12 @@ impl MergeCursor {
         }
     }
 
-    /// `true` before a whole run whose root is not yet opened.
+    /// Returns whether the cursor is before a whole run whose root is not yet opened.
     pub fn at_root(&self) -> bool {
         matches!(self.source, MergeSource::Run { root: true, .. })
     }
 
-    /// The lower bound of the current element; `None` at the end of the input.
+    /// Returns the lower bound of the current element; `None` at the end of the input.
     pub fn low(&self) -> Option<&[u8]> {
         self.element().map(|p| match p {
             Element::Item(i) => i.key,
@@ -137,8 +138,8 @@ impl MergeCursor {
         })
     }
 
-    /// The entries of the current block and of those after it in the same leaf index node, with the
-    /// filter of that node.
+    /// Returns the entries of the current block and of those after it in the same leaf index node,
+    /// with the filter of that node.
     pub fn blocks(&self) -> Option<(&[Entry], Option<FramePointer>)> {
         match &self.source {
             MergeSource::Run { root: false, path, block: None, .. } => {
@@ -149,7 +150,7 @@ impl MergeCursor {
         }
     }
 
-    /// `true` if the run has entries behind the current index node.
+    /// Returns whether the run has entries after the current index node.
     pub fn goes_on(&self) -> bool {
         match &self.source {
             MergeSource::Run { path, .. } => {
@@ -281,12 +282,12 @@ impl MergeCursor {
         self.settle();
     }
 
-    /// Cuts the current item, a range tombstone: what is left of it begins at `key`.
+    /// Cuts the current item, a range tombstone: the rest of it begins at `key`.
     pub fn cut_range(&mut self, key: &[u8]) {
         self.cut = self.item().map(|i| Item { key: Bytes::copy_from_slice(key), ..i.to_item() });
     }
 
-    /// Skips everything below `key`. What lies wholly below is not read; a range tombstone that
+    /// Skips everything below `key`. Elements wholly below it are not read; a range tombstone that
     /// reaches across `key` is cut.
     pub fn skip_to(&mut self, key: &[u8]) -> Result<()> {
         let behind = self.item().is_some_and(|i| i.ends_before(key));

@@ -6,10 +6,10 @@
 //!
 //! # Algorithm
 //!
-//! A merge keeps a [`MergeCursor`] on each input. The *element* at a cursor is an item, that is, a
-//! point or a range tombstone, or else a tuple block or subtree that was not opened yet, of which
+//! A merge keeps a [`MergeCursor`] on each input. The *element* at a cursor is either an item, that
+//! is, a point or a range tombstone, or a tuple block or subtree that was not opened yet, of which
 //! only the index entry was read: its fences and sums. Each step takes the element with the least
-//! lower bound, of several that of the newest input:
+//! lower bound; if several have it, that of the newest input:
 //!
 //! 1. An unopened element that ends before the elements of all other inputs begin overlaps nothing.
 //!    The placement decides by the length of the contiguous span on the device that begins with it.
@@ -19,7 +19,7 @@
 //! 2. An unopened element that overlaps another one is opened by one level: a node becomes its
 //!    entries, a block its items. So only blocks in which inputs overlap are read.
 //! 3. A point is added to the result, and older inputs skip its key. An update is first composed
-//!    with what older inputs have at its key; if that yields a value, the value is added.
+//!    with the items of older inputs at its key; if that yields a value, the value is added.
 //! 4. A range tombstone hides everything older in its range: older inputs skip the range, and
 //!    subtrees wholly inside it are not read (leaf pruning). If a newer input begins inside the
 //!    range, the tombstone is cut there: the part before is added to the result, the rest becomes
@@ -96,7 +96,7 @@ impl Merge {
                 Input::Run(r) => MergeCursor::run(r.clone()),
             };
             cursor.skip_to(&range.start)?;
-            // What lies before the range was not pruned by a tombstone.
+            // The data before the range was skipped, but not pruned by a tombstone.
             cursor.pruned = 0;
             cursors.push(cursor);
         }
@@ -138,7 +138,7 @@ impl Merge {
         self.builder.written() + self.inputs.iter().map(|input| input.blocks_read).sum::<u64>()
     }
 
-    /// The bytes read and written so far.
+    /// Returns the bytes read and written so far.
     pub fn stats(&self) -> MergeStats {
         with_inputs(self.builder.stats, &self.inputs)
     }
@@ -151,9 +151,9 @@ impl Merge {
         Ok((run, stats))
     }
 
-    /// Ends the merge early. Returns the merged run of all keys below the returned one, which no
-    /// input has passed; `None` if everything is merged. A merge of the same inputs from that key
-    /// on yields the rest.
+    /// Ends the merge early. Returns the merged run of all keys below a key that no input has
+    /// passed, and that key, which is `None` if everything is merged. A merge of the same inputs
+    /// from that key on yields the rest.
     pub fn cut(mut self) -> Result<(Option<Arc<Run>>, Option<Bytes>, MergeStats)> {
         self.push_pending_range()?;
         let at = if self.done { None } else { self.next_low(|_| true).map(Bytes::copy_from_slice) };
@@ -161,7 +161,8 @@ impl Merge {
         Ok((run, at, with_inputs(built, &self.inputs)))
     }
 
-    /// The input whose element begins first; the newest one if several begin at the same key.
+    /// Returns the input whose element begins first; the newest one if several begin at the same
+    /// key.
     #[inline]
     fn first(&self) -> Option<usize> {
         if self.inputs.len() == 1 {
@@ -178,7 +179,7 @@ impl Merge {
         best.map(|(i, _)| i)
     }
 
-    /// The least lower bound of the elements of the inputs that `which` selects.
+    /// Returns the least lower bound of the elements of the inputs that `which` selects.
     fn next_low(&self, which: impl Fn(usize) -> bool) -> Option<&[u8]> {
         self.inputs
             .iter()
@@ -225,8 +226,8 @@ impl Merge {
         }
     }
 
-    /// Merges an update, the element that begins first: composes it with what older inputs have at
-    /// its key. If nothing older lies below the inputs, the key has no value there.
+    /// Merges an update, the element that begins first: composes it with the items of older inputs
+    /// at its key. If nothing older lies below the inputs, the key has no value there.
     fn merge_update(&mut self, i: usize, item: Item) -> Result<()> {
         let key = item.key;
         let mut lookup = Lookup::of(item.seq, item.body)?;
@@ -303,7 +304,7 @@ impl Merge {
     }
 
     /// Appends a range tombstone to the result. Adjacent ones with equal sequence numbers become
-    /// one: a queue leaves a million of them behind, which then cost as little as one.
+    /// one: a queue leaves a million of them, which then cost as little as one.
     fn push_range(&mut self, item: Item) -> Result<()> {
         if let Some(Item { body: Body::DeleteRange { end: reached }, seq, .. }) =
             &mut self.pending_range
@@ -342,7 +343,7 @@ impl Merge {
         if level > 0 {
             // If the only tallest run were stitched whole next to anything else, it would become
             // one entry of a higher root, and every merge would add a level. Its root is opened, so
-            // that what follows it is added at its own level.
+            // that the entries after it are added at their own level.
             let alone = self.builder.is_empty() && others.is_none();
             let joins = alone || !self.inputs[i].at_root() || self.tallest != Some(level);
             let stitch = joins
@@ -372,7 +373,7 @@ impl Merge {
         let (mut count, mut bytes) = (0, 0);
         for (at, e) in entries.iter().enumerate() {
             let free = limit.as_ref().is_none_or(|l| e.high <= *l);
-            // A span may end with one small block, where a range ends.
+            // A span may end with one small block, at the end of a range.
             let taken = if at == 0 {
                 self.builder.takes_block(e)
             } else {
@@ -388,8 +389,8 @@ impl Merge {
         if count == 0 {
             return self.inputs[i].descend();
         }
-        // A span may continue across index nodes: the last one of a node in the next node, the
-        // first one from the node before. Only a part of its length is known then.
+        // A span may continue across index nodes: the last span of a node in the next node, the
+        // first one from the previous node. Then only a part of its length is known.
         let begun =
             self.stitched.is_some_and(|(of, end)| of == i && follows_block(end, &entries[0]));
         let partial = begun || (count == entries.len() && self.inputs[i].goes_on());
@@ -409,7 +410,7 @@ impl Merge {
     }
 }
 
-/// What a builder did, and what was read and skipped of the inputs.
+/// Adds the bytes that were read and skipped in the inputs to the statistics of a builder.
 fn with_inputs(mut stats: MergeStats, inputs: &[MergeCursor]) -> MergeStats {
     stats.blocks_read += inputs.iter().map(|input| input.blocks_read).sum::<u64>();
     stats.pruned += inputs.iter().map(|input| input.pruned).sum::<u64>();

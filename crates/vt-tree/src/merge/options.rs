@@ -1,4 +1,4 @@
-//! How a run is written, and what a merge may drop.
+//! The options of a merge: how a run is written, and which items may be dropped.
 
 use zones::{Lifetime, Priority};
 
@@ -7,10 +7,10 @@ use crate::filter::FALSE_POSITIVES;
 use crate::item::Seq;
 use crate::value::Compression;
 
-/// How a run is written, and what a merge may drop.
+/// The options of a merge: how a run is written, and which items may be dropped.
 #[derive(Clone, Debug)]
 pub struct MergeOptions {
-    /// When to stitch and when to copy.
+    /// The policy by which data is stitched or copied.
     pub placement: Placement,
     /// Drop tombstones. Allowed only if nothing older lies below the inputs.
     pub drop_tombstones: bool,
@@ -20,18 +20,19 @@ pub struct MergeOptions {
     pub old_seq: Seq,
     /// The codec of the tuple blocks written. Stitched blocks keep theirs.
     pub compression: Compression,
-    /// The codec of large values that come as bytes. A value that has a place already keeps its
+    /// The codec of large values that arrive as bytes. A value that already has a place keeps its
     /// codec, also when it moves.
     pub compress_values: Compression,
     /// The rate of false positives of the filters written, in ten thousandths: 80 is 0.8%. With 0
     /// the blocks written have no filter.
     pub false_positives: u16,
-    /// How far into the reserve of free zones the merge may reach.
+    /// The priority of allocations: it decides how far the merge may reach into the reserve of free
+    /// zones.
     pub priority: Priority,
-    /// How long the result is expected to live; data of one lifetime shares zones.
+    /// The expected lifetime of the result; data of one lifetime shares zones.
     pub lifetime: Lifetime,
-    /// Write large values while more input is read, see [`zones::ExtentWriter::write_behind`]: for
-    /// merges that a caller waits for.
+    /// Write large values while more input is read, see [`zones::ExtentWriter::write_behind`]. It
+    /// is for merges that a caller waits for.
     pub write_behind: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Placement: whether a span of one input that overlaps no other is stitched (referred to where it
-//! lies) or copied (written again). Background jobs differ in this policy only.
+//! Placement: the decision whether a span of one input that overlaps no other is stitched (referred
+//! to where it lies) or copied (written again). Background jobs differ in this policy only.
 //!
 //! Blocks and large values are judged separately. A scan reads blocks in key order, so blocks are
 //! judged by how many bytes lie contiguously in that order. A scan reads large values by the index,
@@ -25,7 +25,8 @@ pub const SOLID_STATE_SEEK: u64 = 8 << 10;
 pub const VALUE_WINDOW: u64 = 16 << 20;
 
 /// The adaptive threshold, in units of [`Placement::seek_bytes`]: a scan spends at most a third of
-/// its time on seeks between blocks, and no span is copied for its sake once they are a ninth.
+/// its time on seeks between blocks, and no span is copied to save seeks once they take a ninth of
+/// it.
 const LEAST_SEEKS: u64 = 2;
 const MOST_SEEKS: u64 = 8;
 /// Spans shorter than the average divided by this are copied.
@@ -35,21 +36,22 @@ const SHORT: u64 = 4;
 #[derive(Clone, Debug)]
 pub struct Placement {
     /// The stitching threshold (VT-tree §3.1), bytes of contiguous tuple blocks: shorter spans are
-    /// copied. 0 never copies what need not be merged (a log-structured file system), `u64::MAX`
-    /// always does (a plain LSM-tree), [`ADAPTIVE`] copies what is much shorter than usual, within
-    /// bounds that `seek_bytes` sets.
+    /// copied. With 0, nothing is copied that need not be merged (a log-structured file system);
+    /// with `u64::MAX`, everything is (a plain LSM-tree); with [`ADAPTIVE`], spans are copied that
+    /// are much shorter than usual, within bounds that `seek_bytes` sets.
     pub stitch_at: u64,
-    /// Large values of which fewer bytes than this lie contiguously within a window of keys are
-    /// moved together. With 0 values stay.
+    /// Large values are moved together if fewer bytes of them than this lie contiguously within a
+    /// window of keys. With 0, values stay.
     pub values_at: u64,
-    /// The bytes of such a window: what is read together.
+    /// The bytes of large values in such a window, which are read together.
     pub window: u64,
     /// The bytes that the device reads in the time of a seek.
     pub seek_bytes: u64,
-    /// Large values shorter than this, bytes, are brought into the blocks of their keys; a block
-    /// or subtree that seems to have such values is not stitched. With 0 none are.
+    /// Large values shorter than this, bytes, are brought into the blocks of their keys; a block or
+    /// subtree that seems to have such values is not stitched. With 0, no value is.
     pub gather_below: u32,
-    /// For defragmentation: everything in these zones is copied, however long its span.
+    /// The zones to evacuate by defragmentation: everything in them is copied, however long its
+    /// span.
     pub evacuate: Option<Arc<BTreeSet<ZoneId>>>,
 }
 
@@ -67,31 +69,33 @@ impl Default for Placement {
 }
 
 impl Placement {
-    /// Stitches wherever possible.
+    /// Returns a placement that stitches wherever possible.
     pub fn stitch() -> Self {
         Placement::default()
     }
 
-    /// Copies everything.
+    /// Returns a placement that copies everything.
     pub fn copy() -> Self {
         Placement::threshold(u64::MAX)
     }
 
-    /// One threshold, in bytes, for blocks and values. [`ADAPTIVE`] leaves values where they are.
+    /// Returns a placement with one threshold, in bytes, for blocks and values. [`ADAPTIVE`] leaves
+    /// values where they are.
     pub fn threshold(stitch_at: u64) -> Self {
         let values_at = if stitch_at == ADAPTIVE { 0 } else { stitch_at };
         Placement { stitch_at, values_at, ..Placement::default() }
     }
 
-    /// Whether this block or subtree may be stitched, judged by its zones and its large values.
+    /// Returns whether this block or subtree may be stitched, judged by its zones and its large
+    /// values.
     pub(crate) fn may_stay(&self, entry: &Entry) -> Result<bool> {
         let together = entry.value_bytes == 0
             || entry.value_bytes / entry.value_spans.max(1) >= self.values_at;
         Ok(together && !self.has_short_values(entry) && !self.must_leave(entry)?)
     }
 
-    /// Whether values that are to be gathered may lie beneath `entry`, judged by the mean length.
-    /// Few of them among much longer ones are missed: they hardly slow a scan down.
+    /// Returns whether values that are to be gathered may lie beneath `entry`, judged by the mean
+    /// length. Few of them among much longer ones are missed: they hardly slow a scan down.
     fn has_short_values(&self, entry: &Entry) -> bool {
         entry.value_bytes > 0
             && entry.value_bytes < entry.items.saturating_mul(u64::from(self.gather_below))
@@ -104,12 +108,12 @@ impl Placement {
         }
     }
 
-    /// `true` if every value stays where it is.
+    /// Returns whether every value stays where it is.
     pub(crate) fn leaves_values(&self) -> bool {
         self.values_at == 0 && self.gather_below == 0 && self.evacuate.is_none()
     }
 
-    /// Whether this value is brought into the block of its key.
+    /// Returns whether this value is brought into the block of its key.
     pub(crate) fn gathers(&self, e: &ExtentRef) -> bool {
         e.len < self.gather_below
     }

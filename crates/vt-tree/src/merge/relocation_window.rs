@@ -3,9 +3,9 @@
 //! contiguously, in whatever order, and which are so scattered that they should move.
 //!
 //! Windows overlap by half, and a value is scattered when its span is short in both windows that it
-//! belongs to. A span that the end of one window cuts is whole in the other, or has enough
-//! there. Were its parts judged alone, they would seem short, moving them would divide it, and the
-//! next merge, whose windows end elsewhere, would find other parts.
+//! belongs to. A span that the end of one window cuts is whole in the other, or long enough there.
+//! If its parts were judged alone, they would seem short; moving them would divide the span, and
+//! the next merge, whose windows end elsewhere, would find other parts.
 
 use zones::ZONE_SIZE;
 
@@ -19,12 +19,12 @@ const WAITING: usize = 1 << 20;
 /// An item that is held back.
 pub(crate) struct HeldItem {
     pub item: Item,
-    /// The merge has placed its large value, so that stays where it is.
+    /// The merge has placed its large value, so the value stays where it is.
     pub placed: bool,
 }
 
 impl HeldItem {
-    /// Bytes of its large value.
+    /// Returns the bytes of its large value.
     fn value_bytes(&self) -> u64 {
         match &self.item.body {
             Body::Put(Value::Extent(e)) => u64::from(e.stored),
@@ -32,7 +32,7 @@ impl HeldItem {
         }
     }
 
-    /// Its value, if it lies where it may stay.
+    /// Returns its value, if that lies on the device and may stay there.
     fn lies(&self) -> Option<ExtentRef> {
         match &self.item.body {
             Body::Put(Value::Extent(e)) if !self.placed => Some(*e),
@@ -48,7 +48,7 @@ impl HeldItem {
 /// Items in key order, large values among them.
 #[derive(Default)]
 pub(crate) struct RelocationWindow {
-    /// Values that stay, of the window before the first item; each with the bytes of all values
+    /// Values that stay, from the window before the first item, each with the bytes of all values
     /// before it.
     before: Vec<(ExtentRef, u64)>,
     /// The bytes of all values before the first item.
@@ -76,14 +76,14 @@ impl RelocationWindow {
         self.items.push(item);
     }
 
-    /// `true` if items must be judged before more are added.
+    /// Returns whether items must be judged before more are added.
     pub fn is_full(&self, placement: &Placement) -> bool {
         self.bytes >= placement.window || self.memory >= WAITING
     }
 
-    /// Judges the first half of the window where `more` items follow, and otherwise all of it, and
-    /// takes these items out. Returns them in groups in which all values move (`true`) or none
-    /// does. A group that moves is no longer than a quarter of a zone, which bounds the memory.
+    /// Judges the items and takes them out: the first half of the window if `more` items follow,
+    /// otherwise all of it. Returns them in groups in which all values move (`true`) or none does.
+    /// A group that moves is no longer than a quarter of a zone, which bounds the memory.
     pub fn judge(&mut self, placement: &Placement, more: bool) -> Vec<(bool, Vec<HeldItem>)> {
         let mut out = Vec::new();
         while !self.items.is_empty() {
@@ -92,7 +92,7 @@ impl RelocationWindow {
                 return out;
             }
         }
-        // A subtree that is stitched comes next, of whose values nothing is known.
+        // A stitched subtree follows, whose values are not known.
         self.before.clear();
         out
     }
@@ -125,9 +125,9 @@ impl RelocationWindow {
         self.before.retain(|(_, at)| *at >= far);
     }
 
-    /// The number of items in the first half of a window: all where spans decide nothing, since
-    /// all values move or none for its span, and half of them where these take too much memory for
-    /// a window.
+    /// Returns the number of items in the first half of a window. It is all of them if spans decide
+    /// nothing, since all values move or none for its span, and half of them if the items take too
+    /// much memory for a window.
     fn first_half(&self, placement: &Placement) -> usize {
         if placement.moves_all() || placement.values_at == 0 {
             return self.items.len();
@@ -143,7 +143,7 @@ impl RelocationWindow {
 
     /// Returns for each of the first `judged` items whether its value must move.
     fn scattered(&self, placement: &Placement, judged: usize) -> Vec<bool> {
-        // The items that are judged have their places.
+        // Only the items that are judged have an index here.
         let (own, after) = self.items.split_at(judged);
         let own = own.iter().enumerate();
         let own: Vec<_> = own.filter_map(|(i, held)| Some((held.lies()?, Some(i)))).collect();
@@ -164,8 +164,8 @@ impl RelocationWindow {
             }
         }
         let short = |span: &&[Lies]| span.iter().any(|(_, i)| i.is_some_and(|i| !long[i]));
-        // All that moves becomes one span. A single short one, with nothing that it could lie next
-        // to, would be as short again, and the next merge would move it again.
+        // All values that move become one span. A single short span, with no other that it could
+        // join, would be as short again, and the next merge would move it again.
         let gains = placement.moves_all()
             || self.items[..judged].iter().any(|held| held.placed)
             || spans(&mut second, placement).iter().filter(|span| short(span)).count() > 1;
@@ -178,10 +178,11 @@ impl RelocationWindow {
     }
 }
 
-/// A value, and the place of its item if it is judged.
+/// A value, and the index of its item if the item is judged.
 type Lies = (ExtentRef, Option<usize>);
 
-/// The spans of these values. A gap that takes no longer to read than a seek does not end one.
+/// Returns the spans of these values. A gap that takes no longer to read than a seek does not end a
+/// span.
 fn spans<'a>(values: &'a mut [Lies], placement: &Placement) -> Vec<&'a [Lies]> {
     values.sort_unstable_by_key(|(e, i)| (e.addr, *i));
     let joined =
@@ -240,7 +241,7 @@ mod tests {
         assert_eq!(moved(window((0..9).chain(1000..1009)), 256 << 10), 18, "such spans alone do");
     }
 
-    /// Else each merge would copy what the one before has copied.
+    /// Otherwise each merge would copy the values that the previous one has copied.
     #[test]
     fn a_single_short_span_stays_since_it_would_be_as_short_elsewhere() {
         let long_and_short = || window((0..100).chain(1000..1030));
@@ -250,7 +251,7 @@ mod tests {
         assert_eq!(moved(long_and_short(), u64::MAX), 130, "all move if all must");
     }
 
-    /// The number of values that move, of all that come one after the other; `skipped` of them are
+    /// Returns how many of the values, added one after the other, move; `skipped` of them are
     /// judged first, so that windows end elsewhere.
     fn moved_by_windows(
         pages: impl Iterator<Item = u64>,
@@ -288,8 +289,8 @@ mod tests {
         }
     }
 
-    /// Sequences of which each goes through all keys are long, and a scan reads a little of each at
-    /// a time.
+    /// Each of the sequences runs through all keys and is long, but a scan reads only a little of
+    /// each at a time.
     #[test]
     fn values_of_many_sequences_by_turns_move_however_long_each_is() {
         let placement =

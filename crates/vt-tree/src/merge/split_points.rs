@@ -1,6 +1,6 @@
 //! Divides a merge of several runs into parts of about the same work, by index entries alone. Every
 //! split point is a lower fence of an index node (of a block, in small runs) of one of the runs, so
-//! that this run is divided without reading what lies beneath.
+//! that this run is divided without reading the data beneath.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub fn split_points(runs: &[Arc<Run>], pieces: usize, values: bool) -> Result<Ve
             && all.first().is_some_and(|(first, _)| first < low)
             && points.last().is_none_or(|last| last < low)
         {
-            // Copied, since a slice would keep the whole node in memory.
+            // The key is copied, since a slice would keep the whole node in memory.
             points.push(Bytes::copy_from_slice(low));
         }
         before += weight;

@@ -23,8 +23,8 @@ pub struct RunWriter {
 }
 
 impl RunWriter {
-    /// A writer that gives all tuples the sequence number `seq`. Only those options apply that say
-    /// how tuples are stored.
+    /// Creates a writer that stores all tuples with the sequence number `seq`. Of the options, only
+    /// those apply that control how tuples are stored.
     pub fn new(cache: &Arc<BlockCache>, seq: Seq, options: &MergeOptions) -> RunWriter {
         RunWriter { builder: RunBuilder::new(cache, options), seq }
     }
@@ -43,7 +43,7 @@ impl RunWriter {
         self.builder.push(ItemRef { seq: self.seq, ..item })
     }
 
-    /// The bytes written so far.
+    /// Returns the bytes written so far.
     pub fn written(&self) -> u64 {
         self.builder.written()
     }

@@ -1,5 +1,5 @@
-//! Walks over the places of a run's tuple blocks, in key order, without reading any of them: for
-//! reads that are to come.
+//! Walks over the places of a run's tuple blocks, in key order, without reading any of them, to
+//! prepare later reads.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::Result;
 use crate::cache::BlockCache;
 use crate::index::frame::FramePointer;
 
-/// Where the tuple blocks of a run lie, one leaf of the index after the other.
+/// The places of the tuple blocks of a run, one leaf of the index after the other.
 pub struct BlockWalk {
     run: Arc<Run>,
     /// The nodes that were not visited yet, with their levels; the next one last.
@@ -18,20 +18,20 @@ pub struct BlockWalk {
 }
 
 impl BlockWalk {
-    /// A walk that begins with the first block.
+    /// Creates a walk that begins with the first block.
     pub fn new(run: Arc<Run>) -> BlockWalk {
         let (root, level) = run.root();
         let nodes = vec![(root.at, level)];
         BlockWalk { run, nodes }
     }
 
-    /// The cache by which the run is read.
+    /// Returns the cache by which the run is read.
     pub fn cache(&self) -> &Arc<BlockCache> {
         self.run.cache()
     }
 
-    /// The addresses and lengths of the blocks of the next leaf; `None` after the last one. Nodes
-    /// on the way are read, and their children announced to the device.
+    /// Returns the addresses and lengths of the blocks of the next leaf; `None` after the last one.
+    /// Nodes on the way are read, and their children announced to the device.
     pub fn next_leaf(&mut self) -> Result<Option<Vec<(u64, u32)>>> {
         while let Some((at, level)) = self.nodes.pop() {
             let cache = self.run.cache();

@@ -3,8 +3,8 @@
 //! Items are decoded a restart interval at a time into memory that the cursor reuses; moving from
 //! one to the next allocates nothing. A cursor that moves from block to block in one direction and
 //! does not find them in the cache announces the following ones to the device: contiguous ones as
-//! one span, first little, then more and more. So what was announced in vain at the end of a range
-//! is at most about twice what was read for it, but for the first announcement.
+//! one span, first little, then more and more. So apart from the first announcement, the bytes
+//! announced in vain at the end of a range are at most about twice those read for it.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use crate::value::ValueRef;
 
 /// The number of successive blocks entered before any is announced.
 const STREAK: u32 = 2;
-/// The bytes of blocks that are announced at first, and the most that are.
+/// The bytes of blocks that are announced at first and at most.
 const WINDOW_MIN: u64 = 64 << 10;
 const WINDOW_MAX: u64 = 4 << 20;
 /// The number of leaf index nodes that are announced in advance.
 const LEAVES: usize = 4;
 
-/// What a cursor has announced of the blocks before it.
+/// The blocks that a cursor has announced ahead of its position.
 #[derive(Default)]
 struct BlockReadAhead {
     forward: bool,
@@ -43,7 +43,8 @@ struct BlockReadAhead {
 }
 
 impl BlockReadAhead {
-    /// The cursor enters the block at `path`, which is not in the cache.
+    /// Announces the blocks after `path`, whose block the cursor enters and has not found in the
+    /// cache.
     fn missed(&mut self, run: &Run, path: &Path) {
         if self.streak < STREAK || self.bytes > self.window / 2 {
             return;
@@ -101,7 +102,7 @@ pub struct RunCursor {
 }
 
 impl RunCursor {
-    /// A cursor that is not yet positioned.
+    /// Creates a cursor that is not yet positioned.
     pub fn new(run: Arc<Run>) -> Self {
         RunCursor {
             run,
@@ -153,7 +154,7 @@ impl RunCursor {
         }
     }
 
-    /// Opens the neighbouring block; `false` at the end of the run.
+    /// Opens the neighbouring block. Returns `false` at the end of the run.
     fn open_neighbour(&mut self, forward: bool) -> Result<bool> {
         if self.ahead.forward != forward {
             self.ahead = BlockReadAhead { forward, ..BlockReadAhead::default() };
@@ -216,9 +217,9 @@ impl RunCursor {
         self.ahead = BlockReadAhead::default();
     }
 
-    /// The first half of `seek` or, with `before`, of `seek_before`, which must follow: finds the
-    /// block and reads only the index. Returns the address and length of the block if it is not
-    /// cached.
+    /// Performs the first half of `seek`, or of `seek_before` if `before`; that call must follow.
+    /// Finds the block and reads only the index. Returns the address and length of the block if it
+    /// is not cached.
     pub(crate) fn aim(&mut self, key: &[u8], before: bool) -> Result<Option<(u64, u32)>> {
         self.forget_position();
         if before {
@@ -257,7 +258,7 @@ impl RunCursor {
         self.seek(key)
     }
 
-    /// Seeks to the last item before `key` from an item that ends behind it.
+    /// Seeks to the last item before `key` from an item that ends after it.
     pub(crate) fn backward_to(&mut self, key: &[u8]) -> Result<()> {
         let Some(block) = &self.block else { return Ok(()) };
         if self.items.key(0).is_some_and(|first| first < key) {
@@ -275,15 +276,15 @@ impl RunCursor {
         self.seek_before(key)
     }
 
-    /// The last key of the decoded restart interval.
+    /// Returns the last key of the decoded restart interval.
     #[inline]
     pub(crate) fn last_key(&self) -> Option<&[u8]> {
         self.items.key(self.items.len().checked_sub(1)?)
     }
 
     /// Calls `visit` with the items that follow the current one in the decoded restart interval, up
-    /// to the first that is no small value, or until it breaks. The last one visited is then the
-    /// current item.
+    /// to the first that is not a small value, or until `visit` breaks. The last one visited is
+    /// then the current item.
     pub(crate) fn visit_interval<B>(
         &mut self,
         mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
@@ -298,7 +299,7 @@ impl RunCursor {
         ControlFlow::Continue(())
     }
 
-    /// The key of the current item.
+    /// Returns the key of the current item.
     #[inline]
     pub(crate) fn key(&self) -> Option<&[u8]> {
         self.items.key(self.at)

@@ -23,15 +23,14 @@ pub use block_walk::BlockWalk;
 pub use cursor::RunCursor;
 pub use zone_weights::ZoneWeight;
 
-/// The most index levels that a run can have. A node is closed at four entries or more, but at the
-/// end of a run and before a stitched subtree; so real runs stay far below.
+/// The most index levels that a run can have. A node is closed at four entries or more, except at
+/// the end of a run and before a stitched subtree; so real runs stay far below.
 const MAX_LEVEL: u16 = 40;
 
-/// After so many successive gets that found their key, the following ones skip the filter: if
-/// nearly all keys are present, it costs more than it saves. The first key that is absent ends
-/// that.
+/// After this many successive gets that found their key, the following ones skip the filter: if
+/// nearly all keys are present, it costs more than it saves. The first absent key ends this.
 const SURE: u32 = 64;
-/// One get in so many is counted, so that readers seldom write to the same cache line.
+/// One get in this many is counted, so that readers seldom write to the same cache line.
 const COUNTED: u64 = 8;
 
 /// An immutable sorted sequence of items on the device. It pins the zones it lies in, so these are
@@ -70,14 +69,14 @@ pub struct RunStats {
     pub height: u16,
     /// The newest sequence number; 0 if all are old.
     pub max_seq: u64,
-    /// Whether the run has tombstones of single keys.
+    /// The run has tombstones of single keys.
     pub tombstones: bool,
-    /// Whether the run has range tombstones.
+    /// The run has range tombstones.
     pub range_tombstones: bool,
 }
 
 impl Run {
-    /// The run with this root. It pins its zones.
+    /// Opens the run with this root, which pins its zones.
     pub(crate) fn open(cache: &Arc<BlockCache>, root: Entry, level: u16) -> Result<Arc<Run>> {
         let uses = root.zone_use()?;
         let pin = cache.zones().pin(&uses)?;
@@ -150,17 +149,17 @@ impl Run {
         (&self.root, self.level)
     }
 
-    /// The bytes of the run, by zone.
+    /// Returns the bytes of the run, by zone.
     pub fn uses(&self) -> &ZoneUse {
         &self.uses
     }
 
-    /// The fences `(low, high)`: every key lies in `[low, high)`.
+    /// Returns the fences `(low, high)`: every key lies in `[low, high)`.
     pub fn fences(&self) -> (&[u8], &[u8]) {
         (&self.root.low, &self.root.high)
     }
 
-    /// The sums over the run, as its root has them.
+    /// Returns the sums over the run, as its root has them.
     pub fn stats(&self) -> RunStats {
         let r = &self.root;
         RunStats {
@@ -191,7 +190,8 @@ impl Run {
         Ok(probe.locate(key, hash)?.is_some())
     }
 
-    /// The address and length of the tuple block that a `get` of `key` would have to read, if any.
+    /// Returns the address and length of the tuple block that a `get` of `key` would have to read,
+    /// if any.
     pub fn wants(&self, key: &[u8], hash: u64) -> Result<Option<(u64, u32)>> {
         let Some(probe) = self.probe_with(key, hash, false)? else { return Ok(None) };
         Ok(probe
@@ -200,14 +200,14 @@ impl Run {
             .map(|t| (t.at.addr, t.at.len)))
     }
 
-    /// The first part of a [`Run::get`], up to the filter, whose memory is prefetched. A lookup in
-    /// several runs first probes all of them, so that it waits for memory once and not once for
-    /// each run. `None`: the run cannot have the key.
+    /// Performs the first part of a [`Run::get`], up to the filter, whose memory is prefetched. A
+    /// lookup in several runs first probes all of them, so that it waits for memory once instead of
+    /// once for each run. Returns `None` if the run cannot have the key.
     pub fn probe(&self, key: &[u8], hash: u64) -> Result<Option<Probe<'_>>> {
         self.probe_with(key, hash, self.sure())
     }
 
-    /// [`Run::probe`]; if `sure`, the filter is skipped.
+    /// Probes like [`Run::probe`], but skips the filter if `sure`.
     fn probe_with(&self, key: &[u8], hash: u64, sure: bool) -> Result<Option<Probe<'_>>> {
         if key < self.root.low.as_ref() || key >= self.root.high.as_ref() {
             return Ok(None);
@@ -252,12 +252,12 @@ impl Run {
         Ok(Some(probe))
     }
 
-    /// Whether requested keys are nearly always present.
+    /// Returns whether requested keys are nearly always present.
     fn sure(&self) -> bool {
         self.found.load(Relaxed) >= SURE
     }
 
-    /// Counts a get, which has found its key or not.
+    /// Counts a get; `found` says whether it has found its key.
     fn count(&self, found: bool, hash: u64) {
         let before = self.found.load(Relaxed);
         let after = match found {
@@ -270,7 +270,7 @@ impl Run {
         }
     }
 
-    /// The node beneath entry `i` of `above`.
+    /// Returns the node beneath entry `i` of `above`.
     fn beneath<'a>(&self, above: &'a IndexNode, i: usize) -> Result<NodeRef<'a>> {
         if let Some(node) = above.child(i) {
             return Ok(NodeRef::Borrowed(node));
@@ -288,7 +288,7 @@ impl Run {
         Ok(self.top.get_or_init(|| top))
     }
 
-    /// The root node.
+    /// Returns a reference to the root node.
     pub(crate) fn top(&self) -> Result<Arc<IndexNode>> {
         self.root_node().cloned()
     }
@@ -342,7 +342,7 @@ impl Probe<'_> {
         }
     }
 
-    /// The second part of [`Run::get`], with the same key and hash as the first.
+    /// Performs the second part of [`Run::get`], with the same key and hash as the first.
     pub fn get(&self, key: &[u8], hash: u64) -> Result<Lookup> {
         let found = match self.leaf_entry(key, hash)? {
             None => None,
@@ -353,7 +353,7 @@ impl Probe<'_> {
         found.map_or(Ok(Lookup::Absent), |(seq, body)| Lookup::of(seq, body))
     }
 
-    /// The one block that may cover `key`; `None` if none does.
+    /// Returns the one block that may cover `key`; `None` if none does.
     fn locate(&self, key: &[u8], hash: u64) -> Result<Option<ChildPointer>> {
         Ok(self.leaf_entry(key, hash)?.map(|entry| match entry {
             LeafEntry::Here => self.node.child_pointer(self.at),
@@ -361,7 +361,7 @@ impl Probe<'_> {
         }))
     }
 
-    /// The entry of the leaf index node that may cover `key`; `None` if none does.
+    /// Returns the entry of the leaf index node that may cover `key`; `None` if none does.
     fn leaf_entry(&self, key: &[u8], hash: u64) -> Result<Option<LeafEntry<'_>>> {
         let no = self.filter().is_some_and(|f| !f.may_contain(hash));
         // If the filter denies the key, only blocks whose keys are in no filter and blocks with
@@ -386,9 +386,9 @@ impl Probe<'_> {
 
 /// An entry of a leaf index node, where a probe has found it.
 enum LeafEntry<'a> {
-    /// In the probe's own node, which is the root.
+    /// The entry is in the probe's own node, which is the root.
     Here,
-    /// In a leaf index node beneath it, at this index.
+    /// The entry is in a leaf index node beneath it, at this index.
     Below(NodeRef<'a>, usize),
 }
 

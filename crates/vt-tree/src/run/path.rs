@@ -51,7 +51,7 @@ impl Path {
         self.steps.last().map_or(Ok(()), |(leaf, i)| leaf.admit_block(*i, block))
     }
 
-    /// The pointer to the current block.
+    /// Returns the pointer to the current block.
     pub fn here(&self) -> Option<ChildPointer> {
         self.steps.last().map(|(node, i)| node.child_pointer(*i))
     }

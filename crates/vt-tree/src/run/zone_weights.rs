@@ -11,7 +11,7 @@ use crate::index::entry::Entry;
 use crate::index::frame::FramePointer;
 use crate::run::Run;
 
-/// What runs have in one zone.
+/// The weight of runs in one zone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZoneWeight {
     /// Bytes in the zone, those of each run rounded up to whole sectors: no two runs are written to
@@ -23,7 +23,7 @@ pub struct ZoneWeight {
 }
 
 impl Run {
-    /// The bytes of the run by zone, in whole sectors.
+    /// Returns the bytes of the run by zone, in whole sectors.
     pub fn sectors(&self) -> impl Iterator<Item = (ZoneId, u64)> + '_ {
         self.uses().iter().map(|(zone, bytes)| (zone, whole_sectors(bytes)))
     }

@@ -21,7 +21,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Its number in the format.
+    /// Returns the number of the codec in the format.
     pub fn code(self) -> u8 {
         match self {
             Compression::None => 0,
@@ -30,7 +30,7 @@ impl Compression {
         }
     }
 
-    /// The codec with this number.
+    /// Returns the codec with this number.
     pub fn of_code(code: u8) -> Option<Compression> {
         [Compression::None, Compression::Lz4, Compression::Zstd]
             .into_iter()
@@ -38,9 +38,9 @@ impl Compression {
     }
 }
 
-/// Zstandard's level: beyond it, blocks of a few KiB get smaller by little.
+/// Zstandard's level: higher levels make blocks of a few KiB only slightly smaller.
 const LEVEL: i32 = 1;
-/// The length of the payload, before the compressed bytes.
+/// The bytes of the length of the payload, which precedes the compressed bytes.
 const LENGTH: usize = 4;
 
 /// Compresses blocks and values, reusing its memory.
@@ -51,8 +51,8 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// Compresses the payload of a block; returns the codec and the bytes to store. `None`: store
-    /// `payload` itself.
+    /// Compresses the payload of a block; returns the codec and the bytes to store. Returns `None`
+    /// if `payload` itself is to be stored.
     pub(crate) fn pack(&mut self, compression: Compression, payload: &[u8]) -> Option<(u8, &[u8])> {
         let len = u32::try_from(payload.len()).ok()?;
         let stored = LENGTH + self.compress(compression, payload)?;
@@ -60,8 +60,8 @@ impl Packer {
         (stored <= worth(payload.len())).then(|| (compression.code(), &self.out[..stored]))
     }
 
-    /// Compresses a large value, whose reference has its length and codec. `None`: store `value`
-    /// itself, since compressed it would take as many units of the device.
+    /// Compresses a large value, whose reference has its length and codec. Returns `None` if
+    /// `value` itself is to be stored, since compressed it would take as many units of the device.
     pub(crate) fn pack_value(&mut self, compression: Compression, value: &[u8]) -> Option<&[u8]> {
         let stored = self.compress(compression, value)?;
         let units = |len: usize| len.div_ceil(SMALL_ALIGN as usize);
@@ -69,7 +69,7 @@ impl Packer {
             .then(|| &self.out[LENGTH..LENGTH + stored])
     }
 
-    /// Compresses to `out`, behind room for a length; returns the compressed length.
+    /// Compresses to `out`, after room for a length; returns the compressed length.
     fn compress(&mut self, compression: Compression, payload: &[u8]) -> Option<usize> {
         let most = match compression {
             Compression::None => return None,
@@ -91,8 +91,8 @@ impl Packer {
     }
 }
 
-/// The length to which `len` bytes must shrink, an eighth less: otherwise compression is not worth
-/// the work of every reader.
+/// Returns the length to which `len` bytes must shrink, an eighth less: otherwise compression is
+/// not worth the work of every reader.
 fn worth(len: usize) -> usize {
     len / 8 * 7
 }

@@ -27,18 +27,18 @@ pub struct ExtentRef {
     pub codec: Compression,
 }
 
-/// The alignment, bytes, of values that are compressed or whose length is no multiple of a page.
+/// The alignment, bytes, of values that are compressed or whose length is not a multiple of a page.
 /// Others are page-aligned.
 pub(crate) const SMALL_ALIGN: u32 = 512;
 
 impl ExtentRef {
-    /// A reference to a value that is not compressed.
+    /// Returns a reference to a value that is not compressed.
     pub fn plain(addr: u64, len: u32, crc: u32) -> ExtentRef {
         ExtentRef { addr, len, stored: len, crc, codec: Compression::None }
     }
 
-    /// A reference to a compressed value; `None` if it is not shorter than `len` or the codec is
-    /// none.
+    /// Returns a reference to a compressed value; `None` if it is not shorter than `len` or the
+    /// codec is none.
     pub fn packed(
         addr: u64,
         len: u32,
@@ -55,12 +55,12 @@ impl ExtentRef {
         })
     }
 
-    /// The address behind its last byte on the device.
+    /// Returns the address after its last byte on the device.
     pub fn end(&self) -> u64 {
         self.addr.saturating_add(u64::from(self.stored))
     }
 
-    /// The alignment of its address.
+    /// Returns the alignment of its address.
     pub fn align(&self) -> u32 {
         let page = zones::SECTOR as u32;
         if self.codec == Compression::None && self.len.is_multiple_of(page) {
@@ -70,10 +70,10 @@ impl ExtentRef {
         }
     }
 
-    /// Adds what the extent takes on the device to `uses`: its bytes, those up to the next unit of
-    /// alignment, and those that alignment has left between it and `before`, the extent before it
-    /// in the order of keys, if it lies directly behind that. All of it would be taken again if the
-    /// two were written to another place, so none of it is a hole.
+    /// Adds the space that the extent takes on the device to `uses`: its bytes, the padding up to
+    /// the next unit of alignment, and the gap that alignment has left between it and `before`, the
+    /// previous extent in key order, if it lies directly after that one. All of this space would be
+    /// taken again if the two were written to another place, so none of it is a hole.
     pub(crate) fn add_room(&self, before: Option<&ExtentRef>, uses: &mut ZoneUse) {
         let unit = u64::from(SMALL_ALIGN);
         let padded = |e: &ExtentRef| e.end().checked_next_multiple_of(unit).unwrap_or(u64::MAX);
@@ -84,7 +84,7 @@ impl ExtentRef {
         }
     }
 
-    /// The address it has if it follows an extent that ends at `end`; `None` on overflow.
+    /// Returns the address of the extent if it follows one that ends at `end`; `None` on overflow.
     pub(crate) fn behind(&self, end: u64) -> Option<u64> {
         end.checked_next_multiple_of(u64::from(self.align()))
     }
@@ -100,7 +100,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// The length of the value, bytes; nothing is read.
+    /// Returns the length of the value, bytes; nothing is read.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match self {
@@ -124,7 +124,7 @@ pub enum ValueRef<'a> {
 }
 
 impl ValueRef<'_> {
-    /// An owned value, which may share the buffer.
+    /// Returns an owned value, which may share the buffer.
     #[inline]
     pub fn to_value(&self) -> Value {
         match self {
@@ -136,7 +136,7 @@ impl ValueRef<'_> {
         }
     }
 
-    /// The length of the value, bytes.
+    /// Returns the length of the value, bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match self {
@@ -146,7 +146,7 @@ impl ValueRef<'_> {
     }
 }
 
-/// `true` if reading `b` directly after `a` needs no seek: `b` begins where `a` ends, up to
+/// Returns whether reading `b` directly after `a` needs no seek: `b` begins where `a` ends, up to
 /// alignment.
 pub fn contiguous(a: &ExtentRef, b: &ExtentRef) -> bool {
     b.addr >= a.end() && b.addr - a.end() < zones::SECTOR

@@ -1,6 +1,6 @@
-//! Writes behind: a thread performs large writes while their caller gathers, compresses and checks
-//! the next data (docs/decisions/046-writes-behind.md). All callers see such a write as done: a
-//! read, a write or a discard that overlaps its range waits for it, and
+//! Asynchronous writes: a thread performs large writes while their caller gathers, compresses and
+//! checks the next data (docs/decisions/046-writes-behind.md). All callers see such a write as
+//! done: a read, a write or a discard that overlaps its range waits for it, and
 //! [`WriteBehind::settle_all`], which precedes each sync, waits for all of them.
 //!
 //! A write that fails is reported as the host reports writes of its page cache: by the next sync
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use env::sync::{Condvar, Mutex, MutexGuard};
 use env::thread::{Builder, JoinHandle};
 
-/// The most bytes in progress. A commit of 8 MiB hands over that much at once, less what the thread
-/// has written by then.
+/// The most bytes in progress. A commit of 8 MiB hands over that much at once, less the bytes that
+/// the thread has written by then.
 const MOST: u64 = 4 << 20;
 
 /// A function that writes to the device.
@@ -37,18 +37,18 @@ struct QueuedWrite {
 #[derive(Default)]
 struct WriteBehindState {
     queue: VecDeque<QueuedWrite>,
-    /// The ranges of those in the queue, and of the one that the thread writes.
+    /// The ranges of the queued writes, and of the one that the thread performs.
     under_way: Vec<WriteInProgress>,
-    /// The number of pieces so far.
+    /// The number of writes accepted so far.
     numbers: u64,
-    /// Memory of pieces that were written, for reuse.
+    /// The memory of finished writes, for reuse.
     spare: Vec<Vec<u8>>,
     failed: Vec<(u64, u64, io::Error)>,
     closed: bool,
 }
 
 impl WriteBehindState {
-    /// Whether `more` bytes must wait.
+    /// Returns whether `more` bytes must wait.
     fn is_full(&self, more: u64) -> bool {
         let under_way: u64 = self.under_way.iter().map(|r| r.end - r.start).sum();
         under_way > 0 && under_way + more > MOST
@@ -70,8 +70,8 @@ impl WriteBehindState {
 struct WriteBehindShared {
     write: Write,
     state: Mutex<WriteBehindState>,
-    /// A write is in progress or has failed. It is set under the lock before `write` returns, so a
-    /// caller that knows of that write finds it set.
+    /// A write is in progress or has failed. The flag is set under the lock before `write` returns,
+    /// so a caller that knows of that write finds it set.
     busy: AtomicBool,
     wanted: Condvar,
     done: Condvar,
@@ -88,7 +88,7 @@ impl std::fmt::Debug for WriteBehind {
     }
 }
 
-/// A copy of an error.
+/// Returns a copy of an error.
 fn again(error: &io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(code) => io::Error::from_raw_os_error(code),
@@ -97,7 +97,7 @@ fn again(error: &io::Error) -> io::Error {
 }
 
 impl WriteBehind {
-    /// `None` if no thread can be started.
+    /// Starts the thread. Returns `None` if it cannot be started.
     pub fn new(
         write: impl Fn(u64, &[u8]) -> io::Result<()> + Send + Sync + 'static,
     ) -> Option<WriteBehind> {
@@ -135,7 +135,7 @@ impl WriteBehind {
         Ok(())
     }
 
-    /// Waits until no write of this range is in progress; fails if one there has failed.
+    /// Waits until no write of this range is in progress; fails if a write in the range has failed.
     pub fn settle(&self, offset: u64, len: u64) -> io::Result<()> {
         if !self.shared.busy.load(Ordering::SeqCst) {
             return Ok(());
@@ -148,13 +148,13 @@ impl WriteBehind {
         state.failure(offset, end)
     }
 
-    /// `true` while a write of this range is in progress.
+    /// Returns whether a write of this range is in progress.
     pub fn is_under_way(&self, offset: u64, len: u64) -> bool {
         self.shared.busy.load(Ordering::SeqCst)
             && self.shared.state.lock().meets(offset, offset.saturating_add(len))
     }
 
-    /// `true` while the thread is writing.
+    /// Returns whether the thread is writing.
     pub fn is_busy(&self) -> bool {
         self.shared.busy.load(Ordering::SeqCst) && !self.shared.state.lock().under_way.is_empty()
     }
@@ -214,7 +214,7 @@ impl WriteBehindShared {
 }
 
 impl Drop for WriteBehind {
-    /// All accepted writes are done before the file is closed and its lock released.
+    /// Waits for all accepted writes, before the file is closed and its lock released.
     fn drop(&mut self) {
         self.shared.state.lock().closed = true;
         self.shared.wanted.notify_all();
@@ -267,7 +267,7 @@ mod tests {
         let s = slow();
         write(&s.behind, 8192, 1, 4096).expect("taken");
         assert_eq!(s.begun.recv(), Ok((8192, 1, 4096)));
-        // Elsewhere there is nothing to wait for.
+        // Calls on other ranges have nothing to wait for.
         s.behind.settle(0, 8192).expect("nothing is written there");
         s.behind.settle(12_288, 4096).expect("nothing is written there");
         let behind = s.behind.clone();
@@ -277,8 +277,8 @@ mod tests {
         let behind = s.behind.clone();
         let other = aside(move || write(&behind, 8192, 2, 4096));
         assert!(read.try_recv().is_err() && sync.try_recv().is_err() && other.try_recv().is_err());
-        // Once for each of the two writes: any of the threads may come so late that it waits for
-        // the second one, too.
+        // Each of the two writes needs an outcome: any of the threads may be so late that it waits
+        // for the second write, too.
         s.end.send(Ok(())).expect("it listens");
         s.end.send(Ok(())).expect("it listens");
         read.recv().expect("it ends").expect("written");

@@ -1,5 +1,5 @@
 //! Counts operations, bytes and seeks by purpose, and bytes written by job, with a few relaxed
-//! atomic operations each, so that it is always on.
+//! atomic operations each, so that counting is always on.
 
 use std::io;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl CountDevice {
         }
     }
 
-    /// The operations since it was made.
+    /// Returns the operations counted since the device was created.
     pub fn stats(&self) -> IoStats {
         let purpose = |p: Purpose| {
             let c = &self.by_purpose[p as usize];

@@ -1,7 +1,7 @@
 //! A device whose power can be cut. It records all operations since the last sync, and derives from
 //! them the images that a real disk may show afterwards: with any subset of the unsynced
-//! operations, and every write torn at sectors of 512 bytes. What was synced always survives;
-//! nothing else is guaranteed.
+//! operations, and every write torn at sectors of 512 bytes. Synced data always survives; nothing
+//! else is guaranteed.
 
 use std::io;
 
@@ -21,7 +21,7 @@ pub struct CrashDevice {
 struct CrashState {
     /// The content that is guaranteed to survive.
     durable: MemoryDevice,
-    /// The operations since, in order.
+    /// The operations since the last sync, in order.
     pending: Vec<PendingOperation>,
     /// The number of operations (writes, syncs, discards, growth) so far.
     done: u64,
@@ -43,12 +43,12 @@ impl Default for CrashDevice {
 }
 
 impl CrashDevice {
-    /// An empty device.
+    /// Creates an empty device.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A device with a durable image, such as one that an earlier crash left.
+    /// Returns a device with a durable image, such as one that an earlier crash left.
     pub fn over(image: MemoryDevice) -> Self {
         let state = CrashState {
             durable: image.clone(),
@@ -60,8 +60,8 @@ impl CrashDevice {
         CrashDevice { current: image, state: Mutex::new(state) }
     }
 
-    /// The number of writes, syncs, discards and growths so far: the moments at which the power can
-    /// fail.
+    /// Returns the number of writes, syncs, discards and growths so far: the moments at which the
+    /// power can fail.
     pub fn operations(&self) -> u64 {
         self.state.lock().done
     }
@@ -79,7 +79,7 @@ impl CrashDevice {
         self.state.lock().dead = true;
     }
 
-    /// Whether the power was cut.
+    /// Returns whether the power was cut.
     pub fn is_dead(&self) -> bool {
         self.state.lock().dead
     }
@@ -108,12 +108,12 @@ impl CrashDevice {
         image
     }
 
-    /// The image in which everything written so far has survived.
+    /// Returns the image in which everything written so far has survived.
     pub fn current(&self) -> MemoryDevice {
         self.current.clone()
     }
 
-    /// The image in which only what was synced has survived.
+    /// Returns the image in which only synced data has survived.
     pub fn durable(&self) -> MemoryDevice {
         self.state.lock().durable.clone()
     }

@@ -22,8 +22,8 @@ thread_local! {
     static BOUNCE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A descriptor of the same file that bypasses the page cache; `None` if the host does not support
-/// that (tmpfs, for example).
+/// Returns a descriptor of the same file that bypasses the page cache; `None` if the host does not
+/// support that (tmpfs, for example).
 fn reopen(file: &File, options: &mut OpenOptions) -> Option<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     options.custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok()
@@ -78,7 +78,7 @@ impl DirectWriter {
         Some(DirectWriter { file: reopen(file, OpenOptions::new().write(true))? })
     }
 
-    /// `true` if a write is aligned.
+    /// Returns whether a write is aligned.
     pub fn takes(offset: u64, len: usize) -> bool {
         len > 0 && offset.is_multiple_of(ALIGN as u64) && len.is_multiple_of(ALIGN)
     }

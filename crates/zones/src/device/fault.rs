@@ -52,17 +52,17 @@ pub struct Fault {
     pub after: u64,
     /// The number of matching operations that may be struck.
     pub times: u64,
-    /// The probability is 1 to this; with 1 the fault always strikes.
+    /// The fault strikes with a probability of 1 to this number; with 1 it always strikes.
     pub one_in: u64,
 }
 
 impl Fault {
-    /// A fault that strikes every such operation from now on.
+    /// Returns a fault that strikes every such operation from now on.
     pub fn always(on: Operation, kind: FaultKind) -> Fault {
         Fault { on, purpose: None, kind, after: 0, times: u64::MAX, one_in: 1 }
     }
 
-    /// A fault that strikes the next such operation.
+    /// Returns a fault that strikes the next such operation.
     pub fn once(on: Operation, kind: FaultKind) -> Fault {
         Fault { times: 1, ..Self::always(on, kind) }
     }
@@ -98,8 +98,8 @@ struct FaultState {
 }
 
 impl FaultDevice {
-    /// A device over `inner` without faults. The seed decides which bits flip and when a fault with
-    /// `one_in` strikes.
+    /// Creates a device over `inner` without faults. The seed decides which bits flip and when a
+    /// fault with `one_in` strikes.
     pub fn new(inner: Arc<dyn Device>, seed: u64) -> Self {
         let state =
             FaultState { faults: Vec::new(), random: Random::new(seed), struck: 0, left: None };
@@ -123,7 +123,7 @@ impl FaultDevice {
         self.state.lock().left = Some(n);
     }
 
-    /// The number of times that a fault has struck.
+    /// Returns the number of times that a fault has struck.
     pub fn struck(&self) -> u64 {
         self.state.lock().struck
     }

@@ -26,7 +26,7 @@ pub struct FileDevice {
     file: File,
     /// `None` if the device is read-only or the host has no direct writes.
     direct: Option<Arc<DirectWriter>>,
-    /// For direct writes whose callers do not wait.
+    /// Performs direct writes whose callers do not wait.
     behind: Option<WriteBehind>,
     /// Opened when it is first needed; `None` if the host has no direct reads.
     medium: OnceLock<Option<DirectReader>>,
@@ -47,8 +47,8 @@ impl FileDevice {
         Self::of(file, path, read_only)
     }
 
-    /// Writes of whatever length have reached the host when they return, which the end of this
-    /// process takes nothing from.
+    /// Makes writes of every length reach the host before they return, so that the end of this
+    /// process does not lose them.
     #[must_use]
     pub fn without_writes_behind(mut self) -> FileDevice {
         self.behind = None;
@@ -77,8 +77,9 @@ impl FileDevice {
         Ok(device)
     }
 
-    /// A file or block device that is open, for writing too unless it is `read_only`. `path` is for
-    /// messages. It is locked, which it may be by this descriptor already.
+    /// Creates a device of an open file or block device, which is open for writing as well unless
+    /// `read_only`. `path` is for messages. Locks the file, unless this descriptor holds the lock
+    /// already.
     pub fn of(file: File, path: &Path, read_only: bool) -> Result<FileDevice> {
         let doing = || format!("opening {}", path.display());
         let kind = file.metadata().map_err(|e| Error::io(doing(), e))?.file_type();
@@ -95,8 +96,8 @@ impl FileDevice {
         };
         match flock(&file, how) {
             Ok(()) => {
-                // Read-ahead by the host would be in vain: sequential readers announce what they
-                // read, by `will_read`. A hint, so a failure is no error.
+                // Read-ahead by the host would be in vain: sequential readers announce their reads
+                // with `will_read`. This is a hint, so a failure is ignored.
                 let _ = fadvise(&file, 0, None, Advice::Random);
                 let direct = if read_only { None } else { DirectWriter::of(&file).map(Arc::new) };
                 let behind = direct.clone().and_then(|direct| {
@@ -117,23 +118,23 @@ impl FileDevice {
     }
 }
 
-/// Writes of at least so many bytes are direct; shorter ones are gathered in the page cache.
+/// Writes of at least this many bytes are direct; shorter ones are gathered in the page cache.
 const BULK: usize = 256 << 10;
 
-/// Writes of at least so many bytes may run behind their caller: shorter ones take about as long as
-/// waking the thread for them. While it is awake, those of [`BULK`] are handed to it as well: the
-/// end of a commit, whose beginning it still writes.
+/// Writes of at least this many bytes may be asynchronous: shorter ones take about as long as
+/// waking the thread for them. While the thread is awake, writes of [`BULK`] bytes are handed to it
+/// as well: the end of a commit whose beginning it still writes.
 const BEHIND: usize = 1 << 20;
 
-/// Whether a write bypasses the page cache: data that is synced soon, or written in bulk. It would
-/// evict data that is read from the page cache, and make each sync of the journal wait until the
-/// host has written it, too (docs/decisions/021-direct-writes.md).
+/// Returns whether a write bypasses the page cache: data that is synced soon, or written in bulk.
+/// Otherwise it would evict data that is read from the page cache, and each sync of the journal
+/// would wait until the host has written it, too (docs/decisions/021-direct-writes.md).
 fn goes_past_the_cache(purpose: Purpose, len: usize) -> bool {
     matches!(purpose, Purpose::Journal | Purpose::Manifest | Purpose::Superblock) || len >= BULK
 }
 
 impl FileDevice {
-    /// Waits until no write of a range is in progress. Fails if one there has failed.
+    /// Waits until no write of a range is in progress. Fails if a write in the range has failed.
     fn settle(&self, offset: u64, len: u64) -> io::Result<()> {
         env::thread::has_descriptors()?;
         self.behind.as_ref().map_or(Ok(()), |behind| behind.settle(offset, len))
@@ -144,8 +145,8 @@ impl FileDevice {
         self.behind.as_ref().map_or(Ok(()), WriteBehind::settle_all)
     }
 
-    /// Allocates a range, or gives it back. Does nothing if the host does not support that, by
-    /// which nothing is lost; a signal does not end it.
+    /// Allocates a range, or gives it back, and retries after a signal. Does nothing if the host
+    /// does not support that; nothing is lost then.
     fn fallocate(&self, how: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         env::thread::has_descriptors()?;
         loop {
@@ -165,7 +166,7 @@ impl Device for FileDevice {
     }
 
     fn read_many(&self, purpose: Purpose, reads: &mut [Reading<'_>]) -> io::Result<()> {
-        // One read gains nothing.
+        // A single read gains nothing from a ring.
         if reads.len() > 1 {
             reads.iter().try_for_each(|r| self.settle(r.offset, r.buf.len() as u64))?;
             if let Some(outcome) = self.rings.read(&self.file, reads) {
@@ -180,7 +181,7 @@ impl Device for FileDevice {
         self.settle(offset, buf.len() as u64)?;
         if let Some(direct) = self.medium.get_or_init(|| DirectReader::of(&self.file)) {
             match direct.read_at(offset, buf) {
-                // The sectors are larger, or the file ends within a page.
+                // The sectors of the device are larger, or the file ends within a page.
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -194,14 +195,14 @@ impl Device for FileDevice {
 
     fn will_read(&self, _: Purpose, offset: u64, len: u64) {
         if self.behind.as_ref().is_some_and(|behind| behind.is_under_way(offset, len)) {
-            // It would fetch data that is being overwritten.
+            // The announcement would fetch data that is being overwritten.
             return;
         }
         let end = offset.saturating_add(len);
         let mut at = offset;
         while at < end {
             let piece = (end - at).min(WILL_READ_PIECE);
-            // A hint: the read itself reports a failure.
+            // This is a hint: the read itself reports a failure.
             let _ = fadvise(&self.file, at, NonZeroU64::new(piece), Advice::WillNeed);
             at += piece;
         }

@@ -24,7 +24,7 @@ pub struct MemoryDevice {
 #[derive(Clone, Debug, Default)]
 struct MemoryPages {
     len: u64,
-    /// `None` reads as zeros.
+    /// The pages; `None` reads as zeros.
     pages: Vec<Option<Arc<Vec<u8>>>>,
 }
 
@@ -42,17 +42,17 @@ impl Clone for MemoryDevice {
 }
 
 impl MemoryDevice {
-    /// An empty device.
+    /// Creates an empty device.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty device that is full at `limit` bytes.
+    /// Returns an empty device that is full at `limit` bytes.
     pub fn with_limit(limit: u64) -> Self {
         MemoryDevice { memory: RwLock::default(), limit }
     }
 
-    /// The memory in use, bytes.
+    /// Returns the memory in use, bytes.
     pub fn allocated(&self) -> u64 {
         self.memory.read().pages.iter().flatten().count() as u64 * PAGE as u64
     }
@@ -129,7 +129,7 @@ impl Device for MemoryDevice {
         Ok(())
     }
 
-    /// The range reads as zeros afterwards.
+    /// Gives the space of a range back; it reads as zeros afterwards.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let mut memory = self.memory.write();
         let len = len.min(memory.len.saturating_sub(offset));

@@ -84,7 +84,7 @@ pub trait Device: Send + Sync + 'static {
     /// nothing.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
 
-    /// The length of the device, bytes.
+    /// Returns the length of the device, bytes.
     fn len(&self) -> io::Result<u64>;
 
     /// Makes the device `new_len` bytes long (never shorter) and allocates the new space, so that
@@ -92,13 +92,13 @@ pub trait Device: Send + Sync + 'static {
     /// or the device has no more.
     fn grow(&self, new_len: u64) -> io::Result<()>;
 
-    /// Makes the device `new_len` bytes long (never shorter) without an allocation: what is not
-    /// written stays a hole, if the device supports holes.
+    /// Makes the device `new_len` bytes long (never shorter) without an allocation: ranges that are
+    /// not written stay holes, if the device supports holes.
     fn lengthen(&self, new_len: u64) -> io::Result<()> {
         self.grow(new_len)
     }
 
-    /// The file of the host, if the device is one: for copies within the kernel.
+    /// Returns the file of the host, if the device is one, for copies within the kernel.
     fn host_file(&self) -> Option<&File> {
         None
     }
@@ -109,18 +109,19 @@ pub trait Device: Send + Sync + 'static {
         Ok(())
     }
 
-    /// `false` if the size of the device is fixed.
+    /// Returns `false` if the size of the device is fixed.
     fn can_grow(&self) -> bool {
         true
     }
 
-    /// Bytes of the host's memory available to cache reads; `None` if reads are not cached or it is
-    /// not known.
+    /// Returns the bytes of the host's memory available to cache reads; `None` if reads are not
+    /// cached or the number is not known.
     fn host_memory(&self) -> Option<u64> {
         None
     }
 
-    /// Bytes that the host has for growth and allocation; `None` if that does not limit the device.
+    /// Returns the bytes that the host has for growth and allocation; `None` if that does not limit
+    /// the device.
     fn host_free(&self) -> Option<u64> {
         None
     }

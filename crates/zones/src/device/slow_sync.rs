@@ -1,4 +1,5 @@
-//! A device whose syncs take as long as a disk's: what others do while one is under way shows.
+//! A device whose syncs take as long as a disk's, so that tests see the calls that run during a
+//! sync.
 
 use std::fs::File;
 use std::io;
@@ -8,14 +9,14 @@ use std::time::Duration;
 use super::{Device, Reading};
 use crate::Purpose;
 
-/// A device that takes its time for a sync of another one.
+/// A device over another one that delays each sync.
 pub struct SlowSyncDevice {
     inner: Arc<dyn Device>,
     pause: Duration,
 }
 
 impl SlowSyncDevice {
-    /// Before each sync of `inner` is a `pause`.
+    /// Creates a device that waits for `pause` before each sync of `inner`.
     pub fn new(inner: Arc<dyn Device>, pause: Duration) -> Self {
         SlowSyncDevice { inner, pause }
     }

@@ -54,8 +54,8 @@ impl Rings {
         ring.ok()
     }
 
-    /// Fills all buffers, or fails as a single read would. `None` if the host has no rings; nothing
-    /// was done then.
+    /// Fills all buffers, or fails as a single read would. Returns `None`, with nothing done, if
+    /// the host has no rings.
     pub fn read(&self, file: &File, reads: &mut [Reading<'_>]) -> Option<io::Result<()>> {
         let mut ring = self.take()?;
         let outcome =
@@ -68,7 +68,7 @@ impl Rings {
     }
 }
 
-/// At most [`DEPTH`] reads.
+/// Performs at most [`DEPTH`] reads.
 fn read_some(ring: &mut IoUring, file: &File, reads: &mut [Reading<'_>]) -> io::Result<()> {
     let mut got = [0usize; DEPTH as usize];
     let mut pushed = 0;
@@ -81,14 +81,14 @@ fn read_some(ring: &mut IoUring, file: &File, reads: &mut [Reading<'_>]) -> io::
             .build()
             .user_data(i as u64);
         // SAFETY: the buffer is borrowed exclusively for longer than this function runs, the file
-        // for as long, and the function returns only when no request of this ring is in the air:
-        // see below.
+        // for as long, and the function returns only when no request of this ring is in flight: see
+        // below.
         if unsafe { ring.submission().push(&entry) }.is_err() {
             break;
         }
         pushed += 1;
         if pushed % BEGIN == 0 {
-            // What fails here is retried below.
+            // A failed submission is retried below.
             let _ = ring.submit();
         }
     }
@@ -102,8 +102,8 @@ fn read_some(ring: &mut IoUring, file: &File, reads: &mut [Reading<'_>]) -> io::
             }
             done += 1;
         }
-        // Interrupted, or out of memory: retried. After any error the buffers belong to the host
-        // until each request is completed.
+        // An interruption, or a lack of memory, is retried. After any error the buffers belong to
+        // the host until each request is completed.
         if failed && done == before {
             env::thread::sleep(Duration::from_micros(100));
         }

@@ -1,4 +1,4 @@
-//! Counts what is asked of object storage, by what for.
+//! Counts the requests to object storage, by purpose.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -9,19 +9,19 @@ use crate::Purpose;
 pub struct RemoteStats {
     /// Requests for parts of zones, by [`Purpose`] in the order of [`Purpose::ALL`].
     pub gets: [u64; Purpose::ALL.len()],
-    /// Bytes that they brought.
+    /// Bytes that these requests have fetched.
     pub got_bytes: [u64; Purpose::ALL.len()],
     /// Reads that had to wait for a request.
     pub waits: u64,
     /// Requests that were made a second time, since the first took long; not among `gets`.
     pub second_gets: u64,
-    /// Zones that were given up for others.
+    /// Zones that were evicted to make room for others.
     pub given_up: u64,
     /// Bytes of zones in object storage that are in the local file, too.
     pub cached_bytes: u64,
     /// Zones that lie in object storage.
     pub zones: u64,
-    /// The last request was not answered, and is made again and again.
+    /// The last request was not answered, and is being retried.
     pub waiting: bool,
 }
 
@@ -51,14 +51,15 @@ impl Counters {
         self.given_up.fetch_add(1, Relaxed);
     }
 
-    /// A request failed and is made again. Said once until one is answered.
+    /// Notes that a request failed and is retried. The first failure is logged, until a request is
+    /// answered.
     pub(super) fn waits(&self, place: &str, error: &std::io::Error) {
         if !self.waiting.swap(true, Relaxed) {
             tracing::warn!("{place} is not to be reached, and is waited for: {error}");
         }
     }
 
-    /// A request that had failed was answered.
+    /// Notes that a request that had failed was answered.
     pub(super) fn reached(&self) {
         if self.waiting.swap(false, Relaxed) {
             tracing::info!("object storage is to be reached again");

@@ -1,6 +1,6 @@
 //! The device of a store whose zones lie in object storage: the local file, whose missing parts are
-//! fetched before they are read. A zone has the same address here and there, and the host keeps
-//! the file sparse, so nothing is translated.
+//! fetched before they are read. A zone has the same address in both, and the host keeps the file
+//! sparse, so nothing is translated.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,13 +16,14 @@ use super::record::write_parts;
 use crate::device::{Device, Reading};
 use crate::{Purpose, ZoneId};
 
-/// Threads that fetch what was announced, at most.
+/// The most threads that fetch announced ranges.
 const FETCHERS: usize = 16;
-/// Announcements that wait, at most; more are dropped, since a read fetches what it needs.
+/// The most announcements that wait; more are dropped, since a read fetches the parts that it
+/// needs.
 const MOST_WAITING: usize = 512;
-/// How long a close waits for a request that reads ahead.
+/// The time for which a close waits for a request that reads ahead.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Bytes of one announcement that are fetched by one thread.
+/// The bytes of one announcement that are fetched by one thread.
 const ANNOUNCED: u64 = 1 << 20;
 
 pub(crate) struct RemoteDevice {
@@ -31,12 +32,12 @@ pub(crate) struct RemoteDevice {
     ahead: Arc<Ahead>,
 }
 
-/// Announced reads, and the threads that do them.
+/// Announced reads, and the threads that perform them.
 struct Ahead {
     cache: Arc<dyn Device>,
     remote: Arc<Remote>,
     queue: Mutex<Queue>,
-    /// A thread has ended.
+    /// Signalled when a thread has ended.
     ended: Condvar,
 }
 
@@ -57,8 +58,8 @@ impl RemoteDevice {
         RemoteDevice { cache, remote, ahead }
     }
 
-    /// Reads by `read` when all of these ranges are here, which it is called for with their zones
-    /// kept from being given up.
+    /// Calls `read` once all of these ranges are in the local file. Their zones are not evicted
+    /// during the call.
     fn with<T>(
         &self,
         purpose: Purpose,
@@ -77,21 +78,22 @@ impl RemoteDevice {
         }
     }
 
-    /// Fetches ahead of a reader that goes on in line.
+    /// Fetches ahead of a sequential reader.
     fn keep_ahead(&self, purpose: Purpose, addr: u64, len: u64) {
         if let Some((addr, len)) = self.remote.goes_on(purpose, addr, len) {
             self.will_read(purpose, addr, len);
         }
     }
 
-    /// Returns whether the zone lies in object storage, and nothing more of it comes here.
+    /// Returns whether the zone lies in object storage, and no more parts of it are fetched to the
+    /// file.
     fn is_missing_for_good(&self, addr: u64) -> bool {
         self.remote.is_closed() && self.remote.layout().parts.is_remote(ZoneId::of(addr))
     }
 
-    /// Notes what is here, for the next time; reads of all else keep nothing of what they fetch
-    /// from here on. What is being fetched ahead is let go; where a request is not answered for
-    /// long, nothing is noted, so that nothing wrong is.
+    /// Records which parts are in the file, for the next opening; later reads of other parts keep
+    /// nothing of what they fetch. Drops announced reads. If a request is not answered for long,
+    /// nothing is recorded, so that the record is never wrong.
     pub(crate) fn close(&self) {
         if self.remote.close() {
             return;
@@ -111,7 +113,7 @@ impl RemoteDevice {
         }
     }
 
-    /// The locks of all zones of these ranges, each once: a lock that is asked for twice could wait
+    /// Locks all zones of these ranges for reading, each lock once: taking a lock twice could wait
     /// for a writer that waits for the first.
     fn steady(&self, ranges: &[(u64, u64)]) -> Vec<RwLockReadGuard<'_, ()>> {
         let mut zones: Vec<&_> = ranges
@@ -127,7 +129,7 @@ impl RemoteDevice {
 }
 
 impl Ahead {
-    /// Queues an announcement, for a thread that this starts if there are few.
+    /// Queues an announcement, and starts a thread for it if there are few.
     fn announce(self: &Arc<Self>, purpose: Purpose, addr: u64, len: u64) {
         let mut queue = self.queue.lock();
         if queue.waiting.len() >= MOST_WAITING || self.remote.is_closed() {
@@ -137,7 +139,7 @@ impl Ahead {
         if queue.fetchers >= FETCHERS {
             return;
         }
-        // A thread does not keep the store open.
+        // A thread must not keep the store open.
         let ahead: Weak<Ahead> = Arc::downgrade(self);
         let started = thread::Builder::new().name("kvfs-fetch".into()).spawn(move || {
             while let Some(ahead) = ahead.upgrade() {
@@ -211,7 +213,7 @@ impl Device for RemoteDevice {
         let end = offset.saturating_add(len);
         let mut at = offset;
         while at < end {
-            // Pieces end at the same addresses whoever announces them.
+            // Pieces end at the same addresses for all who announce them.
             let next = end.min((at / ANNOUNCED + 1) * ANNOUNCED);
             self.ahead.announce(purpose, at, next - at);
             at = next;
@@ -246,7 +248,7 @@ impl Device for RemoteDevice {
         self.cache.lengthen(new_len)
     }
 
-    // Without it copies are read through this device, which fetches what is missing.
+    // Without a host file, copies are read through this device, which fetches missing parts.
     fn host_file(&self) -> Option<&File> {
         None
     }

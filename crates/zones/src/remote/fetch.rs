@@ -1,6 +1,6 @@
-//! Fetches parts of zones from object storage into the local file. A part is fetched once however
-//! many wait for it; several are fetched at the same time; and a store that cannot be reached is
-//! waited for.
+//! Fetches parts of zones from object storage into the local file. A part is fetched once, however
+//! many readers wait for it; several are fetched at the same time; and storage that cannot be
+//! reached is waited for.
 
 use std::collections::HashSet;
 use std::io;
@@ -23,22 +23,22 @@ use super::second_get::SecondGets;
 use super::table::ZoneTable;
 use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId};
 
-/// The parts that a read of the index or of tuples fetches at least: 256 KiB, aligned.
+/// The fewest parts that a read of the index or of tuples fetches: 256 KiB, aligned.
 const OF_TUPLES: u32 = 4;
 
 /// The first pause after an attempt that failed, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// How reads from object storage are done.
+/// Options of reads from object storage.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteOptions {
     /// Bytes of the local file that parts of zones in object storage may take; beyond that, zones
-    /// that were not read for long are fetched again when they are.
+    /// that were not read for long are evicted, and fetched again when they are read.
     pub cache_bytes: u64,
-    /// A read fails when the store was not to be reached for so long.
+    /// The time after which a read fails if object storage cannot be reached.
     pub timeout: Duration,
-    /// Bytes that requests under way may bring, or one request if that is more.
+    /// The most bytes that requests in flight may bring, or one request if that is more.
     pub memory: u64,
 }
 
@@ -49,23 +49,23 @@ impl Default for RemoteOptions {
     }
 }
 
-/// Where zones lie in object storage, and which of their parts are here.
+/// The places of zones in object storage, and the parts of them that are in the local file.
 pub(crate) struct Layout {
     pub table: Arc<ZoneTable>,
     pub parts: Parts,
-    /// Read in place of what lies there, unless they were found to be something else.
+    /// Bytes that are used instead of those in object storage, unless they were found to be wrong.
     pub first: FirstReads,
     pub distrusts_first: AtomicBool,
 }
 
 impl Layout {
-    /// Nothing is here but the first reads.
+    /// Creates a layout with the first reads and no part in the local file.
     pub fn new(table: Arc<ZoneTable>, first: FirstReads) -> Layout {
         let parts = Parts::new(table.zones());
         Layout { table, parts, first, distrusts_first: AtomicBool::new(false) }
     }
 
-    /// The bytes of a range that is among the first reads.
+    /// Returns the bytes of a range that is among the first reads.
     pub fn first_read(&self, addr: u64, len: usize) -> Option<&[u8]> {
         let is_used =
             !self.distrusts_first.load(Ordering::Relaxed) && self.parts.is_remote(ZoneId::of(addr));
@@ -73,43 +73,43 @@ impl Layout {
     }
 }
 
-/// The zones of a store that lie in object storage, and what is here of them.
+/// The zones of a store that lie in object storage, and the parts of them in the local file.
 pub(crate) struct Remote {
     objects: Arc<dyn Objects>,
-    /// Replaced when the store follows a newer state, while all locks of `steady` are held for
-    /// writing.
+    /// Replaced when the store follows a newer state, while all locks of `steady` are held
+    /// exclusively.
     layout: ArcSwap<Layout>,
-    /// Layouts of states before, the newest last: see [`super::follow`].
+    /// The zone tables of earlier states, the newest last: see [`super::follow`].
     pub(super) retired: Mutex<Vec<Retired>>,
     options: RemoteOptions,
-    /// Held for reading from the look whether a part is here to the end of its use, and for writing
-    /// while the zone is given up. Several zones share a lock.
+    /// Striped locks of the zones: held shared from the check that a part is present until its use
+    /// ends, and exclusively while the zone is evicted.
     steady: [RwLock<()>; 64],
     /// Parts that are being fetched.
     under_way: Mutex<HashSet<(ZoneId, u32)>>,
     arrival: Condvar,
     requests: Requests,
     second_gets: SecondGets,
-    /// The places that reads which go on have come to: the address after what was fetched, and its
-    /// length.
+    /// The positions of readers that go on: the address after the range that was fetched, and the
+    /// length of that range.
     onward: Mutex<[(u64, u64); 16]>,
     next_onward: AtomicUsize,
     in_line: InLine,
-    /// The place in the list of zones that is given up next.
+    /// The position in the list of zones at which the search for zones to evict continues.
     hand: Mutex<usize>,
-    /// Bytes that parts may take now: less than the options say once the disk was full.
+    /// The bytes that parts may take now: fewer than the options allow once the disk was full.
     most_cached: AtomicU64,
-    /// The list of parts is being written: the file stays as it is.
+    /// The list of parts is being written, so the file must not change.
     closing: AtomicBool,
     /// See [`crate::Zones::set_on_wait`].
     on_wait: Mutex<Option<Arc<OnWait>>>,
     pub(super) counters: Counters,
 }
 
-/// Is called by reads of the index and of tuples that have to wait for a request.
+/// A callback for reads of the index and of tuples that have to wait for a request.
 pub type OnWait = dyn Fn() + Send + Sync;
 
-/// Parts that this thread fetches. Dropped, they are not under way any more.
+/// Parts that this thread fetches. When this is dropped, they are no longer under way.
 struct Claimed<'a> {
     remote: &'a Remote,
     ranges: Vec<PartRange>,
@@ -172,8 +172,8 @@ impl Remote {
         usize::try_from(len).is_ok_and(is_first)
     }
 
-    /// Replaces the layout by what `change` makes of it, while nothing is read, fetched into the
-    /// file or given up.
+    /// Replaces the layout by the result of `change`, while nothing is read, fetched into the file
+    /// or evicted.
     pub(super) fn replace_layout(
         &self,
         change: impl FnOnce(&Arc<Layout>) -> io::Result<Layout>,
@@ -189,7 +189,7 @@ impl Remote {
         *self.on_wait.lock() = Some(on_wait);
     }
 
-    /// Takes note of a read, and returns the range that is to be fetched ahead of its reader.
+    /// Notes a read, and returns the range to fetch ahead of its reader.
     pub(super) fn goes_on(&self, purpose: Purpose, addr: u64, len: u64) -> Option<(u64, u64)> {
         let is_there = purpose == Purpose::Pages && self.is_there(ZoneId::of(addr));
         is_there.then(|| self.in_line.read(addr, len)).flatten()
@@ -200,7 +200,7 @@ impl Remote {
         self.layout.load().parts.is_remote(zone)
     }
 
-    /// A read has to wait for a request.
+    /// Notes that a read has to wait for a request.
     pub(super) fn waits(&self, purpose: Purpose) {
         self.counters.waited();
         if matches!(purpose, Purpose::Index | Purpose::Tuples) {
@@ -209,12 +209,12 @@ impl Remote {
         }
     }
 
-    /// From now on the file stays as it is. Returns whether it did before.
+    /// Forbids changes of the file from now on. Returns whether they were forbidden before.
     pub(super) fn close(&self) -> bool {
         self.closing.swap(true, Ordering::SeqCst)
     }
 
-    /// Returns when all that has seen the store open has done with the file.
+    /// Waits until every call that has seen the store open has finished its use of the file.
     pub(super) fn settle(&self) {
         self.steady.iter().for_each(|lock| drop(lock.write()));
     }
@@ -230,7 +230,7 @@ impl Remote {
         }
     }
 
-    /// Returns whether its zones lie in this place.
+    /// Returns whether the zones of the store lie in this place.
     pub(crate) fn is_from(&self, place: &Arc<dyn Objects>) -> bool {
         Arc::ptr_eq(&self.objects, place) || self.objects.place() == place.place()
     }
@@ -246,8 +246,8 @@ impl Remote {
         &self.steady[zone.0 as usize % self.steady.len()]
     }
 
-    /// Returns whether all of these bytes are here. The answer holds as long as the locks of their
-    /// zones are held.
+    /// Returns whether all of these bytes are in the local file. The answer holds as long as the
+    /// locks of their zones are held.
     pub(crate) fn has(&self, addr: u64, len: u64) -> bool {
         let layout = self.layout.load();
         PartRange::of(addr, len).all(|range| {
@@ -256,8 +256,8 @@ impl Remote {
         })
     }
 
-    /// Fetches what is missing of these ranges of bytes, and returns when all of it was here at
-    /// some moment.
+    /// Fetches the missing parts of these ranges of bytes, and returns when all of them were
+    /// present at some moment.
     pub(crate) fn fetch(
         &self,
         cache: &dyn Device,
@@ -277,7 +277,7 @@ impl Remote {
             self.stays()?;
             let (claimed, others) = self.claim(&layout, purpose, &wanted);
             if claimed.ranges.is_empty() {
-                // Others fetch all of it.
+                // Other threads fetch all of them.
                 self.wait_for(&others);
                 continue;
             }
@@ -287,8 +287,8 @@ impl Remote {
         }
     }
 
-    /// Fetches these bytes unless they are here or under way. For reads that are to come: what
-    /// fails is fetched again by the read, which says so.
+    /// Fetches these bytes for a later read, unless they are present or being fetched. A failure is
+    /// not reported: the read fetches them again, and reports it.
     pub(super) fn fetch_ahead(&self, cache: &dyn Device, purpose: Purpose, addr: u64, len: u64) {
         let layout = self.layout();
         let wanted: Vec<PartRange> =
@@ -303,8 +303,8 @@ impl Remote {
         }
     }
 
-    /// Claims the parts that are neither here nor under way, in ranges of one request each, and
-    /// returns those under way, too.
+    /// Claims the parts that are neither present nor being fetched, in ranges of one request each,
+    /// and returns those that are being fetched, too.
     fn claim(
         &self,
         layout: &Layout,
@@ -340,8 +340,8 @@ impl Remote {
         (Claimed { remote: self, ranges }, others)
     }
 
-    /// The parts that are fetched for the sake of these: more of them for the index and for
-    /// tuples, and as much again as before where reads go on from where the last ones ended.
+    /// Returns the parts to fetch for a wanted range: more of them for the index and for tuples,
+    /// and twice as many as before if the read begins where the last one ended.
     fn widened(&self, layout: &Layout, purpose: Purpose, range: PartRange) -> PartRange {
         let start = range.zone.start() + u64::from(range.first) * PART;
         let len = u64::from(range.end - range.first) * PART;
@@ -406,8 +406,8 @@ impl Remote {
         }
     }
 
-    /// Fetches parts of one zone, and notes that they are here. What no piece covers was never
-    /// written, and nothing refers to it.
+    /// Fetches parts of one zone, and records that they are present. Bytes that no piece covers
+    /// were never written, and nothing refers to them.
     fn fetch_range(
         &self,
         cache: &dyn Device,
@@ -426,7 +426,7 @@ impl Remote {
                     io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
                 ) =>
             {
-                // The disk is full, of what can be fetched again as well.
+                // The disk is full, partly of data that can be fetched again.
                 let half = layout.parts.valid() * PART / 2;
                 self.most_cached.fetch_min(half, Ordering::Relaxed);
                 tracing::warn!("the disk is full: {half} bytes of what was fetched are kept");
@@ -437,7 +437,7 @@ impl Remote {
         }
     }
 
-    /// Reads bytes of zones in object storage past the file.
+    /// Reads bytes of zones from object storage, past the local file.
     pub(super) fn read_there(
         &self,
         table: &ZoneTable,
@@ -459,7 +459,8 @@ impl Remote {
         Ok(())
     }
 
-    /// Reads what a zone has there between two offsets: addresses and bytes.
+    /// Returns the bytes that a zone has in object storage between two offsets, with their
+    /// addresses.
     pub(super) fn read_objects(
         &self,
         table: &ZoneTable,
@@ -481,8 +482,8 @@ impl Remote {
         Ok(fetched)
     }
 
-    /// Writes what was fetched into the file, and notes that it is there, unless the zone has other
-    /// contents by now.
+    /// Writes fetched bytes into the file, and records that they are present, unless the zone has
+    /// other contents by now.
     fn keep(
         &self,
         cache: &dyn Device,
@@ -491,7 +492,7 @@ impl Remote {
         range: PartRange,
         fetched: &[(u64, bytes::Bytes)],
     ) -> io::Result<()> {
-        // The zone must not be given up between the writes and the note.
+        // The zone must not be evicted between the writes and the record.
         let _steady = self.lock_of(range.zone).read();
         self.stays()?;
         let now = self.layout.load();
@@ -507,7 +508,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Reads a range of an object, as often as it takes until the timeout.
+    /// Reads a range of an object, with retries until the timeout.
     fn get(
         &self,
         purpose: Purpose,
@@ -527,7 +528,8 @@ impl Remote {
                     }
                     return Ok(object.bytes);
                 }
-                // The rest of an answer can be lost on the way; that of an object cannot come back.
+                // The end of an answer can be lost on the way, but a short object does not become
+                // longer.
                 Ok(object) if object.len < range.end => {
                     return Err(damage(format!(
                         "object {key} in {} has {} bytes where {} are referred to",
@@ -547,7 +549,7 @@ impl Remote {
                         self.objects.place()
                     )));
                 }
-                // It may have been damaged on the way.
+                // The answer may have been damaged on its way.
                 Err(e @ ObjectsError::Damaged { .. }) if was_damaged => {
                     return Err(damage(e.to_string()));
                 }
@@ -559,7 +561,7 @@ impl Remote {
                     io::Error::other(e.to_string())
                 }
             };
-            // A store that was closed is not kept by a wait.
+            // A wait must not keep a closed store open.
             if waited >= self.options.timeout || self.is_closed() {
                 return Err(error);
             }
@@ -572,8 +574,9 @@ impl Remote {
         }
     }
 
-    /// Gives up zones that were not read since the hand of the clock came by, until no more is
-    /// cached than may be; those with index or tuples go last, and those of `wanted` stay.
+    /// Evicts zones that were not read since the hand of the clock passed them, until the cached
+    /// parts fit their limit; zones with index or tuples are evicted last, and those of `wanted`
+    /// stay.
     fn make_room(&self, cache: &dyn Device, wanted: &[PartRange]) -> io::Result<()> {
         let most = self.most_cached.load(Ordering::Relaxed) / PART;
         let layout = self.layout();
@@ -608,12 +611,12 @@ impl Remote {
     }
 }
 
-/// An error that a wait does not mend.
+/// Returns an error that waiting does not mend.
 fn damage(what: String) -> io::Error {
     io_error(Error::corrupt(what, 0))
 }
 
-/// An error of this crate, which a caller takes out of the error of the device again.
+/// Wraps an error of this crate, which a caller takes out of the error of the device again.
 fn io_error(e: Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, e)
 }

@@ -1,25 +1,26 @@
-//! The bytes of zones that a store reads first. A published state has them with it, so that whoever
-//! opens it needs no further request before the first answer.
+//! The bytes of zones that a store reads first. A published state includes them, so that opening it
+//! needs no further request before the first answer.
 
 use bytes::Bytes;
 
 use crate::varint::{get_bytes, get_u64, put_bytes, put_u64};
 use crate::{Error, Result};
 
-/// The most bytes of zones that a state has with it.
+/// The most bytes of zones that a state includes.
 pub(crate) const MOST_FIRST: u64 = 512 << 10;
-/// The most ranges that these lie in.
+/// The most ranges that these bytes form.
 const MOST_RANGES: usize = 8192;
 
-/// Ranges of bytes by device address. All of them are as the zone table of the same state has them.
+/// Ranges of bytes by device address. They are the same bytes that the zone table of the same state
+/// refers to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FirstReads {
-    /// Ascending by address, disjoint, none of them empty.
+    /// The ranges, ascending by address, disjoint, and not empty.
     ranges: Vec<(u64, Bytes)>,
 }
 
 impl FirstReads {
-    /// These bytes by their addresses, in any order, without those that are too many.
+    /// Builds the ranges from bytes with their addresses, in any order, up to the limits.
     pub(crate) fn of(mut read: Vec<(u64, Vec<u8>)>) -> FirstReads {
         read.sort_unstable_by_key(|(addr, bytes)| (*addr, bytes.len()));
         let mut joined = Vec::<(u64, Vec<u8>)>::new();
@@ -42,17 +43,17 @@ impl FirstReads {
         first
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> u64 {
         self.ranges.iter().map(|(_, bytes)| bytes.len() as u64).sum()
     }
 
-    /// Returns the bytes of a range that is among these as a whole.
+    /// Returns the bytes of a range that lies in one of these as a whole.
     pub(crate) fn find(&self, addr: u64, len: usize) -> Option<&[u8]> {
         let after = self.ranges.partition_point(|(start, _)| *start <= addr);
         let (start, bytes) = self.ranges.get(after.checked_sub(1)?)?;
@@ -60,8 +61,8 @@ impl FirstReads {
         bytes.get(from..from.checked_add(len)?)
     }
 
-    /// Appends them: their number, then for each the distance from the end of the one before, the
-    /// length, and the bytes.
+    /// Appends the ranges: their number, then for each the distance from the end of the one before,
+    /// the length, and the bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, self.ranges.len() as u64);
         let mut end = 0;
@@ -72,7 +73,7 @@ impl FirstReads {
         }
     }
 
-    /// Decodes what [`FirstReads::encode`] has appended, and advances `input`.
+    /// Decodes ranges encoded by [`FirstReads::encode`], and advances `input`.
     pub fn decode(input: &mut &[u8]) -> Result<FirstReads> {
         let corrupt = || Error::corrupt("the list of the first reads is malformed", 0);
         let (mut first, mut end, mut total) = (FirstReads::default(), 0u64, 0);

@@ -1,7 +1,7 @@
-//! Another state takes the place of the one that is read. The local file has the zones of the newer
-//! state from then on; what the older one had at the same address is given up. Readers of the older
-//! state go on: each reference has a checksum, so they notice, and read from object storage, where
-//! the older bytes lie until a collector deletes them.
+//! Lets another state take the place of the one that is read. The local file has the zones of the
+//! newer state from then on; bytes of the older one at the same addresses are given up. Readers of
+//! the older state continue: each reference has a checksum, so they notice, and read from object
+//! storage, where the older bytes lie until a collector deletes them.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -16,20 +16,20 @@ use crate::{Device, Purpose};
 /// The zone table of a state that was replaced, for as long as it is read.
 pub(super) type Retired = Weak<ZoneTable>;
 
-/// Keeps what readers of a state need of its zone table.
+/// Keeps the zone table of a state for its readers.
 #[derive(Clone, Debug, Default)]
 pub struct TableHold {
     _table: Option<Arc<ZoneTable>>,
 }
 
 impl Remote {
-    /// Keeps the table that is current now.
+    /// Returns a hold on the current table.
     pub(crate) fn hold(&self) -> TableHold {
         TableHold { _table: Some(self.layout().table.clone()) }
     }
 
-    /// Has `table` take the place of the current one. Parts that are here stay, as far as they are
-    /// the same bytes; the space of all others is given back.
+    /// Replaces the current table by `table`. Parts in the local file stay if they have the same
+    /// bytes; the space of all others is given back.
     pub(crate) fn follow(
         &self,
         cache: &dyn Device,
@@ -53,10 +53,9 @@ impl Remote {
         })
     }
 
-    /// Reads bytes in another way than before, which have turned out not to be those that were
-    /// asked for: those of the states that were replaced, the newest first, and then from object
-    /// storage once more, since an answer may have been damaged on its way. `false`: there is no
-    /// other way.
+    /// Reads bytes in another way, after they turned out to be wrong: from the states that were
+    /// replaced, the newest first, and then from object storage once more, since an answer may have
+    /// been damaged on its way. Returns `false` if there is no other way.
     pub(crate) fn read_again(
         &self,
         device: &dyn Device,

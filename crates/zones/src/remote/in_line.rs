@@ -1,43 +1,44 @@
-//! Reads of large values in line: a reader that goes on where it was, as of one large file, is kept
-//! ahead of by as much as it has read, in several requests at once. What is fetched in vain is so
-//! no more than what was read.
+//! Sequential reads of large values: for a reader that continues where it was, as in one large
+//! file, as much is fetched ahead as it has read, in several requests at once. So no more is
+//! fetched in vain than was read.
 
 use env::sync::Mutex;
 
-/// Readers at different places that are told apart.
+/// The number of readers at different places that are told apart.
 const READERS: usize = 16;
-/// A read goes on from one before if it begins at most so many bytes before or after its end:
+/// A read continues an earlier one if it begins at most this many bytes before or after its end:
 /// several requests of one reader may overtake each other.
 const SLACK: u64 = 256 << 10;
-/// Nothing is fetched ahead of a reader before it has read so much, bytes.
+/// The bytes that a reader must have read before anything is fetched ahead of it.
 const LEAST: u64 = 512 << 10;
-/// The most that is fetched ahead of one, bytes.
+/// The most bytes that are fetched ahead of one reader.
 const MOST: u64 = 32 << 20;
 
 #[derive(Clone, Copy, Default)]
 struct Reader {
     start: u64,
-    /// The end of what was read.
+    /// The end of the bytes read.
     at: u64,
-    /// The end of what was announced.
+    /// The end of the bytes announced.
     ahead: u64,
     used: u64,
 }
 
 /// The readers of a store.
 pub(super) struct InLine {
-    /// At most so many bytes ahead of one.
+    /// The most bytes that are fetched ahead of one reader.
     most: u64,
     state: Mutex<(u64, [Reader; READERS])>,
 }
 
 impl InLine {
-    /// `memory`: what requests under way may bring, bytes.
+    /// Creates the list of readers. `memory` is the number of bytes that requests in flight may
+    /// bring.
     pub fn new(memory: u64) -> InLine {
         InLine { most: MOST.min(memory / 2), state: Mutex::default() }
     }
 
-    /// Takes note of a read, and returns the range that is to be fetched now.
+    /// Notes a read, and returns the range to fetch now.
     pub fn read(&self, addr: u64, len: u64) -> Option<(u64, u64)> {
         let end = addr.saturating_add(len);
         let mut guard = self.state.lock();

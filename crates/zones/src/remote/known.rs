@@ -5,26 +5,26 @@ use std::collections::HashMap;
 use super::table::{Piece, ZoneObject, ZoneTable};
 use crate::{Result, ZoneId};
 
-/// The first 16 bytes of the SHA-256 of a piece: by it a publication tells that a zone still has
-/// the bytes that lie in object storage.
+/// The first 16 bytes of the SHA-256 of a piece. A publication compares it to find that a zone
+/// still has the bytes that lie in object storage.
 pub type Fingerprint = [u8; 16];
 
 /// The pieces of zones that lie in object storage already.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// Where.
+    /// The places of the pieces.
     pub table: ZoneTable,
     /// The fingerprint of each of its pieces.
     pub fingerprints: Vec<Fingerprint>,
 }
 
-/// The zones that a publication has read, with the counts by which it is told that they were not
-/// written since. It holds for one store as long as that is open.
+/// The zones that a publication has read, with the counts that tell whether they were written
+/// since. It is valid for one store as long as that is open.
 #[derive(Clone, Debug, Default)]
 pub struct Marks(pub(super) HashMap<ZoneId, u64>);
 
 impl Known {
-    /// The pieces of a zone with their fingerprints.
+    /// Returns the pieces of a zone with their fingerprints.
     pub(super) fn pieces_of(&self, zone: ZoneId) -> impl Iterator<Item = (&Piece, Fingerprint)> {
         let first = self.table.pieces().partition_point(|piece| piece.zone < zone);
         let prints = self.fingerprints.get(first..).unwrap_or_default();
@@ -43,8 +43,8 @@ impl Known {
         Ok(())
     }
 
-    /// Returns the pieces of each zone as these have them or, if they have none of it, as `older`
-    /// has them.
+    /// Returns for each zone the pieces that `self` has or, if it has none of the zone, those of
+    /// `older`.
     pub fn over(&self, older: &Known) -> Result<Known> {
         let mut zones: Vec<_> = self.table.zones().chain(older.table.zones()).collect();
         zones.sort_unstable();

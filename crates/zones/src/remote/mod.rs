@@ -1,20 +1,21 @@
-//! Zones in object storage: a store of which the local file is a cache, or the beginning of one of
-//! its own. A zone that was published never changes, and lies at the same address everywhere, so
-//! what refers to it is valid wherever the zone table is.
+//! Zones in object storage: a store whose local file is a cache, or the beginning of a store of its
+//! own. A zone that was published never changes, and lies at the same address everywhere, so
+//! references to it are valid wherever the zone table is.
 //!
-//! - `table` says where the bytes of each zone lie.
-//! - `publish` writes zones to objects, but for those that are `known` to lie there; of what was
-//!   read before, `writes` tells whether it was written since.
-//! - `fetch` reads parts of them into the local file, which `parts` keeps the record of.
-//! - `in_line` are readers that are kept ahead of; `requests` limits what is under way; a request
-//!   that takes long is made again by `second_get`.
-//! - `device` is the file as the store sees it, which fetches what it lacks.
-//! - `follow` has another state take the place of the one that is read.
-//! - `first_reads` are bytes that a published state has with it, for the first answers.
-//! - `record` is what the file itself says of all this.
+//! - `table` maps each zone to the objects that hold its bytes.
+//! - `publish` writes zones to objects, except those that are `known` to lie there; `writes` tells
+//!   which of the zones read before were written since.
+//! - `fetch` reads parts of zones into the local file; `parts` records which are there.
+//! - `in_line` finds sequential readers, to fetch ahead of them; `requests` limits the requests in
+//!   flight; `second_get` repeats a request that takes long.
+//! - `device` is the file as the store sees it, which fetches missing parts.
+//! - `follow` lets another state take the place of the one that is read.
+//! - `first_reads` are bytes that a published state includes, for the first answers.
+//! - `record` is the record of all this in the file itself.
 //!
-//! Zones of the table are never freed, so that no zone is both: what the store writes, it writes to
-//! other zones. Numbers of zones are plenty, and a sparse file has nothing where nothing was read.
+//! Zones of the table are never freed, so that no zone is both remote and local: the store writes
+//! to other zones. Zone numbers are plentiful, and a sparse file takes no space for zones that were
+//! not read.
 
 mod counters;
 mod device;

@@ -1,5 +1,5 @@
-//! Which parts of the zones that lie in object storage are in the local file, too. A part is 64
-//! KiB; a zone has 128 of them.
+//! The record of which parts of the zones in object storage are in the local file, too. A part is
+//! 64 KiB; a zone has 128 of them.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -16,12 +16,12 @@ pub(crate) const PARTS: u32 = (ZONE_SIZE / PART) as u32;
 pub(crate) struct PartRange {
     pub zone: ZoneId,
     pub first: u32,
-    /// After the last one, at most [`PARTS`].
+    /// The end of the range, at most [`PARTS`].
     pub end: u32,
 }
 
 impl PartRange {
-    /// The parts that a range of bytes touches, one range for each zone.
+    /// Returns the parts that a range of bytes touches, one range for each zone.
     pub(crate) fn of(addr: u64, len: u64) -> impl Iterator<Item = PartRange> {
         let end = addr.saturating_add(len);
         let mut at = addr;
@@ -41,17 +41,17 @@ impl PartRange {
 
 /// A bit for each part of each zone that lies in object storage.
 pub(crate) struct Parts {
-    /// Ascending. The other lists have an entry for each of these.
+    /// The zones, ascending. The other lists have an entry for each of them.
     zones: Vec<ZoneId>,
     bits: Vec<[AtomicU64; 2]>,
-    /// How the zone was read since the hand of the clock passed: 0 not at all.
+    /// The uses of each zone since the hand of the clock passed; 0 if there were none.
     used: Vec<AtomicU8>,
     valid: AtomicU64,
 }
 
 /// Used since the hand of the clock passed.
 pub(crate) const USED: u8 = 1;
-/// Something of it was fetched for the index or for tuples: it goes last.
+/// A part of it was fetched for the index or for tuples: the zone is evicted last.
 pub(crate) const OF_INDEX: u8 = 2;
 
 fn mask(first: u32, end: u32) -> [u64; 2] {
@@ -60,8 +60,8 @@ fn mask(first: u32, end: u32) -> [u64; 2] {
 }
 
 impl Parts {
-    /// `remote`: the zones that lie in object storage, ascending. Nothing of these is here; of all
-    /// other zones everything is.
+    /// Creates the record without any part of the zones in `remote`, which lie in object storage
+    /// and ascend. All other zones are wholly in the local file.
     pub(crate) fn new(remote: impl Iterator<Item = ZoneId>) -> Parts {
         let zones: Vec<ZoneId> = remote.collect();
         let bits = zones.iter().map(|_| Default::default()).collect();
@@ -69,7 +69,7 @@ impl Parts {
         Parts { zones, bits, used, valid: AtomicU64::new(0) }
     }
 
-    /// Where in the lists a zone is; `None`: it is local.
+    /// Returns the index of a zone in the lists, or `None` if the zone is local.
     fn place(&self, zone: ZoneId) -> Option<usize> {
         self.zones.binary_search(&zone).ok()
     }
@@ -83,12 +83,12 @@ impl Parts {
         self.bits.get(self.place(zone)?)
     }
 
-    /// The zones that lie in object storage, ascending.
+    /// Returns the zones that lie in object storage, ascending.
     pub(crate) fn zones(&self) -> &[ZoneId] {
         &self.zones
     }
 
-    /// Returns whether all these parts are here.
+    /// Returns whether all these parts are in the local file.
     pub(crate) fn has(&self, range: PartRange) -> bool {
         let Some(bits) = self.bits(range.zone) else { return true };
         let mask = mask(range.first, range.end);
@@ -96,7 +96,7 @@ impl Parts {
         here(0) && here(1)
     }
 
-    /// Notes that these parts are here.
+    /// Records that these parts are in the local file.
     pub(crate) fn arrived(&self, range: PartRange) {
         let Some(bits) = self.bits(range.zone) else { return };
         let mask = mask(range.first, range.end);
@@ -108,26 +108,26 @@ impl Parts {
         self.valid.fetch_add(u64::from(came), Ordering::Relaxed);
     }
 
-    /// Notes that nothing of a zone that lies in object storage is here any more. The caller keeps
-    /// readers and fetches of the zone away.
+    /// Records that no part of a zone in object storage is in the local file any more. The caller
+    /// keeps readers and fetches of the zone away.
     pub(crate) fn forget(&self, zone: ZoneId) {
         let Some(bits) = self.bits(zone) else { return };
         let gone: u32 = bits.iter().map(|b| b.swap(0, Ordering::AcqRel).count_ones()).sum();
         self.valid.fetch_sub(u64::from(gone), Ordering::Relaxed);
     }
 
-    /// The parts that are here of zones that lie in object storage.
+    /// Returns the number of parts, of zones in object storage, that are in the local file.
     pub(crate) fn valid(&self) -> u64 {
         self.valid.load(Ordering::Relaxed)
     }
 
-    /// Returns whether something of the zone is here.
+    /// Returns whether any part of the zone is in the local file.
     pub(crate) fn has_any(&self, zone: ZoneId) -> bool {
         let bits = self.bits(zone);
         bits.is_some_and(|bits| bits.iter().any(|b| b.load(Ordering::Relaxed) != 0))
     }
 
-    /// Notes a use of the zone: [`USED`], [`OF_INDEX`].
+    /// Notes a use of the zone: [`USED`] or [`OF_INDEX`].
     pub(crate) fn touch(&self, zone: ZoneId, how: u8) {
         if let Some(used) = self.place(zone).and_then(|place| self.used.get(place))
             && used.load(Ordering::Relaxed) & how != how
@@ -136,14 +136,15 @@ impl Parts {
         }
     }
 
-    /// The hand of the clock passes the zone: returns how it was used since the last time.
+    /// Passes the hand of the clock over the zone. Returns how the zone was used since the last
+    /// time.
     pub(crate) fn pass(&self, zone: ZoneId) -> u8 {
         let used = self.place(zone).and_then(|place| self.used.get(place));
         used.map_or(0, |used| used.fetch_and(!USED, Ordering::Relaxed))
     }
 
-    /// Notes that these parts are not here any more. The caller keeps readers and fetches of the
-    /// zone away.
+    /// Records that these parts are no longer in the local file. The caller keeps readers and
+    /// fetches of the zone away.
     pub(crate) fn forget_some(&self, range: PartRange) {
         let Some(bits) = self.bits(range.zone) else { return };
         for (bits, mask) in bits.iter().zip(mask(range.first, range.end)) {
@@ -152,8 +153,8 @@ impl Parts {
         }
     }
 
-    /// Notes as here what `other` has of each zone in the bytes up to where it is the `same`, and
-    /// how the zone was used.
+    /// Takes over from `other` the parts of each zone up to the offset that `same` returns for it,
+    /// and how the zone was used.
     pub(crate) fn take_over(&self, other: &Parts, same: impl Fn(ZoneId) -> u32) {
         for (place, zone) in self.zones.iter().enumerate() {
             let Some(there) = other.place(*zone).filter(|_| other.has_any(*zone)) else { continue };
@@ -167,8 +168,8 @@ impl Parts {
         }
     }
 
-    /// Appends which parts are here: for each zone that has any, the distance from the one before
-    /// as a varint, and 16 bytes of bits; ends with a distance of 0.
+    /// Appends the parts that are in the local file: for each zone that has any, the distance from
+    /// the one before as a varint, and 16 bytes of bits; ends with a distance of 0.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let mut before = 0;
         for (zone, bits) in self.zones.iter().zip(&self.bits) {
@@ -182,7 +183,7 @@ impl Parts {
         put_u64(out, 0);
     }
 
-    /// Takes up what [`Parts::encode`] has appended. Zones that are local are an
+    /// Restores the record that [`Parts::encode`] has appended. Zones that are local are an
     /// [`Error::Corrupt`].
     pub(crate) fn decode(&self, mut input: &[u8]) -> Result<()> {
         let corrupt = || Error::corrupt("the list of parts that are here is malformed", 0);

@@ -1,5 +1,5 @@
-//! Writes zones to objects. What lies there already, and is unchanged, is referred to; what was
-//! written after it becomes another piece. Small pieces share an object.
+//! Writes zones to objects. Pieces that lie there already, unchanged, are referred to; bytes
+//! written after them become another piece. Small pieces share an object.
 
 use std::io;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use super::known::{Fingerprint, Known, Marks};
 use super::table::{MAX_PIECES, Piece, ZoneObject, ZoneTable};
 use crate::{Error, Result, ZONE_SIZE, ZoneId, ZoneUse};
 
-/// Pieces of so many bytes get an object of their own.
+/// Pieces of at least this many bytes get an object of their own.
 const OWN_OBJECT: usize = 1 << 20;
-/// A shared object is written when it has so many bytes. In memory it is there twice then.
+/// A shared object is written when it has this many bytes. It then takes twice that much memory.
 const PACK: usize = 3 << 20;
 /// The most objects that are written at the same time.
 const AT_ONCE: usize = 8;
 
-/// How far a publication is.
+/// The progress of a publication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Zones that were looked at.
+    /// Zones that were processed.
     pub zones: u64,
     /// All zones.
     pub zones_total: u64,
@@ -38,7 +38,7 @@ pub struct Progress {
 /// Zones that lie in object storage now.
 #[derive(Clone, Debug, Default)]
 pub struct Published {
-    /// Where, and what: the zones that were asked for, and no others.
+    /// The pieces of the zones that were to be published, and of no others.
     pub known: Known,
     /// The zones that the next publication need not read.
     pub marks: Marks,
@@ -46,7 +46,7 @@ pub struct Published {
     pub progress: Progress,
 }
 
-/// A part of a zone that is to be written.
+/// A part of a zone that has to be written.
 struct Fresh {
     zone: ZoneId,
     offset: u32,
@@ -59,7 +59,7 @@ fn fingerprint(bytes: &[u8]) -> Fingerprint {
     std::array::from_fn(|i| digest[i])
 }
 
-/// A piece of the table in the making.
+/// A piece of the table that is being built.
 #[derive(Clone, Copy)]
 struct Placed {
     zone: ZoneId,
@@ -74,32 +74,32 @@ struct Placed {
 pub(crate) struct Source<'a> {
     /// Reads the whole of a zone.
     pub read: &'a dyn Fn(ZoneId, &mut [u8]) -> Result<()>,
-    /// The zones that came from object storage, and have no other bytes than lie there.
+    /// The table of the zones that came from object storage, and have the same bytes there.
     pub table: Option<&'a ZoneTable>,
     /// The count of the writes of a zone, see [`super::Writes`].
     pub writes: &'a dyn Fn(ZoneId) -> Option<u64>,
 }
 
-/// How zones are published.
+/// The parameters of a publication.
 pub struct Publication<'a> {
-    /// Where to.
+    /// The place to publish to.
     pub objects: &'a Arc<dyn Objects>,
-    /// The pieces that lie there already.
+    /// The pieces that lie in object storage already.
     pub known: &'a Known,
-    /// Zones that have the bytes of `known` still, if they were not written since.
+    /// The marks of zones that still have the bytes of `known`, unless they were written since.
     pub marks: &'a Marks,
-    /// Zones that came from there are referred to, since they stay there for this store.
+    /// Zones that came from this place are referred to, since they stay there for this store.
     pub shares: bool,
     /// The name of the first new object; the others are numbered from there.
     pub first: ZoneObject,
-    /// Bytes that zones on their way may take, or two zones if that is more.
+    /// Bytes that zones in flight may take, or two zones if that is more.
     pub memory: usize,
 }
 
-/// Hears how far a publication is, after each zone, and can ask for all pieces that lie there so
-/// far, so that a publication that was cut off need not begin anew: those that were known of the
-/// zones that it has not come to are among them, for it will refer to them. An error of it ends
-/// that.
+/// A callback that is told the progress of a publication after each zone. It can ask for all pieces
+/// that lie in object storage so far, so that an interrupted publication need not start again;
+/// pieces that were known of zones not processed yet are among them, since the publication will
+/// refer to them. An error of the callback ends the publication.
 pub type Watch<'a> = dyn FnMut(Progress, &dyn Fn() -> Result<Known>) -> Result<()> + 'a;
 
 /// Publishes zones, see [`crate::Zones::publish`].
@@ -121,7 +121,7 @@ pub(crate) fn publish(
         progress: Progress { zones_total: uses.len() as u64, ..Progress::default() },
     };
     for (zone, _) in uses.iter() {
-        // Before the zone is read.
+        // The count is read before the zone is.
         let writes = (source.writes)(zone);
         seen.0.extend(writes.map(|count| (zone, count)));
         let is_as_known = writes.is_some() && marks.0.get(&zone) == writes.as_ref();
@@ -150,7 +150,7 @@ fn publish_zone(
     writer: &mut Writer<'_>,
 ) -> Result<()> {
     if let Some(table) = source.table.filter(|table| !table.pieces_of(zone).is_empty()) {
-        // Nothing compares these fingerprints: the zone comes this way each time.
+        // Nothing compares these fingerprints: the zone takes this path each time.
         let pieces = table.pieces_of(zone).iter();
         pieces.for_each(|piece| writer.keep(table, piece, Fingerprint::default()));
         return Ok(());
@@ -158,7 +158,7 @@ fn publish_zone(
     let mut bytes = vec![0; ZONE_SIZE as usize];
     (source.read)(zone, &mut bytes)?;
     let end = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-    // One that is all zeros has a piece as well: what is in no table counts as free in copies.
+    // A zone of zeros has a piece as well: zones that no table has count as free in copies.
     bytes.truncate(end.next_multiple_of(512).max(512));
 
     let mut covered = 0;
@@ -200,7 +200,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// A piece that lies there already.
+    /// Adds a piece that lies in object storage already.
     fn keep(&mut self, table: &ZoneTable, piece: &Piece, fingerprint: Fingerprint) {
         let Piece { zone, offset, len, at, .. } = *piece;
         let object = table.object(piece);
@@ -212,7 +212,8 @@ impl Writer<'_> {
             return Ok(());
         }
         if bytes.len() < OWN_OBJECT {
-            // A piece that waits for others does not keep the memory of the zone it was read into.
+            // A piece that waits for others must not keep the memory of the zone that it was read
+            // into.
             bytes.shrink_to_fit();
         }
         let fresh = Fresh {
@@ -239,7 +240,7 @@ impl Writer<'_> {
         Ok(name)
     }
 
-    /// Writes what has an object of its own, several at the same time.
+    /// Writes the pieces that get an object each, several at the same time.
     fn write_whole(&mut self) -> Result<()> {
         let mut named = Vec::new();
         for fresh in std::mem::take(&mut self.whole) {
@@ -273,7 +274,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes what shares an object.
+    /// Writes the pieces that share an object.
     fn write_pack(&mut self) -> Result<()> {
         let pack = std::mem::take(&mut self.pack);
         if pack.is_empty() {
@@ -297,7 +298,7 @@ impl Writer<'_> {
     }
 }
 
-/// Creates an object that has the name of this writer alone.
+/// Creates an object whose name only this writer uses.
 fn put(objects: &Arc<dyn Objects>, name: ZoneObject, bytes: Bytes) -> Result<()> {
     match create(&**objects, &name.key()?, bytes, Patience::default()) {
         Ok(Created::Done(_)) => Ok(()),

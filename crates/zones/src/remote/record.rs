@@ -1,8 +1,8 @@
-//! The records in the local file of a store in object storage: who it is a copy of, the zone
-//! table, the right to publish, and which parts are here. They lie in zone 0, in what the
-//! superblock pair leaves free. Everything has a checksum. The list of parts is written when the
-//! store is closed and taken out when it is opened: after a crash nothing of the zones in object
-//! storage counts as here.
+//! The records in the local file of a store in object storage: the store that it is a copy of, the
+//! zone table, the right to publish, and the list of parts that are in the file. They lie in zone
+//! 0, in the space that the superblock pair leaves free. Everything has a checksum. The list of
+//! parts is written when the store is closed and removed when it is opened: after a crash no part
+//! of the zones in object storage counts as present.
 
 use std::io;
 
@@ -19,7 +19,7 @@ use super::table::ZoneTable;
 const HOME_AT: u64 = COPIES[0] + SECTOR;
 const PARTS_AT: u64 = COPIES[1] + SECTOR;
 const CLAIM_AT: u64 = COPIES[1] - SECTOR;
-/// The most bytes of each.
+/// The most bytes of each record.
 const MOST_HOME: u64 = CLAIM_AT - HOME_AT;
 const MOST_CLAIM: u64 = SECTOR;
 const MOST_PARTS: u64 = ZONE_SIZE - PARTS_AT;
@@ -30,17 +30,17 @@ const PARTS_MAGIC: [u8; 8] = *b"KVFSPART";
 /// Magic, checksum of all after it, length of the body.
 const HEADER: usize = 16;
 
-/// The longest note of the floor above, bytes.
+/// The longest note of the crate above, bytes.
 const MAX_NOTE: usize = 64 << 10;
 
 /// The record of the object storage that the zones of a local file lie in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Home {
-    /// The note of the floor above, opaque here: at most 64 KiB.
+    /// The note of the crate above, opaque here: at most 64 KiB.
     pub note: Vec<u8>,
-    /// Where the zones lie.
+    /// The places of the zones.
     pub table: ZoneTable,
-    /// The bytes of them that are read first.
+    /// The bytes of these zones that are read first.
     pub first: FirstReads,
 }
 
@@ -55,7 +55,7 @@ impl Home {
             self.first.encode(&mut body);
         }
         if !fits(&body) {
-            // They save requests, and nothing else.
+            // The first reads are left out: they only save requests.
             body.truncate(without);
         }
         if self.note.len() > MAX_NOTE || !fits(&body) {
@@ -91,7 +91,7 @@ impl Home {
             .map_err(|e| Error::io("writing the record of the home", e))
     }
 
-    /// Reads the record of a device that holds a store of version 8.
+    /// Reads the record from a device that holds a store of version 8.
     pub fn read(device: &dyn Device) -> Result<Home> {
         let body = read(device, HOME_AT, MOST_HOME, HOME_MAGIC)
             .map_err(|e| Error::io("reading the record of the home", e))?;
@@ -103,15 +103,15 @@ impl Home {
     }
 }
 
-/// Reads the note about the right to publish from a device that holds a store of version 8; `None`:
-/// there is none, or it is damaged.
+/// Reads the note about the right to publish from a device that holds a store of version 8. Returns
+/// `None` if there is none, or if it is damaged.
 pub fn read_claim(device: &dyn Device) -> Result<Option<Vec<u8>>> {
     read(device, CLAIM_AT, MOST_CLAIM, CLAIM_MAGIC)
         .map_err(|e| Error::io("reading the record of the right to publish", e))
 }
 
-/// Writes the note about the right to publish, at most 4080 bytes, in place of the one before, and
-/// syncs. The device holds a store of version 8.
+/// Replaces the note about the right to publish by `note`, at most 4080 bytes, and syncs. The
+/// device holds a store of version 8.
 pub fn write_claim(device: &dyn Device, note: &[u8]) -> Result<()> {
     if (HEADER + note.len()) as u64 > MOST_CLAIM {
         let what = format!("a note of {} bytes about the right to publish", note.len());
@@ -122,8 +122,8 @@ pub fn write_claim(device: &dyn Device, note: &[u8]) -> Result<()> {
         .map_err(|e| Error::io("writing the record of the right to publish", e))
 }
 
-/// Writes which parts are here, if there is room for that, and syncs: everything that counts is on
-/// the medium before.
+/// Writes the list of parts that are in the file, if there is room for it, and syncs; the parts
+/// themselves are synced before.
 pub(crate) fn write_parts(device: &dyn Device, parts: &Parts) -> io::Result<()> {
     let mut body = Vec::new();
     parts.encode(&mut body);
@@ -136,7 +136,7 @@ pub(crate) fn write_parts(device: &dyn Device, parts: &Parts) -> io::Result<()> 
     device.sync()
 }
 
-/// Takes up which parts are here, and takes the list out, durably: from now on the file may change.
+/// Reads the list of parts into `parts`, and removes it durably: from now on the file may change.
 pub(crate) fn take_parts(device: &dyn Device, parts: &Parts) -> io::Result<()> {
     let Some(body) = read(device, PARTS_AT, MOST_PARTS, PARTS_MAGIC)? else { return Ok(()) };
     device.write_at(Purpose::Superblock, PARTS_AT, &[0; SECTOR as usize])?;
@@ -159,7 +159,7 @@ fn write(device: &dyn Device, at: u64, magic: [u8; 8], body: &[u8]) -> io::Resul
     device.write_at(Purpose::Superblock, at, &block)
 }
 
-/// The body of a record; `None` if there is none that is whole.
+/// Returns the body of a record; `None` if there is no intact one.
 fn read(device: &dyn Device, at: u64, most: u64, magic: [u8; 8]) -> io::Result<Option<Vec<u8>>> {
     let mut header = [0; HEADER];
     device.read_at(Purpose::Superblock, at, &mut header)?;
@@ -248,7 +248,7 @@ mod tests {
         let next = parts();
         take_parts(&device, &next).unwrap();
         assert!(next.has(here));
-        // As after a crash, before which the file may have changed.
+        // The list is gone, as after a crash before which the file may have changed.
         let after = parts();
         take_parts(&device, &after).unwrap();
         assert_eq!(after.valid(), 0);

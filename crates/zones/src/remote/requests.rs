@@ -1,15 +1,15 @@
-//! The requests to object storage that are under way: how many there may be, and how much memory
-//! their answers may take.
+//! Limits the requests to object storage that are in flight, and the memory that their answers may
+//! take.
 
 use env::sync::{Condvar, Mutex};
 
-/// Requests under way at once.
+/// The most requests in flight.
 pub(super) const AT_ONCE: usize = 64;
 
-/// Limits the requests under way, and the bytes that they bring.
+/// Limits the requests in flight, and the bytes that they bring.
 #[derive(Default)]
 pub(super) struct Requests {
-    /// Bytes that they may bring together, or one of them alone.
+    /// The bytes that they may bring together, or one of them alone.
     memory: u64,
     now: Mutex<UnderWay>,
     ended: Condvar,
@@ -19,8 +19,8 @@ pub(super) struct Requests {
 struct UnderWay {
     requests: usize,
     bytes: u64,
-    /// Requests are served in the order in which they came, so that small ones do not keep a
-    /// large one waiting: the number of the next to come, and of the next to be served.
+    /// Requests are served in the order of their arrival, so that small ones do not keep a large
+    /// one waiting: the number of the next to arrive, and of the next to be served.
     comes: u64,
     served: u64,
 }
@@ -30,7 +30,8 @@ impl Requests {
         Requests { memory, ..Requests::default() }
     }
 
-    /// Waits until a request for so many bytes may begin. One goes on whatever it brings.
+    /// Waits until a request for `bytes` bytes may begin. A single request may begin however large
+    /// it is.
     pub fn begin(&self, bytes: u64) -> RequestGuard<'_> {
         let mut now = self.now.lock();
         let own = now.comes;
@@ -42,7 +43,7 @@ impl Requests {
             self.ended.wait(&mut now);
         }
         (now.served, now.requests, now.bytes) = (own + 1, now.requests + 1, now.bytes + bytes);
-        // The next one may fit, too.
+        // The next request may fit, too.
         self.ended.notify_all();
         RequestGuard(self, bytes)
     }
@@ -72,7 +73,7 @@ mod tests {
             let _request = requests.begin(bytes);
             order.lock().push(bytes);
         };
-        // Until so many have asked.
+        // Waits until `count` threads have asked.
         let asked = |count: u64| {
             while requests.now.lock().comes < count {
                 thread::yield_now();

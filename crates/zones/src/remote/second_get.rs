@@ -1,6 +1,6 @@
-//! A second request where the first takes far longer than requests do as a rule: of many requests
-//! to a large place a few hang for seconds, and the same request made again does not (Dean and
-//! Barroso, "The Tail at Scale", 2013). The answer that comes first counts.
+//! Sends a second request if the first one takes far longer than usual: of many requests to a large
+//! store a few hang for seconds, and the same request sent again does not (Dean and Barroso, "The
+//! Tail at Scale", 2013). The first answer to arrive counts.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use env::sync::Mutex;
 use env::thread;
 use objects::{Key, Object, Objects, Part, Result};
 
-/// The times of so many requests are remembered, and nothing is asked a second time before there
-/// are half as many.
+/// The number of request times that are remembered. No second request is sent before there are half
+/// as many.
 const REMEMBERED: usize = 64;
 /// Requests for more bytes than this are compared with each other, and not with smaller ones.
 const SMALL: u64 = 1 << 20;
-/// Where requests take less than this, a second one is not worth a thread.
+/// If requests take less than this, a second one is not worth a thread.
 const WORTH_IT: Duration = Duration::from_millis(5);
-/// One request in so many is made a second time at most.
+/// At most one request in this many is sent a second time.
 const ONE_IN: u64 = 20;
 
-/// How long requests take, and how many were made a second time.
+/// The times that requests took, and the number of second requests.
 #[derive(Default)]
 pub(super) struct SecondGets {
     small: Mutex<Times>,
@@ -49,7 +49,7 @@ impl Times {
         self.count += 1;
     }
 
-    /// Twice the time that 95 in 100 of them took at most, if that is known and long.
+    /// Returns twice the time that 95 in 100 requests took at most, if that is known and long.
     fn patience(&self) -> Option<Duration> {
         let known = self.count.min(REMEMBERED);
         if known < REMEMBERED / 2 {
@@ -64,7 +64,7 @@ impl Times {
 }
 
 impl SecondGets {
-    /// Requests that were made a second time.
+    /// Returns the number of requests that were sent a second time.
     pub fn second(&self) -> u64 {
         self.second.load(Relaxed)
     }
@@ -99,7 +99,7 @@ impl SecondGets {
             let asking = move || _ = answer.send(objects.get(&key, part));
             thread::Builder::new().name(name).spawn(asking)
         };
-        // Where there are no more threads, this one asks.
+        // If no thread can be started, this thread sends the request.
         let Ok(_) = ask(answer.clone()) else { return objects.get(key, Part::Range(range)) };
         let mut asked = 1;
         let mut first = answers.recv_timeout(patience);
@@ -121,7 +121,7 @@ impl SecondGets {
 
     fn may_ask_again(&self) -> bool {
         let (second, requests) = (self.second.load(Relaxed), self.requests.load(Relaxed));
-        // Others may be faster: some more than one in so many are no harm.
+        // Other threads may count at the same time: a few more than one in `ONE_IN` do no harm.
         let may = (second + 1) * ONE_IN <= requests;
         self.second.fetch_add(u64::from(may), Relaxed);
         may
@@ -135,8 +135,7 @@ mod tests {
 
     use super::*;
 
-    /// A place where requests take ten milliseconds, and each one that `hangs` says takes ten
-    /// seconds.
+    /// A place where requests take ten milliseconds, but ten seconds if `hangs` says so.
     #[derive(Debug)]
     struct Slow {
         inner: MemoryObjects,
@@ -197,7 +196,7 @@ mod tests {
 
     #[test]
     fn of_a_place_that_is_slow_altogether_no_more_is_asked() {
-        // From then on each request takes thirty times as long as those before.
+        // From here on each request takes thirty times as long as the earlier ones.
         let (slow, key) = slow(|_| false);
         let (objects, gets) = (slow.clone() as Arc<dyn Objects>, SecondGets::default());
         let times = &gets.small;

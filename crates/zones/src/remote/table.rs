@@ -1,6 +1,6 @@
-//! The zone table: where in object storage the bytes of each zone lie. A zone lies there in up to
-//! fifteen pieces: one object of its own when it was full, or what was written of it by each
-//! publication, packed with that of other zones.
+//! The zone table: the places in object storage of the bytes of each zone. A zone lies in up to
+//! fifteen pieces: one object of its own if it was full, or the bytes that each publication wrote
+//! of it, packed with those of other zones.
 
 use objects::Key;
 
@@ -10,10 +10,10 @@ use crate::{Error, Result, ZONE_SIZE, ZoneId};
 /// The largest object that has bytes of zones, bytes.
 pub const MAX_OBJECT: u64 = 2 * ZONE_SIZE;
 
-/// Zones of a table are below this: those of 32 TiB. A store has memory for each number.
+/// Zone numbers in a table are below this: 32 TiB. A store has memory for each number.
 pub const MAX_ZONES: u32 = 1 << 22;
 
-/// The most pieces that a zone lies in.
+/// The most pieces of a zone.
 pub const MAX_PIECES: usize = 15;
 
 /// Names an object with bytes of zones: the store that wrote it, the epoch of that store, and its
@@ -29,8 +29,8 @@ pub struct ZoneObject {
 }
 
 impl ZoneObject {
-    /// The key: `z/<hash>/<origin>/<epoch>-<number>`. The hash spreads the objects of an epoch
-    /// over the partitions that servers make by prefix.
+    /// Returns the key: `z/<hash>/<origin>/<epoch>-<number>`. The hash spreads the objects of an
+    /// epoch over the partitions that servers make by prefix.
     pub fn key(&self) -> Result<Key> {
         let origin: String = self.origin.iter().map(|byte| format!("{byte:02x}")).collect();
         let hash = self.number.wrapping_mul(0x9e37_79b1) >> 24;
@@ -39,25 +39,25 @@ impl ZoneObject {
     }
 }
 
-/// A part of a zone, and where its bytes lie.
+/// A part of a zone, and the place of its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The zone.
     pub zone: ZoneId,
-    /// Where in the zone it begins, bytes.
+    /// The offset in the zone at which it begins, bytes.
     pub offset: u32,
     /// Its length, bytes; not 0.
     pub len: u32,
-    /// Where in the object it begins, bytes.
+    /// The offset in the object at which it begins, bytes.
     pub at: u32,
-    /// The place of the object's origin in the table.
+    /// The index of the object's origin in the table.
     origin: u16,
     epoch: u32,
     number: u32,
 }
 
 impl Piece {
-    /// Where in the zone it ends, bytes.
+    /// Returns the offset in the zone at which it ends, bytes.
     pub fn end(&self) -> u32 {
         self.offset + self.len
     }
@@ -67,12 +67,12 @@ impl Piece {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ZoneTable {
     origins: Vec<[u8; 16]>,
-    /// Ascending by zone and offset; no two overlap.
+    /// The pieces, ascending by zone and offset; no two overlap.
     pieces: Vec<Piece>,
 }
 
 impl ZoneTable {
-    /// A table without zones.
+    /// Creates a table without zones.
     pub fn new() -> ZoneTable {
         ZoneTable::default()
     }
@@ -122,42 +122,42 @@ impl ZoneTable {
             && last.is_none_or(|last| (last.zone, last.end()) <= (piece.zone, piece.offset))
     }
 
-    /// All pieces, ascending by zone and offset.
+    /// Returns all pieces, ascending by zone and offset.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    /// The object that a piece of this table lies in.
+    /// Returns the object that a piece of this table lies in.
     pub fn object(&self, piece: &Piece) -> ZoneObject {
         let origin = self.origins.get(usize::from(piece.origin)).copied().unwrap_or_default();
         ZoneObject { origin, epoch: piece.epoch, number: piece.number }
     }
 
-    /// The pieces of one zone.
+    /// Returns the pieces of one zone.
     pub fn pieces_of(&self, zone: ZoneId) -> &[Piece] {
         let first = self.pieces.partition_point(|piece| piece.zone < zone);
         let rest = &self.pieces[first..];
         &rest[..rest.partition_point(|piece| piece.zone == zone)]
     }
 
-    /// Returns how many of the first bytes of a zone lie in the same places as in `other`; all of
-    /// the zone where there is no difference.
+    /// Returns how many of the first bytes of a zone lie in the same places as in `other`; the size
+    /// of a zone if there is no difference.
     pub(crate) fn same_until(&self, zone: ZoneId, other: &ZoneTable) -> u32 {
         let place = |table: &ZoneTable, p: &Piece| (p.offset, p.len, p.at, table.object(p));
         let (own, theirs) = (self.pieces_of(zone), other.pieces_of(zone));
         let pairs = own.iter().zip(theirs);
         let same = pairs.take_while(|(a, b)| place(self, a) == place(other, b)).count();
-        // What lies between pieces has no bytes.
+        // The gaps between pieces have no bytes.
         let next = own.get(same).into_iter().chain(theirs.get(same)).map(|piece| piece.offset);
         next.min().unwrap_or(ZONE_SIZE as u32)
     }
 
-    /// The zones, in ascending order.
+    /// Returns the zones, in ascending order.
     pub fn zones(&self) -> impl Iterator<Item = ZoneId> + '_ {
         self.pieces.chunk_by(|a, b| a.zone == b.zone).filter_map(|of| of.first()).map(|p| p.zone)
     }
 
-    /// The address after the last zone; 0 without one.
+    /// Returns the address after the last zone; 0 if there is none.
     pub fn end(&self) -> u64 {
         self.pieces.last().map_or(0, |piece| piece.zone.end())
     }
@@ -180,7 +180,7 @@ impl ZoneTable {
         }
     }
 
-    /// Decodes what [`ZoneTable::encode`] has appended, and advances `input` past it.
+    /// Decodes a table encoded by [`ZoneTable::encode`], and advances `input` past it.
     pub fn decode(input: &mut &[u8]) -> Result<ZoneTable> {
         let corrupt = |what: &str| Error::corrupt(format!("the zone table has {what}"), 0);
         let mut rest = *input;

@@ -1,10 +1,11 @@
-//! Which zones were written since a publication read them: so that the next one need not read the
-//! others.
+//! Tracks which zones were written since a publication read them, so that the next one need not
+//! read the others.
 //!
-//! The writes of a zone are counted: each before it is handed to the device, and once more after
-//! that. A zone whose count is the same as before it was read has the bytes that were read. For a
-//! write that was counted once then is counted again; and one that was counted twice was seen by
-//! the read, since a device shows writes as done that it has taken (`Device::write_behind`).
+//! The writes of a zone are counted: each before it is handed to the device, and once more
+//! afterwards. If the count of a zone is the same as before the zone was read, the zone has the
+//! bytes that were read: a write that had been counted once by then is counted again later, and a
+//! write that had been counted twice was seen by the read, since a device shows accepted writes as
+//! done (`Device::write_behind`).
 
 use std::sync::OnceLock;
 
@@ -12,7 +13,7 @@ use env::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ZoneId;
 
-/// Zones share so many counts. Those of a zone may be another one's: then it is read for nothing.
+/// The number of counts that the zones share. Two zones may share one: then a zone is read in vain.
 const COUNTS: usize = 1 << 16;
 
 /// The counts of a store. Nothing is counted before [`Writes::watch`].
@@ -27,7 +28,8 @@ impl Writes {
         self.counts.get_or_init(|| (0..COUNTS).map(|_| AtomicU64::new(0)).collect());
     }
 
-    /// Counts a write of `len` bytes at `addr`: before it begins, and when the device has taken it.
+    /// Counts a write of `len` bytes at `addr`: called before it begins, and when the device has
+    /// taken it.
     pub fn count(&self, addr: u64, len: u64) {
         let Some(counts) = self.counts.get() else { return };
         let last = ZoneId::of(addr.saturating_add(len.saturating_sub(1)));
@@ -36,7 +38,7 @@ impl Writes {
         }
     }
 
-    /// Returns the count of a zone; `None`: nothing is counted.
+    /// Returns the count of a zone, or `None` if nothing is counted.
     pub fn of(&self, zone: ZoneId) -> Option<u64> {
         Some(self.counts.get()?[zone.0 as usize % COUNTS].load(Ordering::SeqCst))
     }

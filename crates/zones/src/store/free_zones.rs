@@ -11,7 +11,8 @@ use crate::{
     ZonePin, ZoneUse,
 };
 
-/// The free zones beyond the reserve that are kept for reuse and not given back to the host.
+/// The number of free zones beyond the reserve that are kept for reuse instead of being given back
+/// to the host.
 const STOCK: usize = 4;
 
 impl Zones {
@@ -21,9 +22,9 @@ impl Zones {
         self.give(STOCK, usize::MAX)
     }
 
-    /// Gives back at most `most` zones that were free all the time since the last call: for a store
-    /// under load, so that it does not keep space that it used for a moment. Returns the bytes
-    /// given back.
+    /// Gives back at most `most` zones that were free all the time since the last call, so that a
+    /// store under load does not keep space that it used for a moment. Returns the bytes given
+    /// back.
     pub fn give_back_idle(&self, most: usize) -> Result<u64> {
         let idle = {
             let mut state = self.allocator.lock();
@@ -32,14 +33,14 @@ impl Zones {
         self.give(STOCK, idle.min(most))
     }
 
-    /// The number of zones that [`Zones::give_back`] would give back.
+    /// Returns the number of zones that [`Zones::give_back`] would give back.
     pub fn spare(&self) -> usize {
         let state = self.allocator.lock();
         (state.backed() + state.unknown.len()).saturating_sub(state.reserve as usize + STOCK)
     }
 
     fn give(&self, stock: usize, most: usize) -> Result<u64> {
-        /// The zones that are given back at once. An allocation waits for that long.
+        /// The number of zones that are given back at once. An allocation waits for that long.
         const AT_ONCE: usize = 2;
         let mut given = 0;
         let mut left = most;
@@ -71,18 +72,18 @@ impl Zones {
         Ok(given)
     }
 
-    /// Gives everything back to the host in which nothing lies, for a store that is being closed:
-    /// free zones, the reserve among them; what is left of the zones that streams fill; zone 0 but
-    /// for the superblocks; and `rest`, ranges of zones in use, from one address to another, that
-    /// the caller needs no more. Nothing may be written afterwards; whoever opens the store next
-    /// says so by [`Zones::was_given_back`]. A device whose size is fixed keeps everything.
+    /// Gives all unused space back to the host, for a store that is being closed: free zones,
+    /// including the reserve; the rests of the zones that streams fill; zone 0 except the
+    /// superblocks; and `rest`, address ranges of zones in use that the caller no longer needs.
+    /// Nothing may be written afterwards; the next opening must call [`Zones::was_given_back`]. A
+    /// device whose size is fixed keeps everything.
     pub fn give_all_back(&self, rest: impl IntoIterator<Item = (u64, u64)>) -> Result<()> {
         if !self.device.can_grow() {
             return Ok(());
         }
         let _growing = self.growing.lock();
         let mut unused: Vec<(u64, u64)> = self.allocator.lock().take_unused();
-        // A store with zones in object storage has its record there.
+        // A store with zones in object storage has its records there.
         if self.remote.is_none() {
             unused.extend(superblock::unused());
         }
@@ -98,7 +99,7 @@ impl Zones {
         Ok(())
     }
 
-    /// The free and used space now.
+    /// Returns the free and used space now.
     pub fn space(&self) -> Space {
         let host_zones = self.device.host_free().map_or(u64::MAX, |bytes| bytes / ZONE_SIZE);
         let state = self.allocator.lock();
@@ -122,8 +123,8 @@ impl Zones {
         }
     }
 
-    /// Every pinned zone with its live bytes (at most a zone) and the number of its pins, in
-    /// ascending order.
+    /// Returns every pinned zone with its live bytes (at most a zone) and the number of its pins,
+    /// in ascending order.
     pub fn usage(&self) -> Vec<(ZoneId, u64, u32)> {
         let state = self.allocator.lock();
         let pinned = state.zones.iter().enumerate().filter(|(_, zone)| zone.pins > 0);
@@ -132,13 +133,12 @@ impl Zones {
             .collect()
     }
 
-    /// Every zone of the device, in their order: what it is used for, and how long ago it was
-    /// taken.
+    /// Returns every zone of the device, in order, with its use and its age.
     pub fn map(&self) -> Vec<ZoneInfo> {
         self.allocator.lock().map()
     }
 
-    /// An empty pin of this store.
+    /// Returns an empty pin of this store.
     pub(crate) fn empty_pin(&self) -> ZonePin {
         ZonePin::counted(&self.allocator, ZoneUse::new())
     }
@@ -183,7 +183,7 @@ impl Zones {
                 taken => (taken?, false),
             },
         };
-        // Another writer may have opened a zone concurrently. Then the one taken is free again, or
+        // Another writer may have opened a zone concurrently. Then the zone taken is free again, or
         // back in the supply, which later objects rely on.
         if let Some(range) = from_open_zone(lifetime, pin) {
             if supplied {
@@ -199,8 +199,8 @@ impl Zones {
         Ok((zone.start(), if shared { used } else { ZONE_SIZE }))
     }
 
-    /// Reserves between `need` and `want` bytes directly behind a range that ends at `end`; `None`
-    /// if they belong to another writer. Returns the length.
+    /// Reserves between `need` and `want` bytes directly after a range that ends at `end`, and
+    /// returns the length. Returns `None` if they belong to another writer.
     pub(crate) fn extend_range(
         &self,
         purpose: Purpose,

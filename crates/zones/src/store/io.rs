@@ -9,7 +9,7 @@ use crate::{Device, Error, IoStats, Purpose, Result, ZONE_SIZE};
 
 impl Zones {
     /// Checks that `len` bytes at `addr` lie inside the store, and returns [`Error::Corrupt`] if
-    /// not: for callers that allocate memory before they read.
+    /// not. Callers use it before they allocate memory for a read.
     pub fn check_range(&self, addr: u64, len: u64) -> Result<()> {
         let end = addr.checked_add(len);
         if addr < ZONE_SIZE || end.is_none_or(|end| end > self.device_len.load(Ordering::Acquire)) {
@@ -57,7 +57,8 @@ impl Zones {
         }
     }
 
-    /// Bytes of the host's memory available to cache reads, see [`Device::host_memory`].
+    /// Returns the bytes of the host's memory available to cache reads, see
+    /// [`Device::host_memory`].
     pub fn host_memory(&self) -> Option<u64> {
         self.device.host_memory()
     }
@@ -74,8 +75,8 @@ impl Zones {
         })
     }
 
-    /// Writes `bytes`, which may still be in progress when this returns, see
-    /// [`Device::write_behind`]. Empties `bytes`.
+    /// Writes `bytes` and empties it. The write may still be in progress when this returns, see
+    /// [`Device::write_behind`].
     pub(crate) fn write_behind(
         &self,
         purpose: Purpose,
@@ -92,7 +93,7 @@ impl Zones {
         })
     }
 
-    /// Writes by `write`, which is counted for publications.
+    /// Calls `write`, and counts the write for publications.
     fn counted(&self, addr: u64, len: u64, write: impl FnOnce() -> Result<()>) -> Result<()> {
         self.writes.count(addr, len);
         let written = write();
@@ -101,8 +102,8 @@ impl Zones {
     }
 
     /// Makes everything written before the call durable. Concurrent callers share one sync. A
-    /// failed sync is final: the host may have dropped what it could not write, so a later sync
-    /// proves nothing, and every later write and sync fails with the same error.
+    /// failed sync is final: the host may have dropped data that it could not write, so a later
+    /// sync proves nothing, and every later write and sync fails with the same error.
     pub fn sync(&self) -> Result<()> {
         let begun = self.syncs_begun.load(Ordering::SeqCst);
         let _one_at_a_time = self.syncing.lock();
@@ -138,7 +139,7 @@ impl Zones {
         self.poison.lock().clone().map_or(Ok(()), Err)
     }
 
-    /// The I/O on the device since the store was opened.
+    /// Returns the I/O on the device since the store was opened.
     pub fn io(&self) -> IoStats {
         self.device.stats()
     }

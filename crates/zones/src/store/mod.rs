@@ -1,6 +1,6 @@
 //! The store: device, allocator and superblock combined. This module makes and opens stores and
 //! replaces the root; `io` reads, writes and syncs; `free_zones` takes zones and gives them back;
-//! `remote` is about zones that lie in object storage; `rehearsal` is a device that shows the zones
+//! `remote` handles zones that lie in object storage; `rehearsal` is a device that shows the zones
 //! of a store.
 
 mod free_zones;
@@ -31,12 +31,12 @@ use crate::{
 /// Options of a new store.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {
-    /// Bytes to which the store may grow, rounded down to whole zones; `None`: as far as the host
-    /// allows.
+    /// Bytes to which the store may grow, rounded down to whole zones; `None` if only the host
+    /// limits it.
     pub capacity: Option<u64>,
     /// Free zones that user data must leave for flushes, merges and deletions.
     pub reserve_zones: u32,
-    /// What kind of device it is.
+    /// The kind of the device.
     pub profile: Profile,
 }
 
@@ -50,12 +50,12 @@ impl Default for FormatOptions {
 pub struct Zones {
     device: CountDevice,
     allocator: Arc<Allocator>,
-    /// Bytes to which the store may grow, as the superblock has it.
+    /// Bytes to which the store may grow, as recorded in the superblock.
     capacity: Option<u64>,
     /// Held while space is requested from the host or given back to it.
     growing: Mutex<()>,
     /// The newest superblock, and the index of the copy that has it. The lock is held while a root
-    /// is written and synced, so nothing on the way of a read takes it.
+    /// is written and synced, so no read takes it.
     superblock: Mutex<(Superblock, usize)>,
     /// The length of the device as far as known, bytes.
     device_len: AtomicU64,
@@ -67,7 +67,7 @@ pub struct Zones {
     poison: Mutex<Option<Error>>,
     /// The zones that lie in object storage.
     remote: Option<RemoteZones>,
-    /// Which zones were written, of a store that is published.
+    /// The writes of each zone, counted in a store that is published.
     writes: Writes,
 }
 
@@ -78,7 +78,7 @@ impl Zones {
         Self::format_as(device, options, uuid)
     }
 
-    /// Makes an empty store with a given uuid, see [`Zones::format`]: so that a simulation can be
+    /// Makes an empty store with a given uuid, see [`Zones::format`], so that a simulation can be
     /// reproduced byte by byte.
     pub fn format_as(
         device: Arc<dyn Device>,
@@ -110,8 +110,8 @@ impl Zones {
         let zones = Self::new(device, superblock, 1)?;
         zones.start();
         zones.fill_reserve()?;
-        // Until the last write one copy may be that of an old store, which cannot be mistaken for
-        // this one's: its uuid differs.
+        // Before the last write one copy may be that of an old store, which cannot be mistaken for
+        // a copy of this one: its uuid differs.
         {
             let newest = zones.superblock.lock();
             zones.write_superblock(&newest.0, 1)?;
@@ -155,7 +155,7 @@ impl Zones {
     }
 
     /// Opens a damaged store, for reading only: by the newest copy of the superblock that can be
-    /// read or, if neither can, by one without a root. Also returns what is wrong with the copies.
+    /// read, or by one without a root if neither can. Also returns the errors of the copies.
     pub fn open_remains(device: Arc<dyn Device>) -> Result<(Arc<Zones>, Vec<Error>)> {
         let (copies, errors) = superblock::read_remains(&*device);
         let newest = copies.into_iter().max_by_key(|(s, _)| s.generation);
@@ -181,7 +181,7 @@ impl Zones {
         Ok((Self::new(device, superblock, copy)?, errors))
     }
 
-    /// The number of zones on the device, including one that is there in part.
+    /// Returns the number of zones on the device, including one that is only partly there.
     pub fn zones_on_device(&self) -> u32 {
         let len = self.device_len.load(Ordering::Acquire);
         u32::try_from(len.div_ceil(ZONE_SIZE)).unwrap_or(u32::MAX)
@@ -219,7 +219,7 @@ impl Zones {
         })
     }
 
-    /// The newest superblock.
+    /// Returns the newest superblock.
     pub fn superblock(&self) -> Superblock {
         self.superblock.lock().0.clone()
     }
@@ -255,8 +255,8 @@ impl Zones {
         self.sync()
     }
 
-    /// Reads both copies of the superblock again and returns what is wrong with them. A copy older
-    /// than the other is no error: a crash between the two writes leaves that.
+    /// Reads both copies of the superblock again and returns their errors. A copy older than the
+    /// other is no error: it results from a crash between the two writes.
     pub fn check_superblocks(&self) -> Vec<Error> {
         let _steady = self.superblock.lock();
         COPIES
@@ -278,17 +278,17 @@ impl Zones {
         Ok(ZonePin::counted(&self.allocator, uses.clone()))
     }
 
-    /// Before [`Zones::start`]: records a live extent that may lie behind the positions given to
+    /// Records, before [`Zones::start`], a live extent that may lie after the positions given to
     /// [`Zones::resume`], such as one to which only the journal refers. Its zone must also be
     /// pinned.
     pub fn saw_extent(&self, addr: u64, len: u64) {
         self.allocator.saw_extent(addr, len);
     }
 
-    /// Before [`Zones::start`]: resumes a stream in its zone at `addr`, rounded up to a sector, or
-    /// behind the last extent given to [`Zones::saw_extent`] there. It is ignored at the start if
-    /// the zone is not the stream's any more: if it is beyond the device, is not pinned, or has
-    /// more bytes alive than lie before `addr`.
+    /// Resumes a stream, before [`Zones::start`], in its zone at `addr`, rounded up to a sector, or
+    /// after the last extent given to [`Zones::saw_extent`] there. The call has no effect at the
+    /// start if the zone is no longer the stream's: if it is beyond the device, is not pinned, or
+    /// has more bytes alive than lie before `addr`.
     pub fn resume(&self, purpose: Purpose, addr: u64) {
         let mut state = self.allocator.lock();
         let zone = ZoneId::of(addr);
@@ -300,14 +300,14 @@ impl Zones {
         if let Some(stream) =
             state.streams.lifetimes(purpose).iter_mut().find(|s| s.zone().is_none())
         {
-            // `start` determines how deep in the reserve the zone lies.
+            // `start` determines at which depth of the reserve the zone was taken.
             stream.open(zone.0, next, Priority::User);
         }
     }
 
-    /// Before [`Zones::start`]: the store was closed with [`Zones::give_all_back`], so the host has
-    /// space for nothing but what is in use. `partly`: zones of which it may lack a part, which
-    /// must be pinned. When these are free they are allocated again before they are used.
+    /// Declares, before [`Zones::start`], that the store was closed with [`Zones::give_all_back`],
+    /// so the host has space only for zones in use. It may lack a part of the zones in `partly`,
+    /// which must be pinned. These are allocated again when they are free, before they are used.
     pub fn was_given_back(&self, partly: impl IntoIterator<Item = ZoneId>) {
         let mut state = self.allocator.lock();
         state.given_back = true;
@@ -318,9 +318,9 @@ impl Zones {
         }
     }
 
-    /// Before [`Zones::start`], of a store that was closed: asks the host for the whole of a pinned
-    /// zone again, whose content stays. Returns `false` if the host has no space for it; then it is
-    /// asked once more when the zone is free.
+    /// Asks the host, before [`Zones::start`] of a store that was closed, for the whole of a pinned
+    /// zone again; its content stays. Returns `false` if the host has no space for it; then the
+    /// host is asked once more when the zone is free.
     pub fn allocate_again(&self, zone: ZoneId) -> bool {
         let allocated = self.device.allocate(zone.start(), ZONE_SIZE).is_ok();
         if !allocated {
@@ -330,33 +330,34 @@ impl Zones {
     }
 
     /// Frees all zones that are not pinned, and allows allocation. Recovery calls it after it has
-    /// pinned all data that is alive. Of a store that was closed the host gets asked for the
-    /// reserve again.
+    /// pinned all data that is alive. If the store was closed, the reserve is requested from the
+    /// host again.
     pub fn start(&self) {
         self.allocator.start();
         let given_back = self.allocator.lock().given_back;
         let streams = if given_back { self.positions() } else { Vec::new() };
         for (_, addr) in streams {
             let zone = ZoneId::of(addr);
-            // Without space for the rest of its zone a stream goes on elsewhere.
+            // Without space for the rest of its zone, a stream continues elsewhere.
             if self.device.allocate(addr, zone.end() - addr).is_err() {
                 self.allocator.lock().close_stream(zone);
             }
         }
         if given_back {
-            // On a full host it is asked for again when it is needed.
+            // On a full host the reserve is requested again when it is needed.
             _ = self.fill_reserve();
         }
     }
 
-    /// The position of each open stream, for [`Zones::resume`]: all that was placed so far lies in
-    /// other zones or before it. So may objects placed later, in space that a writer gave back.
+    /// Returns the position of each open stream, for [`Zones::resume`]: all objects placed so far
+    /// lie in other zones or before it. Objects placed later may lie before it, too, in space that
+    /// a writer gave back.
     pub fn positions(&self) -> Vec<(Purpose, u64)> {
-        // Only zones with room, since the end of a full zone is an address in another zone.
+        // Only zones with room count, since the end of a full zone is an address in another zone.
         self.allocator.lock().streams.positions()
     }
 
-    /// The bytes that are left in the open zone of a stream.
+    /// Returns the bytes that are left in the open zone of a stream.
     pub fn room(&self, purpose: Purpose, lifetime: Lifetime) -> u64 {
         self.allocator.lock().streams.of(purpose, lifetime).rest()
     }
@@ -372,8 +373,8 @@ impl Zones {
     }
 
     /// Promises space for data that will be written with [`Priority::Promised`]: from now on
-    /// [`Priority::User`] leaves that much free. The caller must check before that there is so much
-    /// ([`Zones::space`]).
+    /// [`Priority::User`] leaves that much free. The caller must check before that the store has
+    /// that much space ([`Zones::space`]).
     pub fn promise(&self, bytes: u64) {
         self.allocator.promise(bytes);
     }

@@ -1,5 +1,5 @@
-//! A device on which a store is opened to see what that reads. It has the zones of another store,
-//! which is open, and keeps what is written to it in memory.
+//! A device on which a store is opened to record its reads. It has the zones of another store,
+//! which is open, and keeps its own writes in memory.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,16 +12,17 @@ use super::Zones;
 use crate::remote::{FirstReads, MOST_FIRST};
 use crate::{Device, Error, Purpose, ZONE_SIZE, ZoneId, ZoneUse};
 
-/// The unit in which own bytes are kept, and the most of these.
+/// The unit in which own bytes are kept, and the most units.
 const PAGE: u64 = 64 << 10;
 const MOST_OWN: usize = 256;
-/// Reads fail when it has taken so long: a publication waits for it.
+/// The time after which reads fail: a publication waits for the rehearsal.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// The zones of an open store as another device, see [`Zones::rehearse`].
 pub struct Rehearsal {
     of: Arc<Zones>,
-    /// The zones that are read there. The caller of [`Zones::rehearse`] keeps them as they are.
+    /// The zones of the other store that are shown. The caller of [`Zones::rehearse`] keeps them
+    /// unchanged.
     shown: ZoneUse,
     begun: Instant,
     state: Mutex<State>,
@@ -31,7 +32,7 @@ pub struct Rehearsal {
 struct State {
     len: u64,
     own: HashMap<u64, Box<[u8]>>,
-    /// The bytes of shown zones that were read, by their addresses, and their number.
+    /// The bytes of shown zones that were read, with their addresses, and their number.
     read: Vec<(u64, Vec<u8>)>,
     bytes: u64,
 }
@@ -43,12 +44,13 @@ impl Rehearsal {
         Rehearsal { of, shown, begun: Instant::now(), state: Mutex::new(state) }
     }
 
-    /// The bytes of the other store's zones that were read here.
+    /// Returns the bytes of the other store's zones that were read on this device.
     pub fn first_reads(&self) -> FirstReads {
         FirstReads::of(std::mem::take(&mut self.state.lock().read))
     }
 
-    /// Reads of a shown zone. They end when there is no room for more, and fetch nothing.
+    /// Reads from a shown zone. Fails if the limit of bytes or of time is reached, or if the bytes
+    /// would have to be fetched.
     fn read_shown(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let len = buf.len() as u64;
         if self.state.lock().bytes + len > MOST_FIRST || self.begun.elapsed() > LONGEST {
@@ -68,8 +70,8 @@ impl Rehearsal {
         self.shown.contains(zone)
     }
 
-    /// Calls `each` with the parts of a range that lie in a page each: the page, where in the page,
-    /// and where in the buffer.
+    /// Calls `each` for every page that a range touches, with the page, the range in the page, and
+    /// the range in the buffer.
     fn pages(
         offset: u64,
         len: usize,

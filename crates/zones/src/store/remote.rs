@@ -1,4 +1,4 @@
-//! Zones that lie in object storage: stores are opened with them, and written to it.
+//! Zones that lie in object storage: opens stores with such zones, and publishes zones.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,22 +16,22 @@ use crate::remote::{
 use crate::superblock::{self, FORMAT_VERSION, REMOTE_VERSION, Superblock};
 use crate::{Device, Error, Purpose, Result, ZONE_SIZE, ZoneId, ZonePin, ZoneUse};
 
-/// Pieces of zones that are asked for together where all are fetched.
+/// The number of pieces that are requested together when all are fetched.
 const FETCHED_TOGETHER: usize = 32;
-/// What was fetched by then is noted after so many bytes, so that a kill costs no more.
+/// The bytes after which the parts fetched so far are recorded, so that a kill loses no more.
 const NOTED_AFTER: u64 = 1 << 30;
 
 /// The zones of a store that lie in object storage.
 pub(super) struct RemoteZones {
     remote: Arc<Remote>,
     fetching: Arc<RemoteDevice>,
-    /// The local file, without what is missing there.
+    /// The local file, without the parts that are missing in it.
     file: Arc<dyn Device>,
-    /// Zones of the table are never freed.
+    /// Pins the zones of the table, which are never freed.
     pin: Mutex<ZonePin>,
 }
 
-/// The zones of a table, without bytes.
+/// Returns the zones of a table, without bytes.
 fn uses_of(table: &ZoneTable) -> ZoneUse {
     let mut uses = ZoneUse::new();
     table.zones().for_each(|zone| uses.add(zone, 0));
@@ -44,8 +44,9 @@ impl Zones {
         Ok(superblock::read_newest(device)?.0.version == REMOTE_VERSION)
     }
 
-    /// Opens a store of which zones lie in `objects`, if it is one ([`REMOTE_VERSION`]), and else
-    /// as [`Zones::open`]. The device must allow writes, since parts of zones are kept there.
+    /// Opens a store whose zones lie in `objects`, if it is one ([`REMOTE_VERSION`]), or any other
+    /// store like [`Zones::open`]. The device must allow writes, since parts of zones are kept
+    /// there.
     pub fn open_remote(
         device: Arc<dyn Device>,
         objects: Arc<dyn Objects>,
@@ -60,15 +61,15 @@ impl Zones {
         let layout = remote.layout();
         take_parts(&*device, &layout.parts)
             .map_err(|e| Error::io("reading which parts of zones are here", e))?;
-        // After a crash nothing counts as here, and takes no space.
+        // Zones of which no part counts as present, as after a crash, take no space.
         let nothing = |zone: &ZoneId| !layout.parts.has_any(*zone);
         give_back(&*device, layout.table.zones().filter(nothing))?;
         Self::with_remote(device, superblock, copy, remote)
     }
 
-    /// Makes a local file for a store whose zones are those of `home`, with the root to come: as
-    /// after [`Zones::copy_to`], but that nothing is copied. All data on the device is lost, but
-    /// that parts of zones stay which were here before, as of an older state of the same store.
+    /// Makes a local file for a store whose zones are those of `home`. The root is still missing,
+    /// as after [`Zones::copy_to`], but nothing is copied. All data on the device is lost, except
+    /// parts of zones that were present before, from an older state of the same store.
     pub fn format_remote(
         device: Arc<dyn Device>,
         home: &Home,
@@ -79,7 +80,8 @@ impl Zones {
     ) -> Result<Arc<Zones>> {
         let doing = "making the local file of a store in object storage";
         let failed = |e| Error::io(doing, e);
-        // Until the root is there it is no store: nothing of what it was may count with what comes.
+        // Until it has the root, the device holds no store: its old content must not count with the
+        // new.
         let before = Self::cached(&*device)?;
         device.lengthen(home.table.end().max(ZONE_SIZE)).map_err(failed)?;
         superblock::wipe(&*device).map_err(failed)?;
@@ -98,7 +100,7 @@ impl Zones {
         if let Some((table, parts)) = before {
             layout.parts.take_over(&parts, |zone| layout.table.same_until(zone, &table));
         }
-        // All else that lies in the file is of an older state, or of another store.
+        // All other data in the file belongs to an older state, or to another store.
         let end = device.len().map_err(failed)?.div_ceil(ZONE_SIZE);
         let all = (1..u32::try_from(end).unwrap_or(u32::MAX)).map(ZoneId);
         give_back(&*device, all.filter(|zone| !layout.parts.has_any(*zone)))?;
@@ -106,8 +108,8 @@ impl Zones {
     }
 
     /// Returns a device that has these zones at the same addresses, without a copy of them, and a
-    /// store on it as [`Zones::copy_to`] makes one: it has to be given a root before it can be
-    /// opened. The caller keeps the zones as they are until both are dropped.
+    /// store on it like one made by [`Zones::copy_to`]: it must be given a root before it can be
+    /// opened. The caller keeps the zones unchanged until both are dropped.
     pub fn rehearse(self: &Arc<Self>, uses: &ZoneUse) -> Result<(Arc<Rehearsal>, Arc<Zones>)> {
         let device = Arc::new(Rehearsal::new(self.clone(), uses.clone()));
         let superblock = Superblock {
@@ -122,7 +124,7 @@ impl Zones {
         Ok((device, zones))
     }
 
-    /// Returns where the zones of a local file lie, and which of their parts are here.
+    /// Returns the zone table of a local file, and which parts of the zones are present.
     fn cached(device: &dyn Device) -> Result<Option<(ZoneTable, Parts)>> {
         if device.len().map_err(|e| Error::io("asking for the size of the device", e))? < ZONE_SIZE
             || !Self::is_remote(device).unwrap_or(false)
@@ -151,20 +153,20 @@ impl Zones {
         Ok(Arc::new(zones))
     }
 
-    /// The zones that lie in object storage.
+    /// Returns the zones that lie in object storage.
     pub(crate) fn remote(&self) -> Option<&Remote> {
         self.remote.as_ref().map(|zones| &*zones.remote)
     }
 
-    /// Keeps what readers of the current state need of its zone table, see [`Zones::follow`].
+    /// Keeps the zone table of the current state for its readers, see [`Zones::follow`].
     pub fn hold_table(&self) -> TableHold {
         self.remote().map(Remote::hold).unwrap_or_default()
     }
 
-    /// Has another published state of the store take the place of the current one, whose zones lie
-    /// as `table` says. Parts of zones stay as far as they are the same bytes. Readers that keep a
-    /// [`TableHold`] of the states before go on. The store must be open for reading only; its local
-    /// file holds no store from here on, until [`Zones::format_followed`].
+    /// Replaces the current state by another published state of the store, whose zone table is
+    /// `table`. Parts of zones stay if they have the same bytes. Readers that keep a [`TableHold`]
+    /// of earlier states continue. The store must be open for reading only; its local file holds no
+    /// store from here on, until [`Zones::format_followed`].
     pub fn follow(&self, table: &Arc<ZoneTable>, first: FirstReads) -> Result<()> {
         let Some(zones) = &self.remote else {
             return Err(Error::Invalid("a store that has all of its zones itself".into()));
@@ -187,8 +189,8 @@ impl Zones {
         Ok(())
     }
 
-    /// Makes the local file a store again after [`Zones::follow`], with the root to come, as
-    /// [`Zones::format_remote`] does. What is cached stays.
+    /// Makes the local file a store again after [`Zones::follow`], still without a root, as
+    /// [`Zones::format_remote`] does. Cached parts stay.
     pub fn format_followed(&self, note: &[u8]) -> Result<Arc<Zones>> {
         let Some(zones) = &self.remote else {
             return Err(Error::Invalid("a store that has all of its zones itself".into()));
@@ -199,14 +201,13 @@ impl Zones {
         Home { note, table: ZoneTable::clone(table), first }.write(&*zones.file)?;
         let superblock = Superblock { generation: 1, root: Vec::new(), ..self.superblock() };
         let made = Self::new(zones.file.clone(), superblock, 1)?;
-        // Nothing is written but to other zones, for as long as that is open.
+        // The store writes only to other zones, as long as it is open.
         made.allocator.pin(&uses_of(table))?;
         Ok(made)
     }
 
-    /// Fetches all that lies in object storage into the local file, as far as it is not there.
-    /// `progress` is told the bytes that are there, and those that there are; an error of it ends
-    /// the call.
+    /// Fetches everything that lies in object storage and is not yet in the local file. `progress`
+    /// is told the bytes that are present, and the total; an error of `progress` ends the call.
     pub fn fetch_all(&self, progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {
         let Some(zones) = &self.remote else { return Ok(()) };
         let layout = zones.remote.layout();
@@ -233,9 +234,9 @@ impl Zones {
         progress(done, total)
     }
 
-    /// Reads bytes in another way, which were read and are not those that were asked for: as the
-    /// states before had them that are still read, or from object storage once more. `attempt`
-    /// counts the ways from 0; `false`: there is no other one.
+    /// Reads bytes in another way, after a read returned wrong ones: from earlier states that are
+    /// still read, or from object storage once more. `attempt` counts the ways from 0. Returns
+    /// `false` if there is no other way.
     pub fn read_again(
         &self,
         purpose: Purpose,
@@ -251,7 +252,7 @@ impl Zones {
             .map_err(|e| Error::io(format!("reading {len} bytes of {purpose} at {addr}"), e))
     }
 
-    /// Where the zones lie that are in object storage, of a store that has such.
+    /// Returns the zone table, if the store has zones in object storage.
     pub fn remote_table(&self) -> Option<Arc<ZoneTable>> {
         self.remote().map(|remote| remote.layout().table.clone())
     }
@@ -261,14 +262,14 @@ impl Zones {
         self.remote().map(|_| Home::read(&self.device).map(|home| home.note)).transpose()
     }
 
-    /// Returns the note about the right to publish that was written last, of a store with zones in
-    /// object storage; `None`: there is none.
+    /// Returns the last note about the right to publish of a store with zones in object storage, or
+    /// `None` if there is none.
     pub fn claim_note(&self) -> Result<Option<Vec<u8>>> {
         self.remote().map_or(Ok(None), |_| read_claim(&self.device))
     }
 
-    /// Writes the note about the right to publish, durably, in place of the one before. It is in
-    /// this file alone, and part of no state that is published.
+    /// Replaces the note about the right to publish, durably. It is in this file alone, and is not
+    /// part of any published state.
     pub fn write_claim_note(&self, note: &[u8]) -> Result<()> {
         match self.remote() {
             Some(_) => write_claim(&self.device, note),
@@ -276,12 +277,12 @@ impl Zones {
         }
     }
 
-    /// Returns whether a zone lies in object storage. Then it is never free here.
+    /// Returns whether a zone lies in object storage. Such a zone is never free.
     pub fn is_remote_zone(&self, zone: ZoneId) -> bool {
         self.remote().is_some_and(|remote| remote.layout().parts.is_remote(zone))
     }
 
-    /// Returns whether a zone can be read now without a request.
+    /// Returns whether a whole zone can be read now without a request.
     pub fn is_here_whole(&self, zone: ZoneId) -> bool {
         self.is_here(zone.start(), ZONE_SIZE)
     }
@@ -291,31 +292,32 @@ impl Zones {
         self.remote().is_none_or(|remote| remote.has(addr, len) || remote.has_first(addr, len))
     }
 
-    /// Notes in the local file of a store in object storage what was fetched into it, for the next
-    /// opening. Nothing more may be written; reads go on, and keep nothing of what they fetch.
+    /// Records in the local file of a store in object storage which parts were fetched into it, for
+    /// the next opening. Nothing more may be written; reads continue, and keep nothing of what they
+    /// fetch.
     pub fn close_remote(&self) {
         if let Some(zones) = &self.remote {
             zones.fetching.close();
         }
     }
 
-    /// Has each read of the index or of tuples that must wait for object storage call `on_wait`, on
-    /// its thread, before it waits.
+    /// Makes each read of the index or of tuples that must wait for object storage call `on_wait`,
+    /// on its thread, before it waits.
     pub fn set_on_wait(&self, on_wait: Arc<OnWait>) {
         if let Some(remote) = self.remote() {
             remote.set_on_wait(on_wait);
         }
     }
 
-    /// Returns the requests to object storage, of a store with zones there.
+    /// Returns the statistics of requests to object storage, if the store has zones there.
     pub fn remote_stats(&self) -> Option<RemoteStats> {
         self.remote().map(Remote::stats)
     }
 
-    /// Writes the zones of `uses` to object storage, but for what is known to lie there. The caller
-    /// keeps the zones pinned, and nothing that it publishes may refer to bytes that are written
-    /// during the call. Writes are counted from the first call on, so that the next one need not
-    /// read what was not written since.
+    /// Writes the zones of `uses` to object storage, except for pieces that are known to lie there.
+    /// The caller keeps the zones pinned, and nothing that it publishes may refer to bytes that are
+    /// written during the call. Writes are counted from the first call on, so that the next one
+    /// need not read zones that were not written since.
     pub fn publish(
         &self,
         uses: &ZoneUse,
@@ -325,7 +327,7 @@ impl Zones {
         let begun = self.remote().map(Remote::layout);
         let read = |zone: ZoneId, bytes: &mut [u8]| {
             self.read(Purpose::Pages, zone.start(), bytes)?;
-            // The zone may have the bytes of a newer state, which nothing here tells.
+            // The zone may have the bytes of a newer state, which only the layout tells.
             match (&begun, self.remote().map(Remote::layout)) {
                 (Some(begun), Some(now)) if !Arc::ptr_eq(begun, &now) => Err(Error::Invalid(
                     "the store shows a newer state by now: publish it again".into(),
@@ -333,7 +335,7 @@ impl Zones {
                 _ => Ok(()),
             }
         };
-        // Zones that came from another place are copied, since they are not there.
+        // Zones that came from another place are copied, since they are not in this one.
         let is_there = |remote: &&Remote| how.shares && remote.is_from(how.objects);
         let there = self.remote().filter(is_there);
         self.writes.watch();

@@ -5,8 +5,8 @@ use crate::key::{head_of, shared_prefix};
 /// A distance between keys is a gap if it is this many times the range that the block covers.
 const GAP: u64 = 16;
 
-/// `true` if `key` is much further from `high` than `high` is from `low`. Keys are compared as
-/// numbers: of bytes, or of digits where keys have them, since 0999 and 1000 are neighbours.
+/// Returns whether `key` is much further from `high` than `high` is from `low`. Keys are compared
+/// as numbers: of bytes, or of digits where keys have them, since 0999 and 1000 are neighbours.
 pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
     let shared = shared_prefix(low, key);
     let rest = |k| <[u8]>::get(k, shared..).unwrap_or_default();
@@ -16,7 +16,7 @@ pub(super) fn is_gap(low: &[u8], high: &[u8], key: &[u8]) -> bool {
         key.saturating_sub(high) / GAP > high.saturating_sub(low)
     };
     let digits = |radix: u32| {
-        // As many digits as fit 64 bits.
+        // Takes as many digits as fit 64 bits.
         let most = if radix == 10 { 19 } else { 16 };
         move |k: &[u8]| {
             let digit =

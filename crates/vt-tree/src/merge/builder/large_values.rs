@@ -1,5 +1,6 @@
-//! Large values: those that come as bytes are placed; those that lie on the device stay or move, a
-//! window of keys at a time. Short ones move into the block of their key if the placement says so.
+//! Large values: those that arrive as bytes are placed; those that lie on the device stay or move,
+//! a window of keys at a time. Short ones move into the block of their key if the placement says
+//! so.
 
 use super::RunBuilder;
 use crate::cache::unpack_extent;
@@ -10,18 +11,19 @@ use crate::value::{place_packed, place_stored};
 use crate::{Error, Result};
 
 impl RunBuilder {
-    /// Holds an item back in the relocation window. `placed`: the merge has written its value.
+    /// Holds an item back in the relocation window. `placed` says that the merge has written its
+    /// value.
     pub(super) fn wait(&mut self, item: Item, placed: bool) -> Result<()> {
         self.window.push(HeldItem { item, placed });
         if self.window.is_full(&self.placement) { self.judge_window(true) } else { Ok(()) }
     }
 
-    /// Judges what is in the relocation window and adds it to the run.
+    /// Judges all items in the relocation window and adds them to the run.
     pub(super) fn end_window(&mut self) -> Result<()> {
         if self.window.is_empty() { Ok(()) } else { self.judge_window(false) }
     }
 
-    /// As `end_window`; where `more` items follow, some stay in the window.
+    /// Judges the window like `end_window`; if `more` items follow, some stay in the window.
     fn judge_window(&mut self, more: bool) -> Result<()> {
         for (moves, items) in self.window.judge(&self.placement, more) {
             if moves {

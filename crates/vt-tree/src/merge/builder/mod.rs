@@ -36,7 +36,7 @@ const NODE_SIZE: usize = 8 << 10;
 /// A leaf index node is closed at this many items, so that its filter stays a small read.
 const LEAF_ITEMS: u64 = 16 << 10;
 
-/// What a merge did, in bytes unless stated otherwise.
+/// Statistics of a merge, in bytes unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MergeStats {
     /// Blocks and values that stayed where they were.
@@ -58,7 +58,7 @@ pub struct MergeStats {
 }
 
 impl MergeStats {
-    /// Bytes written: tuple blocks, large values and index.
+    /// Returns the bytes written: tuple blocks, large values and index.
     pub fn written(&self) -> u64 {
         self.blocks_written + self.values_written + self.index_written
     }
@@ -117,7 +117,7 @@ impl RunBuilder {
         }
     }
 
-    /// Appends one item. A large value is placed if it comes as bytes; otherwise the placement
+    /// Appends one item. A large value is placed if it arrives as bytes; otherwise the placement
     /// decides whether it stays or moves.
     pub fn push_item(&mut self, item: Item) -> Result<()> {
         self.push(item.borrow())
@@ -131,7 +131,7 @@ impl RunBuilder {
             BodyRef::Put(ValueRef::Inline(v, _)) if v.len() >= self.separate_at as usize => {
                 let extent = self.write_value(v)?;
                 let item = ItemRef { body: BodyRef::Put(ValueRef::Extent(extent)), ..item };
-                // A window that ended here would take the values around it for scattered ones.
+                // Ending the window here would make the values around this one look scattered.
                 if self.window.is_empty() {
                     self.add(item.key, item.seq, item.body)
                 } else {
@@ -142,14 +142,15 @@ impl RunBuilder {
                 self.stats.stitched += u64::from(extent.stored);
                 self.add(item.key, item.seq, item.body)
             }
-            // Its value is known, and a run has no place for both.
+            // The value that the update changes is known, and a run cannot hold both: the update is
+            // applied.
             BodyRef::Update { base: Some(e), .. } => {
                 let value = self.cache.resolve(Lookup::of(item.seq, item.body.to_body())?)?;
                 self.stats.values_read += u64::from(e.stored);
                 let body = value.map_or(Body::Delete, Body::Put);
                 self.push_item(Item { key: Bytes::copy_from_slice(item.key), seq: item.seq, body })
             }
-            // To keep the order, what follows an undecided value is held back with it, within
+            // To keep the order, items that follow an undecided value are held back with it, within
             // bounds.
             BodyRef::Put(ValueRef::Extent(_)) => self.wait(item.to_item(), false),
             _ if !self.window.is_empty() => self.wait(item.to_item(), false),
@@ -222,14 +223,14 @@ impl RunBuilder {
         self.push_entry(level + 1, entry)
     }
 
-    /// `true` if nothing was appended yet.
+    /// Returns whether nothing was appended yet.
     pub fn is_empty(&self) -> bool {
         self.block.builder.is_empty()
             && self.window.is_empty()
             && self.open.iter().all(|n| n.entries.is_empty())
     }
 
-    /// The bytes written so far.
+    /// Returns the bytes written so far.
     pub fn written(&self) -> u64 {
         self.stats.written()
     }
@@ -269,7 +270,7 @@ fn encoded(zones: &ZoneUse) -> Bytes {
     Bytes::from(out)
 }
 
-/// `true` if the block of `entry` lies directly behind a block that ends at `end`.
+/// Returns whether the block of `entry` lies directly after a block that ends at `end`.
 pub(crate) fn follows_block(end: u64, entry: &Entry) -> bool {
     entry.at.addr >= end && entry.at.addr - end < zones::SECTOR
 }

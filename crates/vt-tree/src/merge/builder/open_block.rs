@@ -27,14 +27,14 @@ pub(super) struct OpenBlock {
     value_spans: u64,
     last_extent: Option<ExtentRef>,
     zones: ZoneUse,
-    /// The block before was closed because it was full, so this one continues it.
+    /// The previous block was closed because it was full, so this one continues it.
     after_full: bool,
     /// The number of key hashes collected before this block.
     hashes_before: usize,
 }
 
 impl OpenBlock {
-    /// `true` if the gap before `key` is much wider than the range that the block covers, as
+    /// Returns whether the gap before `key` is much wider than the range that the block covers, as
     /// between two files or two ranges that are appended to. A block that reached across the gap
     /// would overlap every later append to the first range; one that ends there is stitched by
     /// every merge.

@@ -7,9 +7,9 @@ use crate::filter::hash;
 use crate::index::entry::Entry;
 use crate::index::frame::FramePointer;
 
-/// The keys of a block of one or two items, which are its fences, so that its part of the filter
-/// needs neither the block nor another filter. Where each tuple fills a block, as a page of a file
-/// does, merges would else read every block that they stitch.
+/// Returns the keys of a block of one or two items, which are its fences. Its part of the filter
+/// then needs neither the block nor another filter. If each tuple fills a block, as a page of a
+/// file does, merges would otherwise read every block that they stitch.
 fn keys_of(block: &Entry) -> Option<impl Iterator<Item = &[u8]>> {
     let (first, last) = (&block.low[..], block.high.strip_suffix(&[0])?);
     let known = !block.range_tombstones
@@ -22,8 +22,8 @@ fn keys_of(block: &Entry) -> Option<impl Iterator<Item = &[u8]>> {
 }
 
 impl RunBuilder {
-    /// `true` if a subtree of `level` may follow: closing the open nodes below that level leaves
-    /// none of them nearly empty.
+    /// Returns whether a subtree of `level` may follow: closing the open nodes below that level
+    /// leaves none of them nearly empty.
     pub fn takes_subtree(&self, level: u16, entry: &Entry) -> bool {
         if (entry.at.len as usize) < NODE_SIZE / 4 {
             return self.is_empty();
@@ -43,8 +43,8 @@ impl RunBuilder {
         true
     }
 
-    /// `true` if a span of stitched blocks that begins with this one may follow: the open block
-    /// that is closed before it is not nearly empty.
+    /// Returns whether a span of stitched blocks that begins with this one may follow: the open
+    /// block that is closed before it is not nearly empty.
     pub fn takes_block(&self, entry: &Entry) -> bool {
         let open = &self.block;
         // A compressed block has more data than its size suggests.
@@ -77,7 +77,7 @@ impl RunBuilder {
         self.close_block()?;
         for e in entries {
             if e.unfiltered {
-                // Its keys are in no filter.
+                // The keys of this block are in no filter.
             } else if let Some(keys) = keys_of(e) {
                 self.hashes.extend(keys.map(hash));
             } else if let Some(filter) = filter {
@@ -85,7 +85,7 @@ impl RunBuilder {
                     Some(at) => &mut self.borrowed[at],
                     None => {
                         self.borrowed.push(BorrowedFilter { filter, taken: 0, blocks: Vec::new() });
-                        // There is one: it was just pushed.
+                        // The source exists: it was just pushed.
                         let last = self.borrowed.len() - 1;
                         &mut self.borrowed[last]
                     }

@@ -33,7 +33,7 @@ fn small_items_behind_an_undecided_value_do_not_pile_up() {
     assert_eq!(run.expect("something was pushed").stats().items, 20_000);
 }
 
-/// The number of fingerprints in all filters of a run, and of items beneath them.
+/// Returns the number of fingerprints in all filters of a run, and of items beneath them.
 fn filtered(run: &Run) -> (u64, u64) {
     fn walk(cache: &BlockCache, entry: &Entry, level: u16, sum: &mut (u64, u64)) {
         if let Some(f) = entry.filter {
@@ -72,8 +72,8 @@ fn fingerprints_of_keys_that_are_gone_stay_few() {
             .expect("items")
     };
     let mut run = flush(&mut (0..60_000), false);
-    // Again and again spans are deleted, so that what is left is stitched, piece by piece, out of
-    // ever more leaves.
+    // Spans are deleted repeatedly, so that the remaining data is stitched, piece by piece, out of
+    // more and more leaves.
     for round in 0..12u64 {
         let gone = flush(&mut (0..60_000).filter(|i| (i / 700 + round * 5) % 17 == 0), true);
         let options = MergeOptions { drop_tombstones: true, ..MergeOptions::default() };
@@ -94,8 +94,8 @@ fn fingerprints_of_keys_that_are_gone_stay_few() {
     assert!(run.stats().items < 30_000);
 }
 
-/// Runs whose blocks have one and two items each, between those of the others: a merge that
-/// stitches them all reads none, and the filters have the keys and nothing else.
+/// Each run has blocks of one or two items, between those of the others: a merge that stitches them
+/// all reads none, and the filters have the keys and nothing else.
 #[test]
 fn blocks_of_one_or_two_items_are_stitched_unread() {
     let zones = Zones::format(Arc::new(MemoryDevice::default()), FormatOptions::default())
@@ -112,7 +112,7 @@ fn blocks_of_one_or_two_items_are_stitched_unread() {
         let runs: Vec<_> = (0..24u64)
             .map(|run| {
                 let m = Arc::new(crate::Memtable::new());
-                // Each run has a block in each of 200 ranges, behind those of the runs before.
+                // Each run has a block in each of 200 ranges, after those of the earlier runs.
                 for (range, at) in (0..200u64).flat_map(|r| (0..blocks_of).map(move |at| (r, at))) {
                     let key = [range.to_be_bytes(), (run * blocks_of + at).to_be_bytes()].concat();
                     m.put(&key, run + 1, Value::Inline(Bytes::from(vec![7; bytes])));
