@@ -148,8 +148,8 @@ pub fn is_store(path: &Path) -> bool {
         && File::open(path).is_ok_and(|file| holds_a_store(&file))
 }
 
-/// Returns whether an open file contains a store. A file opened for writing only is reopened; if that
-/// is not permitted, the process that passed the descriptor is responsible.
+/// Returns whether an open file contains a store. A file opened for writing only is reopened; if
+/// that is not permitted, the process that passed the descriptor is responsible.
 fn holds_a_store(file: &File) -> bool {
     let kind = file.metadata().map(|meta| meta.file_type());
     if !kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device()) {
