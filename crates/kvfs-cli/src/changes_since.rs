@@ -40,7 +40,7 @@ pub struct Args {
     since: Option<String>,
 }
 
-/// How long the daemon waits for new changes before it replies.
+/// The time that the daemon waits for new changes before it replies.
 const WAIT: Duration = Duration::from_secs(5);
 /// The number of changes requested at once.
 const COUNT: &str = "1000";

@@ -93,10 +93,10 @@ struct Found {
     concerns: Vec<String>,
     /// Data that earlier repairs could not restore.
     losses: Vec<Loss>,
-    /// Whether the store can be opened.
+    /// True if the store can be opened.
     opened: bool,
     report: kvdb::CheckReport,
-    /// Whether the journal was read, too.
+    /// True if the journal was read, too.
     journal: bool,
     files: Option<kvfs::Report>,
 }

@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 
 use crate::deaths::BegunAnew;
 
-/// How long to wait for a daemon that follows another one.
+/// The time limit of waiting for a daemon that follows another one.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The polling interval of that wait.
 const LOOK: Duration = Duration::from_millis(5);
@@ -47,7 +47,7 @@ pub struct Record {
     pub mount_point: PathBuf,
     /// The source of the mount in the table of mounts.
     pub source: PathBuf,
-    /// Whether the mount has ended, and the process is closing the store.
+    /// True if the mount has ended, and the process is closing the store.
     pub closing: bool,
     pub socket: Option<PathBuf>,
     /// The address of the Prometheus metrics, like "127.0.0.1:9100".
@@ -59,7 +59,7 @@ pub struct Record {
     pub log: Option<PathBuf>,
     /// The repairs done when the store was opened, in one line; `None` after a clean shutdown.
     pub recovery: Option<String>,
-    /// How often a keeper has restarted the daemon; `None` without a keeper.
+    /// The number of times that a keeper has restarted the daemon; `None` without a keeper.
     pub begun_anew: Option<BegunAnew>,
     /// The keeper's pid, and when it started.
     pub keeper: Option<(i32, u64)>,

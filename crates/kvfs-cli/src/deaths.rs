@@ -21,7 +21,7 @@ const AT_ONCE: usize = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How a daemon died.
+/// The way in which a daemon died.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Death {
     Signal(i32),
@@ -74,7 +74,7 @@ pub enum Next {
 pub struct Deaths {
     /// The deaths of the last minute: killed, crashed, failed to start.
     recent: [VecDeque<Instant>; 3],
-    /// How often another daemon was started, or was to be.
+    /// The number of times that another daemon was started, or was to be.
     count: u64,
     last: Option<Death>,
 }
@@ -116,7 +116,7 @@ impl Deaths {
     }
 }
 
-/// How often a daemon was restarted under its mount, and how the last one died.
+/// The number of times that a daemon was restarted under its mount, and the last death.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BegunAnew {
     pub count: u64,

@@ -66,7 +66,7 @@ fn stat(process: i32) -> Option<(i32, Vec<u8>)> {
     Some((fields.next()?.parse().ok()?, name))
 }
 
-/// How long to wait for killed processes to end.
+/// The time limit of waiting for killed processes to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Kills all descendants, including those that they start during the loop. Returns the ones that

@@ -58,7 +58,7 @@ impl Making {
 pub struct Judge {
     /// The identity of the store that the command reads, if any.
     reads: Option<Identity>,
-    /// Whether a store that is not in use may be overwritten.
+    /// True if a store that is not in use may be overwritten.
     force: bool,
 }
 

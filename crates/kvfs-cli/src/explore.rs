@@ -101,7 +101,7 @@ struct Attempt {
 struct Printed {
     name: &'static str,
     file: File,
-    /// Whether to show it when the attempt has ended.
+    /// True if it is shown when the attempt has ended.
     shown: bool,
 }
 
@@ -114,7 +114,7 @@ struct Ended {
     took: Duration,
     /// The judge's score, or `None` if the attempt was not accepted or there is no judge.
     score: Option<f64>,
-    /// Whether its program has succeeded and the judge has accepted it.
+    /// True if its program has succeeded and the judge has accepted it.
     accepted: bool,
     streams: [Printed; 2],
 }

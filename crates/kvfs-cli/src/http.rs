@@ -73,7 +73,7 @@ fn converse(place: &Client, mut client: &TcpStream, handler: &Handler) -> io::Re
 
 struct Open {
     client: Arc<TcpStream>,
-    /// Whether the handler is working on it.
+    /// True while the handler works on it.
     is_answered: bool,
 }
 

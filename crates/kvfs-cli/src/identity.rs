@@ -54,7 +54,7 @@ impl Identity {
         }
         let path = paths::full_path(target).ok()?;
         let within = |r: &Record| path.starts_with(&r.mount_point);
-        // Of several nested mounts, take the innermost.
+        // Take the innermost of several nested mounts.
         let record = Record::all()
             .into_iter()
             .filter(within)

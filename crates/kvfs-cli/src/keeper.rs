@@ -56,7 +56,7 @@ pub const KEPT: &str = "--kept";
 const SERVES: &str = "serves";
 const BECOMES: &str = "becomes ";
 
-/// How long to wait for the threads of a killed daemon to end.
+/// The time limit of waiting for the threads of a killed daemon to end.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The state that outlives a daemon.
@@ -71,15 +71,15 @@ pub struct Held {
     /// The end of a pipe that, once the daemon has started, only one of its threads has
     /// ([`kvfs_fuse::live`]).
     life: Option<OwnedFd>,
-    /// How often a daemon was restarted, or `None` if the keeper is of a version that does not
-    /// tell.
+    /// The number of times that a daemon was restarted, or `None` if the keeper is of a version
+    /// that does not tell.
     begun_anew: Option<BegunAnew>,
 }
 
 /// The daemon's connection to its keeper.
 pub struct Keeper {
     life: Life,
-    /// How often the keeper has restarted a daemon.
+    /// The number of times that the keeper has restarted a daemon.
     pub begun_anew: Option<BegunAnew>,
 }
 

@@ -140,7 +140,7 @@ enum Merged {
     Not(NotMerged),
 }
 
-/// Why nothing was merged after the question.
+/// The reason why nothing was merged after the question.
 enum NotMerged {
     Aborted,
     /// Kept open, as the transaction of this number.
@@ -155,7 +155,7 @@ struct Source {
     fork: Option<OsString>,
     /// The branch that the clone is merged into, if that is not its parent.
     into: Option<String>,
-    /// Whether this is a rebase.
+    /// True for a rebase.
     rebase: bool,
 }
 

@@ -48,7 +48,7 @@ pub struct Ask<'a> {
     pub into: Option<&'a str>,
     pub rebase: bool,
     pub dry_run: bool,
-    /// Whether the transaction ends with the connection.
+    /// True if the transaction ends with the connection.
     pub attached: bool,
     pub choices: &'a Choices,
 }

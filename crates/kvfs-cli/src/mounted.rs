@@ -22,12 +22,12 @@ pub const SOCKET: &str = "KVFS_SOCKET";
 /// The environment variable with the mount point of the store.
 pub const MOUNT: &str = "KVFS_MOUNT";
 
-/// How long another daemon may take to continue a mount, and how long to pause between attempts to
+/// The time that another daemon may take to continue a mount, and the pause between attempts to
 /// connect.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Why a transaction was not committed.
+/// The reason why a transaction was not committed.
 pub enum NotCommitted {
     /// It was in another state than expected, and stays open.
     Changed(Failure),
@@ -77,7 +77,7 @@ pub struct Mounted {
     pub socket: PathBuf,
     /// The view of the path by which the store was found.
     pub view: View,
-    /// Whether the mount itself shows the view, as opposed to the path naming it.
+    /// True if the mount itself shows the view, as opposed to the path naming it.
     pub bound: bool,
     /// The view that is mounted at the mount point, which may be a single clone.
     shown: View,

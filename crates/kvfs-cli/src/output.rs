@@ -147,7 +147,7 @@ impl From<anyhow::Error> for Failure {
 pub struct Output {
     json: bool,
     quiet: bool,
-    /// Whether remarks are suppressed, too.
+    /// True if remarks are suppressed, too.
     silent: bool,
 }
 

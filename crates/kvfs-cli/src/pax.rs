@@ -22,7 +22,7 @@ pub struct Records {
     pub real_size: Option<u64>,
     /// (offset, length) of the data, if the records hold the map.
     map: Option<Vec<(u64, u64)>>,
-    /// Whether the map precedes the data.
+    /// True if the map precedes the data.
     map_in_front: bool,
 }
 

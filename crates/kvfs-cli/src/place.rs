@@ -84,7 +84,7 @@ pub struct Place {
     pub view: View,
     /// The path below the view's root.
     pub rest: PathBuf,
-    /// Whether the mount itself shows the view, as opposed to the path naming it.
+    /// True if the mount itself shows the view, as opposed to the path naming it.
     pub bound: bool,
 }
 

@@ -145,7 +145,7 @@ struct Walk<'a> {
     seen: HashSet<Ino>,
     /// Directories among them: if one has several names, the first counts.
     dirs: HashSet<Ino>,
-    /// Whether only files remain of which nothing but data is known.
+    /// True if only files remain of which nothing but data is known.
     data_alone: bool,
 }
 
@@ -346,7 +346,8 @@ impl<'a> Walk<'a> {
     fn lost_and_found(&mut self) -> Outcome {
         for dirs in [true, false] {
             let mut lost: Vec<(Ino, FileKind)> = Vec::new();
-            // Of a part of the tree, take only its top; the directories below are found through it.
+            // Take only the top of an unnamed part of the tree; the directories below are found
+            // through it.
             self.remains.each_node(|ino, kind, parent| {
                 let top = !dirs
                     || self.seen.contains(&parent)

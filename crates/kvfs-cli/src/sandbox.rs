@@ -177,7 +177,7 @@ fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
 struct Replaced {
     view: CString,
     place: CString,
-    /// Whether it is the view itself, which must succeed.
+    /// True for the view itself, which must succeed.
     is_main: bool,
     /// In the child: the detached directory to be mounted, or negative if there is none.
     tree: libc::c_int,

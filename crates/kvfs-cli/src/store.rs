@@ -77,7 +77,7 @@ pub fn create(
     made.map(|()| (size, profile))
 }
 
-/// Whether an open store may be changed.
+/// The permitted use of an open store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     ReadOnly,

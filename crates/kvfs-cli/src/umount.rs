@@ -173,7 +173,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     }
 }
 
-/// How long a forced unmount waits for the daemon to close the store.
+/// The time that a forced unmount waits for the daemon to close the store.
 const FORCED: Duration = Duration::from_secs(60);
 /// The polling interval for a daemon that is stopped or hangs.
 const LOOK: Duration = Duration::from_millis(100);

@@ -17,7 +17,8 @@ use kvfs_fuse::mounts::{self, MountEntry};
 use crate::daemons::Record;
 use crate::text;
 
-/// How long to wait before reporting anything, and how long a daemon may take for a cheap command.
+/// The time to wait before anything is reported, and the time that a daemon may take for a cheap
+/// command.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The longest interval between checks of a daemon that answers.

@@ -6,7 +6,7 @@ pub(super) struct Tar<'a> {
     pub(super) builder: tar::Builder<Box<dyn Write + 'a>>,
     /// The first name of each file that has several.
     pub(super) linked: HashMap<Ino, Vec<u8>>,
-    /// Whether to read each file before its header is written, since an entry cannot be taken back
+    /// True if each file is read before its header is written, since an entry cannot be taken back
     /// once it has begun.
     pub(super) proof_read: bool,
     pub(super) skipped: Skipped<'a>,

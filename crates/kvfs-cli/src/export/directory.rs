@@ -12,7 +12,7 @@ pub(crate) struct Directory<'a> {
     pub(crate) root: PathBuf,
     /// The first name of each file that has several, relative to the target directory.
     pub(crate) linked: HashMap<Ino, Vec<u8>>,
-    /// Whether owners can be set.
+    /// True if owners can be set.
     pub(crate) owner: bool,
     /// Decides which existing files must not be replaced.
     pub(crate) judge: Judge,

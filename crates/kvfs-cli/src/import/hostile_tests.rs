@@ -352,7 +352,7 @@ fn holes_of_any_size_cost_nothing() {
     assert_eq!(fs.read(next.ino, 0, 10).expect("read").to_vec(), b"next");
 }
 
-/// Of several entries with one path the last one counts, in any combination: small and large files,
+/// The last of several entries with one path counts, in any combination: small and large files,
 /// links to them, directories in between.
 #[test]
 fn the_last_entry_of_a_path_counts() {

@@ -19,7 +19,7 @@ const PIECE: usize = 4 << 20;
 pub struct NewValue {
     /// The beginning of the value, or all of it.
     first: Vec<u8>,
-    /// Whether the rest is still to be read from standard input.
+    /// True if the rest is still to be read from standard input.
     more: bool,
 }
 

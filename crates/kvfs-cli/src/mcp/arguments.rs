@@ -8,7 +8,7 @@ use crate::output::{Exit, Failure, Outcome};
 /// The result of a tool.
 pub struct Told {
     pub text: String,
-    /// Whether the tool ran, but its operation failed.
+    /// True if the tool ran, but its operation failed.
     pub failed: bool,
 }
 

@@ -17,7 +17,7 @@ use crate::output::{Failure, Outcome};
 
 /// The polling interval for the end of the command.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long to wait for output that is still in the pipes of a command that has ended.
+/// The time limit of waiting for output that is still in the pipes of a command that has ended.
 const PIPES: Duration = Duration::from_secs(2);
 
 /// The output of a pipe: its beginning is kept, the rest is only counted.
