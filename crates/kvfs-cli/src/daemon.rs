@@ -225,7 +225,8 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
     let counters = service.mounted.counters();
     tracing::info!("unmounted after {} requests: {counters}", counters.total());
     let Opened { store, views, .. } = opened;
-    // It notifies the kernel through the notifier, so it ends first.
+    // The thread that follows the published store notifies the kernel through the notifier, so it
+    // ends first.
     drop(service.following);
     notifier.stop();
     drop(service.metrics);
@@ -255,7 +256,7 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
     served.and(committed).and(closed)
 }
 
-/// Sets up the limits and scheduling of a process that others' writes depend on.
+/// Sets up a process through which others' writes go: heaps, limits, memory reclaim and umask.
 pub fn prepare_process() {
     // glibc makes a heap for each thread, and memory that one thread allocates and another frees
     // accumulates there: with a 64 MiB budget the process grew to twice that. Two heaps are enough

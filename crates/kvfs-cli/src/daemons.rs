@@ -100,8 +100,8 @@ pub fn make_directory() -> io::Result<PathBuf> {
     Ok(directory)
 }
 
-/// Removes the remains of killed daemons: sockets, empty logs, and week-old logs and closing
-/// records.
+/// Removes the remains of killed daemons: sockets, empty logs, and logs and records that are a week
+/// old.
 pub fn sweep(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();

@@ -16,7 +16,8 @@ const MOST_CRASHES: usize = 10;
 /// The limit for daemons that fail to start, for example for lack of space or memory, which may be
 /// temporary.
 const MOST_FAILURES: usize = 30;
-/// This many crashed daemons are replaced at once. After that, the pause doubles each time.
+/// The number of crashed daemons that are replaced at once. After that, the pause doubles each
+/// time.
 const AT_ONCE: usize = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -25,9 +26,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Death {
     Signal(i32),
-    /// It exited because it could not continue.
+    /// The daemon exited because it could not continue.
     Code(i32),
-    /// It could not be started.
+    /// The daemon could not be started.
     NotStarted(String),
 }
 

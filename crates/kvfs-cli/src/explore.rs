@@ -93,7 +93,7 @@ const NONE_ACCEPTED: u8 = 1;
 struct Attempt {
     number: usize,
     id: u64,
-    /// Its standard output and standard error.
+    /// The captured standard output and standard error.
     streams: [Printed; 2],
 }
 
@@ -351,7 +351,7 @@ impl<'a> Race<'a> {
             .args(["txn", "exec"])
             .arg(self.mount_point)
             .arg(id.to_string())
-            // End it even if this process is killed.
+            // End the program even if this process is killed.
             .args(["--ends-with", &std::process::id().to_string(), "--"])
             .env(ATTEMPT, number.to_string())
             .env(ATTEMPTS, self.args.attempts.to_string())

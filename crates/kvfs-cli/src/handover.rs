@@ -3,10 +3,10 @@
 //! While it still serves, the daemon asks the new program whether it is compatible ([`ask`]). Then
 //! it stops, flushes everything to disk, closes the store, writes the state for the new program
 //! into an in-memory file, and executes it ([`become_program`]): the process stays the same, and so
-//! do its record and its descriptors. Three of them are passed on: the connection to the kernel,
-//! without which the mount would end; the store's file, whose lock no other process can take in
-//! between; and the one that leads to the waiting caller. From then on, signals that end the
-//! process are blocked until it handles them again.
+//! do its record and its descriptors. Three descriptors are passed on: the connection to the
+//! kernel, without which the mount would end; the store's file, whose lock no other process can
+//! take in between; and the connection to the waiting caller. From then on, signals that end the
+//! process are blocked until the new program handles them.
 //!
 //! **Ways back.** Until the store is closed, the daemon can simply continue. If the new program
 //! cannot be executed, or cannot take over the mount before it has answered anything, it leaves
@@ -265,7 +265,7 @@ fn read(mut file: &File, version: &Value) -> io::Result<(Value, Vec<u8>, Vec<u8>
 
 /// Takes over a descriptor that was left for this process.
 pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the number is only looked at; one that is no descriptor is an error.
+    // SAFETY: the call only examines the number, and fails if it is not a descriptor.
     if number < 3 || unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }

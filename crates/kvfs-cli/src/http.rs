@@ -93,7 +93,7 @@ impl Clients {
         let mut open = self.open.lock();
         while open.len() >= MOST_CLIENTS {
             let Some(oldest) = open.values().find(|open| !open.is_answered) else { return false };
-            // Its thread notices the shutdown and ends.
+            // The thread of that client notices the shutdown and ends.
             let _ = oldest.client.shutdown(Shutdown::Both);
             self.gone.wait_for(&mut open, PATIENCE);
         }

@@ -311,7 +311,7 @@ impl Importer {
                 self.fs.rmdir(parent, name)?;
             }
             _ => {
-                // It may have other names, and its link count changes.
+                // The file may have other names, and its link count changes.
                 if self.fs.is_referenced(attr.ino) {
                     self.tell_inode(attr.ino);
                 }

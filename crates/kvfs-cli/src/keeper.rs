@@ -1,12 +1,12 @@
 //! The keeper of a mount (`-o keeper`): a small process that outlives the daemon, which is its
 //! child.
 //!
-//! It holds the descriptors that must survive the daemon: the connection to the kernel, the store's
-//! file with its lock, and four in-memory files: the mirror of the commits that are not in the
-//! journal yet (`kvdb::Mirror`), the kernel's references (`kvfs_fuse::Kept`), the views with
+//! The keeper holds the descriptors that must survive the daemon: the connection to the kernel, the
+//! store's file with its lock, and four in-memory files: the mirror of the commits that are not in
+//! the journal yet (`kvdb::Mirror`), the kernel's references (`kvfs_fuse::Kept`), the views with
 //! pending kernel notifications (`kvfs::ViewNotes`), and the state of the mount. If a daemon is
-//! killed or crashes, the keeper starts another one with these, which continues. If a daemon exits,
-//! it has unmounted or failed to start: the keeper then ends, too, with the same exit code.
+//! killed or crashes, the keeper starts another one, which continues from this state. If a daemon
+//! exits, it has unmounted or failed to start: the keeper then ends, too, with the same exit code.
 //!
 //! **Another version.** A daemon that is asked to become another program (`upgrade`) tells the
 //! keeper to execute that from now on, and kills itself: the rest is the same as after any kill. If
@@ -91,7 +91,7 @@ impl Keeper {
         }
     }
 
-    /// Ends this process, after telling the keeper to execute the program in its place.
+    /// Makes the keeper execute the program in place of this process, which kills itself.
     pub fn become_program(&self, program: &Path) -> Failure {
         let said = self.life.say(format!("{BECOMES}{}\n", daemons::escape(program)).as_bytes());
         let killed = said.and_then(|()| Ok(kill_process(rustix::process::getpid(), Signal::KILL)?));
@@ -368,8 +368,8 @@ pub fn run(
             std::process::exit(code);
         }
         if status.is_none() {
-            // It ends when the next daemon answers. If the thread cannot be started, it stays a
-            // zombie.
+            // Reap the old daemon when it ends, once the next one answers. If the thread cannot be
+            // started, it stays a zombie.
             let late = std::thread::Builder::new().name("kvfs-late".into());
             let _ = late.spawn(move || daemon.wait());
         }
@@ -451,7 +451,7 @@ fn ended(daemon: &mut process::Child) -> io::Result<Option<ExitStatus>> {
             return Ok(status);
         }
         if begun.elapsed() > PATIENCE {
-            // Kill it in any case, whatever the state of that thread.
+            // Kill the daemon in any case, whatever the state of that thread.
             daemon.kill()?;
             return daemon.try_wait();
         }
@@ -465,7 +465,7 @@ fn lock(child: &Mutex<Child>) -> MutexGuard<'_, Child> {
 
 fn pass_on(pid: Option<Pid>, signal: Signal) {
     if let Some(pid) = pid {
-        // It may just have ended.
+        // The child may just have ended.
         let _ = kill_process(pid, signal);
     }
 }

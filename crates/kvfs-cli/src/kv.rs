@@ -151,8 +151,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         | Action::Call { target, .. } => (target, true),
     };
     let mut value = match &args.action {
-        // Read it before the store is opened, unless it is long: the program at the other end of
-        // the pipe may use the store, too.
+        // Read the value before the store is opened, unless it is long: the program at the other
+        // end of the pipe may use the store, too.
         Action::Put { value, .. } => NewValue::of(value.as_deref())?,
         _ => NewValue::default(),
     };

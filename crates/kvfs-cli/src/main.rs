@@ -214,7 +214,7 @@ fn main() -> ExitCode {
         return output.finish(Err(failure));
     }
     let outcome = match cli.command {
-        // These exit with codes of their own.
+        // These commands exit with codes of their own.
         Command::Run(args) => return run::run(args, &output),
         Command::Explore(args) => return explore::run(args, &output),
         Command::Commit(args) => return commit::run(args, &output),

@@ -134,7 +134,7 @@ impl Args {
 
 enum Merged {
     Done(Done),
-    /// There are conflicts, which are listed instead.
+    /// Not merged because of conflicts, which are listed instead.
     Against(Begun),
     /// The person who was asked has declined.
     Not(NotMerged),
@@ -365,7 +365,7 @@ fn print(done: Done, args: &Args, source: &Source, output: &Output) -> Outcome {
         }
         return output.print(text, ());
     }
-    // Build it only if needed, since the list may be long.
+    // Build the list only if needed, since it may be long.
     let changes = changes.json(detail);
     let id = args.keep.then_some(id);
     output.print(

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// The reason why a transaction was not committed.
 pub enum NotCommitted {
-    /// It was in another state than expected, and stays open.
+    /// The transaction was in another state than expected, and stays open.
     Changed(Failure),
     /// Others have changed the same data.
     Conflict(Failure),

@@ -132,7 +132,7 @@ mod tests {
         let now = *kept.last().expect("the newest");
         let last = |age: u64| kept.iter().filter(|time| now - **time < age).count();
         assert_eq!(last(24 * HOUR), 24);
-        // It is a Wednesday, 11:30. Yesterday evening is among the hours; five more days precede
+        // Now is a Wednesday, 11:30. Yesterday evening is among the hours; five more days precede
         // it; of the Sundays, one is among these days and two are not.
         assert_eq!(kept.len(), 24 + 5 + 2, "{kept:?}");
         assert_eq!(now - kept[0], 16 * DAY + 12 * HOUR);

@@ -75,7 +75,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         )
         .hint("give a new directory"));
     }
-    // Make it before hours of work, and before any file of the store could have its name.
+    // Make the file before hours of work, and before any file of the store could have its name.
     let keys = args.keys.as_deref().map(|path| keys_file(path, &args, judge)).transpose()?;
     let bar = output.progress("looking for what is left", Some(0), false);
     let found = Salvage::open(Arc::new(device), &mut |done, all| {

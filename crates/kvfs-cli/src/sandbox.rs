@@ -181,7 +181,7 @@ struct Replaced {
     is_main: bool,
     /// In the child: the detached directory to be mounted, or negative if there is none.
     tree: libc::c_int,
-    /// In the child: whether the store was unmounted there.
+    /// In the child: true once the store was unmounted there.
     away: bool,
 }
 
@@ -442,7 +442,7 @@ impl Blocked {
             let from_terminal = sender == libc::SI_KERNEL
                 && [libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH].contains(&signal);
             if PASSED.contains(&signal) && !from_terminal {
-                // SAFETY: the child has not been waited for, so the number is still its.
+                // SAFETY: the child has not been reaped, so the number still belongs to it.
                 unsafe { libc::kill(child, signal) };
             }
         }

@@ -138,7 +138,7 @@ mod tests {
         db.stop_scrub();
         let (done, waiting) = mpsc::channel();
         let own = db.clone();
-        // At this rate it would take weeks.
+        // At this rate the scrub would take weeks.
         std::thread::spawn(move || {
             scrub(&own, &ended, 1);
             let _ = done.send(());

@@ -202,7 +202,7 @@ impl<'a> Source<'a> {
             }
             path.extend_from_slice(name.as_bytes());
             let m = match std::fs::symlink_metadata(&source) {
-                // It was removed after it was listed.
+                // The file was removed after it was listed.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 m => m.map_err(|e| cannot_read(&source, e))?,
             };

@@ -19,7 +19,7 @@ struct Stream<R> {
     inner: R,
     /// Bytes read from `inner`.
     at: u64,
-    /// Of these, the bytes that the crate still has to skip.
+    /// The bytes among them that the crate believes are still to come.
     ahead: u64,
     /// While headers are read, the end of the content that precedes them.
     passing: Option<u64>,

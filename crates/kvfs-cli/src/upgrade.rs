@@ -2,10 +2,10 @@
 //! the mount.
 //!
 //! This process listens at a socket next to the daemon's record and sends the daemon SIGHUP. The
-//! daemon connects, receives the path of the program to become, and answers with a failure; or it
-//! becomes that program (`handover`), which inherits the connection and answers that it serves. A
-//! daemon with a keeper answers that another process follows it (`keeper`), whose record shows that
-//! it serves. If there is no answer, the connection ends. A daemon that is stopped (SIGSTOP) would
+//! daemon connects, receives the path of the new program, and answers with a failure; or it becomes
+//! that program (`handover`), which inherits the connection and answers that it serves. A daemon
+//! with a keeper answers that another process follows it (`keeper`), whose record shows that it
+//! serves. If there is no answer, the connection ends. A daemon that is stopped (SIGSTOP) would
 //! never answer, so its state is checked now and then.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -179,7 +179,7 @@ fn call(record: &Record, listening: &Listening) -> Outcome<UnixStream> {
         let mut polled =
             [PollFd::new(&listening.listener, PollFlags::IN), PollFd::new(&process, PollFlags::IN)];
         match rustix::event::poll(&mut polled, Some(&LOOK)) {
-            // If it is continued later, it finds that no process listens.
+            // If the daemon is continued later, it finds that no process listens.
             Ok(0) => must_run(record)?,
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(cannot(e.into())),

@@ -39,7 +39,7 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 static WATCHER: Once = Once::new();
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
-/// While this exists, a command waits for the daemon of a store.
+/// Registers a wait for the daemon of a store, until this is dropped.
 #[must_use]
 pub struct Waiting {
     number: u64,
@@ -105,7 +105,7 @@ fn watch() {
         waits = WAITS.lock();
         let Some(at) = waits.iter().position(|wait| wait.number == number) else { continue };
         match problem {
-            // Report it only once.
+            // Report a problem only once.
             Some(problem) => {
                 waits.remove(at);
                 if !IS_SILENT.load(Ordering::Acquire) {

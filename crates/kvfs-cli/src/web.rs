@@ -1,10 +1,10 @@
 //! `kvfs web`: serves a page on this machine that shows a mounted store, and on which an open
 //! transaction can be reviewed, committed and aborted.
 //!
-//! It is a process of its own and a client of the store's socket, so it can do what its user may do
-//! there, and nothing depends on it. `guard` admits requests, and `answers` answers them; the page
-//! itself is in `web/`, and contains no strings of the store: it requests them, and inserts them as
-//! text.
+//! The server is a process of its own and a client of the store's socket, so it can do what its
+//! user may do there, and nothing depends on it. `guard` admits requests, and `answers` answers
+//! them; the page itself is in `web/`, and contains no strings of the store: it requests them, and
+//! inserts them as text.
 
 mod answers;
 mod guard;

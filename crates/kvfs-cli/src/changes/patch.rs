@@ -20,7 +20,7 @@ const LARGEST_TEXT: u64 = 4 << 20;
 const LARGEST: u64 = 64 << 20;
 /// Lines of context around a change.
 const CONTEXT: usize = 3;
-/// After this time, lines are compared coarsely.
+/// The time after which lines are compared coarsely.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The directories with the files before and after the change.

@@ -70,7 +70,7 @@ impl WorkTree {
         let place = place
             .filter(|place| place.mount.fs_type == "fuse.kvfs")
             .ok_or_else(|| unsure(format!("{} does not lie in a mounted store", root.display())))?;
-        // Another file system may be mounted at the path now.
+        // Compare devices, since another file system may be mounted at the path now.
         let stat = rustix::fs::stat(".").map_err(|e| cannot(e.into()))?;
         let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         if place.mount.device != format!("{major}:{minor}") {
@@ -108,8 +108,8 @@ impl WorkTree {
             View::Snapshot(_) if self.is_read_only() && mounted.shows_alone() => {
                 text_of(&mounted.call(&[b"CHANGES", b"NOW"])?)
             }
-            // Their writes are in no list, and a token for them would get into the store with git's
-            // index when they are committed or merged.
+            // Writes in other views are in no list, and a token for them would get into the store
+            // with git's index when they are committed or merged.
             view => Err(unsure(format!("the work tree lies in {view}, which has no list"))),
         }
     }
@@ -187,7 +187,7 @@ impl WorkTree {
             }
             let cannot = |e: io::Error| Failure::io("cannot list a directory that was made", &e);
             let entries = match fs::read_dir(self.root.join(OsStr::from_bytes(&directory))) {
-                // It was removed in the meantime, which the next answer reports.
+                // The directory was removed in the meantime, which the next answer reports.
                 Err(e) if is_gone(&e) => continue,
                 entries => entries.map_err(cannot)?,
             };

@@ -165,7 +165,7 @@ mod tests {
         for len in 0..40u8 {
             let bytes: Vec<u8> = (0..len).map(|n| n.wrapping_mul(83) ^ 0xff).collect();
             let mut object = Map::new();
-            // Make it invalid UTF-8, so that it is encoded.
+            // Make the bytes invalid UTF-8, so that they are encoded.
             let bytes = [&bytes[..], b"\xff"].concat();
             crate::text::put(&mut object, "v", &bytes);
             let text = object["v_base64"].as_str().expect("text").to_string();

@@ -101,8 +101,8 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     // Check that the transaction exists before a program is started in it.
     session.mounted.txn(&["STATUS", &id.to_string()])?;
     if !session.begun.contains(&id) {
-        // Another process has begun it: seal it as well, so that the command may write in it but
-        // not end it.
+        // Another process has begun the transaction: seal it as well, so that the command may write
+        // in it but not end it.
         session.mounted.txn(&["SEAL", &id.to_string()])?;
     }
     let own = |e: std::io::Error| Failure::io("cannot find the kvfs program", &e);
@@ -113,7 +113,7 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         .args(["txn", "exec"])
         .arg(&root)
         .arg(id.to_string())
-        // End it even if this process is killed.
+        // End the command even if this process is killed.
         .args(["--ends-with", &std::process::id().to_string()])
         // Start the shell where the transaction's branch is visible: in any other directory it
         // would write outside of the transaction.
@@ -155,7 +155,8 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         }
     }
     let status = child.wait().map_err(wait)?;
-    // Kill its descendants, even those in other sessions, which could go on in the transaction.
+    // Kill the command's descendants, even those in other sessions, which could go on in the
+    // transaction.
     let left = descendants::end_all();
     let until = Instant::now() + PIPES;
     let mut text = match ended {

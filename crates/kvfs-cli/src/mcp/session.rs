@@ -81,7 +81,7 @@ impl Session {
             }
         }
         for id in std::mem::take(&mut self.begun) {
-            // Some may have ended already.
+            // Some transactions may have ended already.
             let _ = self.mounted.txn(&["ABORT", &id.to_string()]);
         }
         Ok(())

@@ -34,7 +34,7 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         Some(around) => words.extend(["WITHIN", around]),
         None => words.push("UNDOABLE"),
     }
-    // It must end even if this process is killed.
+    // Attach the transaction, so that it ends even if this process is killed.
     words.push("ATTACHED");
     words.extend(given.flag("durable").then_some("DURABLE"));
     words.extend(limit.iter().flat_map(|bytes| ["LIMIT", bytes.as_str()]));
@@ -101,8 +101,8 @@ pub fn diff(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     };
     let detail = Detail::default();
     let detail = if given.flag("patch") { detail.with_patch() } else { detail };
-    // Format it as for a terminal: non-text files are only named, and no control characters get
-    // through.
+    // Format the changes as for a terminal: non-text files are only named, and no control
+    // characters get through.
     let style = Style { terminal: true, colour: false };
     let (mut text, most, mut more) = (Vec::new(), session.limits.output, false);
     changes.pieces(detail, style, &mut |piece| {

@@ -239,7 +239,7 @@ impl Fork {
 
     /// Replaces the file atomically by `now`, and keeps the old file as `before`.
     fn replace(&self, (now, fork): (&Path, Option<ForkId>), before: Option<&PathBuf>) -> Outcome {
-        // Another command may have mounted or rebased it in the meantime.
+        // Another command may have mounted or rebased the file in the meantime.
         Judge::replacing().judge_path(&self.file)?;
         let fork_in = |path: &Path| local_copy(path).and_then(|copy| copy.fork);
         if fork_in(now) != fork || fork_in(&self.file) != Some(self.id) {

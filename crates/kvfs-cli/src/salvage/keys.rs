@@ -35,7 +35,8 @@ pub fn bring_out(
                     report.keys_missing(&dictionary, &start, &end, &what);
                     continue;
                 }
-                // It lies in a gap reported before: a newer value or its deletion may be lost.
+                // The tuple lies in a gap reported before: a newer value or its deletion may be
+                // lost.
                 Remnant::Tuple { stale: true, .. } => continue,
                 Remnant::Tuple { key, value, .. } => (key, salvage.value(&value)),
             };
