@@ -1,6 +1,6 @@
-//! `kvfs bench DIR`: times what programs do to a file system, in any directory, so that two of them
-//! can be compared by the same code. It prints operations and seconds for each step;
-//! `scripts/bench_operations.py` has it run on peers, too, for `make bench-files`.
+//! `kvfs bench DIR`: times file operations in any directory, so that two file systems can be
+//! compared by the same code. Prints operations and seconds for each step;
+//! `scripts/bench_operations.py` also runs it on other file systems for `make bench-files`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -138,10 +138,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     output.print(text, &timings)
 }
 
-/// In the directory that we make: what lies there is ours to write onto and to remove.
+/// A file that marks the directory as made by this command, which may therefore overwrite and
+/// remove its content.
 const MARK: &str = "made-by-kvfs-bench";
 
-/// Makes the directory to work in, or takes up one that an earlier call has left.
+/// Creates the working directory, or reuses one that an earlier call has left.
 fn begin(dir: &Path, root: &Path) -> Outcome {
     place::must_let_us_in(dir)?;
     if !dir.is_dir() {
@@ -210,7 +211,7 @@ impl Bench {
         Ok(Timing { case, ops, bytes, seconds })
     }
 
-    /// What a case needs and does not time.
+    /// Prepares the files that a case needs, outside its timing.
     fn prepare(&self, case: Case) -> io::Result<()> {
         match case {
             Case::Create | Case::Create4k => {
@@ -260,7 +261,8 @@ impl Bench {
         Ok((u64::from(self.files), u64::from(self.files) * content.len() as u64))
     }
 
-    /// Every file once, in no order of the directory: by multiplication by a prime.
+    /// Returns each file once, in an order unrelated to the directory's: indices are multiplied by
+    /// a prime.
     fn shuffled(&self) -> impl Iterator<Item = PathBuf> {
         (0..u64::from(self.files))
             .map(|n| self.file((n * 1_000_003 % u64::from(self.files)) as u32))
@@ -280,7 +282,7 @@ impl Bench {
 
     fn rename(&self) -> io::Result<(u64, u64)> {
         for n in 0..self.files {
-            // There and back: the files are what they were.
+            // Rename back, so that later cases find the files unchanged.
             let (file, to) = (self.file(n), self.file(n).with_file_name("renamed"));
             fs::rename(&file, &to)?;
             fs::rename(&to, &file)?;
@@ -319,7 +321,7 @@ impl Bench {
         let mut f = File::create(self.large())?;
         let mut piece = vec![0u8; PIECE];
         for i in 0..self.mib {
-            // Not compressible by repetition of the piece.
+            // Fill each piece with different words, so that it does not compress as a repetition.
             for (j, word) in piece.chunks_exact_mut(8).enumerate() {
                 word.copy_from_slice(
                     &(i << 32 | j as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes(),
@@ -344,7 +346,7 @@ impl Bench {
         Ok((bytes / PIECE as u64, bytes))
     }
 
-    /// Reads random 4 KiB of the large file, or puts `content` at the start of random pages and
+    /// Reads random 4 KiB of the large file, or writes `content` at the start of random pages and
     /// syncs.
     fn random(&self, ops: u64, content: Option<&[u8]>) -> io::Result<(u64, u64)> {
         let f = OpenOptions::new().read(true).write(content.is_some()).open(self.large())?;

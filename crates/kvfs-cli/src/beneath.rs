@@ -1,5 +1,5 @@
-//! Opening what lies in a directory and nowhere else: for paths that come from a store, into
-//! directories that others may write to.
+//! Opens paths strictly beneath a directory. Used for paths that come from a store, in directories
+//! that others may write to.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 use crate::output::{Exit, Failure};
 
-/// Opens what lies at `path` in an open directory, or with `.` the directory itself: no symbolic
-/// link is followed, on the way or at its end.
+/// Opens `path` in an open directory, or the directory itself if it is `.`. No symbolic link is
+/// followed, neither on the way nor at the end.
 pub fn open(
     directory: impl AsFd,
     path: &[u8],
@@ -21,14 +21,14 @@ pub fn open(
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     match rustix::fs::openat2(&directory, path, flags, mode, resolve) {
-        // The path is longer than a call takes.
+        // An old kernel, or a path longer than a system call takes: open it name by name.
         Err(Errno::NOSYS | Errno::NAMETOOLONG) => {}
         opened => return opened,
     }
     open_by_names(directory, path, flags, mode)
 }
 
-/// Before Linux 5.6, and a path that is longer than a call takes: name by name.
+/// Opens a path name by name: before Linux 5.6, or if it is longer than a system call takes.
 fn open_by_names(
     directory: impl AsFd,
     path: &[u8],
@@ -52,7 +52,7 @@ fn open_by_names(
     Ok(at)
 }
 
-/// What is told of a path that could not be opened.
+/// Returns the failure to report for a path that could not be opened.
 pub fn failure(doing: &str, error: io::Error) -> Failure {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::LOOP) => {
@@ -66,8 +66,8 @@ pub fn failure(doing: &str, error: io::Error) -> Failure {
     }
 }
 
-/// Opens a regular file for reading. Nothing else is: a fifo would wait for a writer, and a device
-/// may do anything.
+/// Opens a regular file for reading. Refuses everything else: a FIFO would wait for a writer, and
+/// opening a device may have side effects.
 pub fn open_file(directory: &Path, path: &[u8]) -> io::Result<std::fs::File> {
     let directory = rustix::fs::open(
         directory,
@@ -79,13 +79,13 @@ pub fn open_file(directory: &Path, path: &[u8]) -> io::Result<std::fs::File> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(io::Error::other("it is no file"));
     }
-    // The very file that was looked at.
+    // Reopen the descriptor, so that this is the file that was checked.
     let place = format!("/proc/self/fd/{}", it.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(place, flags, Mode::empty())?.into())
 }
 
-/// The content of a regular file of at most `most` bytes.
+/// Returns the content of a regular file of at most `most` bytes.
 pub fn read_file(directory: &Path, path: &[u8], most: u64) -> io::Result<Vec<u8>> {
     let file = open_file(directory, path)?;
     let mut bytes = Vec::new();
@@ -98,7 +98,7 @@ pub fn read_file(directory: &Path, path: &[u8], most: u64) -> io::Result<Vec<u8>
     Err(io::Error::other("it is too large"))
 }
 
-/// Where the symbolic link at `path` in a directory leads.
+/// Returns the target of the symbolic link at `path` in a directory.
 pub fn read_link(directory: &Path, path: &[u8]) -> io::Result<Vec<u8>> {
     let directory = rustix::fs::open(
         directory,
@@ -144,7 +144,7 @@ mod tests {
         let at = std::fs::File::open(directory.path()).expect("it is there");
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let what = |opened: Result<OwnedFd, Errno>| {
-            // Of a link on the way each says something else.
+            // The error for a link on the way differs between the two.
             opened.and_then(rustix::fs::fstat).map(|stat| stat.st_ino).ok()
         };
         for path in [".", "a", "a/b", "a/b/file", "none", "a/none", "link/b", "link", "a/b/file/x"]

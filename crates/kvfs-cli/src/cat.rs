@@ -1,4 +1,4 @@
-//! `kvfs cat`.
+//! `kvfs cat`: prints files of a store.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;

@@ -1,5 +1,5 @@
-//! What a transaction would change, or what two snapshots differ in, for people and programs: files
-//! by path, keys by dictionary.
+//! Shows the changes of a transaction, or the differences of two snapshots, for people and
+//! programs: files by path, keys by dictionary.
 
 mod anchors;
 mod choices;
@@ -58,7 +58,7 @@ pub struct Detail {
 }
 
 impl Detail {
-    /// One line for all.
+    /// A one-line summary.
     pub const STAT: Detail = Detail {
         stat: true,
         patch: false,
@@ -70,31 +70,31 @@ impl Detail {
         no_pager: true,
     };
 
-    /// Of what was undone.
+    /// Returns the settings for showing changes that were undone.
     pub fn of_undo(stat: bool, no_pager: bool) -> Detail {
         Detail { stat, no_pager, ..Detail::default() }
     }
 
-    /// What is asked for.
+    /// Returns which details to request from the daemon.
     pub fn wanted(self) -> Wanted {
         Wanted { fields: self.fields || self.patch, all: self.all || self.patch }
     }
 
-    /// These settings, with contents shown as a patch.
+    /// Returns these settings, with contents shown as a patch.
     pub fn with_patch(self) -> Detail {
         Detail { stat: false, patch: true, ..self }
     }
 
-    /// For a person at a terminal.
+    /// Returns the style for a person at a terminal.
     pub fn style_of_terminal(self) -> Style {
         Style::of(self.color, true)
     }
 }
 
-/// What a list is to have.
+/// Details to request with a list.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wanted {
-    /// The elements of collections.
+    /// The changed elements of collections.
     pub fields: bool,
     /// Everything below directories that were added or removed.
     pub all: bool,
@@ -104,16 +104,16 @@ impl Wanted {
     pub const ALL: Wanted = Wanted { fields: true, all: true };
 }
 
-/// Bytes of lines that are written at once.
+/// Lines are written in pieces of about this many bytes.
 const PIECE: usize = 64 << 10;
 
 pub struct Changes {
     files: Vec<File>,
     anchors: Anchors,
     keys: Vec<Key>,
-    /// Which state of the transaction it is, where it is one's.
+    /// The state of the transaction that was listed, if this is a list of a transaction.
     pub state: Option<String>,
-    /// The directories in which files are as they were and as they are, for `--patch`.
+    /// The directories with the files before and after the change, for `--patch`.
     roots: Option<Roots>,
 }
 
@@ -146,7 +146,7 @@ fn lists(reply: Reply) -> Outcome<Vec<std::vec::IntoIter<Reply>>> {
 }
 
 impl Changes {
-    /// From the replies to `SNAPSHOT FILES` and `SNAPSHOT CHANGES`.
+    /// Parses the replies to `SNAPSHOT FILES` and `SNAPSHOT CHANGES`.
     pub fn between(
         files_reply: Reply,
         keys_reply: Reply,
@@ -157,10 +157,10 @@ impl Changes {
         Ok(Changes { files, anchors, keys, state: None, roots })
     }
 
-    /// Of a transaction.
+    /// Requests the changes of a transaction.
     pub fn of(mounted: &mut Mounted, id: u64, wanted: Wanted) -> Outcome<Changes> {
         let roots = Some((mounted.mount_point.clone(), mounted.view(id)));
-        // First: what changes while it is listed makes it another one.
+        // Read the state first: a change during the listing then makes it differ.
         let state = Some(mounted.state(id)?);
         let id = id.to_string();
         let mut words = vec!["FILES", &id];
@@ -172,20 +172,20 @@ impl Changes {
         Ok(Changes { files, anchors, keys, state, roots })
     }
 
-    /// Of a transaction, from the replies to `TXN FILES` and `TXN CHANGES BEFORE`.
+    /// Parses the replies to `TXN FILES` and `TXN CHANGES BEFORE` for a transaction.
     pub fn of_replies(files_reply: Reply, keys_reply: Reply) -> Outcome<Changes> {
         let keys = Gathered::of_transaction(keys_reply)?;
         let (files, anchors) = files(files_reply)?;
         Ok(Changes { files, anchors, keys, state: None, roots: None })
     }
 
-    /// Those that are to be shown.
+    /// Returns the files to show.
     fn shown(&self, detail: Detail) -> Vec<File> {
         let all = self.files.iter().filter(|file| detail.times || !file.times_alone()).cloned();
         if detail.no_renames { all.collect() } else { renames::joined(all.collect()) }
     }
 
-    /// Prints what differs: as JSON, or for people.
+    /// Prints the differences as JSON or for people.
     pub fn print(&self, detail: Detail, output: &Output) -> Outcome {
         if output.is_json() {
             return output.print("", self.json(detail));
@@ -193,7 +193,7 @@ impl Changes {
         self.print_below("", detail, output)
     }
 
-    /// Prints what differs for people, below a line.
+    /// Prints the differences for people, below a heading.
     pub fn print_below(&self, heading: &str, detail: Detail, output: &Output) -> Outcome {
         let mut pager = Pager::start(!detail.no_pager && !detail.stat, output);
         if !pager.write(heading.as_bytes())? {
@@ -202,10 +202,10 @@ impl Changes {
         self.pieces(detail, Style::of_output(detail.color), &mut |piece| pager.write(piece))
     }
 
-    /// For people, at once.
+    /// Returns all the text for people.
     pub fn text(&self, detail: Detail, style: Style) -> Vec<u8> {
         let mut all = Vec::new();
-        // Memory takes it all.
+        // Collecting in memory does not fail.
         let _ = self.pieces(detail, style, &mut |piece| {
             all.extend_from_slice(piece);
             Ok(true)
@@ -213,7 +213,8 @@ impl Changes {
         all
     }
 
-    /// For people, piece by piece, for contents may be large; until `put` wants no more.
+    /// Writes the text for people in pieces, since contents may be large, until `put` returns
+    /// false.
     pub fn pieces(
         &self,
         detail: Detail,
@@ -265,7 +266,8 @@ impl Changes {
                 writer.remark('=', &anchor);
             }
             let below = renames.below(file);
-            // No program opens such a path at once, `git apply` neither.
+            // The path is too long to open in one call, also for `git apply`: it gets a remark
+            // only.
             let is_deep = [Some(&file.path), file.from.as_ref()];
             let is_deep = is_deep.into_iter().flatten().any(|path| Anchors::is_deep(path));
             if !renames.is_implied(file)
@@ -331,7 +333,7 @@ fn word(letter: char) -> &'static str {
     }
 }
 
-/// "300 B", "300 B → 1.2 KiB".
+/// Formats sizes, like "300 B" or "300 B → 1.2 KiB".
 fn sizes(before: Option<u64>, after: Option<u64>) -> String {
     match (before, after) {
         (Some(before), Some(after)) if before != after => {

@@ -1,4 +1,5 @@
-//! `kvfs changes`: what is committed to a mounted store or a clone, as it comes: keys and paths.
+//! `kvfs changes`: prints the keys and paths that commits to a mounted store or a clone change, as
+//! they happen.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -39,9 +40,9 @@ pub struct Args {
     since: Option<String>,
 }
 
-/// How long the daemon is asked to wait for what comes.
+/// The time that the daemon waits for new changes before it replies.
 const WAIT: Duration = Duration::from_secs(5);
-/// Changes that are asked for at once.
+/// The number of changes requested at once.
 const COUNT: &str = "1000";
 
 fn odd() -> Failure {
@@ -55,7 +56,7 @@ fn text_of(reply: &Reply) -> Outcome<String> {
     }
 }
 
-/// One change, as a line and as an object.
+/// Formats one change as a line and as an object.
 fn described(row: &Reply) -> Outcome<(String, Value)> {
     let Reply::Array(fields) = row else { return Err(odd()) };
     let [Reply::Integer(number), dictionary, what, first, second] = &fields[..] else {
@@ -102,7 +103,8 @@ fn described(row: &Reply) -> Outcome<(String, Value)> {
     Ok((format!("{number:>8}  {line}\n"), Value::Object(object)))
 }
 
-/// Standard output, which may be a pipe whose other end is gone: that is the end, and no failure.
+/// Prints to standard output. Returns false if it is a pipe whose other end is closed, which is not
+/// a failure.
 fn print(text: &str) -> Outcome<bool> {
     let mut out = io::stdout().lock();
     taken(out.write_all(text.as_bytes()).and_then(|()| out.flush()))

@@ -1,5 +1,5 @@
-//! `kvfs check`: reads every byte of a store that is in use, says where something is wrong, and
-//! repairs it if asked to. A mounted store is read by its daemon.
+//! `kvfs check`: reads every byte of a store that is in use, reports damage, and repairs it on
+//! request. The daemon of a mounted store does the reading.
 
 mod mounted;
 mod published;
@@ -80,30 +80,30 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     found.tell(&args.store, output)
 }
 
-/// Where something is wrong with files.
+/// Names the inode with the damage, or the file system.
 fn place_of(ino: u64) -> String {
     if ino == 0 { "file system".to_string() } else { format!("inode {ino}") }
 }
 
-/// What a check has found.
+/// The results of a check.
 struct Found {
-    /// Places, and what is wrong there.
+    /// Damaged places, each with a description.
     faults: Vec<(String, String)>,
-    /// Which bytes of which files, and which keys, depend on what is damaged.
+    /// The bytes of files, and the keys, that depend on damaged data.
     concerns: Vec<String>,
-    /// What earlier repairs could not bring back.
+    /// Data that earlier repairs could not restore.
     losses: Vec<Loss>,
-    /// The store can be opened.
+    /// True if the store can be opened.
     opened: bool,
     report: kvdb::CheckReport,
-    /// The journal was read, too.
+    /// True if the journal was read, too.
     journal: bool,
     files: Option<kvfs::Report>,
 }
 
 fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
-    // Opened first, for its errors tell what the path is: not there, in use, no store at all. A
-    // store that is too damaged to be opened is examined all the same.
+    // Open the store first, since the error tells the state of the path: missing, in use, or not a
+    // store. A store that is too damaged to be opened is examined all the same.
     let opened = match store::open_waiting(store_path, Access::ReadOnly, None) {
         Ok(store) => {
             store.close()?;
@@ -123,7 +123,7 @@ fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
     let device: Arc<dyn Device> = Arc::new(device);
     let remote = places::zones_of(&*device)?;
     let report = kvdb::check_with(device.clone(), remote.as_ref(), &mut progress);
-    // Its lock would keep us from opening the store again.
+    // Release the lock, which would keep this process from opening the store again.
     drop(device);
     bar.finish_and_clear();
 
@@ -132,14 +132,14 @@ fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
     let (mut files, mut losses) = (None, Vec::new());
     if opened {
         let store = store::open_waiting(store_path, Access::ReadOnly, None)?;
-        // A file system that cannot be read has no list; that it cannot is told below.
+        // An unreadable file system has no list of losses; that it is unreadable is reported below.
         losses = kvfs::losses(&store.db).unwrap_or_default().into_iter().map(Loss::from).collect();
         match kvfs::verify(&store.db) {
             Ok(found) => {
                 faults.extend(found.findings.iter().map(|f| (place_of(f.ino), f.what.clone())));
                 files = Some(found);
             }
-            // Damage below has been listed already; a file system on it need not be readable.
+            // The damage is listed already; it may make the file system unreadable.
             Err(error) => {
                 faults.push(("file system".into(), tree::failure("cannot be read", error).message))
             }
@@ -156,7 +156,8 @@ fn examine(store_path: &Path, output: &Output) -> Outcome<Found> {
     Ok(Found { faults, concerns, losses, opened, report, journal: true, files })
 }
 
-/// Which files and keys depend on what is damaged: a scrub knows the keys of what it reads.
+/// Returns the files and keys that depend on damaged data, found by a scrub, which knows the keys
+/// of the data that it reads.
 fn concerns(path: &Path, output: &Output) -> Outcome<Vec<String>> {
     let mut connection = Connection::open(path, false)?;
     scrub::whole(&mut connection, 0, output)?;
@@ -176,7 +177,7 @@ fn concerned(faults: &[Value]) -> Vec<String> {
     all
 }
 
-/// Something that a repair could not bring back.
+/// Data that a repair could not restore.
 pub struct Loss {
     time: u64,
     what: String,
@@ -204,7 +205,7 @@ impl Loss {
 }
 
 impl Found {
-    /// Pages that nobody can read are there, on a list or not.
+    /// Returns whether there are unreadable pages, listed or not.
     fn has_losses(&self) -> bool {
         !self.losses.is_empty() || self.files.as_ref().is_some_and(|files| files.lost_pages > 0)
     }

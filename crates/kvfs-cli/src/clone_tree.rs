@@ -1,4 +1,4 @@
-//! `kvfs clone-tree`: a directory copied by reference.
+//! `kvfs clone-tree`: copies a directory by reference.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -30,8 +30,8 @@ pub struct Args {
     dst: PathBuf,
 }
 
-/// Where something lies: the path from the root of its view, and the transaction, if the view is
-/// one's.
+/// Returns the location of a path: the path from the root of its view, and the transaction if it is
+/// a transaction's view.
 fn position(mounted: &Mounted, path: &Path, device: &str) -> Outcome<(PathBuf, Option<Naming>)> {
     let outside = || {
         Failure::new(

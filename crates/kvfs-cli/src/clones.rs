@@ -1,4 +1,4 @@
-//! Sentences about clones: what each was made of, and what it has taken of its limits.
+//! Describes clones: the snapshot that each was made from, and how much of its limits it uses.
 
 use kvdb::{BranchInfo, Kvdb};
 use kvdb_server::Reply;
@@ -9,10 +9,10 @@ use crate::output::{Exit, Failure, Outcome};
 use crate::sizes::human_size;
 use crate::text::show;
 
-/// The command of the socket that lists clones.
+/// The socket command that lists clones.
 pub const LIST: [&str; 2] = ["CLONE", "LIST"];
 
-/// The clones as the reply to [`LIST`] has them.
+/// Parses the clones from the reply to [`LIST`].
 pub fn of_reply(reply: Reply) -> Outcome<Vec<Map<String, Value>>> {
     match reply {
         Reply::Array(all) => all.into_iter().map(fields).collect(),
@@ -20,7 +20,7 @@ pub fn of_reply(reply: Reply) -> Outcome<Vec<Map<String, Value>>> {
     }
 }
 
-/// The clones of a store that is not mounted, where files are not counted.
+/// Returns the clones of a store that is not mounted. Their files are not counted then.
 pub fn of_store(db: &Kvdb) -> Vec<Map<String, Value>> {
     let described = |info: BranchInfo| {
         let of_bytes = info.limit;
@@ -40,14 +40,14 @@ pub fn of_store(db: &Kvdb) -> Vec<Map<String, Value>> {
     db.branches().into_iter().map(described).collect()
 }
 
-/// Returns what a clone has taken of its limits; empty: it has none.
+/// Returns how much of its limits a clone uses, or an empty string if it has none.
 pub fn limits(info: &Map<String, Value>) -> String {
     let number = |name: &str| info.get(name).and_then(Value::as_u64);
     let bytes = match (number("taken"), number("limit")) {
         (Some(taken), Some(most)) => format!("{} of {}", human_size(taken), human_size(most)),
         _ => String::new(),
     };
-    // They are counted where the store is mounted.
+    // Files are only counted while the store is mounted.
     let files = match (number("files"), number("limit_of_files")) {
         (Some(files), Some(most)) => format!("{files} of {most} files"),
         (None, Some(most)) => format!("at most {most} files"),
@@ -57,7 +57,7 @@ pub fn limits(info: &Map<String, Value>) -> String {
     all.join("  ")
 }
 
-/// A clone in a line: its name, what it was made of, and its limits.
+/// Formats a clone as a line: its name, its snapshot, and its limits.
 pub fn line(info: &Map<String, Value>) -> String {
     let text =
         |name: &str| info.get(name).and_then(Value::as_str).map(|text| show(text.as_bytes()));

@@ -61,7 +61,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     )
 }
 
-/// Makes an empty store in a local file, which goes once it is published.
+/// Makes an empty store in a local file, which is removed once the store is published.
 fn at_address(args: &Args, address: &Address, output: &Output) -> Outcome {
     let shown = show(address.to_string().as_bytes());
     let cannot = |e| failures::of_database(format!("cannot create {shown}"), e);

@@ -1,11 +1,12 @@
-//! The process that serves a mount: opens the store, answers FUSE and the socket, and closes the
-//! store when the mount ends.
+//! The process that serves a mount: opens the store, answers FUSE requests and the socket, and
+//! closes the store when the mount ends.
 //!
-//! The order matters. The store is opened first, for its lock says that no other process serves it:
-//! what is left of an earlier daemon (a socket, a record) is then certainly dead. On the way out
-//! the mount goes first, for unmounting hands over what the kernel still holds; then the record is
-//! put aside and the socket closes, then everything is committed, and the record goes last: who
-//! waits for this process to end finds either no record or one that says what failed.
+//! The order matters. The store is opened first, since its lock proves that no other process serves
+//! it: the remains of an earlier daemon (a socket, a record) are then certainly stale. On shutdown
+//! the mount ends first, since unmounting flushes the data that the kernel still holds; then the
+//! record is put aside and the socket closed, then everything is committed, and the record is
+//! removed last. A process that waits for this one to end therefore finds either no record or one
+//! that reports the failure.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -31,19 +32,19 @@ use crate::service::{Event, Mounting, Opened, Service, Waited, hinders};
 use crate::store::{self, InHand};
 use crate::upgrade::Request;
 
-/// How a daemon begins.
+/// The ways in which a daemon starts.
 pub enum Begin<'a> {
-    /// It mounts the store on the directory.
+    /// Mounts the store on the directory.
     Mount(&'a Path, &'a Path),
-    /// It goes on with what another program has served from the store with this name.
+    /// Continues to serve the store, with this name, after another program has handed it over.
     Resume(&'a Path, Box<Resumed>),
-    /// It mounts the store on the directory, or goes on with what another process has served which
-    /// was killed. Its keeper holds this.
+    /// Mounts the store on the directory, or continues for a process that was killed. The keeper
+    /// holds the state.
     Kept(&'a Path, &'a Path, Box<Held>, Keeper),
 }
 
-/// Serves a store on a directory until it is unmounted, from here or elsewhere. `ready` is called
-/// once a new mount answers. `arguments`: what a program is started with that is to go on with it.
+/// Serves a store on a directory until it is unmounted, by this or another process. `ready` is
+/// called once a new mount answers. `arguments` are passed to a program that takes over.
 pub fn serve(
     begin: Begin<'_>,
     options: &Options,
@@ -53,7 +54,7 @@ pub fn serve(
     prepare_process();
     let log = start_log(options.log.as_deref())?;
     let outcome = serve_logged(begin, options, arguments, log.clone(), ready);
-    // An empty log of ours tells nothing.
+    // An empty log in our own directory is useless.
     if let Some(log) = log
         .filter(|l| l.starts_with(daemons::directory()) && l.metadata().is_ok_and(|m| m.len() == 0))
     {
@@ -124,7 +125,7 @@ fn serve_logged(
         let waited = service.wait(&views, &arguments, &notifier, scrubbing, (&say, &events));
         let served = match waited {
             Waited::Stopped(request, handover, paused) => {
-                // The notifier would wait for answers that no thread gives any more.
+                // The notifier would wait for threads that no longer answer.
                 notifier.stop();
                 let failure = match hand_over(&views, &handover) {
                     Ok(in_use) => {
@@ -162,7 +163,8 @@ fn serve_logged(
     }
 }
 
-/// Opens what another program has left, and begins to answer. After an error nothing was answered.
+/// Opens the store that another program has handed over, and starts to answer. On an error, no
+/// request has been answered.
 fn go_on(store: &Path, resumed: &Resumed, options: &Options) -> Outcome<(Opened, Service)> {
     let opened = Opened::new(options, |access| {
         let (file, in_use) = resumed.store_and_use()?;
@@ -174,7 +176,7 @@ fn go_on(store: &Path, resumed: &Resumed, options: &Options) -> Outcome<(Opened,
 }
 
 impl Opened {
-    /// Closes the store and executes another program, which goes on; returns where that cannot be.
+    /// Closes the store and executes another program, which takes over. Returns only on failure.
     fn become_program(
         self,
         request: Request,
@@ -182,7 +184,7 @@ impl Opened {
         state: &State<'_>,
     ) -> Failure {
         let device = self.store.device.clone();
-        // The next opening repairs what fails from here on.
+        // If anything fails from here on, the next opening recovers.
         if let Err(e) = self.fs.shutdown() {
             tracing::error!("the last changes may not be on disk: {e}");
         }
@@ -197,7 +199,7 @@ impl Opened {
     }
 }
 
-/// Commits everything; what the next program must know of the file system.
+/// Commits everything, and returns the file system state that the next program needs.
 fn hand_over(views: &Views, handover: &Handover) -> Outcome<InUse> {
     tracing::info!("handing over {}", handover.mount_point().display());
     hinders(views)?;
@@ -206,24 +208,25 @@ fn hand_over(views: &Views, handover: &Handover) -> Outcome<InUse> {
     })
 }
 
-/// The arguments, with the addresses that were taken where any was asked for.
+/// Returns the arguments with the addresses that were bound, in place of requests for any address.
 fn with_addresses(arguments: &[OsString], record: &Record) -> Vec<OsString> {
     let metrics = record.metrics.iter().flat_map(|at| ["--metrics".into(), at.into()]);
     let listen = record.listen.iter().map(|at| OsString::from(format!("listen={at}")));
     let listen =
         listen.filter(|word| !arguments.contains(word)).flat_map(|word| ["-o".into(), word]);
-    // The last of one option counts; of --metrics there may be only one.
+    // The last of several `-o listen` counts, but `--metrics` may be passed only once.
     let at = arguments.iter().position(|word| word == "--metrics").unwrap_or(arguments.len());
     arguments[..at].iter().cloned().chain(metrics).chain(listen).collect()
 }
 
-/// Closes everything behind a mount that has ended as `served` says. Of several failures the first
-/// is told: the others follow from it.
+/// Closes everything after the end of a mount, whose outcome is `served`. Of several failures the
+/// first is reported, since the others follow from it.
 fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: Opened) -> Outcome {
     let counters = service.mounted.counters();
     tracing::info!("unmounted after {} requests: {counters}", counters.total());
     let Opened { store, views, .. } = opened;
-    // It tells the notifier of what it shows.
+    // The thread that follows the published store notifies the kernel through the notifier, so it
+    // ends first.
     drop(service.following);
     notifier.stop();
     drop(service.metrics);
@@ -232,7 +235,8 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
         server.stop();
     }
     if views.is_down() {
-        // What there was to make durable has been then; the rest is to go, as after a kill.
+        // The data to keep was made durable by the ioctl; the rest is dropped, as if the process
+        // had been killed.
         tracing::warn!(
             "it had been shut down by the GOINGDOWN ioctl: what was not synced by then is dropped"
         );
@@ -240,24 +244,23 @@ fn close(served: Outcome, service: Service, notifier: &KernelNotifier, opened: O
         let _ = store.close();
         return served;
     }
-    // No program waits for a sync any more; the last commits are published below.
+    // From now on, no program waits for a sync; the last commits are published below.
     service.publishing.iter().for_each(Publishing::sync_here);
     let committed = views.shutdown().and(views.mainline().shutdown());
     let committed = committed.map_err(|e| {
         Failure::new(Exit::Failed, format!("the last changes could not be written: {e}"))
     });
-    // After the last commit.
-    // Names that are not there are in the log.
+    // Publish after the last commit. Names that could not be published are in the log.
     service.publishing.into_iter().for_each(|publishing| drop(publishing.finish()));
     let closed = store.close();
     served.and(committed).and(closed)
 }
 
-/// The limits and habits of a process that others' writes go through.
+/// Sets up a process through which others' writes go: heaps, limits, memory reclaim and umask.
 pub fn prepare_process() {
-    // Memory that one thread takes and another gives back collects in the heaps that glibc makes
-    // for each thread; with a 64 MiB budget the process then grew to twice that. Two heaps are
-    // enough for as many threads as there are cores here, and keep to it.
+    // glibc makes a heap for each thread, and memory that one thread allocates and another frees
+    // accumulates there: with a 64 MiB budget the process grew to twice that. Two heaps are enough
+    // for as many threads as this machine has cores, and keep to the budget.
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt takes two integers and is called before any other thread is started.
     unsafe {
@@ -271,26 +274,26 @@ pub fn prepare_process() {
     ) {
         tracing::debug!("cannot raise the limit of open files: {e}");
     }
-    // Memory is never freed for us by writing to our own mount, and our writes are not held up by
-    // dirty pages that only we can clean. Needs CAP_SYS_RESOURCE; threads inherit it.
+    // Memory reclaim in this process never writes to its own mount, and its writes are not
+    // throttled by dirty pages that only it can clean. Needs CAP_SYS_RESOURCE; threads inherit it.
     if let Err(e) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!("not marked as a process that writes for others: {e}");
     }
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
 
-/// Where the background process logs unless told otherwise; `None` where there is no place for it.
+/// Returns the default log file of a background process, or `None` if its directory cannot be made.
 pub fn default_log() -> Option<PathBuf> {
     let directory = daemons::make_directory().ok()?;
     daemons::sweep(&directory);
     Some(directory.join(format!("{}.log", std::process::id())))
 }
 
-/// Sends the log to `path`, or to standard error. `KVFS_LOG` says how much (as "debug" or
-/// "info,kvfs=trace").
+/// Sends the log to `path`, or to standard error. `KVFS_LOG` sets the level, like "debug" or
+/// "info,kvfs=trace".
 pub fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("KVFS_LOG").unwrap_or_else(|_| {
-        // A log that was not asked for must not grow.
+        // A log that was not requested must not grow.
         let quiet = path.is_some_and(|p| p.starts_with(daemons::directory()));
         tracing_subscriber::EnvFilter::new(if quiet { "warn" } else { "info" })
     });
@@ -303,7 +306,7 @@ pub fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
         None => builder.with_writer(std::io::stderr).try_init(),
     };
     started.map_err(|e| Failure::new(Exit::Failed, format!("cannot start the log: {e}")))?;
-    // A panic is a defect of ours; on a closed standard error it would be lost.
+    // A panic is a bug, and its message would be lost if standard error is closed.
     let to_stderr = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         tracing::error!("{panic}");
@@ -312,7 +315,7 @@ pub fn start_log(path: Option<&Path>) -> Outcome<Option<PathBuf>> {
     Ok(path.map(Path::to_path_buf))
 }
 
-/// Lets go of the terminal but for the standard output, which a daemon to come needs.
+/// Detaches from the terminal, except for standard output, which a future daemon needs.
 pub fn close_terminal() {
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdin(&null);
@@ -320,7 +323,8 @@ pub fn close_terminal() {
     }
 }
 
-/// Lets go of the terminal: the program that started us waits for the end of these streams.
+/// Detaches from the terminal: the program that started this process waits for the end of these
+/// streams.
 pub fn close_standard_streams() {
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdin(&null);
@@ -329,8 +333,9 @@ pub fn close_standard_streams() {
     }
 }
 
-/// SIGTERM and SIGINT unmount; what uses the mount is cut off, what was written until then is kept.
-/// SIGHUP says that a caller asks this process to become another program (`upgrade`).
+/// Handles signals. SIGTERM and SIGINT unmount: programs that use the mount are cut off, and data
+/// written until then is kept. SIGHUP says that a caller asks this process to become another
+/// program (`upgrade`).
 fn listen_to_signals(
     unmounter: Unmounter,
     views: Views,
@@ -341,7 +346,7 @@ fn listen_to_signals(
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let handle = signals.handle();
     let listen = move || {
-        // Signals that come while the first thread holds them wait for the next program.
+        // Signals that arrive while the first thread blocks them are kept for the next program.
         handover::hold_signals();
         for signal in signals.forever() {
             if signal == SIGHUP {
@@ -356,7 +361,7 @@ fn listen_to_signals(
             tracing::info!("signal {signal}: unmounting");
             if let Err(e) = unmounter.end() {
                 tracing::warn!("{e}; it is left behind, dead");
-                // With all that the kernel holds back.
+                // Include all data that the kernel holds back.
                 let ended = views
                     .sync_all()
                     .map_err(|e| e.to_string())
@@ -371,15 +376,15 @@ fn listen_to_signals(
     Ok(Listening { handle, thread })
 }
 
-/// The thread that listens to signals.
+/// The thread that handles signals.
 struct Listening {
     handle: signal_hook::iterator::Handle,
     thread: JoinHandle<()>,
 }
 
 impl Listening {
-    /// Returns when the thread has let go of the store. The last one that does so notes what was
-    /// fetched of a store in object storage, which has to be before this process ends.
+    /// Waits until the thread has released the store. The last owner to release it records which
+    /// parts of a store in object storage were fetched, which must happen before this process ends.
     fn end(self) {
         self.handle.close();
         let _ = self.thread.join();

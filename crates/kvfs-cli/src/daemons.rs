@@ -1,17 +1,17 @@
-//! Which daemon serves which mount: a small record for each, in a directory that does not outlive
-//! the machine's run.
+//! Records which daemon serves which mount: one small file each, in a directory that does not
+//! survive a reboot.
 //!
-//! A record is named by the mount's device number ("0:45.json"), which is the same whatever path
-//! leads into the mount (bind mounts, private name spaces, directories inside it), and is asked of
-//! the kernel alone. It says which process serves which store, and where its socket is. A daemon
-//! that died leaves its record; a record whose process is gone is never trusted. Where a
-//! keeper is there, another daemon follows: a command that comes between the two waits for it, as
-//! programs that use the mount do.
+//! A record is named after the mount's device number ("0:45.json"), which the kernel reports and
+//! which is the same whatever path leads into the mount (bind mounts, private name spaces,
+//! directories inside it). It names the process, the store, and the socket. A daemon that died
+//! leaves its record; a record whose process is gone is never trusted. If there is a keeper, it
+//! starts another daemon: a command that runs between the two waits for it, as programs that use
+//! the mount do.
 //!
-//! The kernel gives the number of an unmounted file system to the next one, while the daemon of the
-//! first may still be closing its store. So a record stands aside under the number and the process
-//! ("0:45.1234.json") from the end of the mount until the end of the process: the daemon moves it
-//! there, or the next daemon that is given the number does.
+//! The kernel may reuse the number of an unmounted file system while its daemon is still closing
+//! the store. So from the end of the mount until the end of the process, the record is kept under
+//! the number and the process ("0:45.1234.json"): the daemon moves it there, or the next daemon
+//! that gets the number does.
 
 use std::ffi::OsString;
 use std::fs;
@@ -27,9 +27,9 @@ use serde_json::{Value, json};
 
 use crate::deaths::BegunAnew;
 
-/// How long a daemon that follows another one is waited for.
+/// The time limit of waiting for a daemon that follows another one.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often it is looked whether it is there.
+/// The polling interval of that wait.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// One mount and its daemon.
@@ -38,34 +38,34 @@ pub struct Record {
     /// "major:minor" of the mount.
     pub device: String,
     pub pid: i32,
-    /// When the process started, in ticks since the machine did: with the pid it names one process
-    /// for good.
+    /// When the process started, in ticks since boot: together with the pid, this identifies one
+    /// process permanently.
     pub started: u64,
     pub store: PathBuf,
-    /// Device and inode of the store's file, whatever its name is or what has its name by now.
+    /// Device and inode of the store's file, independent of its current name.
     pub file: Option<(u64, u64)>,
     pub mount_point: PathBuf,
-    /// What the table of mounts gives as its source.
+    /// The source of the mount in the table of mounts.
     pub source: PathBuf,
-    /// The mount has ended, and the process is closing the store.
+    /// True if the mount has ended, and the process is closing the store.
     pub closing: bool,
     pub socket: Option<PathBuf>,
-    /// Where figures are for Prometheus, as "127.0.0.1:9100".
+    /// The address of the Prometheus metrics, like "127.0.0.1:9100".
     pub metrics: Option<String>,
     /// The address at which keys are served over TCP.
     pub listen: Option<String>,
-    /// The version of what it hands over to a program that goes on with the mount.
+    /// The version of the handover format for a program that takes over the mount.
     pub handover: Option<u32>,
     pub log: Option<PathBuf>,
-    /// What opening the store had to repair, in one line; `None` after a proper close.
+    /// The repairs done when the store was opened, in one line; `None` after a clean shutdown.
     pub recovery: Option<String>,
-    /// How often a keeper has begun a daemon anew; `None`: there is no keeper.
+    /// The number of times that a keeper has restarted the daemon; `None` without a keeper.
     pub begun_anew: Option<BegunAnew>,
-    /// The keeper's number, and when it started.
+    /// The keeper's pid, and when it started.
     pub keeper: Option<(i32, u64)>,
-    /// The key of the durable transaction that it is a mount of, by which another one goes on.
+    /// The key of the durable transaction that is mounted, by which another daemon can continue it.
     pub key: Option<String>,
-    /// What went wrong while the daemon closed the store; left for `kvfs umount` to tell.
+    /// A failure while the daemon closed the store, kept for `kvfs umount` to report.
     pub failure: Option<String>,
 }
 
@@ -73,7 +73,7 @@ fn file_at(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|m| (m.dev(), m.ino()))
 }
 
-/// The directory of the records: of the machine for root, of the user otherwise.
+/// Returns the directory of the records: the machine's for root, otherwise the user's.
 pub fn directory() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return PathBuf::from("/run/kvfs");
@@ -84,12 +84,12 @@ pub fn directory() -> PathBuf {
     }
 }
 
-/// Makes the directory, closed to others.
+/// Makes the directory, inaccessible to others.
 pub fn make_directory() -> io::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     let directory = directory();
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-    // In a shared place another user could have made it before us, to read what goes there.
+    // In a shared directory another user could have made it first, to read its content.
     let owner = fs::symlink_metadata(&directory)?.uid();
     if owner != rustix::process::geteuid().as_raw() {
         return Err(io::Error::new(
@@ -100,12 +100,12 @@ pub fn make_directory() -> io::Result<PathBuf> {
     Ok(directory)
 }
 
-/// Removes what daemons that were killed left behind: sockets, empty logs, and logs and records
-/// aside that are a week old.
+/// Removes the remains of killed daemons: sockets, empty logs, and logs and records that are a week
+/// old.
 pub fn sweep(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
-        // "1234.log", or "0:45.1234.json".
+        // The name is like "1234.log" or "0:45.1234.json".
         let stem = path.file_stem().and_then(|s| s.to_str());
         let pid = stem.and_then(|s| s.rsplit('.').next()).and_then(|s| s.parse::<i32>().ok());
         let ended = pid.is_some_and(|pid| start_of(pid).is_none());
@@ -125,7 +125,8 @@ pub fn sweep(directory: &Path) {
     }
 }
 
-/// Held while records are looked at and changed: what is removed must be what was looked at.
+/// Locks the records while they are examined and changed, so that the record that is removed is the
+/// one that was examined.
 fn lock(directory: &Path) -> io::Result<fs::File> {
     let lock = fs::File::open(directory)?;
     rustix::io::retry_on_intr(|| {
@@ -174,7 +175,8 @@ impl Record {
         (self.pid, self.started) == (other.pid, other.started)
     }
 
-    /// Written whole or not at all. What an earlier daemon has left under this number is put aside.
+    /// Writes the record atomically. The record of an earlier daemon under the same number is put
+    /// aside.
     pub fn write(&self) -> io::Result<()> {
         let directory = make_directory()?;
         let _lock = lock(&directory)?;
@@ -193,12 +195,13 @@ impl Record {
         fs::rename(&draft, self.path())
     }
 
-    /// The mount has ended: its number may be another file system's from now on.
+    /// Puts the record aside after the end of the mount, since another file system may get its
+    /// number from now on.
     pub fn put_aside(&mut self) -> io::Result<()> {
         let directory = make_directory()?;
         let _lock = lock(&directory)?;
         self.closing = true;
-        // There is a moment in which both are there, and none in which neither is.
+        // Write the new file before the old one is removed, so that there is always at least one.
         self.write_in(&directory)?;
         match Record::read_as_it_is(&self.device).is_some_and(|r| r.is_of(self)) {
             true => fs::remove_file(Record::path_of(&self.device)),
@@ -206,7 +209,7 @@ impl Record {
         }
     }
 
-    /// Removes it, wherever it is, if it is still this process's.
+    /// Removes the record, at either place, if it still belongs to this process.
     pub fn remove(&self) {
         let Ok(_lock) = lock(&directory()) else { return };
         for closing in [false, true] {
@@ -217,13 +220,14 @@ impl Record {
         }
     }
 
-    /// What the same process has left, at the mount's number or aside.
+    /// Returns the record that the same process has left, at the mount's number or aside.
     pub fn left(&self) -> Option<Record> {
         let places = [true, false].map(|closing| Record { closing, ..self.clone() }.path());
         places.iter().find_map(|path| Record::read_file(path).filter(|r| r.is_of(self)))
     }
 
-    /// The record of a mount. Between a daemon that has died and the one that follows it, it waits.
+    /// Returns the record of a mount. If its daemon has died and another one follows, waits for
+    /// that.
     pub fn read(device: &str) -> Option<Record> {
         Record::read_as_it_is(device).map(Record::followed)
     }
@@ -232,13 +236,13 @@ impl Record {
         Record::read_file(&Record::path_of(device))
     }
 
-    /// The record of the daemon that follows this one, if this one has died and has a keeper. It is
-    /// waited for, but not where the keeper has ended or is stopped.
+    /// Returns the record of the daemon that follows this one, if this one has died and has a
+    /// keeper. Waits for it, unless the keeper has ended or is stopped.
     fn followed(self) -> Record {
         let begun = Instant::now();
         let mut now = self;
         while let Some((keeper, started)) = now.keeper.filter(|_| !now.closing && !now.is_alive()) {
-            // Who follows does not wait for itself.
+            // The daemon that follows must not wait for itself.
             let is_ours = [Some(rustix::process::getpid()), rustix::process::getppid()]
                 .contains(&Pid::from_raw(keeper));
             let keeps = start_of(keeper) == Some(started) && !is_stopped(keeper) && !is_ours;
@@ -256,14 +260,14 @@ impl Record {
         Record::read_file_of(path, rustix::process::geteuid().as_raw())
     }
 
-    /// The process that keeps this one, its parent.
+    /// Returns the process that keeps this one, which is its parent.
     pub fn keeper_of_this_process() -> Option<(i32, u64)> {
         let keeper = rustix::process::getppid()?.as_raw_nonzero().get();
         Some((keeper, start_of(keeper)?))
     }
 
-    /// As a user reads it. What another user has put there says nothing of the user's daemons: in a
-    /// shared directory anyone could have been first. Root's directory takes nothing of others.
+    /// Reads a record on behalf of a user. Records of another user are ignored, since in a shared
+    /// directory anyone could have been first. Only root can write to root's directory.
     fn read_file_of(path: &Path, user: u32) -> Option<Record> {
         let mut file = fs::File::open(path).ok()?;
         let owner = file.metadata().ok()?.uid();
@@ -272,12 +276,12 @@ impl Record {
         Record::from_json(&serde_json::from_slice(&bytes).ok()?)
     }
 
-    /// The records of all daemons that serve a mount.
+    /// Returns the records of all daemons that serve a mount.
     pub fn all() -> Vec<Record> {
         Record::of_living().into_iter().filter(|r| !r.closing).collect()
     }
 
-    /// The records of all daemons that run, also of those that close their store.
+    /// Returns the records of all running daemons, including those that are closing their store.
     pub fn of_living() -> Vec<Record> {
         let entries = fs::read_dir(directory()).into_iter().flatten().flatten();
         let records =
@@ -286,8 +290,8 @@ impl Record {
         records.filter(Record::is_alive).collect()
     }
 
-    /// The living daemon that serves or closes the store at `path`, by whatever name it was
-    /// mounted.
+    /// Returns the living daemon that serves or closes the store at `path`, whatever name it was
+    /// mounted by.
     pub fn of_store(path: &Path) -> Option<Record> {
         let file = file_at(path);
         Record::of_living().into_iter().find(|r| match (r.file, file) {
@@ -296,7 +300,8 @@ impl Record {
         })
     }
 
-    /// The store's file has no name any more: what is in it is gone when its daemon ends.
+    /// Returns whether the store's file has been unlinked, so that its content is lost when the
+    /// daemon ends.
     pub fn store_is_removed(&self) -> bool {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().flatten();
         let files = open.filter_map(|fd| fs::metadata(fd.path()).ok());
@@ -309,8 +314,8 @@ impl Record {
         start_of(self.pid) == Some(self.started)
     }
 
-    /// Where it is mounted now. Its number alone says nothing: another file system may have it by
-    /// now.
+    /// Returns where the store is mounted now. The device number alone is not enough, since another
+    /// file system may have it by now.
     pub fn mounts(&self) -> Vec<MountEntry> {
         let is_it = |m: &MountEntry| {
             m.device == self.device && m.is_fuse() && m.source == self.source.as_os_str()
@@ -321,19 +326,19 @@ impl Record {
         }
     }
 
-    /// It was stopped by a signal, and does nothing until it is told to go on.
+    /// Returns whether the daemon was stopped by a signal, and does nothing until it is continued.
     pub fn is_stopped(&self) -> bool {
         is_stopped(self.pid) && self.is_alive()
     }
 
-    /// A handle that becomes readable when the process ends; `None`: it has ended.
+    /// Returns a handle that becomes readable when the process ends, or `None` if it has ended.
     pub fn process(&self) -> Option<std::os::fd::OwnedFd> {
         let handle =
             rustix::process::pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
         self.is_alive().then_some(handle)
     }
 
-    /// One line for a pipe between two of our own processes; `from_line` reads it.
+    /// Formats the record as one line for a pipe between two kvfs processes; `from_line` parses it.
     pub fn to_line(&self) -> String {
         self.to_json().to_string()
     }
@@ -343,7 +348,7 @@ impl Record {
     }
 
     fn to_json(&self) -> Value {
-        // Paths need not be UTF-8, JSON strings must be.
+        // Paths may not be UTF-8, but JSON strings must be.
         let path = |p: &Path| json!(escape(p));
         json!({
             "device": self.device, "pid": self.pid, "started": self.started, "store": path(&self.store),
@@ -388,16 +393,16 @@ impl Record {
     }
 }
 
-/// A process was stopped by a signal, or by who traces it.
+/// Returns whether a process was stopped by a signal or a tracer.
 pub fn is_stopped(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name in parentheses may contain anything.
+    // The name in parentheses may contain any character.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     matches!(state, Some('T' | 't'))
 }
 
-/// `%`, control characters and every byte that is not UTF-8 become `%XX`: other readers of records
-/// (the C library) know few of the escapes of JSON.
+/// Replaces `%`, control characters and every byte that is not UTF-8 by `%XX`: other readers of
+/// records (the C library) support few escapes of JSON.
 pub fn escape(path: &Path) -> String {
     let mut out = String::new();
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {
@@ -432,12 +437,13 @@ pub fn unescape(text: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(out))
 }
 
-/// Field 22 of `/proc/<pid>/stat`. The second field, the name, may contain blanks and brackets.
+/// Returns the start time: field 22 of `/proc/<pid>/stat`. The second field, the name, may contain
+/// blanks and brackets.
 fn start_of(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ');
-    // A zombie has ended: it only waits for its parent to ask how.
+    // A zombie has ended, and only waits for its parent to collect its status.
     if matches!(fields.next()?, "Z" | "X") {
         return None;
     }

@@ -1,4 +1,4 @@
-//! How the daemons of a keeper have ended, and whether another one is begun.
+//! Tracks how a keeper's daemons have died, and decides whether to start another one.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,26 +7,28 @@ use std::time::{Duration, Instant};
 
 use std::os::unix::process::ExitStatusExt;
 
-/// Deaths are counted within so much time.
+/// The period over which deaths are counted.
 const IN: Duration = Duration::from_secs(60);
-/// Daemons that others kill. Want of memory is an example, which passes.
+/// The limit for daemons that were killed. An example is the OOM killer, whose cause passes.
 const MOST_KILLS: usize = 1000;
-/// Daemons that crash. A request that one crashes by comes to the next one, too.
+/// The limit for daemons that crash. The request that crashed one is resent to the next, too.
 const MOST_CRASHES: usize = 10;
-/// Daemons that cannot begin, for want of space or memory say, which may be there a little later.
+/// The limit for daemons that fail to start, for example for lack of space or memory, which may be
+/// temporary.
 const MOST_FAILURES: usize = 30;
-/// So many daemons that crash are followed at once. From then on the pause doubles.
+/// The number of crashed daemons that are replaced at once. After that, the pause doubles each
+/// time.
 const AT_ONCE: usize = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How a daemon has ended.
+/// The way in which a daemon died.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Death {
     Signal(i32),
-    /// It could not go on, and said so.
+    /// The daemon exited because it could not continue.
     Code(i32),
-    /// It could not be started.
+    /// The daemon could not be started.
     NotStarted(String),
 }
 
@@ -41,7 +43,8 @@ impl fmt::Display for Death {
 }
 
 impl Death {
-    /// `None`: it was killed, and a thread of it has not ended yet.
+    /// Classifies an exit status. It is `None` if the daemon was killed and one of its threads has
+    /// not ended yet.
     pub fn of(status: Option<ExitStatus>) -> Death {
         match status.and_then(|status| status.code()) {
             Some(code) => Death::Code(code),
@@ -58,27 +61,27 @@ impl Death {
     }
 }
 
-/// The step that follows a death.
+/// The reaction to a death.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Another daemon, after this time.
+    /// Start another daemon after this time.
     Begin(Duration),
-    /// Nothing: it is so many times in a minute.
+    /// Give up: there were this many deaths in a minute.
     GiveUp(usize),
 }
 
 /// The deaths of a keeper's daemons.
 #[derive(Default)]
 pub struct Deaths {
-    /// Of the last minute: killed, crashed, unable to begin.
+    /// The deaths of the last minute: killed, crashed, failed to start.
     recent: [VecDeque<Instant>; 3],
-    /// How often another daemon was begun, or was to be.
+    /// The number of times that another daemon was started, or was to be.
     count: u64,
     last: Option<Death>,
 }
 
 impl Deaths {
-    /// Counts one, and says what follows it.
+    /// Counts a death, and returns the reaction.
     pub fn add(&mut self, death: Death, now: Instant) -> Next {
         let [kills, crashes, failures] = &mut self.recent;
         let recent = match &death {
@@ -108,13 +111,13 @@ impl Deaths {
         Next::Begin(pause)
     }
 
-    /// The words that the next daemon is told.
+    /// Returns the history that is passed to the next daemon.
     pub fn told(&self) -> BegunAnew {
         BegunAnew { count: self.count, last: self.last.as_ref().map(Death::to_string) }
     }
 }
 
-/// How often a daemon was begun anew under its mount, and what became of the last one.
+/// The number of times that a daemon was restarted under its mount, and the last death.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BegunAnew {
     pub count: u64,

@@ -1,4 +1,4 @@
-//! `kvfs defrag`: gives back the space of holes, in a store that is mounted or not.
+//! `kvfs defrag`: frees the space of holes, in a store that is mounted or not.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -82,7 +82,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     output.print(text, with_paths(value, &[("target", Some(&args.target))]))
 }
 
-/// Names and numbers.
+/// Returns the fields of `DEFRAG STATUS` by name.
 fn status(connection: &mut Connection) -> Outcome<Map<String, Value>> {
     let mut map = Map::new();
     if let Reply::Array(fields) = connection.call(&[b"DEFRAG", b"STATUS"])? {

@@ -1,5 +1,5 @@
-//! The processes that this one has started, and those that they have, however far they have gone:
-//! into the background, a session of their own, or a name space.
+//! The descendants of this process, even those that have moved to the background, to another
+//! session or to another name space.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -10,22 +10,23 @@ use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::output::{Failure, Outcome};
 
-/// A process that runs.
+/// A running process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
     pub process: i32,
-    /// Of its program, as the kernel has it: any bytes.
+    /// The name of its program as the kernel reports it, which may be any bytes.
     pub name: Vec<u8>,
 }
 
-/// Keeps what is left behind by those between a descendant of this process.
+/// Makes this process the subreaper of its descendants, so that orphans among them stay its
+/// descendants.
 pub fn keep_together() -> Outcome {
     let itself = Pid::from_raw(std::process::id() as i32);
     rustix::process::set_child_subreaper(itself)
         .map_err(|e| Failure::io("cannot keep together what the program starts", &e.into()))
 }
 
-/// All that run now.
+/// Returns all descendants that run now.
 pub fn all() -> Vec<Running> {
     let mut of: HashMap<i32, Vec<Running>> = HashMap::new();
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -53,7 +54,7 @@ pub fn all() -> Vec<Running> {
     found
 }
 
-/// Parent and name of a process that has not ended.
+/// Returns the parent and the name of a process that has not ended.
 fn stat(process: i32) -> Option<(i32, Vec<u8>)> {
     let stat = fs::read(format!("/proc/{process}/stat")).ok()?;
     let begin = stat.iter().position(|byte| *byte == b'(')?;
@@ -65,10 +66,11 @@ fn stat(process: i32) -> Option<(i32, Vec<u8>)> {
     Some((fields.next()?.parse().ok()?, name))
 }
 
-/// How long is waited for what was killed.
+/// The time limit of waiting for killed processes to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Ends them all, whatever they start meanwhile. What is left after that cannot be killed.
+/// Kills all descendants, including those that they start during the loop. Returns the ones that
+/// could not be killed.
 pub fn end_all() -> Vec<Running> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -84,12 +86,12 @@ pub fn end_all() -> Vec<Running> {
     }
 }
 
-/// Takes notice of those that have ended. The caller waits for none of its children any more.
+/// Reaps children that have ended. The caller must not wait for any child itself afterwards.
 fn reap() {
     while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
 }
 
-/// "4711 (sleep), 4712 (sh)", a few of them.
+/// Lists a few of the processes, like "4711 (sleep), 4712 (sh)".
 pub fn told(running: &[Running]) -> String {
     const SHOWN: usize = 5;
     let one = |one: &Running| format!("{} ({})", one.process, crate::text::show(&one.name));

@@ -1,6 +1,6 @@
-//! What commands write to. Every file that a command writes for its user is opened here, or judged
-//! here before it is replaced: never the store that the command reads, nor one that is in use, by
-//! whatever name, and any other store only where that was asked for.
+//! The outputs of commands. Every file that a command writes for its user is opened or checked here
+//! before it is replaced: never the store that the command reads, nor one that is in use, by
+//! whatever name, and any other store only if that was requested.
 
 use std::fs::File;
 use std::io;
@@ -15,8 +15,8 @@ use crate::daemons::Record;
 use crate::identity::Identity;
 use crate::output::{Exit, Failure, Outcome};
 
-/// What files are made with unless asked otherwise: a store, a stream and an archive hold what only
-/// its owner may read.
+/// The default mode of new files: stores, streams and archives contain data that only its owner may
+/// read.
 pub const PRIVATE: u32 = 0o600;
 
 /// How a command makes its file.
@@ -38,10 +38,10 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 }
 
 impl Making {
-    /// For what everybody may read.
+    /// The settings for output that everybody may read.
     pub const PUBLIC: Making = Making { mode: 0o644, force: false };
 
-    /// Gives a file that was made private the permissions that were asked for.
+    /// Sets the requested permissions on a file that was made private.
     pub fn apply(self, path: &Path) -> Outcome {
         if self.mode == PRIVATE {
             return Ok(());
@@ -53,38 +53,38 @@ impl Making {
     }
 }
 
-/// Judges what is about to be written onto.
+/// Decides whether a file may be overwritten.
 #[derive(Clone, Copy, Debug)]
 pub struct Judge {
-    /// The store that is read, if the command reads one.
+    /// The identity of the store that the command reads, if any.
     reads: Option<Identity>,
-    /// A store that nobody uses may be lost.
+    /// True if a store that is not in use may be overwritten.
     force: bool,
 }
 
 impl Judge {
-    /// For a command that reads the store that `target` means: its file, or a directory anywhere in
-    /// a mount of it.
+    /// Returns the judge for a command that reads the store that `target` refers to: its file, or a
+    /// directory anywhere in a mount of it.
     pub fn reading(target: &Path, making: Making) -> Judge {
         Judge { reads: Identity::of_store(target), force: making.force }
     }
 
-    /// For what reads no store.
+    /// Returns the judge for a command that reads no store.
     pub fn of(making: Making) -> Judge {
         Judge { reads: None, force: making.force }
     }
 
-    /// For a store that another one takes the place of: none that is in use.
+    /// Returns the judge for replacing a store by another one, which allows all but a store in use.
     pub fn replacing() -> Judge {
         Judge { reads: None, force: true }
     }
 
-    /// For what never takes the place of a store.
+    /// Returns the judge for output that must never replace a store.
     pub fn strict() -> Judge {
         Judge { reads: None, force: false }
     }
 
-    /// Fails when the open file must stay as it is.
+    /// Fails if the open file must not be overwritten.
     fn judge(self, file: &File, path: &Path) -> Outcome {
         let identity = Identity::of_open(file);
         if identity.is_some() && self.reads == identity {
@@ -106,8 +106,8 @@ impl Judge {
         .hint("give another file; or --force, where the command has it; nothing was written"))
     }
 
-    /// Fails when what `path` leads to must stay as it is. Nothing there is fine, and so is what
-    /// this user may not read, and hence not write.
+    /// Fails if the file that `path` leads to must not be overwritten. Succeeds if it does not
+    /// exist, or if this user cannot read it, and hence not write it.
     pub fn judge_path(self, path: &Path) -> Outcome {
         let kind = std::fs::metadata(path).map(|meta| meta.file_type());
         if !kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device()) {
@@ -119,7 +119,8 @@ impl Judge {
         }
     }
 
-    /// Fails when the entry `name` of an open directory, `path` to the user, must not be replaced.
+    /// Fails if the entry `name` of an open directory must not be replaced. `path` is its name for
+    /// the user.
     pub fn judge_entry(self, directory: impl AsFd, name: &[u8], path: &Path) -> Outcome {
         let found = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
         let is_file = |stat: &rustix::fs::Stat| {
@@ -140,15 +141,15 @@ fn refused(path: &Path, is: &str, exit: Exit) -> Failure {
     Failure::new(exit, what).hint("give another file; nothing was written")
 }
 
-/// Whether a store lies in the file or device at a path.
+/// Returns whether the file or device at a path contains a store.
 pub fn is_store(path: &Path) -> bool {
     let kind = std::fs::metadata(path).map(|meta| meta.file_type());
     kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device())
         && File::open(path).is_ok_and(|file| holds_a_store(&file))
 }
 
-/// Whether a store lies in an open file. One that was opened to be written alone is opened once
-/// more; where that is not allowed, whoever gave it to us has to know.
+/// Returns whether an open file contains a store. A file opened for writing only is reopened; if
+/// that is not permitted, the process that passed the descriptor is responsible.
 fn holds_a_store(file: &File) -> bool {
     let kind = file.metadata().map(|meta| meta.file_type());
     if !kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device()) {
@@ -163,9 +164,10 @@ fn opened_again(file: &File) -> Option<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
 
-/// Who has a store open holds a lock on it. A host without such locks leaves the daemons' records.
+/// Returns whether a store is in use, by the lock that its user holds. If the host has no such
+/// locks, the daemons' records decide.
 fn is_in_use(file: &File, identity: Option<Identity>) -> bool {
-    // The lock belongs to what was opened again, and goes with it.
+    // The lock belongs to the reopened file, and is released with it.
     let locked = opened_again(file).is_some_and(|file| {
         let tried = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
         tried == Err(rustix::io::Errno::WOULDBLOCK)
@@ -174,8 +176,8 @@ fn is_in_use(file: &File, identity: Option<Identity>) -> bool {
     locked || (identity.is_some() && Record::all().iter().any(is_it))
 }
 
-/// Opens a file to be written from its beginning, private when it is made. The file that was opened
-/// is judged, not its name, and it is emptied only then.
+/// Opens a file for writing from its beginning, private if it is new. The open file is checked, not
+/// its name, and is truncated only afterwards.
 pub fn create(path: &Path, making: Making, judge: Judge) -> Outcome<File> {
     let cannot = |e: io::Error| Failure::io(format!("cannot write {}", path.display()), &e);
     let open = |new: bool| {
@@ -198,8 +200,8 @@ pub fn create(path: &Path, making: Making, judge: Judge) -> Outcome<File> {
     Ok(file)
 }
 
-/// Makes the place free in which a store is to be made, where that was asked for. What else lies
-/// there is left for whoever makes it to find.
+/// Removes an old store from the place of a new one, if that was requested. Other files are left
+/// for the code that makes the store to report.
 pub fn make_room(path: &Path, making: Making) -> Outcome {
     let there = std::fs::metadata(path);
     let Ok(meta) = there else { return Ok(()) };
@@ -215,7 +217,7 @@ pub fn make_room(path: &Path, making: Making) -> Outcome {
     Ok(())
 }
 
-/// Opens a log, to be added to.
+/// Opens a log for appending.
 pub fn append(path: &Path) -> Outcome<File> {
     let opened = File::options().append(true).create(true).open(path);
     let file =
@@ -224,7 +226,7 @@ pub fn append(path: &Path) -> Outcome<File> {
     Ok(file)
 }
 
-/// Fails when what is printed would go onto a store: a shell's `>>` and `1<>` lead there, and `>`
+/// Fails if standard output or error is a store: a shell's `>>` and `1<>` can lead there, and `>`
 /// to a device.
 pub fn judge_standard_output() -> Outcome {
     let shown = |fd: rustix::fd::BorrowedFd<'_>, name: &str| {
@@ -235,8 +237,8 @@ pub fn judge_standard_output() -> Outcome {
     shown(io::stderr().as_fd(), "standard error")
 }
 
-/// Takes back what was written of a file to be made, for half of it must not pass for the whole.
-/// What is no file stays, and so does a symbolic link; what that leads to is emptied.
+/// Removes an incomplete output file, since half of it must not pass for the whole. Anything but a
+/// regular file stays, and so does a symbolic link, whose target is truncated.
 pub fn discard(file: &File, path: &Path) {
     if !file.metadata().is_ok_and(|meta| meta.is_file()) {
         return;
@@ -288,7 +290,7 @@ mod tests {
         assert_eq!(std::fs::read(&other).expect("there"), b"");
     }
 
-    /// The arguments of a command that are paths, and those of the commands below it.
+    /// Collects the arguments of a command, and of its subcommands, that are paths.
     fn paths(command: &clap::Command, above: &str, found: &mut Vec<(String, String)>) {
         let path = std::any::TypeId::of::<std::path::PathBuf>();
         for argument in command.get_arguments() {

@@ -1,5 +1,5 @@
-//! What kind of device a store is made for: as asked, or as the host says of the device beneath the
-//! store.
+//! The kind of device that a store is made for: requested, or reported by the host for the device
+//! beneath the store.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -8,7 +8,7 @@ use std::path::Path;
 use kvdb::Profile;
 use kvfs_fuse::mounts;
 
-/// Where the host describes its block devices.
+/// The directory in which the host describes its block devices.
 const DEVICES: &str = "/sys/dev/block";
 
 /// What `kvfs create --profile` takes.
@@ -23,7 +23,7 @@ pub enum Asked {
 }
 
 impl Asked {
-    /// For a store at `path`, which exists.
+    /// Returns the profile for a store at `path`, which exists.
     pub fn of(self, path: &Path) -> Profile {
         match self {
             Asked::Ssd => Profile::SolidState,
@@ -37,7 +37,7 @@ impl Asked {
     }
 }
 
-/// Its name in output.
+/// Returns the name of a profile for output.
 pub fn name(profile: Profile) -> &'static str {
     match profile {
         Profile::Unknown => "unknown",
@@ -46,8 +46,8 @@ pub fn name(profile: Profile) -> &'static str {
     }
 }
 
-/// Whether the device beneath a file, or the block device itself, has a head that must move;
-/// `None`: the host does not say.
+/// Returns whether the device beneath a file, or the block device itself, is rotational, or `None`
+/// if the host does not say.
 fn beneath(path: &Path) -> Option<bool> {
     let metadata = std::fs::metadata(path).ok()?;
     let device = |m: &Metadata| match m.file_type().is_block_device() {
@@ -55,7 +55,7 @@ fn beneath(path: &Path) -> Option<bool> {
         false => m.dev(),
     };
     rotates(Path::new(DEVICES), device(&metadata)).or_else(|| {
-        // Some file systems have numbers that are no device's: the mount names the device.
+        // Some file systems have device numbers of their own: their mount names the block device.
         let mount = mounts::mount_of(&path.canonicalize().ok()?).ok()??;
         let source = std::fs::metadata(mount.source).ok()?;
         let is_device = source.file_type().is_block_device();
@@ -63,8 +63,8 @@ fn beneath(path: &Path) -> Option<bool> {
     })
 }
 
-/// What the host says of a block device, or of the disk that it is a partition of. What it says of
-/// paravirtual disks means nothing: their drivers call all of them rotational.
+/// Reads whether a block device, or the disk that it is a partition of, is rotational. The value is
+/// meaningless for paravirtual disks, since their drivers report all of them as rotational.
 fn rotates(devices: &Path, device: u64) -> Option<bool> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let place = devices.join(format!("{major}:{minor}")).canonicalize().ok()?;

@@ -1,5 +1,5 @@
-//! `kvfs dict`, `kvfs compact`: the dictionaries of keys, how each keeps its tuples, and merging
-//! them at once, in a store that is mounted or not.
+//! `kvfs dict`, `kvfs compact`: manages the dictionaries of keys and their options, and merges them
+//! on request, in a store that is mounted or not.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -89,7 +89,7 @@ struct Options {
 }
 
 impl Options {
-    /// Those that are given, as the socket's words.
+    /// Returns the options that are set, as words of the socket command.
     fn words(self) -> Vec<String> {
         let given = [
             ("separate-at", self.separate_at),
@@ -107,7 +107,7 @@ impl Options {
 fn separate_at(text: &str) -> Result<String, String> {
     match text {
         "adaptive" | "never" => Ok(text.into()),
-        // The greatest numbers are how the words are stored.
+        // The words are stored as the greatest numbers, which are therefore not accepted.
         _ => match sizes::parse_size(text)? {
             bytes if bytes < 2 << 30 => Ok(bytes.to_string()),
             _ => Err("values are never so long: write less than 2G, or `never`".into()),
@@ -190,7 +190,7 @@ fn list(connection: &mut Connection) -> Outcome<Vec<(String, Map<String, Value>)
     Ok(all)
 }
 
-/// The options in one line.
+/// Formats the options as one line.
 fn line(options: &Map<String, Value>) -> String {
     let shown =
         options.iter().map(|(name, value)| format!("{name} {}", value.as_str().unwrap_or("?")));

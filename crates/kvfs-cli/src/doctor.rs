@@ -1,6 +1,6 @@
-//! `kvfs doctor`: whether this machine has what the store needs and can use, and how to mend what
-//! it has not. Everything is read from files below one root, so that a test can make a machine up.
-//! A place in object storage is asked itself (`object_storage`).
+//! `kvfs doctor`: checks whether this machine has what the store needs and can use, and suggests
+//! how to mend it. Everything is read from files below one root, so that a test can simulate a
+//! machine. A place in object storage is queried directly (`object_storage`).
 
 mod object_storage;
 
@@ -69,7 +69,7 @@ struct Finding {
     what: &'static str,
     verdict: Verdict,
     found: String,
-    /// How to mend it.
+    /// The suggested remedy.
     mend: Option<String>,
 }
 
@@ -86,10 +86,10 @@ fn bad(
     Finding { what, verdict, found: found.into(), mend: Some(mend.into()) }
 }
 
-/// The machine that is looked at.
+/// The machine to check.
 struct Machine<'a> {
     root: &'a Path,
-    /// For a user who is not root.
+    /// Judge for a user other than root.
     user: bool,
 }
 
@@ -98,11 +98,11 @@ type Release = (u32, u32);
 
 /// The oldest kernel on which everything works: `kvfs run` moves mounts by descriptors.
 const OLDEST: Release = (5, 2);
-/// Requests over io_uring.
+/// The first kernel with FUSE requests over io_uring.
 const RINGS: Release = (6, 14);
-/// Pages of a request: 1 MiB.
+/// Pages that a request should have room for: 1 MiB.
 const PAGES: u64 = 256;
-/// Readahead of a mount, KiB.
+/// The readahead that a mount should have, in KiB.
 const READAHEAD: u64 = 1024;
 const OPEN_FILES: u64 = 1024;
 
@@ -119,7 +119,7 @@ impl Machine<'_> {
         self.read(path)?.parse().ok()
     }
 
-    /// What a user who is not root misses, and root does not.
+    /// The verdict on a feature that only users other than root lack.
     fn for_users(&self) -> Verdict {
         if self.user { Verdict::Warning } else { Verdict::Note }
     }
@@ -268,7 +268,7 @@ impl Machine<'_> {
             Some("Y" | "1") => {
                 good(what, format!("Linux {}.{}, and FUSE may use it", release.0, release.1))
             }
-            // Root turns it on by itself when it mounts.
+            // Root enables it automatically when it mounts.
             Some(_) => bad(
                 what,
                 self.for_users(),
@@ -287,7 +287,7 @@ impl Machine<'_> {
     fn pages(&self) -> Finding {
         let what = "max_pages_limit";
         match self.number("proc/sys/fs/fuse/max_pages_limit") {
-            // Before Linux 6.13 it is not to be changed, and as large as wanted.
+            // Before Linux 6.13 the limit is fixed, and large enough.
             None => good(what, "256 pages, built in"),
             Some(pages) if pages >= PAGES => good(what, format!("{pages} pages")),
             Some(pages) => bad(
@@ -303,7 +303,7 @@ impl Machine<'_> {
         let what = "open files";
         let limit = self.read("proc/self/limits").and_then(|text| {
             let line = text.lines().find(|line| line.starts_with("Max open files"))?;
-            // The daemon takes as many as it may have: the second of two limits counts.
+            // The daemon raises its soft limit to the hard limit, which is the second one.
             let hard = line.split_whitespace().nth(4)?;
             Some(if hard == "unlimited" { u64::MAX } else { hard.parse().ok()? })
         });
@@ -320,7 +320,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Of each mount.
+    /// Checks the readahead of each mount.
     fn readahead(&self) -> Vec<Finding> {
         let what = "readahead";
         let table = self.read("proc/self/mountinfo").unwrap_or_default();
@@ -363,7 +363,7 @@ impl Machine<'_> {
     }
 }
 
-/// The findings about the machine.
+/// Returns the findings about the machine.
 fn of_machine(args: &Args) -> Outcome<Vec<Finding>> {
     if !args.root.is_dir() {
         return Err(Failure::new(
@@ -375,7 +375,7 @@ fn of_machine(args: &Args) -> Outcome<Vec<Finding>> {
     Ok(Machine { root: &args.root, user }.all())
 }
 
-/// The findings about a place in object storage.
+/// Returns the findings about a place in object storage.
 fn of_address(word: &Path) -> Outcome<Vec<Finding>> {
     let address = Address::required(word)?;
     if let Some(snapshot) = &address.snapshot {
@@ -398,7 +398,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             "{:8} {:16} {}\n",
             finding.verdict.name(),
             finding.what,
-            // A name in it cannot begin a line.
+            // Escape line ends, so that a name cannot begin a new line.
             show_message(&finding.found)
         ));
         if let Some(mend) = &finding.mend {

@@ -1,4 +1,4 @@
-//! `kvfs du`: what directories hold, from the dictionaries.
+//! `kvfs du`: sums up the contents of directories, read from the dictionaries.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -93,13 +93,12 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     walk.close()
 }
 
-/// Values from this length on lie by themselves, in units of 512 bytes; shorter ones lie among
-/// their neighbours.
+/// Values of at least this length are stored separately, in units of 512 bytes; shorter ones are
+/// packed among their neighbours.
 const BY_ITSELF: u64 = 2048;
 
-/// What the content of a file takes, given its size and what `st_blocks` has of it, both in bytes.
-/// The latter counts in units of 512 bytes, into which the end of a file is rounded up that lies
-/// among its neighbours.
+/// Returns the space of a file's content, from its size and its `st_blocks` in bytes. The latter is
+/// in units of 512 bytes, to which a packed end of a file is rounded up.
 fn stored(size: u64, blocks: u64) -> u64 {
     let end = size % 4096;
     if blocks >= size && blocks - size < 512 && end < BY_ITSELF { size } else { blocks }
@@ -110,18 +109,18 @@ fn is_below(path: &[u8], directory: &[u8]) -> bool {
         || path.strip_prefix(directory).is_some_and(|rest| rest.first() == Some(&b'/'))
 }
 
-/// The directories that lead to where the walk is, with what was counted below each. One path is
-/// that of all: a path each would take the square of the depth.
+/// The directories on the way to the current position of the walk, with the counts below each. They
+/// share one path: a path for each would take space quadratic in the depth.
 #[derive(Default)]
 struct Open {
-    /// The path of the innermost one, or of one that was in it.
+    /// The path of the innermost directory, or of one that was in it.
     path: Vec<u8>,
-    /// How much of it is the path of each.
+    /// For each directory, the length of its prefix of `path`, and the counts.
     directories: Vec<(usize, Sum)>,
 }
 
 impl Open {
-    /// Returns whether something lies in the innermost one, if there is any.
+    /// Returns whether a path lies in the innermost directory; true if there is none.
     fn leads_to(&self, path: &[u8]) -> bool {
         self.directories.last().is_none_or(|(len, _)| is_below(path, &self.path[..*len]))
     }
@@ -131,13 +130,13 @@ impl Open {
         self.path = path;
     }
 
-    /// The innermost one is counted: it is shown, and counts in the one that it is in.
+    /// Ends the innermost directory: shows it, and adds its counts to its parent.
     fn close(&mut self, args: &Args, list: &mut List<'_>) -> Outcome {
         let Some((len, sum)) = self.directories.pop() else { return Ok(()) };
         if let Some((_, above)) = self.directories.last_mut() {
             above.add(sum);
         }
-        // A directory that was in it had a longer one.
+        // A directory inside it had a longer path.
         self.path.truncate(len);
         if self.directories.len() > args.depth {
             return Ok(());
@@ -175,7 +174,7 @@ mod tests {
         assert_eq!(stored(2100, 2560), 2560);
         assert_eq!(stored(8192, 8192), 8192);
         assert_eq!(stored(8192 + 100, 8192 + 512), 8192 + 100);
-        // Holes.
+        // Files with holes.
         assert_eq!(stored(1 << 30, 4096), 4096);
         assert_eq!(stored(0, 0), 0);
     }

@@ -1,9 +1,10 @@
-//! `kvfs explore`: the same task tried several times, side by side, of which one attempt is kept.
+//! `kvfs explore`: runs several attempts at the same task in parallel, and keeps one of them.
 //!
-//! Each attempt is a transaction of its own, begun before any of the programs starts, so all of
-//! them see the same state and none sees another. The programs are children of this process that
-//! run `kvfs txn exec`; a thread waits for each. One connection has begun the transactions and ends
-//! them: if this process is killed, the daemon aborts them, and the kernel tells the children.
+//! Each attempt has a transaction of its own. All transactions begin before any of the programs
+//! starts, so that they all see the same state and none sees another's changes. The programs are
+//! children of this process that run `kvfs txn exec`; one thread waits for each. A single
+//! connection begins and ends the transactions: if this process is killed, the daemon aborts them,
+//! and the kernel signals the children.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -77,48 +78,48 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// Transactions that one call begins: a store takes some thousand.
+/// Transactions that one call may begin: a store allows some thousand.
 const MOST_ATTEMPTS: i64 = 256;
 
-/// The number of an attempt, from 1.
+/// The number of the attempt, from 1.
 const ATTEMPT: &str = "KVFS_ATTEMPT";
-/// How many attempts there are.
+/// The number of attempts.
 const ATTEMPTS: &str = "KVFS_ATTEMPTS";
 
-/// Nothing was accepted.
+/// The exit code if no attempt was accepted.
 const NONE_ACCEPTED: u8 = 1;
 
 /// An attempt before it runs.
 struct Attempt {
     number: usize,
     id: u64,
-    /// Its standard output and standard error.
+    /// The captured standard output and standard error.
     streams: [Printed; 2],
 }
 
-/// Where what an attempt prints goes.
+/// Captured output of an attempt.
 struct Printed {
     name: &'static str,
     file: File,
-    /// It is shown when the attempt has ended.
+    /// True if it is shown when the attempt has ended.
     shown: bool,
 }
 
-/// An attempt that has ended.
+/// A finished attempt.
 struct Ended {
     number: usize,
     id: u64,
-    /// `None`: it was ended, since another one had won.
+    /// The exit code, or `None` if it was killed because another attempt had won.
     code: Option<i32>,
     took: Duration,
-    /// The judge's. `None`: it was not accepted, or there is no judge.
+    /// The judge's score, or `None` if the attempt was not accepted or there is no judge.
     score: Option<f64>,
-    /// Its program has succeeded, and the judge has accepted it.
+    /// True if its program has succeeded and the judge has accepted it.
     accepted: bool,
     streams: [Printed; 2],
 }
 
-/// Ends with the exit codes of the help.
+/// Exits with the codes that the help lists.
 pub fn run(args: Args, output: &Output) -> ExitCode {
     match explore(&args, output) {
         Ok(code) => code,
@@ -140,12 +141,13 @@ fn explore(args: &Args, output: &Output) -> Outcome<ExitCode> {
         return Err(Failure::new(Exit::Usage, what).hint("explore from outside of it"));
     }
     mounted.must_have_views()?;
-    // No attempt commits itself, and what one leaves running is known.
+    // Attempts must not commit by themselves, and the processes that they leave running must be
+    // known.
     mounted.seal()?;
     let attempts = begin(args, &mut mounted)?;
     let ids: Vec<u64> = attempts.iter().map(|attempt| attempt.id).collect();
     let ended = Race::new(args, &mounted.mount_point).run(attempts, output)?;
-    // What is left running would write into what is about to be committed.
+    // Processes that are left running could write into the transaction to be committed.
     let left = descendants::end_all();
     if !left.is_empty() {
         let what = format!("these cannot be ended: {}", descendants::told(&left));
@@ -182,7 +184,7 @@ fn explore(args: &Args, output: &Output) -> Outcome<ExitCode> {
     Ok(if some { ExitCode::SUCCESS } else { ExitCode::from(NONE_ACCEPTED) })
 }
 
-/// Begins the transactions, all of them before any program runs.
+/// Begins all transactions before any program runs.
 fn begin(args: &Args, mounted: &mut Mounted) -> Outcome<Vec<Attempt>> {
     if let Some(directory) = &args.outputs {
         std::fs::create_dir_all(directory)
@@ -194,7 +196,7 @@ fn begin(args: &Args, mounted: &mut Mounted) -> Outcome<Vec<Attempt>> {
     for number in 1..=usize::from(args.attempts) {
         let streams = [printed(args, number, "out")?, printed(args, number, "err")?];
         let label = format!("attempt {number} of {}: {words}", args.attempts);
-        // Attached: it ends with this connection, however that ends.
+        // Attach the transaction, so that it ends with this connection for whatever reason.
         let id = args.how.begin(mounted, None, true, &label)?;
         attempts.push(Attempt { number, id, streams });
     }
@@ -214,17 +216,17 @@ fn printed(args: &Args, number: usize, ending: &str) -> Outcome<Printed> {
     Ok(Printed { name, file, shown: args.outputs.is_none() })
 }
 
-/// A file without a name.
+/// Makes a file without a name.
 fn temporary() -> Outcome<File> {
     tempfile::tempfile().map_err(|e| Failure::io("cannot make a temporary file", &e))
 }
 
-/// The attempts as they run.
+/// The attempts while they run.
 struct Race<'a> {
     args: &'a Args,
-    /// Where the store is mounted.
+    /// The mount point of the store.
     mount_point: &'a Path,
-    /// One has won: no other is started, and those that run are ended.
+    /// Set once an attempt has won: no other is started, and running ones are killed.
     won: AtomicBool,
 }
 
@@ -237,8 +239,8 @@ impl<'a> Race<'a> {
         self.won.load(Ordering::Acquire)
     }
 
-    /// Runs them, so many at a time as was asked for. Returns those that have run, in their order;
-    /// with `--first`, one of them is accepted at most.
+    /// Runs the attempts, at most as many at a time as requested. Returns those that have run, in
+    /// their order; with `--first`, at most one of them is accepted.
     fn run(&self, attempts: Vec<Attempt>, output: &Output) -> Outcome<Vec<Ended>> {
         let program =
             std::env::current_exe().map_err(|e| Failure::io("cannot find the kvfs program", &e))?;
@@ -252,7 +254,7 @@ impl<'a> Race<'a> {
         std::thread::scope(|scope| {
             for _ in 0..jobs {
                 let (sender, program, take) = (sender.clone(), &program, &take);
-                // The kernel tells a child of the end of the thread that has started it, which
+                // A child gets its death signal when the thread that started it ends; this thread
                 // waits for it.
                 scope.spawn(move || {
                     while !self.is_won()
@@ -287,7 +289,7 @@ impl<'a> Race<'a> {
         failed.map_or(Ok(all), Err)
     }
 
-    /// Runs an attempt, and its judge.
+    /// Runs an attempt and its judge.
     fn attempt(&self, program: &Path, attempt: Attempt) -> Outcome<Ended> {
         let Attempt { number, id, streams } = attempt;
         let begun = Instant::now();
@@ -298,7 +300,7 @@ impl<'a> Race<'a> {
         command.args(&self.args.command);
         command.stdout(stream(out).map_err(cannot)?).stderr(stream(err).map_err(cannot)?);
         let mut child = self.start(command).map_err(cannot)?;
-        // Another thread may have taken notice of its end, when it ended them all.
+        // If all were killed, another thread may have reaped this child already.
         let code = child.wait().ok().and_then(|status| status.code());
         let mut ended = Ended {
             number,
@@ -316,7 +318,7 @@ impl<'a> Race<'a> {
             ended.accepted = true;
             return Ok(ended);
         };
-        // A file and no pipe: what the judge leaves running may hold it open.
+        // Capture into a file instead of a pipe, which processes left by the judge could hold open.
         let mut said = temporary()?;
         let mut command = self.inside(program, number, id);
         command.args(["sh", "-c"]).arg(judge);
@@ -332,7 +334,7 @@ impl<'a> Race<'a> {
         Ok(ended)
     }
 
-    /// Starts a program, and ends it where another attempt has won just now.
+    /// Starts a program, and kills it at once if another attempt has won in the meantime.
     fn start(&self, mut command: Command) -> io::Result<Child> {
         let mut child = command.spawn()?;
         if self.is_won() {
@@ -341,14 +343,15 @@ impl<'a> Race<'a> {
         Ok(child)
     }
 
-    /// A program in the view of an attempt, whose words are to follow.
+    /// Returns a command that runs in the view of an attempt. The caller appends the program and
+    /// its arguments.
     fn inside(&self, program: &Path, number: usize, id: u64) -> Command {
         let mut command = Command::new(program);
         command
             .args(["txn", "exec"])
             .arg(self.mount_point)
             .arg(id.to_string())
-            // Also where this process is killed.
+            // End the program even if this process is killed.
             .args(["--ends-with", &std::process::id().to_string(), "--"])
             .env(ATTEMPT, number.to_string())
             .env(ATTEMPTS, self.args.attempts.to_string())
@@ -357,7 +360,7 @@ impl<'a> Race<'a> {
     }
 }
 
-/// The end of what a judge has printed, with room for a score.
+/// Returns the end of a judge's output, long enough for a score.
 fn end_of(said: &mut File) -> io::Result<Vec<u8>> {
     const ROOM: u64 = 4096;
     let length = said.seek(SeekFrom::End(0))?;
@@ -367,15 +370,15 @@ fn end_of(said: &mut File) -> io::Result<Vec<u8>> {
     Ok(end)
 }
 
-/// The number in the last line that a judge has printed.
+/// Parses the number in the last line of a judge's output.
 fn score(said: &[u8]) -> Option<f64> {
     let said = String::from_utf8_lossy(said);
     let last = said.lines().rfind(|line| !line.trim().is_empty())?;
     last.trim().parse().ok().filter(|score: &f64| !score.is_nan())
 }
 
-/// The attempt that is committed: of those that were accepted the one with the highest score, and
-/// the first of equal ones. One whose judge has told none has 0.
+/// Returns the attempt to commit: the accepted one with the highest score, or the first of those
+/// with equal scores. A missing score counts as 0.
 fn best(ended: &[Ended]) -> Option<usize> {
     let score = |one: &Ended| one.score.unwrap_or(0.0);
     let accepted = ended.iter().enumerate().filter(|(_, one)| one.accepted);
@@ -383,7 +386,7 @@ fn best(ended: &[Ended]) -> Option<usize> {
 }
 
 impl Ended {
-    /// Shows what it has printed, where that has not gone to files.
+    /// Shows the output of the attempt, unless it was written to files.
     fn show(&mut self) -> Outcome {
         for printed in self.streams.iter_mut().filter(|printed| printed.shown) {
             let cannot = |e: io::Error| Failure::io("cannot show what an attempt has printed", &e);
@@ -393,7 +396,7 @@ impl Ended {
             }
             printed.file.seek(SeekFrom::Start(0)).map_err(cannot)?;
             let mut to = io::stderr().lock();
-            // A reader of ours that has gone wants no more.
+            // A broken pipe only means that the reader of standard error is gone.
             let shown = writeln!(to, "--- attempt {}, {}", self.number, printed.name)
                 .and_then(|()| io::copy(&mut printed.file, &mut to).map(drop));
             if shown.is_err_and(|e| e.kind() != io::ErrorKind::BrokenPipe) {

@@ -1,9 +1,9 @@
-//! `kvfs export`: the files of a store as a tar stream; those of one that is not mounted also into
-//! a directory of the host.
+//! `kvfs export`: writes the files of a store as a tar stream, or, if the store is not mounted,
+//! into a directory of the host.
 //!
-//! The tar stream is POSIX (PAX), the form that GNU tar, bsdtar and Python read: times with
-//! nanoseconds, names of any length, extended attributes as `SCHILY.xattr.*`, sparse files as GNU's
-//! version 1.0.
+//! The tar stream is in the POSIX (PAX) format, which GNU tar, bsdtar and Python read: times with
+//! nanoseconds, names of any length, extended attributes as `SCHILY.xattr.*`, sparse files as in
+//! GNU's version 1.0.
 
 mod archive;
 mod directory;
@@ -95,7 +95,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         Ok(counts)
     };
     let counts = if args.to.is_dir() || args.to.as_os_str().as_bytes().ends_with(b"/") {
-        // Until everything is in it, with its own permissions, no other user may enter it.
+        // Keep other users out until the directory is complete and has its own permissions.
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&args.to).map_err(cannot)?;
         let at = rustix::fs::open(&args.to, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| cannot(e.into()))?;
@@ -142,7 +142,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     whole
 }
 
-/// Standard output, where a stream may go there.
+/// Returns standard output, unless it is a terminal.
 fn standard_output() -> Outcome<File> {
     if std::io::IsTerminal::is_terminal(&io::stdout()) {
         return Err(Failure::new(Exit::Usage, "a tar stream is not for a terminal")
@@ -152,7 +152,7 @@ fn standard_output() -> Outcome<File> {
     out.map(File::from).map_err(|e| Failure::io("cannot write standard output", &e))
 }
 
-/// What lies in a directory on a mount.
+/// Exports a directory on a mount.
 fn of_mounted(args: &Args, directory: PathBuf, output: &Output) -> Outcome {
     let begun = Instant::now();
     if args.to.is_dir() || args.to.as_os_str().as_bytes().ends_with(b"/") {
@@ -167,7 +167,7 @@ fn of_mounted(args: &Args, directory: PathBuf, output: &Output) -> Outcome {
     let path = from.fold(directory, |path, name| path.join(name));
     let judge = Judge::reading(&args.store, args.making);
     let stdout = args.to.as_os_str() == "-";
-    // What is to be exported is looked for before a file that is there loses what it has.
+    // Find the source before an existing output file is truncated.
     let mounted = walks::begin(&path, "EXPORT")?;
     let (file, shown) = match stdout {
         true => (standard_output()?, "standard output".to_string()),
@@ -201,7 +201,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A directory is held open for each level of the tree.
+/// Raises the limit of open files, since one directory is held open for each level of the tree.
 pub fn raise_open_files() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let wanted = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -211,15 +211,15 @@ pub fn raise_open_files() {
 #[derive(Clone, Copy, Default, Serialize)]
 struct Counts {
     entries: u64,
-    /// Data written.
+    /// The bytes of data written.
     bytes: u64,
-    /// Entries or attributes that the target does not take.
+    /// Entries or attributes that the target does not support.
     skipped: u64,
-    /// Entries left out because they, or what is in them, could not be read.
+    /// Entries left out because they, or their content, could not be read.
     damaged: u64,
 }
 
-/// What is left out, told for the first ones.
+/// Counts the entries left out, and reports the first ones.
 pub struct Skipped<'a> {
     output: &'a Output,
     pub count: u64,
@@ -239,9 +239,9 @@ impl<'a> Skipped<'a> {
     }
 }
 
-/// One entry on its way out.
+/// An entry to export.
 pub struct Item<'a> {
-    /// From the directory that is exported; empty for itself.
+    /// The path relative to the exported directory; empty for the directory itself.
     pub path: &'a [u8],
     pub name: &'a [u8],
     pub attr: Attr,
@@ -249,16 +249,16 @@ pub struct Item<'a> {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Where entries go.
+/// The destination of an export.
 pub trait Target {
-    /// Gives the bytes of data that were written.
+    /// Writes an entry, and returns the number of data bytes written.
     fn put(&mut self, fs: &Fs, item: &Item<'_>, bar: &ProgressBar) -> Outcome<u64>;
-    /// Everything in the directory has been put.
+    /// Called after everything in the directory has been written.
     fn leave(&mut self, item: &Item<'_>) -> Outcome;
     fn skipped(&self) -> u64;
 }
 
-/// One export under way.
+/// An export in progress.
 struct Walk<'a> {
     fs: &'a Fs,
     bar: &'a ProgressBar,
@@ -268,8 +268,8 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Puts `root`, and everything below where it is a directory, each directory before what is in
-    /// it.
+    /// Exports `root` and, if it is a directory, everything below, each directory before its
+    /// entries.
     fn run(mut self, to: &mut dyn Target, root: Attr, name: &[u8]) -> Outcome<Counts> {
         if root.kind != FileKind::Dir {
             self.put(to, name, name, root)?;
@@ -282,7 +282,7 @@ impl Walk<'_> {
 
     fn below(&mut self, to: &mut dyn Target, root: Attr) -> Outcome {
         let mut path = Vec::new();
-        // (listing, attributes of the directory, length of its path)
+        // Open directories: (listing, attributes of the directory, length of its path).
         let mut open = vec![(tree::Listing::new(root.ino), root, 0)];
         let mut walked = tree::Walked::from(root.ino);
         while let Some((listing, directory, len)) = open.last_mut() {
@@ -337,7 +337,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// `false`: it is damaged and was left out.
+    /// Writes an entry. Returns `false` if it is damaged and was left out.
     fn put(&mut self, to: &mut dyn Target, path: &[u8], name: &[u8], attr: Attr) -> Outcome<bool> {
         let done =
             read(self.fs, path, name, attr).and_then(|item| to.put(self.fs, &item, self.bar));
@@ -351,7 +351,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Notes the damage, or gives it back where it ends the export.
+    /// Reports damage, or returns it as an error unless the export keeps going.
     fn damaged(&mut self, failure: Failure) -> Outcome {
         if !self.keep_going || failure.exit != Exit::Damaged {
             return Err(failure);

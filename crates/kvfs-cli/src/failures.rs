@@ -1,5 +1,5 @@
-//! What the errors of the libraries mean to the person at the terminal: an exit code, a sentence,
-//! and what to do.
+//! Translates the libraries' errors for the person at the terminal: an exit code, a sentence, and a
+//! hint.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::daemons::Record;
 use crate::output::{Exit, Failure};
 use crate::paths;
 
-/// A failure of the database, with what was being done.
+/// Converts an error of the database. `doing` describes the failed operation.
 pub fn of_database(doing: impl std::fmt::Display, error: kvdb::Error) -> Failure {
     let exit = match &error {
         kvdb::Error::Objects(e) => of_objects(e),
@@ -47,7 +47,7 @@ fn of_objects(error: &ObjectsError) -> Exit {
     }
 }
 
-/// A failure with a store in object storage, its address, or its local file.
+/// Converts an error of a store in object storage, its address, or its local file.
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let text = error.to_string();
@@ -88,8 +88,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// A store's file that could not be opened or made. A store in use is most often one that is
-/// mounted: then it says where.
+/// Converts an error while opening or making a store's file. A store that is in use is usually
+/// mounted: the failure then tells where.
 pub fn of_device(path: &Path, verb: &str, error: zones::Error) -> Failure {
     if !matches!(error, zones::Error::Busy(_)) {
         return of_database(format!("cannot {verb} {}", path.display()), error.into());
@@ -115,7 +115,7 @@ pub fn of_device(path: &Path, verb: &str, error: zones::Error) -> Failure {
     }
 }
 
-/// A failure to mount or unmount.
+/// Converts an error while mounting or unmounting.
 pub fn of_mount(error: kvfs_fuse::Error) -> Failure {
     use kvfs_fuse::Error;
     let text = error.to_string();

@@ -1,23 +1,22 @@
-//! What a store's engine tells of itself, as JSON.
+//! Formats the statistics of a store's engine as JSON.
 
 use kvdb_wire::RequestCounts;
 use serde_json::{Map, Value, json};
 
 use crate::device_profile;
 
-/// From so many committed bytes on it says something how many were written for each: opening and
-/// closing a store, and looking at it, write a little for nothing.
+/// The committed bytes from which on write amplification is meaningful: opening, closing and
+/// examining a store write a little without any commits.
 const MEANINGFUL: u64 = 1 << 20;
 
-/// How many bytes were written for each that was committed, of what [`engine`] gives, where that
-/// says something.
+/// Returns the write amplification in the result of [`engine`], if it is meaningful.
 pub fn shown_amplification(all: &Value) -> Option<f64> {
     let committed = all["commits"]["bytes"].as_u64().unwrap_or(0);
     all["write_amplification"].as_f64().filter(|_| committed >= MEANINGFUL)
 }
 
-/// The requests to object storage, as JSON: bytes unless the name says otherwise, counts since
-/// the store was opened.
+/// Formats the requests to object storage as JSON: bytes unless the name says otherwise, counts
+/// since the store was opened.
 pub fn remote(stats: &kvdb::RemoteStats) -> Value {
     let by_purpose: Map<String, Value> = zones::Purpose::ALL
         .iter()
@@ -34,8 +33,8 @@ pub fn remote(stats: &kvdb::RemoteStats) -> Value {
     })
 }
 
-/// The engine's figures as JSON: bytes unless the name says otherwise, counts since the store was
-/// opened.
+/// Formats the engine's statistics as JSON: bytes unless the name says otherwise, counts since the
+/// store was opened.
 pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
     let dictionaries: Vec<Value> = stats
         .dictionaries
@@ -107,7 +106,7 @@ pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
     }
 }
 
-/// Counts of requests, by their names.
+/// Formats request counts as JSON, by name.
 pub fn requests(all: &[(&'static str, RequestCounts)]) -> Value {
     let one = |(name, counts): &(&'static str, RequestCounts)| {
         let RequestCounts { requests, asked, answered } = counts;

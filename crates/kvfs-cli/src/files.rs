@@ -1,8 +1,8 @@
-//! The files of a store for the commands that show them: of one that is not mounted by opening it,
-//! of one that is through its mount, where the kernel asks whether the caller may.
+//! The files of a store for the commands that show them. An unmounted store is opened here; a
+//! mounted one is accessed through its mount, where the kernel checks permissions.
 //!
-//! Through a mount a path is looked up beneath the root of its view, symbolic links on the way and
-//! at its end included: an absolute one begins there, and none leads out of the store.
+//! On a mount, a path is resolved beneath the root of its view, including symbolic links on the way
+//! and at its end: an absolute link starts at that root, and no link leads out of the store.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,11 +29,11 @@ pub enum Files {
 
 /// A view on a mount.
 pub struct Mount {
-    /// Its root.
+    /// The root of the view.
     root: OwnedFd,
-    /// Where paths begin, below the root.
+    /// The directory that paths are relative to, below the root.
     base: PathBuf,
-    /// All that is asked of it is.
+    /// Reports waiting, since all operations on this view may block.
     _waiting: Waiting,
 }
 
@@ -41,11 +41,11 @@ pub struct Mount {
 pub struct Entry {
     pub name: Vec<u8>,
     pub attr: Attr,
-    /// Where a symbolic link leads.
+    /// The target of a symbolic link.
     pub target: Option<Vec<u8>>,
 }
 
-/// A directory that is being listed.
+/// A directory listing in progress.
 pub enum Listing {
     Store(tree::Listing),
     Mount { directory: OwnedFd, entries: Dir },
@@ -56,8 +56,8 @@ fn cannot(doing: &str, path: &[u8], error: impl Into<io::Error>) -> Failure {
 }
 
 impl Files {
-    /// Of the store that a target is, or that is mounted there: a directory of the mount, or of any
-    /// view in it, is where paths begin.
+    /// Returns the files of the store that a target is, or that is mounted there. Paths are
+    /// relative to the target, if it is a directory of the mount or of a view in it.
     pub fn of(target: &Path) -> Outcome<Files> {
         if let Some(place) = place::of_target(target)? {
             if place.view == View::Listing {
@@ -79,7 +79,8 @@ impl Files {
         Ok(Files::Store { fs: store.file_system()?, store })
     }
 
-    /// What is known of a file, as JSON. A mount does not tell when it was made.
+    /// Returns the attributes of a file as JSON, without its time of birth on a mount, which does
+    /// not report it.
     pub fn json(&self, attr: &Attr) -> Map<String, Value> {
         let mut object = tree::attr_json(attr);
         if !self.know_births() {
@@ -92,7 +93,7 @@ impl Files {
         matches!(self, Files::Store { .. })
     }
 
-    /// What a path leads to; a symbolic link at its end is followed if `follow`.
+    /// Returns the attributes of a path. A symbolic link at its end is followed if `follow` is set.
     pub fn look(&self, path: &[u8], follow: bool) -> Outcome<Attr> {
         match self {
             Files::Store { fs, .. } if follow => tree::find(fs, path),
@@ -106,7 +107,7 @@ impl Files {
         }
     }
 
-    /// Where a symbolic link leads.
+    /// Returns the target of a symbolic link.
     pub fn target(&self, path: &[u8], attr: &Attr) -> Outcome<Vec<u8>> {
         match self {
             Files::Store { fs, .. } => fs
@@ -119,7 +120,7 @@ impl Files {
         }
     }
 
-    /// The names of extended attributes.
+    /// Returns the names of the extended attributes.
     pub fn xattrs(&self, path: &[u8], attr: &Attr) -> Outcome<Vec<Vec<u8>>> {
         let names = match self {
             Files::Store { fs, .. } => fs
@@ -145,7 +146,7 @@ impl Files {
         }
     }
 
-    /// The next entry of a directory at `path`; without `.` and `..`.
+    /// Returns the next entry of the directory at `path`, without `.` and `..`.
     pub fn next(&self, listing: &mut Listing, path: &[u8]) -> Outcome<Option<Entry>> {
         match (self, listing) {
             (Files::Store { fs, .. }, Listing::Store(listing)) => {
@@ -165,7 +166,7 @@ impl Files {
         }
     }
 
-    /// Hands the content of a file to `put`, piece by piece, until that wants no more: `false`.
+    /// Passes the content of a file to `put` in pieces, until `put` returns `false`.
     pub fn read(
         &self,
         path: &[u8],
@@ -225,7 +226,7 @@ impl Mount {
     }
 
     fn open_at(&self, path: &[u8], flags: OFlags) -> Outcome<OwnedFd> {
-        // One that begins with a slash begins where the target is, too.
+        // A leading slash is relative to the target, too.
         let below = tree::names(path).collect::<Vec<_>>().join(&b'/');
         let way = self.base.join(std::ffi::OsStr::from_bytes(&below));
         let way = if way.as_os_str().is_empty() { Path::new(".") } else { &way };
@@ -241,7 +242,7 @@ impl Mount {
     }
 }
 
-/// Of what has that name in an open directory, or of the open thing itself.
+/// Returns the attributes of a name in an open directory, or of the open file itself.
 fn attr_at(of: &OwnedFd, name: &std::ffi::CStr) -> io::Result<Attr> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
     let mask = StatxFlags::BASIC_STATS;
@@ -286,7 +287,7 @@ fn next_in(directory: &OwnedFd, entries: &mut Dir) -> io::Result<Option<Entry>> 
             continue;
         }
         let attr = match attr_at(directory, name) {
-            // It has gone since.
+            // The entry was removed in the meantime.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             attr => attr?,
         };
@@ -299,10 +300,10 @@ fn next_in(directory: &OwnedFd, entries: &mut Dir) -> io::Result<Option<Entry>> 
     Ok(None)
 }
 
-/// Of something that is open by its path alone.
+/// Returns the names of the extended attributes of a file opened with `O_PATH`.
 fn xattr_names(of: &OwnedFd) -> io::Result<Vec<u8>> {
     let place = format!("/proc/self/fd/{}", of.as_raw_fd());
-    // The kernel gives no more than that.
+    // The kernel's limit for the list.
     let mut names = vec![0u8; 64 << 10];
     let length = rustix::fs::listxattr(&*place, &mut names[..])?;
     names.truncate(length);

@@ -1,4 +1,4 @@
-//! `kvfs find`: what lies below a directory and is of a kind, from the dictionaries.
+//! `kvfs find`: finds entries below a directory by their properties, read from the dictionaries.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -51,10 +51,10 @@ pub struct Args {
     print0: bool,
 }
 
-/// The options that may have one dash.
+/// Options that are accepted with one dash.
 const ONE_DASH: [&str; 5] = ["-name", "-type", "-size", "-newer", "-print0"];
 
-/// The command line with two dashes where find(1) has one.
+/// Returns the command line with two dashes in place of find(1)'s one.
 pub fn as_options(arguments: Vec<OsString>) -> Vec<OsString> {
     let command = arguments.iter().skip(1).find(|word| !word.as_bytes().starts_with(b"-"));
     if command.is_none_or(|word| word != "find") {
@@ -106,7 +106,7 @@ impl Wanted {
                 _ => number(text).map(Size::Just),
             }
         });
-        // fnmatch(3) has `!` where Redis has `^`.
+        // Negation is `!` in fnmatch(3), and `^` in Redis.
         let name = args.name.as_ref().map(|glob| {
             let mut glob = glob.as_bytes().to_vec();
             let places: Vec<usize> = (1..glob.len())
@@ -138,7 +138,7 @@ fn escaped(glob: &[u8], at: usize) -> bool {
     glob[..at].iter().rev().take_while(|b| **b == b'\\').count() % 2 == 1
 }
 
-/// Seconds since 1970, or when a file was changed.
+/// Parses seconds since 1970, or returns the modification time of a file.
 fn moment(text: &OsString) -> Outcome<Timestamp> {
     let said = text.to_str().and_then(|text| {
         let (secs, fraction) = text.split_once('.').unwrap_or((text, "0"));
@@ -170,7 +170,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let own_name =
         Path::new(&args.path).file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
     let bar = output.progress("looked at", None, false);
-    // A terminal must not be acted upon by names; a program gets them as they are.
+    // Escape names for a terminal, which they could control; a program gets them unchanged.
     let raw = args.print0 || !std::io::stdout().is_terminal();
     let mut list = List::begin(output)?;
     let mut reads = true;

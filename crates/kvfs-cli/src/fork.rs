@@ -1,4 +1,4 @@
-//! `kvfs fork`: a store of one's own that begins as one in object storage is.
+//! `kvfs fork`: makes a store of one's own from the state of one in object storage.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let source = Address::required(&args.source)?;
     let from = source.store(false)?;
     let cannot = |e| failures::of_database(format!("cannot fork {source}"), e);
-    // The file that --force replaces stays until it is known that something takes its place.
+    // Check that the source exists before --force removes the old file.
     if args.file.exists() && from.head().map_err(cannot)?.is_none() {
         return Err(cannot(kvdb::Error::NoStore(source.to_string())));
     }

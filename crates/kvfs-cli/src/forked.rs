@@ -1,6 +1,5 @@
-//! A fork whose changes are merged: a store in object storage, by its address, or a file that no
-//! one has open. It is opened for reading, in the process that has the store which it is merged
-//! into.
+//! A fork to be merged: a store in object storage, by its address, or a file that is not open. The
+//! process that has the target store open opens the fork for reading.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -12,20 +11,20 @@ use crate::output::{Exit, Failure, Outcome};
 use crate::place;
 use crate::store::{self, Access, Budget, Store};
 
-/// The memory that an open fork may take, bytes: it is read once.
+/// The memory budget of an open fork, in bytes. It is read only once.
 const MEMORY: u64 = 64 << 20;
 
-/// Where a fork is, as a user has written it.
+/// The location of a fork, as a user has written it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forked {
-    /// How it is called in messages, and in names where both versions are kept.
+    /// The name in messages, and in file names if both versions are kept.
     pub name: String,
-    /// The address, or the whole path of the file.
+    /// The address, or the full path of the file.
     pub place: OsString,
 }
 
 impl Forked {
-    /// The fork that a word names. A file must be there.
+    /// Returns the fork that a word names. A file must exist.
     pub fn parse(word: &Path) -> Outcome<Forked> {
         if let Some(address) = newest(word)? {
             let place = address.to_string().into();
@@ -44,7 +43,7 @@ impl Forked {
     }
 }
 
-/// The address that a word is; `None`: it is a path.
+/// Parses a word as an address. Returns `None` if it is a path.
 fn newest(word: &Path) -> Outcome<Option<Address>> {
     let address = Address::parse(word)?;
     match address.as_ref().and_then(|address| address.snapshot.as_ref()) {
@@ -56,7 +55,8 @@ fn newest(word: &Path) -> Outcome<Option<Address>> {
     }
 }
 
-/// Opens the fork at a place of [`Forked`]. One that is published is brought up to date.
+/// Opens the fork at a place of [`Forked`]. The local copy of a published fork is brought up to
+/// date.
 pub fn open(place: &[u8]) -> Outcome<Store> {
     let path = PathBuf::from(OsString::from_vec(place.to_vec()));
     let budget = Budget::from(Some(MEMORY));
@@ -73,7 +73,7 @@ pub fn open(place: &[u8]) -> Outcome<Store> {
     }
 }
 
-/// Fails where a fork cannot be merged into what a path leads to: a clone, say.
+/// Fails if a fork cannot be merged into the target at a path, such as a clone.
 pub fn check_target(into: &Path) -> Outcome {
     match place::branch_of(into)? {
         branch if branch.is_empty() => Ok(()),

@@ -1,4 +1,4 @@
-//! `kvfs forks`: the forks of a store in object storage that are registered, and the end of one.
+//! `kvfs forks`: lists the registered forks of a store in object storage, or drops one.
 
 use std::path::PathBuf;
 use std::time::Duration;

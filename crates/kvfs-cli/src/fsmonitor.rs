@@ -1,4 +1,4 @@
-//! `kvfs fsmonitor`: what git asks in place of looking at every file of a work tree.
+//! `kvfs fsmonitor`: the hook that git calls instead of examining every file of a work tree.
 
 mod hook;
 mod names;

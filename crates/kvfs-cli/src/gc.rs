@@ -1,4 +1,4 @@
-//! `kvfs gc`: deletes what no store and no fork in a place refers to.
+//! `kvfs gc`: deletes the objects of a place that no store and no fork refers to.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::sizes::human_size;
 use crate::span::{human_span, parse_span};
 use crate::text::show;
 
-/// A shorter grace needs `--force`.
+/// The shortest grace allowed without `--force`.
 const LEAST_GRACE: Duration = Duration::from_secs(3600);
 
 /// Delete what no store and no fork in a shared folder or a bucket refers to any more.

@@ -1,16 +1,17 @@
-//! A daemon becomes another program, which goes on with its mount and its store.
+//! A daemon becomes another program, which takes over its mount and its store.
 //!
-//! It asks the new program first whether it fits ([`ask`]), while it still serves. Then it stops,
-//! has everything on disk, closes the store, writes what the new program must know into a file in
-//! memory, and executes it ([`become_program`]): the process stays the same, and so do its record
-//! and its descriptors. Three of these go on: the connection to the kernel, without which the mount
-//! would end; the store's file, whose lock no other process gets in between; and that of the one
-//! who waits for an answer. From then on, signals that end the process wait until it listens again.
+//! While it still serves, the daemon asks the new program whether it is compatible ([`ask`]). Then
+//! it stops, flushes everything to disk, closes the store, writes the state for the new program
+//! into an in-memory file, and executes it ([`become_program`]): the process stays the same, and so
+//! do its record and its descriptors. Three descriptors are passed on: the connection to the
+//! kernel, without which the mount would end; the store's file, whose lock no other process can
+//! take in between; and the connection to the waiting caller. From then on, signals that end the
+//! process are blocked until the new program handles them.
 //!
-//! **Ways back.** Until the store is closed, all goes on as before. A program that cannot be
-//! executed, or cannot go on with the mount before it has answered anything, leaves everything as
-//! it was, and the earlier program is executed again, by a descriptor of its file. Only a new
-//! program that crashes leaves a dead mount.
+//! **Ways back.** Until the store is closed, the daemon can simply continue. If the new program
+//! cannot be executed, or cannot take over the mount before it has answered anything, it leaves
+//! everything unchanged, and the earlier program is executed again, by a descriptor of its file.
+//! Only a new program that crashes leaves a dead mount.
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -32,35 +33,36 @@ use zones::FileDevice;
 use crate::daemons;
 use crate::output::{Exit, Failure, Outcome};
 
-/// The version of all that is handed over. Programs of different versions do not hand over to each
+/// The version of the handed-over state. Programs of different versions do not hand over to each
 /// other.
 pub const VERSION: u32 = 1;
-/// The version of all that a keeper holds. A program of another one does not go on with it.
+/// The version of the state that a keeper holds. A program of a different version does not take it
+/// over.
 const KEPT_VERSION: &str = "kept 1";
 
-/// The option whose argument names the file in which the new program finds the state.
+/// The option whose argument names the file with the state for the new program.
 pub const RESUME: &str = "--resume";
-/// The option by which a program is asked whether it fits.
+/// The option that asks a program whether it is compatible.
 pub const FITS: &str = "--fits";
 
-/// The state that a program goes on with.
+/// The state that a program takes over.
 #[derive(Debug)]
 pub struct Resumed {
     pub mount: Handover,
     in_use: Vec<u8>,
     /// The store's file, locked.
     store: File,
-    /// Who waits for an answer.
+    /// Leads to the caller that waits for an answer.
     asks: OwnedFd,
-    /// The program before, to be executed again where this one cannot go on.
+    /// The previous program, to be executed again if this one cannot take over.
     before: Option<OwnedFd>,
-    /// Why this one is executed again.
+    /// The reason why this program is executed again.
     failure: Option<Failure>,
-    /// All of it, as it came.
+    /// The file with the whole state, as received.
     file: File,
 }
 
-/// The state of a mount and of the file system on it, as it is written down.
+/// The state of a mount and of its file system, to be encoded.
 pub struct State<'a> {
     pub mount: &'a Handover,
     pub in_use: &'a InUse,
@@ -71,13 +73,13 @@ fn failed(what: &str) -> impl Fn(io::Error) -> Failure {
     move |e| Failure::io(what.clone(), &e)
 }
 
-/// The version of what a program finds: of all that is handed over, or that a keeper holds.
+/// Returns the version of the state that a program takes over: of a handover, or of a keeper's.
 fn version(kept: bool) -> Value {
     if kept { KEPT_VERSION.into() } else { VERSION.into() }
 }
 
-/// Asks a program whether it goes on with a mount, with the arguments that it would get. `kept`: by
-/// what a keeper holds.
+/// Asks a program whether it can take over a mount, with the arguments that it would get. `kept`
+/// says that it would take over a keeper's state.
 pub fn ask(program: &Path, arguments: &[OsString], state: &State<'_>, kept: bool) -> Outcome {
     let file = write(state, &json!({"version": version(kept)}))
         .map_err(failed("what there is to know could not be written"))?;
@@ -99,13 +101,13 @@ pub fn ask(program: &Path, arguments: &[OsString], state: &State<'_>, kept: bool
     }))
 }
 
-/// The answer of a program that is asked: it finds the state at its standard input.
+/// Answers [`ask`] in the program that is asked, which gets the state at its standard input.
 pub fn fits(policy: &Policy, kept: bool) -> Outcome {
     let file = File::from(
         io::stdin().as_fd().try_clone_to_owned().map_err(failed("there is no standard input"))?,
     );
     let (_, mount, _) = read(&file, &version(kept)).map_err(failed("it cannot be read"))?;
-    // Not the connection: that stays where it is.
+    // Pass the file in place of the connection, which stays with the daemon.
     let mount = Handover::decode(&mount, file.into()).map_err(failed("it cannot be read"))?;
     mount.fits(policy).map_err(crate::failures::of_mount)
 }
@@ -118,7 +120,8 @@ pub struct Next<'a> {
     pub asks: OwnedFd,
 }
 
-/// Executes another program, which goes on; returns why neither that nor this one again could be.
+/// Executes another program, which takes over. Returns the failure if neither that nor this program
+/// again could be executed.
 pub fn become_program(next: Next<'_>, state: &State<'_>) -> Failure {
     let executed = || -> io::Result<()> {
         let this =
@@ -148,18 +151,18 @@ pub fn become_program(next: Next<'_>, state: &State<'_>) -> Failure {
     }
 }
 
-/// The head for the earlier program, which is executed again for this reason.
+/// Changes the head for the earlier program, which is executed again because of this failure.
 fn as_failed(head: &mut Value, failure: &Failure) {
     head["before"] = Value::Null;
     head["failure"] = failure.to_line().into();
 }
 
-/// Has descriptors stay in a program that is executed.
+/// Keeps descriptors open in a program that is executed.
 pub fn keep<'a>(fds: impl IntoIterator<Item = rustix::fd::BorrowedFd<'a>>) -> io::Result<()> {
     fds.into_iter().try_for_each(|fd| Ok(rustix::io::fcntl_setfd(fd, FdFlags::empty())?))
 }
 
-/// Executes a program with these arguments and a file in memory; returns why it cannot be.
+/// Executes a program with these arguments and an in-memory file. Returns only on an error.
 fn execute(program: &Path, arguments: &[OsString], file: &File) -> io::Error {
     if let Err(e) = keep([file.as_fd()]) {
         return e;
@@ -178,23 +181,24 @@ fn execute(program: &Path, arguments: &[OsString], file: &File) -> io::Error {
     io::Error::last_os_error()
 }
 
-/// Signals that end the process wait until it listens to them again ([`heed_signals`]).
+/// Blocks the signals that end the process until it handles them again ([`heed_signals`]).
 pub fn hold_signals() {
     mask_signals(libc::SIG_BLOCK);
 }
 
-/// Signals that end this process, and whether they have come.
+/// The signals that end this process, and whether they have arrived.
 static CAME: OnceLock<[(libc::c_int, Arc<AtomicBool>); 2]> = OnceLock::new();
 
-/// From now on a signal that ends this process is not forgotten when it becomes another program.
+/// Records signals that end this process from now on, so that they are not lost when it becomes
+/// another program.
 pub fn note_signals() -> io::Result<()> {
     let came = CAME.get_or_init(|| [libc::SIGTERM, libc::SIGINT].map(|s| (s, Arc::default())));
     let mut noted = came.iter().map(|(s, came)| signal_hook::flag::register(*s, came.clone()));
     noted.try_for_each(|noted| noted.map(drop))
 }
 
-/// Leaves signals that have come to the next program: the thread that was to act on them may not
-/// have done it, and goes. They stay with this thread, which does not take them.
+/// Raises the recorded signals again for the next program: the thread that handles them ends, and
+/// may not have acted on them yet. They stay pending on this thread, which blocks them.
 fn leave_signals() {
     for (signal, came) in CAME.get().into_iter().flatten() {
         if came.load(Ordering::SeqCst) {
@@ -204,7 +208,7 @@ fn leave_signals() {
     }
 }
 
-/// To be called when the process listens to signals again.
+/// Unblocks the signals once the process handles them again.
 pub fn heed_signals() {
     mask_signals(libc::SIG_UNBLOCK);
 }
@@ -221,7 +225,7 @@ fn mask_signals(how: libc::c_int) {
     }
 }
 
-/// A file in memory with a head, what is to be known of the mount, and of the file system.
+/// Writes an in-memory file with a head and the states of the mount and of the file system.
 fn write(state: &State<'_>, head: &Value) -> io::Result<File> {
     write_parts([head.to_string().as_bytes(), &state.mount.encode(), &state.in_use.encode()])
 }
@@ -236,7 +240,7 @@ fn write_parts(parts: [&[u8]; 3]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Head, mount and file system, as [`write`] has written them.
+/// Reads the head and the states of the mount and of the file system that [`write`] has written.
 fn read(mut file: &File, version: &Value) -> io::Result<(Value, Vec<u8>, Vec<u8>)> {
     let malformed = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut all = Vec::new();
@@ -259,9 +263,9 @@ fn read(mut file: &File, version: &Value) -> io::Result<(Value, Vec<u8>, Vec<u8>
     Ok((head, mount, in_use))
 }
 
-/// Takes a descriptor over that was left for this process.
+/// Takes over a descriptor that was left for this process.
 pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the number is only looked at; one that is no descriptor is an error.
+    // SAFETY: the call only examines the number, and fails if it is not a descriptor.
     if number < 3 || unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
@@ -284,7 +288,7 @@ impl Resumed {
             };
             let left =
                 |name: &str| fd(name)?.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
-            // First what is needed for the way back.
+            // Take the descriptors for the way back first.
             let (before, asks) = (fd("before")?, left("asks")?);
             Ok(Resumed {
                 mount: Handover::decode(&mount, left("connection")?)?,
@@ -299,25 +303,26 @@ impl Resumed {
         resumed().map_err(failed("what was left cannot be used"))
     }
 
-    /// The store's file and what is in use of the file system.
+    /// Returns the store's file and the state of the file system.
     pub fn store_and_use(&self) -> Outcome<(File, InUse)> {
         let store = self.store.try_clone().map_err(failed("the store's file cannot be taken"))?;
         let in_use = InUse::decode(&self.in_use);
         Ok((store, in_use.map_err(|e| Failure::new(Exit::Failed, e.to_string()))?))
     }
 
-    /// Who waits for an answer.
+    /// Returns the descriptor of the caller that waits for an answer.
     pub fn asks(&self) -> &OwnedFd {
         &self.asks
     }
 
-    /// Who waits for an answer, and what it is where the new program could not go on.
+    /// Returns the descriptor of the caller that waits for an answer, and the failure if the new
+    /// program could not take over.
     pub fn into_asks(self) -> (OwnedFd, Option<Failure>) {
         (self.asks, self.failure)
     }
 
-    /// Executes the program before again, since this one cannot go on and has answered nothing;
-    /// returns where that cannot be.
+    /// Executes the previous program again, since this one cannot take over and has answered
+    /// nothing. Returns only on failure.
     pub fn give_back(&self, failure: &Failure) {
         let Some(before) = &self.before else { return };
         let executed = || -> io::Result<()> {

@@ -1,5 +1,5 @@
-//! `kvfs history`: the states of a store that are kept, and the commits that can be undone, in the
-//! order of time.
+//! `kvfs history`: lists the snapshots of a store and the commits that can be undone, in order of
+//! time.
 
 use std::path::PathBuf;
 
@@ -39,7 +39,7 @@ pub struct Args {
     limit: Option<usize>,
 }
 
-/// What stands in a line.
+/// The subject of a line.
 enum Entry {
     Snapshot { at: usize },
     Commit { at: usize },
@@ -50,15 +50,15 @@ fn number(info: &Map<String, Value>, name: &str) -> u64 {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    // Each clone has a history of its own.
+    // Each clone has its own history.
     let (target, branch) = place::store_and_branch(&args.target)?;
     let mut all = snapshot::all(&target)?;
     all.retain(|info| info["clone"].as_str().unwrap_or_default() == branch);
     let commits = snapshot::commits(&target, &branch)?;
     let names: Vec<String> =
         all.iter().map(|info| info["name"].as_str().unwrap_or("").to_string()).collect();
-    // Both lists are in the order of time. Of one second the snapshot was made first, as by one who
-    // makes it before something.
+    // Both lists are in order of time. Within the same second, a snapshot comes before a commit,
+    // since snapshots are often made right before a change.
     let mut entries: Vec<(u64, Entry)> = (0..all.len())
         .map(|at| (number(&all[at], "created"), Entry::Snapshot { at }))
         .chain((0..commits.len()).map(|at| (number(&commits[at], "created"), Entry::Commit { at })))

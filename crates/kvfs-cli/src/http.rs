@@ -1,9 +1,9 @@
-//! A small HTTP/1.1 server, for figures and pages on this machine: requests of bounded size, read
-//! for a bounded time, each answered by one call, after which the connection is closed.
+//! A small HTTP/1.1 server for metrics and pages on this machine: requests are limited in size and
+//! time, each is answered by one call, and then the connection is closed.
 //!
-//! Browsers open connections ahead that say nothing, so each has a thread. Where there are too
-//! many, the oldest one that is not just being answered gives its place to the next: whoever holds
-//! connections open and asks nothing keeps out no one. `message` reads requests.
+//! Browsers open idle connections in advance, so each connection has a thread. If there are too
+//! many, the oldest one that is not being answered is closed in favour of the new one, so that idle
+//! connections cannot keep others out. `message` parses requests.
 
 mod message;
 
@@ -19,15 +19,15 @@ use env::sync::{Condvar, Mutex};
 
 pub use message::{Request, Response};
 
-/// What a client may take for its question, and for the answer.
+/// The time limit for reading a request, and for writing the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections at once.
+/// The limit of simultaneous connections.
 const MOST_CLIENTS: usize = 32;
 
 /// Answers a request.
 pub type Handler = Arc<dyn Fn(&Request) -> Response + Send + Sync>;
 
-/// Reads until `until`, however the bytes trickle in.
+/// Reads until the deadline `until`, however slowly the bytes arrive.
 struct Hurried<'a> {
     client: &'a TcpStream,
     until: Instant,
@@ -58,8 +58,8 @@ fn converse(place: &Client, mut client: &TcpStream, handler: &Handler) -> io::Re
         }
     };
     client.write_all(&bytes)?;
-    // What the client still sends is taken, for a moment: a connection that is closed with bytes
-    // unread is reset, and the answer lost.
+    // Read and discard remaining input for a moment: closing a connection with unread bytes resets
+    // it, and the answer would be lost.
     client.shutdown(Shutdown::Write)?;
     client.set_read_timeout(Some(Duration::from_millis(200)))?;
     let mut dropped = [0; 4096];
@@ -73,27 +73,27 @@ fn converse(place: &Client, mut client: &TcpStream, handler: &Handler) -> io::Re
 
 struct Open {
     client: Arc<TcpStream>,
-    /// The handler is at work for it.
+    /// True while the handler works on it.
     is_answered: bool,
 }
 
 #[derive(Default)]
 struct Clients {
-    /// By their numbers, which are in the order in which they came.
+    /// Open connections by number, in order of arrival.
     open: Mutex<BTreeMap<u64, Open>>,
-    /// Signalled when one goes.
+    /// Signalled when a connection ends.
     gone: Condvar,
     stop: AtomicBool,
 }
 
 impl Clients {
-    /// Admits a client, in the place of another one if need be. Returns `false` if all clients are
-    /// just being answered.
+    /// Admits a client, if necessary in place of another one. Returns `false` if all clients are
+    /// being answered.
     fn admit(&self, number: u64, client: &Arc<TcpStream>) -> bool {
         let mut open = self.open.lock();
         while open.len() >= MOST_CLIENTS {
             let Some(oldest) = open.values().find(|open| !open.is_answered) else { return false };
-            // Its thread finds its end.
+            // The thread of that client notices the shutdown and ends.
             let _ = oldest.client.shutdown(Shutdown::Both);
             self.gone.wait_for(&mut open, PATIENCE);
         }
@@ -102,7 +102,7 @@ impl Clients {
     }
 }
 
-/// A client, until it is dropped.
+/// An admitted client, until this is dropped.
 struct Client {
     clients: Arc<Clients>,
     number: u64,
@@ -123,7 +123,7 @@ impl Drop for Client {
     }
 }
 
-/// Answers until it is dropped; then no call of the handler is under way, and none begins.
+/// Answers requests until it is dropped; after that, no call of the handler runs or begins.
 pub struct Listening {
     clients: Arc<Clients>,
     listener: Arc<TcpListener>,
@@ -132,7 +132,8 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Listens at an address; `handler` is made with the address that this is, port 0 filled in.
+    /// Listens at an address. `handler` makes the handler from the actual address, which replaces
+    /// port 0.
     pub fn start(
         address: SocketAddr,
         handler: impl FnOnce(SocketAddr) -> Handler,
@@ -148,7 +149,7 @@ impl Listening {
         Ok(Listening { clients, listener, address, accepting: Some(accepting) })
     }
 
-    /// With the port that it has.
+    /// Returns the address with the actual port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -157,8 +158,8 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         self.clients.stop.store(true, Ordering::Release);
-        // It waits for a client, and now hears that none comes. (To be one would take a descriptor,
-        // of which there may be none.)
+        // Wake the thread that waits for a client by a shutdown. (Connecting to it would need a
+        // descriptor, and there may be none left.)
         if let Err(e) = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both) {
             tracing::debug!("the HTTP server waits for a client more: {e}");
         }
@@ -183,7 +184,7 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, handler: &Handler) {
         let client = match client {
             Ok(client) => Arc::new(client),
             Err(e) => {
-                // Out of descriptors, say: without a pause this would spin.
+                // The process may be out of descriptors: without a pause this would spin.
                 tracing::debug!("a client of the HTTP server was not accepted: {e}");
                 std::thread::sleep(Duration::from_millis(50));
                 continue;
@@ -200,7 +201,8 @@ fn accept(listener: &TcpListener, clients: &Arc<Clients>, handler: &Handler) {
             if let Err(e) = converse(&place, &client, &handler) {
                 tracing::debug!("a client of the HTTP server was not answered: {e}");
             }
-            // The handler may hold what must be gone when the last client is.
+            // Drop the handler first: its resources must be released before the last client is
+            // gone.
             drop(handler);
             drop(place);
         };
@@ -245,7 +247,7 @@ mod tests {
         let address = "127.0.0.1:0".parse().expect("an address");
         let server = Listening::start(address, |_| handler).expect("it listens");
         let connect = || TcpStream::connect(server.address()).expect("it accepts");
-        // Some have begun to ask, and go on with a byte now and then.
+        // Some clients have sent part of a request.
         let mut halves: Vec<TcpStream> = (0..2 * MOST_CLIENTS).map(|_| connect()).collect();
         for half in &mut halves {
             let _ = half.write_all(b"GET /half");
@@ -264,7 +266,7 @@ mod tests {
         let handler: Handler = Arc::new(|request: &Request| Response::text(200, &request.path));
         let address = "127.0.0.1:0".parse().expect("an address");
         let mut server = Listening::start(address, |_| handler).expect("it listens");
-        // Where none listens: that of a listener that is gone.
+        // Use an address at which no process listens: that of a closed listener.
         server.address =
             TcpListener::bind(address).and_then(|gone| gone.local_addr()).expect("an address");
         let (done, ended) = std::sync::mpsc::channel();

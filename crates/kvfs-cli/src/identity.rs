@@ -1,5 +1,5 @@
-//! Which file a path leads to, whatever names lead there: a name, a symbolic link, a hard link and
-//! a second node of one device are all the same file.
+//! The identity of the file that a path leads to: a name, a symbolic link, a hard link and a second
+//! node of one device all lead to the same file.
 
 use std::fs::Metadata;
 use std::os::fd::AsFd;
@@ -24,12 +24,12 @@ impl Identity {
         }
     }
 
-    /// Of what a path leads to, symbolic links followed; `None`: nothing is there.
+    /// Returns the identity of a path, following symbolic links, or `None` if it does not exist.
     pub fn of_path(path: &Path) -> Option<Identity> {
         std::fs::metadata(path).ok().map(|meta| Identity::of(&meta))
     }
 
-    /// Of an open file, such as standard input.
+    /// Returns the identity of an open file, such as standard input.
     pub fn of_open(file: impl AsFd) -> Option<Identity> {
         let stat = rustix::fs::fstat(file).ok()?;
         Some(match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
@@ -38,21 +38,23 @@ impl Identity {
         })
     }
 
-    /// Of the entry `name` of an open directory itself; `None`: there is none.
+    /// Returns the identity of the entry `name` of an open directory, without following a link, or
+    /// `None` if it does not exist.
     pub fn of_entry(directory: impl AsFd, name: &[u8]) -> Option<Identity> {
         let stat =
             rustix::fs::statat(directory, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some(Identity::File { device: stat.st_dev, inode: stat.st_ino })
     }
 
-    /// Of the store that `target` means: its file, or the directory it is mounted on.
+    /// Returns the identity of the store that `target` refers to: its file, or the directory it is
+    /// mounted on.
     pub fn of_store(target: &Path) -> Option<Identity> {
         if !target.is_dir() {
             return Identity::of_path(target);
         }
         let path = paths::full_path(target).ok()?;
         let within = |r: &Record| path.starts_with(&r.mount_point);
-        // Of several mounts the innermost.
+        // Take the innermost of several nested mounts.
         let record = Record::all()
             .into_iter()
             .filter(within)
@@ -67,7 +69,7 @@ impl Identity {
     }
 }
 
-/// Fails when what a command takes from, `path`, is the store that it puts it into.
+/// Fails if the source of a command, `path`, is the store that is its destination.
 pub fn must_be_another(store: &Path, source: Option<Identity>, path: &Path) -> Outcome {
     match (Identity::of_path(store), source) {
         (Some(store), Some(source)) if store == source => {

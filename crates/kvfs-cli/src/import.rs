@@ -1,8 +1,8 @@
-//! `kvfs import`: a tar stream or a directory into a store, mounted or not.
+//! `kvfs import`: copies a tar stream or a directory into a store, mounted or not.
 //!
-//! One thread reads the source, item by item (`sources`), another makes them (`importer`): here, or
-//! in the daemon that serves the store, which gets them over its socket and makes them in a
-//! transaction.
+//! One thread reads the source item by item (`sources`), and another makes the items (`importer`):
+//! in this process, or in the daemon of a mounted store, which receives them over its socket and
+//! makes them in a transaction.
 
 #[cfg(test)]
 mod hostile_tests;
@@ -76,13 +76,13 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     let in_root = target.as_ref().is_none_or(Target::is_root)
         && tree::names(args.to.as_bytes()).next().is_none();
     if directory && in_root && args.from.join(".kvfs").symlink_metadata().is_ok() {
-        // Before anything is made.
+        // Fail before anything is made.
         return Err(importer::hidden(args.from.join(".kvfs").as_os_str().as_bytes()));
     }
     if let (true, Some(target)) = (directory, &target) {
         target.is_apart_from(&args.from)?;
     }
-    // It is not copied into itself, whatever directory it lies in.
+    // Exclude the store's own file, in whatever directory it lies.
     let itself =
         target.as_ref().map_or_else(|| Some(args.store.clone()), Target::store).unwrap_or_default();
     let mut skipped = 0;
@@ -128,7 +128,7 @@ fn rustix_stdin() -> Outcome<std::os::fd::OwnedFd> {
         .map_err(|e| Failure::io("cannot read standard input", &e))
 }
 
-/// Who makes what has no owner of its own: directories on the way.
+/// Returns the owner of entries that have none of their own: directories on the way.
 pub fn caller() -> Caller {
     Caller {
         uid: rustix::process::geteuid().as_raw(),
@@ -137,8 +137,8 @@ pub fn caller() -> Caller {
     }
 }
 
-/// Into a store that is not mounted. What was copied before a failure stays, and is on disk: a
-/// transaction would need room for what is replaced as well.
+/// Imports into a store that is not mounted. Entries copied before a failure stay, and are on disk:
+/// a transaction would also need space for the data that it replaces.
 fn into_store(
     store: &Path,
     to: &[u8],
@@ -148,7 +148,7 @@ fn into_store(
     let fs = store.file_system()?;
     let done = Importer::new(fs.clone(), to, caller()).and_then(|mut importer| {
         if let Err(failure) = in_two_threads(read, |item| importer.take(item)) {
-            // What it is about comes first.
+            // Make the files that came before the failure.
             let _ = importer.make_waiting();
             return Err(failure);
         }
@@ -163,8 +163,8 @@ fn into_store(
     saved.and(closed).map(|()| done)
 }
 
-/// Has one thread take what another reads. Of several failures the taker's counts: the reader has
-/// nothing but that the receiver has ended.
+/// Reads on one thread and takes the items on another. Of several failures the taker's is returned,
+/// since the reader only notices that the receiver has ended.
 pub fn in_two_threads(
     read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
     mut take: impl FnMut(Item) -> Outcome + Send,
@@ -183,7 +183,7 @@ pub fn in_two_threads(
             size = 0;
             send.send(std::mem::take(&mut batch)).map_err(|_| ended())
         });
-        // What came before a failure is looked at all the same: it may be what is wrong.
+        // Send the items before a failure all the same: they may contain its cause.
         let sent = send.send(batch).map_err(|_| ended());
         drop(send);
         let taken = taker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -191,7 +191,7 @@ pub fn in_two_threads(
     })
 }
 
-/// What any tar stream leaves in a file system, for the fuzz targets under `fuzz/`.
+/// Imports any tar stream into a file system, for the fuzz targets under `fuzz/`.
 #[cfg(fuzzing)]
 pub fn any_tar(fs: &kvfs::Fs, bytes: &[u8]) {
     let output = Output::new(true);

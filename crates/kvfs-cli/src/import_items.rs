@@ -1,18 +1,18 @@
-//! What a source (a tar stream, a directory) consists of, item by item, on the way to where it is
-//! copied: to another thread, or over the socket to the daemon of a mounted store. The daemon
-//! believes nothing of it: every length is checked here, every name and path where it is used.
+//! The items of a source (a tar stream or a directory) on the way to their destination: another
+//! thread, or over the socket to the daemon of a mounted store. The daemon trusts none of it: every
+//! length is checked here, every name and path where it is used.
 
 use bytes::{Buf, Bytes};
 use kvfs::{FileKind, Timestamp};
 
 use crate::output::{Exit, Failure, Outcome};
 
-/// Bytes of data in one item at most.
+/// The limit of data in one item, in bytes.
 pub const PIECE: usize = 1 << 20;
-/// Bytes of items that go together, about: a whole piece may come on top.
+/// The approximate size of a batch of items, in bytes; it may be exceeded by one whole piece.
 pub const BATCH: usize = 1 << 20;
 
-/// Attributes of an entry, except for its kind and content.
+/// The attributes of an entry, except for its kind and content.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Meta {
     pub perm: u16,
@@ -23,7 +23,7 @@ pub struct Meta {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// One thing to be made. Paths are relative to where it is copied to.
+/// An entry, or a part of one. Paths are relative to the destination.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
     Directory {
@@ -45,23 +45,23 @@ pub enum Item {
         path: Vec<u8>,
         to: Vec<u8>,
     },
-    /// Its content follows.
+    /// A file; its content follows.
     File {
         path: Vec<u8>,
         meta: Meta,
-        /// What no data comes for is a hole.
+        /// The final size; ranges without data are holes.
         size: u64,
     },
     Data {
         at: u64,
         bytes: Bytes,
     },
-    /// Of the file.
+    /// The end of a file.
     End,
 }
 
 impl Item {
-    /// About what it takes.
+    /// Returns the approximate memory use.
     pub fn size(&self) -> usize {
         match self {
             Item::Data { bytes, .. } => bytes.len() + 64,
@@ -80,7 +80,7 @@ impl Item {
         }
     }
 
-    /// Appends it as it goes over the socket.
+    /// Appends the encoding for the socket.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Item::Directory { path, meta } => {
@@ -125,7 +125,8 @@ impl Item {
         }
     }
 
-    /// Takes one off the front of `from`; `None`: there is nothing left. Data is a slice of it.
+    /// Decodes the item at the front of `from`, or returns `None` if that is empty. Data is a slice
+    /// of the buffer.
     pub fn decode(from: &mut Bytes) -> Outcome<Option<Item>> {
         let mut left = &from[..];
         let item = Item::decode_slice(&mut left, from)?;

@@ -1,7 +1,8 @@
-//! `kvfs import` into a mounted store: the items go to its daemon, which makes them in a
+//! `kvfs import` into a mounted store: sends the items to its daemon, which makes them in a
 //! transaction.
 //!
-//! Some requests are under way at a time, so that the daemon works while the next are read.
+//! Several requests are in flight at a time, so that the daemon works while the next items are
+//! read.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -17,22 +18,22 @@ use crate::paths;
 use crate::place::{self, View};
 use crate::sockets;
 
-/// Requests without a reply at most.
+/// The limit of requests without a reply.
 const UNDER_WAY: usize = 4;
 
 /// A directory of a mounted store.
 pub struct Target {
     mounted: Mounted,
-    /// From the root of its view.
+    /// The path from the root of its view.
     directory: PathBuf,
-    /// On this machine.
+    /// The path on this machine.
     full: PathBuf,
-    /// The transaction or the clone; `None`: it is the store.
+    /// The transaction or the clone, or `None` for the store itself.
     view: Option<Naming>,
 }
 
-/// What a path names, if it is a directory of a mounted store, or one to be made there, or the file
-/// of one.
+/// Returns the target of a path that is a directory of a mounted store, one to be made there, or
+/// the file of a mounted store.
 pub fn target(path: &Path) -> Outcome<Option<Target>> {
     place::must_let_us_in(path)?;
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {}", path.display()), &e);
@@ -77,7 +78,7 @@ impl Target {
         self.directory.as_os_str().is_empty() || self.directory == Path::new("/")
     }
 
-    /// The file of the store.
+    /// Returns the file of the store.
     pub fn store(&self) -> Option<PathBuf> {
         Record::all()
             .into_iter()
@@ -85,7 +86,8 @@ impl Target {
             .map(|record| record.store)
     }
 
-    /// A directory that is copied into itself would have no end.
+    /// Fails if the target lies in the source, since copying a directory into itself would never
+    /// end.
     pub fn is_apart_from(&self, source: &Path) -> Outcome {
         let source = paths::full_path(source)
             .map_err(|e| Failure::io(format!("cannot find {}", source.display()), &e))?;
@@ -122,7 +124,8 @@ impl Target {
         });
         let done = done.and_then(|()| send(mounted, &mut bytes, &mut under_way));
         if let Err(failure) = done {
-            // The end of the connection ends the import; a refusal that is on its way says more.
+            // Closing the connection ends the import, but a pending refusal explains the failure
+            // better.
             while under_way > 0 {
                 mounted.receive()?;
                 under_way -= 1;
@@ -158,7 +161,7 @@ fn send(mounted: &mut Mounted, bytes: &mut Vec<u8>, under_way: &mut usize) -> Ou
     if *under_way == UNDER_WAY {
         *under_way -= 1;
         if let Err(refused) = mounted.receive() {
-            // What follows is refused for it.
+            // The requests after it are refused for the same reason.
             *under_way = 0;
             return Err(refused);
         }

@@ -1,10 +1,9 @@
-//! Makes what a source consists of, item by item, in a file system or in a transaction's view of
-//! one.
+//! Makes the items of a source in a file system, or in a transaction's view of one.
 //!
-//! What exists already is treated as tar does: a directory is kept and gets the new attributes,
-//! everything else is replaced. Owners are numbers, never looked up by name. Nothing is followed
-//! inside the store: an entry that would go through a symbolic link is an error, so that no archive
-//! can write where its paths do not say.
+//! Existing entries are treated as tar does: a directory is kept and gets the new attributes,
+//! everything else is replaced. Owners are numbers, never looked up by name. No symbolic link
+//! inside the store is followed: an entry whose path would pass through one is an error, so that an
+//! archive can only write where its paths say.
 
 use std::collections::HashSet;
 
@@ -18,22 +17,22 @@ use crate::import_items::{Item, Meta, PIECE};
 use crate::output::{Exit, Failure, Outcome};
 use crate::{text, tree};
 
-/// What was made.
+/// Counts of the imported entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     pub files: u64,
     pub directories: u64,
     pub symlinks: u64,
     pub hard_links: u64,
-    /// Devices, fifos, sockets.
+    /// Devices, FIFOs, sockets.
     pub special: u64,
-    /// Data written.
+    /// The bytes of data written.
     pub bytes: u64,
-    /// Entries or attributes of a kind that a store does not take.
+    /// Entries or attributes of a kind that a store does not support.
     pub skipped: u64,
 }
 
-/// A file that is coming.
+/// A file being received.
 struct Open {
     at: At,
     path: Vec<u8>,
@@ -41,21 +40,21 @@ struct Open {
     size: u64,
 }
 
-/// Where its data goes.
+/// The destination of a file's data.
 enum At {
-    /// It has no name, and so no place.
+    /// The entry has no name, and so no place.
     Nowhere,
-    /// It is written to.
+    /// The data is written to this inode.
     Made(Ino),
-    /// It is gathered, to be made with all that it has: one piece that is all of it, or pieces one
-    /// behind the other.
+    /// The data is collected, so that the file is made at once with everything: one piece that is
+    /// its whole content, or consecutive pieces.
     Gathered { parent: Ino, name: Vec<u8>, all: Bytes, pieces: Vec<u8> },
 }
 
-/// Files that are made together: so many, or so many bytes of them.
+/// Files that are made together: at most this many, with at most this many bytes.
 const TOGETHER: usize = 1024;
 const BYTES_TOGETHER: usize = 4 << 20;
-/// A larger file is not gathered.
+/// The largest file whose content is collected.
 const GATHERED: u64 = PIECE as u64;
 
 pub struct Importer {
@@ -63,32 +62,32 @@ pub struct Importer {
     root: Ino,
     caller: Caller,
     pub counts: Counts,
-    /// The directory that the last entry was in.
+    /// The directory of the last entry.
     last: Option<(Vec<u8>, Ino)>,
-    /// Directories get their attributes at the end: what is put into them changes their times.
+    /// Directories whose attributes are set at the end, since making entries changes their times.
     directories: Vec<(Ino, Meta)>,
     file: Option<Open>,
-    /// Files that have come whole and are not made yet, their names, and the bytes in them.
+    /// Complete files that are not made yet, their names, and the bytes in them.
     waiting: Vec<Whole>,
     names_waiting: HashSet<(Ino, Box<[u8]>)>,
     bytes_waiting: usize,
-    /// Attributes that were left out, the first of them.
+    /// The first attributes that were left out.
     pub left_out: Vec<String>,
-    /// What a kernel may have to be told of: names in directories that it knows, and other inodes
-    /// that were there.
+    /// Changes that a kernel may have to be notified of: names in directories that it knows, and
+    /// other existing inodes.
     pub names: Vec<(Ino, Box<[u8]>)>,
     pub inodes: Vec<Ino>,
-    /// Where they are noted before.
+    /// Records those changes before they are made.
     untold: Untold,
 }
 
-/// So many are remembered by name.
+/// The number of left-out attributes that are named.
 const LEFT_OUT: usize = 10;
 
-/// The name in the root where a mounted store has its views.
+/// The name of the directory with the views in the root of a mounted store.
 const HIDDEN: &[u8] = b".kvfs";
 
-/// What would lie there could not be reached: the views have that name.
+/// Returns the failure for an entry with the name of the views, which would be unreachable.
 pub fn hidden(path: &[u8]) -> Failure {
     let what = format!(
         "cannot import {}: in the root of a store the name .kvfs belongs to its views (transactions, snapshots)",
@@ -98,18 +97,19 @@ pub fn hidden(path: &[u8]) -> Failure {
         .hint("rename it, leave it out, or import into a directory: --to /DIRECTORY")
 }
 
-/// Whether a path from the root is that of the views.
+/// Returns whether a path from the root leads to the views.
 pub fn is_hidden(path: &[u8]) -> bool {
     tree::names(path).next() == Some(HIDDEN)
 }
 
 impl Importer {
-    /// Into the directory at `to`, made if it does not exist.
+    /// Returns an importer into the directory `to`, which is made if it does not exist.
     pub fn new(fs: Fs, to: &[u8], caller: Caller) -> Outcome<Importer> {
         Importer::noted(fs, to, caller, Untold::default())
     }
 
-    /// As [`Importer::new`]. `untold`: where the changes are noted before they are made.
+    /// Returns an importer like [`Importer::new`] that records changes in `untold` before they are
+    /// made.
     pub fn noted(fs: Fs, to: &[u8], caller: Caller, untold: Untold) -> Outcome<Importer> {
         if is_hidden(to) {
             return Err(hidden(to));
@@ -120,7 +120,7 @@ impl Importer {
                 format!("the path {} leads out of its directory by `..`", text::show(to)),
             ));
         }
-        // In one that is missing the kernel knows no name.
+        // The kernel knows no names in a directory that does not exist.
         let mut at = ROOT;
         for name in tree::names(to) {
             untold.add(&[(at, name)], &[at]);
@@ -151,7 +151,7 @@ impl Importer {
             inodes,
             untold,
         };
-        // The way there may have been made now.
+        // Directories on the way may have been made just now.
         let mut at = ROOT;
         for name in tree::names(to) {
             importer.tell(at, name);
@@ -215,7 +215,7 @@ impl Importer {
         }
     }
 
-    /// A name of a directory becomes another.
+    /// Records that a name of a directory is about to change.
     fn tell(&mut self, dir: Ino, name: &[u8]) {
         if self.fs.is_referenced(dir) {
             self.names.push((dir, name.into()));
@@ -226,7 +226,7 @@ impl Importer {
         }
     }
 
-    /// An inode that is there changes.
+    /// Records that an existing inode is about to change.
     fn tell_inode(&mut self, ino: Ino) {
         self.untold.add(&[], &[ino]);
         self.inodes.push(ino);
@@ -239,8 +239,8 @@ impl Importer {
         }
     }
 
-    /// The directory that `path` lies in, made where it is missing, and the last name. `None`: the
-    /// path is the root itself.
+    /// Returns the directory of `path`, made if it is missing, and the last name. Returns `None` if
+    /// the path is the root itself.
     fn place<'p>(&mut self, path: &'p [u8]) -> Outcome<Option<(Ino, &'p [u8])>> {
         let names: Vec<&[u8]> = tree::names(path).collect();
         if names.contains(&b"..".as_slice()) {
@@ -285,8 +285,8 @@ impl Importer {
         Ok(Some((at, name)))
     }
 
-    /// Removes what is in the way of a new entry. Gives a directory that is there, if
-    /// `keep_directory`.
+    /// Removes an existing entry in favour of a new one. An existing directory is returned instead
+    /// if `keep_directory` is set.
     fn clear(
         &mut self,
         parent: Ino,
@@ -306,12 +306,12 @@ impl Importer {
                 return Ok(Some(attr.ino));
             }
             FileKind::Dir => {
-                // It is not empty if something waits to be made in it.
+                // Make the pending files first: a directory with pending files is not empty.
                 self.make_waiting()?;
                 self.fs.rmdir(parent, name)?;
             }
             _ => {
-                // It may have other names, of which it has fewer then.
+                // The file may have other names, and its link count changes.
                 if self.fs.is_referenced(attr.ino) {
                     self.tell_inode(attr.ino);
                 }
@@ -411,8 +411,7 @@ impl Importer {
         if whole { Ok(()) } else { self.make_gathered() }
     }
 
-    /// Makes the file that is coming, for what comes is more than can be gathered, or in another
-    /// order.
+    /// Makes the file being received, because its data is too much to collect, or is out of order.
     fn make_gathered(&mut self) -> Outcome {
         let Some(Open { at: At::Gathered { parent, name, all, pieces }, path, .. }) = &self.file
         else {
@@ -438,7 +437,7 @@ impl Importer {
         }
     }
 
-    /// A file has come whole.
+    /// Adds a complete file to the pending ones.
     fn gather(&mut self, parent: Ino, name: Vec<u8>, content: Bytes, meta: &Meta) -> Outcome {
         let name: Box<[u8]> = name.into();
         self.names_waiting.insert((parent, name.clone()));
@@ -466,7 +465,7 @@ impl Importer {
         }
     }
 
-    /// Makes the files that have come and wait for others.
+    /// Makes the pending files.
     pub fn make_waiting(&mut self) -> kvfs::Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
@@ -476,15 +475,15 @@ impl Importer {
         self.fs.make_whole(&std::mem::take(&mut self.waiting))
     }
 
-    /// What is asked for by this name must be there if it has come.
+    /// Makes the pending files if one of them has this name.
     fn settle(&mut self, parent: Ino, name: &[u8]) -> kvfs::Result<()> {
         let waits =
             !self.waiting.is_empty() && self.names_waiting.contains(&(parent, Box::from(name)));
         if waits { self.make_waiting() } else { Ok(()) }
     }
 
-    /// Owner, mode, size, times, extended attributes; in this order, for a change of owner clears
-    /// bits of the mode, and a write would clear capabilities.
+    /// Sets owner, mode, size, times and extended attributes, in this order: a change of owner
+    /// clears bits of the mode, and a write would clear capabilities.
     fn dress(
         &mut self,
         ino: Ino,
@@ -525,7 +524,7 @@ impl Importer {
         Ok(())
     }
 
-    /// Everything has come.
+    /// Finishes the import after the last item.
     pub fn finish(&mut self) -> Outcome {
         if self.file.is_some() {
             return Err(Failure::new(Exit::Failed, "a file without its end"));
@@ -534,7 +533,7 @@ impl Importer {
             .map_err(|e| tree::failure("cannot make the files that came last", e))?;
         for (ino, meta) in std::mem::take(&mut self.directories) {
             match self.dress(ino, b"a directory", &meta, true, None) {
-                // It was replaced by a later entry.
+                // A later entry has replaced the directory.
                 Err(_) if self.fs.getattr(ino).is_err() => {}
                 done => done?,
             }

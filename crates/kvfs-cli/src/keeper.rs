@@ -1,25 +1,26 @@
 //! The keeper of a mount (`-o keeper`): a small process that outlives the daemon, which is its
 //! child.
 //!
-//! It has open what must not go with the daemon: the connection to the kernel, the store's file
-//! with its lock, and four files in memory: the mirror of the commits that the journal does not
-//! have yet (`kvdb::Mirror`), what the kernel refers to (`kvfs_fuse::Kept`), the views and what the
-//! kernel has not been told of them (`kvfs::ViewNotes`), and how the mount began. A daemon that is
-//! killed, or crashes, is begun anew with these, and goes on. One that ends by itself has
-//! unmounted, or could not begin: then the keeper ends, too, with the same exit code.
+//! The keeper holds the descriptors that must survive the daemon: the connection to the kernel, the
+//! store's file with its lock, and four in-memory files: the mirror of the commits that are not in
+//! the journal yet (`kvdb::Mirror`), the kernel's references (`kvfs_fuse::Kept`), the views with
+//! pending kernel notifications (`kvfs::ViewNotes`), and the state of the mount. If a daemon is
+//! killed or crashes, the keeper starts another one, which continues from this state. If a daemon
+//! exits, it has unmounted or failed to start: the keeper then ends, too, with the same exit code.
 //!
-//! **Another version.** A daemon that is asked to become another program (`upgrade`) has the keeper
-//! execute that from now on, and kills itself: what follows is what follows any kill. Should the
-//! new program not come to serve, the one before it is executed again. The keeper itself stays what
-//! it is.
+//! **Another version.** A daemon that is asked to become another program (`upgrade`) tells the
+//! keeper to execute that from now on, and kills itself: the rest is the same as after any kill. If
+//! the new program fails to serve, the previous one is executed again. The keeper itself is not
+//! replaced.
 //!
-//! **Given up.** Daemons that die again and again ([`Deaths`]) end the mount. What they have
-//! committed is put on disk first: the mirror goes with the keeper.
+//! **Giving up.** Daemons that die again and again ([`Deaths`]) end the mount. Their commits are
+//! written to disk first, since the mirror is lost with the keeper.
 //!
-//! The daemon has an end of a pipe, on which it says that it serves, and what it is to become.
+//! The daemon has one end of a pipe, through which it reports that it serves, and the program to
+//! become.
 //!
-//! Signals that end a daemon are passed on. They wait until it listens. One that dies all the same
-//! may not have acted on them, so they are passed on to the next one, too.
+//! Signals that end a daemon are forwarded. They are pending until the daemon handles them. One
+//! that dies before may not have acted on them, so they are forwarded to the next one, too.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -48,14 +49,14 @@ use crate::mount_options::Options;
 use crate::output::{Exit, Failure, Outcome};
 use crate::store::{self, Access, InHand};
 
-/// The option whose argument names the descriptors that a daemon gets of its keeper.
+/// The option whose argument lists the descriptors that a daemon gets from its keeper.
 pub const KEPT: &str = "--kept";
 
-/// A daemon says that it serves, and which program is to follow it.
+/// Messages of a daemon: that it serves, and which program should follow it.
 const SERVES: &str = "serves";
 const BECOMES: &str = "becomes ";
 
-/// How long the threads of a daemon that was killed may take to end.
+/// The time limit of waiting for the threads of a killed daemon to end.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The state that outlives a daemon.
@@ -65,31 +66,32 @@ pub struct Held {
     mirror: File,
     references: File,
     views: File,
-    /// Empty until there is a mount; then what [`Handover::encode`] says of it.
+    /// Empty until the mount exists, then its state as of [`Handover::encode`].
     mount: File,
-    /// An end of a pipe that only a thread of the daemon has once it has begun
+    /// The end of a pipe that, once the daemon has started, only one of its threads has
     /// ([`kvfs_fuse::live`]).
     life: Option<OwnedFd>,
-    /// How often a daemon was begun anew; `None`: the keeper is of a version that does not say it.
+    /// The number of times that a daemon was restarted, or `None` if the keeper is of a version
+    /// that does not tell.
     begun_anew: Option<BegunAnew>,
 }
 
-/// By which a daemon talks to its keeper.
+/// The daemon's connection to its keeper.
 pub struct Keeper {
     life: Life,
-    /// How often it has begun a daemon anew.
+    /// The number of times that the keeper has restarted a daemon.
     pub begun_anew: Option<BegunAnew>,
 }
 
 impl Keeper {
-    /// The daemon serves.
+    /// Reports that the daemon serves.
     pub fn say_serves(&self) {
         if let Err(e) = self.life.say(format!("{SERVES}\n").as_bytes()) {
             tracing::warn!("the keeper does not know that this process serves: {e}");
         }
     }
 
-    /// Has the program follow this process, which ends with that.
+    /// Makes the keeper execute the program in place of this process, which kills itself.
     pub fn become_program(&self, program: &Path) -> Failure {
         let said = self.life.say(format!("{BECOMES}{}\n", daemons::escape(program)).as_bytes());
         let killed = said.and_then(|()| Ok(kill_process(rustix::process::getpid(), Signal::KILL)?));
@@ -98,8 +100,8 @@ impl Keeper {
     }
 }
 
-/// A program that is executed for a daemon: this very file, also where another version has its name
-/// by now, which may not know what is held here.
+/// A program that is executed for a daemon. The open file is executed even after another version
+/// has taken its name, since that may not be able to read the state held here.
 struct Program {
     name: PathBuf,
     file: OwnedFd,
@@ -116,7 +118,7 @@ impl Program {
         Ok(Program { name, ..Program::at(Path::new("/proc/self/exe"))? })
     }
 
-    /// By which it is executed.
+    /// Returns the path to execute.
     fn path(&self) -> PathBuf {
         let by_file = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
         let file = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
@@ -127,11 +129,12 @@ impl Program {
     }
 }
 
-/// The lock on a store, which the keeper has, too.
+/// The lock on a store, which the keeper shares.
 pub struct Lock(File);
 
 impl Lock {
-    /// The store is closed: others need not wait for the keeper's end.
+    /// Releases the lock after the store is closed, so that others need not wait for the keeper to
+    /// end.
     pub fn let_go(self) {
         let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
     }
@@ -163,22 +166,22 @@ impl Held {
         })
     }
 
-    /// In the order in which a daemon takes them.
+    /// Returns the descriptors in the order in which a daemon takes them.
     fn all(&self) -> [BorrowedFd<'_>; 6] {
         let files = [&self.store, &self.mirror, &self.references, &self.views, &self.mount];
         let [store, mirror, references, views, mount] = files.map(|file| file.as_fd());
         [self.connection.as_fd(), store, mirror, references, views, mount]
     }
 
-    /// The argument of [`KEPT`] that a daemon gets: the numbers of the descriptors, then how
-    /// often a daemon was begun anew, and what became of the last one.
+    /// Returns the argument of [`KEPT`] for a daemon: the numbers of the descriptors, then how
+    /// often a daemon was restarted, and how the last one died.
     fn list(&self, life: &OwnedFd, begun_anew: &BegunAnew) -> String {
         let numbers = self.all().map(|fd| fd.as_raw_fd().to_string()).join(",");
         let list = format!("{numbers},{},{}", life.as_raw_fd(), begun_anew.count);
         begun_anew.last.iter().fold(list, |list, last| format!("{list},{last}"))
     }
 
-    /// Takes over what the keeper has left for this process.
+    /// Takes over the descriptors that the keeper has left for this process.
     pub fn from_descriptors(list: &str) -> Outcome<Held> {
         let taken = || -> io::Result<Held> {
             let mut words = list.splitn(9, ',');
@@ -203,7 +206,7 @@ impl Held {
         taken().map_err(failed("what a keeper holds cannot be used"))
     }
 
-    /// The lock on the store.
+    /// Returns the lock on the store.
     pub fn lock(&self) -> Outcome<Lock> {
         self.store.try_clone().map(Lock).map_err(failed("a descriptor cannot be copied"))
     }
@@ -212,14 +215,14 @@ impl Held {
         self.mount.metadata().is_ok_and(|m| m.len() > 0)
     }
 
-    /// The kernel has ended the connection.
+    /// Returns whether the kernel has ended the connection.
     fn has_mount_ended(&self) -> bool {
         let mut looked = [PollFd::new(&self.connection, PollFlags::IN)];
         rustix::event::poll(&mut looked, Some(&Timespec::default())).is_ok()
             && looked[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Lets the keeper know when this process is killed, also where a thread of it cannot end
+    /// Lets the keeper notice when this process is killed, even if one of its threads cannot end
     /// before a call on the mount is answered.
     pub fn live(&mut self) -> Outcome<Keeper> {
         let life = self.life.take().ok_or_else(|| io::ErrorKind::NotFound.into());
@@ -228,12 +231,12 @@ impl Held {
         keeper.map_err(failed("the keeper cannot be told when this process ends"))
     }
 
-    /// The connection.
+    /// Returns the connection to the kernel.
     pub fn connection(&self) -> &OwnedFd {
         &self.connection
     }
 
-    /// The mount of a daemon that was killed.
+    /// Returns the mount of a killed daemon.
     pub fn mount(&self) -> Outcome<Option<Handover>> {
         if !self.is_mounted() {
             return Ok(None);
@@ -247,13 +250,14 @@ impl Held {
         read().map(Some).map_err(failed("what is known of the mount cannot be read"))
     }
 
-    /// Notes what the next daemon must know of the mount.
+    /// Records the state of the mount for the next daemon.
     pub fn note_mount(&self, mount: &Handover) -> Outcome {
         let written = (&self.mount).write_all(&mount.encode());
         written.map_err(failed("what is known of the mount cannot be written"))
     }
 
-    /// Opens the store with all that a killed daemon has committed, and what the kernel has of it.
+    /// Opens the store with everything that a killed daemon has committed, and with the kernel's
+    /// references to it.
     pub fn open(&self, path: &Path, access: Access, options: &Options) -> Outcome<InHand> {
         let file = |file: &File| file.try_clone().map_err(failed("a descriptor cannot be copied"));
         let cannot = |e: kvdb::Error| Failure::new(Exit::Failed, e.to_string());
@@ -269,7 +273,7 @@ impl Held {
         Ok(InHand { store, in_use, kept: Some((Arc::new(kept), Arc::new(notes))) })
     }
 
-    /// Has all that killed daemons have committed on disk. None of them is there any more.
+    /// Writes everything that killed daemons have committed to disk. None of them may be running.
     fn save(&self, path: &Path, options: &Options) -> Outcome {
         if options.mount.read_only {
             return Ok(());
@@ -278,11 +282,11 @@ impl Held {
     }
 }
 
-/// The child, and the signals for the one that comes next.
+/// The child, and the signals for the next one.
 #[derive(Default)]
 struct Child {
     pid: Option<Pid>,
-    /// Signals that came before it was there, and those that end it.
+    /// Signals that arrived before the child was started, and all signals that end it.
     waiting: Vec<Signal>,
 }
 
@@ -301,9 +305,8 @@ impl Child {
     }
 }
 
-/// Keeps a mount until its daemon ends by itself. `arguments`: what a daemon is called with.
-/// `begun` is called when the first one has been started. Returns only an error of the keeper's
-/// own.
+/// Keeps a mount until its daemon exits. `arguments` are those of the daemon. `begun` is called
+/// when the first daemon has been started. Returns only if the keeper itself fails.
 pub fn run(
     store: &Path,
     options: &Options,
@@ -313,7 +316,7 @@ pub fn run(
     let held = Held::new(store, options)?;
     let mut program =
         Program::own().map_err(|e| Failure::io("cannot find this program's own file", &e))?;
-    // The one before, until the next one has served.
+    // The previous program, until the next one has served.
     let mut before = None;
     keep(held.all()).map_err(failed("a descriptor cannot be left to the daemon"))?;
     let child = Arc::new(Mutex::new(Child::default()));
@@ -365,7 +368,8 @@ pub fn run(
             std::process::exit(code);
         }
         if status.is_none() {
-            // It ends when the next one answers. Without a thread it stays a zombie.
+            // Reap the old daemon when it ends, once the next one answers. If the thread cannot be
+            // started, it stays a zombie.
             let late = std::thread::Builder::new().name("kvfs-late".into());
             let _ = late.spawn(move || daemon.wait());
         }
@@ -375,7 +379,7 @@ pub fn run(
             continue;
         }
         if let Some(before) = before.take() {
-            // It did not come to serve.
+            // The new program never served.
             program = before;
         }
         let death = Death::of(status);
@@ -387,8 +391,8 @@ pub fn run(
     }
 }
 
-/// Waits until the next daemon is to begin; what it is told. `given_up`: puts what was committed on
-/// disk where there is none.
+/// Waits until the next daemon should start, and returns the history that it is told. `given_up`
+/// writes the commits to disk if no other daemon follows.
 fn follow(
     deaths: &mut Deaths,
     death: Death,
@@ -414,7 +418,7 @@ fn follow(
     }
 }
 
-/// Starts a daemon, and the pipe on which it talks to the keeper.
+/// Starts a daemon, with the pipe through which it talks to the keeper.
 fn start(
     program: &Program,
     arguments: &[OsString],
@@ -436,9 +440,9 @@ fn start(
     Ok((command.spawn()?, lives))
 }
 
-/// How a daemon has ended whose threads end. `None`: it was killed, and a thread of it waits for an
-/// answer of the mount, which the next daemon gives. What it had on its way to the disk has come
-/// there by then.
+/// Waits for a daemon whose threads are ending. Returns `None` if it was killed and one of its
+/// threads waits for an answer of the mount, which the next daemon gives. Its pending writes have
+/// reached the disk by then.
 fn ended(daemon: &mut process::Child) -> io::Result<Option<ExitStatus>> {
     let begun = Instant::now();
     loop {
@@ -447,7 +451,7 @@ fn ended(daemon: &mut process::Child) -> io::Result<Option<ExitStatus>> {
             return Ok(status);
         }
         if begun.elapsed() > PATIENCE {
-            // Whatever became of that thread.
+            // Kill the daemon in any case, whatever the state of that thread.
             daemon.kill()?;
             return daemon.try_wait();
         }
@@ -461,7 +465,7 @@ fn lock(child: &Mutex<Child>) -> MutexGuard<'_, Child> {
 
 fn pass_on(pid: Option<Pid>, signal: Signal) {
     if let Some(pid) = pid {
-        // It may just have ended.
+        // The child may just have ended.
         let _ = kill_process(pid, signal);
     }
 }

@@ -1,7 +1,7 @@
-//! `kvfs kv`: keys and values of a store, mounted or not.
+//! `kvfs kv`: reads and writes the keys and values of a store, mounted or not.
 //!
-//! A mounted store is asked through its socket; one that is not is opened here. Both run the same
-//! commands of `kvdb_server`, so they mean the same in every corner.
+//! A mounted store is accessed through its socket; an unmounted one is opened here. Both run the
+//! same commands of `kvdb_server`, so that they behave identically.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal, Read, Write};
@@ -121,8 +121,8 @@ enum Action {
     },
 }
 
-/// A key or value `--` at the end, as a shell hands it over: alone it would say that what follows
-/// is no option, and nothing follows.
+/// Appends a second `--` if the last argument is a `--` that is meant as a key or value: clap would
+/// take it as the end of the options, with nothing after it.
 pub fn with_dashes(mut arguments: Vec<OsString>) -> Vec<OsString> {
     const TAKE_WORDS: [&str; 4] = ["get", "put", "del", "incr"];
     let mut words = arguments.iter().skip(1).filter(|word| !word.as_bytes().starts_with(b"-"));
@@ -151,8 +151,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         | Action::Call { target, .. } => (target, true),
     };
     let mut value = match &args.action {
-        // Read before the store is opened, if it is not long: the program at the other end of the
-        // pipe may use it, too.
+        // Read the value before the store is opened, unless it is long: the program at the other
+        // end of the pipe may use the store, too.
         Action::Put { value, .. } => NewValue::of(value.as_deref())?,
         _ => NewValue::default(),
     };
@@ -246,16 +246,16 @@ fn act(args: &Args, value: &mut NewValue, connection: &mut Connection, output: &
     }
 }
 
-/// A store's commands, wherever the store is.
+/// A connection to a store's commands, whether it is mounted or not.
 pub(crate) struct Connection {
     client: Client,
-    /// Of the daemon, or the store.
+    /// The socket of the daemon, or the store's file.
     at: PathBuf,
     opened: Option<Store>,
 }
 
 impl Connection {
-    /// To the keys of what `target` names: the store, or one of its views.
+    /// Connects to the keys of the store, or of the view, that `target` names.
     fn of_keys(target: &Path, writes: bool) -> Outcome<Connection> {
         let Some(place) = place::of_target(target)? else { return Connection::to(target, writes) };
         let mut connection = Connection::to(target, writes)?;
@@ -278,7 +278,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// To the whole store.
+    /// Connects to the whole store.
     pub(crate) fn open(target: &Path, writes: bool) -> Outcome<Connection> {
         place::must_be_the_store(target)?;
         Connection::to(target, writes)
@@ -319,16 +319,16 @@ impl Connection {
         answered(self.client.call(words))
     }
 
-    /// Whether commands work in a transaction.
+    /// Returns whether commands run in a transaction.
     fn is_joined(&mut self) -> Outcome<bool> {
         let _waiting = waiting::on(&self.at);
         let status = self.client.call(&[b"TXN", b"STATUS"]);
         let status = status.map_err(|e| Failure::io("cannot talk to the store's daemon", &e))?;
-        // Nothing is said of a transaction where there is none.
+        // Without a transaction, the reply is null or an error.
         Ok(!matches!(status, Reply::Null | Reply::Error(_)))
     }
 
-    /// Runs a command whose reply goes on as a stream of bytes.
+    /// Runs a command whose reply is followed by a stream of bytes.
     pub(crate) fn stream(self, words: &[&[u8]]) -> Outcome<impl Read + use<>> {
         let _waiting = waiting::on(&self.at);
         match self
@@ -341,8 +341,8 @@ impl Connection {
         }
     }
 
-    /// Runs a command of a mounted store behind which `write` writes a stream of bytes; gives the
-    /// reply to that.
+    /// Runs a command of a mounted store that is followed by a stream of bytes, which `write`
+    /// writes. Returns the reply.
     pub(crate) fn send_stream(
         self,
         words: &[&[u8]],
@@ -352,7 +352,7 @@ impl Connection {
         answered(self.client.send_stream(words, write))
     }
 
-    /// The store, where it is opened here and not mounted.
+    /// Returns the store if it is opened by this process.
     pub(crate) fn store(&self) -> Option<&Store> {
         self.opened.as_ref()
     }
@@ -363,7 +363,7 @@ impl Connection {
     }
 }
 
-/// An error reply is a failure, and so is none.
+/// Converts an error reply, or a missing one, into a failure.
 fn answered(reply: io::Result<Reply>) -> Outcome<Reply> {
     match reply.map_err(|e| Failure::io("cannot talk to the store's daemon", &e))? {
         Reply::Error(text) => Err(refused(&text)),
@@ -406,8 +406,7 @@ fn print_value(key: &OsStr, value: &[u8], output: &Output) -> Outcome {
         return output.print("", tuple_json(key.as_bytes(), Some(value)));
     }
     output.print_bytes(value)?;
-    // On a terminal the prompt shall not stick to the value; a pipe gets the value and nothing
-    // else.
+    // On a terminal, end the line so that the prompt is separate; a pipe gets the value only.
     if io::stdout().is_terminal() && !value.ends_with(b"\n") {
         output.print_bytes(b"\n").map(drop)
     } else {
@@ -448,8 +447,8 @@ fn scan(connection: &mut Connection, pattern: &[u8], output: &Output) -> Outcome
     }
 }
 
-/// Pages through the range, so that memory stays bounded however long it is. Each page is one
-/// moment's state of the store.
+/// Lists a range page by page, so that memory stays bounded. Each page reads the state of the store
+/// at one moment.
 fn range(
     connection: &mut Connection,
     mut start: Vec<u8>,
@@ -459,7 +458,7 @@ fn range(
     keys: bool,
     output: &Output,
 ) -> Outcome {
-    // Pages begin small, for values may be large, and grow while their bytes are few.
+    // Pages start small, since values may be large, and grow while their bytes are few.
     let mut page = 16u64;
     let mut list = List::begin(output)?;
     while limit > 0 {
@@ -489,7 +488,7 @@ fn range(
         let last = &items[items.len() - each];
         if reverse {
             end = last.clone();
-            // An empty end would mean no end; nothing is smaller than the empty key.
+            // An empty end would mean no bound; no key is smaller than the empty one.
             if end.is_empty() {
                 break;
             }
@@ -534,8 +533,8 @@ fn estimate(connection: &mut Connection, start: &[u8], end: &[u8], output: &Outp
     )
 }
 
-/// A listing of any length: lines for people, one array for `--json`. One that is dropped before
-/// its end ends the array that it has begun: what was listed until an error is JSON, too.
+/// A listing of any length: lines for people, one array for `--json`. If it is dropped before its
+/// end, it closes the array, so that the output before an error is valid JSON, too.
 pub struct List<'a> {
     output: &'a Output,
     out: io::BufWriter<io::StdoutLock<'static>>,
@@ -546,7 +545,8 @@ pub struct List<'a> {
 impl Drop for List<'_> {
     fn drop(&mut self) {
         if !self.ended && !self.first && self.output.is_json() {
-            // The error that ended the listing is told; a reader that has hung up is none.
+            // The error that ended the listing is reported elsewhere; a closed pipe is not an
+            // error.
             let _ = writeln!(self.out, "]").and_then(|()| self.out.flush());
         }
     }
@@ -558,7 +558,7 @@ impl<'a> List<'a> {
         Ok(List { output, out, first: true, ended: false })
     }
 
-    /// `false`: the reader has closed the pipe.
+    /// Writes an item. Returns `false` if the reader has closed the pipe.
     pub fn item(&mut self, line: &str, value: impl FnOnce() -> Value) -> Outcome<bool> {
         let written = if self.output.is_json() {
             let before = if self.first { "[" } else { ",\n" };
@@ -571,7 +571,7 @@ impl<'a> List<'a> {
         taken(written)
     }
 
-    /// An item as it is, for programs; not in JSON.
+    /// Writes an item unescaped, for programs; not for JSON.
     pub fn raw(&mut self, item: &[u8], end: u8) -> Outcome<bool> {
         taken(self.out.write_all(item).and_then(|()| self.out.write_all(&[end])))
     }
@@ -594,7 +594,7 @@ fn reply_text(reply: &Reply, depth: usize) -> String {
         Reply::Status(s) => format!("{indent}{s}\n"),
         Reply::Error(e) => format!("{indent}(error) {e}\n"),
         Reply::Integer(i) => format!("{indent}{i}\n"),
-        // What is text of several lines, as INFO is, stays so.
+        // Text of several lines, like that of INFO, is shown as lines.
         Reply::Bulk(b) => match std::str::from_utf8(b) {
             Ok(s) if !s.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')) => {
                 format!("{indent}{}\n", s.replace("\r\n", "\n"))
@@ -604,7 +604,7 @@ fn reply_text(reply: &Reply, depth: usize) -> String {
         Reply::Array(items) => items
             .iter()
             .map(|item| match item {
-                // One of several is one line.
+                // An element of an array is shown on one line.
                 Reply::Bulk(b) => format!("{indent}{}\n", text::show(b)),
                 item => reply_text(item, depth + usize::from(matches!(item, Reply::Array(_)))),
             })

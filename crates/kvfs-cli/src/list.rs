@@ -1,4 +1,4 @@
-//! `kvfs list`: the stores that are mounted.
+//! `kvfs list`: lists the mounted stores.
 
 use kvfs_fuse::mounts;
 use serde_json::{Value, json};

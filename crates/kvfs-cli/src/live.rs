@@ -1,4 +1,4 @@
-//! What a mounted store does just now: its figures at two moments, and what lies between them.
+//! The current activity of a mounted store: its statistics at two moments, and the differences.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -10,15 +10,15 @@ use crate::mounted::{Mounted, fields};
 use crate::output::{Exit, Failure, Outcome};
 use crate::text::with_paths;
 
-/// The figures of a mounted store at one moment.
+/// The statistics of a mounted store at one moment.
 pub struct Sample {
     at: Instant,
     pub mount_point: PathBuf,
-    /// As `kvfs stat --json` has them.
+    /// The object that `kvfs stat --json` prints.
     pub store: Value,
-    /// Of the socket's server.
+    /// The statistics of the socket server.
     pub server: Value,
-    /// As `KVFS.ZONES` gives them.
+    /// The reply to `KVFS.ZONES`.
     pub zones: Value,
     pub transactions: Vec<Map<String, Value>>,
 }
@@ -27,14 +27,14 @@ pub struct Sample {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
     pub name: String,
-    /// Since the mount.
+    /// The count since the mount.
     pub count: u64,
     pub per_second: f64,
-    /// Of those since the sample before, or of all where there were none.
+    /// The mean latency since the previous sample, or overall if there was no such request since.
     pub mean_micros: f64,
 }
 
-/// What is done in a second.
+/// Activity per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     pub requests: f64,
@@ -44,13 +44,13 @@ pub struct Rates {
     pub read_bytes: f64,
 }
 
-/// JSON that the daemon gives.
+/// Parses a JSON reply of the daemon.
 pub fn object(reply: Reply) -> Outcome<Value> {
     let Reply::Bulk(bytes) = reply else { return Err(odd()) };
     serde_json::from_slice(&bytes).map_err(|_| odd())
 }
 
-/// A list of maps that it gives.
+/// Parses a list of maps in a reply of the daemon.
 pub fn list(reply: Reply) -> Outcome<Vec<Map<String, Value>>> {
     let Reply::Array(all) = reply else { return Err(odd()) };
     all.into_iter().map(fields).collect()
@@ -61,7 +61,7 @@ fn odd() -> Failure {
 }
 
 impl Sample {
-    /// Of the store that is mounted at `target`, with so many cells of zones at most.
+    /// Takes a sample of the store mounted at `target`, with at most this many cells of zones.
     pub fn take(target: &Path, cells: usize) -> Outcome<Sample> {
         let mut mounted = Mounted::find(target)?;
         let mut figures = object(mounted.call(&[b"KVFS.STAT"])?)?;
@@ -76,10 +76,10 @@ impl Sample {
         self.at.duration_since(before.at).as_secs_f64().max(1e-3)
     }
 
-    /// What was done in a second since `before`.
+    /// Returns the activity per second since `before`.
     pub fn rates(&self, before: &Sample) -> Rates {
         let seconds = self.seconds_since(before);
-        // A store that was mounted anew counts from zero.
+        // The counters restart at zero when a store is mounted again.
         let rate = |read: &dyn Fn(&Sample) -> u64| {
             read(self).saturating_sub(read(before)) as f64 / seconds
         };
@@ -92,8 +92,8 @@ impl Sample {
         }
     }
 
-    /// Requests of the kernel and commands of clients, the most frequent first. What was asked to
-    /// get samples is left out.
+    /// Returns the requests of the kernel and the commands of clients, the most frequent first,
+    /// without those that take samples.
     pub fn operations(&self, before: Option<&Sample>) -> Vec<Operation> {
         let seconds = before.map(|before| self.seconds_since(before));
         let one = |name: String, now: (u64, u64), then: (u64, u64)| {
@@ -137,7 +137,7 @@ impl Sample {
         all
     }
 
-    /// All of it, with what was done since `before`.
+    /// Returns the whole sample as JSON, with the activity since `before`.
     pub fn json(&self, before: &Sample) -> Value {
         let rates = self.rates(before);
         let operation = |o: &Operation| {
@@ -160,12 +160,12 @@ impl Sample {
     }
 }
 
-/// A number of the daemon's JSON; 0 where it is missing.
+/// Returns a number of the daemon's JSON, or 0 if it is missing.
 pub fn count(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }
 
-/// Over all members of an object; those that have no such number are passed over.
+/// Sums a number over all members of an object, without those that lack it.
 fn sum(object: &Value, read: impl Fn(&Value) -> &Value) -> u64 {
     object.as_object().into_iter().flat_map(Map::values).map(|member| count(read(member))).sum()
 }
@@ -176,7 +176,7 @@ pub mod tests {
 
     use super::*;
 
-    /// Two moments of a store, two seconds apart.
+    /// Returns two samples of a store, two seconds apart.
     pub fn samples() -> (Sample, Sample) {
         let at = Instant::now();
         let sample = |late: u64, at: Instant| {

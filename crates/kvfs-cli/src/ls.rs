@@ -1,4 +1,4 @@
-//! `kvfs ls`.
+//! `kvfs ls`: lists a directory of a store.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -38,7 +38,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let attr = files.look(path, true)?;
     let mut list = List::begin(output)?;
     if attr.kind == FileKind::Dir {
-        // (listing, length of its path): the path is shared by all.
+        // Open listings: (listing, length of its path). They share one path.
         let mut open = vec![(files.list(path, &attr)?, 0)];
         let mut walked = tree::Walked::from(attr.ino);
         let mut below = Vec::new();

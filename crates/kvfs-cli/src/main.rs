@@ -1,7 +1,7 @@
 //! The `kvfs` command: one module per command, each with its `Args` and a `run`.
 //!
-//! This file knows the commands and nothing of what they do. Output, errors and exit codes are in
-//! `output`, opening a store or finding a mounted one in `store`.
+//! This file dispatches the commands without knowing what they do. Output, errors and exit codes
+//! are in `output`, opening a store or finding a mounted one in `store`.
 
 mod bench;
 mod beneath;
@@ -181,9 +181,9 @@ enum Command {
     Man(manual::ManArgs),
 }
 
-/// Where the program that starts us has children's ends ignored, the kernel keeps no news of those,
-/// and what waits for a child would wait for ever, or not learn how it ended. The programs that we
-/// start have it as usual, too.
+/// Resets SIGCHLD. If the parent process ignores it, so does this one: the kernel then discards the
+/// exit status of children, and waiting for a child would block forever or fail to return its
+/// status. Programs started by this process inherit the default, too.
 fn hear_of_children() {
     // SAFETY: the default has no handler, and no other thread is there yet.
     unsafe {
@@ -214,7 +214,7 @@ fn main() -> ExitCode {
         return output.finish(Err(failure));
     }
     let outcome = match cli.command {
-        // They end with exit codes of other programs.
+        // These commands exit with codes of their own.
         Command::Run(args) => return run::run(args, &output),
         Command::Explore(args) => return explore::run(args, &output),
         Command::Commit(args) => return commit::run(args, &output),

@@ -1,5 +1,5 @@
-//! `kvfs completions` and `kvfs man`: what shells and `man` know of the commands, made from their
-//! own descriptions.
+//! `kvfs completions` and `kvfs man`: generates shell completions and manual pages from the
+//! descriptions of the commands.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub struct ManArgs {
     directory: PathBuf,
 }
 
-/// The page of a command, and those of the commands below it.
+/// Writes the page of a command, and those of its subcommands.
 fn pages_of(command: &clap::Command, directory: &Path) -> Outcome {
     for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
         pages_of(below, directory)?;

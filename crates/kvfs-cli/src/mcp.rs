@@ -1,8 +1,10 @@
-//! `kvfs mcp`: a server of the Model Context Protocol, by which a program that drives a language
-//! model works in transactions of a mounted store. What it says is in `docs/agents.md`.
+//! `kvfs mcp`: a server of the Model Context Protocol, through which a program that drives a
+//! language model works in transactions of a mounted store. The protocol is described in
+//! `docs/agents.md`.
 //!
-//! `wire` is JSON-RPC, `session` what a client may ask, `tools` what each tool is called and takes;
-//! the tools themselves are in `transactions`, `branches`, `command`, `files` and `keys`.
+//! `wire` is JSON-RPC, `session` handles the requests of a client, `tools` defines the name and
+//! parameters of each tool; the tools themselves are in `transactions`, `branches`, `command`,
+//! `files` and `keys`.
 
 mod arguments;
 mod branches;
@@ -52,11 +54,11 @@ pub struct Args {
     output_limit: u64,
 }
 
-/// What a server may do.
+/// Limits of a server.
 pub struct Limits {
-    /// Seconds that a command may run.
+    /// The longest run time of a command, in seconds.
     pub timeout: u64,
-    /// Bytes of text in one answer.
+    /// The limit of text in one answer, in bytes.
     pub output: usize,
 }
 
@@ -70,7 +72,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         return Err(Failure::new(Exit::Usage, format!("this already runs in transaction {id}"))
             .hint("start it outside of kvfs run: it begins transactions itself"));
     }
-    // What `run` starts is to write in transactions alone, and to end none.
+    // Programs that `run` starts may only write in transactions, and may not end any.
     mounted.seal()?;
     mounted.use_branch()?;
     let limits = Limits {
@@ -79,6 +81,6 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     };
     let lines = wire::Lines::of_standard_input();
     let mut session = Session::new(mounted, limits, args.without, lines);
-    // What is sent is all that standard output carries, in either form of output.
+    // Print messages only: they are all that standard output may carry, in either form of output.
     session.serve(|message| output.print_bytes(message).map(drop))
 }

@@ -1,6 +1,6 @@
-//! `kvfs merge` and `kvfs rebase`: what a clone has changed, brought into the branch that it was
-//! made of, and the other way round. `kvfs merge --into`: what a fork has changed, brought into the
-//! store that it was made of; `fork_file` is the way back.
+//! `kvfs merge` and `kvfs rebase`: bring the changes of a clone into its parent branch, and the
+//! reverse. `kvfs merge --into` brings the changes of a fork into the store that it was made of;
+//! `fork_file` rebases a fork.
 
 mod fork_file;
 
@@ -118,7 +118,7 @@ pub struct RebaseArgs {
     args: Args,
 }
 
-/// A merge that is done, or was looked at.
+/// A completed merge, or a dry run.
 struct Done {
     id: i64,
     into: String,
@@ -134,28 +134,28 @@ impl Args {
 
 enum Merged {
     Done(Done),
-    /// There are conflicts, which are listed in place of it.
+    /// Not merged because of conflicts, which are listed instead.
     Against(Begun),
-    /// Who was asked does not want it now.
+    /// The person who was asked has declined.
     Not(NotMerged),
 }
 
-/// Why nothing was merged by an answer.
+/// The reason why nothing was merged after the question.
 enum NotMerged {
     Aborted,
-    /// It is open, as the transaction of this number.
+    /// Kept open, as the transaction of this number.
     Kept(u64),
 }
 
 /// The clone or the fork whose changes are merged.
 struct Source {
-    /// The clone, or the name of the fork.
+    /// The name of the clone or the fork.
     name: String,
-    /// Where the fork is, if it is one.
+    /// The place of the fork, if it is one.
     fork: Option<OsString>,
-    /// The branch that the clone is merged into, if that is not what it was made of.
+    /// The branch that the clone is merged into, if that is not its parent.
     into: Option<String>,
-    /// It is a rebase.
+    /// True for a rebase.
     rebase: bool,
 }
 
@@ -181,7 +181,7 @@ impl Source {
         Ok(Source { name, fork: Some(place), into: None, rebase })
     }
 
-    /// The store that is merged into, or a path in it.
+    /// Returns the store that is merged into, or a path in it.
     fn store<'a>(&self, args: &'a Args) -> &'a Path {
         args.into.as_ref().filter(|_| self.fork.is_some()).unwrap_or(&args.target)
     }
@@ -193,7 +193,7 @@ impl Source {
         Ask { clone, fork, into, rebase: *rebase, dry_run: false, attached: true, choices }
     }
 
-    /// In words.
+    /// Describes a branch in words.
     fn named(&self, branch: &str) -> String {
         match self.fork {
             Some(_) if !branch.is_empty() => format!("fork {}", show(branch.as_bytes())),
@@ -226,7 +226,7 @@ fn merge(client: &mut Client, source: &Source, args: &Args) -> Outcome<Merged> {
     Ok(Merged::Done(Done { id, into, from, changes }))
 }
 
-/// Merges as much as a person at the terminal decides for, in a store that is mounted.
+/// Merges the changes that a person at the terminal accepts, in a mounted store.
 fn merge_asking(source: &Source, args: &Args) -> Outcome<Merged> {
     let mut mounted = Mounted::find_branch(source.store(args))?;
     let hint = "decide beforehand: --dry-run shows it, --ours, --theirs and --both choose";
@@ -275,7 +275,8 @@ fn merge_asking(source: &Source, args: &Args) -> Outcome<Merged> {
     Ok(Merged::Done(Done { id, into, from, changes }))
 }
 
-/// Asks about each conflict, and adds what was chosen. `false`: nothing was decided.
+/// Asks about each conflict, and adds the answers to the choices. Returns `false` if the person
+/// quits.
 fn choose(
     terminal: &mut Terminal,
     source: &Source,
@@ -284,10 +285,10 @@ fn choose(
 ) -> Outcome<bool> {
     let (ours, theirs) = (source.named(&against.into), source.named(&against.from));
     for conflict in &against.conflicts {
-        // A path that is no text cannot be told to the daemon by a word of ours.
+        // A path that is not UTF-8 cannot be passed as a choice.
         let Ok(path) = String::from_utf8(conflict.path.clone()) else { return Ok(false) };
         terminal.say(&format!("Conflict: {}", conflict.line(&ours, &theirs)))?;
-        // Of a key there cannot be both.
+        // A key cannot keep both versions.
         let both = if conflict.key { "" } else { ", [b]oth" };
         let question = format!("Which one? [o]urs ({ours}), [t]heirs ({theirs}){both}, [q]uit: ");
         loop {
@@ -308,12 +309,12 @@ fn not_committed(id: impl std::fmt::Display) -> String {
     format!("not committed: see it with kvfs txn diff, and end it with kvfs txn commit {id}")
 }
 
-/// Returns whether what is to be merged is a clone, and no fork.
+/// Returns whether the source of the merge is a clone, as opposed to a fork.
 fn is_clone(args: &Args) -> bool {
     args.clone.is_some() || place::branch_of(&args.target).is_ok_and(|name| !name.is_empty())
 }
 
-/// The branch that `--into` names, in the store that the clone is of.
+/// Returns the branch that `--into` names, in the clone's own store.
 fn branch_named(target: &Path, into: &Path) -> Outcome<String> {
     let (store, _) = place::store_and_branch(target)?;
     if !into.exists() {
@@ -358,13 +359,13 @@ fn print(done: Done, args: &Args, source: &Source, output: &Output) -> Outcome {
     };
     let text = format!("{} into {}: {end}\n", source.named(&from), source.named(&into));
     if !output.is_json() {
-        // Who was asked has seen them.
+        // With `--ask`, they were shown before the question.
         if !args.ask {
             changes.print(detail, output)?;
         }
         return output.print(text, ());
     }
-    // Made for this alone: a list may be too long for it.
+    // Build the list only if needed, since it may be long.
     let changes = changes.json(detail);
     let id = args.keep.then_some(id);
     output.print(
@@ -421,7 +422,8 @@ fn run_as(args: Args, rebase: bool, output: &Output) -> Outcome<bool> {
     }
 }
 
-/// The exit code of a merge or a rebase. `false`: there were conflicts, which are printed.
+/// Returns the exit code of a merge or a rebase. `Ok(false)` stands for conflicts, which were
+/// printed.
 pub fn end(outcome: Outcome<bool>, output: &Output) -> ExitCode {
     match outcome {
         Ok(true) => output.finish(Ok(())),

@@ -1,5 +1,5 @@
-//! The merges and rebases that the store's daemon, or this process, is asked for: the words of the
-//! socket, and the conflicts that come back.
+//! Requests for merges and rebases to the store's daemon or to this process: the words of the
+//! socket command, and the conflicts in the reply.
 
 use kvdb_server::Reply;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// As words of a command of the socket.
+    /// Returns the choices as words of the socket command.
     fn words(&self) -> impl Iterator<Item = &[u8]> {
         let all = [(&b"OURS"[..], &self.ours), (b"THEIRS", &self.theirs), (b"BOTH", &self.both)];
         all.into_iter().flat_map(|(choice, paths)| {
@@ -38,22 +38,22 @@ impl Choices {
     }
 }
 
-/// A merge that is asked for.
+/// A request for a merge.
 pub struct Ask<'a> {
-    /// The clone, or the name of the fork.
+    /// The name of the clone or the fork.
     pub clone: &'a str,
-    /// Where the fork is, if it is one.
+    /// The place of the fork, if it is one.
     pub fork: Option<&'a [u8]>,
-    /// The branch that it is merged into, if that is not what it was made of.
+    /// The branch that it is merged into, if that is not its parent.
     pub into: Option<&'a str>,
     pub rebase: bool,
     pub dry_run: bool,
-    /// It ends with the connection.
+    /// True if the transaction ends with the connection.
     pub attached: bool,
     pub choices: &'a Choices,
 }
 
-/// A merge as an open transaction. With conflicts it is to be aborted.
+/// A merge as an open transaction. The caller must abort it if there are conflicts.
 pub struct Begun {
     pub id: u64,
     pub into: String,
@@ -61,17 +61,17 @@ pub struct Begun {
     pub conflicts: Vec<Conflict>,
 }
 
-/// A conflict: a path or a key that both sides have changed, and how.
+/// A conflict: a path or a key that both sides have changed, with both kinds of change.
 pub struct Conflict {
     pub path: Vec<u8>,
     pub key: bool,
     pub ours: String,
     pub theirs: String,
-    /// The commit on the other side that has changed it last, if that is known.
+    /// The last commit on the other side that has changed it, if known.
     pub by: Option<Author>,
 }
 
-/// A commit that has changed something.
+/// A commit that has made a change.
 pub struct Author {
     pub commit: i64,
     pub label: String,
@@ -80,7 +80,7 @@ pub struct Author {
 }
 
 impl Author {
-    /// `None`: it is not known.
+    /// Parses an author. Returns `None` if it is not known.
     pub fn of(reply: &Reply) -> Outcome<Option<Author>> {
         match reply {
             Reply::Null => Ok(None),
@@ -94,7 +94,7 @@ impl Author {
         }
     }
 
-    /// "by commit 17 (make), 2026-11-21 21:40:03".
+    /// Describes the commit, like "by commit 17 (make), 2026-11-21 21:40:03".
     pub fn words(&self) -> String {
         let time = time_text(kvfs::Timestamp { secs: self.time, nanos: 0 });
         format!("by commit {} ({}), {time} UTC", self.commit, show(self.label.as_bytes()))
@@ -119,7 +119,7 @@ fn conflict(reply: &Reply) -> Outcome<Conflict> {
     Ok(Conflict { path: path.to_vec(), key, ours, theirs, by: Author::of(by)? })
 }
 
-/// Begins a merge, by a function that calls the store's daemon.
+/// Begins a merge. `call` sends the command to the store's daemon.
 pub fn begin(ask: &Ask<'_>, call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>) -> Outcome<Begun> {
     let mut words = vec![&b"TXN"[..], b"MERGE", ask.clone.as_bytes()];
     words.extend(ask.fork.into_iter().flat_map(|place| [&b"FORK"[..], place]));
@@ -137,15 +137,15 @@ pub fn begin(ask: &Ask<'_>, call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>) -> Ou
     Ok(Begun { id, into: text(into)?, from: text(from)?, conflicts })
 }
 
-/// A transaction that was rebased.
+/// The result of rebasing a transaction.
 pub enum Rebased {
-    /// The transaction that it has become.
+    /// The new transaction that it continues as.
     Done(u64),
-    /// It is as it was.
+    /// The conflicts; the transaction is unchanged.
     Against(Vec<Conflict>),
 }
 
-/// Has a transaction begun anew with what it has changed.
+/// Rebases a transaction: its changes become a new transaction on the current state.
 pub fn rebase_transaction(
     id: u64,
     choices: &Choices,
@@ -164,7 +164,7 @@ pub fn rebase_transaction(
     }
 }
 
-/// A branch in words.
+/// Describes a branch in words.
 pub fn named(branch: &str) -> String {
     if branch.is_empty() {
         "the store".into()
@@ -173,13 +173,13 @@ pub fn named(branch: &str) -> String {
     }
 }
 
-/// One line for each conflict.
+/// Returns one line for each conflict.
 pub fn listed(conflicts: &[Conflict], ours: &str, theirs: &str) -> String {
     conflicts.iter().map(|conflict| format!("C  {}\n", conflict.line(ours, theirs))).collect()
 }
 
 impl Conflict {
-    /// In words, with the names of the two sides.
+    /// Describes the conflict, with the names of the two sides.
     pub fn line(&self, our: &str, their: &str) -> String {
         let Conflict { path, key, ours, theirs, by } = self;
         let kind = if *key { "key " } else { "" };

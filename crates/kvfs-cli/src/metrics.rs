@@ -1,6 +1,6 @@
-//! `kvfs mount --metrics`: the figures of a mount for Prometheus, as text over HTTP.
+//! `kvfs mount --metrics`: the statistics of a mount for Prometheus, as text over HTTP.
 //!
-//! There is no password, so an address that other machines reach is refused.
+//! There is no password, so an address that other machines can reach is refused.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,7 @@ use crate::http::{Listening, Request, Response};
 use crate::output::{Failure, Outcome};
 use crate::statistics::MountFigures;
 
-/// Where figures come from.
+/// The sources of the statistics.
 pub struct Sources {
     pub db: Kvdb,
     pub fs: Fs,
@@ -21,7 +21,7 @@ pub struct Sources {
     pub mount: Arc<OnceLock<MountFigures>>,
 }
 
-/// Answers until it is dropped.
+/// Serves metrics until the result is dropped.
 pub fn start(address: SocketAddr, sources: Sources) -> Outcome<Listening> {
     let handler =
         |_| -> crate::http::Handler { Arc::new(move |request| answer(request, &sources)) };
@@ -31,8 +31,8 @@ pub fn start(address: SocketAddr, sources: Sources) -> Outcome<Listening> {
     Ok(listening)
 }
 
-/// Whether the request gives this machine as its host, by an IP address or as `localhost`, or gives
-/// none. A page of another site whose name was made to lead here (DNS rebinding) gives that name.
+/// Returns whether the request's host is an IP address or `localhost`, or is missing. A page of
+/// another site whose name resolves to this machine (DNS rebinding) sends that name.
 fn names_this_machine(request: &Request) -> bool {
     let Some(host) = request.header("host") else { return !request.has("host") };
     let is_port = |port: &str| !port.is_empty() && port.bytes().all(|c| c.is_ascii_digit());
@@ -57,7 +57,7 @@ fn answer(request: &Request, sources: &Sources) -> Response {
     }
 }
 
-/// Figures in the format of Prometheus.
+/// Metrics in the format of Prometheus.
 #[derive(Default)]
 struct Page(String);
 
@@ -76,7 +76,8 @@ impl Page {
         let _ = writeln!(self.0, "{name} {value}");
     }
 
-    /// Of a family that was begun. The values of labels are names of ours, and of dictionaries.
+    /// Adds a value to the current family. The values of labels are our own names, and those of
+    /// dictionaries.
     fn labelled(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
         let escaped =
             |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");

@@ -1,4 +1,4 @@
-//! The file that `kvfs mount --config` reads: which store, on which directory, with which options.
+//! The file that `kvfs mount --config` reads: the store, the directory, and the options.
 //!
 //! ```text
 //! # /etc/kvfs/work.conf
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A line is a name, or a name and a value; the names are those of `-o`, and `store` and
-//! `directory`. Nothing is skipped silently: what is wrong is an error that names its line.
+//! `directory`. Nothing is skipped silently: an invalid line is an error with its number.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -18,15 +18,15 @@ use std::path::{Path, PathBuf};
 use crate::mount_options;
 use crate::output::{Exit, Failure, Outcome};
 
-/// Bytes that such a file has at most: anything longer is some other file.
+/// The limit of such a file in bytes: anything longer is some other file.
 const LONGEST: u64 = 1 << 20;
 
-/// What a file says.
+/// The content of a configuration file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Config {
     pub store: Option<PathBuf>,
     pub directory: Option<PathBuf>,
-    /// Each as `-o` takes it.
+    /// The options, each in the form that `-o` takes.
     pub options: Vec<OsString>,
 }
 
@@ -41,7 +41,7 @@ impl Config {
         Config::parse(&std::fs::read(path).map_err(cannot)?, path)
     }
 
-    /// `path` is for messages.
+    /// Parses the text. `path` is for messages.
     fn parse(text: &[u8], path: &Path) -> Outcome<Config> {
         let mut config = Config::default();
         for (number, line) in (1..).zip(text.split(|byte| *byte == b'\n')) {
@@ -57,7 +57,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Takes one line.
+    /// Parses one line.
     fn take(&mut self, line: &[u8]) -> Outcome {
         let (name, value) = match line.iter().position(|byte| *byte == b'=') {
             Some(at) => (line[..at].trim_ascii_end(), Some(line[at + 1..].trim_ascii_start())),

@@ -1,5 +1,4 @@
-//! A mounted store as the commands on transactions see it: where it is, and a connection to its
-//! daemon.
+//! A mounted store for the commands on transactions: its location, and a connection to its daemon.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,24 +15,25 @@ use crate::place::{self, View};
 use crate::sockets;
 use crate::waiting;
 
-/// The transaction that a program was started in, and the socket of the store that this is one of:
-/// set by `kvfs run`.
+/// The environment variables with the transaction that a program was started in, and with the
+/// socket of its store: set by `kvfs run`.
 pub const TRANSACTION: &str = "KVFS_TXN";
 pub const SOCKET: &str = "KVFS_SOCKET";
-/// Where the store is mounted.
+/// The environment variable with the mount point of the store.
 pub const MOUNT: &str = "KVFS_MOUNT";
 
-/// How long another daemon may take to go on with a mount, and how often it is called then.
+/// The time that another daemon may take to continue a mount, and the pause between attempts to
+/// connect.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Why a transaction was not committed.
+/// The reason why a transaction was not committed.
 pub enum NotCommitted {
-    /// It was in another state, and is open.
+    /// The transaction was in another state than expected, and stays open.
     Changed(Failure),
-    /// Others have changed the same.
+    /// Others have changed the same data.
     Conflict(Failure),
-    /// Others are open within it.
+    /// Nested transactions are open within it.
     Nested(Failure),
     Failed(Failure),
 }
@@ -49,16 +49,16 @@ impl From<NotCommitted> for Failure {
     }
 }
 
-/// How a transaction is committed.
+/// Options of a commit.
 #[derive(Clone, Copy, Default)]
 pub struct Commit<'a> {
-    /// It is on disk then.
+    /// Wait until the commit is on disk.
     pub sync: bool,
-    /// In this state alone.
+    /// Commit only if the transaction is in this state.
     pub state: Option<&'a str>,
-    /// It is open after a conflict.
+    /// Keep the transaction open after a conflict.
     pub stay: bool,
-    /// Transactions that are open within it are aborted.
+    /// Abort open nested transactions.
     pub abort_nested: bool,
 }
 
@@ -75,33 +75,33 @@ impl Naming {
 pub struct Mounted {
     pub mount_point: PathBuf,
     pub socket: PathBuf,
-    /// What the path leads to that it was found by.
+    /// The view of the path by which the store was found.
     pub view: View,
-    /// It is the mount that shows the view, and not the path that names it.
+    /// True if the mount itself shows the view, as opposed to the path naming it.
     pub bound: bool,
-    /// The view that is mounted at the mount point, which may be one clone alone.
+    /// The view that is mounted at the mount point, which may be a single clone.
     shown: View,
-    /// Where the path lies in the table of mounts.
+    /// The mount point of the mount that contains the path.
     pub mounted_at: PathBuf,
     client: Client,
 }
 
 impl Mounted {
-    /// The store that is mounted at `target`, or that `target` lies in, or that is the file
-    /// `target`. A path that names a view is refused.
+    /// Finds the store that is mounted at `target`, that contains `target`, or whose file is
+    /// `target`. Refuses a path that names a view.
     pub fn find(target: &Path) -> Outcome<Mounted> {
         place::must_be_the_store(target)?;
         Mounted::find_view(target)
     }
 
-    /// The store, or the clone of it, that is or has `target`, for commands that work in both. A
-    /// path that names another view is refused.
+    /// Finds the store or clone that is, or contains, `target`, for commands that work in both.
+    /// Refuses a path that names another view.
     pub fn find_branch(target: &Path) -> Outcome<Mounted> {
         place::must_be_a_branch(target)?;
         Mounted::find_view(target)
     }
 
-    /// The store that `target` lies in, for commands that work in views, too.
+    /// Finds the store that contains `target`, for commands that work in views, too.
     pub fn find_view(target: &Path) -> Outcome<Mounted> {
         place::must_let_us_in(target)?;
         let full = paths::full_path(target)
@@ -138,19 +138,19 @@ impl Mounted {
         Ok(Mounted { mount_point, socket, view, bound, shown, mounted_at, client })
     }
 
-    /// The directory where a transaction's view of the files is.
+    /// Returns the directory with a transaction's view of the files.
     pub fn view(&self, id: u64) -> PathBuf {
         View::Transaction(id).path(&self.mount_point)
     }
 
-    /// Has commands that name no branch work in the clone that the path leads to, if it does.
+    /// Selects the clone that the path leads to, if any, for commands that name no branch.
     pub fn use_branch(&mut self) -> Outcome {
         let Some(name) = self.view.clone_name().map(String::from) else { return Ok(()) };
         self.call(&[b"CLONE", b"USE", name.as_bytes()]).map(drop)
     }
 
-    /// Returns the words by which a command of the socket names a view: none for the store, where
-    /// this process was not started in a transaction of it. A list of views is no view.
+    /// Returns the words by which a command of the socket names a view: none for the store, unless
+    /// this process was started in a transaction of it. A list of views has no name.
     pub fn naming(&self, view: &View) -> Option<Naming> {
         match view {
             View::Mainline => self.entered().map(|id| Naming("TXN", id.to_string())),
@@ -161,7 +161,7 @@ impl Mounted {
         }
     }
 
-    /// Where the files of a branch or a snapshot are.
+    /// Returns the directory with the files of a branch or a snapshot.
     pub fn path_of(&self, view: &View) -> PathBuf {
         match *view == self.shown {
             true => self.mount_point.clone(),
@@ -169,24 +169,24 @@ impl Mounted {
         }
     }
 
-    /// Returns whether the path leads to what a transaction shows in place of the store.
+    /// Returns whether the path leads to a mount on which a transaction replaces the store.
     pub fn shows(&self, id: u64) -> bool {
         self.bound && self.view == View::Transaction(id)
     }
 
-    /// Returns whether the mount shows the view of the path, and nothing else of the store.
+    /// Returns whether the mount shows only the view of the path, not the whole store.
     pub fn shows_alone(&self) -> bool {
         self.bound && self.shown == self.view
     }
 
-    /// The clone that a transaction is of, or the store.
+    /// Returns the clone, or the store, that a transaction belongs to.
     pub fn view_beneath(&mut self, id: u64) -> Outcome<View> {
         let info = fields(self.txn(&["STATUS", &id.to_string()])?)?;
         Ok(View::of_branch(info["clone"].as_str().unwrap_or_default()))
     }
 
-    /// Fails where the mount shows a snapshot alone, or another clone than this is about: what a
-    /// transaction has of files is out of reach there.
+    /// Fails if the mount shows only a snapshot, or another clone than this one: the files of a
+    /// transaction are not accessible there.
     pub fn must_have_views(&self) -> Outcome {
         let is_another = matches!(self.shown, View::Clone(_))
             && self.view.branch().is_some_and(|branch| View::of_branch(branch) != self.shown);
@@ -209,7 +209,7 @@ impl Mounted {
         judged(self.client.call(words))
     }
 
-    /// Sends a command whose reply is waited for later, in the order of the commands.
+    /// Sends a command without waiting for its reply. Replies arrive in the order of the commands.
     pub fn send(&mut self, words: &[&[u8]]) -> Outcome {
         self.client.send(words).map_err(|e| Failure::io("cannot talk to the store's daemon", &e))
     }
@@ -219,8 +219,8 @@ impl Mounted {
         judged(self.client.receive())
     }
 
-    /// Connects again where the daemon is gone: another one may go on with the mount. Returns
-    /// `true` if it was there all the time.
+    /// Connects again if the daemon is gone, since another one may continue the mount. Returns
+    /// `true` if the connection was alive.
     pub fn connect_again(&mut self) -> Outcome<bool> {
         if self.client.call(&[b"PING"]).is_ok() {
             return Ok(true);
@@ -248,7 +248,7 @@ impl Mounted {
         self.call(&words)
     }
 
-    /// The state of what a transaction has changed so far, files included.
+    /// Returns a token for the transaction's changes so far, files included.
     pub fn state(&mut self, id: u64) -> Outcome<String> {
         match self.txn(&["STATE", &id.to_string()])? {
             Reply::Bulk(state) => Ok(String::from_utf8_lossy(&state).into_owned()),
@@ -283,14 +283,14 @@ impl Mounted {
         }
     }
 
-    /// What this process starts from here on writes in the transactions that it begins, and ends
-    /// none of them, as long as it runs.
+    /// Restricts the programs that this process starts, as long as it runs: they may only write in
+    /// transactions that it begins from now on, and may not end any of them.
     pub fn seal(&mut self) -> Outcome {
         descendants::keep_together()?;
         self.txn(&["SEAL"]).map(drop)
     }
 
-    /// The transaction that this process was started in, if it is one of this store.
+    /// Returns the transaction that this process was started in, if it belongs to this store.
     pub fn entered(&self) -> Option<u64> {
         entered(&self.socket)
     }
@@ -303,12 +303,12 @@ fn judged(reply: std::io::Result<Reply>) -> Outcome<Reply> {
     }
 }
 
-/// A reply that is not what was asked for.
+/// Returns the failure for an unexpected reply.
 fn odd_reply() -> Failure {
     Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")
 }
 
-/// A map of names and values as the daemon sends it.
+/// Parses a map of names and values in a reply of the daemon.
 pub fn fields(reply: Reply) -> Outcome<Map<String, Value>> {
     let Reply::Array(items) = reply else { return Err(odd_reply()) };
     let mut object = Map::new();
@@ -324,7 +324,8 @@ pub fn fields(reply: Reply) -> Outcome<Map<String, Value>> {
     Ok(object)
 }
 
-/// The transaction that this process was started in, if it is one of the store with this socket.
+/// Returns the transaction that this process was started in, if it belongs to the store with this
+/// socket.
 pub fn entered(socket: &Path) -> Option<u64> {
     let id = std::env::var(TRANSACTION).ok()?.parse().ok()?;
     let of = std::env::var_os(SOCKET)?;
@@ -334,7 +335,7 @@ pub fn entered(socket: &Path) -> Option<u64> {
     same(Path::new(&of), socket).then_some(id)
 }
 
-/// An error reply as our own: its code chooses ours.
+/// Converts an error reply into a failure, with an exit code chosen by the code of the reply.
 pub fn refused(text: &str) -> Failure {
     let (code, rest) = text.split_once(' ').unwrap_or((text, text));
     let exit = match code {

@@ -1,5 +1,5 @@
-//! What a mounted store listens on besides its socket: an address, with a password, and encrypted
-//! where it has a certificate; and for how many.
+//! The network options of a mounted store: an address to listen on next to its socket, with a
+//! password, encrypted if there is a certificate; and the number of clients.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -10,22 +10,22 @@ use kvdb_server::{ServerOptions, Tls};
 
 use crate::output::{Exit, Failure, Outcome};
 
-/// Bytes that a password has at most.
+/// The limit of a password, in bytes.
 const LONGEST: u64 = 4096;
 
-/// What the options of a mount say of it. The paths are absolute.
+/// The network options of a mount. Paths are absolute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Network {
     pub listen: Option<SocketAddr>,
     pub password_file: Option<PathBuf>,
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
-    /// Connections that there may be, those of the socket included.
+    /// The limit of connections, those of the socket included.
     pub max_clients: Option<usize>,
 }
 
 impl Network {
-    /// Whether the options belong together.
+    /// Checks that the options are consistent.
     pub fn check(&self) -> Outcome {
         let wrong = |what: &str| Err(Failure::new(Exit::Usage, format!("mount options: {what}")));
         let others = [&self.password_file, &self.tls_cert, &self.tls_key];
@@ -54,7 +54,7 @@ impl Network {
         })
     }
 
-    /// Adds it to the options of the server.
+    /// Adds the network options to those of the server.
     pub fn add_to(&self, options: &mut ServerOptions) -> Outcome {
         if let Some(most) = self.max_clients {
             options.limits.connections = most;
@@ -72,7 +72,7 @@ impl Network {
     }
 }
 
-/// The first line of a file that is not for everybody.
+/// Reads the first line of a file, which must not be accessible to others.
 fn read_password(path: &Path) -> Outcome<String> {
     let cannot = |e: std::io::Error| Failure::io(format!("cannot read {}", path.display()), &e);
     let file = std::fs::File::open(path).map_err(cannot)?;

@@ -1,4 +1,4 @@
-//! What the user sees: results as text or JSON, errors with a hint, progress bars, and the exit
+//! Output for the user: results as text or JSON, errors with a hint, progress bars, and the exit
 //! codes.
 //!
 //! Every command returns an `Outcome`; nothing else in this crate prints an error or picks an exit
@@ -26,7 +26,7 @@ Exit codes:
   8  a transaction was given up because of others: try again
   32 mount failed (when called by mount(8))";
 
-/// Why a command ends; the numbers are stable.
+/// The reason for which a command ends; the numbers are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     Failed = 1,
@@ -36,16 +36,16 @@ pub enum Exit {
     Damaged = 5,
     NoSpace = 6,
     NotPermitted = 7,
-    /// Another transaction has changed the same data: it may be tried again.
+    /// Another transaction has changed the same data: the command may be retried.
     Conflict = 8,
 }
 
 impl Exit {
-    /// For a conflict, where the exit codes are another program's: that of sysexits.h for "try
-    /// again later".
+    /// The code of a conflict for commands that exit with another program's codes: that of
+    /// sysexits.h for "try again later".
     pub const TRY_AGAIN: u8 = 75;
 
-    /// The code as scripts see it in JSON.
+    /// Returns the name of the code in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Exit::Failed => "failed",
@@ -74,7 +74,7 @@ impl Exit {
         .unwrap_or(Exit::Failed)
     }
 
-    /// The code that fits an I/O error.
+    /// Returns the code for an I/O error.
     pub fn of(error: &io::Error) -> Exit {
         match error.kind() {
             io::ErrorKind::NotFound => Exit::NotFound,
@@ -86,7 +86,7 @@ impl Exit {
     }
 }
 
-/// An error for the user: what happened and to what, and, where there is one, what to do.
+/// An error for the user: what failed, and, if there is one, a remedy.
 #[derive(Debug)]
 pub struct Failure {
     pub exit: Exit,
@@ -101,24 +101,25 @@ impl Failure {
         Failure { exit, message: message.into(), hint: None }
     }
 
-    /// An I/O error, with what was being done to what: "cannot open /a/b".
+    /// Converts an I/O error. `doing` describes the failed operation: "cannot open /a/b".
     pub fn io(doing: impl Display, error: &io::Error) -> Failure {
         Failure::new(Exit::of(error), format!("{doing}: {error}"))
     }
 
-    /// More about it, in its sentence.
+    /// Appends to the message.
     pub fn with(mut self, more: &str) -> Failure {
         self.message = format!("{}; {more}", self.message);
         self
     }
 
-    /// What the user can do about it.
+    /// Adds a hint about the remedy.
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
     }
 
-    /// One line for a pipe between two of our own processes; `from_line` reads it.
+    /// Formats the failure as one line for a pipe between two kvfs processes; `from_line` parses
+    /// it.
     pub fn to_line(&self) -> String {
         serde_json::json!({"exit": self.exit as i32, "message": self.message, "hint": self.hint})
             .to_string()
@@ -142,11 +143,11 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
-/// Where results go, and in which form.
+/// The destination and format of results.
 pub struct Output {
     json: bool,
     quiet: bool,
-    /// Remarks are left out, too.
+    /// True if remarks are suppressed, too.
     silent: bool,
 }
 
@@ -155,12 +156,12 @@ impl Output {
         Output { json, quiet: false, silent: false }
     }
 
-    /// Results are not printed; remarks and errors are.
+    /// Returns an output that suppresses results, but prints remarks and errors.
     pub fn quiet() -> Output {
         Output { json: false, quiet: true, silent: false }
     }
 
-    /// Nothing is printed: for work whose results go elsewhere.
+    /// Returns an output that prints nothing, for work whose results are used elsewhere.
     pub fn silent() -> Output {
         Output { json: false, quiet: true, silent: true }
     }
@@ -169,8 +170,7 @@ impl Output {
         self.json
     }
 
-    /// A result: `text` for people, `value` for `--json`. A reader that hung up (a closed pipe) is
-    /// not an error.
+    /// Prints a result: `text` for people, `value` for `--json`. A closed pipe is not an error.
     pub fn print(&self, text: impl Display, value: impl serde::Serialize) -> Outcome {
         if self.quiet {
             return Ok(());
@@ -180,7 +180,7 @@ impl Output {
             let line = show_json(&value).map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
             writeln!(out, "{line}")
         } else {
-            // Names in it, shown or forgotten to be, do not act on the terminal.
+            // Escape control characters, so that names cannot control the terminal.
             let text = show_line(&text.to_string());
             let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
             write!(out, "{text}{end}")
@@ -188,23 +188,23 @@ impl Output {
         taken(written.and_then(|()| out.flush())).map(drop)
     }
 
-    /// Raw bytes (the content of a file, a tar stream) to standard output. `false`: its reader has
-    /// hung up, and wants no more.
+    /// Prints raw bytes (the content of a file, a tar stream) to standard output. Returns `false`
+    /// if the reader has closed the pipe.
     pub fn print_bytes(&self, bytes: &[u8]) -> Outcome<bool> {
         let mut out = io::stdout().lock();
-        // What stays in the buffer until the process ends would be lost without a word.
+        // Flush now: an error at the exit of the process would be lost.
         taken(out.write_all(bytes).and_then(|()| out.flush()))
     }
 
-    /// A remark that is not part of the result, for people only.
+    /// Prints a remark that is not part of the result, for people only.
     pub fn note(&self, text: impl Display) {
         if !self.json && !self.silent {
             eprintln!("kvfs: {}", show_message(&text.to_string()));
         }
     }
 
-    /// A progress bar on standard error for work of `length` units (`None`: unknown); hidden where
-    /// it would not be seen. With `bytes` the units are bytes.
+    /// Returns a progress bar on standard error for `length` units of work, `None` if unknown; it
+    /// is hidden unless standard error is a terminal. With `bytes` the units are bytes.
     pub fn progress(&self, label: &str, length: Option<u64>, bytes: bool) -> ProgressBar {
         if self.json || !io::stderr().is_terminal() {
             return ProgressBar::hidden();
@@ -225,7 +225,7 @@ impl Output {
         bar.with_message(label.to_string())
     }
 
-    /// Prints the error, if any, and gives the exit code.
+    /// Prints the error, if any, and returns the exit code.
     pub fn finish(&self, outcome: Outcome) -> ExitCode {
         match outcome {
             Ok(()) => ExitCode::SUCCESS,
@@ -243,7 +243,7 @@ impl Output {
             }});
             eprintln!("{}", show_json(&error).unwrap_or_default());
         } else {
-            // Names in it may be another's, and must not act on the terminal.
+            // The message may contain names chosen by others, which must not control the terminal.
             eprintln!("kvfs: {}", show_message(&failure.message));
             if let Some(hint) = &failure.hint {
                 eprintln!("  {}", show_message(hint));
@@ -252,7 +252,7 @@ impl Output {
     }
 }
 
-/// Whether standard output is still read. A reader that has hung up is no failure.
+/// Returns whether standard output is still read. A closed pipe is not a failure.
 pub fn taken(written: io::Result<()>) -> Outcome<bool> {
     match written {
         Ok(()) => Ok(true),

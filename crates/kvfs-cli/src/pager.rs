@@ -1,4 +1,4 @@
-//! Long text on a terminal goes through a pager, as with git.
+//! Shows long text on a terminal through a pager, as git does.
 
 use std::io::{IsTerminal, Write};
 use std::process::{Child, Command, Stdio};
@@ -10,32 +10,32 @@ use signal_hook::flag;
 
 use crate::output::{Outcome, Output};
 
-/// The pager that is chosen: KVFS_PAGER, then PAGER, then less. `None`: the text goes straight to
-/// the terminal.
+/// Returns the pager to use: KVFS_PAGER, then PAGER, then less. Returns `None` if the text goes
+/// straight to the terminal.
 fn chosen() -> Option<String> {
     let set = |name: &str| std::env::var(name).ok();
     let pager = set("KVFS_PAGER").or_else(|| set("PAGER")).unwrap_or_else(|| "less".into());
     let program = pager.split_whitespace().next().filter(|program| *program != "cat")?;
-    // One that is not there must take nothing away.
+    // Without this check, a missing pager would lose the text.
     let mut look = Command::new("sh");
     look.args(["-c", "command -v \"$1\"", "sh", program]).stdout(Stdio::null());
     look.status().is_ok_and(|status| status.success()).then_some(pager)
 }
 
-/// Where text goes, piece by piece.
+/// The destination of the text, a pager or standard output.
 pub struct Pager<'a> {
     output: &'a Output,
     child: Option<Child>,
     interrupts: Option<Interrupts>,
 }
 
-/// What a terminal sends to all programs in the foreground. A pager does with it what it likes, and
-/// would be left alone with the terminal, which the shell takes back, if this process ended of it
-/// first: so it ends of it when the pager has ended.
+/// Interrupts from the terminal, which all foreground programs receive, and which a pager handles
+/// as it likes. If this process died of one first, the shell would take the terminal back, and
+/// leave the pager without it: so it dies of the signal after the pager has ended.
 struct Interrupts {
-    /// The one that came; 0: none.
+    /// The received signal; 0 if there is none.
     came: Arc<AtomicUsize>,
-    /// The pager has ended, and the next one does what it does without us.
+    /// Set when the pager has ended, so that the next signal has its default effect.
     over: Arc<AtomicBool>,
 }
 
@@ -43,7 +43,7 @@ impl Interrupts {
     fn hold() -> Interrupts {
         let (came, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         for signal in [SIGINT, SIGQUIT] {
-            // Where that is not possible it ends the command at once.
+            // If this fails, the signal ends the command at once.
             let _ = flag::register_conditional_default(signal, over.clone())
                 .and_then(|_| flag::register_usize(signal, came.clone(), signal as usize));
         }
@@ -56,7 +56,8 @@ impl Interrupts {
 }
 
 impl Pager<'_> {
-    /// A pager if it is `wanted` and standard output is a terminal; else standard output.
+    /// Starts a pager if it is `wanted` and standard output is a terminal; otherwise writes to
+    /// standard output.
     pub fn start(wanted: bool, output: &Output) -> Pager<'_> {
         let pager = Some(wanted && std::io::stdout().is_terminal()).filter(|wanted| *wanted);
         let pager = pager.and_then(|_| chosen());
@@ -65,7 +66,7 @@ impl Pager<'_> {
             let mut command = Command::new("sh");
             command.arg("-c").arg(&pager).stdin(Stdio::piped());
             if std::env::var_os("LESS").is_none() {
-                // Colours as they are; what fits on the screen is not waited for.
+                // Pass colours through, and exit if the text fits on the screen.
                 command.env("LESS", "FRX");
             }
             command.spawn().ok()
@@ -73,7 +74,8 @@ impl Pager<'_> {
         Pager { output, child, interrupts }
     }
 
-    /// Whether more is wanted: who leaves the pager early, or interrupts it, has seen enough.
+    /// Writes text. Returns `false` if the user has left or interrupted the pager, and no more text
+    /// is needed.
     pub fn write(&mut self, text: &[u8]) -> Outcome<bool> {
         if self.interrupts.as_ref().is_some_and(|interrupts| interrupts.came().is_some()) {
             return Ok(false);

@@ -1,10 +1,10 @@
-//! Absolute paths, also of what cannot be asked.
+//! Absolute paths, including those of files that cannot be accessed.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The absolute path without symlinks, also of a directory that is a dead mount (which cannot be
-/// asked anything itself).
+/// Returns the absolute path without symbolic links, even of a dead mount, which cannot be accessed
+/// itself.
 pub fn full_path(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(e) if e.kind() != io::ErrorKind::NotFound => path_beside(path),
@@ -12,7 +12,7 @@ pub fn full_path(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The absolute path, with only the parent resolved: the file itself is not accessed.
+/// Returns the absolute path with only the parent resolved: the file itself is not accessed.
 pub fn path_beside(path: &Path) -> io::Result<PathBuf> {
     let path = std::path::absolute(path)?;
     match (path.parent(), path.file_name()) {

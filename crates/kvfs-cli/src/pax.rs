@@ -1,12 +1,11 @@
-//! The records of PAX headers that a tar entry's header has no room for: times with nanoseconds,
-//! large numbers, extended attributes, and the maps of sparse files (GNU's versions 0.0, 0.1 and
-//! 1.0).
+//! PAX records for properties that a tar header cannot hold: times with nanoseconds, large numbers,
+//! extended attributes, and the maps of sparse files (GNU's versions 0.0, 0.1 and 1.0).
 
 use std::io::{self, Read};
 
 use kvfs::Timestamp;
 
-/// Parts of a sparse file whose map stands in front of its data.
+/// The limit of parts in the map that precedes the data of a sparse file.
 const MOST_PARTS: u64 = 1 << 20;
 const XATTR: &str = "SCHILY.xattr.";
 
@@ -17,13 +16,13 @@ pub struct Records {
     pub mtime: Option<Timestamp>,
     pub atime: Option<Timestamp>,
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// A sparse file's name; the header holds another one.
+    /// The name of a sparse file; the header holds another one.
     pub sparse_name: Option<Vec<u8>>,
-    /// A sparse file's size with its holes.
+    /// The size of a sparse file including its holes.
     pub real_size: Option<u64>,
-    /// (offset, length) of the data, where the records hold the map.
+    /// (offset, length) of the data, if the records hold the map.
     map: Option<Vec<(u64, u64)>>,
-    /// The map stands in front of the data.
+    /// True if the map precedes the data.
     map_in_front: bool,
 }
 
@@ -64,8 +63,8 @@ impl Records {
                         .strip_prefix(XATTR.as_bytes())
                         .or(key.strip_prefix(b"LIBARCHIVE.xattr."))
                     {
-                        // The second prefix is percent-encoded in base64; a program that writes it
-                        // writes the first as well.
+                        // LIBARCHIVE values are encoded (percent and base 64); programs that write
+                        // them write the SCHILY records as well.
                         if key.starts_with(XATTR.as_bytes()) {
                             records.xattrs.push((name.to_vec(), value.to_vec()));
                         }
@@ -86,8 +85,8 @@ impl Records {
         Ok(records)
     }
 
-    /// Where the data of a sparse file belongs; `None`: it is not sparse. Leaves `entry` at the
-    /// data.
+    /// Returns the extents of a sparse file's data, or `None` if it is not sparse. Leaves `entry`
+    /// at the start of the data.
     pub fn sparse_map(&self, entry: &mut impl Read) -> io::Result<Option<Vec<(u64, u64)>>> {
         if !self.map_in_front {
             return Ok(self.map.clone());
@@ -137,14 +136,14 @@ fn pairs(numbers: &[u64]) -> io::Result<Vec<(u64, u64)>> {
     }
 }
 
-/// A map whose ends are numbers.
+/// Checks that the extents of a map do not overflow.
 fn check(map: &[(u64, u64)]) -> io::Result<()> {
     let fits =
         map.iter().all(|(at, len)| at.checked_add(*len).is_some_and(|end| end <= i64::MAX as u64));
     if fits { Ok(()) } else { Err(malformed("the map of a sparse file")) }
 }
 
-/// "1700000000.123456789", also before 1970.
+/// Parses a time like "1700000000.123456789", which may be before 1970.
 fn time(text: &[u8]) -> Option<Timestamp> {
     let text = std::str::from_utf8(text).ok()?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -161,7 +160,7 @@ fn time(text: &[u8]) -> Option<Timestamp> {
     })
 }
 
-/// The inverse of `time`.
+/// Formats a time; the inverse of `time`.
 pub fn time_record(time: Timestamp) -> String {
     let (secs, nanos) = (time.secs, time.nanos);
     let text = match (secs < 0, nanos) {
@@ -172,7 +171,8 @@ pub fn time_record(time: Timestamp) -> String {
     text.trim_end_matches('0').to_string()
 }
 
-/// The record's key of an extended attribute; `None` where PAX has no way to write the name.
+/// Returns the key of the record of an extended attribute, or `None` if PAX cannot represent the
+/// name.
 pub fn xattr_key(name: &[u8]) -> Option<String> {
     let name = std::str::from_utf8(name).ok().filter(|n| !n.contains('='))?;
     Some(format!("{XATTR}{name}"))

@@ -1,9 +1,9 @@
-//! What a path of a mounted store names: the store as it is, or one of the views below `.kvfs`. A
-//! command does what the path says, or says why it cannot; it never takes a view for the store
-//! itself.
+//! Resolves paths of a mounted store: to the store itself, or to one of the views below `.kvfs`. A
+//! command works on the view that the path leads to, or refuses it; it never takes a view for the
+//! store itself.
 //!
-//! The kernel says where in the file system a mount begins, so a view is known for what it is also
-//! where it is mounted elsewhere, as by `kvfs run`.
+//! The kernel reports which directory of the file system is the root of a mount, so a view is
+//! recognized even if it is mounted elsewhere, as by `kvfs run`.
 
 use std::fmt;
 use std::io;
@@ -20,7 +20,7 @@ use crate::waiting;
 /// The directory of the views.
 const HIDDEN: &str = ".kvfs";
 
-/// Whose files a path leads to.
+/// The view whose files a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum View {
     /// The store outside of any transaction.
@@ -33,12 +33,12 @@ pub enum View {
 }
 
 impl View {
-    /// The view of a branch of the store; `""`: the store itself.
+    /// Returns the view of a branch of the store; `""` is the store itself.
     pub fn of_branch(name: &str) -> View {
         if name.is_empty() { View::Mainline } else { View::Clone(name.into()) }
     }
 
-    /// The branch whose files these are; `None`: those of a transaction or a snapshot.
+    /// Returns the branch of the view, or `None` for a transaction or a snapshot.
     pub fn branch(&self) -> Option<&str> {
         match self {
             View::Mainline => Some(""),
@@ -47,12 +47,12 @@ impl View {
         }
     }
 
-    /// The clone whose files these are; `None`: they are those of another view.
+    /// Returns the name of the clone, or `None` for any other view.
     pub fn clone_name(&self) -> Option<&str> {
         self.branch().filter(|name| !name.is_empty())
     }
 
-    /// Where it is, in a file system that is mounted at `mount_point`.
+    /// Returns the directory of the view in a file system that is mounted at `mount_point`.
     pub fn path(&self, mount_point: &Path) -> PathBuf {
         let (kind, name) = match self {
             View::Mainline => return mount_point.to_owned(),
@@ -82,20 +82,21 @@ impl fmt::Display for View {
 pub struct Place {
     pub mount: MountEntry,
     pub view: View,
-    /// Below the view's root.
+    /// The path below the view's root.
     pub rest: PathBuf,
-    /// The mount itself shows the view: the path does not name it.
+    /// True if the mount itself shows the view, as opposed to the path naming it.
     pub bound: bool,
 }
 
-/// The view that a path from the file system's root leads to, and the way from its root.
+/// Returns the view that a path from the file system's root leads to, and the path from the view's
+/// root.
 fn view_of(path: &Path) -> (View, PathBuf) {
     let Ok(inside) = path.strip_prefix(HIDDEN) else { return (View::Mainline, path.to_owned()) };
     let mut parts = inside.components();
     let name = |part: Component<'_>| part.as_os_str().to_str().map(String::from);
     let (mut kind, mut which) = (parts.next().and_then(name), parts.next().and_then(name));
     if kind.as_deref() == Some("user") {
-        // Where the name of a transaction leads.
+        // The component after it is the name of a transaction.
         (kind, which) = (Some("txn".into()), parts.next().and_then(name));
     }
     let view = match (kind.as_deref(), which) {
@@ -106,25 +107,25 @@ fn view_of(path: &Path) -> (View, PathBuf) {
     };
     let rest = parts.as_path();
     match view {
-        // One that was begun within it lies in its view, and where a clone is mounted alone its
-        // transactions and snapshots in the clone's.
+        // The view of a nested transaction lies within its parent's, and the transactions and
+        // snapshots of a clone that is mounted by itself lie within the clone's view.
         View::Transaction(_) | View::Clone(_) if rest.starts_with(HIDDEN) => view_of(rest),
         view => (view, rest.to_owned()),
     }
 }
 
-/// Returns the view that has a directory, by its path from the root of the file system.
+/// Returns the view that contains a directory, by its path from the root of the file system.
 pub fn view_at(path: &Path) -> View {
     view_of(path.strip_prefix("/").unwrap_or(path)).0
 }
 
-/// The directory of a view that is mounted there; `None`: it is another view's.
+/// Returns the directory of the view that a mount shows, or `None` if it shows another view.
 pub fn directory_of(view: &View, mount: &MountEntry) -> Option<PathBuf> {
     let (mounted, directory) = view_of(mount.root.strip_prefix("/").unwrap_or(&mount.root));
     (mounted == *view).then_some(directory)
 }
 
-/// Where a path (absolute, without symbolic links) is; `None`: in no FUSE mount.
+/// Resolves a path (absolute, without symbolic links). Returns `None` if it is in no FUSE mount.
 pub fn of(path: &Path) -> io::Result<Option<Place>> {
     let Some(mount) = mounts::mount_of(path)?.filter(MountEntry::is_fuse) else { return Ok(None) };
     let below = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_owned();
@@ -137,8 +138,8 @@ pub fn of(path: &Path) -> io::Result<Option<Place>> {
     Ok(Some(Place { mount, view, rest, bound }))
 }
 
-/// Where a path that a user gave is, if it is a directory; `None` for a store's file, which has no
-/// views.
+/// Resolves a path passed by a user, if it is a directory. Returns `None` for a store's file, which
+/// has no views.
 pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
     let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
     must_let_us_in(target)?;
@@ -147,8 +148,8 @@ pub fn of_target(target: &Path) -> Outcome<Option<Place>> {
     if path.is_dir() || mounts::is_dead(&path) { of(&path).map_err(cannot) } else { Ok(None) }
 }
 
-/// Fails where a path lies in a mount of another user that lets in that one alone: whatever is
-/// found out of such a mount would be wrong.
+/// Fails if a path lies in a mount that another user has not opened to others: any result about
+/// such a mount would be wrong.
 pub fn must_let_us_in(path: &Path) -> Outcome {
     let full = paths::full_path(path).or_else(|_| std::path::absolute(path)).unwrap_or_default();
     let Ok(Some(mount)) = mounts::mount_of(&full) else { return Ok(()) };
@@ -174,7 +175,7 @@ pub fn must_let_us_in(path: &Path) -> Outcome {
         .hint("do it as that user, or have it mounted with -o allow_other"))
 }
 
-/// Whether a path means a store: a file that holds one, or a directory in a mount.
+/// Returns whether a path refers to a store: a file that contains one, or a directory in a mount.
 pub fn means_a_store(target: &Path) -> bool {
     match target.is_dir() {
         true => of_target(target).is_ok_and(|place| place.is_some()),
@@ -182,11 +183,10 @@ pub fn means_a_store(target: &Path) -> bool {
     }
 }
 
-/// The store first and what is put into it after that, also where they were given the other way
-/// around, as cp and tar have it: where one is a store and the other is none, they cannot be
-/// mistaken.
+/// Returns the store first and the other argument second, even if they were passed in reverse, as
+/// cp and tar do. They are swapped only if exactly the second one is a store.
 pub fn store_first(store: PathBuf, other: PathBuf) -> (PathBuf, PathBuf) {
-    // What is not there may be a place to be made in a store.
+    // A missing path may be a directory to be made in a store.
     let there = store.as_os_str() == "-" || store.symlink_metadata().is_ok();
     match there && !means_a_store(&store) && means_a_store(&other) {
         true => (other, store),
@@ -194,7 +194,7 @@ pub fn store_first(store: PathBuf, other: PathBuf) -> (PathBuf, PathBuf) {
     }
 }
 
-/// Fails when a path names a view, for what is done to the whole store.
+/// Fails if a path names a view, for operations on the whole store.
 pub fn must_be_the_store(target: &Path) -> Outcome {
     match of_target(target)? {
         Some(place) if place.view != View::Mainline && !place.bound => Err(place.refused(target)),
@@ -202,7 +202,7 @@ pub fn must_be_the_store(target: &Path) -> Outcome {
     }
 }
 
-/// Fails when a path names a view that is neither the store nor a clone, for what is done to those.
+/// Fails if a path names a view that is neither the store nor a clone, for operations on those.
 pub fn must_be_a_branch(target: &Path) -> Outcome {
     match of_target(target)? {
         Some(place) if place.view.branch().is_none() && !place.bound => Err(place.refused(target)),
@@ -210,7 +210,7 @@ pub fn must_be_a_branch(target: &Path) -> Outcome {
     }
 }
 
-/// The branch that a path leads to; `""`: the store itself, also where it is not mounted.
+/// Returns the branch that a path leads to; `""` is the store itself, mounted or not.
 pub fn branch_of(target: &Path) -> Outcome<String> {
     must_be_a_branch(target)?;
     let place = of_target(target)?;
@@ -225,20 +225,20 @@ pub fn store_and_branch(target: &Path) -> Outcome<(PathBuf, String)> {
 }
 
 impl Place {
-    /// Where all of the file system is mounted; where it is not, where this is.
+    /// Returns the mount point of the whole file system, or of this mount if there is none.
     pub fn root(&self) -> PathBuf {
         let MountEntry { mount_point, .. } = self.root_mount();
         mount_point
     }
 
-    /// The mount of all of the file system; where there is none, this one.
+    /// Returns the mount of the whole file system, or this one if there is none.
     pub fn root_mount(&self) -> MountEntry {
         let whole = |m: &MountEntry| m.device == self.mount.device && m.root == Path::new("/");
         let all = mounts::mounts().unwrap_or_default();
         all.into_iter().rfind(whole).unwrap_or_else(|| self.mount.clone())
     }
 
-    /// A command that has no meaning for a view.
+    /// Returns the failure of a command that does not apply to a view.
     pub fn refused(&self, target: &Path) -> Failure {
         let what = format!(
             "{} leads into {}, and this is done to the whole store",

@@ -1,5 +1,5 @@
-//! A transaction that the store's daemon, or this process, has drawn up: what it would change is
-//! shown, and then it is committed, or not. For commands that undo and merge.
+//! Transactions prepared by the store's daemon, or by this process, for undo and merge: their
+//! changes are shown, and then they are committed or aborted.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::text::show;
 use crate::transactions::OverFiles;
 use crate::{place, sockets, tree, waiting};
 
-/// Attempts while others change the same at that moment.
+/// The number of attempts if others change the same data at that moment.
 const ATTEMPTS: usize = 3;
 
 pub fn odd() -> Failure {
@@ -39,14 +39,14 @@ pub fn look(client: &mut Client, id: i64, all: bool) -> Outcome<Changes> {
     Changes::of_replies(files, call(client, &[b"TXN", b"CHANGES", id.as_bytes(), b"BEFORE"])?)
 }
 
-/// Commits it where it was looked at.
+/// Commits a transaction if examining it succeeded; otherwise aborts it.
 pub fn commit<T>(client: &mut Client, id: i64, looked: Outcome<T>) -> Outcome<T> {
     let number = id.to_string();
     let done = looked.and_then(|looked| {
         call(client, &[b"TXN", b"COMMIT", number.as_bytes(), b"SYNC"]).map(|_| looked)
     });
     if done.is_err() {
-        // One that found a conflict has ended.
+        // After a conflict, it has ended already.
         abort(client, id);
     }
     done
@@ -56,7 +56,7 @@ pub fn abort(client: &mut Client, id: i64) {
     let _ = call(client, &[b"TXN", b"ABORT", id.to_string().as_bytes()]);
 }
 
-/// Does `work` again where others have changed the same in that moment.
+/// Repeats `work` if others have changed the same data at that moment.
 pub fn again<T>(mut work: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     for _ in 1..ATTEMPTS {
         match work() {
@@ -67,7 +67,7 @@ pub fn again<T>(mut work: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     work()
 }
 
-/// Names for a sentence; of many the first.
+/// Joins the first names of a list for a sentence.
 pub fn some_of(names: &[String]) -> String {
     const SHOWN: usize = 8;
     let more = names.len().saturating_sub(SHOWN);
@@ -75,7 +75,7 @@ pub fn some_of(names: &[String]) -> String {
     format!("{}{more}", names[..names.len().min(SHOWN)].join(", "))
 }
 
-/// The names in a reply.
+/// Parses the names in a reply.
 pub fn names(reply: &[Reply]) -> Vec<String> {
     let names = reply.iter().filter_map(|name| match name {
         Reply::Bulk(name) => Some(show(name)),
@@ -84,8 +84,8 @@ pub fn names(reply: &[Reply]) -> Vec<String> {
     names.collect()
 }
 
-/// Does `work` with a connection to the store that is mounted at `target`, or is this file. The
-/// second argument: it is mounted.
+/// Calls `work` with a connection to the store that is mounted at `target`, or whose file is
+/// `target`. The second argument says whether it is mounted.
 pub fn with_store<T>(
     target: &Path,
     what: &str,
@@ -141,7 +141,7 @@ fn live<T>(socket: &Path, work: impl FnOnce(&mut Client, bool) -> Outcome<T>) ->
     work(&mut client, true)
 }
 
-/// Has a connection work in the clone that a path leads to.
+/// Selects the clone that a path leads to on a connection.
 pub fn enter(client: &mut Client, target: &Path) -> Outcome {
     let clone = place::branch_of(target)?;
     if !clone.is_empty() {

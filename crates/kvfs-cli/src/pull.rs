@@ -1,4 +1,5 @@
-//! `kvfs pull`: a local file that has all of a store in object storage, and follows it.
+//! `kvfs pull`: copies a store in object storage into a local file, and brings the file up to date
+//! later.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;

@@ -45,7 +45,7 @@ pub struct Args {
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     let to = Address::required(&args.to)?;
-    // A wrong name, and a server that will not do, are said before anything else is done.
+    // Report a wrong name or an unsuitable server before anything else is done.
     let store = to.store(true)?;
     check(&to, &store, output)?;
     let is_mounted = args.store.is_dir() || sockets::served(&args.store)?.is_some();
@@ -70,8 +70,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     output.print(text, with_paths(value, &[("store", Some(&args.store))]))
 }
 
-/// Refuses a server that does not keep the conditions on which heads depend, before the first store
-/// is published there.
+/// Before the first store is published there, refuses a server that does not support the
+/// conditional writes that heads depend on.
 pub fn check(to: &Address, store: &RemoteStore, output: &Output) -> Outcome {
     if !places::needs_trial(to, store)? {
         return Ok(());
@@ -86,7 +86,8 @@ fn of_file(file: &Path, to: &RemoteStore, take: bool, output: &Output) -> Outcom
     let store = store::open_waiting(file, Access::ReadWrite, None)?;
     let bar = output.progress("publishing", Some(0), false);
     let published = publish(&store.db, to, take, &bar).and_then(|(mut publisher, stats)| {
-        // Where the store is written at its address, it was open for this alone.
+        // If the store is written at its address, the publisher was opened for this publication
+        // only.
         publisher.close().map(|()| stats)
     });
     bar.finish_and_clear();
@@ -119,7 +120,7 @@ fn of_mounted(target: &Path, to: &Address, output: &Output) -> Outcome<Value> {
     Ok(value)
 }
 
-/// The work that a publication took, as JSON.
+/// Returns the statistics of a publication as JSON.
 fn value(stats: PushStats) -> Value {
     json!({
         "generation": stats.generation, "zones": stats.zones, "objects": stats.objects,
@@ -127,8 +128,8 @@ fn value(stats: PushStats) -> Value {
     })
 }
 
-/// Publishes a store that is served to the address, for `KVFS.PUSH`. `by_itself` is the publisher
-/// of the mount; a second one for its address would overtake it.
+/// Publishes a served store to the address, for `KVFS.PUSH`. `by_itself` is the publisher of the
+/// mount; a second publisher for its address would overtake it.
 pub fn of_served(db: &Kvdb, address: &str, by_itself: Option<Arc<Shared>>) -> Outcome<String> {
     let to = Address::required(Path::new(address))?;
     let stats = match by_itself.filter(|own| own.is_to(&to)) {

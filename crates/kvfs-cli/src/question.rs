@@ -1,5 +1,5 @@
-//! The question whether a transaction is committed as it was shown, asked of the person at the
-//! terminal: all of it, none of it, or what is selected.
+//! Asks the person at the terminal whether to commit a transaction as it was shown: all of it, none
+//! of it, or a selection.
 
 use crate::changes::{Changes, Choice, Detail, Style, Wanted};
 use crate::descendants;
@@ -11,11 +11,11 @@ use crate::text::show_message;
 /// The decision.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It is committed.
+    /// Commit the transaction.
     Commit,
-    /// It is thrown away.
+    /// Abort the transaction.
     Abort,
-    /// It stays open.
+    /// Leave the transaction open.
     Keep,
 }
 
@@ -27,9 +27,9 @@ pub struct Question {
     end: Option<String>,
 }
 
-/// The changes that are taken and left, one by one.
+/// The result of going through the changes one by one.
 enum Selected {
-    /// These are to be left out of the commit.
+    /// Changes to be left out of the commit.
     Without(Vec<Choice>),
     /// Nothing was decided.
     Nothing,
@@ -55,17 +55,17 @@ b  back to the question, as if nothing was selected
 ?  show this\n";
 
 impl Question {
-    /// `end`: a line after the list of changes.
+    /// Returns a question. `end` is a line after the list of changes.
     pub fn new(terminal: Terminal, id: u64, end: Option<String>) -> Question {
         Question { terminal, id, end }
     }
 
-    /// Says why the question comes again.
+    /// Explains why the question is repeated.
     pub fn say_that_it_changed(&mut self) -> Outcome {
         self.terminal.say("It has changed since it was shown, and is shown again:")
     }
 
-    /// Returns the answer, and the state of the transaction that it is for.
+    /// Returns the answer, and the state of the transaction to which it applies.
     pub fn ask(&mut self, mounted: &mut Mounted) -> Outcome<(Answer, Option<String>)> {
         let mut changes = Changes::of(mounted, self.id, Wanted::default())?;
         let (detail, style) = (Detail::default(), Detail::default().style_of_terminal());
@@ -83,7 +83,7 @@ impl Question {
             }
             let question =
                 format!("Commit? [y]es, [n]o, [s]elect, [k]eep it open, [d]ifferences{end}: ");
-            // The end of the input is no consent.
+            // The end of the input is not consent.
             let Some(answer) = self.terminal.ask(&question)? else {
                 return Ok((Answer::Abort, None));
             };
@@ -92,7 +92,7 @@ impl Question {
                 "n" | "no" => return Ok((Answer::Abort, None)),
                 "k" | "keep" => return Ok((Answer::Keep, None)),
                 "s" | "select" => {
-                    // With what lies below new directories, where that is not too much.
+                    // Include the content of new directories, unless that is too much.
                     let all = Changes::of(mounted, self.id, Wanted { fields: false, all: true });
                     changes = all.unwrap_or(changes);
                     let Selected::Without(left) = self.select(&changes, style)? else {

@@ -1,4 +1,4 @@
-//! `kvfs restore`: files as they were in a snapshot, by reference.
+//! `kvfs restore`: restores files of a snapshot by reference.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -44,12 +44,12 @@ pub struct Args {
     dry_run: bool,
 }
 
-/// A store in which there is a transaction for it.
+/// A store with a transaction for the restoration.
 trait Restoring {
     fn was(&mut self, path: &[u8]) -> Outcome<bool>;
     fn is(&mut self, path: &[u8]) -> Outcome<bool>;
     fn remove(&mut self, path: &[u8]) -> Outcome;
-    /// Together, so that hard links among them stay links.
+    /// Copies all paths in one call, so that hard links among them stay links.
     fn copy(&mut self, paths: &[&[u8]]) -> Outcome;
 }
 
@@ -76,7 +76,7 @@ fn restore(
     paths: &[Vec<u8>],
     dry_run: bool,
 ) -> Outcome<Vec<Done>> {
-    // What lies below another one comes with that.
+    // Paths below another restored path are restored with it.
     let comes_along = |path: &[u8]| {
         paths.iter().any(|other| path.strip_prefix(&other[..]).is_some_and(|r| r.starts_with(b"/")))
     };
@@ -124,7 +124,7 @@ fn restore(
     Ok(all)
 }
 
-/// Over the socket.
+/// Restores over the socket.
 struct Live {
     mounted: Mounted,
     id: u64,
@@ -132,8 +132,7 @@ struct Live {
 }
 
 impl Live {
-    /// Whether something lies at a path of a view. The daemon is asked: in `kvfs run` the views are
-    /// out of reach.
+    /// Returns whether a path exists in a view. Asks the daemon, since `kvfs run` hides the views.
     fn find(&mut self, path: &[u8], view: &[&[u8]]) -> Outcome<bool> {
         let from = [b"/", path].concat();
         let words = [&[b"WALK".as_slice(), b"BEGIN", &from], view].concat();
@@ -172,7 +171,7 @@ impl Restoring for Live {
     }
 }
 
-/// Of a store that is opened here.
+/// Restores in a store that this process has opened.
 struct Here {
     over: OverFiles,
     id: TransactionId,
@@ -220,14 +219,14 @@ impl Restoring for Here {
     }
 }
 
-/// Where these lie in a snapshot, for `CLONETREE`.
+/// Returns the paths in a snapshot, for `CLONETREE`.
 fn sources(snapshot: &str, paths: &[&[u8]]) -> Vec<Vec<u8>> {
     let snapshot = view_names::directory_name(snapshot);
     let from = |path: &&[u8]| [b"/.kvfs/snapshot/", snapshot.as_bytes(), b"/", path].concat();
     paths.iter().map(from).collect()
 }
 
-/// Paths from the root, without slashes at their ends, each once.
+/// Returns the distinct paths from the root, without trailing slashes.
 fn from_root(paths: &[OsString], mount_point: Option<&Path>) -> Outcome<Vec<Vec<u8>>> {
     let mut all: Vec<Vec<u8>> = Vec::new();
     for path in paths {
@@ -279,9 +278,9 @@ fn live(args: &Args) -> Outcome<(Vec<Vec<u8>>, Vec<Done>)> {
         }
     };
     let mut live = Live { mounted, id, snapshot: args.snapshot.clone() };
-    // In a transaction that is the caller's, and goes on when this has failed, nothing may be left
-    // half done: what can be known before is looked for before. A savepoint would take back what
-    // other programs have done in the transaction at the same time.
+    // The caller's own transaction continues if this fails, so nothing may be left half done:
+    // rehearse first to find errors. A savepoint would also roll back the work of other programs in
+    // the transaction.
     let rehearsed = match entered {
         Some(_) if !args.dry_run => restore(&mut live, &args.snapshot, &paths, true).map(drop),
         _ => Ok(()),

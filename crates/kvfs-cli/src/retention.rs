@@ -1,12 +1,12 @@
-//! Which of the snapshots that were made by time are kept: a function of their times and nothing
-//! else, so that it can be read, and tested with a table.
+//! Decides which automatic snapshots are kept. The decision depends on their times only, so that it
+//! is easy to read and to test with a table.
 //!
-//! A rule such as `7d` looks at the last seven days, today included, and keeps the newest snapshot
-//! of each. What no rule keeps falls out. Days are those of UTC, weeks begin on Mondays.
+//! A rule such as `7d` covers the last seven days, today included, and keeps the newest snapshot of
+//! each. Snapshots that no rule keeps are dropped. Days are those of UTC, weeks begin on Mondays.
 
 use std::str::FromStr;
 
-/// So many of the last periods of this length, each with one snapshot.
+/// The number and the length of the most recent periods, with one snapshot each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     count: u64,
@@ -24,7 +24,7 @@ enum Period {
 pub type Time = u64;
 
 impl Period {
-    /// Which one a time lies in.
+    /// Returns the number of the period that contains a time.
     fn of(self, time: Time) -> u64 {
         match self {
             Period::Hour => time / 3600,
@@ -35,7 +35,7 @@ impl Period {
     }
 }
 
-/// Rules, as `24h,7d,4w`.
+/// Rules, like `24h,7d,4w`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules(Vec<Rule>);
 
@@ -54,7 +54,7 @@ impl FromStr for Rules {
                 _ => return Err(bad()),
             };
             let count: u64 = part[..part.len() - 1].parse().map_err(|_| bad())?;
-            // Rules that keep nothing are most likely a slip.
+            // A rule that keeps nothing is most likely a mistake.
             if count == 0 || count > 100_000 { Err(bad()) } else { Ok(Rule { count, period }) }
         };
         text.split(',').map(|part| rule(part.trim())).collect::<Result<_, _>>().map(Rules)
@@ -62,8 +62,8 @@ impl FromStr for Rules {
 }
 
 impl Rules {
-    /// For each of `times`, whether it is kept. The newest always is, and so is what lies in the
-    /// future: a clock that was set back must not cost snapshots.
+    /// Returns, for each of `times`, whether the snapshot is kept. The newest always is, and so are
+    /// times in the future: a clock that is set back must not cost snapshots.
     pub fn keep(&self, times: &[Time], now: Time) -> Vec<bool> {
         let newest = times.iter().max();
         let kept = |time: &Time| {
@@ -94,9 +94,9 @@ mod tests {
     #[test]
     fn a_table_of_times() {
         for (rule, ages, want) in [
-            // (rule, how long ago, which are kept)
+            // (rule, ages, which are kept)
             ("3h", &[0, HOUR, 2 * HOUR, 3 * HOUR][..], &[true, true, true, false][..]),
-            // The newest of each hour: 12:30, 12:05 and 12:00 lie in one.
+            // The newest of each hour: 12:30, 12:05 and 12:00 are in the same one.
             ("2h", &[0, HOUR / 2 - 300, HOUR / 2], &[true, false, false]),
             ("2h", &[300, 31 * 60, 89 * 60], &[true, true, false]),
             // 12:30 and 00:10 today, 23:50 and 01:00 yesterday.
@@ -107,9 +107,9 @@ mod tests {
             ),
             // Monday of this week, Sunday and Monday of the last one, and the one before.
             ("2w", &[0, 2 * DAY, 3 * DAY, 9 * DAY, 10 * DAY], &[true, false, true, false, false]),
-            // One rule keeps what another does not.
+            // One rule keeps a snapshot that the other does not.
             ("1h,3d", &[0, DAY, 2 * DAY, 3 * DAY], &[true, true, true, false]),
-            // The newest, however old it is; the future.
+            // The newest is kept at any age, and so is the future.
             ("1h", &[40 * DAY, 50 * DAY], &[true, false]),
             ("1h", &[], &[]),
         ] {
@@ -132,8 +132,8 @@ mod tests {
         let now = *kept.last().expect("the newest");
         let last = |age: u64| kept.iter().filter(|time| now - **time < age).count();
         assert_eq!(last(24 * HOUR), 24);
-        // It is a Wednesday, 11:30. Yesterday evening is one of the hours; five days before that;
-        // of the Sundays one is among those, and two are not.
+        // Now is a Wednesday, 11:30. Yesterday evening is among the hours; five more days precede
+        // it; of the Sundays, one is among these days and two are not.
         assert_eq!(kept.len(), 24 + 5 + 2, "{kept:?}");
         assert_eq!(now - kept[0], 16 * DAY + 12 * HOUR);
     }

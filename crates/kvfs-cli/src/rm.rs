@@ -1,4 +1,4 @@
-//! `kvfs rm`: a file, or a directory with everything in it, removed in one commit.
+//! `kvfs rm`: removes a file, or a directory with everything in it, in one commit.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ pub struct Args {
 struct Counts {
     files: u64,
     directories: u64,
-    /// Content of files whose last name went.
+    /// The content of files that have lost their last name.
     bytes: u64,
 }
 
@@ -72,7 +72,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
                 counts.bytes += gone.bytes;
             }
             Err(failure) if args.force && failure.exit == Exit::NotFound => {}
-            // The others go all the same, as with rm(1).
+            // Continue with the other paths, like rm(1).
             Err(failure) => match &failed {
                 Some(_) => output.note(&failure.message),
                 None => failed = Some(failure),
@@ -96,7 +96,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
 }
 
-/// The store and the way in it that a path leads to. The last name is not followed.
+/// Removes a path of a mounted store. The last name is not followed.
 fn remove_mounted(path: &Path) -> Outcome<Counts> {
     let shown = text::show(path.as_os_str().as_bytes());
     if ends_in_dots(path) {

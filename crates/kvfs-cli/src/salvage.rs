@@ -1,4 +1,4 @@
-//! `kvfs salvage`: brings out what can be read of a damaged store, and says exactly what is
+//! `kvfs salvage`: extracts the readable data of a damaged store, and reports exactly what is
 //! missing.
 
 mod keys;
@@ -75,7 +75,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         )
         .hint("give a new directory"));
     }
-    // Made before hours of work, and where no file of the store can have its name.
+    // Make the file before hours of work, and before any file of the store could have its name.
     let keys = args.keys.as_deref().map(|path| keys_file(path, &args, judge)).transpose()?;
     let bar = output.progress("looking for what is left", Some(0), false);
     let found = Salvage::open(Arc::new(device), &mut |done, all| {
@@ -135,32 +135,32 @@ fn keys_file(path: &Path, args: &Args, judge: Judge) -> Outcome<File> {
     destination::create(path, args.making, judge)
 }
 
-/// Files on their way out.
+/// Extracts files.
 struct Walk<'a> {
     remains: &'a Remains,
     directory: Directory<'a>,
     report: &'a mut Report,
     bar: &'a ProgressBar,
-    /// Inodes that were brought out, or were tried.
+    /// Inodes that were extracted or tried.
     seen: HashSet<Ino>,
-    /// Directories among them: of one with several names the first counts.
+    /// Directories among them: if one has several names, the first counts.
     dirs: HashSet<Ino>,
-    /// What is left are files of which nothing is known but their data.
+    /// True if only files remain of which nothing but data is known.
     data_alone: bool,
 }
 
-/// A directory that is being filled.
+/// A directory being filled.
 struct Open<'a> {
     entries: LeftEntries<'a>,
-    /// Of its path.
+    /// The length of its path.
     len: usize,
     dir: Dir,
-    /// Entries that are certain, and whether there may be more.
+    /// The number of certain entries, and the damage if there may be more.
     found: u64,
     gap: Option<String>,
 }
 
-/// A directory's own attributes; `None`: they are lost.
+/// A directory's own attributes, `None` if they are lost.
 struct Dir {
     node: Option<Box<LeftNode>>,
 }
@@ -184,15 +184,14 @@ impl<'a> Walk<'a> {
                 None
             }
         };
-        // Its attributes come last of all, behind lost+found.
+        // Set the attributes of the root last, after lost+found.
         let root = self.below(Vec::new(), ROOT, Dir { node })?;
         self.lost_and_found()?;
         self.dress(b"", &root);
         Ok(())
     }
 
-    /// Everything in a directory that is the innermost of those that are open. Gives that directory
-    /// back.
+    /// Extracts everything in the innermost open directory, and returns that directory.
     fn below(&mut self, mut path: Vec<u8>, ino: Ino, dir: Dir) -> Outcome<Dir> {
         let remains = self.remains;
         let open = |ino: Ino, len: usize, dir: Dir| Open {
@@ -226,7 +225,7 @@ impl<'a> Walk<'a> {
                 }
                 None => {
                     let Some(done) = all.pop() else { continue };
-                    // With as many names as it should have, none is in the gap.
+                    // If all names were found, none is in the gap.
                     let complete = done
                         .dir
                         .node
@@ -248,7 +247,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Brings out one entry; gives the directory whose content is to follow.
+    /// Extracts one entry. Returns the directory if its content is to follow.
     fn entry(
         &mut self,
         path: &[u8],
@@ -324,14 +323,14 @@ impl<'a> Walk<'a> {
                 return Ok(None);
             }
         }
-        // Of a file with several names it is told once.
+        // Report a file with several names only once.
         if !missing.is_empty() || (!what.is_empty() && (new || stale)) {
             self.report.damaged(&shown(path), what, missing);
         }
         Ok((kind == FileKind::Dir).then_some(Dir { node }))
     }
 
-    /// The attributes of the innermost directory, which is full now.
+    /// Sets the attributes of the innermost directory, which is complete.
     fn dress(&mut self, path: &[u8], dir: &Dir) {
         let (attr, xattrs) = match &dir.node {
             Some(node) => (node.attr, node.xattrs.clone()),
@@ -343,12 +342,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What no name leads to: directories first, for they lead to others.
+    /// Extracts inodes without a name: directories first, since they lead to others.
     fn lost_and_found(&mut self) -> Outcome {
         for dirs in [true, false] {
             let mut lost: Vec<(Ino, FileKind)> = Vec::new();
-            // Those of a part of the tree by its top: what has its own directory there follows from
-            // that.
+            // Take only the top of an unnamed part of the tree; the directories below are found
+            // through it.
             self.remains.each_node(|ino, kind, parent| {
                 let top = !dirs
                     || self.seen.contains(&parent)
@@ -397,12 +396,12 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// A path as it is shown: from the root of the file system.
+/// Returns a path as shown in messages, from the root of the file system.
 fn shown(path: &[u8]) -> Vec<u8> {
     if path.starts_with(b"/") { path.to_vec() } else { [b"/", path].concat() }
 }
 
-/// Attributes in the place of lost ones: the owner's alone.
+/// Returns substitutes for lost attributes: accessible to the owner only.
 fn unknown(ino: Ino, kind: FileKind) -> Attr {
     let perm = if kind == FileKind::Dir { 0o700 } else { 0o600 };
     let time = Timestamp::default();
@@ -424,7 +423,7 @@ fn unknown(ino: Ino, kind: FileKind) -> Attr {
     }
 }
 
-/// Writes what is left of a file. The bytes written, and what is missing.
+/// Writes the remains of a file. Returns the number of bytes written, and the missing ranges.
 fn write(
     remains: &Remains,
     file: &File,

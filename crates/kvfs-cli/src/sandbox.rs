@@ -1,18 +1,18 @@
-//! A program in a view: started so that a directory (the transaction's view of the files) lies
-//! where the mount is, for it and its children alone, and waited for so that signals, stops and the
-//! exit code pass through.
+//! Runs a program in a view: for it and its children alone, a directory (the transaction's view of
+//! the files) is mounted in place of the store. The program is waited for such that signals, stops
+//! and the exit code pass through.
 //!
-//! The child gets a mount name space of its own, made private, in which the view takes the place of
-//! the store: wherever the store, or a directory of it, is mounted, that mount is taken away and
-//! the view, or the same directory of it, is mounted instead. So there is nothing beneath the view
-//! that could be uncovered. That takes CAP_SYS_ADMIN; without, the child also gets a user name
-//! space in which it has it, and in which its user and group are what they were, if the kernel lets
-//! users make such. Mounts of the name space before cannot be taken away there; the view covers
-//! them, and the program, which has no privilege, cannot uncover them (see `docs/security.md`). Or
-//! it gets the view as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
+//! The child gets a private mount name space of its own, in which the view replaces the store:
+//! every mount of the store, or of a directory of it, is unmounted and replaced by the view, or the
+//! same directory of it. So there is nothing beneath the view that could be uncovered. That takes
+//! CAP_SYS_ADMIN. Without it, the child also gets a user name space in which it has that
+//! capability, with unchanged user and group, if the kernel lets users make such. Mounts of the
+//! parent name space cannot be removed there; the view covers them, and the program, which has no
+//! privilege, cannot uncover them (see `docs/security.md`). Alternatively, the child gets the view
+//! as its root (`chroot`), which takes CAP_SYS_CHROOT and programs in the view.
 //!
-//! The waiting process blocks the signals that it passes on and takes them one by one, together
-//! with the news of the child, so there is no handler and no other thread.
+//! The waiting process blocks the signals that it forwards and accepts them one by one, together
+//! with SIGCHLD, so there is no handler and no other thread.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -28,25 +28,26 @@ use crate::descendants;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
 
-/// What the child sees.
+/// The name space of the child.
 pub enum Namespace {
-    /// `view` takes the place of `of`, the store, a clone or a transaction that is shown already,
-    /// in what is mounted on `mount_point`. `place`: where `of` itself is.
+    /// `view` replaces `of` (the store, a clone, or a transaction that is shown already) in all
+    /// mounts of the file system that is mounted on `mount_point`. `place` is the path of `of`
+    /// itself.
     Bound { view: PathBuf, of: View, mount_point: PathBuf, place: PathBuf },
     /// `view` is the root.
     Root { view: PathBuf },
 }
 
-/// How a child ended, as a shell would say it: its exit code, or 128 and the signal.
+/// The exit code of a child as a shell would report it, or 128 plus the signal.
 pub type Code = u8;
 
-/// The program could not be started: these codes are those of env(1), nice(1) and others.
+/// The program could not be started. These codes are those of env(1), nice(1) and others.
 pub const NOT_STARTED: Code = 125;
 const NOT_EXECUTABLE: Code = 126;
 const NO_PROGRAM: Code = 127;
 
-/// What is passed on to the child when it comes from another process. From a terminal the child
-/// gets it itself.
+/// Signals that are forwarded to the child when another process sends them. Those from a terminal
+/// reach the child directly.
 const PASSED: [libc::c_int; 8] = [
     libc::SIGINT,
     libc::SIGQUIT,
@@ -58,9 +59,9 @@ const PASSED: [libc::c_int; 8] = [
     libc::SIGCONT,
 ];
 
-/// Runs `words` in `namespace` with `environment` added to the inherited environment. Returns when
-/// the program has ended. With `ends_with`, the process that has started this one, the program and
-/// all that it has started are ended when that ends, however it does.
+/// Runs `words` in `namespace`, with `environment` added to the inherited environment. Returns when
+/// the program has ended. `ends_with` is the parent process: when it ends for any reason, the
+/// program and all its descendants are killed.
 pub fn run(
     namespace: &Namespace,
     words: &[OsString],
@@ -87,7 +88,7 @@ pub fn run(
     unsafe {
         command.pre_exec(move || {
             if let Err((step, error)) = inside.enter() {
-                // Which step failed; the error itself comes back by itself.
+                // Report the failed step; the standard library passes the error back.
                 libc::write(told, [step].as_ptr().cast(), 1);
                 return Err(error);
             }
@@ -118,10 +119,10 @@ pub fn run(
     }
 }
 
-/// Tells that the process has ended that this one is to end with.
+/// Signals that the parent, with which this process must end, has ended.
 const PARENT_ENDED: libc::c_int = libc::SIGPWR;
 
-/// Has the kernel tell when the parent has ended. It fails where that has been already.
+/// Asks the kernel for a signal when the parent ends. Fails if it has ended already.
 fn follow(parent: libc::pid_t) -> Outcome {
     // SAFETY: system calls with numbers.
     let (set, now) =
@@ -136,7 +137,7 @@ fn follow(parent: libc::pid_t) -> Outcome {
     Ok(())
 }
 
-/// Steps of the way in, for the message.
+/// Steps of entering the view, for the message.
 const UNSHARE: u8 = 1;
 const MAP: u8 = 2;
 const PRIVATE: u8 = 3;
@@ -172,25 +173,25 @@ fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
     }
 }
 
-/// A mount of the store, and the directory of the view that takes its place.
+/// A mount of the store, and the directory of the view that replaces it.
 struct Replaced {
     view: CString,
     place: CString,
-    /// The view itself, without which nothing goes on.
+    /// True for the view itself, which must succeed.
     is_main: bool,
-    /// In the child: the directory, to be mounted; negative: there is none.
+    /// In the child: the detached directory to be mounted, or negative if there is none.
     tree: libc::c_int,
-    /// In the child: the store is not mounted there any more.
+    /// In the child: true once the store was unmounted there.
     away: bool,
 }
 
-/// Everything the child needs on its way in, ready before the fork.
+/// Everything that the child needs to enter the view, prepared before the fork.
 struct Inside {
-    /// In the order in which they were mounted.
+    /// The mounts to replace, in the order in which they were mounted.
     replaced: Vec<Replaced>,
     root: Option<CString>,
     directory: Option<CString>,
-    /// Contents of `/proc/self/uid_map` and `gid_map`.
+    /// The contents of `/proc/self/uid_map` and `gid_map`.
     maps: (CString, CString),
 }
 
@@ -209,7 +210,7 @@ impl Inside {
         Ok(match namespace {
             Namespace::Bound { view, of, mount_point, place: main } => {
                 let places = places(view, of, mount_point, main)?;
-                // The same path leads to the view once that lies there.
+                // The same path leads into the view once that is mounted.
                 let inside = |dir: &PathBuf| places.iter().any(|(_, place)| dir.starts_with(place));
                 let directory = here.filter(inside).map(|dir| c_string(&dir)).transpose()?;
                 let replaced = |(view, place): &(PathBuf, PathBuf)| {
@@ -240,7 +241,7 @@ impl Inside {
         })
     }
 
-    /// In the child, between fork and exec.
+    /// Enters the view in the child, between fork and exec.
     fn enter(&mut self) -> Result<(), (u8, io::Error)> {
         let step = |step: u8, result: libc::c_int| {
             if result == 0 { Ok(()) } else { Err((step, io::Error::last_os_error())) }
@@ -261,7 +262,7 @@ impl Inside {
             step(PRIVATE, unsafe {
                 libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast())
             })?;
-            // All of the view is taken in hand first: the way to it goes with the store's mounts.
+            // Open all of the view first: unmounting the store removes the path to it.
             for replaced in &mut self.replaced {
                 // SAFETY: see above.
                 replaced.tree = unsafe {
@@ -276,7 +277,7 @@ impl Inside {
                     return Err((BIND, io::Error::last_os_error()));
                 }
             }
-            // What was mounted last may lie on what was mounted before.
+            // A later mount may lie on an earlier one, so unmount in reverse.
             for replaced in self.replaced.iter_mut().rev() {
                 // SAFETY: see above.
                 replaced.away = unsafe {
@@ -317,13 +318,13 @@ impl Inside {
     }
 }
 
-/// For open_tree(2): a copy of the mount, with those below it, that goes with its descriptor.
+/// For open_tree(2): copy the mount, with those below it, for the lifetime of the descriptor.
 const CLONED_TREE: libc::c_int = 1 | 0x8000 | libc::O_CLOEXEC;
 /// For move_mount(2): the mount is the descriptor's.
 const OF_TREE: libc::c_int = 4;
 
-/// Where the store, the clone or the transaction, or a directory of it, is mounted, and the
-/// directory of `view` that belongs there. Mounts of other views stay what they are.
+/// Returns where the store, the clone or the transaction, or a directory of it, is mounted, each
+/// with the directory of `view` that replaces it. Mounts of other views are unaffected.
 fn places(
     view: &Path,
     of: &View,
@@ -339,14 +340,14 @@ fn places(
     let mounted: Vec<_> = ours
         .filter_map(|m| Some((view.join(place::directory_of(of, m)?), m.mount_point.clone())))
         .collect();
-    // A clone is no mount by itself, but where it is mounted alone.
+    // A clone is not a mount, unless it is mounted by itself.
     let is_mount = mounted.iter().any(|(_, place)| place == main);
     let unmounted = matches!(of, View::Clone(_)) && !is_mount;
     let unmounted = unmounted.then(|| (view.to_owned(), main.to_owned()));
     Ok(unmounted.into_iter().chain(mounted).collect())
 }
 
-/// Without allocating: this runs between fork and exec.
+/// Writes a file without allocating, since this runs between fork and exec.
 fn write_to(path: &std::ffi::CStr, text: &std::ffi::CStr) -> io::Result<()> {
     // SAFETY: the strings end in zero bytes, and the length is that of the text.
     unsafe {
@@ -362,7 +363,7 @@ fn write_to(path: &std::ffi::CStr, text: &std::ffi::CStr) -> io::Result<()> {
     }
 }
 
-/// A pipe on which the child names the step that failed.
+/// A pipe on which the child reports the step that failed.
 struct Report {
     reader: OwnedFd,
     writer: OwnedFd,
@@ -374,7 +375,7 @@ impl Report {
         Ok(Report { reader, writer })
     }
 
-    /// Once the child is gone, or is its program. `None`: no step failed.
+    /// Waits until the child has ended or executed its program. Returns `None` if no step failed.
     fn read(self) -> Option<u8> {
         drop(self.writer);
         let mut step = [0];
@@ -385,7 +386,7 @@ impl Report {
     }
 }
 
-/// Signals that are taken instead of delivered, until this is dropped.
+/// Blocks signals, so that they can be accepted synchronously, until this is dropped.
 struct Blocked {
     taken: libc::sigset_t,
     before: libc::sigset_t,
@@ -408,7 +409,7 @@ impl Blocked {
         }
     }
 
-    /// Until the child has ended.
+    /// Waits until the child has ended.
     fn wait(&self, child: libc::pid_t) -> Code {
         loop {
             let mut status = 0;
@@ -422,7 +423,7 @@ impl Blocked {
                 if libc::WIFSIGNALED(status) {
                     return 128u8.saturating_add(libc::WTERMSIG(status) as u8);
                 }
-                // It was stopped, at the terminal: so are we, until both are continued.
+                // The terminal has stopped the child: stop this process too, until both continue.
                 // SAFETY: sending a signal to ourselves.
                 unsafe { libc::raise(libc::SIGSTOP) };
                 continue;
@@ -437,11 +438,11 @@ impl Blocked {
                 descendants::end_all();
                 return 128 + libc::SIGKILL as Code;
             }
-            // What the terminal sends, it sends to the child as well.
+            // A signal from the terminal reaches the child as well.
             let from_terminal = sender == libc::SI_KERNEL
                 && [libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH].contains(&signal);
             if PASSED.contains(&signal) && !from_terminal {
-                // SAFETY: the child has not been waited for, so the number is still its.
+                // SAFETY: the child has not been reaped, so the number still belongs to it.
                 unsafe { libc::kill(child, signal) };
             }
         }

@@ -1,13 +1,13 @@
-//! The process in which scripts of clients run: this program again, under a word that is no command
-//! for people.
+//! The process in which clients' scripts run: this program again, with a command word that is not
+//! meant for people.
 
 use std::ffi::OsString;
 
-/// The word.
+/// The command word.
 pub(crate) const WORD: &str = "lua-worker";
 
-/// What starts such a process. By this path it is the same program even where a newer one has been
-/// installed since.
+/// Returns the command that starts such a process. This path refers to the running program, even if
+/// a newer one has been installed since.
 pub(crate) fn command() -> Vec<OsString> {
     vec!["/proc/self/exe".into(), WORD.into()]
 }

@@ -1,5 +1,5 @@
-//! `kvfs scrub`: reads everything in a store again and compares it with its checksums, in a store
-//! that is mounted or not.
+//! `kvfs scrub`: reads everything in a store again and verifies the checksums, in a store that is
+//! mounted or not.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -64,7 +64,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let value = json!({"scrub": status, "faults": faults});
     output.print(lines, text::with_paths(value, &[("target", Some(&args.target))]))?;
     match of("faults") {
-        // Of what was not read nothing is known.
+        // Nothing is known about data that was not read.
         0 if !args.stop && !args.status && of("complete") == 0 => {
             let what = format!(
                 "the scrub of {} was stopped before it had read everything",
@@ -81,7 +81,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
 }
 
-/// Reads everything again, at most so many bytes a second (0: as fast as it goes).
+/// Reads everything again, at most `rate` bytes a second (0 for no limit).
 pub fn whole(connection: &mut Connection, rate: u64, output: &Output) -> Outcome {
     connection.call(&[b"SCRUB", b"START", b"RATE", rate.to_string().as_bytes()])?;
     let bar = output.progress("scrubbing", Some(0), true);
@@ -99,7 +99,7 @@ pub fn whole(connection: &mut Connection, rate: u64, output: &Output) -> Outcome
     Ok(())
 }
 
-/// Names and numbers.
+/// Returns the fields of `SCRUB STATUS` by name.
 pub fn status(connection: &mut Connection) -> Outcome<Map<String, Value>> {
     let mut map = Map::new();
     if let Reply::Array(fields) = connection.call(&[b"SCRUB", b"STATUS"])? {
@@ -112,7 +112,7 @@ pub fn status(connection: &mut Connection) -> Outcome<Map<String, Value>> {
     Ok(map)
 }
 
-/// Places that could not be read.
+/// Returns the places that could not be read.
 pub fn faults(connection: &mut Connection) -> Outcome<Vec<Value>> {
     let mut faults = Vec::new();
     let Reply::Array(found) = connection.call(&[b"SCRUB", b"FAULTS"])? else { return Ok(faults) };

@@ -1,4 +1,4 @@
-//! A mount that scrubs its store by itself, at an interval that goes on over unmounts.
+//! Periodic scrubs of a mounted store, at an interval that continues across unmounts.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::JoinHandle;
@@ -7,11 +7,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use kvdb::{Kvdb, ScrubOptions};
 use kvfs::Fs;
 
-/// How often it looks whether it is time, at most. Of a machine that sleeps, the clock that waits
-/// stands still.
+/// The longest sleep before the time is checked again, since the clock of a sleeping thread stands
+/// still while the machine is suspended.
 const LOOK: Duration = Duration::from_secs(600);
 
-/// What `-o scrub=DAYS,scrub_rate=MIB` says.
+/// The interval and rate of `-o scrub=DAYS,scrub_rate=MIB`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     pub every: Duration,
@@ -24,9 +24,9 @@ impl Default for Interval {
     }
 }
 
-/// The thread that does it; dropped, it ends, and a scrub of its own with it.
+/// The thread that scrubs. Dropping this ends it, together with a scrub that it has started.
 pub struct Scrubbing {
-    /// Never sent to: it ends when this is dropped.
+    /// Nothing is ever sent: the thread ends when this is dropped.
     end: Option<Sender<()>>,
     db: Kvdb,
     thread: Option<JoinHandle<()>>,
@@ -42,14 +42,14 @@ impl Scrubbing {
         let (end, ended) = mpsc::channel::<()>();
         let (own, fs) = (db.clone(), fs.clone());
         let run = move || {
-            // Where nothing can be noted, the time of the mount counts.
+            // If no scrub can be recorded, the interval starts at the mount.
             let mut last = match fs.last_scrub() {
                 Ok(Some((time, _))) => Duration::from_secs(time),
                 _ => now(),
             };
             if writable && !matches!(fs.last_scrub(), Ok(Some(_))) {
-                // So that a store that is mounted for an hour a day gets its turn, too. (Zero finds
-                // of a scrub that was none yet.)
+                // Record a start, so that a store that is mounted for an hour a day is scrubbed,
+                // too. (The zero faults are of no scrub yet.)
                 note(&fs, 0);
             }
             loop {
@@ -90,12 +90,12 @@ impl Drop for Scrubbing {
     }
 }
 
-/// Scrubs the store; returns when that has ended.
+/// Scrubs the store; returns when the scrub has ended.
 fn scrub(db: &Kvdb, ended: &Receiver<()>, bytes_per_second: u64) {
     if let Err(e) = db.scrub(ScrubOptions { bytes_per_second: Some(bytes_per_second) }) {
         tracing::warn!("the scrub could not begin: {e}");
     }
-    // The mount may have ended before it began, when there was nothing yet to be stopped.
+    // The mount may have ended before the scrub began, when there was nothing to stop yet.
     if ended.try_recv() == Err(TryRecvError::Disconnected) {
         db.stop_scrub();
     }
@@ -138,7 +138,7 @@ mod tests {
         db.stop_scrub();
         let (done, waiting) = mpsc::channel();
         let own = db.clone();
-        // At this rate it would take weeks.
+        // At this rate the scrub would take weeks.
         std::thread::spawn(move || {
             scrub(&own, &ended, 1);
             let _ = done.send(());

@@ -1,4 +1,4 @@
-//! `kvfs secret`: makes a secret with which stores in object storage are encrypted.
+//! `kvfs secret`: makes the secret by which stores in object storage are encrypted.
 
 use std::path::PathBuf;
 

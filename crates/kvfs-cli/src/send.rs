@@ -1,5 +1,5 @@
-//! `kvfs send`, `kvfs receive`: snapshots on their way to another store, whole or as what has
-//! changed since an earlier one.
+//! `kvfs send`, `kvfs receive`: transfer snapshots to another store, as a whole or as the changes
+//! since an earlier one.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Read, Write};
@@ -83,7 +83,7 @@ pub struct ReceiveArgs {
     positions: bool,
 }
 
-/// Counts on a progress bar what goes through.
+/// Counts the bytes passed through on a progress bar.
 struct Counted<T>(T, ProgressBar);
 
 impl<T: Write> Write for Counted<T> {
@@ -105,7 +105,7 @@ impl<T: Read> Read for Counted<T> {
     }
 }
 
-/// Looks for the end of a stream that goes through.
+/// Detects the end of the stream that is passed through.
 struct Watched<'a, T>(&'a mut T, StreamEnd);
 
 impl<T: Write> Write for Watched<'_, T> {
@@ -119,11 +119,11 @@ impl<T: Write> Write for Watched<'_, T> {
     }
 }
 
-/// Where a stream comes from.
+/// The origin of a stream.
 enum Sending {
-    /// A store that is opened here, which has the snapshots.
+    /// A store opened by this process.
     Here(Connection),
-    /// The daemon of a mounted one, which has begun.
+    /// The daemon of a mounted store, which has begun to send.
     Daemon(Box<dyn Read>),
 }
 
@@ -160,7 +160,7 @@ impl Sending {
     }
 }
 
-/// With what to do where a snapshot is not there.
+/// Adds a hint if a snapshot does not exist.
 fn advised(failure: Failure) -> Failure {
     match failure.exit {
         Exit::NotFound => failure.hint(
@@ -174,7 +174,7 @@ fn advised(failure: Failure) -> Failure {
 pub fn send(args: SendArgs, output: &Output) -> Outcome {
     let from = args.from.as_deref().map(position).transpose()?;
     let judge = Judge::reading(&args.target, args.making);
-    // What is to be sent is looked for first: a file that is there keeps what it has until then.
+    // Find the snapshot before an existing output file is truncated.
     let mut source = Sending::of(&args, from.as_ref())?;
     let out: Box<dyn Write> = match &args.output {
         Some(path) => Box::new(destination::create(path, args.making, judge)?),
@@ -265,12 +265,12 @@ fn input(args: &ReceiveArgs) -> Outcome<Box<dyn Read>> {
     })
 }
 
-/// The advice where the base of a stream is not there.
+/// The hint if the base of a stream does not exist.
 const WITHOUT_BASE: &str = "nothing was changed; receive that snapshot first (kvfs send without \
                             --base), or send what has changed since one that is here: kvfs \
                             snapshot list names them";
 
-/// Has the daemon of a mounted store take the streams.
+/// Passes the streams to the daemon of a mounted store.
 fn take_mounted(args: &ReceiveArgs, output: &Output) -> Outcome {
     let mut input = input(args)?;
     let bar = output.progress("receiving", None, true);
@@ -292,7 +292,7 @@ fn take_mounted(args: &ReceiveArgs, output: &Output) -> Outcome {
                     bar.inc(got as u64);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The daemon finds the stream cut off.
+                // The daemon sees an interrupted stream.
                 Err(error) => {
                     unread = Some(error);
                     return Ok(());
@@ -319,7 +319,7 @@ fn take_mounted(args: &ReceiveArgs, output: &Output) -> Outcome {
     Ok(())
 }
 
-/// The value of a field in a map.
+/// Returns the value of a field in a map.
 fn field<'a>(reply: &'a Reply, name: &str) -> Option<&'a Reply> {
     let Reply::Array(all) = reply else { return None };
     let pairs = all.chunks_exact(2);
@@ -346,7 +346,7 @@ fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
         snapshot: args.name.clone(),
         replace: args.replace,
     };
-    // A new store has a file system without files, which no stream must respect.
+    // A new store has a file system without files, which a stream may replace.
     options.replace |= args.clone.is_empty() && is_new(db)?;
     let mut input = Counted(BufReader::with_capacity(1 << 20, input), bar);
     let mut received = 0;
@@ -361,7 +361,7 @@ fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
         })?;
         received += 1;
         said(output, &stats.snapshot, stats.tuples, stats.chunks)?;
-        // Streams may follow one another in one pipe: none of them is left out.
+        // Several streams may follow one another in one pipe: none of them may be lost.
         if input.0.fill_buf().map_err(|e| Failure::io("cannot read the stream", &e))?.is_empty() {
             return Ok(());
         }
@@ -376,7 +376,7 @@ fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
     }
 }
 
-/// No snapshot, no key, no file.
+/// Returns whether the store has no snapshot, no key and no file.
 fn is_new(db: &kvdb::Kvdb) -> Outcome<bool> {
     let cannot = |e| failures::of_database("cannot look into the store", e);
     let view = db.view();

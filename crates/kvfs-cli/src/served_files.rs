@@ -1,5 +1,5 @@
-//! Transactions of clients of a served store, over its files: begun and ended at the views, so that
-//! what programs here have in memory, and what the kernel keeps, agrees with each commit.
+//! Transactions of clients over the files of a served store. They begin and end at the views, so
+//! that the memory of this process and the kernel's caches agree with each commit.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use kvfs::Views;
 
 use crate::transactions::of_store;
 
-/// The transactions of clients over these views.
+/// Hosts the transactions of clients over these views.
 pub struct ServedFiles(pub Views);
 
 impl Host for ServedFiles {
@@ -32,7 +32,7 @@ impl Host for ServedFiles {
     fn place(&self, transaction: &Transaction, dict: DictionaryId, key: &Bytes) -> Option<String> {
         let all = kvdb_wire::dictionaries_of(transaction).ok()?;
         let name = all.into_iter().find(|info| info.id == dict)?.name;
-        // The range that has this key alone.
+        // The range that contains only this key.
         let end = [&key[..], &[0]].concat();
         self.0.describe_keys(transaction.id(), &name, key, &end)
     }

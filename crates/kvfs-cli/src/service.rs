@@ -1,6 +1,6 @@
-//! The service of an open store: its mount, its server for clients of the socket, and its figures.
-//! It begins on a directory, or on a mount that another program has served. It stops with the
-//! mount, or when another program goes on.
+//! The service of an open store: its mount, its server for clients of the socket, and its
+//! statistics. It begins on a directory, or on a mount that another program has served. It stops
+//! with the mount, or when another program takes over.
 
 use std::ffi::OsString;
 use std::fs;
@@ -44,7 +44,7 @@ pub struct Opened {
     pub store: Store,
     pub fs: kvfs::Fs,
     pub views: Views,
-    /// The state that outlives this process, where a keeper holds it.
+    /// The state that outlives this process, if a keeper holds it.
     pub kept: Option<Arc<Kept>>,
 }
 
@@ -70,12 +70,12 @@ fn access(options: &Options) -> Access {
     if options.mount.read_only { Access::ReadOnly } else { Access::ReadWrite }
 }
 
-/// Where a service gets its mount.
+/// The origin of a service's mount.
 pub enum Mounting<'a> {
     On(&'a Path),
-    /// And a keeper holds the connection.
+    /// A new mount, whose connection a keeper holds.
     Kept(&'a Path, &'a Held),
-    /// It is there, and another one has served it.
+    /// An existing mount that another process has served.
     Again(&'a Handover),
 }
 
@@ -83,25 +83,25 @@ pub enum Mounting<'a> {
 pub struct Service {
     pub server: Option<Server>,
     pub metrics: Option<Listening>,
-    /// Serves snapshots to mounts elsewhere, where that is asked for.
+    /// Serves snapshots to mounts elsewhere, if requested.
     pub serving: Option<Serving>,
     figures: Arc<OnceLock<MountFigures>>,
     adapter: Arc<FuseAdapter>,
     pub mounted: Mounted,
     source: OsString,
-    /// Publishes the store by itself, where that is asked for.
+    /// Publishes the store automatically, if requested.
     pub publishing: Option<Publishing>,
     /// Follows the store in object storage that is mounted.
     pub following: Option<FollowingThread>,
-    /// Who begins this process anew when it is killed.
+    /// The keeper that restarts this process after it is killed.
     pub keeper: Option<Keeper>,
 }
 
-/// How waiting for a mount ended.
+/// The outcome of waiting for a mount.
 pub enum Waited<'a> {
     Ended(Result<(), kvfs_fuse::Error>),
-    /// No thread answers any more, and a caller waits for another program to go on. Nor may the
-    /// kernel be told of anything, which would wait for answers.
+    /// No thread answers any more, and a caller waits for another program to take over. The kernel
+    /// must not be notified either, since it would wait for answers.
     Stopped(Request, Box<Handover>, Pause<'a>),
 }
 
@@ -115,7 +115,7 @@ impl Service {
     pub fn begin(opened: &Opened, options: &Options, mounting: Mounting<'_>) -> Outcome<Service> {
         let Opened { store, fs, views, kept } = opened;
         let figures: Arc<OnceLock<MountFigures>> = Arc::default();
-        // Files come first where programs have them open.
+        // On takeover, files have priority, since programs have them open.
         let needed = !matches!(mounting, Mounting::Again(_));
         let server = start_server(store, fs, views, figures.clone(), &options.network);
         let server = or_without(server, needed)?;
@@ -173,7 +173,7 @@ impl Service {
         })
     }
 
-    /// Leaves a record of a mount that answers, and starts what goes with it.
+    /// Writes the record of a mount that answers, and starts its notifier and its scrubs.
     pub fn attend(
         &mut self,
         opened: &Opened,
@@ -193,13 +193,13 @@ impl Service {
         record.recovery = store.recovery.clone();
         record.begun_anew = self.keeper.as_ref().and_then(|keeper| keeper.begun_anew.clone());
         record.keeper = self.keeper.as_ref().and_then(|_| Record::keeper_of_this_process());
-        // Requests are answered. Whoever reads the record may rely on what follows a kill from here
-        // on.
+        // Requests are answered now. A reader of the record may rely on the keeper's restart after
+        // a kill from here on.
         self.keeper.iter().for_each(Keeper::say_serves);
         record.write().map_err(|e| {
             Failure::io(format!("cannot write a record to {}", daemons::directory().display()), &e)
         })?;
-        // The first request: a program that was told "mounted" can rely on being answered.
+        // Send the first request: a program that was told "mounted" can rely on being answered.
         let at = mounted.mount_point();
         fs::metadata(at).map_err(|e| {
             Failure::io(format!("the mount on {} does not answer", at.display()), &e)
@@ -242,7 +242,7 @@ impl Service {
         Ok((record, notifier, scrubbing))
     }
 
-    /// Returns when the mount has ended, or has stopped for another program.
+    /// Waits until the mount has ended, or has stopped for another program.
     pub fn wait<'a>(
         &mut self,
         views: &'a Views,
@@ -256,7 +256,7 @@ impl Service {
         let mut scrubbing = Some(scrubbing);
         let mut stopped_for = None;
         std::thread::scope(|scope| {
-            // It is received below.
+            // The event is received below.
             scope.spawn(|| drop(say.send(Event::Served(mounted.wait()))));
             loop {
                 let request = match events.recv() {
@@ -271,7 +271,7 @@ impl Service {
                     }
                     Err(_) => return Waited::Ended(Ok(())),
                 };
-                // No thread answers any more what a check of this one would wait for.
+                // No thread answers any more, and the check of this request would wait for answers.
                 if stopped_for.is_some() {
                     let failure = Failure::new(Exit::Busy, "another upgrade of it is under way");
                     Request::answer(&request, Err(&failure));
@@ -300,8 +300,8 @@ impl Service {
                         continue;
                     }
                 };
-                // In this order: none of them is begun anew by one that is still there, and all get
-                // the answers that they wait for.
+                // Stop them in this order, so that none of them is restarted by another one that
+                // still runs, and all get the answers that they wait for.
                 drop((metrics.take(), scrubbing.take(), publishing.take(), following.take()));
                 drop(serving.take());
                 if let Some(server) = server.take() {
@@ -316,7 +316,7 @@ impl Service {
     }
 }
 
-/// Returns what was started, or nothing if that failed and is not needed.
+/// Returns the result, or `None` if it failed and is not needed.
 fn or_without<T>(started: Outcome<Option<T>>, needed: bool) -> Outcome<Option<T>> {
     started.or_else(|failure| match needed {
         true => Err(failure),
@@ -327,7 +327,7 @@ fn or_without<T>(started: Outcome<Option<T>>, needed: bool) -> Outcome<Option<T>
     })
 }
 
-/// Checks that this process may become another program, which is asked, too.
+/// Checks that this process may become another program, by asking that program, too.
 fn may_become(
     request: &Request,
     handover: &Handover,
@@ -338,13 +338,13 @@ fn may_become(
     hinders(views)?;
     let state = State { mount: handover, in_use: &InUse::default() };
     handover::ask(&request.program, arguments, &state, kept)?;
-    // Little is left to do then while requests wait.
+    // Commit now, so that little work is left while requests wait.
     views.sync_all().map_err(|e| {
         Failure::new(Exit::Failed, format!("what was written cannot be committed: {e}"))
     })
 }
 
-/// Fails where something is open that ends with this process.
+/// Fails if a transaction is open that ends with this process.
 pub fn hinders(views: &Views) -> Outcome {
     if views.is_down() {
         return Err(Failure::new(Exit::Failed, "it was shut down by the GOINGDOWN ioctl"));
@@ -361,7 +361,7 @@ pub fn hinders(views: &Views) -> Outcome {
     Err(Failure::new(Exit::Busy, what).hint("commit or abort them first; durable ones go on"))
 }
 
-/// The socket for keys. A store can be mounted without it, if no socket can be made anywhere.
+/// Starts the server for keys. A store can be mounted without it if no socket can be made anywhere.
 fn start_server(
     store: &Store,
     fs: &kvfs::Fs,
@@ -405,7 +405,7 @@ fn start_server(
         network.add_to(&mut options)?;
         match Server::start(store.db.clone(), &place, options) {
             Ok(server) => return Ok(Some(server)),
-            // An address that was asked for is not left out silently.
+            // An address that was requested is not left out silently.
             Err(e @ kvdb_server::Error::Tcp { .. }) => {
                 return Err(Failure::new(Exit::Failed, e.to_string()));
             }

@@ -1,4 +1,4 @@
-//! `kvfs show`: what the commit of a transaction has changed.
+//! `kvfs show`: shows the changes of a transaction's commit.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Sizes as people write and read them.
+//! Parses and formats sizes for people.
 
 /// Parses "4096", "64K", "10G", "1.5T" (powers of 1024; a trailing "B" or "iB" is accepted).
 pub fn parse_size(text: &str) -> Result<u64, String> {
@@ -21,7 +21,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if bytes.is_finite() && bytes < i64::MAX as f64 { Ok(bytes as u64) } else { Err(bad()) }
 }
 
-/// How much something may take: bytes, files, or both.
+/// A limit of bytes, files, or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
     pub bytes: Option<u64>,
@@ -49,7 +49,7 @@ pub fn parse_limit(text: &str) -> Result<Limit, String> {
     Ok(limit)
 }
 
-/// "1.5 GiB": three digits at most.
+/// Formats a size with at most three digits, like "1.5 GiB".
 pub fn human_size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes as f64;

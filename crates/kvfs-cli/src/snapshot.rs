@@ -1,5 +1,5 @@
-//! `kvfs snapshot`, `kvfs clone`, `kvfs diff`: states of a store that are kept, branches made of
-//! them, and what differs.
+//! `kvfs snapshot`, `kvfs clone`, `kvfs diff`: manage snapshots and clones of a store, and show
+//! differences.
 
 use std::path::{Path, PathBuf};
 
@@ -139,7 +139,8 @@ pub struct DiffArgs {
     detail: Detail,
 }
 
-/// The store, and the clone that a snapshot is to be made of; empty: of the store itself.
+/// Returns the store, and the clone that a snapshot is to be made of, or an empty name for the
+/// store itself.
 fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
     let Some(place) = place::of_target(target)? else { return Ok((target.into(), of.into())) };
     match &place.view {
@@ -164,7 +165,7 @@ fn made_of(target: &Path, of: &str) -> Outcome<(PathBuf, String)> {
     }
 }
 
-/// Fails where a path shows another branch than a snapshot is of. A path that shows the store has
+/// Fails if a path shows another branch than that of the snapshot. A path that shows the store has
 /// every snapshot.
 fn must_show_what_it_is_of(
     target: &Path,
@@ -193,7 +194,7 @@ fn with(target: &Path, writes: bool, words: &[&str]) -> Outcome<Reply> {
     reply.and_then(|reply| closed.map(|()| reply))
 }
 
-/// A list of maps.
+/// Parses a list of maps.
 fn list(reply: Reply) -> Outcome<Vec<serde_json::Map<String, Value>>> {
     match reply {
         Reply::Array(all) => all.into_iter().map(fields).collect(),
@@ -263,14 +264,15 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     }
 }
 
-/// Makes a snapshot for now, and drops those that fall out.
+/// Makes a snapshot of now, and drops those that the rules do not keep.
 fn automatic(target: &Path, keep: &Rules, prefix: &str, dry_run: bool, output: &Output) -> Outcome {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = now.map_or(0, |since| since.as_secs());
     let name = automatic_name(prefix, now);
     let all = list(with(target, false, &["SNAPSHOT", "LIST"])?)?;
     let names = all.iter().filter_map(|info| info["name"].as_str());
-    // By their names: what was received, or made by hand, is not ours.
+    // Recognize automatic snapshots by name: snapshots that were received or made by hand are not
+    // affected.
     let mut ours: Vec<(String, u64)> =
         names.filter_map(|name| Some((name.into(), automatic_time(prefix, name)?))).collect();
     let is_new = ours.iter().all(|(other, _)| *other != name);
@@ -299,12 +301,12 @@ fn automatic(target: &Path, keep: &Rules, prefix: &str, dry_run: bool, output: &
     output.print(text, json!({"created": name, "dropped": dropped, "dry_run": dry_run}))
 }
 
-/// "auto-2026-11-24T22:04:36Z".
+/// Returns a name like "auto-2026-11-24T22:04:36Z".
 fn automatic_name(prefix: &str, seconds: u64) -> String {
     format!("{prefix}-{}Z", time(seconds).replace(' ', "T"))
 }
 
-/// When a snapshot was made, by its name; `None`: it was not made by `automatic`.
+/// Returns the time of a snapshot from its name, or `None` if `automatic` has not made it.
 fn automatic_time(prefix: &str, name: &str) -> Option<u64> {
     let digits = name.strip_prefix(prefix)?.strip_prefix('-')?.strip_suffix('Z')?;
     let number = |from: usize, len: usize| -> Option<u64> {
@@ -316,14 +318,14 @@ fn automatic_time(prefix: &str, name: &str) -> Option<u64> {
     if year < 1970 || !(1..=12).contains(&month) || hour > 23 || minute > 59 || second > 59 {
         return None;
     }
-    // Days of years that begin in March, as in `time`.
+    // Count days in years that begin in March, as in `time`.
     let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let (era, of_era) = (y / 400, y % 400);
     let in_year = (153 * m + 2) / 5 + day.checked_sub(1)?;
     let day_of_era = of_era * 365 + of_era / 4 - of_era / 100 + in_year;
     let days = (era * 146_097 + day_of_era).checked_sub(719_468)?;
     let seconds = days * 86_400 + hour * 3600 + minute * 60 + second;
-    // What is not written as it would be here is not ours, the 30th of February included.
+    // Reject names that would be formatted differently, such as the 30th of February.
     (automatic_name(prefix, seconds) == name).then_some(seconds)
 }
 
@@ -355,12 +357,12 @@ pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
     }
 }
 
-/// The snapshots, the oldest first, as they are listed.
+/// Returns the listed snapshots, the oldest first.
 pub fn all(target: &Path) -> Outcome<Vec<serde_json::Map<String, Value>>> {
     list(with(target, false, &["SNAPSHOT", "LIST"])?)
 }
 
-/// The commits to a branch that can be undone, the oldest first, as they are listed.
+/// Returns the listed commits to a branch that can be undone, the oldest first.
 pub fn commits(target: &Path, branch: &str) -> Outcome<Vec<serde_json::Map<String, Value>>> {
     let mut connection = Connection::open(target, false)?;
     let there = match branch {
@@ -372,7 +374,7 @@ pub fn commits(target: &Path, branch: &str) -> Outcome<Vec<serde_json::Map<Strin
     list(reply.and_then(|reply| closed.map(|()| reply))?)
 }
 
-/// What differs between two snapshots, or between one and now.
+/// Returns the differences between two snapshots, or between one and now.
 pub fn between(target: &Path, before: &str, after: Option<&str>) -> Outcome<Changes> {
     let mut connection = Connection::open(target, false)?;
     let changes = difference(&mut connection, target, before, after, Wanted::default());
@@ -455,7 +457,7 @@ fn changes_of_commit(connection: &mut Connection, number: u64, wanted: Wanted) -
     Changes::between(files_between(&before, &after, wanted)?, keys, None)
 }
 
-/// Returns the differences between the files of two states, as the socket tells them.
+/// Returns the differences between the files of two states, in the format of the socket.
 fn files_between(before: &kvdb::View, after: &kvdb::View, wanted: Wanted) -> Outcome<Reply> {
     let files = kvfs::difference_of_states(before, after, listing(!wanted.all))
         .map_err(|e| tree::failure("cannot compare the files", e))?;
@@ -479,11 +481,10 @@ fn files_between(before: &kvdb::View, after: &kvdb::View, wanted: Wanted) -> Out
     Ok(Reply::Array(listed(files).into_iter().map(file).collect()))
 }
 
-/// "2024-05-17 09:30:00" of seconds since 1970, UTC.
+/// Formats seconds since 1970 in UTC, like "2024-05-17 09:30:00".
 pub fn time(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years begin in March here, so that the odd day of a leap year is the last one (Howard
-    // Hinnant's algorithm).
+    // Years begin in March here, so that the leap day is the last one (Howard Hinnant's algorithm).
     let z = days + 719_468;
     let (era, day) = (z / 146_097, z % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

@@ -1,4 +1,4 @@
-//! Finding the daemon of a mounted store.
+//! Finds the daemon of a mounted store.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -13,8 +13,8 @@ use crate::paths;
 use crate::place;
 use crate::waiting;
 
-/// Where the socket of a mounted store is by default: next to the store. `None` where a socket
-/// cannot be there.
+/// Returns the default path of a store's socket, next to the store, or `None` if a socket cannot be
+/// made there.
 pub fn socket_beside(store: &Path) -> Option<PathBuf> {
     let mut path = store.as_os_str().to_os_string();
     path.push(".sock");
@@ -23,8 +23,9 @@ pub fn socket_beside(store: &Path) -> Option<PathBuf> {
     (path.len() < 107 && !store.starts_with("/dev")).then(|| path.into())
 }
 
-/// The socket of a mounted store: by the directory it is mounted on (or any directory inside), or
-/// by the store itself. `None`: it is not mounted, or its mount has no socket.
+/// Returns the socket of a mounted store: by the directory it is mounted on (or any directory
+/// inside), or by the store itself. Returns `None` if it is not mounted, or its mount has no
+/// socket.
 pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
     place::must_let_us_in(target)?;
     let path = paths::full_path(target)
@@ -35,8 +36,8 @@ pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
         return Ok(record.socket);
     }
     if !path.is_dir() {
-        // A store, which may well lie in another mount. Its daemon may be another user's, whose
-        // records are not ours to read.
+        // A store, which may itself lie in another mount. The daemon may belong to another user,
+        // whose records are not readable.
         return Ok(socket_beside(&path).filter(|s| answers(s)));
     }
     let mount =
@@ -45,13 +46,13 @@ pub fn socket_of(target: &Path) -> Outcome<Option<PathBuf>> {
     if let Some(record) = Record::read(&mount.device).filter(Record::is_alive) {
         return Ok(record.socket);
     }
-    // A mount of another user; its source is the store, unless it was given another name.
+    // A mount of another user; its source is the store, unless the mount was given another name.
     let named = Path::new(&mount.source);
     Ok(socket_beside(named).filter(|s| named.is_absolute() && answers(s)))
 }
 
-/// The daemon of a store's file that is mounted, to be asked about it. `None`: it is not mounted.
-/// One that was stopped by a signal would never answer.
+/// Returns the daemon of a mounted store's file, or `None` if it is not mounted. Fails if the
+/// daemon is stopped by a signal, since it would never answer.
 pub fn served(store: &Path) -> Outcome<Option<Record>> {
     place::must_let_us_in(store)?;
     let full = paths::full_path(store).unwrap_or_else(|_| store.to_path_buf());
@@ -65,7 +66,7 @@ pub fn served(store: &Path) -> Outcome<Option<Record>> {
     }
 }
 
-/// A connection to the daemon at a socket.
+/// Connects to the daemon at a socket.
 pub fn connect(socket: &Path) -> io::Result<Client> {
     let _waiting = waiting::on(socket);
     Client::connect(socket)

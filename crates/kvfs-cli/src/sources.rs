@@ -1,4 +1,4 @@
-//! What is imported, read item by item: a tar stream, or a directory of this machine.
+//! Reads the source of an import item by item: a tar stream, or a directory of this machine.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -17,11 +17,11 @@ use crate::output::{Failure, Outcome, Output};
 use crate::tar_stream::TarStream;
 use crate::{pax, text, tree};
 
-/// Where items go.
+/// Reads a source, and passes its items to `give`.
 pub struct Source<'a> {
     output: &'a Output,
     give: &'a mut dyn FnMut(Item) -> Outcome,
-    /// Entries of a kind that a store does not take.
+    /// Entries of a kind that a store does not support.
     pub skipped: u64,
 }
 
@@ -43,8 +43,9 @@ impl<'a> Source<'a> {
         (self.give)(item)
     }
 
-    /// What `read` appends to a buffer, `len` bytes at most, as data at `at`; gives how much that
-    /// was. `read` is asked for so many bytes, and appends fewer only at the end.
+    /// Passes on data at offset `at`, at most `len` bytes, that `read` appends to a buffer. Returns
+    /// the number of bytes. `read` gets the number of bytes to append, and may append fewer only at
+    /// the end.
     fn copy(
         &mut self,
         path: &[u8],
@@ -54,7 +55,7 @@ impl<'a> Source<'a> {
     ) -> Outcome<u64> {
         let mut done = 0;
         while done < len {
-            // Without growing; what an archive claims is believed as far as one piece.
+            // Allocate once, and trust the length that an archive claims for at most one piece.
             let most = (len - done).min(PIECE as u64) as usize;
             let mut bytes = Vec::with_capacity(most);
             read(most, &mut bytes).map_err(|e| {
@@ -132,7 +133,7 @@ impl<'a> Source<'a> {
                 tar::EntryType::Fifo => {
                     self.give(Item::Special { path, kind: FileKind::Fifo, rdev: 0, meta })?
                 }
-                // Old archives end a directory's name with a slash and call it a file.
+                // Old archives mark a directory as a file whose name ends with a slash.
                 tar::EntryType::Regular if path.ends_with(b"/") => {
                     self.give(Item::Directory { path, meta })?
                 }
@@ -184,7 +185,7 @@ impl<'a> Source<'a> {
 
     pub fn directory(&mut self, from: &Path, store: &Path, bar: &ProgressBar) -> Outcome {
         let store = std::fs::metadata(store).map(|m| (m.dev(), m.ino())).ok();
-        // The other name of each file that has several.
+        // The first name of each file that has several.
         let mut linked: HashMap<(u64, u64), Vec<u8>> = HashMap::new();
         let meta = host_meta(from, &std::fs::metadata(from).map_err(|e| cannot_read(from, e))?)?;
         self.give(Item::Directory { path: Vec::new(), meta })?;
@@ -201,7 +202,7 @@ impl<'a> Source<'a> {
             }
             path.extend_from_slice(name.as_bytes());
             let m = match std::fs::symlink_metadata(&source) {
-                // It went away since it was listed.
+                // The file was removed after it was listed.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 m => m.map_err(|e| cannot_read(&source, e))?,
             };
@@ -265,9 +266,9 @@ impl<'a> Source<'a> {
                 rustix::fs::seek(&file, SeekFrom::Start(from))
                     .map_err(|e| cannot_read(source, e.into()))?;
             }
-            // Not behind the size: a file that grows during the import would never end.
+            // Stop at the size: a file that grows during the import would never end.
             let read = |most, bytes: &mut Vec<u8>| {
-                // The bar's own reader would have the buffer zeroed first.
+                // The bar's own reader would zero the buffer first.
                 append(&mut file, most, bytes).inspect(|()| bar.inc(bytes.len() as u64))
             };
             at = from + self.copy(path, read, from, to - from)?;
@@ -279,17 +280,17 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Names of a directory that are sorted at a time.
+/// The number of a directory's names that are sorted at a time.
 const SORTED: usize = 64 << 10;
 
-/// A directory of the host that is being read. A store lists names in their order, so its files
-/// should come, and be numbered, in that order, not in the host's.
+/// A directory of the host that is being read. A store lists names in sorted order, so its files
+/// should be made, and numbered, in that order instead of the host's.
 struct Listing {
     directory: PathBuf,
     entries: ReadDir,
-    /// Its path in the import.
+    /// The path in the import.
     inside: Vec<u8>,
-    /// What was read and not given yet, last first.
+    /// Names that were read but not returned yet, last first.
     names: Vec<OsString>,
 }
 
@@ -316,7 +317,7 @@ fn append(from: &mut impl Read, most: usize, bytes: &mut Vec<u8>) -> io::Result<
     from.take(most as u64).read_to_end(bytes).map(drop)
 }
 
-/// The next extent of data at or behind `at`; all the rest where the host does not tell.
+/// Returns the next extent of data at or after `at`, or all the rest if the host does not tell.
 fn data_from(file: &File, at: u64, size: u64) -> Outcome<(u64, u64)> {
     let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(data) => data,
@@ -341,7 +342,8 @@ fn host_meta(path: &Path, m: &std::fs::Metadata) -> Outcome<Meta> {
     })
 }
 
-/// The extended attributes of a file of the host; none where the host has none.
+/// Returns the extended attributes of a file of the host, or none if the host does not support
+/// them.
 fn host_xattrs(path: &Path) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let mut names = vec![0; 64 << 10];
     let len = match rustix::fs::llistxattr(path, &mut names[..]) {
@@ -354,7 +356,7 @@ fn host_xattrs(path: &Path) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let mut value = vec![0; 64 << 10];
         match rustix::fs::lgetxattr(path, name, &mut value[..]) {
             Ok(len) => all.push((name.to_vec(), value[..len].to_vec())),
-            // Not for us to read, or gone.
+            // Not readable for this user, or removed.
             Err(_) => continue,
         }
     }

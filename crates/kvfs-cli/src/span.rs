@@ -1,4 +1,4 @@
-//! Lengths of time as people write and read them.
+//! Parses and formats lengths of time for people.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ pub fn parse_span(text: &str) -> Result<Duration, String> {
         return Err(bad());
     }
     let number: u64 = number.parse().map_err(|_| bad())?;
-    // Some centuries, which all clocks can count.
+    // Some centuries, which all clocks can represent.
     let most = 400 * 365 * 24 * 3600;
     let span = number.checked_mul(*seconds).filter(|span| *span <= most).ok_or_else(bad)?;
     Ok(Duration::from_secs(span))
 }
 
-/// "7d": in the largest unit in which it is a whole number.
+/// Formats a span in the largest unit in which it is a whole number, like "7d".
 pub fn human_span(span: Duration) -> String {
     let seconds = span.as_secs();
     let mut units = UNITS.iter().rev();

@@ -1,4 +1,4 @@
-//! Making and opening a store.
+//! Makes and opens stores.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::device_profile::Asked;
 use crate::output::{Exit, Failure, Outcome};
 use crate::{failures, paths, sizes};
 
-/// The least size of a store, bytes. Zones are 8 MiB, and a few more than a dozen are spoken for
-/// before there is any data: the journal, the manifest, what is kept back so that deleting and
-/// merging always work, and an open zone for each kind of what is written. With this many 8 MiB of
-/// files can be written, and written again, in addition to keys.
+/// The minimum size of a store in bytes. Zones are 8 MiB, and more than a dozen are needed before
+/// there is any data: for the journal, the manifest, the reserve by which deleting and merging
+/// always work, and an open zone for each kind of data. With this size, 8 MiB of files can be
+/// written and overwritten, in addition to keys.
 pub const LEAST_SIZE: u64 = 160 << 20;
 
-/// Makes an empty store at `path`; the size it may grow to is returned, `None`: as far as the host
-/// lets it; and what kind of device it was made for. `zone_size`: see [`FsOptions::zone_size`].
+/// Makes an empty store at `path`. Returns its maximum size, `None` if only the host limits it, and
+/// the kind of device that it was made for. For `zone_size` see [`FsOptions::zone_size`].
 pub fn create(
     path: &Path,
     size: Option<u64>,
@@ -35,13 +35,13 @@ pub fn create(
         |e: kvdb::Error| failures::of_database(format!("cannot create {}", path.display()), e);
     let device = FileDevice::create(path).map_err(|e| failures::of_device(path, "create", e))?;
     let size = match size {
-        // A block device has its size.
+        // A block device has a fixed size.
         None if !path.is_file() => Some(zones::Device::len(&device).map_err(|e| cannot(e.into()))?),
         size => size,
     };
     if let Some(size) = size.filter(|size| *size < LEAST_SIZE) {
         if path.is_file() {
-            // What was made a moment ago.
+            // Remove the file that was just made.
             let _ = std::fs::remove_file(path);
         }
         let what = format!(
@@ -71,49 +71,49 @@ pub fn create(
             db.close().map_err(cannot)
         });
     if made.is_err() && path.is_file() {
-        // Half a store is in the way of the next try.
+        // An incomplete store would block the next attempt.
         let _ = std::fs::remove_file(path);
     }
     made.map(|()| (size, profile))
 }
 
-/// What an open store may be used for.
+/// The permitted use of an open store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     ReadOnly,
     ReadWrite,
 }
 
-/// An open store: no other process has it open.
+/// An open store, which no other process has open.
 pub struct Store {
     pub path: PathBuf,
     pub db: Kvdb,
     pub access: Access,
-    /// What opening it had to repair, in one line; `None` after a proper close.
+    /// The repairs done when it was opened, in one line; `None` after a clean shutdown.
     pub recovery: Option<String>,
-    /// Its file, which is locked until the last one lets go of this.
+    /// The store's file, which stays locked until the last reference is dropped.
     pub device: Arc<FileDevice>,
     shares: Shares,
 }
 
-/// An open store, and what is in use of its file system.
+/// An open store, and the state of its file system that is in use.
 pub struct InHand {
     pub store: Store,
     pub in_use: InUse,
-    /// What outlives this process, where a keeper holds it.
+    /// The state that outlives this process, if a keeper holds it.
     pub kept: Option<(Arc<Kept>, Arc<ViewNotes>)>,
 }
 
-/// All the memory a store takes when not told otherwise, bytes.
+/// The default memory budget of a store, in bytes.
 const MEMORY: u64 = 320 << 20;
 
-/// How the memory budget is shared out, bytes. (What all of them need in addition to their buffers,
-/// the database keeps an eighth of its share for.)
+/// The shares of the memory budget, in bytes. (The database reserves an eighth of its share for the
+/// overhead of all of them.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shares {
-    /// Data of files that is not committed yet.
+    /// File data that is not committed yet.
     write_buffer: usize,
-    /// Inodes.
+    /// The inode cache.
     inodes: usize,
     database: usize,
 }
@@ -132,14 +132,15 @@ impl Shares {
     }
 }
 
-/// The share of the machine that an open store may take, bytes; `None`: what is usual.
+/// The resources that an open store may use, in bytes. The default applies to those that are
+/// `None`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Budget {
-    /// For buffers, caches and indexes.
+    /// Memory for buffers, caches and indexes.
     pub memory: Option<u64>,
-    /// On the disk, for what was fetched from object storage.
+    /// Disk space for data fetched from object storage.
     pub cache: Option<u64>,
-    /// Object storage is not asked: what is not here cannot be read.
+    /// Never access object storage: only data in the local file is readable.
     pub offline: bool,
 }
 
@@ -157,20 +158,20 @@ pub fn open(path: &Path, access: Access, budget: impl Into<Budget>) -> Outcome<S
     open_on(device, path, access, budget.into(), None)
 }
 
-/// Returns whether the file is a copy of a store in object storage, which is brought up to date
-/// from there, and in which changes would be lost.
+/// Returns whether the file is a copy of a store in object storage. It is brought up to date from
+/// there, which would discard changes in it.
 pub fn is_copy(path: &Path) -> bool {
     let copy = FileDevice::open(path, true).map(|device| LocalCopy::of(&device));
     matches!(copy, Ok(Ok(Some(copy))) if copy.fork.is_none() && copy.writer.is_none())
 }
 
-/// Returns whether the file is that of a store in object storage, into which readers write what
-/// they fetch.
+/// Returns whether the file is that of a store in object storage, to which readers write the parts
+/// that they fetch.
 pub fn keeps_parts(path: &Path) -> bool {
     FileDevice::open(path, true).is_ok_and(|device| matches!(LocalCopy::of(&device), Ok(Some(_))))
 }
 
-/// As `open`, of a store whose file is open and locked, whatever its name is by now.
+/// Opens a store like `open`, whose file is open and locked already, whatever its current name.
 pub fn open_file(
     file: std::fs::File,
     path: &Path,
@@ -182,8 +183,8 @@ pub fn open_file(
     open_on(device, path, access, budget.into(), None)
 }
 
-/// As `open_waiting`, of a store whose file another process has open, too. Its commits are in a
-/// mirror, so that they are not lost with this process.
+/// Opens a store like `open_waiting`, whose file another process has open, too. A mirror keeps the
+/// commits, so that they are not lost with this process.
 pub fn open_mirrored(
     file: &std::fs::File,
     path: &Path,
@@ -238,8 +239,8 @@ fn open_on(
     })
 }
 
-/// As `open`, but if the store's last mount is on its way out (unmounted, and still writing what
-/// was left) it waits for that; for any other user it waits a moment, in case it is just leaving.
+/// Opens a store like `open`. If the last mount of the store is shutting down (unmounted, and still
+/// writing), waits for that; for any other user of the store, waits only a moment.
 pub fn open_waiting(path: &Path, access: Access, budget: impl Into<Budget>) -> Outcome<Store> {
     let budget = budget.into();
     waiting(path, || open(path, access, budget))
@@ -266,7 +267,7 @@ fn waiting(path: &Path, open: impl Fn() -> Outcome<Store>) -> Outcome<Store> {
                     .hint(format!("kill -CONT {pid} has it write what it holds, and end")));
             }
             if let Some(process) = record.process() {
-                // Now and then it is looked at whether it still can end.
+                // Check now and then whether the process can still end.
                 let look = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
                 let _ =
                     rustix::event::poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&look));
@@ -286,9 +287,9 @@ impl Store {
         self.file_system_with(Atime::Relative, None, false, &InUse::default())
     }
 
-    /// With access times and zones of the name space as a mount wants them. `write_through`:
-    /// nothing that a call has done is in memory alone. `in_use`: what another process had in use
-    /// of it goes on.
+    /// Opens the file system with the access times and the zone size that a mount requests. With
+    /// `write_through`, no completed call leaves data in memory only. `in_use` is the state in use
+    /// that another process has left.
     pub fn file_system_with(
         &self,
         atime: Atime,
@@ -316,7 +317,8 @@ impl Store {
         })
     }
 
-    /// Everything is on disk, and the store free for others, when this returns.
+    /// Closes the store. When this returns, everything is on disk, and the store is free for
+    /// others.
     pub fn close(self) -> Outcome {
         self.db.close().map_err(|e| {
             failures::of_database(format!("{} was not closed well", self.path.display()), e)

@@ -1,29 +1,29 @@
-//! The bytes of a tar stream on their way to the `tar` crate, which reads what describes an entry
-//! into memory, however long it says that it is, and gives the holes of GNU's sparse files as
-//! zeros, however large they are. So what lies between two entries' contents is bounded here, and
-//! kept, for it has the maps of such files; and the contents of files are read past the crate,
+//! A tar stream on its way to the `tar` crate. The crate reads the description of an entry into
+//! memory, whatever length it claims, and returns the holes of GNU's sparse files as zeros, however
+//! large they are. So the bytes between the contents of two entries are limited here, and kept,
+//! since they contain the maps of such files; and the contents of files are read past the crate,
 //! which believes that it skips them.
 
 use std::cell::RefCell;
 use std::io::{self, BufRead, Read};
 use std::rc::Rc;
 
-/// What may describe an entry: names, records, maps. The attributes of a file are at most a few
-/// megabytes.
+/// The limit for the description of an entry: names, records, maps. The attributes of a file take
+/// at most a few megabytes.
 const LONGEST: u64 = 8 << 20;
 
-/// Where the data of a sparse file belongs: offsets and lengths.
+/// The extents of a sparse file's data: offsets and lengths.
 type Parts = Vec<(u64, u64)>;
 
 struct Stream<R> {
     inner: R,
-    /// Bytes read from it.
+    /// Bytes read from `inner`.
     at: u64,
-    /// Bytes of these that the crate believes are still to come.
+    /// The bytes among them that the crate believes are still to come.
     ahead: u64,
-    /// Where the content ends that is being passed, while headers are read.
+    /// While headers are read, the end of the content that precedes them.
     passing: Option<u64>,
-    /// What was read behind there.
+    /// The bytes read after that end.
     heard: Vec<u8>,
 }
 
@@ -40,7 +40,7 @@ impl<R: Read> Read for TarStream<R> {
         let mut stream = self.0.borrow_mut();
         if stream.ahead > 0 {
             let len = buf.len().min(usize::try_from(stream.ahead).unwrap_or(usize::MAX));
-            // What it skips it does not look at, so the buffer stays what it is.
+            // The crate does not look at bytes that it skips, so the buffer stays unchanged.
             stream.ahead -= len as u64;
             return Ok(len);
         }
@@ -72,15 +72,16 @@ impl<R: Read> TarStream<R> {
         })))
     }
 
-    /// The crate is about to look for the next entry; the content of the one before ends at `end`.
+    /// Must be called before the crate reads the next entry. The content of the previous one ends
+    /// at `end`.
     pub fn pass(&self, end: u64) {
         let mut stream = self.0.borrow_mut();
         stream.passing = Some(end);
         stream.heard.clear();
     }
 
-    /// It has found it: gives where its content ends, and, of a sparse file of GNU's own form,
-    /// where its data belongs.
+    /// Must be called after the crate has read an entry. Returns the end of its content, and, for a
+    /// sparse file in GNU's own format, the extents of its data.
     pub fn found<E: Read>(&self, entry: &tar::Entry<'_, E>) -> io::Result<(u64, Option<Parts>)> {
         let mut stream = self.0.borrow_mut();
         let heard_from = stream.at - stream.heard.len() as u64;
@@ -116,9 +117,9 @@ impl<R: Read> TarStream<R> {
 }
 
 impl<R: BufRead> TarStream<R> {
-    /// Appends the next `len` bytes to `into`, or as many as there are, past the crate. Only of
-    /// what it will skip. The crate would have each byte zeroed before it is read, and copied once
-    /// more.
+    /// Appends the next `len` bytes to `into`, or as many as there are, past the crate. Only for
+    /// bytes that the crate will skip. The crate itself would zero each byte before it is read, and
+    /// copy it once more.
     pub fn read_content(&self, len: usize, into: &mut Vec<u8>) -> io::Result<()> {
         let mut stream = self.0.borrow_mut();
         let mut left = len;

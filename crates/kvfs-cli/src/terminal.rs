@@ -1,7 +1,7 @@
-//! Questions to the person at the terminal, wherever standard input and output lead to.
+//! Asks the person at the terminal, wherever standard input and output are redirected to.
 //!
-//! An answer counts only if it was typed after the question was shown: what was typed before, while
-//! a program ran or a list was drawn up, is thrown away, for nobody has seen what it would answer.
+//! An answer counts only if it was typed after the question was shown: earlier input, typed while a
+//! program ran or a list was prepared, is discarded, since it cannot refer to the question.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
@@ -16,7 +16,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// `hint`: what to do where there is none.
+    /// Opens the terminal. `hint` is the remedy if there is none.
     pub fn open(hint: &str) -> Outcome<Terminal> {
         let cannot =
             |e: std::io::Error| Failure::io("cannot ask: there is no terminal", &e).hint(hint);
@@ -28,17 +28,17 @@ impl Terminal {
         Ok(Terminal { input, output })
     }
 
-    /// Shows what was made fit for a terminal already.
+    /// Shows text that is escaped for a terminal already.
     pub fn show(&mut self, text: &[u8]) -> Outcome {
         self.output.write_all(text).map_err(|e| cannot(&e))
     }
 
-    /// A line about what the question is.
+    /// Shows a line.
     pub fn say(&mut self, line: &str) -> Outcome {
         self.show(format!("{}\n", show_message(line)).as_bytes())
     }
 
-    /// The answer to a question, in lower case; `None`: the input has ended.
+    /// Asks a question. Returns the answer in lower case, or `None` at the end of the input.
     pub fn ask(&mut self, question: &str) -> Outcome<Option<String>> {
         self.forget_what_was_typed();
         write!(self.output, "{question}").map_err(|e| cannot(&e))?;
@@ -52,7 +52,7 @@ impl Terminal {
         let ahead = self.input.buffer().len();
         self.input.consume(ahead);
         // SAFETY: the descriptor is that of the terminal, which is open. A process that is not in
-        // its foreground would be stopped by this if it did not ignore that signal meanwhile.
+        // its foreground would be stopped by this call if it did not ignore that signal.
         unsafe {
             let before = libc::signal(libc::SIGTTOU, libc::SIG_IGN);
             libc::tcflush(self.output.as_raw_fd(), libc::TCIFLUSH);

@@ -1,5 +1,5 @@
-//! Bytes as text. Keys, values and names are any bytes; a terminal gets them with escapes, JSON as
-//! a string where they are UTF-8 and in base64 under a key of its own where they are not, so that
+//! Formats bytes as text. Keys, values and names are any bytes: on a terminal they are escaped; in
+//! JSON they are a string if they are UTF-8, and otherwise base64 under a key of its own, so that
 //! nothing is lost.
 
 use std::os::unix::ffi::OsStrExt;
@@ -7,8 +7,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-/// For one line on a terminal: control characters, backslashes and what is not UTF-8 are escaped
-/// (`\n`, `\x1b`).
+/// Formats bytes for one line on a terminal: control characters, backslashes and invalid UTF-8 are
+/// escaped (`\n`, `\x1b`).
 pub fn show(bytes: &[u8]) -> String {
     let mut out = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -29,8 +29,8 @@ pub fn show(bytes: &[u8]) -> String {
     out
 }
 
-/// A line of text as it is, but for what would act on a terminal: one must not be able to hide what
-/// stands next to it.
+/// Escapes only characters that would control a terminal, so that text cannot hide the text next to
+/// it.
 pub fn show_line(line: &str) -> String {
     let mut out = String::new();
     for c in line.chars() {
@@ -43,13 +43,13 @@ pub fn show_line(line: &str) -> String {
     out
 }
 
-/// A message that is one sentence, in one line: a name in it cannot begin another one.
+/// Formats a one-sentence message on one line: a name in it cannot begin another line.
 pub fn show_message(message: &str) -> String {
     show_line(message).replace('\n', "\\n").replace('\t', "\\t")
 }
 
-/// JSON in one line, with escapes for what would act on a terminal that shows it. It means the
-/// same.
+/// Formats JSON on one line, with escapes for characters that would control a terminal. The value
+/// is the same.
 pub fn show_json(value: &impl serde::Serialize) -> serde_json::Result<String> {
     let line = serde_json::to_string(value)?;
     if !line.chars().any(|c| c.is_control() || hides(c)) {
@@ -57,7 +57,7 @@ pub fn show_json(value: &impl serde::Serialize) -> serde_json::Result<String> {
     }
     let mut out = String::with_capacity(line.len() + 16);
     for c in line.chars() {
-        // They are in strings: all else is ASCII, and written without such.
+        // Such characters occur only in strings: the rest is printable ASCII.
         if c.is_control() || hides(c) {
             let units = &mut [0; 2];
             c.encode_utf16(units).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
@@ -68,12 +68,12 @@ pub fn show_json(value: &impl serde::Serialize) -> serde_json::Result<String> {
     Ok(out)
 }
 
-/// Characters that are not seen, or make others be seen in another order.
+/// Returns whether a character is invisible, or changes the order in which others are shown.
 fn hides(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// Puts `bytes` under `key`, or under `key_base64` when they are not UTF-8.
+/// Puts `bytes` under `key`, or under `key_base64` if they are not UTF-8.
 pub fn put(object: &mut Map<String, Value>, key: &str, bytes: &[u8]) {
     match std::str::from_utf8(bytes) {
         Ok(text) => object.insert(key.into(), text.into()),
@@ -81,7 +81,7 @@ pub fn put(object: &mut Map<String, Value>, key: &str, bytes: &[u8]) {
     };
 }
 
-/// An object with paths, each put as its bytes are; null where there is none.
+/// Adds paths to an object, by `put`, or null for a missing one.
 pub fn with_paths(mut object: Value, paths: &[(&str, Option<&Path>)]) -> Value {
     if let Value::Object(object) = &mut object {
         for (key, path) in paths {
@@ -94,7 +94,7 @@ pub fn with_paths(mut object: Value, paths: &[(&str, Option<&Path>)]) -> Value {
     object
 }
 
-/// RFC 4648, with padding.
+/// Encodes base 64 (RFC 4648) with padding.
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);

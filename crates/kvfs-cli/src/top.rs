@@ -1,6 +1,6 @@
-//! `kvfs top`: what a mounted store does just now, on a terminal.
+//! `kvfs top`: shows the current activity of a mounted store on a terminal.
 //!
-//! It asks the store's daemon again and again (`live`) and draws what it says (`screen`).
+//! Takes samples from the store's daemon repeatedly (`live`) and draws them (`screen`).
 
 mod screen;
 
@@ -53,10 +53,10 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "write seconds, from 0.1 to 3600".into())
 }
 
-/// How often it is looked whether an answer has come.
+/// The polling interval for an answer.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Columns and lines of a screen where there is no terminal.
+/// Columns and lines of a screen without a terminal.
 const SIZE: (u16, u16) = (100, 40);
 
 pub fn run(args: Args, output: &Output) -> Outcome {
@@ -79,7 +79,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     outcome
 }
 
-/// The screen as lines.
+/// Returns the screen as lines.
 fn as_text(screen: &Screen, (width, height): (u16, u16)) -> String {
     let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
     let Ok(_) = terminal.draw(|frame| screen.draw(frame));
@@ -89,7 +89,7 @@ fn as_text(screen: &Screen, (width, height): (u16, u16)) -> String {
     lines.join("\n").trim_end().to_string()
 }
 
-/// Whether a key ends it.
+/// Returns whether a key ends the program.
 fn ends(key: KeyEvent) -> bool {
     let control = key.modifiers.contains(KeyModifiers::CONTROL);
     matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
@@ -99,7 +99,7 @@ fn ends(key: KeyEvent) -> bool {
 fn watch(args: &Args, mut screen: Screen, terminal: &mut ratatui::DefaultTerminal) -> Outcome {
     let cannot = |e| Failure::io("cannot use the terminal", &e);
     waiting::be_silent();
-    // A daemon may not answer; keys are heard all the same.
+    // Take samples on a thread, so that keys are handled even if the daemon does not answer.
     let (want, wanted) = mpsc::channel();
     let (take, taken) = mpsc::channel();
     let mount = args.mount.clone();
@@ -126,7 +126,7 @@ fn watch(args: &Args, mut screen: Screen, terminal: &mut ratatui::DefaultTermina
         }
         match taken.try_recv() {
             Ok(Ok(sample)) => screen.next(sample),
-            // It may be mounted again.
+            // The store may be mounted again.
             Ok(Err(failure)) if failure.exit != Exit::Usage => {
                 screen.problem = Some(text::show_line(&failure.message));
             }

@@ -1,4 +1,4 @@
-//! The files of a store that is not mounted, by path.
+//! Accesses the files of a store that is not mounted, by path.
 
 use std::collections::HashSet;
 
@@ -8,12 +8,12 @@ use crate::failures;
 use crate::output::{Exit, Failure, Outcome};
 use crate::text;
 
-/// The largest file of which the number of its pages is taken for where they lie, bytes.
+/// The largest file, in bytes, whose page count is trusted to tell that it has no holes.
 const TRUSTED: u64 = 4 << 20;
-/// Bytes that are read or written at once.
+/// The bytes read or written at once.
 pub const PIECE: u32 = 1 << 20;
 
-/// A failed call, with what was being done.
+/// Converts an error of the file system. `doing` describes the failed operation.
 pub fn failure(doing: impl std::fmt::Display, error: kvfs::Error) -> Failure {
     let exit = match error {
         kvfs::Error::Store(error) => return failures::of_database(doing, error),
@@ -26,7 +26,7 @@ pub fn failure(doing: impl std::fmt::Display, error: kvfs::Error) -> Failure {
     Failure::new(exit, format!("{doing}: {error}"))
 }
 
-/// What `path` leads to, symbolic links at its end included.
+/// Returns the attributes of `path`, following symbolic links at its end.
 pub fn find(fs: &Fs, path: &[u8]) -> Outcome<Attr> {
     let failed = |e| failure(format!("cannot find {}", text::show(path)), e);
     let mut path_now = path.to_vec();
@@ -50,12 +50,12 @@ fn parent(path: &[u8]) -> &[u8] {
     path.iter().rposition(|c| *c == b'/').map_or(b"", |i| &path[..i])
 }
 
-/// The names in a path.
+/// Returns the names in a path.
 pub fn names(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|c| *c == b'/').filter(|name| !name.is_empty() && *name != b".")
 }
 
-/// The directory at `path`, made with its parents where it does not exist.
+/// Returns the directory at `path`, made with its parents if it does not exist.
 pub fn make_directories(fs: &Fs, path: &[u8], caller: Caller) -> Outcome<Ino> {
     let mut at = ROOT;
     for name in names(path) {
@@ -77,10 +77,11 @@ pub fn make_directories(fs: &Fs, path: &[u8], caller: Caller) -> Outcome<Ino> {
     Ok(at)
 }
 
-/// The extents of a file that are stored: (offset, length), in order. What lies between is zeros.
+/// Returns the stored extents of a file: (offset, length), in order. The gaps between them are
+/// zeros.
 pub fn extents(fs: &Fs, attr: &Attr) -> kvfs::Result<Vec<(u64, u64)>> {
-    // A small file without holes is not searched for them. Of a large one the count of its pages is
-    // not trusted: what a damaged store claims to have would be written as zeros without end.
+    // A small file without holes is not searched for them. The page count of a large file is not
+    // trusted: a damaged store could make the export write zeros without end.
     if attr.size <= TRUSTED && attr.blocks.saturating_mul(512) >= attr.size {
         return Ok(if attr.size > 0 { vec![(0, attr.size)] } else { Vec::new() });
     }
@@ -101,25 +102,25 @@ pub fn extents(fs: &Fs, attr: &Attr) -> kvfs::Result<Vec<(u64, u64)>> {
     Ok(found)
 }
 
-/// One entry of a directory.
+/// An entry of a directory.
 pub struct Entry {
     pub name: Vec<u8>,
     pub ino: Ino,
 }
 
-/// A listing that is read in pieces, so that a directory of any size takes little memory. Without
-/// `.` and `..`.
+/// A listing that is read in pieces, so that a directory of any size takes little memory. Omits `.`
+/// and `..`.
 pub struct Listing {
     pub ino: Ino,
     cookie: u64,
     waiting: std::vec::IntoIter<Entry>,
     over: bool,
-    /// What came before an entry that cannot be read is given first.
+    /// An error, which is returned after the entries that precede it.
     failed: Option<kvfs::Error>,
 }
 
-/// The directories that a walk has been in. In a damaged store a directory may have several names
-/// or lie in itself; a walk that went in again would be long, or never end.
+/// The directories that a walk has entered. In a damaged store a directory may have several names
+/// or contain itself; a walk that entered it again could take long, or never end.
 pub struct Walked(HashSet<Ino>);
 
 impl Walked {
@@ -175,7 +176,7 @@ impl Listing {
     }
 }
 
-/// `drwxr-xr-x`
+/// Formats a mode, like `drwxr-xr-x`.
 pub fn mode_text(kind: FileKind, perm: u16) -> String {
     let mut out = String::from(match kind {
         FileKind::File => "-",
@@ -214,21 +215,21 @@ pub fn kind_name(kind: FileKind) -> &'static str {
     }
 }
 
-/// Major and minor number of a device, from the kernel's encoding.
+/// Decodes the kernel's encoding of a device into its major and minor number.
 pub fn device_numbers(rdev: u32) -> (u32, u32) {
     ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xfff00))
 }
 
-/// The kernel's encoding of a device's major and minor number.
+/// Encodes the major and minor number of a device as the kernel does.
 pub fn device_number(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xfff00) << 12)
 }
 
-/// "2026-11-21 21:40:03", UTC.
+/// Formats a time in UTC, like "2026-11-21 21:40:03".
 pub fn time_text(time: Timestamp) -> String {
     let (days, seconds) = (time.secs.div_euclid(86_400), time.secs.rem_euclid(86_400));
-    // Days since 0000-03-01 in eras of 400 years (H. Hinnant, "chrono-compatible low-level date
-    // algorithms").
+    // Count days since 0000-03-01 in eras of 400 years (H. Hinnant, "chrono-compatible low-level
+    // date algorithms").
     let z = days.saturating_add(719_468);
     let (era, day) = (z.div_euclid(146_097), z.rem_euclid(146_097));
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -241,7 +242,7 @@ pub fn time_text(time: Timestamp) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
 }
 
-/// The seconds of what [`time_text`] gives.
+/// Parses the output of [`time_text`] into seconds since 1970.
 pub fn time_of_text(text: &str) -> Option<i64> {
     let (date, clock) = text.split_once(' ')?;
     let (date, day) = date.rsplit_once('-')?;
@@ -250,18 +251,18 @@ pub fn time_of_text(text: &str) -> Option<i64> {
         (year.parse().ok()?, month.parse().ok()?, day.parse().ok()?);
     let mut parts = clock.split(':').map(|part| part.parse::<i64>().ok());
     let (hour, minute, second) = (parts.next()??, parts.next()??, parts.next()??);
-    // Days of years that begin in March, as in `time_text`.
+    // Count days in years that begin in March, as in `time_text`.
     let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let (era, of_era) = (y.div_euclid(400), y.rem_euclid(400));
     let day_of_era = of_era * 365 + of_era / 4 - of_era / 100 + (153 * m + 2) / 5 + day - 1;
     let days = era * 146_097 + day_of_era - 719_468;
     let seconds = days * 86_400 + hour * 3600 + minute * 60 + second;
-    // What is not written as it would be here is no time, the 30th of February included.
+    // Reject text that would be formatted differently, such as the 30th of February.
     let same = time_text(Timestamp { secs: seconds, nanos: 0 }) == text;
     same.then_some(seconds)
 }
 
-/// Everything that `stat` knows, as JSON.
+/// Returns all attributes as JSON.
 pub fn attr_json(attr: &Attr) -> serde_json::Map<String, serde_json::Value> {
     let time = |t: Timestamp| serde_json::json!({"secs": t.secs, "nanos": t.nanos});
     let mut object = serde_json::Map::new();

@@ -1,4 +1,4 @@
-//! `kvfs txn`: transactions by hand.
+//! `kvfs txn`: manages transactions explicitly.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -133,7 +133,7 @@ at. Its savepoints end with it.")]
     Abort { mount: PathBuf, id: Option<u64> },
 }
 
-/// `exec` and `rebase` have exit codes of their own.
+/// Runs the command. `exec` and `rebase` have exit codes of their own.
 pub fn run(args: Args, output: &Output) -> ExitCode {
     if let Action::Exec { mount, id, chroot, ends_with, command } = &args.action {
         return match named(mount, Some(*id)).and_then(|(mut mounted, id)| {
@@ -154,7 +154,7 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
     output.finish(act(args.action, output))
 }
 
-/// Returns whether it was rebased, and not against conflicts.
+/// Rebases a transaction. Returns `false` if there are conflicts.
 fn rebase(mut mounted: Mounted, id: u64, choices: &Choices, output: &Output) -> Outcome<bool> {
     match rebase_transaction(id, choices, |words| mounted.call(words))? {
         Rebased::Done(new) => {
@@ -179,19 +179,19 @@ fn rebase(mut mounted: Mounted, id: u64, choices: &Choices, output: &Output) -> 
     }
 }
 
-/// Returns whether a transaction is of the branch that the path leads to.
+/// Returns whether a transaction belongs to the branch that the path leads to.
 fn is_of(mounted: &mut Mounted, id: u64) -> bool {
     mounted.view_beneath(id).is_ok_and(|view| view == mounted.view)
 }
 
-/// The store, and the transaction that is meant.
+/// Returns the store, and the transaction that the arguments name.
 fn named(mount: &Path, id: Option<u64>) -> Outcome<(Mounted, u64)> {
     let mut mounted = Mounted::find_view(mount)?;
     let by_path = match mounted.view.clone() {
         View::Mainline => None,
-        // If it is one of the clone.
+        // The transaction may be one of this clone.
         View::Clone(_) if id.is_some_and(|id| is_of(&mut mounted, id)) => None,
-        // The number that is given may be of another one, where the path does not name this one.
+        // The number may name another transaction, if the path does not name this one.
         View::Transaction(_) if id.is_some() && mounted.bound => None,
         View::Transaction(this) if id.is_none_or(|id| id == this) => Some(this),
         view => {
@@ -289,7 +289,7 @@ fn act(action: Action, output: &Output) -> Outcome {
             let mut changes = Changes::of(&mut mounted, id, wanted)?;
             if !paths.is_empty() {
                 let paths: Vec<&[u8]> = paths.iter().map(|path| path.as_bytes()).collect();
-                // All of it is a long list, which is told only where that is asked for.
+                // The complete list is long, so it is requested only if needed.
                 if !wanted.all && !changes.lists(&paths) {
                     wanted.all = true;
                     changes = Changes::of(&mut mounted, id, wanted)?;
@@ -306,7 +306,7 @@ fn act(action: Action, output: &Output) -> Outcome {
         Action::Revert { mount, id, paths } => {
             let (mut mounted, id) = named(&mount, Some(id))?;
             let changes = Changes::of(&mut mounted, id, Wanted::default())?;
-            // All of them are looked up before anything is taken back.
+            // Look up all paths before anything is reverted.
             let mut choices = Vec::new();
             for path in &paths {
                 let path = path.as_bytes();
@@ -332,8 +332,8 @@ fn act(action: Action, output: &Output) -> Outcome {
     }
 }
 
-/// The transactions in the order of a list, each with the number of those that are around it; in a
-/// `tree` those within one come right after it.
+/// Returns the transactions in the order of the list, each with its nesting depth; with `tree`,
+/// nested transactions directly follow their parent.
 fn listed(all: &[Map<String, Value>], tree: bool) -> Vec<(&Map<String, Value>, usize)> {
     fn add<'a>(
         all: &'a [Map<String, Value>],
@@ -358,7 +358,7 @@ fn odd() -> Failure {
     Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")
 }
 
-/// "3 s", "5 min", "2 h".
+/// Formats a duration, like "3 s", "5 min", "2 h".
 fn duration(millis: &Value) -> String {
     match millis.as_u64().unwrap_or(0) {
         ms if ms < 1000 => format!("{ms} ms"),

@@ -1,5 +1,4 @@
-//! `kvfs umount`: unmounts, and returns when everything is on disk and the store is free for
-//! others.
+//! `kvfs umount`: unmounts, and waits until everything is on disk and the store is free for others.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -52,7 +51,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     output.print(&said, text::with_paths(value, &[("target", Some(&target))]))
 }
 
-/// `DIR [-flnrv] [-N NAMESPACE] [-t TYPE]`, as umount(8) calls its helpers.
+/// Parses `DIR [-flnrv] [-N NAMESPACE] [-t TYPE]`, as umount(8) calls its helpers, and unmounts.
 pub fn run_as_umount_helper(words: &[OsString]) -> Outcome {
     let mut target = None;
     let mut how = Unmount::Clean;
@@ -75,18 +74,18 @@ pub fn run_as_umount_helper(words: &[OsString]) -> Outcome {
     take_down(&target, how).map(drop)
 }
 
-/// Unmounts what is mounted on a directory, and waits for its daemon.
+/// Unmounts a directory, and waits for its daemon.
 pub fn unmount_clean(dir: &Path) -> Outcome {
     take_down(dir, Unmount::Clean).map(drop)
 }
 
-/// Unmounts `target` and waits for its daemon; says what was done.
+/// Unmounts `target` and waits for its daemon. Returns a description of the result.
 fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     let entry = find(target, how)?;
     let dir = &entry.mount_point;
     let record = Record::read(&entry.device);
     let _waiting = waiting::on(dir);
-    // What is unmounted is what is on top.
+    // Unmounting affects the topmost mount.
     if let Ok(Some(top)) = mounts::mount_at(dir)
         && top.device != entry.device
     {
@@ -99,16 +98,16 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
         return Err(Failure::new(Exit::Busy, text)
             .hint(format!("take that away first: umount {}", dir.display())));
     }
-    // A record may be that of a daemon that was killed, and the device's number another file
-    // system's by now.
+    // The record may be that of a killed daemon, and another file system may have the device number
+    // by now.
     if !(entry.fs_type.ends_with("kvfs") || entry.is_fuse() && record.is_some()) {
         return Err(Failure::new(
             Exit::Usage,
             format!("what is mounted on {} is {}, not KVFS", dir.display(), entry.fs_type),
         ));
     }
-    // Without a daemon, or with one that is being killed, nothing can be written any more.
-    // (To ask a daemon that hangs would be to hang.)
+    // Without a daemon, or with one that is being killed, nothing can be written any more. (Asking
+    // a daemon that hangs would hang, too.)
     let dead = how != Unmount::Forced && mounts::is_dead(dir);
     let daemon = record.as_ref().filter(|_| !dead).and_then(Record::process);
     let Some((record, daemon)) = record.clone().zip(daemon) else {
@@ -129,8 +128,8 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
              \"{store} (deleted)\"; --force unmounts all the same"
         )));
     }
-    // Of a transaction that a server has it is told what becomes of it. (To ask a daemon that hangs
-    // would be to hang.)
+    // If a server has the transaction of this mount, report what becomes of it. (Asking a daemon
+    // that hangs would hang, too.)
     let status = match how {
         Unmount::Clean => guest::ask(&record, "status").ok().flatten(),
         _ => None,
@@ -145,7 +144,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
         ));
     }
     if let Some(other) = record.mounts().into_iter().next() {
-        // A bind mount, say: the daemon goes on for it.
+        // The other mount is a bind mount, for example, for which the daemon continues.
         return Ok(format!(
             "unmounted {}; {} is still mounted on {}",
             dir.display(),
@@ -154,7 +153,7 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
         ));
     }
     wait_for(&daemon, &record, dir, how)?;
-    // A daemon that ended well takes its record with it.
+    // A daemon that has ended cleanly has removed its record.
     match record.left() {
         None => {
             let more = transaction.map_or(String::new(), |what| format!("; {what}"));
@@ -174,13 +173,13 @@ fn take_down(target: &Path, how: Unmount) -> Outcome<String> {
     }
 }
 
-/// How long a forced end waits for a daemon to close the store.
+/// The time that a forced unmount waits for the daemon to close the store.
 const FORCED: Duration = Duration::from_secs(60);
-/// How often it is looked at whether it can.
+/// The polling interval for a daemon that is stopped or hangs.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Returns when the daemon has ended. It cannot when it is stopped, and may hang: then a forced end
-/// says so.
+/// Waits until the daemon has ended. A stopped or hanging daemon cannot end: a forced unmount then
+/// fails.
 fn wait_for(daemon: &OwnedFd, record: &Record, dir: &Path, how: Unmount) -> Outcome {
     let begun = Instant::now();
     let look = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
@@ -222,8 +221,8 @@ fn wait_for(daemon: &OwnedFd, record: &Record, dir: &Path, how: Unmount) -> Outc
     }
 }
 
-/// The mount that `target` is: its directory, or its store. A forced end asks the mount itself
-/// nothing, for it may not answer.
+/// Returns the mount that `target` refers to by its directory or its store. A forced unmount does
+/// not access the mount itself, which may not answer.
 fn find(target: &Path, how: Unmount) -> Outcome<MountEntry> {
     let cannot =
         |e: std::io::Error| Failure::io(format!("cannot unmount {}", target.display()), &e);

@@ -1,4 +1,4 @@
-//! `kvfs undo`: the commit of a transaction undone by a commit of its own.
+//! `kvfs undo`: undoes the commit of a transaction by a new commit.
 
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ pub struct Args {
     dry_run: bool,
 }
 
-/// What was undone, or would be.
+/// A commit that was undone, or would be.
 struct Undone {
     number: u64,
     label: String,
@@ -82,7 +82,7 @@ fn undo(client: &mut Client, args: &Args) -> Outcome<Undone> {
     Ok(Undone { number, label, changes: changes? })
 }
 
-/// Others have changed the same since.
+/// Returns the failure if others have changed the same data since the commit.
 pub fn stands_against(number: u64, label: &str, changed: &[Reply]) -> Failure {
     let what = format!(
         "commit {number} ({}) cannot be undone: it was changed since then: {}",

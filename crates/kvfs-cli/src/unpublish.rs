@@ -1,4 +1,4 @@
-//! `kvfs unpublish`: takes a store in object storage back.
+//! `kvfs unpublish`: withdraws a store from object storage.
 
 use std::path::PathBuf;
 

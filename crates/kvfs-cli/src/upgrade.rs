@@ -1,12 +1,12 @@
-//! `kvfs mount --upgrade`: has the daemon of a mount become another program, this one, under the
-//! programs that use the mount.
+//! `kvfs mount --upgrade`: replaces the program of a mount's daemon by this one, while programs use
+//! the mount.
 //!
-//! The one in front listens at a socket beside the daemon's record and sends the daemon SIGHUP. The
-//! daemon calls there, is told which program to become, and answers with what hinders it; or it
-//! becomes that program (`handover`), which has the connection then, and answers that it serves. A
-//! daemon that has a keeper answers that another process follows it (`keeper`), whose record says
-//! that it serves. If nothing comes, the end of the connection says so. A daemon that is stopped
-//! (SIGSTOP) would be waited for in vain, so it is looked at now and then.
+//! This process listens at a socket next to the daemon's record and sends the daemon SIGHUP. The
+//! daemon connects, receives the path of the new program, and answers with a failure; or it becomes
+//! that program (`handover`), which inherits the connection and answers that it serves. A daemon
+//! with a keeper answers that another process follows it (`keeper`), whose record shows that it
+//! serves. If there is no answer, the connection ends. A daemon that is stopped (SIGSTOP) would
+//! never answer, so its state is checked now and then.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,14 +24,14 @@ use crate::daemons::{self, Record};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::{handover, paths, text};
 
-/// How long the other end may take for its first words.
+/// The time limit for the first words of the other end.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// When it is looked at whether a process that is waited for runs.
+/// The polling interval for whether an awaited process is stopped.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-/// When it is looked at whether another process serves.
+/// The polling interval for whether another process serves.
 const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
-/// Has the daemon that serves `target` become this program.
+/// Makes the daemon that serves `target` become this program.
 pub fn run(target: &Path, output: &Output) -> Outcome {
     let record = daemon_of(target)?;
     let program = std::env::current_exe()
@@ -68,10 +68,10 @@ pub fn run(target: &Path, output: &Output) -> Outcome {
     }
 }
 
-/// The daemon that is to become another program.
+/// Returns the daemon to replace.
 fn daemon_of(target: &Path) -> Outcome<Record> {
     let cannot = |e: io::Error| Failure::io(format!("cannot find {}", target.display()), &e);
-    // A daemon that is stopped answers nothing that is asked of its mount.
+    // Do not access the mount first: a stopped daemon does not answer.
     let beside = paths::path_beside(target).ok().and_then(|path| mounts::mount_at(&path).ok()?);
     let (path, mount) = match beside {
         Some(mount) => (mount.mount_point.clone(), Some(mount)),
@@ -98,7 +98,7 @@ fn daemon_of(target: &Path) -> Outcome<Record> {
     Ok(record)
 }
 
-/// Fails where the process is stopped by a signal.
+/// Fails if the process is stopped by a signal.
 fn must_run(record: &Record) -> Outcome {
     if record.is_stopped() { Err(is_stopped(record.pid, record)) } else { Ok(()) }
 }
@@ -109,7 +109,7 @@ fn is_stopped(pid: i32, record: &Record) -> Failure {
     Failure::new(Exit::Busy, what).hint(format!("kill -CONT {pid}"))
 }
 
-/// The failure, and where there is more about it.
+/// Adds a hint at the log, if there is one.
 fn with_log(failure: Failure, log: Option<&Path>) -> Failure {
     match log {
         Some(log) => failure.hint(format!("see {}", log.display())),
@@ -117,7 +117,8 @@ fn with_log(failure: Failure, log: Option<&Path>) -> Failure {
     }
 }
 
-/// A program in the mount could not be read while the mount is not served.
+/// Fails if the program lies in the mount, since it could not be read while the mount is not
+/// served.
 fn must_lie_elsewhere(program: &Path, record: &Record) -> Outcome {
     let device = program.metadata().map(|m| m.dev());
     let device = device.map_err(|e| Failure::io("cannot find this program's own file", &e))?;
@@ -136,7 +137,7 @@ fn socket_of(device: &str) -> PathBuf {
     daemons::directory().join(format!("{device}.upgrade"))
 }
 
-/// A socket that goes when this is dropped.
+/// A socket that is removed when this is dropped.
 struct Listening {
     listener: UnixListener,
     path: PathBuf,
@@ -145,7 +146,7 @@ struct Listening {
 impl Listening {
     fn at(path: &Path) -> io::Result<Listening> {
         let listener = match UnixListener::bind(path) {
-            // The socket of a process that has died takes no calls.
+            // The socket of a dead process refuses connections.
             Err(e)
                 if e.kind() == io::ErrorKind::AddrInUse && UnixStream::connect(path).is_err() =>
             {
@@ -167,7 +168,7 @@ impl Drop for Listening {
     }
 }
 
-/// Has the daemon call.
+/// Makes the daemon connect.
 fn call(record: &Record, listening: &Listening) -> Outcome<UnixStream> {
     let ended = || Failure::new(Exit::Failed, format!("process {} has ended", record.pid));
     let cannot = |e: io::Error| Failure::io(format!("cannot talk to process {}", record.pid), &e);
@@ -178,7 +179,7 @@ fn call(record: &Record, listening: &Listening) -> Outcome<UnixStream> {
         let mut polled =
             [PollFd::new(&listening.listener, PollFlags::IN), PollFd::new(&process, PollFlags::IN)];
         match rustix::event::poll(&mut polled, Some(&LOOK)) {
-            // When it goes on, it finds that nobody calls.
+            // If the daemon is continued later, it finds that no process listens.
             Ok(0) => must_run(record)?,
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(cannot(e.into())),
@@ -186,7 +187,7 @@ fn call(record: &Record, listening: &Listening) -> Outcome<UnixStream> {
         if polled[0].revents().contains(PollFlags::IN) {
             let (stream, _) = listening.listener.accept().map_err(cannot)?;
             let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| cannot(e.into()));
-            // Another upgrade looks whether this one is there.
+            // Other connections are from another upgrade, which checks whether this one runs.
             if peer?.pid == pid {
                 return Ok(stream);
             }
@@ -196,7 +197,7 @@ fn call(record: &Record, listening: &Listening) -> Outcome<UnixStream> {
     }
 }
 
-/// Says which program the daemon is to become; its answer, or nothing.
+/// Tells the daemon which program to become. Returns its answer, which may be empty.
 fn ask(stream: &UnixStream, program: &Path, record: &Record) -> Outcome<String> {
     let cannot = |e: io::Error| Failure::io(format!("cannot talk to process {}", record.pid), &e);
     let request = json!({"program": daemons::escape(program)});
@@ -221,13 +222,13 @@ fn ask(stream: &UnixStream, program: &Path, record: &Record) -> Outcome<String> 
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// The keeper that begins the process which follows.
+/// Parses the keeper that starts the following process.
 fn keeper_in(answer: &str) -> Option<Pid> {
     let answer: serde_json::Value = serde_json::from_str(answer).ok()?;
     Pid::from_raw(i32::try_from(answer["keeper"].as_i64()?).ok()?)
 }
 
-/// Waits for the process that follows a daemon which has a keeper.
+/// Waits for the process that follows a daemon with a keeper.
 fn follower(before: &Record, keeper: Pid, program: &Path, stream: &UnixStream) -> Outcome<Record> {
     let ended = || {
         let what = format!("the mount on {} is not served any more", before.mount_point.display());
@@ -256,7 +257,7 @@ fn follower(before: &Record, keeper: Pid, program: &Path, stream: &UnixStream) -
         if daemons::is_stopped(keeper) {
             return Err(is_stopped(keeper, before));
         }
-        // The daemon has more to say where it could not end.
+        // If the daemon could not end, it sends a failure.
         if said.is_none() && before.is_alive() {
             said = more(stream);
         }
@@ -271,7 +272,7 @@ fn follower(before: &Record, keeper: Pid, program: &Path, stream: &UnixStream) -
     }
 }
 
-/// A line that has come.
+/// Returns a line if one has arrived.
 fn more(stream: &UnixStream) -> Option<String> {
     let now =
         rustix::event::poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&Timespec::default()));
@@ -280,15 +281,15 @@ fn more(stream: &UnixStream) -> Option<String> {
     Some(line)
 }
 
-/// The daemon's end.
+/// The daemon's end of the connection.
 pub struct Request {
     stream: OwnedFd,
-    /// The program that the daemon is to become.
+    /// The program to become.
     pub program: PathBuf,
 }
 
 impl Request {
-    /// Connects to the caller; `None` if there is none.
+    /// Connects to the caller, or returns `None` if there is none.
     pub fn take(device: &str) -> io::Result<Option<Request>> {
         let stream = match UnixStream::connect(socket_of(device)) {
             Err(e)
@@ -310,23 +311,23 @@ impl Request {
         Ok(Some(Request { stream: stream.into(), program }))
     }
 
-    /// Says that another process follows, which the keeper of this one begins.
+    /// Answers that another process follows, which the keeper of this process starts.
     pub fn answer_followed(&self) {
         let keeper = rustix::process::getppid().map_or(0, |keeper| keeper.as_raw_nonzero().get());
         let line = format!("{}\n", json!({"keeper": keeper}));
         let _ = rustix::io::write(&self.stream, line.as_bytes());
     }
 
-    /// Says what hinders the daemon, or that it serves as the new program.
+    /// Answers with a failure, or that the daemon serves as the new program.
     pub fn answer(stream: impl AsFd, outcome: Result<&Record, &Failure>) {
         let line = outcome.map_or_else(Failure::to_line, Record::to_line) + "\n";
-        // Who has asked may be gone.
+        // The caller may be gone.
         let _ = rustix::io::write(stream, line.as_bytes());
     }
 }
 
 impl From<Request> for OwnedFd {
-    /// By which it is answered.
+    /// Returns the connection for the answer.
     fn from(request: Request) -> OwnedFd {
         request.stream
     }

@@ -1,4 +1,4 @@
-//! A command line that is wrong, told in the form that was asked for.
+//! Reports a wrong command line in the requested format.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -7,17 +7,17 @@ use std::process::ExitCode;
 use crate::output::{Exit, Failure, Output};
 use crate::text;
 
-/// Says what is wrong with a command line, as JSON where `--json` is among its words; shows help
-/// and the version, which come this way, too.
+/// Reports an error of the command line, as JSON if `--json` is among its words. Also shows help
+/// and the version, which clap returns as errors.
 pub fn wrong(error: clap::Error, arguments: &[OsString]) -> ExitCode {
     let json = arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
-    // A name that a shell has put there may be another's.
+    // A shell pattern may have inserted a name chosen by another user.
     let is_plain = |word: &OsString| text::show(word.as_bytes()).len() == word.len();
     if !json && arguments.iter().all(is_plain) || !error.use_stderr() {
         error.exit();
     }
     let told = error.render().to_string();
-    // The first paragraph says what is wrong; others how the command is used.
+    // The first paragraph describes the error; the others describe the usage.
     let (what, rest) = told.split_once("\n\n").unwrap_or((&told, ""));
     let what = what.strip_prefix("error: ").unwrap_or(what);
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");

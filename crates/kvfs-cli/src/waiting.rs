@@ -1,8 +1,8 @@
 //! Tells the user that a command waits for the daemon of a mount, and that the daemon does not
 //! answer: it may be stopped, or hang. The command goes on waiting, and Ctrl-C ends it.
 //!
-//! A command may just take long. So a daemon that runs is asked something of little work during the
-//! wait, over a connection of its own.
+//! A command may simply take long. So a running daemon is sent a cheap command during the wait,
+//! over a connection of its own.
 
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -17,18 +17,19 @@ use kvfs_fuse::mounts::{self, MountEntry};
 use crate::daemons::Record;
 use crate::text;
 
-/// How long nothing is said, and how long a daemon may take for next to nothing.
+/// The time to wait before anything is reported, and the time that a daemon may take for a cheap
+/// command.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A daemon that answers is not asked more often in the end.
+/// The longest interval between checks of a daemon that answers.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 struct Wait {
     number: u64,
     on: PathBuf,
-    /// When it is looked at whether the daemon answers.
+    /// When to check next whether the daemon answers.
     due: Instant,
-    /// How long it is left alone then. One who waits for what others do may wait for hours.
+    /// The interval to the check after that. A command that waits for others may wait for hours.
     pause: Duration,
 }
 
@@ -38,7 +39,7 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 static WATCHER: Once = Once::new();
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
-/// While it lives, the daemon of a store is waited for.
+/// Registers a wait for the daemon of a store, until this is dropped.
 #[must_use]
 pub struct Waiting {
     number: u64,
@@ -50,26 +51,26 @@ impl Drop for Waiting {
     }
 }
 
-/// Nothing is said from now on: what is printed is for programs, or a screen is drawn.
+/// Suppresses all reports from now on, since the output is for programs or a screen.
 pub fn be_silent() {
     IS_SILENT.store(true, Ordering::Release);
 }
 
-/// The daemon is waited for that serves `target`: the directory of a mount, anything in it, the
-/// store or its socket.
+/// Registers a wait for the daemon that serves `target`: the directory of a mount, anything in it,
+/// the store or its socket.
 pub fn on(target: &Path) -> Waiting {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let due = Instant::now() + PATIENCE;
     WAITS.lock().push(Wait { number, on: target.into(), due, pause: PATIENCE });
     BEGUN.notify_all();
-    // Without the thread nothing is said, and that is all.
+    // If the thread cannot be started, nothing is reported.
     WATCHER.call_once(|| {
         without_signals(|| std::thread::Builder::new().name("kvfs-waiting".into()).spawn(watch));
     });
     Waiting { number }
 }
 
-/// Starts a thread with all signals blocked: other threads wait for them.
+/// Starts a thread with all signals blocked, since other threads wait for them.
 fn without_signals<T>(start: impl FnOnce() -> T) {
     // SAFETY: both sets are initialised by the calls that are given them.
     unsafe {
@@ -93,7 +94,7 @@ fn watch() {
         };
         let left = due.saturating_duration_since(Instant::now());
         if !left.is_zero() {
-            // A wait that begins during the question is due later.
+            // A wait that begins in the meantime is due later.
             drop(waits);
             std::thread::sleep(left);
             waits = WAITS.lock();
@@ -104,7 +105,7 @@ fn watch() {
         waits = WAITS.lock();
         let Some(at) = waits.iter().position(|wait| wait.number == number) else { continue };
         match problem {
-            // It is said once.
+            // Report a problem only once.
             Some(problem) => {
                 waits.remove(at);
                 if !IS_SILENT.load(Ordering::Acquire) {
@@ -120,8 +121,8 @@ fn watch() {
     }
 }
 
-/// Finds the daemon that serves a target in the kernel's table and the records: to ask the mount
-/// itself would be to wait as well.
+/// Finds the daemon that serves a target in the kernel's table and the records: accessing the mount
+/// itself would wait, too.
 pub fn of_target(target: &Path) -> Option<Record> {
     let path = std::path::absolute(target).ok()?;
     let mount = mounts::mount_of(&path).ok()?.filter(MountEntry::is_fuse);
@@ -145,14 +146,14 @@ pub fn unanswered(record: &Record) -> String {
     format!("the daemon of {mount} (process {pid}) does not answer; waiting{stopped}")
 }
 
-/// The sentence, if it is so.
+/// Checks a daemon, and returns the sentence if it does not answer.
 fn problem(record: &Record) -> Option<String> {
     if record.is_stopped() {
         return Some(unanswered(record));
     }
     let socket = record.socket.clone()?;
     let (answered, answer) = mpsc::channel();
-    // This connection may wait, too; then its thread ends with the process.
+    // This connection may block, too; its thread then ends with the process.
     std::thread::Builder::new()
         .name("kvfs-waiting".into())
         .spawn(move || {

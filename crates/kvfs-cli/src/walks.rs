@@ -1,6 +1,5 @@
-//! Everything below a path, from the dictionaries, for the commands that look through trees: of a
-//! mounted store by its daemon, from one state of the view that the path leads to; of one that is
-//! not mounted here.
+//! Walks everything below a path, read from the dictionaries: the daemon of a mounted store walks
+//! one state of the view that the path leads to; an unmounted store is walked by this process.
 
 use std::collections::VecDeque;
 use std::os::unix::ffi::OsStrExt;
@@ -16,14 +15,14 @@ use crate::place::{self, View};
 use crate::store::{self, Access, Store};
 use crate::{text, tree};
 
-/// Something that a walk has come to.
+/// An entry that a walk has reached.
 pub struct Found {
-    /// From the top; of the top itself empty.
+    /// The path from the top, which is empty for the top itself.
     pub path: Vec<u8>,
     pub attr: Attr,
 }
 
-/// A walk through a tree; directories come before what is in them.
+/// A walk through a tree; directories precede their entries.
 pub struct Walk {
     source: Source,
 }
@@ -34,7 +33,7 @@ enum Source {
 }
 
 impl Walk {
-    /// From a path on a mount, which may lead into any view.
+    /// Begins a walk at a path on a mount, which may lead into any view.
     pub fn mounted(path: &Path) -> Outcome<Walk> {
         let mounted = begin(path, "WALK")?;
         Ok(Walk {
@@ -46,7 +45,7 @@ impl Walk {
         })
     }
 
-    /// Of a store that is not mounted, by a path from its root.
+    /// Begins a walk of a store that is not mounted, at a path from its root.
     pub fn of_store(store: &Path, path: &[u8]) -> Outcome<Walk> {
         let store = store::open_waiting(store, Access::ReadOnly, None)?;
         let fs = store.file_system()?;
@@ -89,13 +88,13 @@ impl Walk {
     }
 }
 
-/// Has the daemon of a mounted store begin with `WALK` or `EXPORT` of a path on a mount, which may
-/// lead into any view. The reply that is received next is the first piece.
+/// Starts `WALK` or `EXPORT` in the daemon of a mounted store, for a path on a mount, which may
+/// lead into any view. The next reply to receive is the first piece.
 pub fn begin(path: &Path, command: &str) -> Outcome<Mounted> {
     let shown = text::show(path.as_os_str().as_bytes());
     let cannot = |e: std::io::Error| Failure::io(format!("cannot find {shown}"), &e);
     place::must_let_us_in(path)?;
-    // The last name is not followed, unless the path says so by what is behind it.
+    // Do not follow the last name, unless it is followed by a slash.
     let full = match path.symlink_metadata().map_err(cannot)?.is_dir() {
         true => paths::full_path(path).map_err(cannot)?,
         false => paths::path_beside(path).map_err(cannot)?,
@@ -119,7 +118,7 @@ pub fn begin(path: &Path, command: &str) -> Outcome<Mounted> {
     let mut words = vec![command.as_bytes(), b"BEGIN", place.rest.as_os_str().as_bytes()];
     words.extend(naming.iter().flat_map(Naming::words));
     mounted.call(&words)?;
-    // What comes next is on its way while this is looked at.
+    // Request the next piece before this one is processed, so that both overlap.
     mounted.send(&[command.as_bytes(), b"NEXT"])?;
     Ok(mounted)
 }
@@ -138,7 +137,7 @@ const KINDS: [FileKind; 7] = [
     FileKind::BlockDevice,
 ];
 
-/// An entry as it goes over the socket.
+/// Encodes an entry for the socket.
 pub fn encode(path: &[u8], attr: &Attr, out: &mut Vec<u8>) {
     out.extend_from_slice(&(path.len() as u32).to_le_bytes());
     out.extend_from_slice(path);
@@ -183,7 +182,7 @@ fn decode(from: &mut &[u8]) -> Option<Found> {
     Some(Found { path: path.to_vec(), attr })
 }
 
-/// The path of something below `top` as a user would write it.
+/// Returns the path of an entry below `top` as a user would write it.
 pub fn joined(top: &[u8], path: &[u8]) -> Vec<u8> {
     match (path.is_empty(), top.ends_with(b"/")) {
         (true, _) => top.to_vec(),

@@ -1,10 +1,10 @@
-//! `kvfs web`: a page on this machine that shows a mounted store, and lets an open transaction be
-//! looked at, committed and aborted.
+//! `kvfs web`: serves a page on this machine that shows a mounted store, and on which an open
+//! transaction can be reviewed, committed and aborted.
 //!
-//! It is a process of its own and a client of the store's socket, so it can do what its user may do
-//! there, and nothing depends on it. `guard` decides whose questions are answered, `answers` says
-//! what; the page itself is in `web/`, and has no strings of the store in it: it asks for them, and
-//! puts them in as text.
+//! The server is a process of its own and a client of the store's socket, so it can do what its
+//! user may do there, and nothing depends on it. `guard` admits requests, and `answers` answers
+//! them; the page itself is in `web/`, and contains no strings of the store: it requests them, and
+//! inserts them as text.
 
 mod answers;
 mod guard;
@@ -53,7 +53,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    // What is wrong with the mount is told here, and not to the browser.
+    // Report problems with the mount here instead of in the browser.
     let mounted = Mounted::find(&args.mount)?;
     let mount_point = mounted.mount_point.clone();
     drop(mounted);

@@ -1,5 +1,6 @@
-//! The anchors of a list: directories at which paths begin that would be longer than a call takes.
-//! What lies below the third anchor is told as `/3/…`; see `kvfs::Difference`.
+//! The anchors of a list: directories that long paths begin at, which would otherwise exceed the
+//! length that a system call takes. Paths below the third anchor are listed as `/3/…`; see
+//! `kvfs::Difference`.
 
 use std::borrow::Cow;
 
@@ -10,11 +11,11 @@ use super::odd;
 use crate::output::Outcome;
 use crate::text;
 
-/// The paths of the anchors, which may begin at earlier ones.
+/// The paths of the anchors. A path may itself begin at an earlier anchor.
 #[derive(Clone, Default)]
 pub(super) struct Anchors(Vec<Vec<u8>>);
 
-/// The number of the anchor that a path begins at, and the rest of the path; 0 is the root.
+/// Splits a path into the number of its anchor and the rest; 0 is the root.
 fn parted(path: &[u8]) -> (usize, &[u8]) {
     let Some(within) = path.strip_prefix(b"/") else { return (0, path) };
     let end = within.iter().position(|byte| *byte == b'/').unwrap_or(within.len());
@@ -23,11 +24,11 @@ fn parted(path: &[u8]) -> (usize, &[u8]) {
 }
 
 impl Anchors {
-    /// Takes the next one of a list.
+    /// Adds the next anchor of a list.
     pub fn push(&mut self, name: &[u8], path: Option<Vec<u8>>) -> Outcome {
         let path = path.ok_or_else(odd)?;
         let number = self.0.len() + 1;
-        // Each begins at an earlier one, so that every path ends at the root.
+        // An anchor may only refer to an earlier one, so that every path ends at the root.
         if name != format!("/{number}").as_bytes() || parted(&path).0 >= number {
             return Err(odd());
         }
@@ -35,7 +36,7 @@ impl Anchors {
         Ok(())
     }
 
-    /// A path from the root.
+    /// Resolves a path to one from the root.
     pub fn whole<'a>(&self, path: &'a [u8]) -> Cow<'a, [u8]> {
         let (mut number, rest) = parted(path);
         if number == 0 {
@@ -51,7 +52,8 @@ impl Anchors {
         parts.join(&b'/').into()
     }
 
-    /// The directory that a path is in, as it is listed; `None`: it is in the root.
+    /// Returns the directory of a path, in the form in which it is listed, or `None` if that is the
+    /// root.
     pub fn parent<'a>(&'a self, path: &'a [u8]) -> Option<&'a [u8]> {
         let directory = &path[..path.iter().rposition(|byte| *byte == b'/')?];
         match parted(directory) {
@@ -60,17 +62,18 @@ impl Anchors {
         }
     }
 
-    /// What sorts paths so that a directory comes before what lies below it.
+    /// Returns a sort key by which a directory precedes everything below it.
     pub fn depth(path: &[u8]) -> (usize, usize) {
         (parted(path).0, path.len())
     }
 
-    /// Returns whether a path is longer than a call takes.
+    /// Returns whether a path is longer than a system call takes.
     pub fn is_deep(path: &[u8]) -> bool {
         parted(path).0 > 0
     }
 
-    /// The lines for the anchors that a file needs and that have none yet; `told` have one.
+    /// Returns the lines for the anchors that a file needs and that are not printed yet. The first
+    /// `told` anchors are.
     pub fn lines(&self, file: &File, told: &mut usize) -> Vec<String> {
         let paths = [Some(&file.path[..]), file.from.as_deref(), file.linked_to()];
         let needed = paths.into_iter().flatten().map(|path| parted(path).0).max().unwrap_or(0);
@@ -82,7 +85,7 @@ impl Anchors {
         lines
     }
 
-    /// By their names; `None`: there are none.
+    /// Returns the anchors by name, or `None` if there are none.
     pub fn json(&self) -> Option<Value> {
         let mut all = Map::new();
         for (at, path) in self.0.iter().enumerate() {

@@ -1,9 +1,10 @@
-//! Taking a part of what a transaction has changed: what can be told apart, and how the rest is
-//! taken out of the transaction again.
+//! Accepts a part of a transaction's changes: determines which changes are separable, and takes the
+//! rejected ones out of the transaction.
 //!
-//! A directory that was made, removed, renamed or replaced goes with all that is in it, and what
-//! was renamed goes at both paths; everything else is decided path by path. What is left is made
-//! again what it is beneath the transaction: removed, and copied from there by reference.
+//! A directory that was made, removed, renamed or replaced is one choice together with everything
+//! in it, and a rename is one choice for both paths; every other path is a choice of its own. A
+//! rejected path is restored to its state beneath the transaction: it is removed, and copied from
+//! there by reference.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
@@ -21,20 +22,20 @@ use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome};
 use crate::{beneath, text, tree};
 
-/// The state to which a transaction goes back where a part of it cannot be taken out.
+/// The savepoint to which a transaction rolls back if a part of it cannot be taken out.
 const SAVEPOINT: &str = "kvfs-revert";
 
-/// What is taken or left as one.
+/// Changes that are accepted or rejected together.
 pub struct Choice {
-    /// Entries of the list of files, or none: it is a key.
+    /// Indices into the list of files; empty if the choice is a key.
     files: Vec<usize>,
     key: Option<usize>,
-    /// Of the entries those that bring the others with them.
+    /// The entries that the others depend on.
     tops: BTreeSet<usize>,
 }
 
 impl Choice {
-    /// Each once.
+    /// Removes duplicates.
     pub fn distinct(mut choices: Vec<Choice>) -> Vec<Choice> {
         let mut seen = BTreeSet::new();
         choices.retain(|choice| seen.insert((choice.files.first().copied(), choice.key)));
@@ -42,7 +43,8 @@ impl Choice {
     }
 }
 
-/// Whether something there takes what lies below it along: not a directory that stays one.
+/// Returns whether a change includes everything below its path: always, except for a directory that
+/// stays one.
 fn whole(file: &File) -> bool {
     file.kind_of(false) != Some('d') || file.kind_of(true) != Some('d')
 }
@@ -51,7 +53,7 @@ fn is_below(path: &[u8], directory: &[u8]) -> bool {
     directory.is_empty() || path.strip_prefix(directory).is_some_and(|rest| rest.starts_with(b"/"))
 }
 
-/// A path as lists have it.
+/// Strips slashes from a path, so that it has the form used in lists.
 fn bare(path: &[u8]) -> &[u8] {
     let path = path.strip_prefix(b"/").unwrap_or(path);
     path.strip_suffix(b"/").unwrap_or(path)
@@ -68,7 +70,7 @@ fn not_given_back(file: &File, error: rustix::io::Errno) -> Failure {
     Failure::io(doing, &error.into())
 }
 
-/// The directory of a view at a path from its root, which a file has.
+/// Opens the directory at a path from the root of a view, on behalf of a file.
 fn opened(view: &Path, path: &[u8], file: &File) -> Outcome<OwnedFd> {
     let way = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(view, way, Mode::empty()).map_err(|e| not_given_back(file, e))?;
@@ -77,8 +79,8 @@ fn opened(view: &Path, path: &[u8], file: &File) -> Outcome<OwnedFd> {
 }
 
 impl Changes {
-    /// All that can be taken or left by itself, in the order of the paths; then the keys. What
-    /// differs in nothing but a time goes with the rest.
+    /// Returns all separable changes: first files by path, then keys. Files that differ only in
+    /// their times are not choices of their own.
     pub fn choices(&self) -> Vec<Choice> {
         self.choices_of(|file| !file.times_alone())
     }
@@ -88,8 +90,8 @@ impl Changes {
             self.files.iter().enumerate().filter(|(_, file)| wanted(file)).collect();
         let at: HashMap<&[u8], usize> =
             files.iter().map(|(n, file)| (file.path.as_slice(), *n)).collect();
-        // The one that takes it along, if there is one; the highest. Shorter paths come first, so
-        // that each is looked at once, however deep it lies.
+        // Find the topmost entry that each entry belongs to. Shorter paths come first, so that each
+        // is examined once, however deep it lies.
         let mut highest: HashMap<usize, usize> = HashMap::new();
         let mut by_length: Vec<(usize, &File)> = files.clone();
         by_length.sort_by_key(|(_, file)| Anchors::depth(&file.path));
@@ -130,8 +132,7 @@ impl Changes {
         groups.into_values().map(choice).chain(keys).collect()
     }
 
-    /// Returns whether everything at these paths and below is listed one by one, and nothing of it
-    /// only counted.
+    /// Returns whether everything at and below these paths is listed one by one, not only counted.
     pub fn lists(&self, paths: &[&[u8]]) -> bool {
         let mut counted = self.files.iter().filter(|file| file.is_counted());
         let meets = |file: &File, path: &[u8]| {
@@ -143,7 +144,7 @@ impl Changes {
         !counted.any(|file| paths.iter().any(|path| meets(file, bare(path))))
     }
 
-    /// Keeps what is at these paths and below them; of what was renamed, at either.
+    /// Keeps the changes at and below these paths. A rename matches by either path.
     pub fn keep(&mut self, paths: &[&[u8]]) -> Outcome {
         let paths: Vec<&[u8]> = paths.iter().map(|path| bare(path)).collect();
         let anchors = &self.anchors;
@@ -163,7 +164,7 @@ impl Changes {
         Ok(())
     }
 
-    /// Those at a path and below it. Fails where one of them goes beyond it.
+    /// Returns the choices at and below a path. Fails if one of them extends beyond the path.
     pub fn choices_at(&self, path: &[u8]) -> Outcome<Vec<Choice>> {
         let within = |n: &usize| {
             let at = self.anchors.whole(&self.files[*n].path);
@@ -173,7 +174,8 @@ impl Changes {
         let touched = all.filter(|choice| choice.files.iter().any(within));
         let touched: Vec<Choice> = touched.collect();
         if touched.is_empty() {
-            // It is not listed by itself where all of its directory is new, or gone.
+            // The path is not listed if a directory above it was made, removed or replaced as a
+            // whole.
             let around =
                 |file: &&File| whole(file) && is_below(path, &self.anchors.whole(&file.path));
             if let Some(above) = self.files.iter().find(around) {
@@ -191,7 +193,7 @@ impl Changes {
         Ok(touched)
     }
 
-    /// The contents that differ in a choice.
+    /// Returns the contents that differ in a choice as a patch.
     pub fn patch_of(&self, choice: &Choice, style: Style) -> Vec<u8> {
         let files = choice.files.iter().map(|n| self.files[*n].clone()).collect();
         let keys = choice.key.iter().map(|n| self.keys[*n].clone()).collect();
@@ -200,7 +202,7 @@ impl Changes {
         alone.text(Detail::default().with_patch(), style)
     }
 
-    /// What a choice is about.
+    /// Describes a choice, one line for each entry.
     pub fn describe(&self, choice: &Choice, style: Style) -> Vec<u8> {
         let mut out = Vec::new();
         let mut put = |letter: char, line: String| {
@@ -221,11 +223,11 @@ impl Changes {
         out
     }
 
-    /// Takes choices out of the transaction: there it is as if they had never been made. After an
-    /// error nothing is taken out.
+    /// Takes choices out of the transaction, as if those changes had never been made. On an error,
+    /// nothing is taken out.
     pub fn revert(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
         let number = id.to_string();
-        // Before anything is changed.
+        // Check before anything is changed.
         for key in choices.iter().filter_map(|choice| choice.key) {
             if let KeyChange::Range { .. } = self.keys[key].what {
                 let what = format!(
@@ -237,7 +239,8 @@ impl Changes {
         }
         mounted.txn(&["JOIN", &number])?;
         let done = mounted.txn(&["SAVEPOINT", SAVEPOINT]).and_then(|_| {
-            // What is removed and not yet made again would be committed as removed.
+            // On an error, roll back: paths that are removed but not restored yet would be
+            // committed as removed.
             let taken_out = self.take_out(mounted, id, choices);
             if taken_out.is_err() {
                 mounted.txn(&["ROLLBACK", SAVEPOINT])?;
@@ -248,7 +251,7 @@ impl Changes {
         done.and(left.map(drop))
     }
 
-    /// In the joined transaction.
+    /// Takes the choices out, in the joined transaction.
     fn take_out(&self, mounted: &mut Mounted, id: u64, choices: &[Choice]) -> Outcome {
         let (number, view) = (id.to_string(), &mounted.view(id));
         let tops = || choices.iter().flat_map(|choice| &choice.tops).map(|n| &self.files[*n]);
@@ -256,7 +259,7 @@ impl Changes {
             let path = self.anchors.whole(&file.path);
             mounted.call(&[b"RMTREE", &path, b"TXN", number.as_bytes()])?;
         }
-        // Together, so that hard links among them stay links.
+        // Copy all in one command, so that hard links among them stay links.
         let again = tops().filter(|file| whole(file) && file.before.is_some());
         let places: Vec<Vec<u8>> = again
             .flat_map(|file| {
@@ -273,13 +276,14 @@ impl Changes {
         for file in tops().filter(|file| !whole(file)) {
             self.revert_attributes(view, file)?;
         }
-        // Last, and from below: to make or remove something gives its directory another time.
+        // Restore times last and bottom-up, since making or removing an entry changes the time of
+        // its directory.
         let mut directories: Vec<&File> = tops().filter(|file| !whole(file)).collect();
         directories.sort_by_key(|file| std::cmp::Reverse(Anchors::depth(&file.path)));
         directories.into_iter().try_for_each(|file| self.revert_time(view, file))?;
         choices.iter().filter_map(|choice| choice.key).try_for_each(|key| {
-            // A key goes with its elements and its deadline. Where others have changed it since the
-            // transaction began, that is a conflict at its commit.
+            // Revert a key with its elements and its deadline. If others have changed it since the
+            // transaction began, the commit reports a conflict.
             let key = &self.keys[key];
             let KeyChange::One(differs) = &key.what else { return Ok(()) };
             mounted.call(&[b"USE", key.dictionary.as_bytes()])?;
@@ -287,7 +291,7 @@ impl Changes {
         })
     }
 
-    /// Mode, owner and extended attributes of a directory that stays.
+    /// Restores mode, owner and extended attributes of a directory that stays.
     fn revert_attributes(&self, view: &Path, file: &File) -> Outcome {
         let path = self.anchors.whole(&file.path);
         let (directory, cannot) = (opened(view, &path, file)?, |e| not_given_back(file, e));
@@ -316,7 +320,7 @@ impl Changes {
         Ok(())
     }
 
-    /// The time of the last change of a directory that stays.
+    /// Restores the modification time of a directory that stays.
     fn revert_time(&self, view: &Path, file: &File) -> Outcome {
         let before = file.details.iter().find(|d| d.what == b"time").and_then(|d| {
             let text = std::str::from_utf8(d.before.as_deref()?).ok()?;

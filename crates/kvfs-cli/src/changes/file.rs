@@ -1,5 +1,5 @@
-//! A path at which something differs, as a line and as JSON. Whatever differs is said: who reviews
-//! a change sees nothing else of it.
+//! A path that differs, as a line and as JSON. Every difference is reported, since a reviewer of a
+//! change sees nothing else of it.
 
 use kvdb_server::Reply;
 use serde_json::{Map, Value, json};
@@ -10,10 +10,10 @@ use crate::output::Outcome;
 use crate::sizes::human_size;
 use crate::text;
 
-/// In front of the name of an extended attribute.
+/// The prefix of an extended attribute's name.
 pub(super) const XATTR: &[u8] = b"xattr:";
 
-/// One thing that differs; what is missing is not there on that side.
+/// One difference. A side is `None` if it lacks the property.
 #[derive(Clone)]
 pub(super) struct Detail {
     pub what: Vec<u8>,
@@ -21,18 +21,18 @@ pub(super) struct Detail {
     pub after: Option<Vec<u8>>,
 }
 
-/// What lies below a directory that was added or is gone, and is not listed.
+/// Counts of the unlisted content of a directory that was added or removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Below {
     files: u64,
     directories: u64,
     bytes: u64,
-    /// What has moved with it.
+    /// Paths that have moved with the directory.
     moved: u64,
 }
 
 impl Below {
-    /// "2 files, 1 directory, 3 KiB"; `None`: nothing.
+    /// Formats the counts, like "2 files, 1 directory, 3 KiB". Returns `None` if all are zero.
     fn told(self) -> Option<String> {
         let many = |n: u64, one: &str, many: &str| match n {
             0 => None,
@@ -49,7 +49,7 @@ impl Below {
 #[derive(Clone)]
 pub(super) struct File {
     pub path: Vec<u8>,
-    /// The path that it had; `None`: it has not moved.
+    /// The previous path, or `None` if it has not moved.
     pub from: Option<Vec<u8>>,
     pub kind: String,
     pub before: Option<u64>,
@@ -65,7 +65,7 @@ fn bytes(reply: Option<Reply>) -> Outcome<Option<Vec<u8>>> {
     }
 }
 
-/// The value of an extended attribute in a line: its beginning.
+/// Formats the value of an extended attribute for a line, truncated to its beginning.
 fn value(bytes: &[u8]) -> String {
     const SHOWN: usize = 24;
     match bytes.len() {
@@ -75,7 +75,7 @@ fn value(bytes: &[u8]) -> String {
     }
 }
 
-/// The files of `TXN FILES` and `SNAPSHOT FILES`, and the anchors that their paths begin at.
+/// Parses the files of `TXN FILES` and `SNAPSHOT FILES`, and the anchors that their paths begin at.
 pub(super) fn files(reply: Reply) -> Outcome<(Vec<File>, Anchors)> {
     let (mut files, mut anchors) = (Vec::new(), Anchors::default());
     for mut f in lists(reply)? {
@@ -109,17 +109,17 @@ impl File {
         }
     }
 
-    /// It is there on both sides.
+    /// Returns whether the path exists on both sides.
     fn stays(&self) -> bool {
         matches!(self.letter(), 'M' | 'R')
     }
 
-    /// Returns whether something below it is counted, and not listed.
+    /// Returns whether paths below this one are counted instead of listed.
     pub(super) fn is_counted(&self) -> bool {
         self.below() != Below::default()
     }
 
-    /// What lies below it and is not listed.
+    /// Returns the counts of the unlisted content below this path.
     pub(super) fn below(&self) -> Below {
         let told = self.detail("below").and_then(|d| d.after.as_ref().or(d.before.as_ref()));
         let text = told.map(|told| String::from_utf8_lossy(told)).unwrap_or_default();
@@ -128,47 +128,47 @@ impl File {
         Below { files: next(), directories: next(), bytes: next(), moved: next() }
     }
 
-    /// Bytes before and after.
+    /// Returns the bytes before and after.
     pub(super) fn sizes(&self) -> (u64, u64) {
         let (before, after) = self.own_sizes();
         let bytes = self.below().bytes;
         if self.below_is_added() { (before, after + bytes) } else { (before + bytes, after) }
     }
 
-    /// So many paths below it, which are not listed, were added or removed as this letter says.
+    /// Returns how many unlisted paths below this one were added (letter `A`) or removed (`D`).
     pub(super) fn counted_as(&self, letter: char) -> u64 {
         let below = self.below();
         let is = if self.below_is_added() { 'A' } else { 'D' };
         if letter == is { below.files + below.directories } else { 0 }
     }
 
-    /// What lies below it is there now, and was not.
+    /// Returns whether the unlisted content was added, as opposed to removed.
     fn below_is_added(&self) -> bool {
         self.kind_of(true) == Some('d')
     }
 
     fn own_sizes(&self) -> (u64, u64) {
-        // Of a directory it is the number of its entries.
+        // The size of a directory is the number of its entries.
         if self.is_file() { (self.before.unwrap_or(0), self.after.unwrap_or(0)) } else { (0, 0) }
     }
 
-    /// Nothing differs but the time of the last change.
+    /// Returns whether the modification time is the only difference.
     pub(super) fn times_alone(&self) -> bool {
         self.letter() == 'M' && self.details.iter().all(|d| d.what == b"time")
     }
 
-    /// Nothing differs but where it is.
+    /// Returns whether the path is the only difference.
     pub(super) fn moved_alone(&self) -> bool {
         self.from.is_some()
             && self.details.iter().all(|d| d.what == b"linked-to" || d.what == b"below")
     }
 
-    /// The path where it was, or is now, as the store's daemon says.
+    /// Returns the path before or after the move, as the daemon reports it.
     pub(super) fn moved(&self) -> Option<&[u8]> {
         self.detail("moved").and_then(|d| d.before.as_deref().or(d.after.as_deref()))
     }
 
-    /// Another path of the same file.
+    /// Returns another path of the same file.
     pub(super) fn linked_to(&self) -> Option<&[u8]> {
         self.detail("linked-to").and_then(|d| d.after.as_deref().or(d.before.as_deref()))
     }
@@ -177,7 +177,7 @@ impl File {
         self.letter() != 'R' || self.detail("content").is_some()
     }
 
-    /// `d`, `f`, `l` or `o` on one side.
+    /// Returns the kind on one side: `d`, `f`, `l` or `o`.
     pub(super) fn kind_of(&self, after: bool) -> Option<char> {
         let there = if after { self.after } else { self.before };
         there?;
@@ -193,19 +193,19 @@ impl File {
         }
     }
 
-    /// Whether its owner may execute it, on one side.
+    /// Returns whether the owner may execute it, on one side.
     pub(super) fn executable(&self, after: bool) -> bool {
         let mode = self
             .detail("mode")
             .and_then(|d| if after { d.after.as_deref() } else { d.before.as_deref() });
         match mode.and_then(|mode| std::str::from_utf8(mode).ok()) {
             Some(mode) => u32::from_str_radix(mode, 8).is_ok_and(|mode| mode & 0o100 != 0),
-            // The same as that of the symbolic link that is there on the other side.
+            // The mode equals that of the symbolic link on the other side.
             None => self.detail("kind").is_some(),
         }
     }
 
-    /// Where it leads on one side, if the target differs.
+    /// Returns the target of the link on one side, if the target differs.
     pub(super) fn target(&self, after: bool) -> Option<Vec<u8>> {
         let detail = self.detail("target")?;
         if after { detail.after.clone() } else { detail.before.clone() }
@@ -215,7 +215,7 @@ impl File {
         self.details.iter().find(|d| d.what == what.as_bytes())
     }
 
-    /// Text of one side, or both with an arrow.
+    /// Formats the value of one side, or both with an arrow.
     fn both(&self, what: &str) -> Option<String> {
         let detail = self.detail(what)?;
         let side = |side: &Option<Vec<u8>>| side.as_deref().map_or("none".into(), text::show);
@@ -230,7 +230,7 @@ impl File {
     }
 
     fn shown(&self) -> String {
-        // What became a directory was none before.
+        // A path that has become a directory was not one before.
         let directory = self.kind == "d" && (!self.stays() || self.detail("kind").is_none());
         let one = |path: &[u8]| {
             let path = if path.is_empty() { ".".into() } else { text::show(path) };
@@ -242,7 +242,7 @@ impl File {
         }
     }
 
-    /// What differs, except for the content of files.
+    /// Describes the differences, except for the content of files.
     pub(super) fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
         let letter = self.letter();
@@ -268,7 +268,7 @@ impl File {
                 say("link of ", self.both("linked-to"));
             }
         } else {
-            // What is special about it is said; that a file has an owner and a mode is not.
+            // Only unusual properties are worth a remark: every file has an owner and a mode.
             let kind = self
                 .both("kind")
                 .filter(|kind| !matches!(kind.as_str(), "file" | "directory" | "symlink"));
@@ -305,7 +305,7 @@ impl File {
         remarks
     }
 
-    /// One line, without its end.
+    /// Returns one line, without its line end.
     pub(super) fn line(&self, below: usize) -> String {
         let mut all = Vec::new();
         match self.letter() {
@@ -337,7 +337,7 @@ impl File {
         line.trim_end().into()
     }
 
-    /// With `times`, the time of the last change, too.
+    /// Returns the JSON object. If `times` is set, it includes the modification time.
     pub(super) fn json(&self, times: bool) -> Value {
         let mut object = Map::new();
         text::put(&mut object, "path", &self.path);
@@ -396,7 +396,7 @@ impl File {
         Value::Object(object)
     }
 
-    /// "3 KiB more".
+    /// Formats the change of the total size, like "3 KiB more".
     pub(super) fn balance(files: &[File]) -> String {
         let (before, after) =
             files.iter().map(|f| f.sizes()).fold((0, 0), |(b, a), f| (b + f.0, a + f.1));

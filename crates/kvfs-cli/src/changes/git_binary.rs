@@ -1,21 +1,21 @@
-//! Content as `git apply` takes it where it is not text: a literal, deflated, in base 85, under the
-//! names that git gives to contents.
+//! Binary content in the format of `git apply`: a deflated literal in base 85, under git's names
+//! for contents.
 //!
-//! What is deflated here is stored: a patch is a means of transport, mostly compressed again, and a
-//! few lines of code are easier to trust than a compressor.
+//! The deflate blocks are stored, not compressed: a patch is mostly compressed in transport anyway,
+//! and a few lines of code are easier to trust than a compressor.
 
 use sha1::{Digest, Sha1};
 
-/// Bytes in one line.
+/// Bytes on one line.
 const LINE: usize = 52;
-/// Bytes in a stored block, at most.
+/// The largest stored block, in bytes.
 const BLOCK: usize = 0xffff;
 const DIGITS: &[u8; 85] =
     b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~";
-/// The name of content that is not there.
+/// The name of absent content.
 pub(super) const NOTHING: &str = "0000000000000000000000000000000000000000";
 
-/// Git's name of a file's content.
+/// Returns git's name for a file's content.
 pub(super) fn name(content: &[u8]) -> String {
     let mut hash = Sha1::new();
     hash.update(format!("blob {}\0", content.len()));
@@ -23,7 +23,7 @@ pub(super) fn name(content: &[u8]) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The content in the format of zlib (RFC 1950), in blocks that are stored.
+/// Returns the content in the format of zlib (RFC 1950), in stored blocks.
 fn deflated(content: &[u8]) -> Vec<u8> {
     let mut out = vec![0x78, 0x01];
     let blocks = content.len().div_ceil(BLOCK).max(1);
@@ -44,7 +44,7 @@ fn deflated(content: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The lines that give a file this content.
+/// Returns the patch lines that set a file to this content.
 pub(super) fn literal(content: &[u8]) -> String {
     let mut out = format!("GIT binary patch\nliteral {}\n", content.len());
     for line in deflated(content).chunks(LINE) {
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_is_deflated_ends_in_its_checksum() {
-        // RFC 1950's example of Adler-32 by others: "Wikipedia".
+        // The published example of Adler-32, the checksum of RFC 1950: "Wikipedia".
         assert_eq!(deflated(b"Wikipedia")[16..], 0x11e6_0398u32.to_be_bytes());
         assert_eq!(deflated(b""), [0x78, 1, 1, 0, 0, 0xff, 0xff, 0, 0, 0, 1]);
         let long = deflated(&[7; BLOCK + 1]);

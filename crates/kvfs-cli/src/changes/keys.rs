@@ -1,5 +1,5 @@
-//! Keys that differ: strings by their size, hashes, sets, sorted sets and lists by their elements,
-//! deadlines; a line for each key.
+//! Keys that differ, one line each: strings by their size; hashes, sets, sorted sets and lists by
+//! their elements; deadlines.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use crate::sizes::human_size;
 use crate::text;
 use crate::tree::time_text;
 
-/// One change of keys.
+/// One change of a key or a range of keys.
 #[derive(Clone)]
 pub struct Key {
     pub dictionary: String,
@@ -23,33 +23,33 @@ pub struct Key {
 #[derive(Clone)]
 pub enum KeyChange {
     One(Box<Differs>),
-    /// All keys of a range are removed, whichever there are.
+    /// All keys of a range were removed, whichever it had.
     Range {
         start: Vec<u8>,
         end: Vec<u8>,
     },
 }
 
-/// What differs in a key.
+/// The differences of a key.
 #[derive(Clone)]
 pub struct Differs {
     pub key: Vec<u8>,
-    /// `None`: there is no such key.
+    /// The value before, or `None` if the key did not exist.
     before: Option<Held>,
     after: Option<Held>,
     elements: Elements,
-    /// The elements, where they were asked for.
+    /// The changed elements, if they were requested.
     fields: Option<Vec<Field>>,
-    /// Before and after; of each `None`: it does not expire.
+    /// The deadlines before and after, each `None` if the key does not expire.
     deadline: Option<(Option<u64>, Option<u64>)>,
 }
 
-/// What a key holds.
+/// The type of a key's value, and its size.
 #[derive(Clone, PartialEq)]
 struct Held {
-    /// As `TYPE` says it.
+    /// The type as `TYPE` names it.
     kind: String,
-    /// Of a string, where it differs.
+    /// The size of a string, if it differs.
     bytes: Option<u64>,
 }
 
@@ -69,7 +69,7 @@ struct Elements {
     changed: u64,
 }
 
-/// An element, and what it had before and has now: bytes, or a score.
+/// An element with its value before and after: a number of bytes, or a score.
 #[derive(Clone)]
 struct Field {
     name: Vec<u8>,
@@ -77,7 +77,7 @@ struct Field {
     after: Option<Value>,
 }
 
-/// Rows as they come, joined to one change for each key.
+/// Collects rows of a reply into one change for each key.
 #[derive(Default)]
 pub struct Gathered {
     keys: Vec<Key>,
@@ -85,7 +85,7 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// From the reply to `SNAPSHOT CHANGES`.
+    /// Parses the reply to `SNAPSHOT CHANGES`.
     pub fn between(reply: Reply) -> Outcome<Vec<Key>> {
         let mut gathered = Gathered::default();
         for mut row in lists(reply)? {
@@ -101,7 +101,7 @@ impl Gathered {
         Ok(gathered.sorted())
     }
 
-    /// From the reply to `TXN CHANGES id BEFORE`.
+    /// Parses the reply to `TXN CHANGES id BEFORE`.
     pub fn of_transaction(reply: Reply) -> Outcome<Vec<Key>> {
         let mut gathered = Gathered::default();
         for mut row in lists(reply)? {
@@ -113,7 +113,7 @@ impl Gathered {
                     gathered.string(dictionary, key, before, Some(after.unwrap_or(0)));
                 }
                 b"delete" => {
-                    // Where it was not there nothing changes.
+                    // Deleting a key that did not exist changes nothing.
                     let before = number(row.next())?;
                     if before.is_some() {
                         gathered.string(dictionary, key, before, None);
@@ -129,7 +129,7 @@ impl Gathered {
         Ok(gathered.sorted())
     }
 
-    /// By dictionary and key, wherever a row stood.
+    /// Sorts the changes by dictionary and key.
     fn sorted(mut self) -> Vec<Key> {
         let first = |key: &Key| match &key.what {
             KeyChange::One(differs) => differs.key.clone(),
@@ -155,7 +155,7 @@ impl Gathered {
         });
         match &mut keys[at].what {
             KeyChange::One(differs) => differs,
-            // Only such are noted in `at`.
+            // `at` refers to keys only, never to ranges.
             KeyChange::Range { .. } => unreachable!("a range is no key"),
         }
     }
@@ -171,7 +171,7 @@ impl Gathered {
         (one.before, one.after) = (before.map(Held::string), after.map(Held::string));
     }
 
-    /// A row of what is no string.
+    /// Adds a row about a key that is not, or not only, a string.
     fn other(
         &mut self,
         dictionary: String,
@@ -182,7 +182,7 @@ impl Gathered {
         let one = self.one(dictionary, key);
         match what {
             b"type" => {
-                // A string is there already, with its size.
+                // Do not overwrite a string that is known already, since that entry has its size.
                 let (before, after) = (kind(row.next())?, kind(row.next())?);
                 let sides = [(&mut one.before, before), (&mut one.after, after)];
                 for (side, kind) in sides {
@@ -234,7 +234,7 @@ fn field(mut row: std::vec::IntoIter<Reply>) -> Outcome<Field> {
     Ok(Field { name, before: side()?, after: side()? })
 }
 
-/// What an element of a collection is called, one or several.
+/// Returns the word for an element of a collection, singular or plural.
 fn element(kind: &str, many: bool) -> &'static str {
     match (kind, many) {
         ("hash", false) => "field",
@@ -259,7 +259,7 @@ impl Differs {
         }
     }
 
-    /// What a side holds, with its size: "5 B", "hash of 3 fields".
+    /// Describes the value of one side, with its size: "5 B", "hash of 3 fields".
     fn held(&self, held: &Held, after: bool) -> String {
         if held.kind == "string" {
             return held.bytes.map_or("string".into(), human_size);
@@ -271,7 +271,7 @@ impl Differs {
     fn details(&self) -> String {
         let mut out = match (&self.before, &self.after) {
             (Some(before), Some(after)) if before.kind != after.kind => {
-                // Its size alone does not say that it was, or is, a string.
+                // A size alone does not say that the value is a string.
                 let side = |held: &Held, after| match held.kind.as_str() {
                     "string" => format!("string of {}", self.held(held, after)),
                     _ => self.held(held, after),
@@ -308,7 +308,7 @@ impl Differs {
         out
     }
 
-    /// "hash: 2 fields added, 1 removed".
+    /// Describes the changed elements, like "hash: 2 fields added, 1 removed".
     fn counted(&self, kind: &str) -> String {
         let Elements { added, removed, changed } = self.elements;
         let mut parts = Vec::new();
@@ -323,7 +323,7 @@ impl Differs {
         format!("{}{colon}{}", shown_kind(kind), parts.join(", "))
     }
 
-    /// A line for each element that was asked for.
+    /// Writes a line for each element that was requested.
     fn field_lines(&self, put: &mut dyn FnMut(char, String)) {
         for field in self.fields.iter().flatten() {
             let letter = match (&field.before, &field.after) {
@@ -337,7 +337,7 @@ impl Differs {
             };
             let kind = self.after.as_ref().or(self.before.as_ref()).map(|held| held.kind.as_str());
             let told = match (&field.before, &field.after) {
-                // A member is all there is.
+                // A member of a set has no value.
                 _ if kind == Some("set") => String::new(),
                 (Some(before), Some(after)) if before != after => {
                     format!("{} → {}", side(before), side(after))
@@ -346,7 +346,7 @@ impl Differs {
                 (None, None) => String::new(),
             };
             let mut line = String::new();
-            // Writing to a text does not fail.
+            // Writing to a string does not fail.
             let _ = write!(line, "{letter}      {:36}  {told}", text::show(&field.name));
             put(letter, line.trim_end().into());
         }
@@ -399,7 +399,7 @@ impl Key {
         }
     }
 
-    /// One line, without its end.
+    /// Returns one line, without its line end.
     pub fn line(&self) -> String {
         let name =
             |key: &[u8]| format!("{}:{}", text::show(self.dictionary.as_bytes()), text::show(key));
@@ -413,7 +413,7 @@ impl Key {
         line.trim_end().into()
     }
 
-    /// The line, and those of its elements.
+    /// Writes the line of the key and those of its elements.
     pub fn lines(&self, put: &mut dyn FnMut(char, String)) {
         put(self.letter(), self.line());
         if let KeyChange::One(differs) = &self.what {

@@ -14,7 +14,7 @@ pub enum When {
     Never,
 }
 
-/// What a line is, which chooses its colour.
+/// The kind of a line, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Paint {
     Plain,
@@ -48,22 +48,22 @@ impl Paint {
     }
 }
 
-/// How text is written.
+/// The style in which text is written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Style {
-    /// What would act on a terminal is escaped.
+    /// Escape characters that would control a terminal.
     pub terminal: bool,
-    /// Lines have colours.
+    /// Colour the lines.
     pub colour: bool,
 }
 
 impl Style {
-    /// For standard output.
+    /// Returns the style for standard output.
     pub fn of_output(when: When) -> Style {
         Style::of(when, std::io::stdout().is_terminal())
     }
 
-    /// For a terminal, or for what is none.
+    /// Returns the style for a terminal, or for another output.
     pub fn of(when: When, terminal: bool) -> Style {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let wanted = || {

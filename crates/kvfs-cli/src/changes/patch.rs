@@ -1,7 +1,7 @@
-//! What differs as a patch in git's format: files and symbolic links with their content and whether
-//! they can be executed, made, removed and renamed. `git apply` takes it and makes the same of the
-//! same files. What git does not keep (owners, other modes, directories, extended attributes, keys)
-//! stands in lines that begin with `#`, which it passes over.
+//! Differences as a patch in git's format: files and symbolic links, made, removed and renamed,
+//! with their content and executable bit. `git apply` makes the same changes to the same files.
+//! Properties that git does not track (owners, other modes, directories, extended attributes, keys)
+//! are in lines that begin with `#`, which it ignores.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -13,28 +13,28 @@ use super::git_binary;
 use super::paint::{Paint, Style};
 use crate::{beneath, text};
 
-/// The largest file of which lines are compared, bytes; of a larger one the content is given as it
-/// is.
+/// The largest file whose lines are compared, in bytes. The content of a larger one is included as
+/// a whole.
 const LARGEST_TEXT: u64 = 4 << 20;
-/// The largest file of which the content is given, bytes.
+/// The largest file whose content is included, in bytes.
 const LARGEST: u64 = 64 << 20;
-/// Lines around what differs.
+/// Lines of context around a change.
 const CONTEXT: usize = 3;
-/// From then on lines are compared coarsely.
+/// The time after which lines are compared coarsely.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The directories in which files are as they were and as they are.
+/// The directories with the files before and after the change.
 pub type Roots = (PathBuf, PathBuf);
 
 /// One side of a file as git sees it.
 enum Side {
-    /// Nothing, or nothing that git keeps.
+    /// Absent, or of a kind that git does not track.
     Nothing,
     Content {
         mode: &'static str,
         bytes: Vec<u8>,
     },
-    /// It could not be read, or is too large.
+    /// Unreadable or too large.
     Unread {
         mode: &'static str,
     },
@@ -49,7 +49,7 @@ impl Side {
     }
 }
 
-/// A name as git writes it: in quotes, with escapes, where it would not be one word of text.
+/// Formats a name as git does: quoted and escaped if it is not a plain word.
 fn name(prefix: &str, path: &[u8]) -> String {
     let plain = std::str::from_utf8(path)
         .is_ok_and(|path| !path.contains('"') && text::show(path.as_bytes()) == path);
@@ -70,7 +70,7 @@ fn name(prefix: &str, path: &[u8]) -> String {
     out
 }
 
-/// Lines, each with its end, if it has one.
+/// Splits content into lines, each with its line end if it has one.
 fn lines(bytes: &[u8]) -> Vec<&[u8]> {
     bytes.split_inclusive(|byte| *byte == b'\n').collect()
 }
@@ -79,7 +79,7 @@ fn is_text(bytes: &[u8]) -> bool {
     bytes.len() as u64 <= LARGEST_TEXT && !bytes.contains(&0)
 }
 
-/// Writes a patch, in pieces.
+/// Writes a patch in pieces.
 pub(super) struct Writer<'a> {
     pub roots: Option<&'a Roots>,
     pub style: Style,
@@ -120,18 +120,18 @@ impl Writer<'_> {
         }
     }
 
-    /// A remark that is no part of the patch.
+    /// Writes a remark, which is not part of the patch.
     pub fn remark(&mut self, letter: char, line: &str) {
         self.line(Paint::of(letter), format!("# {line}").as_bytes());
     }
 
-    /// What differs in a file; nothing for what git does not keep.
+    /// Writes the difference of a file, or nothing if git does not track it.
     pub fn file(&mut self, file: &File) {
         let (old, new) = (self.side(file, false), self.side(file, true));
         let kinds = |mode: &str| mode == "120000";
         match (old.mode(), new.mode()) {
             (None, None) => {}
-            // Git takes away one and makes the other.
+            // For git, a change of kind is a removal and an addition.
             (Some(a), Some(b)) if kinds(a) != kinds(b) => {
                 self.pair(file, &old, &Side::Nothing);
                 self.pair(file, &Side::Nothing, &new);
@@ -141,7 +141,7 @@ impl Writer<'_> {
     }
 
     fn pair(&mut self, file: &File, old: &Side, new: &Side) {
-        // Only what is there on both sides can have moved.
+        // Only a file that exists on both sides can have moved.
         let (was, is) = (file.from.as_ref().unwrap_or(&file.path), &file.path);
         let same = matches!((old, new), (Side::Content { mode: a, bytes: x }, Side::Content { mode: b, bytes: y }) if a == b && x == y);
         if same && was == is {
@@ -176,7 +176,7 @@ impl Writer<'_> {
             if new.mode().is_some() { &b } else { "/dev/null" }
         );
         let (Some(before), Some(after)) = (content(old), content(new)) else {
-            // Of what was renamed and not written, nothing is wanted.
+            // A rename without a change of content needs no content.
             if file.content_differs() {
                 header(differ);
             }
@@ -197,7 +197,7 @@ impl Writer<'_> {
             self.out.extend_from_slice(git_binary::literal(&after).as_bytes());
             return;
         }
-        // A name with a blank in it ends with a tab.
+        // A name that contains a blank ends with a tab.
         let tab = |name: &str| if name.contains(' ') { "\t" } else { "" };
         let side = |there: bool, name: &str| match there {
             true => format!("{name}{}", tab(name)),

@@ -1,11 +1,11 @@
-//! What was renamed: two entries of the list made one, and what moved with its directory left out
-//! of the lines, where nothing else about it has changed.
+//! Detects renames: joins the two list entries of a rename, and omits lines for paths that only
+//! moved with their directory.
 
 use std::collections::{HashMap, HashSet};
 
 use super::file::{Detail, File};
 
-/// The list with each pair that is one rename as one entry, at the path that it has now.
+/// Returns the list with the two entries of each rename joined into one, at the new path.
 pub(super) fn joined(files: Vec<File>) -> Vec<File> {
     let mut gone: HashMap<Vec<u8>, File> = files
         .iter()
@@ -35,7 +35,7 @@ fn pair(old: File, new: File) -> File {
         let before = before
             .and_then(|d| d.before.clone())
             .filter(|_| detail.what != b"linked-to" && detail.what != b"below");
-        // What is said without values differs, or it would not be said.
+        // A detail without values is only listed if it differs.
         if before != detail.after || detail.what == b"content" {
             details.push(Detail { before, ..detail.clone() });
         }
@@ -49,11 +49,11 @@ fn pair(old: File, new: File) -> File {
     File { from: Some(old.path), before: old.before, details, ..new }
 }
 
-/// Which of the renames follow from that of a directory.
+/// Determines which renames follow from that of a directory.
 pub(super) struct Renames {
-    /// Paths now of those that follow.
+    /// The new paths of the renames that follow from another.
     implied: HashSet<Vec<u8>>,
-    /// How many lie below a directory that was renamed, by its path now.
+    /// The number of moved paths below each renamed directory, by its new path.
     below: HashMap<Vec<u8>, usize>,
 }
 
@@ -72,7 +72,7 @@ impl Renames {
             .filter_map(|file| Some((file.path.as_slice(), file.from.as_deref()?)))
             .collect();
         let mut renames = Renames { implied: HashSet::new(), below: HashMap::new() };
-        // With its directory: under the same name, in what is the same directory.
+        // The path moved with its directory: the same name, in the same directory.
         let with_directory = |path: &[u8], from: &[u8]| {
             let ((directory, name), (was_in, was)) = (split(path), split(from));
             name == was && directories.get(directory).is_some_and(|from| *from == was_in)
@@ -86,10 +86,10 @@ impl Renames {
         renames
     }
 
-    /// Counts those that follow at the directories that they follow.
+    /// Counts the implied renames at the directories that they follow from.
     fn count(&mut self) {
         let mut paths: Vec<&[u8]> = self.implied.iter().map(Vec::as_slice).collect();
-        // A directory stands before what is in it, so that each path is looked at once.
+        // A directory sorts before its entries, so that each path is examined once.
         paths.sort_unstable_by_key(|path| path.len());
         let mut tops: HashMap<&[u8], &[u8]> = HashMap::with_capacity(paths.len());
         let mut below: HashMap<&[u8], usize> = HashMap::new();
@@ -106,7 +106,7 @@ impl Renames {
         self.implied.contains(&file.path)
     }
 
-    /// How many things moved with this directory.
+    /// Returns how many paths moved with this directory.
     pub fn below(&self, file: &File) -> usize {
         self.below.get(&file.path).copied().unwrap_or(0)
     }
@@ -123,8 +123,8 @@ mod tests {
 
     #[test]
     fn what_follows_a_rename_is_counted_in_the_time_that_its_paths_take() {
-        // A path for each directory, which is as long as it is deep: 100 MB of them. With another
-        // factor of the depth this would take a quarter of an hour.
+        // A path for each directory, as long as the directory is deep: 100 MB of paths. If the time
+        // grew by another factor of the depth, this would take a quarter of an hour.
         let depth = 10_000;
         let path = |top: &str, depth: usize| [top.as_bytes(), &b"/d".repeat(depth)[..]].concat();
         let files: Vec<File> =

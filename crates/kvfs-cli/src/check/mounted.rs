@@ -1,5 +1,5 @@
-//! Checking a store that is mounted, by its daemon: a scrub of everything that is alive, and the
-//! file system as it is committed.
+//! Checks a mounted store through its daemon: a scrub of all live data, and the committed file
+//! system.
 
 use std::path::Path;
 
@@ -11,7 +11,8 @@ use crate::live::{count, object};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::{scrub, sockets};
 
-/// What the daemon finds wrong with the files of its store, and how much there is of them.
+/// Reports the damage that the daemon finds in the files of its store, with the numbers of files
+/// and directories.
 pub fn of_files(fs: &kvfs::Fs) -> kvdb::Result<String> {
     let report = fs.verify().map_err(|e| match e {
         kvfs::Error::Store(error) => error,
@@ -33,7 +34,7 @@ pub fn of_files(fs: &kvfs::Fs) -> kvdb::Result<String> {
     .to_string())
 }
 
-/// `None`: it is not mounted.
+/// Checks a mounted store. Returns `None` if it is not mounted.
 pub fn examine(target: &Path, repair: bool, output: &Output) -> Outcome<Option<Found>> {
     if !target.is_dir() && sockets::served(target)?.is_none() {
         return Ok(None);
@@ -95,7 +96,7 @@ pub fn examine(target: &Path, repair: bool, output: &Output) -> Outcome<Option<F
         pages: count(&f["pages"]),
         bytes: count(&f["bytes"]),
         lost_pages: count(&f["lost_pages"]),
-        // Of these programs have some open.
+        // Programs may have some of these open.
         orphans: count(&f["orphans"]),
         findings: Vec::new(),
     });

@@ -1,4 +1,5 @@
-//! `kvfs check ADDRESS`: whether all is there that the stores and forks in a place refer to.
+//! `kvfs check ADDRESS`: checks that all objects that the stores and forks of a place refer to
+//! exist.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `kvfs check --repair`: takes out what cannot be read, and makes the rest a store again.
+//! `kvfs check --repair`: removes unreadable data, and makes the rest a valid store again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub fn run(path: &Path, yes: bool, losses: Losses, found: Found, output: &Output
     tell(path, &repaired, removed, after, output)
 }
 
-/// What could not be read, and whose it was.
+/// Describes an unreadable block, and the file or keys that it belonged to.
 fn removed(db: &Kvdb, fault: &kvdb::ScrubFault) -> Value {
     let Some(keys) = &fault.keys else { return json!({"place": fault.place, "what": fault.what}) };
     let mut object = serde_json::Map::new();
@@ -130,7 +130,7 @@ fn tell(
     }
 }
 
-/// Shows what is wrong, and asks on the terminal, wherever standard input and output lead to.
+/// Shows the damage and asks on the terminal, wherever standard input and output are redirected to.
 fn ask(found: &Found, losses: Losses) -> Outcome<bool> {
     let mut terminal = Terminal::open("decide beforehand: --yes")
         .map_err(|failure| Failure { exit: Exit::Usage, ..failure })?;

@@ -1,5 +1,5 @@
-//! `kvfs doctor ADDRESS`: whether a place in object storage can have stores, and the one of that
-//! name. What is put to find out is deleted again.
+//! `kvfs doctor ADDRESS`: checks whether a place in object storage can hold stores, and checks the
+//! store of that name. The objects made for the check are deleted again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use places::Address;
 use super::{Finding, Verdict, bad, good};
 use crate::snapshot;
 
-/// Servers refuse signatures that are off by more.
+/// The largest clock skew at which servers accept signatures.
 const MOST_SKEW: Duration = Duration::from_secs(15 * 60);
-/// A clock that is off by more is worth a word.
+/// The smallest clock skew that is worth a warning.
 const SOME_SKEW: Duration = Duration::from_secs(30);
-/// How the folder begins in which a shared folder is tried. No object has such a name.
+/// The prefix of the temporary folder for the check in a shared folder. No object has such a name.
 const TRIED_IN: &str = "~doctor-";
 
 pub(super) fn findings(address: &Address) -> Vec<Finding> {
@@ -27,7 +27,7 @@ pub(super) fn findings(address: &Address) -> Vec<Finding> {
     }
 }
 
-/// An error of the place, and what to do about it.
+/// Returns the finding for an error of the place, with a remedy.
 fn failed(what: &'static str, error: &ObjectsError) -> Finding {
     let mend = match error {
         ObjectsError::NoBucket { .. } => "make it, or check the address",
@@ -43,7 +43,8 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// A clock that was read between two times of this machine, to the second.
+/// Judges the clock of the place, with second granularity, which was read between two times of this
+/// machine.
 fn clock(theirs: Duration, before: Duration, after: Duration, signs: bool) -> Finding {
     let (what, second) = ("clock", Duration::from_secs(1));
     let (ahead, late) = (theirs.saturating_sub(after), before.saturating_sub(theirs + second));
@@ -64,7 +65,7 @@ fn clock(theirs: Duration, before: Duration, after: Duration, signs: bool) -> Fi
     }
 }
 
-/// The time at which the place has an object made.
+/// Returns the modification time that the place assigns to a new object.
 fn time_of_object(objects: &dyn Objects) -> Result<Option<Duration>, ObjectsError> {
     let key = Key::new("clock")?;
     objects.put(&key, Bytes::from_static(b"tick"), Condition::Absent)?;
@@ -79,7 +80,7 @@ fn in_folder(address: &Address, folder: &Path) -> Vec<Finding> {
         let mend = "mount it, or make it; kvfs push makes it, too";
         return vec![bad("place", Verdict::Error, found, mend)];
     }
-    // A folder of its own, as it is removed with all that was made in it.
+    // Use a folder of its own, since it is removed with everything in it.
     let mut name = tempfile::Builder::new();
     match name.prefix(TRIED_IN).tempdir_in(folder) {
         Ok(own) => {
@@ -104,7 +105,7 @@ fn in_folder(address: &Address, folder: &Path) -> Vec<Finding> {
             "stores there are only read; to publish, get the right to write in that folder",
         )),
     }
-    // The folder has objects, or it is left as it is.
+    // Open the folder only if it has objects, so that it is left unchanged otherwise.
     match folder.join("m").is_dir() {
         true => all.push(match DirectoryObjects::open(folder) {
             Ok(objects) => store(Arc::new(objects), address),
@@ -283,7 +284,7 @@ fn no_store(address: &Address) -> Finding {
     bad("store", Verdict::Note, found, format!("kvfs push STORE {address} publishes one"))
 }
 
-/// Reports the head of the store, and whether the state that it names is there.
+/// Reports the head of the store, and checks that the state that it names exists.
 fn store(objects: Arc<dyn Objects>, address: &Address) -> Finding {
     let what = "store";
     let cannot = |e: kvdb::Error| {
@@ -318,7 +319,7 @@ fn store(objects: Arc<dyn Objects>, address: &Address) -> Finding {
             ),
         )
     };
-    // A small one is in the head.
+    // A small state is inlined in the head.
     let Some(state) = state.object else { return fine() };
     match objects.get(&state.key, Part::Range(0..1)) {
         Ok(there) if there.len == state.len => fine(),

@@ -1,4 +1,4 @@
-//! The tar stream that an export writes.
+//! Writes the tar stream of an export.
 
 use super::*;
 
@@ -6,8 +6,8 @@ pub(super) struct Tar<'a> {
     pub(super) builder: tar::Builder<Box<dyn Write + 'a>>,
     /// The first name of each file that has several.
     pub(super) linked: HashMap<Ino, Vec<u8>>,
-    /// Each file is read before its header is written, because an entry that has begun cannot be
-    /// taken back.
+    /// True if each file is read before its header is written, since an entry cannot be taken back
+    /// once it has begun.
     pub(super) proof_read: bool,
     pub(super) skipped: Skipped<'a>,
 }
@@ -23,7 +23,7 @@ impl<'a> Tar<'a> {
     }
 }
 
-/// What an octal field of the header holds at most.
+/// The largest numbers that octal fields of the header can hold.
 const SMALL: u64 = 0o7_777_777;
 const LARGE: u64 = 0o77_777_777_777;
 
@@ -70,8 +70,8 @@ impl Target for Tar<'_> {
             }
             size = extents.iter().map(|(_, len)| len).sum();
             if size < attr.size {
-                // A sparse file ends with an empty extent at its end, so that its last hole is in
-                // the map.
+                // The map of a sparse file ends with an empty extent at the end of the file, so
+                // that it includes the last hole.
                 let mut parts = extents.clone();
                 if parts.last().is_none_or(|(at, len)| at + len < attr.size) {
                     parts.push((attr.size, 0));
@@ -95,8 +95,8 @@ impl Target for Tar<'_> {
             for (text, at, most, key) in [(&path, 0, 100, "path"), (&link, 157, 100, "linkpath")] {
                 let len = text.len().min(most);
                 header[at..at + len].copy_from_slice(&text[..len]);
-                // What is not ASCII goes into a record, too, where it says that it is UTF-8; other
-                // bytes are taken as they are.
+                // Non-ASCII text also needs a record, which declares it as UTF-8; other bytes are
+                // used as they are.
                 if text.len() > most || !text.is_ascii() {
                     records.push((key.into(), text.clone()));
                 }
@@ -152,7 +152,8 @@ impl Target for Tar<'_> {
     }
 }
 
-/// A failure of the tar writer; one to read the store travels through it as an I/O error.
+/// Converts an error of the tar writer. A read error of the store passes through the writer as an
+/// I/O error.
 fn cannot_write(item: &Item<'_>, error: io::Error) -> Failure {
     match error.downcast::<StoreError>() {
         Ok(StoreError(e)) => tree::failure(format!("cannot read {}", text::show(item.path)), e),
@@ -170,14 +171,14 @@ impl std::fmt::Display for StoreError {
 }
 impl std::error::Error for StoreError {}
 
-/// The stored extents of a file, one after the other.
+/// Reads the stored extents of a file, one after the other.
 struct Content<'a> {
     fs: &'a Fs,
     ino: Ino,
     extents: std::vec::IntoIter<(u64, u64)>,
-    /// (offset, length) of what is left of the extent at hand.
+    /// The (offset, length) of the rest of the current extent.
     now: (u64, u64),
-    /// Read and not handed out.
+    /// Bytes that were read from the store but not returned yet.
     piece: io::Cursor<Vec<u8>>,
     bar: Option<&'a ProgressBar>,
 }

@@ -1,4 +1,4 @@
-//! The directory of the host that an export fills.
+//! Writes an export into a directory of the host.
 
 use std::os::fd::AsRawFd;
 
@@ -6,15 +6,15 @@ use super::*;
 use crate::beneath;
 
 pub(crate) struct Directory<'a> {
-    /// The target directory and those below it that are being filled, each held open: a name is
-    /// made in its directory and nowhere else, whatever symbolic links lie about.
+    /// The target directory and the nested directories being filled, all held open: a name is made
+    /// in its own directory and nowhere else, whatever symbolic links exist.
     pub(crate) at: Vec<OwnedFd>,
     pub(crate) root: PathBuf,
-    /// The first name of each file that has several, from the target directory.
+    /// The first name of each file that has several, relative to the target directory.
     pub(crate) linked: HashMap<Ino, Vec<u8>>,
-    /// Owners can be set.
+    /// True if owners can be set.
     pub(crate) owner: bool,
-    /// What must stay, though an entry has its name.
+    /// Decides which existing files must not be replaced.
     pub(crate) judge: Judge,
     pub(crate) skipped: Skipped<'a>,
 }
@@ -35,8 +35,8 @@ impl Directory<'_> {
         rustix::fs::futimens(&fd, &times(attr))
     }
 
-    /// As `dress`, for what cannot be opened. `it` refers to the entry itself, so that another one
-    /// that took its name since is not meant.
+    /// Sets the attributes of an entry that cannot be opened, like `dress`. `it` refers to the
+    /// entry itself, so that a later entry of the same name is not affected.
     fn dress_name(&mut self, it: &OwnedFd, item: &Item<'_>) -> Result<(), Errno> {
         let attr = &item.attr;
         if self.owner {
@@ -62,11 +62,11 @@ fn times(attr: &Attr) -> Timestamps {
     Timestamps { last_access: spec(attr.atime), last_modification: spec(attr.mtime) }
 }
 
-/// Fills a file that was made, and says how many bytes that took. Failing, it leaves none.
+/// Fills a new file and returns the number of bytes written. If it fails, the file is removed.
 type Fill<'a> = &'a mut dyn FnMut(&File, &dyn Fn(Errno) -> Failure) -> Outcome<u64>;
 
 impl Directory<'_> {
-    /// Makes the entry; the content of a file is the business of `fill`.
+    /// Makes the entry; `fill` writes the content of a file.
     pub(crate) fn make(&mut self, item: &Item<'_>, fill: Fill<'_>) -> Outcome<u64> {
         if item.path.is_empty() {
             return Ok(0);
@@ -124,7 +124,7 @@ impl Directory<'_> {
                     .map_err(cannot)?;
                 let file = File::from(fd);
                 let written = fill(&file, &cannot).inspect_err(|_| {
-                    // Half a file must not pass for the whole.
+                    // Remove the file, since half of it must not pass for the whole.
                     let _ = rustix::fs::unlinkat(&parent, item.name, AtFlags::empty());
                     self.linked.remove(&attr.ino);
                 })?;
@@ -152,8 +152,7 @@ impl Directory<'_> {
         };
         match special {
             Err(Errno::PERM) if attr.kind != FileKind::Symlink => {
-                // Its next name, if it has one, finds nothing to link to.
-                // Its next name, if it has one, finds nothing to link to.
+                // Forget the device, so that its other names are not made as links to it.
                 self.linked.remove(&attr.ino);
                 self.skipped.note(item.path, "only root may make devices");
                 return Ok(0);
@@ -177,8 +176,8 @@ impl Target for Directory<'_> {
         self.make(item, &mut |file, cannot| write_file(fs, file, item, bar, cannot))
     }
 
-    /// The attributes of a directory come last: what is put into it changes its times, and its mode
-    /// may forbid to.
+    /// Sets the attributes of a directory last: making its entries changes its times, and its mode
+    /// may not permit that.
     fn leave(&mut self, item: &Item<'_>) -> Outcome {
         let Some(fd) = self.at.pop() else { return Ok(()) };
         let dressed = self.dress(&fd, item);
@@ -234,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// Does `work` on a thread that may not make devices.
+    /// Runs `work` on a thread that is not permitted to make devices.
     fn without_devices<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {

@@ -1,13 +1,13 @@
-//! `kvfs export` of a mounted store: its daemon makes the tar stream, from one state, and it is
-//! written out here.
+//! `kvfs export` of a mounted store: the daemon makes the tar stream from one state, and this
+//! process writes it out.
 
 use kvdb_server::Reply;
 
 use super::*;
 use crate::sockets;
 
-/// The directory to export, if the store is mounted: a directory on a mount, or in any of its
-/// views; or the mount point of a store's file.
+/// Returns the directory to export if the store is mounted: a directory on a mount or in one of its
+/// views, or the mount point of a store's file.
 pub(super) fn source(store: &Path) -> Outcome<Option<PathBuf>> {
     if store.is_dir() {
         return Ok(Some(store.to_path_buf()));
@@ -18,7 +18,7 @@ pub(super) fn source(store: &Path) -> Outcome<Option<PathBuf>> {
     }
 }
 
-/// Writes the tar stream that a daemon has begun; how many bytes that took.
+/// Writes the tar stream that a daemon has begun. Returns the number of bytes.
 pub(super) fn write(
     mut mounted: Mounted,
     out: &mut dyn Write,
@@ -34,7 +34,7 @@ pub(super) fn write(
             out.flush().map_err(cannot)?;
             return Ok(written);
         }
-        // The next one is on its way while this is written.
+        // Request the next piece before this one is written, so that both overlap.
         mounted.send(&[b"EXPORT", b"NEXT"])?;
         out.write_all(&piece).map_err(&cannot)?;
         written += piece.len() as u64;

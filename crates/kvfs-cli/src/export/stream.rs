@@ -1,27 +1,27 @@
-//! The tar stream of an export as its maker's thread writes it and another one takes it, piece by
-//! piece: how the daemon of a mounted store exports.
+//! The tar stream of an export that one thread writes and another receives piece by piece. The
+//! daemon of a mounted store exports with it.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use super::*;
 
-/// Bytes that are taken together, about.
+/// The approximate size of a piece, in bytes.
 const PIECE: usize = 256 << 10;
-/// Pieces that wait to be taken at most.
+/// The number of pieces that may wait to be received.
 const WAITING: usize = 4;
 
 type Piece = Outcome<Vec<u8>>;
 
-/// An export under way; dropped, it ends.
+/// An export in progress, which ends when this is dropped.
 pub(crate) struct Stream {
     pieces: Option<Receiver<Piece>>,
     maker: Option<JoinHandle<()>>,
 }
 
 impl Stream {
-    /// Of what lies at `path` in a file system, or in a view of one. `end` is called when nothing
-    /// reads it any more, whatever came of it.
+    /// Begins to export `path` of a file system, or of a view of one. `end` is called, on success
+    /// and on failure, when nothing reads the view any more.
     pub(crate) fn begin(
         fs: Fs,
         path: &[u8],
@@ -40,18 +40,18 @@ impl Stream {
         Ok(Stream { pieces: Some(pieces), maker: Some(maker) })
     }
 
-    /// What comes next; nothing: that was all.
+    /// Returns the next piece, or an empty one at the end.
     pub(crate) fn next(&mut self) -> Piece {
         self.pieces.as_ref().and_then(|pieces| pieces.recv().ok()).unwrap_or_else(|| Ok(Vec::new()))
     }
 }
 
 impl Drop for Stream {
-    /// When it returns, nothing of it reads the store.
+    /// Waits until the export no longer reads the store.
     fn drop(&mut self) {
         self.pieces = None;
         if let Some(maker) = self.maker.take() {
-            // A panic has been told where it happened.
+            // A panic was reported where it happened.
             let _ = maker.join();
         }
     }
@@ -70,7 +70,7 @@ fn make(fs: Fs, path: &[u8], to: &SyncSender<Piece>) -> Outcome {
     tar.builder.into_inner().and_then(|mut out| out.flush()).map_err(gone)
 }
 
-/// Gathers what is written into pieces.
+/// Collects the output into pieces.
 struct Pieces<'a> {
     to: &'a SyncSender<Piece>,
     piece: Vec<u8>,
@@ -86,7 +86,7 @@ impl Write for Pieces<'_> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // An empty one would be the end.
+        // An empty piece would signal the end.
         if self.piece.is_empty() {
             return Ok(());
         }

@@ -1,13 +1,14 @@
-//! The hook: what may have changed in the work tree of this directory since a token.
+//! The hook: reports the paths of the current work tree that may have changed since a token.
 //!
-//! A path too many costs git a look at a file; one too few is a change that it does not see. So
-//! wherever anything is not sure, the answer is that everything may have changed.
+//! A superfluous path makes git examine one file; a missing one hides a change. So whenever
+//! anything is uncertain, the answer is that everything may have changed.
 //!
-//! git takes a path that is in its index for that file, and another one for a directory with all
-//! that the index has below it; and it lists the directory anew in which the path lies, for files
-//! that it does not track. What it knows of a directory that was made or moved there, and of those
-//! below it, it would keep, so something in each of them is named. Paths that it would not have in
-//! an index it passes over (`names`), so another one is named in the same directory.
+//! If a path is in git's index, git takes it for that file, otherwise for a directory with
+//! everything below it in the index. Git also lists the parent directory of the path again, to find
+//! untracked files. It would not forget its cached state of a directory that was made or moved
+//! there, or of the directories below, so the answer names a path in each of them. Git ignores
+//! paths that it would refuse in an index (`names`), so another path in the same directory is named
+//! instead.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -28,20 +29,19 @@ use crate::place::{self, Place, View};
 use crate::text;
 use crate::waiting;
 
-/// Changes that are asked for at once.
+/// The number of changes requested at once.
 const COUNT: &str = "65536";
-/// Directories below those that were made that are named; more of them cost more than to look at
-/// everything.
+/// The limit of directories to name below new ones; beyond it, examining everything is cheaper.
 const MOST_DIRECTORIES: usize = 100_000;
 
 /// The answer to git.
 struct Answer {
     token: String,
-    /// From the root of the work tree; or why it is everything.
+    /// Paths from the root of the work tree, or the reason why everything may have changed.
     paths: Result<BTreeSet<Vec<u8>>, String>,
 }
 
-/// The work tree that this process was started in the root of.
+/// The work tree whose root is the current directory.
 struct WorkTree {
     root: PathBuf,
     place: Place,
@@ -70,7 +70,7 @@ impl WorkTree {
         let place = place
             .filter(|place| place.mount.fs_type == "fuse.kvfs")
             .ok_or_else(|| unsure(format!("{} does not lie in a mounted store", root.display())))?;
-        // Something else may be mounted where the path leads now.
+        // Compare devices, since another file system may be mounted at the path now.
         let stat = rustix::fs::stat(".").map_err(|e| cannot(e.into()))?;
         let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         if place.mount.device != format!("{major}:{minor}") {
@@ -79,7 +79,7 @@ impl WorkTree {
         let all = mounts::mounts().map_err(cannot)?;
         let within = all.iter().find(|m| m.mount_point != root && m.mount_point.starts_with(&root));
         match within {
-            // Of what changes there the store knows nothing.
+            // The store does not know of changes there.
             Some(other) => Err(unsure(format!(
                 "{} is mounted within the work tree",
                 other.mount_point.display()
@@ -97,18 +97,19 @@ impl WorkTree {
         mounts::is_read_only(&self.place.mount.device).unwrap_or(false)
     }
 
-    /// The position up to which the answer reaches, with all that was written before.
+    /// Returns the position that the answer extends to, after all earlier writes have been
+    /// committed.
     fn position(&self, mounted: &mut Mounted) -> Outcome<String> {
         match &self.place.view {
-            // Writes of programs are in no commit yet.
+            // Commit the writes of programs that are in no commit yet.
             View::Mainline => text_of(&mounted.call(&[b"CHANGES", b"SETTLED"])?),
-            // A snapshot that is mounted by itself cannot be dropped and another one made of its
-            // name, for then the whole store is read-only.
+            // If a snapshot is mounted by itself, the whole store is read-only: the snapshot cannot
+            // be dropped and replaced by another one of the same name.
             View::Snapshot(_) if self.is_read_only() && mounted.shows_alone() => {
                 text_of(&mounted.call(&[b"CHANGES", b"NOW"])?)
             }
-            // What is written in them is in no list, and a token of them would come into the
-            // store with the index when they are committed or merged.
+            // Writes in other views are in no list, and a token for them would get into the store
+            // with git's index when they are committed or merged.
             view => Err(unsure(format!("the work tree lies in {view}, which has no list"))),
         }
     }
@@ -147,7 +148,7 @@ impl WorkTree {
         for Row { path, what } in rows {
             match below(path, here) {
                 Some(inside) => {
-                    // The directory of git itself is not in the work tree.
+                    // Skip the repository itself, which is not part of the work tree.
                     if inside == b".git" || inside.starts_with(b".git/") {
                         continue;
                     }
@@ -156,7 +157,7 @@ impl WorkTree {
                         directories.insert(inside.to_vec());
                     }
                 }
-                // The work tree itself, or a directory that it lies in.
+                // The path is the work tree itself, or a directory that contains it.
                 None if what != "changed" && (path == here || below(here, path).is_some()) => {
                     return Err(unsure("the work tree was made or moved"));
                 }
@@ -167,7 +168,8 @@ impl WorkTree {
         Ok(paths)
     }
 
-    /// Names these directories and all below them, each as one whose entries have changed.
+    /// Adds a path in each of these directories and in all directories below them, which marks
+    /// their entries as changed.
     fn add_directories(
         &self,
         made: BTreeSet<Vec<u8>>,
@@ -176,7 +178,7 @@ impl WorkTree {
         let (mut todo, mut seen): (Vec<_>, HashSet<Vec<u8>>) =
             (made.into_iter().collect(), HashSet::new());
         while let Some(directory) = todo.pop() {
-            // It lists no repository within.
+            // Git does not list nested repositories.
             if names::last(&directory) == b".git" || !seen.insert(directory.clone()) {
                 continue;
             }
@@ -185,7 +187,7 @@ impl WorkTree {
             }
             let cannot = |e: io::Error| Failure::io("cannot list a directory that was made", &e);
             let entries = match fs::read_dir(self.root.join(OsStr::from_bytes(&directory))) {
-                // Who has removed it meanwhile is told of with the next answer.
+                // The directory was removed in the meantime, which the next answer reports.
                 Err(e) if is_gone(&e) => continue,
                 entries => entries.map_err(cannot)?,
             };
@@ -206,20 +208,21 @@ impl WorkTree {
     }
 }
 
-/// The path by which git is told of a path.
+/// Returns the path that stands for a path in the answer to git.
 fn told(path: &[u8]) -> Outcome<Vec<u8>> {
     names::told(path).ok_or_else(|| {
         unsure("something has changed in a directory of a name that git does not take")
     })
 }
 
-/// A path from the root of the view, and what has become of it.
+/// A path from the root of the view, and the kind of its change.
 struct Row {
     path: Vec<u8>,
     what: String,
 }
 
-/// The changes of the files from one position up to another at least, and how far they are.
+/// Returns the changes of files from one position at least up to another, and the position that
+/// they extend to.
 fn changes(mounted: &mut Mounted, from: &str, to: &str) -> Outcome<(String, Vec<Row>)> {
     let goal = token::number(to).ok_or_else(odd)?;
     let (mut position, mut rows) = (from.to_string(), Vec::new());
@@ -251,7 +254,7 @@ fn changes(mounted: &mut Mounted, from: &str, to: &str) -> Outcome<(String, Vec<
     }
 }
 
-/// The way from a directory to a path in it. `None`: it is not in it.
+/// Returns a path relative to a directory, or `None` if it is not inside.
 fn below<'a>(path: &'a [u8], directory: &[u8]) -> Option<&'a [u8]> {
     if directory.is_empty() {
         return (!path.is_empty()).then_some(path);
@@ -271,9 +274,9 @@ fn is_directory(path: &Path) -> Outcome<bool> {
     }
 }
 
-/// Answers git. There is always an answer: that all may have changed is one.
+/// Answers git. There is always an answer, if only that everything may have changed.
 pub fn run(before: &OsString, output: &Output) -> Outcome {
-    // Text on standard error would be shown by every command of git.
+    // Every git command would show text on standard error.
     waiting::be_silent();
     let answer = WorkTree::here().and_then(|tree| tree.answer(before.as_bytes()));
     let answer =

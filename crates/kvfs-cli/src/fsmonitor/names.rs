@@ -1,19 +1,18 @@
-//! Names that git has in no index, since some file system would take them for `.git`. Files may
-//! have them all the same, and git lists them as untracked; but it passes over them in an answer of
-//! the hook.
+//! Names that git refuses in an index, since some file system would take them for `.git`. Files may
+//! have such names, and git lists them as untracked, but it ignores them in an answer of the hook.
 
-/// A name that git takes, for something in a directory. That it may be one of a file there does no
-/// harm: git looks at that one, too.
+/// A name that git accepts, which stands for anything in a directory. If a file there has that
+/// name, no harm is done: git examines that file, too.
 pub const ANY: &[u8] = b"0";
 
-/// The last name of a path.
+/// Returns the last name of a path.
 pub fn last(path: &[u8]) -> &[u8] {
     path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
 }
 
-/// Returns whether git may refuse the name. (HFS+ does not see some characters that are not ASCII;
-/// NTFS has short names, streams, and no full stops and blanks at an end; and a backslash may begin
-/// a name.)
+/// Returns whether git may refuse the name. (HFS+ ignores some non-ASCII characters; NTFS has short
+/// names and streams, and drops full stops and blanks at the end; and a backslash may begin a
+/// name.)
 fn may_be_refused(name: &[u8]) -> bool {
     name.split(|&byte| byte == b'\\').any(|piece| {
         let seen: Vec<u8> =
@@ -25,14 +24,14 @@ fn may_be_refused(name: &[u8]) -> bool {
     })
 }
 
-/// A path that git takes, by which it learns that this one has changed. `None`: there is none,
-/// since it lies in a directory of which git cannot be told.
+/// Returns a path that git accepts and that tells it of a change of this path. Returns `None` if
+/// there is none, since the directory of the path has a name that git refuses.
 pub fn told(path: &[u8]) -> Option<Vec<u8>> {
     let names: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
     let Some(at) = names.iter().position(|name| may_be_refused(name)) else {
         return Some(path.to_vec());
     };
-    // What is in a repository within is no matter, but that there is one.
+    // The content of a nested repository does not matter, only its existence.
     let is_told = at + 1 == names.len() || names[at] == b".git";
     is_told.then(|| [&names[..at], &[ANY]].concat().join(&b'/'))
 }

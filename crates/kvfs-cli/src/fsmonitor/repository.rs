@@ -1,4 +1,4 @@
-//! The settings of a repository that have git call the hook.
+//! The settings of a repository that make git call the hook.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,9 +12,9 @@ use crate::place::{self, View};
 
 const HOOK: &str = "core.fsmonitor";
 const VERSION: &str = "core.fsmonitorHookVersion";
-/// How the command ends that is set: the words behind it are git's.
+/// The end of the command that is set; git appends its own arguments.
 const WORDS: &[u8] = b"' fsmonitor";
-/// The oldest git that takes a directory in an answer for all that lies below it.
+/// The oldest git that takes a directory in an answer for everything below it.
 const OLDEST: (u32, u32) = (2, 37);
 
 fn git(directory: &Path, words: &[&OsStr]) -> Outcome<Ended> {
@@ -23,7 +23,7 @@ fn git(directory: &Path, words: &[&OsStr]) -> Outcome<Ended> {
     git.output().map_err(|e| Failure::io("cannot run git", &e))
 }
 
-/// The line that git prints.
+/// Returns the line that git has printed.
 fn line(ended: &Ended) -> OsString {
     let text = ended.stdout.strip_suffix(b"\n").unwrap_or(&ended.stdout);
     OsString::from_vec(text.to_vec())
@@ -34,7 +34,7 @@ fn failed(doing: &str, ended: &Ended) -> Failure {
     Failure::new(Exit::Failed, format!("{doing}: {}", said.trim()))
 }
 
-/// The root of the work tree that a path lies in.
+/// Returns the root of the work tree that contains a path.
 fn work_tree(path: &Path) -> Outcome<PathBuf> {
     let ended = git(path, &["rev-parse".as_ref(), "--show-toplevel".as_ref()])?;
     if !ended.status.success() || ended.stdout.is_empty() {
@@ -46,7 +46,7 @@ fn work_tree(path: &Path) -> Outcome<PathBuf> {
     Ok(line(&ended).into())
 }
 
-/// The version in what `git version` prints.
+/// Parses the output of `git version`.
 fn version_in(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split_whitespace().nth(2)?.split('.');
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
@@ -64,7 +64,7 @@ fn must_be_new_enough(tree: &Path) -> Outcome {
         .hint(format!("git {major}.{minor} or later is wanted, for all who use the repository")))
 }
 
-/// A word of the shell, which git has start the hook.
+/// Quotes a word for the shell that git starts the hook with.
 fn quoted(path: &[u8]) -> Vec<u8> {
     let mut word = vec![b'\''];
     for &byte in path {
@@ -77,13 +77,13 @@ fn quoted(path: &[u8]) -> Vec<u8> {
     word
 }
 
-/// The hook that is set in the repository's own configuration.
+/// Returns the hook that is set in the repository's own configuration.
 fn current(tree: &Path) -> Outcome<Option<OsString>> {
     let words = ["config", "--local", "--get", HOOK].map(OsStr::new);
     let ended = git(tree, &words)?;
     match ended.status.code() {
         Some(0) => Ok(Some(line(&ended))),
-        // There is none.
+        // The setting does not exist.
         Some(1) => Ok(None),
         _ => Err(failed("cannot read the repository's configuration", &ended)),
     }
@@ -141,7 +141,7 @@ pub fn uninstall(path: &Path, output: &Output) -> Outcome {
     match current(&tree)? {
         Some(hook) if is_ours(&hook) => {
             configure(&tree, &["--unset".as_ref(), HOOK.as_ref()])?;
-            // It may have been taken away by hand.
+            // The user may have removed it.
             let _ = configure(&tree, &["--unset".as_ref(), VERSION.as_ref()]);
             let text = format!("git looks at every file of {shown}");
             output.print(text, json!({"work_tree": tree.to_string_lossy(), "removed": true}))

@@ -1,29 +1,29 @@
-//! The token of an answer, which git keeps in its index and sends with the next question.
+//! The token of an answer, which git keeps in its index and sends with the next request.
 //!
-//! An index is a file as any other: it is copied with its work tree, brought back by a restore,
-//! written in a transaction and committed, or carried to another store. So a token says which list
-//! of changes it is a place in, and of which work tree; all else counts as no token.
+//! An index is a file like any other: it may be copied with its work tree, restored, written in a
+//! transaction and committed, or moved to another store. So a token identifies the list of changes
+//! and the work tree that its position belongs to; anything else counts as no token.
 
 use sha1::{Digest, Sha1};
 
-/// How tokens of this form begin.
+/// The prefix of tokens in this format.
 const BEGINS: &str = "kvfs1:";
 
-/// Said where nothing that is known then can be gone on from. It is never taken for a token.
+/// Answered if git cannot continue from this answer. It is never accepted as a token.
 pub const NONE: &str = "kvfs1:none";
 
-/// A place in a list of changes, as the answer for one work tree.
+/// A position in a list of changes, in the answer for one work tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// As `CHANGES` has it: the number of a commit, and a random number that names the list, which
-    /// is of one opening of one store.
+    /// The position in the format of `CHANGES`: the number of a commit, and a random number that
+    /// identifies the list, which belongs to one opening of one store.
     pub position: String,
-    /// The view and the path of the work tree in it, as a hash.
+    /// A hash of the view and of the path of the work tree in it.
     pub tree: String,
 }
 
 impl Token {
-    /// `view` and `path` name the work tree; a view that ends gets no token.
+    /// Returns the token for the work tree at `path` in `view`. A view that ends gets no token.
     pub fn new(position: &str, view: &str, path: &[u8]) -> Token {
         let mut hash = Sha1::new();
         hash.update(view.as_bytes());
@@ -33,7 +33,7 @@ impl Token {
         Token { position: position.into(), tree }
     }
 
-    /// `None`: it is no token of this form.
+    /// Parses a token. Returns `None` if it is not in this format.
     pub fn parse(bytes: &[u8]) -> Option<Token> {
         let text = std::str::from_utf8(bytes).ok()?.strip_prefix(BEGINS)?;
         let (position, tree) = text.split_once(':')?;
@@ -41,18 +41,18 @@ impl Token {
         Some(Token { position: position.into(), tree: tree.into() })
     }
 
-    /// As git gets it.
+    /// Returns the text that git gets.
     pub fn text(&self) -> String {
         format!("{BEGINS}{}:{}", self.position, self.tree)
     }
 
-    /// Which list of changes it is a place in.
+    /// Returns the list of changes that the position belongs to.
     pub fn list(&self) -> &str {
         self.position.split_once('-').map_or("", |(_, list)| list)
     }
 }
 
-/// The number of the commit in a position.
+/// Returns the number of the commit in a position.
 pub fn number(position: &str) -> Option<u64> {
     position.split_once('-')?.0.parse().ok()
 }

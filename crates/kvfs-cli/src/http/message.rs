@@ -1,46 +1,45 @@
-//! Requests and answers of HTTP/1.1 as bytes. A request is taken only as it is written here, and
-//! refused where two programs could read it differently: what has a body says how long that is,
-//! once.
+//! HTTP/1.1 requests and responses as bytes. The parser is strict, and refuses requests that two
+//! programs could read differently: a body must have its length declared exactly once.
 
 use std::io::{self, Read};
 
-/// Bytes of a request's head at most.
+/// The limit of a request's head, in bytes.
 const LONGEST_HEAD: usize = 8 << 10;
-/// Bytes of its body at most.
+/// The limit of a request's body, in bytes.
 const LONGEST_BODY: usize = 64 << 10;
 
 /// A request. Text is as it was sent; nothing is decoded.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Request {
     pub method: String,
-    /// Without what stands behind a question mark.
+    /// The path without the query.
     pub path: String,
-    /// Names in lower case.
+    /// Headers with names in lower case.
     headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
 impl Request {
-    /// The value of a header; `None`: it is not there, or there are several.
+    /// Returns the value of a header, or `None` if it is missing or occurs several times.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut found = self.headers.iter().filter(|(other, _)| other == name);
         let first = found.next()?;
         if found.next().is_some() { None } else { Some(&first.1) }
     }
 
-    /// Whether there is a header of this name, or are several.
+    /// Returns whether a header of this name occurs at least once.
     pub fn has(&self, name: &str) -> bool {
         self.headers.iter().any(|(other, _)| other == name)
     }
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
-    /// Of the content.
+    /// The content type.
     pub kind: &'static str,
-    /// More headers.
+    /// Additional headers.
     pub headers: &'static [(&'static str, &'static str)],
     pub body: Vec<u8>,
 }
@@ -50,7 +49,7 @@ impl Response {
         Response { status, kind, headers: &[], body: body.into() }
     }
 
-    /// A sentence.
+    /// Returns a response with a sentence of plain text.
     pub fn text(status: u16, text: &str) -> Response {
         Response::new(status, "text/plain; charset=utf-8", format!("{text}\n"))
     }
@@ -75,7 +74,7 @@ impl Response {
         }
     }
 
-    /// As it is sent; without its body for HEAD.
+    /// Encodes the response, without its body for HEAD.
     pub fn encoded(&self, with_body: bool) -> Vec<u8> {
         let mut head = format!(
             "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n",
@@ -96,8 +95,8 @@ impl Response {
     }
 }
 
-/// Reads a request: its head, and the body that it announces. `Ok(None)`: the client said nothing,
-/// or hung up. An error is the answer that it gets.
+/// Reads a request: its head, and the body that it announces. Returns `Ok(None)` if the client sent
+/// nothing, or hung up. The inner error is the response to send.
 pub fn read(from: &mut impl Read) -> io::Result<Option<Result<Request, Response>>> {
     let mut bytes = Vec::new();
     let mut piece = [0; 1024];
@@ -125,12 +124,12 @@ pub fn read(from: &mut impl Read) -> io::Result<Option<Result<Request, Response>
             read => request.body.extend_from_slice(&piece[..read]),
         }
     }
-    // There is one request a connection; what comes behind it is not looked at.
+    // A connection has one request; ignore any bytes after it.
     request.body.truncate(length);
     Ok(Some(Ok(request)))
 }
 
-/// A request's head, without the empty line at its end, and how long its body is.
+/// Parses a request's head, without its final empty line. Also returns the length of the body.
 fn head(bytes: &[u8]) -> Result<(Request, usize), Response> {
     let wrong = || Response::text(400, "that is no request");
     let text = String::from_utf8_lossy(bytes);
@@ -142,8 +141,8 @@ fn head(bytes: &[u8]) -> Result<(Request, usize), Response> {
     for line in lines {
         let (name, value) = line.split_once(':').ok_or_else(wrong)?;
         let is_of_name = |c: u8| c.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&c);
-        // A blank before the colon, or a line that goes on from the one before, is read differently
-        // by different programs.
+        // Programs disagree on a blank before the colon, and on a line that continues the previous
+        // one.
         if name.is_empty() || !name.bytes().all(is_of_name) || value.contains(['\r', '\n', '\0']) {
             return Err(wrong());
         }
@@ -159,7 +158,7 @@ fn head(bytes: &[u8]) -> Result<(Request, usize), Response> {
         Some(digits) if digits.is_empty() || !digits.bytes().all(|c| c.is_ascii_digit()) => {
             return Err(wrong());
         }
-        // A number that is too large to be one is too long as well.
+        // A number too large to parse is too long as well.
         Some(digits) => digits.parse().unwrap_or(usize::MAX),
     };
     if length > LONGEST_BODY {
@@ -234,7 +233,8 @@ mod tests {
         assert_eq!(refused(long.as_bytes()), 431);
     }
 
-    /// Any bytes, in any pieces, are a request, an answer or nothing: the same for all pieces.
+    /// Any bytes, in pieces of any size, are a request, an error or nothing, independent of the
+    /// pieces.
     #[test]
     fn whatever_is_sent_is_answered_or_not_the_same_in_all_pieces() {
         struct Pieces<'a>(&'a [u8], usize);

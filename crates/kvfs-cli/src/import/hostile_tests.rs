@@ -1,5 +1,5 @@
 //! Hostile archives with valid checksums: headers, names, links, sizes, extension records and
-//! sparse maps of any kind. An import ends, and what it leaves is a sound file system.
+//! sparse maps of any kind. An import must terminate and leave a sound file system.
 //! `KVFS_HOSTILE=100000 cargo test -p kvfs-cli hostile` runs many.
 
 use std::io::{BufRead, BufReader, Read};
@@ -11,8 +11,8 @@ use kvfs::{Fs, FsOptions, ROOT};
 use super::*;
 use crate::output::Exit;
 
-/// Reads a stream and makes what it consists of, straight in a file system, so that nothing is
-/// taken back after a failure; items go as they go over the socket.
+/// Imports a stream directly into a file system, so that nothing is rolled back after a failure;
+/// items are encoded and decoded as for the socket.
 fn importer(fs: &Fs, stream: impl BufRead) -> Outcome {
     let output = Output::new(true);
     let mut importer = Importer::new(fs.clone(), b"/", Caller::default())?;
@@ -68,7 +68,7 @@ const PATHS: [&str; 19] = [
     "dir/",
     "a/b/c/d/e/f",
 ];
-/// Records whose value is a number.
+/// Records with numeric values.
 const NUMBERED: [&[u8]; 5] = [b"mtime", b"atime", b"uid", b"gid", b"size"];
 const NUMBERS: [&str; 10] = [
     "0",
@@ -83,7 +83,7 @@ const NUMBERS: [&str; 10] = [
     "99999999999999999999999",
 ];
 
-/// One extension record: its length counts itself.
+/// Appends one extension record, whose length includes its own digits.
 fn record(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let body = key.len() + value.len() + 3;
     let mut len = body + 1;
@@ -109,7 +109,7 @@ fn header(random: &mut Random, kind: u8, path: &[u8], size: u64) -> tar::Header 
     let link = random.pick(&PATHS).as_bytes();
     bytes[157..157 + link.len()].copy_from_slice(link);
     if random.one_in(6) {
-        // Any field but the sum, which is put right.
+        // Corrupt any field except the checksum, which is recomputed.
         let at = random.below(500);
         bytes[at] = random.next() as u8;
     }
@@ -225,18 +225,18 @@ fn hostile_archives_leave_a_sound_file_system() {
             "seed {seed}: something under the views"
         );
     }
-    // A generator of which all is refused at once reaches nothing.
+    // A generator whose archives are all refused at once would test nothing.
     assert!(taken > 0 && refused > 0, "{taken} taken, {refused} refused");
 }
 
-/// Imports a stream. Gives what came of it and the file system.
+/// Imports a stream. Returns the outcome and the file system.
 fn imported(stream: impl BufRead) -> (Outcome, Fs) {
     let fs = Fs::open(Kvdb::in_memory(), Arc::new(env::Simulated::new(1)), FsOptions::default())
         .expect("a file system");
     (importer(&fs, stream), fs)
 }
 
-/// Goes on for ever, but gives up when much more was read than may be.
+/// An endless stream, which fails once far more is read than allowed.
 struct Endless(u64);
 
 impl Read for &mut Endless {
@@ -268,8 +268,8 @@ fn what_describes_an_entry_is_not_read_without_end() {
     }
 }
 
-/// Contents pass the `tar` crate by; so what follows each is found where it is, however the stream
-/// comes, and a stream that ends in a content is refused.
+/// Contents bypass the `tar` crate. So the entry after a content must be found wherever pieces of
+/// the stream end, and a stream that ends within a content must be refused.
 #[test]
 fn contents_are_what_they_are_in_pieces_of_any_size_and_never_cut_short() {
     let sizes = [0, 1, 511, 512, 513, 4096, 40_000, (1 << 20) + 5];
@@ -291,7 +291,7 @@ fn contents_are_what_they_are_in_pieces_of_any_size_and_never_cut_short() {
             assert!(there[..] == content(n)[..], "file {n} of {size} bytes in pieces of {piece}");
         }
     }
-    // The last content ends with padding and two blocks of zeros.
+    // The last content is followed by padding and two blocks of zeros.
     let behind = 512 - sizes[7] % 512 + 1024;
     for missing in [1, 513, 40_000, (1 << 20) + 4] {
         let cut = &bytes[..bytes.len() - behind - missing];
@@ -301,14 +301,14 @@ fn contents_are_what_they_are_in_pieces_of_any_size_and_never_cut_short() {
     }
 }
 
-/// A sparse file of GNU's own form, with more parts than the header has room for.
+/// A sparse file in GNU's own format, with more parts than the header has room for.
 #[test]
 fn holes_of_any_size_cost_nothing() {
     let parts: Vec<(u64, u64)> =
         (0..30).map(|i| (i << 55, 512)).chain([((1 << 60) + 512, 0)]).collect();
     let part = |to: &mut tar::GnuSparseHeader, (at, len): (u64, u64)| {
         for (field, n) in [(&mut to.offset, at), (&mut to.numbytes, len)] {
-            // In the form for large numbers.
+            // The encoding of large numbers.
             field.fill(0);
             field[0] = 0x80;
             field[4..].copy_from_slice(&n.to_be_bytes());
@@ -352,8 +352,8 @@ fn holes_of_any_size_cost_nothing() {
     assert_eq!(fs.read(next.ino, 0, 10).expect("read").to_vec(), b"next");
 }
 
-/// Of entries with one path the last one counts, however they come together: small and large, links
-/// to them, directories in between.
+/// The last of several entries with one path counts, in any combination: small and large files,
+/// links to them, directories in between.
 #[test]
 fn the_last_entry_of_a_path_counts() {
     for seed in 1..200 {
@@ -374,7 +374,7 @@ fn the_last_entry_of_a_path_counts() {
             if random.one_in(6)
                 && let Some(target) = wanted.keys().next().cloned()
             {
-                // Another name for what is there: it has the content that the target has now.
+                // A link to an existing file: it has the current content of its target.
                 let of = wanted[&target].clone();
                 header.set_entry_type(tar::EntryType::Link);
                 header.set_size(0);
@@ -418,7 +418,7 @@ fn the_last_entry_of_a_path_counts() {
     }
 }
 
-/// Files that have come are made together, later; a directory that waits for some is not empty.
+/// Complete files are made later, in groups; a directory with pending files is not empty.
 #[test]
 fn what_waits_to_be_made_in_a_directory_keeps_it_from_being_replaced() {
     let mut out = Vec::new();

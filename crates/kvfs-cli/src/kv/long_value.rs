@@ -1,5 +1,5 @@
-//! Values that are longer than one command takes: they are put piece by piece, in one transaction,
-//! so that readers see all of one or nothing, and so does a crash.
+//! Values longer than one command can take: they are written in pieces within one transaction, so
+//! that readers, and a crash, see either the whole value or nothing.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -10,19 +10,20 @@ use kvdb_server::Reply;
 use super::Connection;
 use crate::output::{Failure, Outcome};
 
-/// The bytes of a piece: a command takes more, and more of them in memory at once gains nothing.
+/// The size of a piece in bytes. A command can take more, but holding more in memory has no
+/// benefit.
 const PIECE: usize = 4 << 20;
 
-/// A value that is to be put.
+/// A value to be written.
 #[derive(Default)]
 pub struct NewValue {
-    /// Its beginning, or all of it.
+    /// The beginning of the value, or all of it.
     first: Vec<u8>,
-    /// The rest is still to be read from standard input.
+    /// True if the rest is still to be read from standard input.
     more: bool,
 }
 
-/// The next piece from standard input.
+/// Reads the next piece from standard input.
 fn piece() -> Outcome<Vec<u8>> {
     let mut bytes = Vec::new();
     io::stdin()
@@ -34,7 +35,7 @@ fn piece() -> Outcome<Vec<u8>> {
 }
 
 impl NewValue {
-    /// What was given as an argument, or comes from standard input.
+    /// Returns the value of an argument, or the beginning of the one on standard input.
     pub fn of(value: Option<&OsStr>) -> Outcome<NewValue> {
         if let Some(value) = value.filter(|v| *v != "-") {
             return Ok(NewValue { first: value.as_bytes().to_vec(), more: false });
@@ -45,7 +46,7 @@ impl NewValue {
     }
 }
 
-/// Sets a key; `false`: it exists, and was to be new.
+/// Sets a key. Returns `false` if it exists but was to be new.
 pub fn put(
     connection: &mut Connection,
     key: &[u8],
@@ -72,7 +73,7 @@ pub fn put(
     Ok(true)
 }
 
-/// Appends `next` and all that comes behind it.
+/// Appends `next`, and the rest of standard input.
 fn append(connection: &mut Connection, key: &[u8], mut next: Vec<u8>) -> Outcome {
     while !next.is_empty() {
         connection.call(&[b"APPEND", key, &next])?;
@@ -81,9 +82,9 @@ fn append(connection: &mut Connection, key: &[u8], mut next: Vec<u8>) -> Outcome
     Ok(())
 }
 
-/// Sets a key in a transaction that is the caller's, and goes on when this has failed: the value is
-/// gathered under another name and gets its own in one step, for which nothing of it is copied. A
-/// savepoint would not do, since other programs may work in the transaction at the same time.
+/// Sets a key in the caller's transaction, which continues if this fails: the value is written
+/// under a temporary name and renamed in one step, which copies no data. A savepoint would not do,
+/// since other programs may work in the transaction at the same time.
 fn put_in_transaction(
     connection: &mut Connection,
     key: &[u8],
@@ -103,13 +104,13 @@ fn put_in_transaction(
             Ok(connection.call(&[rename, name, key])? != Reply::Integer(0))
         });
     if !matches!(put, Ok(true)) {
-        // As far as it goes: where the transaction has ended, it is gone with that.
+        // Ignore a failure: if the transaction has ended, the key is gone with it.
         let _ = connection.call(&[b"DEL", name]);
     }
     put
 }
 
-/// Of the clock, for a name that no other program has.
+/// Returns the time in nanoseconds, for a name that no other program uses.
 fn nanoseconds() -> u128 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| now.as_nanos())

@@ -1,14 +1,14 @@
-//! Arguments of a tool, checked against what it takes, and text that is cut where it is too long.
+//! The arguments of a tool, checked against its parameters, and helpers for text in answers.
 
 use serde_json::{Map, Value, json};
 
 use super::tools::{Kind, Tool};
 use crate::output::{Exit, Failure, Outcome};
 
-/// What a tool has to say.
+/// The result of a tool.
 pub struct Told {
     pub text: String,
-    /// It ran, and what it did failed.
+    /// True if the tool ran, but its operation failed.
     pub failed: bool,
 }
 
@@ -21,7 +21,8 @@ impl From<String> for Told {
 pub struct Arguments<'a>(&'a Map<String, Value>);
 
 impl<'a> Arguments<'a> {
-    /// Fails, with what is wrong, where something is missing, unknown or of another kind.
+    /// Checks the arguments. Returns a description of the error if one is missing, unknown or of
+    /// the wrong kind.
     pub fn of(tool: &Tool, given: &'a Value) -> Result<Arguments<'a>, String> {
         let object = given.as_object().ok_or("`arguments` is an object")?;
         for (name, value) in object {
@@ -73,7 +74,7 @@ impl<'a> Arguments<'a> {
         all.into_iter().flatten().filter_map(Value::as_str).collect()
     }
 
-    /// One that the tool cannot do without, and has.
+    /// Returns a required argument.
     pub fn needed(&self, name: &str) -> Outcome<&'a str> {
         self.text(name).ok_or_else(|| Failure::new(Exit::Usage, format!("`{name}` is missing")))
     }
@@ -83,7 +84,7 @@ impl<'a> Arguments<'a> {
             .ok_or_else(|| Failure::new(Exit::Usage, "`transaction` is missing"))
     }
 
-    /// The bytes of a value that comes as text, or in base 64 under `NAME_base64`.
+    /// Returns the bytes of a value passed as text, or in base 64 as `NAME_base64`.
     pub fn bytes(&self, name: &str) -> Outcome<Vec<u8>> {
         let encoded = format!("{name}_base64");
         match (self.text(name), self.text(&encoded)) {
@@ -98,7 +99,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// Base 64 (RFC 4648), with its padding.
+/// Decodes base 64 (RFC 4648) with padding.
 fn decoded(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| {
         Some(match byte {
@@ -126,7 +127,7 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Text of at most so many bytes, cut at a line where that is not far, with a word that it was cut.
+/// Truncates text to this many bytes, at a line end if one is near, and appends a note.
 pub fn cut(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.into();
@@ -142,7 +143,7 @@ pub fn cut(text: &str, most: usize) -> String {
     format!("{}{line}[truncated: {left_out} of {} bytes are left out]\n", &text[..end], text.len())
 }
 
-/// Bytes for a model: as text, or in base 64 with a word about that.
+/// Formats bytes for a model: as text, or in base 64 with a prefix that says so.
 pub fn shown(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.into(),
@@ -164,7 +165,7 @@ mod tests {
         for len in 0..40u8 {
             let bytes: Vec<u8> = (0..len).map(|n| n.wrapping_mul(83) ^ 0xff).collect();
             let mut object = Map::new();
-            // Not text, so that it is encoded.
+            // Make the bytes invalid UTF-8, so that they are encoded.
             let bytes = [&bytes[..], b"\xff"].concat();
             crate::text::put(&mut object, "v", &bytes);
             let text = object["v_base64"].as_str().expect("text").to_string();

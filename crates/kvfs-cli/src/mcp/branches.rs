@@ -1,5 +1,5 @@
-//! Branches as tools: clones of the store that transactions are begun in, and that are merged into
-//! what they were made of.
+//! Branches as tools: clones of the store in which transactions begin, and which are merged into
+//! their parent.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ use crate::output::{Exit, Failure, Outcome};
 use crate::proposed;
 use crate::text::show;
 
-/// Makes a clone of what is there now, or of a snapshot.
+/// Makes a clone of the current state or of a snapshot.
 pub fn branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let name = given.needed("name")?;
     let limit = [given.number("limit"), given.number("limit_of_files")];
@@ -25,7 +25,7 @@ pub fn branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         (Some(snapshot), None) => clone(session, snapshot, name, limit)?,
         (None, of) => {
             let of = of.or(session.mounted.view.clone_name()).map(String::from);
-            // A clone keeps the state that it was made of by itself.
+            // The snapshot is temporary, since a clone itself keeps the state that it was made of.
             let state = format!("for-branch-{name}-{}", std::process::id());
             let mut words = vec![&b"SNAPSHOT"[..], b"CREATE", state.as_bytes()];
             words.extend(of.iter().flat_map(|of| [b"OF", of.as_bytes()]));
@@ -79,12 +79,12 @@ pub fn rebase(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     }
 }
 
-/// Has an open transaction go on in another one.
+/// Rebases an open transaction, which continues as another one.
 fn rebase_open(session: &mut Session, given: &Arguments<'_>, id: u64) -> Outcome<Told> {
     let choices = choices(given);
     match merge_requests::rebase_transaction(id, &choices, |words| session.mounted.call(words))? {
         Rebased::Done(new) => {
-            // Only what was begun in this session ends with it.
+            // Only transactions begun in this session end with it.
             if let Some(begun) = session.begun.iter_mut().find(|begun| **begun == id) {
                 *begun = new;
             }
@@ -143,7 +143,7 @@ fn begin_merge(session: &mut Session, given: &Arguments<'_>, rebase: bool) -> Ou
 
 pub fn drop_branch(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let name = given.needed("branch")?;
-    // What others have made may be all that they have of their work.
+    // A clone made by others may be the only place of their work.
     if !session.branches.iter().any(|own| own == name) {
         let what = format!("branch {} was not made in this session", show(name.as_bytes()));
         return Err(Failure::new(Exit::NotPermitted, what)

@@ -1,4 +1,4 @@
-//! A command in a transaction, with limits on its time and its output.
+//! Runs a command in a transaction, with limits on its time and its output.
 
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
@@ -15,12 +15,12 @@ use super::wire::Line;
 use crate::descendants;
 use crate::output::{Failure, Outcome};
 
-/// How often it is looked whether the command has ended.
+/// The polling interval for the end of the command.
 const LOOK: Duration = Duration::from_millis(20);
-/// What is still in the pipes of a command that has ended is waited for so long.
+/// The time limit of waiting for output that is still in the pipes of a command that has ended.
 const PIPES: Duration = Duration::from_secs(2);
 
-/// What comes out of a pipe: its beginning is kept, the rest is counted.
+/// The output of a pipe: its beginning is kept, the rest is only counted.
 #[derive(Default)]
 struct Kept {
     bytes: Vec<u8>,
@@ -53,7 +53,7 @@ impl Collector {
         Collector { kept, thread }
     }
 
-    /// What has come by `until`, or all of it before that.
+    /// Returns the output received until the end of the pipe or the deadline `until`.
     fn text(mut self, name: &str, until: Instant) -> String {
         if let Some(thread) = self.thread.take() {
             while !thread.is_finished() && Instant::now() < until {
@@ -74,14 +74,15 @@ impl Collector {
     }
 }
 
-/// Why a command was ended by us.
+/// The reasons for killing a command.
 enum Ended {
     TimeOut,
     Cancelled,
     ClientGone,
 }
 
-/// The command, at once; what else it has started is ended when it is gone.
+/// Kills the command's process group at once; its other descendants are killed when the command has
+/// ended.
 fn kill(child: &Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
@@ -97,10 +98,11 @@ fn has_ended(child: &Child) -> std::io::Result<bool> {
 
 pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let id = given.transaction()?;
-    // There is one, before a program is started for it.
+    // Check that the transaction exists before a program is started in it.
     session.mounted.txn(&["STATUS", &id.to_string()])?;
     if !session.begun.contains(&id) {
-        // Another one's, which it is to work in as well.
+        // Another process has begun the transaction: seal it as well, so that the command may write
+        // in it but not end it.
         session.mounted.txn(&["SEAL", &id.to_string()])?;
     }
     let own = |e: std::io::Error| Failure::io("cannot find the kvfs program", &e);
@@ -111,9 +113,10 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         .args(["txn", "exec"])
         .arg(&root)
         .arg(id.to_string())
-        // Also where this process is killed.
+        // End the command even if this process is killed.
         .args(["--ends-with", &std::process::id().to_string()])
-        // A transaction of a branch is seen where the branch is: elsewhere it would write outside.
+        // Start the shell where the transaction's branch is visible: in any other directory it
+        // would write outside of the transaction.
         .args(["--", "sh", "-c", "cd -- \"$KVFS_MOUNT/$1\" && exec sh -c \"$2\"", "sh"])
         .arg(directory)
         .arg(given.needed("command")?)
@@ -124,7 +127,7 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let mut child = command.spawn().map_err(|e| Failure::io("cannot start the command", &e))?;
     if let (Some(mut pipe), Some(input)) = (child.stdin.take(), given.text("input")) {
         let input = input.as_bytes().to_vec();
-        // It may read none of it.
+        // The command may not read all of it.
         std::thread::spawn(move || drop(pipe.write_all(&input)));
     }
     let most = given.number("output_limit").and_then(|n| usize::try_from(n).ok());
@@ -134,7 +137,7 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let seconds = given.number("timeout_seconds").unwrap_or(session.limits.timeout);
     let seconds = seconds.clamp(1, session.limits.timeout);
     let begun = Instant::now();
-    // One of an age from now has no end.
+    // The deadline may be too far in the future to compute; there is none then.
     let until = begun.checked_add(Duration::from_secs(seconds));
     let mut ended = None;
     let wait = |e: std::io::Error| Failure::io("cannot wait for the command", &e);
@@ -152,7 +155,8 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         }
     }
     let status = child.wait().map_err(wait)?;
-    // What it left behind would go on in the transaction, in a session of its own, too.
+    // Kill the command's descendants, even those in other sessions, which could go on in the
+    // transaction.
     let left = descendants::end_all();
     let until = Instant::now() + PIPES;
     let mut text = match ended {
@@ -177,7 +181,8 @@ pub fn run(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     Ok(Told { text: cut(&text, 2 * most + 512), failed: ended.is_some() || !status.success() })
 }
 
-/// Looks at what the client sends while a command runs, for a moment; other messages wait.
+/// Receives a message of the client for a moment, while a command runs. Messages other than a
+/// cancellation are queued.
 fn listen(session: &mut Session) -> Option<Ended> {
     match session.lines.within(Some(LOOK)) {
         Line::End => Some(Ended::ClientGone),

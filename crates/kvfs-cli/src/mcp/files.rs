@@ -1,5 +1,5 @@
-//! Files as tools: read anywhere, written in transactions. No symbolic link is followed, so nothing
-//! outside of the store is reached.
+//! Files as tools: read anywhere, written in transactions. No symbolic link is followed, so that
+//! nothing outside of the store is reachable.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -16,7 +16,7 @@ use crate::{beneath, text};
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The path in the store: its names, with one slash between two.
+/// Returns the path in the store, with single slashes between names.
 fn path(given: &Arguments<'_>) -> Outcome<String> {
     let parts = given.text("path").unwrap_or("").split('/');
     let parts: Vec<&str> = parts.filter(|part| !matches!(*part, "" | ".")).collect();
@@ -28,7 +28,7 @@ fn path(given: &Arguments<'_>) -> Outcome<String> {
     Ok(path)
 }
 
-/// The root of what is meant.
+/// Returns the root of the state that the arguments refer to.
 fn root(session: &Session, given: &Arguments<'_>) -> Outcome<PathBuf> {
     let mount_point = &session.mounted.mount_point;
     match (given.number("transaction"), given.text("snapshot")) {
@@ -84,7 +84,7 @@ pub fn read(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     }
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let offset = given.number("offset").unwrap_or(0);
-    // In base 64 it gets longer.
+    // Base 64 makes it longer.
     let most = session.limits.output as u64 * 3 / 4;
     let limit = given.number("limit").unwrap_or(most).min(most);
     let mut file = File::from(it);
@@ -94,7 +94,7 @@ pub fn read(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     file.take(limit).read_to_end(&mut bytes).map_err(io)?;
     let end = offset.saturating_add(bytes.len() as u64);
     if end < size {
-        // Not in the middle of a character, unless it is the first one.
+        // Do not split a character, unless it is the first one.
         if let Err(e) = std::str::from_utf8(&bytes)
             && e.error_len().is_none()
             && e.valid_up_to() > 0
@@ -158,7 +158,7 @@ pub fn list(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
         let name = if at.is_empty() { &b"."[..] } else { &at[..] };
         let directory = match beneath::open(&root, name, DIRECTORY, Mode::empty()) {
             Ok(directory) => directory,
-            // It has just been removed.
+            // The directory was removed in the meantime.
             Err(Errno::NOENT) if !is_top => continue,
             Err(e) if !is_top => {
                 out.push_str(&format!("[{}]\n", cannot(e).message));

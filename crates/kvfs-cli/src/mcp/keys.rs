@@ -6,10 +6,10 @@ use super::arguments::{Arguments, Told, cut, shown};
 use super::session::Session;
 use crate::output::{Exit, Failure, Outcome};
 
-/// Keys that one answer lists when no limit is given.
+/// The number of keys in one answer if no limit is passed.
 const USUAL: u64 = 100;
 
-/// Runs a command on the dictionary that is meant, in the transaction that is meant.
+/// Runs a command on the dictionary, and in the transaction, that the arguments name.
 fn call(session: &mut Session, given: &Arguments<'_>, words: &[&[u8]]) -> Outcome<Reply> {
     let mounted = &mut session.mounted;
     let dictionary = given.text("dictionary").unwrap_or("0");
@@ -71,7 +71,7 @@ pub fn range(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     Ok(cut(&out, session.limits.output).into())
 }
 
-/// A value in one line.
+/// Formats a value on one line.
 fn shown_in_line(value: &[u8]) -> String {
     match std::str::from_utf8(value) {
         Ok(_) => crate::text::show(value),

@@ -1,4 +1,4 @@
-//! A client's session: what it may ask, in which order, and what ends with it.
+//! A client's session: dispatches its requests, and ends its transactions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::{Limits, tools};
 use crate::mounted::Mounted;
 use crate::output::{Failure, Outcome};
 
-/// Versions of the protocol that are spoken, the newest first.
+/// The supported versions of the protocol, the newest first.
 const VERSIONS: [&str; 3] = ["2025-06-18", "2025-03-26", "2024-11-05"];
 
 const INSTRUCTIONS: &str = "\
@@ -23,22 +23,22 @@ conflict at `commit` means that others have changed the same since the transacti
 anew from what is there now. For work of several commits that others are not to see yet, make a \
 `branch`, begin transactions in it, and `merge` it.";
 
-/// Messages that are kept while a command runs.
+/// The limit of messages queued while a command runs.
 pub const MOST_WAITING: usize = 1024;
 
-/// What a tool may use.
+/// The state that tools use.
 pub struct Session {
     pub mounted: Mounted,
     pub limits: Limits,
     without: Vec<String>,
     pub lines: Lines,
-    /// Messages that came while a command ran.
+    /// Messages received while a command ran.
     pub waiting: VecDeque<Line>,
-    /// The request that is worked on.
+    /// The id of the current request.
     pub current: Value,
-    /// Transactions that were begun here and are open, as far as is known.
+    /// Transactions begun in this session, not known to have ended.
     pub begun: Vec<u64>,
-    /// Branches that were made here.
+    /// Branches made in this session.
     pub branches: Vec<String>,
     initialized: bool,
 }
@@ -59,7 +59,7 @@ impl Session {
     }
 
     /// Answers until the client is gone. Its transactions are attached to the connection with the
-    /// store's daemon, so they end with this process however it ends.
+    /// store's daemon, so that they end with this process, even if it is killed.
     pub fn serve(&mut self, mut send: impl FnMut(&[u8]) -> Outcome) -> Outcome {
         loop {
             let answer = match self.next() {
@@ -81,14 +81,14 @@ impl Session {
             }
         }
         for id in std::mem::take(&mut self.begun) {
-            // Some have ended already.
+            // Some transactions may have ended already.
             let _ = self.mounted.txn(&["ABORT", &id.to_string()]);
         }
         Ok(())
     }
 
-    /// Keeps a message for later, or drops the one that it cancels: that is not done, and has no
-    /// answer. `true`: it cancels what is worked on.
+    /// Queues a message, or removes the queued request that it cancels, which is then neither run
+    /// nor answered. Returns `true` if it cancels the current request.
     pub fn put_off(&mut self, line: Line) -> bool {
         if let Line::Text(text) = &line {
             let message: Value = serde_json::from_slice(text).unwrap_or_default();
@@ -104,8 +104,8 @@ impl Session {
         false
     }
 
-    /// The next message. What has come behind one that waits is looked at before, for it may cancel
-    /// it.
+    /// Returns the next message. Messages received after a queued one are read first, since one of
+    /// them may cancel it.
     fn next(&mut self) -> Line {
         while !self.waiting.is_empty() && self.waiting.len() < MOST_WAITING {
             match self.lines.within(Some(Duration::ZERO)) {
@@ -117,7 +117,7 @@ impl Session {
     }
 
     fn answer(&mut self, request: Request) -> Option<Value> {
-        // Notifications have no answer, not even to say that they are unknown.
+        // Notifications have no answer, not even an error if they are unknown.
         let id = request.id?;
         let outcome = match request.method.as_str() {
             "initialize" => {
@@ -179,7 +179,7 @@ fn initialized(params: &Value) -> Value {
     })
 }
 
-/// A name that a client gave, for a message.
+/// Truncates a name that a client has sent, for a message.
 fn cut(name: &str) -> String {
     name.chars().take(64).collect()
 }

@@ -1,4 +1,4 @@
-//! The tools: what each is called, what it takes, and what it says about itself.
+//! The tools: their names, parameters and descriptions.
 
 use serde_json::{Map, Value, json};
 
@@ -15,13 +15,13 @@ pub struct Tool {
     pub run: fn(&mut Session, &Arguments<'_>) -> Outcome<Told>,
 }
 
-/// What a client may want to ask a person about.
+/// The effect of a tool, by which a client may decide to ask a person.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effect {
     Reads,
-    /// Changes something that can be taken back.
+    /// Makes changes that can be undone.
     Adds,
-    /// Changes what others see, or cannot be taken back.
+    /// Makes changes that others see or that cannot be undone.
     Destroys,
 }
 
@@ -381,7 +381,7 @@ pub fn names() -> Vec<&'static str> {
     TOOLS.iter().map(|tool| tool.name).collect()
 }
 
-/// What a client is told about the tools.
+/// Returns the descriptions of the tools for a client.
 pub fn list(without: &[String]) -> Vec<Value> {
     let offered = TOOLS.iter().filter(|tool| !without.iter().any(|name| name == tool.name));
     offered.map(described).collect()

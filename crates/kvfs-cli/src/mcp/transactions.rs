@@ -30,11 +30,11 @@ pub fn begin(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     words.extend(given.text("branch").into_iter().flat_map(|branch| ["OF", branch]));
     words.extend([&isolation, "INPLACE", "LABEL", label]);
     match &within {
-        // The commit into another one is undone by ending that.
+        // The commit of a nested transaction is undone by aborting the outer one.
         Some(around) => words.extend(["WITHIN", around]),
         None => words.push("UNDOABLE"),
     }
-    // If we are killed, it ends with us.
+    // Attach the transaction, so that it ends even if this process is killed.
     words.push("ATTACHED");
     words.extend(given.flag("durable").then_some("DURABLE"));
     words.extend(limit.iter().flat_map(|bytes| ["LIMIT", bytes.as_str()]));
@@ -101,7 +101,8 @@ pub fn diff(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     };
     let detail = Detail::default();
     let detail = if given.flag("patch") { detail.with_patch() } else { detail };
-    // As for a terminal: what is not text is named, and nothing is hidden.
+    // Format the changes as for a terminal: non-text files are only named, and no control
+    // characters get through.
     let style = Style { terminal: true, colour: false };
     let (mut text, most, mut more) = (Vec::new(), session.limits.output, false);
     changes.pieces(detail, style, &mut |piece| {

@@ -1,4 +1,4 @@
-//! JSON-RPC 2.0 in lines: one message a line, in both directions.
+//! JSON-RPC 2.0 with one message per line, in both directions.
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// Bytes of a message at most.
+/// The limit of a message, in bytes.
 const LONGEST: u64 = 16 << 20;
 
 pub const PARSE_ERROR: i64 = -32700;
@@ -14,18 +14,18 @@ pub const INVALID_REQUEST: i64 = -32600;
 pub const METHOD_NOT_FOUND: i64 = -32601;
 pub const INVALID_PARAMS: i64 = -32602;
 
-/// What came from the client.
+/// Input from the client.
 pub enum Line {
     Text(Vec<u8>),
-    /// It was passed over.
+    /// A message beyond the limit, which was skipped.
     TooLong,
-    /// The client is gone, or for the time being there is nothing.
+    /// The client is gone (`End`), or there is no input at the moment (`Nothing`).
     End,
     Nothing,
 }
 
 /// The lines of standard input, read ahead by a thread, so that the end of the input is noticed
-/// while something else is done.
+/// during other work.
 pub struct Lines {
     receiver: Receiver<Line>,
     ended: bool,
@@ -45,12 +45,12 @@ impl Lines {
         Lines { receiver, ended: false }
     }
 
-    /// Waits for the next one.
+    /// Waits for the next line.
     pub fn next(&mut self) -> Line {
         self.within(None)
     }
 
-    /// The next one, if it comes within this time.
+    /// Returns the next line if it arrives within this time.
     pub fn within(&mut self, time: Option<Duration>) -> Line {
         if self.ended {
             return Line::End;
@@ -70,7 +70,7 @@ impl Lines {
     }
 }
 
-/// `None`: the input has ended. An unfinished last line counts.
+/// Reads the next line, or returns `None` at the end of the input. An unfinished last line counts.
 fn next(input: &mut impl BufRead) -> Option<Line> {
     let mut line = Vec::new();
     let read = input.take(LONGEST + 1).read_until(b'\n', &mut line).ok()?;
@@ -78,7 +78,7 @@ fn next(input: &mut impl BufRead) -> Option<Line> {
         return None;
     }
     if line.last() != Some(&b'\n') && line.len() as u64 > LONGEST {
-        // The rest of it is of no use.
+        // Skip the rest of the line.
         while line.last() != Some(&b'\n') {
             line.clear();
             if input.take(LONGEST).read_until(b'\n', &mut line).ok()? == 0 {
@@ -90,16 +90,16 @@ fn next(input: &mut impl BufRead) -> Option<Line> {
     Some(Line::Text(line))
 }
 
-/// What a client asks for.
+/// A request of a client.
 pub struct Request {
-    /// `None`: it is a notification, which has no answer.
+    /// The id, or `None` for a notification, which has no answer.
     pub id: Option<Value>,
     pub method: String,
     pub params: Value,
 }
 
 impl Request {
-    /// The answer instead, where it is none.
+    /// Parses a request. The error is the answer to send instead.
     pub fn parse(line: &[u8]) -> Result<Request, Value> {
         let message: Value = serde_json::from_slice(line)
             .map_err(|e| error(&Value::Null, PARSE_ERROR, &format!("this is no JSON: {e}")))?;

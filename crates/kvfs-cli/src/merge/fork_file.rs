@@ -1,6 +1,6 @@
-//! `kvfs rebase FORK`: what the store that a fork was made of has got since, under what the fork
-//! has changed. The fork is made anew, of the newest state; what it had changed is merged into
-//! that; and that takes the place of its file.
+//! `kvfs rebase FORK`: brings the changes of the store that a fork was made of beneath the fork's
+//! own changes. A new fork of the newest state is made, the old fork's changes are merged into it,
+//! and it replaces the old file.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +21,7 @@ use crate::proposed;
 use crate::store::{self, Access};
 use crate::text::{show, with_paths};
 
-/// The file of a fork, and where that comes from.
+/// The file of a fork, and its origin.
 struct Fork {
     file: PathBuf,
     address: Address,
@@ -30,8 +30,8 @@ struct Fork {
     generation: u64,
 }
 
-/// Rebases the fork whose file the target is. Returns whether it was rebased, or is up to date;
-/// `None`: the target is no such file.
+/// Rebases the fork whose file is the target. Returns whether it was rebased or is up to date, or
+/// `None` if the target is not such a file.
 pub(super) fn rebase(args: &Args, output: &Output) -> Outcome<Option<bool>> {
     let Some(fork) = Fork::at(&args.target)? else { return Ok(None) };
     if args.keep || args.ask {
@@ -64,7 +64,7 @@ impl Fork {
         failures::of_database(format!("cannot rebase {}", self.file.display()), e)
     }
 
-    /// The file with more after its name.
+    /// Returns the path of the file with a suffix.
     fn beside(&self, suffix: &str) -> PathBuf {
         let mut name = self.file.clone().into_os_string();
         name.push(suffix);
@@ -90,12 +90,12 @@ impl Fork {
                  can be read of this one (kvfs merge --into)",
             ));
         };
-        // One that was cut off has left its file.
+        // An interrupted rebase has left its file.
         self.check_left(&now)?;
         self.remove(&now, output)?;
         let made = || Ok::<(), Failure>(());
         let copy = places::fork(address, &now, &options, made, |text| output.note(text))?;
-        // A fork of a snapshot began as an older state than the one of its generation.
+        // A fork of a snapshot began at an older state than that of its generation.
         let is_newest = newest == self.generation
             && began_at(&self.file, &copy.store)? == began_at(&now, &copy.store)?;
         if is_newest {
@@ -111,7 +111,7 @@ impl Fork {
             into: None,
             rebase: false,
         };
-        // The fork is "ours" here, and the newest state "theirs".
+        // Here, the fork is "ours" and the newest state is "theirs".
         let Choices { ours, theirs, both } = args.choices.clone();
         let merging = Args {
             target: self.file.clone(),
@@ -191,8 +191,8 @@ impl Fork {
         Failure::io(format!("cannot rebase {}", self.file.display()), e)
     }
 
-    /// Fails where something lies at `file` that a rebase which was cut off has not left, or that
-    /// one which is under way has made.
+    /// Fails if something exists at `file`, unless an interrupted rebase has left it and it is not
+    /// in use.
     fn check_left(&self, file: &Path) -> Outcome {
         if std::fs::symlink_metadata(file).is_err() {
             return Ok(());
@@ -209,7 +209,7 @@ impl Fork {
         Judge::replacing().judge_path(file)
     }
 
-    /// Removes the name that a rebase which was cut off has given to the file as it still is.
+    /// Removes the second name that an interrupted rebase has linked to the unchanged file.
     fn remove_half_kept(&self, before: &Path, dry_run: bool) -> Outcome {
         let of = |path: &Path| {
             let found = std::fs::symlink_metadata(path).ok();
@@ -223,7 +223,7 @@ impl Fork {
         }
     }
 
-    /// Removes the file of a fork that is not to be, and its registration.
+    /// Removes the file of a discarded fork, and its registration.
     fn remove(&self, file: &Path, output: &Output) -> Outcome {
         if !file.exists() {
             return Ok(());
@@ -237,9 +237,9 @@ impl Fork {
         std::fs::remove_file(file).map_err(|e| self.io(&e))
     }
 
-    /// Puts `now` in the place of the file, all at once, which stays under the name `before`.
+    /// Replaces the file atomically by `now`, and keeps the old file as `before`.
     fn replace(&self, (now, fork): (&Path, Option<ForkId>), before: Option<&PathBuf>) -> Outcome {
-        // Others may have mounted it since it was read, or rebased it.
+        // Another command may have mounted or rebased the file in the meantime.
         Judge::replacing().judge_path(&self.file)?;
         let fork_in = |path: &Path| local_copy(path).and_then(|copy| copy.fork);
         if fork_in(now) != fork || fork_in(&self.file) != Some(self.id) {
@@ -258,13 +258,13 @@ impl Fork {
     }
 }
 
-/// Reads the note of a local file about where it comes from.
+/// Reads the record of a local file about its origin.
 fn local_copy(file: &Path) -> Option<LocalCopy> {
     let device = FileDevice::open(file, false).ok()?;
     LocalCopy::of(&device).ok().flatten()
 }
 
-/// The number of the commit of a store that a fork of it began at.
+/// Returns the number of the commit of a store that a fork of it began at.
 fn began_at(file: &Path, of: &[u8; 16]) -> Outcome<Option<u64>> {
     let fork = store::open_waiting(file, Access::ReadOnly, None)?;
     let commit = fork.db.fork_base(of).map(|base| base.commit);

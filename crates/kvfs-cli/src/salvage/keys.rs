@@ -1,4 +1,4 @@
-//! Keys and values on their way out.
+//! Extracts keys and values.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -35,7 +35,7 @@ pub fn bring_out(
                     report.keys_missing(&dictionary, &start, &end, &what);
                     continue;
                 }
-                // It lies in a gap that was told: its newest value, or that it was deleted, is
+                // The tuple lies in a gap reported before: a newer value or its deletion may be
                 // lost.
                 Remnant::Tuple { stale: true, .. } => continue,
                 Remnant::Tuple { key, value, .. } => (key, salvage.value(&value)),

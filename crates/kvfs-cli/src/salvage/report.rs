@@ -1,4 +1,4 @@
-//! What was brought out, and what is missing.
+//! Reports the extracted data and the losses.
 
 use std::ops::Range;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes::human_size;
 use crate::text;
 
-/// Losses that are listed; all are counted.
+/// The limit of listed losses; all are counted.
 const LISTED: usize = 100_000;
 
 pub struct Report {
@@ -24,7 +24,7 @@ pub struct Report {
     keys_damaged: u64,
     list: Vec<Value>,
     lines: Vec<String>,
-    /// The name of the directory for what has lost its own.
+    /// The name of the directory for inodes without a name.
     lost_found: Option<Vec<u8>>,
 }
 
@@ -45,7 +45,7 @@ impl Report {
         }
     }
 
-    /// An entry was made.
+    /// Counts an entry that was made.
     pub fn wrote(&mut self, kind: FileKind, bytes: u64) {
         match kind {
             FileKind::Dir => self.directories += 1,
@@ -55,7 +55,7 @@ impl Report {
         self.bytes += bytes;
     }
 
-    /// Something of what lies at `path` is missing, or may be older than it was.
+    /// Records that a part of the data at `path` is missing or may be outdated.
     pub fn damaged(&mut self, path: &[u8], what: Vec<String>, missing: Vec<Range<u64>>) {
         self.damaged += 1;
         if self.list.len() >= LISTED {
@@ -94,7 +94,7 @@ impl Report {
         self.lines.push(line);
     }
 
-    /// Keys from `start` up to `end` (empty: all that follow) may be lost.
+    /// Records that keys from `start` up to `end` (no bound if empty) may be lost.
     pub fn keys_missing(&mut self, dictionary: &str, start: &[u8], end: &[u8], what: &str) {
         self.keys_damaged += 1;
         if self.list.len() >= LISTED {
@@ -114,7 +114,7 @@ impl Report {
         self.lines.push(format!("dictionary {dictionary}, {keys}: {what}"));
     }
 
-    /// The name of the directory for what has lost its own: one that nothing else has.
+    /// Returns the name of the directory for inodes without a name, which no other entry has.
     pub fn lost_found(&mut self, root: &Path) -> Vec<u8> {
         let free = |name: &String| root.join(name).symlink_metadata().is_err();
         let first = || {
@@ -125,7 +125,7 @@ impl Report {
         self.lost_found.get_or_insert_with(|| first().unwrap_or_default().into_bytes()).clone()
     }
 
-    /// Prints it. A failure when something is missing.
+    /// Prints the report. Fails if something is missing.
     pub fn finish(self, store: &Path, directory: &Path, output: &Output) -> Outcome {
         let whole = self.notes.is_empty() && self.damaged == 0 && self.keys_damaged == 0;
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! The screen of `kvfs top`: what the last samples of a store say, drawn into a frame of any size.
+//! The screen of `kvfs top`: draws the last samples of a store into a frame of any size.
 
 use std::collections::VecDeque;
 
@@ -14,12 +14,12 @@ use crate::live::{Rates, Sample, count};
 use crate::sizes::human_size;
 use crate::text;
 
-/// Rates that are kept for the curves: as many as a wide screen has columns.
+/// The number of rates kept for the curves: as many as a wide screen has columns.
 const KEPT: usize = 512;
-/// Lines of the map of zones.
+/// The lines of the map of zones.
 const MAP_LINES: u16 = 3;
 
-/// How many cells the map of zones has on a screen of so many columns.
+/// Returns the number of cells that the map of zones has on a screen of this many columns.
 pub fn cells(width: u16) -> usize {
     usize::from(width.saturating_sub(2).max(1)) * usize::from(MAP_LINES)
 }
@@ -29,7 +29,7 @@ pub struct Screen {
     before: Option<Sample>,
     rates: VecDeque<Rates>,
     pub paused: bool,
-    /// Why there is no newer sample.
+    /// The reason why there is no newer sample.
     pub problem: Option<String>,
 }
 
@@ -41,7 +41,7 @@ impl Screen {
         Screen { now: first, before: None, rates: VecDeque::new(), paused: false, problem: None }
     }
 
-    /// Another sample.
+    /// Adds a sample.
     pub fn next(&mut self, sample: Sample) {
         self.rates.push_back(sample.rates(&self.now));
         if self.rates.len() > KEPT {
@@ -255,7 +255,7 @@ fn right(text: impl Into<String>) -> Line<'static> {
     Line::from(text.into()).right_aligned()
 }
 
-/// A table in a frame. Heads of numbers stand to the right, as these do.
+/// Draws a table in a frame. The heads of numeric columns are right-aligned, like the numbers.
 fn table<const N: usize>(
     frame: &mut Frame<'_>,
     area: Rect,
@@ -274,7 +274,7 @@ fn table<const N: usize>(
     frame.render_widget(table, area);
 }
 
-/// A cell of the map: how much of it is alive, and by its colour how old it is.
+/// Returns a cell of the map, which shows the share of live data, and its age by colour.
 fn sign(cell: &Value, zone_bytes: u64, zones: u64) -> Span<'static> {
     const PARTS: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
     let (used, open) = (count(&cell[0]), count(&cell[1]));
@@ -289,7 +289,7 @@ fn sign(cell: &Value, zone_bytes: u64, zones: u64) -> Span<'static> {
     let colour = match cell[5].as_u64() {
         None => Color::Gray,
         Some(age) => {
-            // A step is a quarter of the logarithm: what is new is told apart finely.
+            // A step is a quarter of the logarithm, so that recent ages are told apart finely.
             let share = (age as f64).ln_1p() / (zones as f64).ln_1p();
             [Color::Yellow, Color::Green, Color::Cyan, Color::Blue][(share * 4.0).min(3.0) as usize]
         }
@@ -299,7 +299,7 @@ fn sign(cell: &Value, zone_bytes: u64, zones: u64) -> Span<'static> {
     Span::styled(PARTS[part], style)
 }
 
-/// "17", "1234", "56k", "7.8M".
+/// Formats a number, like "17", "1234", "56k", "7.8M".
 fn number(n: f64) -> String {
     match n {
         n if n >= 1e6 => format!("{:.1}M", n / 1e6),
@@ -341,7 +341,7 @@ mod tests {
         screen
     }
 
-    /// The lines of a screen, and the terminal that has them.
+    /// Returns the lines of a screen, and the terminal that has drawn them.
     fn drawn(screen: &Screen, width: u16, height: u16) -> (String, Terminal<TestBackend>) {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("memory");
         terminal.draw(|frame| screen.draw(frame)).expect("memory");

@@ -1,5 +1,5 @@
-//! What the page of `kvfs web` asks: each question is a path, each answer JSON, taken from the
-//! store's daemon when it is asked.
+//! Answers the requests of the page of `kvfs web`: each is a path, with a JSON answer that is read
+//! from the store's daemon at the time of the request.
 
 use std::path::PathBuf;
 
@@ -11,17 +11,17 @@ use crate::live::{Sample, list};
 use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome};
 
-/// Squares of the map of zones at most.
+/// The limit of cells in the map of zones.
 const CELLS: usize = 2048;
 
-/// Answers questions about one mount.
+/// Answers requests about one mount.
 pub struct Answers {
     pub mount: PathBuf,
     pub read_only: bool,
 }
 
 impl Answers {
-    /// The answer to a question; an error is told in it.
+    /// Returns the answer to a request, which may be an error.
     pub fn to(&self, request: &Request) -> Response {
         let way: Vec<&str> = request.path.split('/').skip(2).collect();
         let answer = match (&request.method[..], &way[..]) {
@@ -46,7 +46,7 @@ impl Answers {
         Mounted::find(&self.mount)
     }
 
-    /// About a transaction.
+    /// Answers a request about a transaction.
     fn of(
         &self,
         id: &str,
@@ -57,7 +57,7 @@ impl Answers {
         ask(&mut self.mounted()?, id.ok_or_else(wrong)?)
     }
 
-    /// What ends a transaction.
+    /// Answers a request that ends a transaction.
     fn ends(
         &self,
         id: &str,
@@ -70,7 +70,7 @@ impl Answers {
         self.of(id, end)
     }
 
-    /// Everything that changes all the time.
+    /// Returns the parts that change all the time.
     fn state(&self) -> Outcome<Value> {
         let now = Sample::take(&self.mount, CELLS)?;
         Ok(json!({
@@ -80,7 +80,8 @@ impl Answers {
         }))
     }
 
-    /// Snapshots and clones. To know what each of them keeps takes a while where there are many.
+    /// Returns snapshots and clones. Computing what each of them keeps takes a while if there are
+    /// many.
     fn snapshots(&self) -> Outcome<Value> {
         let mut mounted = self.mounted()?;
         let snapshots = list(mounted.call(&[b"SNAPSHOT", b"LIST"])?)?;

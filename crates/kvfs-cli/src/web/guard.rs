@@ -1,12 +1,12 @@
-//! Whose questions `kvfs web` answers: those of its own page, by the address at which it was
-//! opened, with the token that was printed.
+//! Admits requests to `kvfs web`: those of its own page, at the address at which it was opened,
+//! with the token that was printed.
 //!
-//! Every program of the machine, of any user, can connect to a port of it, and so can every page
-//! that a browser shows. The token keeps out the first and the second: the page has it from the
-//! part of its address that browsers do not send, and sends it in a header of its own, which no
-//! other page can have a browser send here. It is no cookie, which a browser would send to every
-//! port of this host, whoever listens there. A name that an attacker makes lead here (DNS
-//! rebinding) is not one of ours.
+//! Every program of the machine, of any user, can connect to its port, and so can every page that a
+//! browser shows. The token keeps both out: the page gets it from the fragment of its address,
+//! which browsers do not send, and sends it in a custom header, which no other page can make a
+//! browser send here. It is not a cookie, which a browser would send to every port of this host,
+//! whatever program listens there. A name that an attacker makes resolve to this machine (DNS
+//! rebinding) is not among the accepted hosts.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -19,15 +19,15 @@ const TOKEN: &str = "x-kvfs-token";
 /// Bytes of randomness in a token.
 const RANDOM: usize = 24;
 
-/// A new token.
+/// Makes a new token.
 pub fn token() -> io::Result<String> {
     let mut random = [0; RANDOM];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// With every answer: nothing from elsewhere is loaded or run, no other page shows this one or
-/// reads what is answered, and nothing of it is kept.
+/// Headers of every answer: nothing from elsewhere is loaded or run, no other page embeds this one
+/// or reads the answers, and no answer is stored.
 const HEADERS: &[(&str, &str)] = &[
     (
         "Content-Security-Policy",
@@ -44,7 +44,7 @@ const HEADERS: &[(&str, &str)] = &[
 
 pub struct Guard {
     token: String,
-    /// As browsers write where this page is.
+    /// The hosts of this page as browsers write them.
     hosts: Vec<String>,
 }
 
@@ -52,13 +52,13 @@ impl Guard {
     pub fn new(token: &str, address: SocketAddr) -> Guard {
         let mut hosts = vec![address.to_string(), format!("localhost:{}", address.port())];
         if address.port() == 80 {
-            // The port of HTTP is not written.
+            // Browsers omit the default port of HTTP.
             hosts.extend(["localhost".into(), address.to_string().replace(":80", "")]);
         }
         Guard { token: token.into(), hosts }
     }
 
-    /// What `inside` answers, if the question is ours.
+    /// Returns the answer of `inside` if the request is admitted.
     pub fn answer(&self, request: &Request, inside: impl FnOnce(&Request) -> Response) -> Response {
         let answer = match self.admit(request) {
             Some(page) => page,
@@ -67,7 +67,8 @@ impl Guard {
         Response { headers: HEADERS, ..answer }
     }
 
-    /// An answer to what is not let in, or that is anyone's to see; `None`: it is let in.
+    /// Returns the response to a request that is refused or that is for the public page, or `None`
+    /// if the request is admitted.
     fn admit(&self, request: &Request) -> Option<Response> {
         let is_ours = |host: &str| self.hosts.iter().any(|ours| ours == host);
         if !request.header("host").is_some_and(is_ours) {
@@ -100,12 +101,12 @@ impl Guard {
     }
 }
 
-/// Takes as long wherever two texts of one length differ.
+/// Compares two strings in constant time for a given length.
 fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
-/// The page itself, in which nothing is secret.
+/// Returns the page itself, which contains no secrets.
 fn page(request: &Request) -> Response {
     if !matches!(&request.method[..], "GET" | "HEAD") {
         return Response::text(405, "ask with GET");

@@ -1,5 +1,6 @@
-//! The review of an open transaction in a page: what it would change, in the lines of `kvfs txn
-//! diff`, and its end. The page says which state of it was shown, and no other one is committed.
+//! The review of an open transaction in a page: its changes, in the lines of `kvfs txn diff`, and
+//! its commit or abort. The page sends the state that it has shown, and no other state is
+//! committed.
 
 use serde_json::{Value, json};
 
@@ -8,12 +9,12 @@ use crate::mounted::{Commit, Mounted, fields};
 use crate::output::{Exit, Failure, Outcome};
 use crate::text;
 
-/// Lines that a page is given at most. How many are left out is said.
+/// The limit of lines that a page gets. The answer tells the total.
 const MOST_LINES: usize = 5_000;
-/// Bytes of contents that it is given at most.
+/// The limit of contents that a page gets, in bytes.
 const MOST_CONTENTS: usize = 512 << 10;
 
-/// What it would change.
+/// Returns the changes of a transaction.
 pub fn of(mounted: &mut Mounted, id: u64) -> Outcome<Value> {
     let changes = Changes::of(mounted, id, Wanted::default())?;
     let status = fields(mounted.txn(&["STATUS", &id.to_string()])?)?;
@@ -30,11 +31,11 @@ pub fn of(mounted: &mut Mounted, id: u64) -> Outcome<Value> {
     }))
 }
 
-/// The contents that differ, as a patch, up to a limit.
+/// Returns the contents that differ, as a patch, up to a limit.
 pub fn patch(mounted: &mut Mounted, id: u64) -> Outcome<Value> {
     let changes = Changes::of(mounted, id, Wanted::ALL)?;
     let mut bytes = Vec::new();
-    // On a terminal what is no text is only named; a page is one in this.
+    // Name non-text files only, as on a terminal.
     let style = Style { terminal: true, colour: false };
     changes.pieces(Detail::default().with_patch(), style, &mut |piece| {
         bytes.extend_from_slice(piece);
@@ -48,7 +49,7 @@ pub fn patch(mounted: &mut Mounted, id: u64) -> Outcome<Value> {
     }))
 }
 
-/// Commits it, in the state that was shown.
+/// Commits the transaction if it is in the state that was shown.
 pub fn commit(mounted: &mut Mounted, id: u64, body: &[u8]) -> Outcome<Value> {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
     let Some(shown) = body["state"].as_str() else {
@@ -58,7 +59,7 @@ pub fn commit(mounted: &mut Mounted, id: u64, body: &[u8]) -> Outcome<Value> {
     Ok(json!({"committed": id}))
 }
 
-/// Ends it without a trace.
+/// Aborts the transaction.
 pub fn abort(mounted: &mut Mounted, id: u64) -> Outcome<Value> {
     mounted.txn(&["ABORT", &id.to_string()])?;
     Ok(json!({"aborted": id}))
