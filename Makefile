@@ -5,7 +5,7 @@ KVFS   = target/release/kvfs
 
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
 	bounded many remote bench-remote measurements mutants redis-fuzz foreign-text soak \
-	crash-live crash-kept crash-transactions \
+	crash-live crash-kept crash-transactions crash-remote bench-buckets \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
 	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis \
 	bench-ranks lint-bench lint-fuzz python lint-python install install-files deb boot \
@@ -147,6 +147,17 @@ crash-kept:
 crash-transactions: build
 	python3 scripts/crash_transactions.py --kvfs $(KVFS) --kills $${KILLS:-200} \
 		$(if $(SEED_BASE),--seed-base $(SEED_BASE)) $(if $(OPTIONS),--options $(OPTIONS))
+
+## make crash-remote  SIGKILL and loss of machines that write a store on a server of S3, and others
+##                   that take it from them (ROUNDS=200, SEED_BASE=n, KVFS_S3_SERVER=minio)
+crash-remote: build
+	scripts/remote_servers.sh scripts/crash_remote.py --kvfs $(KVFS) --rounds $${ROUNDS:-200} \
+		$(if $(SEED_BASE),--seed-base $(SEED_BASE))
+
+## make bench-buckets  KVFS, rclone mount and s3fs over one bucket, each answer 30 ms late
+##                   (FILES=500 ROUNDS=3)
+bench-buckets: build
+	scripts/remote_servers.sh scripts/bench_buckets.py $(KVFS) $${FILES:-500} $${ROUNDS:-3}
 
 ## make pages        use the page of kvfs web in a headless Chromium (Debian: chromium), and take
 ##                   its pictures for docs/images

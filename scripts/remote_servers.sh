@@ -6,7 +6,8 @@
 # The server listens on a free port of the loopback interface, has its objects in a temporary
 # directory, and has one empty bucket. The command finds it by KVFS_S3_ENDPOINT and KVFS_S3_BUCKET,
 # and its keys by AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION. The exit status is that
-# of the command; 77 if the server cannot be installed.
+# of the command; 77 if the server cannot be installed. KVFS_S3_ACCESS_LOG is a file in which
+# versitygw writes a line for each request.
 #
 # KVFS_S3_SERVER chooses the server:
 #     versitygw  (default) keeps conditional puts; installed by go
@@ -74,7 +75,7 @@ mkdir -p "$WORK/data/bucket"
 case $SERVER in
 versitygw)
     set_up=(env ROOT_ACCESS_KEY="$KEY" ROOT_SECRET_KEY="$SECRET" "$TOOLS/versitygw" --quiet
-        --port "127.0.0.1:$PORT" posix "$WORK/data")
+        --access-log "$WORK/access.log" --port "127.0.0.1:$PORT" posix "$WORK/data")
     ;;
 minio)
     set_up=(env MINIO_ROOT_USER="$KEY" MINIO_ROOT_PASSWORD="$SECRET" "$TOOLS/minio" server
@@ -101,7 +102,7 @@ if ! (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then
 fi
 
 export KVFS_S3_SERVER=$SERVER KVFS_S3_ENDPOINT=http://127.0.0.1:$PORT KVFS_S3_BUCKET=bucket
-export KVFS_S3_DATA=$WORK/data
+export KVFS_S3_DATA=$WORK/data KVFS_S3_ACCESS_LOG=$WORK/access.log
 export AWS_ACCESS_KEY_ID=$KEY AWS_SECRET_ACCESS_KEY=$SECRET AWS_REGION=us-east-1
 unset AWS_SESSION_TOKEN AWS_PROFILE AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3
 # A shell heeds signals while it waits, but not while a command runs in its foreground.

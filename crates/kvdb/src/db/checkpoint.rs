@@ -8,18 +8,23 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use vt_tree::Seq;
 use zones::{Device, FileDevice, ZONE_SIZE, ZoneUse};
 
 use crate::db::Kvdb;
 use crate::db::database::Database;
 use crate::db::files::Partial;
 use crate::dictionary::DictionaryInfo;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::manifest::{Edit, JournalStart, Manifest, ManifestState, make_branches};
 use crate::read::version::Version;
 use crate::read::version_set::encode_run;
 use crate::remote::random_id;
+
+/// Flushes after each of which a dictionary or a branch has changed in the meantime, until a
+/// checkpoint fails.
+const ATTEMPTS: usize = 100;
 
 /// The size of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,17 +132,27 @@ impl Database {
         (edits, all.into_iter().map(|(_, version)| version).collect())
     }
 
+    /// Flushes memtables, and returns a version whose runs contain the commits up to some number,
+    /// and no others. Commits that happen during the call may have numbers above that one: what
+    /// continues after the state, as the journal in object storage does, has to continue there.
+    fn flushed_prefix(&self) -> Result<(Arc<Version>, Seq)> {
+        if self.options.read_only && self.versions.load().is_flushed() {
+            return Ok((self.versions.load_full(), self.versions.visible.load(Ordering::Acquire)));
+        }
+        self.health.writable()?;
+        for _ in 0..ATTEMPTS {
+            self.flusher.flush_all()?;
+            if let Some(found) = self.versions.flushed_prefix() {
+                return Ok(found);
+            }
+        }
+        Err(Error::Invalid("dictionaries or branches change all the time; try again later".into()))
+    }
+
     /// Returns the state of the store as of a moment during the call, and the zones that it refers
     /// to, which are pinned until it is dropped. Memtables are flushed first.
     pub(crate) fn checkpoint_state(&self) -> Result<Checkpoint> {
-        if !self.options.read_only || !self.versions.load().is_flushed() {
-            self.health.writable()?;
-            self.flusher.flush_all()?;
-        }
-        // Runs always hold a prefix of the commits: a flush installs the runs of all dictionaries
-        // at once.
-        let version = self.versions.load_full();
-        let seq = self.versions.visible.load(Ordering::Acquire);
+        let (version, seq) = self.flushed_prefix()?;
         let mut stats = CheckpointStats::default();
         let mut uses = ZoneUse::new();
         let mut state = ManifestState::new();

@@ -152,6 +152,9 @@ pub(crate) struct VersionSet {
     /// [`Version::came_with`] of the current version. It is stored before `visible`, so a reader
     /// that sees such a commit knows that its version is installed.
     came_with: AtomicU64,
+    /// The newest commit that is an edit of the manifest, since the store was opened. It changes
+    /// under the lock of the manifest.
+    newest_edit: AtomicU64,
     pub read_snapshots: Arc<ReadSnapshots>,
     snapshots: Arc<Snapshots>,
     /// `None` if the store was opened for reading only.
@@ -175,6 +178,7 @@ impl VersionSet {
             changing: Mutex::new(Rank::Version, ()),
             visible: AtomicU64::new(visible),
             came_with: AtomicU64::new(0),
+            newest_edit: AtomicU64::new(0),
             read_snapshots: Arc::default(),
             snapshots,
             manifest: Mutex::new(Rank::Manifest, manifest),
@@ -189,6 +193,22 @@ impl VersionSet {
     /// Returns the current version, to be kept.
     pub(crate) fn load_full(&self) -> Arc<Version> {
         self.current.load_full()
+    }
+
+    /// Returns the current version and the newest commit that its runs contain together with all
+    /// commits before. Returns `None` if they also contain a later one, which is an edit of the
+    /// manifest: then everything has to be flushed once more.
+    pub(crate) fn flushed_prefix(&self) -> Option<(Arc<Version>, Seq)> {
+        // Flushes and edits change the version under the lock of the manifest.
+        let manifest = self.manifest.lock();
+        // Loaded before the look into the memtables: a visible commit is in one of them by then.
+        let visible = self.visible.load(Ordering::Acquire);
+        let version = self.current.load_full();
+        let seq = match &*manifest {
+            Some(manifest) if !version.is_flushed() => manifest.state().start.seq,
+            _ => visible,
+        };
+        (self.newest_edit.load(Ordering::Acquire) <= seq).then_some((version, seq))
     }
 
     /// Locks the manifest, for edits that do not change the version and for reading its state.
@@ -336,6 +356,7 @@ impl VersionSet {
         let mut manifest = self.manifest()?;
         let VersionEdit { edits, runs } = plan(manifest.state())?;
         manifest.commit(edits)?;
+        self.newest_edit.store(seq, Ordering::Release);
         let logged = logged(pipeline);
         let mut gone = Vec::new();
         let change = |version: &mut Version| {

@@ -4,7 +4,7 @@
 
 use crate::bucket;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::bucket::*;
@@ -117,6 +117,46 @@ fn keys(db: &Kvdb) -> BTreeSet<String> {
     };
     let all = db.view().scan(words.id, b"", b"", usize::MAX).unwrap();
     all.into_iter().map(|(key, _)| String::from_utf8(key.to_vec()).unwrap()).collect()
+}
+
+/// A state that is published while others commit has the commits up to its number, and the journal
+/// goes on after that number: none is in neither.
+#[test]
+fn commits_during_a_publication_are_in_its_state_or_in_the_journal_after_it() {
+    let (bucket, _) = published();
+    let mut machine = Machine::opened(&bucket, false);
+    for round in 0..10 {
+        let (stop, db) = (AtomicBool::new(false), machine.db().clone());
+        let synced = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut synced = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    let n = synced.len();
+                    if n % 40 == 0 {
+                        // Commits that are edits of the manifest.
+                        let other = db.open_dictionary(&format!("r{round} {n}")).unwrap();
+                        other.insert("key", "value").unwrap();
+                        db.drop_dictionary(other.id()).unwrap();
+                    }
+                    let key = format!("r{round} {n}");
+                    insert(&db, &key).unwrap();
+                    synced.push(key);
+                }
+                synced
+            });
+            for _ in 0..5 {
+                machine.publish().unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+            writer.join().unwrap()
+        });
+        drop(db);
+        machine.crash();
+        machine = Machine::opened(&bucket, true);
+        let found = keys(machine.db());
+        let lost: Vec<_> = synced.iter().filter(|key| !found.contains(*key)).collect();
+        assert!(lost.is_empty(), "round {round}: of {} {lost:?} are lost", synced.len());
+    }
 }
 
 #[test]
