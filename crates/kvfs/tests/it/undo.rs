@@ -173,6 +173,24 @@ fn what_was_written_without_a_name_counts_whatever_its_time_says() {
     }
 }
 
+#[test]
+fn a_file_that_got_a_large_attribute_without_a_name_is_not_brought_back() {
+    let b = Both::new();
+    let ino = b.w.file_with(ROOT, "f", b"small");
+    b.w.fs.sync_all().expect("synced");
+    b.commit(|t| t.unlink(ROOT, b"f").expect("removed"));
+    b.w.fs.setxattr(ino, b"user.large", &[1; 5000], Default::default()).expect("set");
+    let (id, against) = b.undoing();
+    let committed = b.views.commit(id, Durability::Buffered);
+    assert!(against > 0 || committed.is_err(), "it has other attributes");
+    let _ = b.views.abort(id);
+    b.w.check();
+    assert!(!b.w.exists("f"));
+    assert_eq!(b.w.read(ino, 0, 5), b"small");
+    b.w.fs.forget(ino, 1);
+    assert_eq!(b.w.fs.verify().expect("verified").orphans, 0);
+}
+
 /// A kernel in which programs run from all files that look like programs.
 struct AllRun;
 
