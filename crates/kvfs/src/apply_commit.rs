@@ -17,6 +17,8 @@
 //! - changed or removed, and that the mainline has unlinked already, stays as it is: if the
 //!   transaction changed the file, that is a conflict. A transaction that undoes the commit which
 //!   removed the file makes the inode that file again, unless the file was written to since.
+//!   If a program runs from the inode, the file comes back under another number (`views/running`),
+//!   and the inode goes on without a name, with its content and its orphan record.
 //! - made is not in memory, since no call could ask for it.
 //!
 //! A serializable transaction keeps others from committing files that it has locked. A mainline
@@ -32,6 +34,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use env::sync::atomic::Ordering;
 use kvdb::{Batch, Changed, Savepoint, Transaction};
 
 use crate::attr::{Ino, ROOT};
@@ -154,6 +157,8 @@ impl Fs {
             let key = (self.core.layout.imap, layout::node_key(ino).into());
             return Err(kvdb::Error::Conflict { keys: vec![key] }.into());
         }
+        let nameless = self.nameless_among(changes);
+        self.put_back_nameless(transaction, &nameless)?;
         let mut unlinking = Vec::new();
         for &(ino, removed) in &changes.inodes {
             if removed && self.core.inode_cache.references(ino) > 0 {
@@ -167,7 +172,8 @@ impl Fs {
         turn.publish(before);
         self.core.files.forget();
         let now = self.now();
-        let kept: HashSet<Ino> = unlinking.iter().map(|u| u.inode.ino).collect();
+        let mut kept = nameless;
+        kept.extend(unlinking.iter().map(|u| u.inode.ino));
         for Unlinking { inode, content } in unlinking {
             let mut state = inode.state.write();
             (state.attr.nlink, state.attr.ctime) = (0, now);
@@ -226,9 +232,10 @@ impl Fs {
         }
     }
 
-    /// Returns a file that has no name in this view, that the transaction brings back, and that was
-    /// written to since it lost its name. The file's times cannot tell: a program may have set
-    /// them, and two changes within a tick of the clock have the same time.
+    /// Returns a file that has no name in this view, that the transaction brings back, under its
+    /// number or another one, and that was written to since it lost its name. The file's times
+    /// cannot tell: a program may have set them, and two changes within a tick of the clock have
+    /// the same time.
     fn written_without_name(
         &self,
         transaction: &Transaction,
@@ -236,10 +243,13 @@ impl Fs {
     ) -> Result<Option<Ino>> {
         let view = transaction.view()?;
         for &(ino, removed) in &changes.inodes {
-            let Some(inode) = self.core.inode_cache.get(ino).filter(|_| !removed) else { continue };
+            let Some(inode) = self.core.inode_cache.get(ino) else { continue };
             let state = inode.state.read();
             let written = !state.gone && state.attr.nlink == 0 && state.written_nameless;
-            if written && view.get(self.core.layout.imap, &layout::node_key(ino))?.is_some() {
+            if !written {
+                continue;
+            }
+            if removed || view.get(self.core.layout.imap, &layout::node_key(ino))?.is_some() {
                 return Ok(Some(ino));
             }
         }
@@ -263,18 +273,81 @@ impl Fs {
         Ok(Some(Unlinking { inode, content }))
     }
 
+    /// Returns the inodes that the transaction leaves without a node, and that are open in this
+    /// view without a name already: the transaction has brought them back, and removed them again.
+    fn nameless_among(&self, changes: &ChangeSet) -> HashSet<Ino> {
+        let nameless = |ino: Ino| {
+            self.core.inode_cache.get(ino).is_some_and(|inode| {
+                let state = inode.state.read();
+                let references = inode.references.load(Ordering::Relaxed);
+                !state.gone && state.attr.nlink == 0 && references > 0
+            })
+        };
+        let removed = changes.inodes.iter().filter(|(_, removed)| *removed);
+        removed.map(|(ino, _)| *ino).filter(|ino| nameless(*ino)).collect()
+    }
+
+    /// Undoes a transaction's changes to these inodes, which are open in this view without a name
+    /// and stay so: to their content and to their orphan records.
+    fn put_back_nameless(&self, transaction: &Transaction, nameless: &HashSet<Ino>) -> Result<()> {
+        if nameless.is_empty() {
+            return Ok(());
+        }
+        self.put_content_back(transaction, nameless)?;
+        let imap = self.core.layout.imap;
+        let view = transaction.view()?;
+        let beneath = view.beneath();
+        let mut batch = Batch::new();
+        for &ino in nameless {
+            let record = layout::orphan_key(ino);
+            let before = beneath.get(imap, &record)?;
+            // A record that the transaction has not changed may be newer than its state.
+            if view.get(imap, &record)? == before {
+                continue;
+            }
+            match before {
+                Some(node) => batch.put(imap, record, node),
+                None => batch.delete(imap, record),
+            }
+        }
+        Ok(transaction.apply_at_commit(batch)?)
+    }
+
     /// Undoes a transaction's changes to the content of files that it removes and that are open in
     /// this view. Returns the files that have content in the store afterwards, each with an orphan
     /// record. In write-through mode, where nothing may be in memory alone, all files get an orphan
     /// record that holds their node.
     fn put_back(&self, transaction: &Transaction, unlinking: &[Unlinking]) -> Result<HashSet<Ino>> {
-        let mut stored = HashSet::new();
         if unlinking.is_empty() {
-            return Ok(stored);
+            return Ok(HashSet::new());
         }
         let inodes: HashSet<Ino> = unlinking.iter().map(|u| u.inode.ino).collect();
+        let mut stored = self.put_content_back(transaction, &inodes)?;
+        if self.writes_through() {
+            let imap = self.core.layout.imap;
+            let mut batch = Batch::new();
+            for Unlinking { inode, content } in unlinking {
+                let state = inode.state.read();
+                let attr = Attributes { nlink: 0, ctime: self.now(), ..state.attr };
+                let node = layout::encode_node(&attr, state.xattrs.as_deref(), content);
+                batch.put(imap, layout::orphan_key(inode.ino), node);
+                stored.insert(inode.ino);
+            }
+            transaction.apply_at_commit(batch)?;
+        }
+        Ok(stored)
+    }
+
+    /// Undoes a transaction's changes to the pages and extended attributes of these inodes. Returns
+    /// those of them that were changed and have such content in the store afterwards, each with an
+    /// orphan record.
+    fn put_content_back(
+        &self,
+        transaction: &Transaction,
+        inodes: &HashSet<Ino>,
+    ) -> Result<HashSet<Ino>> {
         let Layout { imap, dmap, .. } = self.core.layout;
-        let mut changed = HashSet::new();
+        let (mut stored, mut changed) = (HashSet::new(), HashSet::new());
         for change in transaction.changes_of(&[imap, dmap])? {
             let (dict, change) = change?;
             let (Changed::Put { key, .. }
@@ -311,17 +384,6 @@ impl Fs {
                     stored.insert(ino);
                 }
             }
-        }
-        if self.writes_through() {
-            let mut batch = Batch::new();
-            for Unlinking { inode, content } in unlinking {
-                let state = inode.state.read();
-                let attr = Attributes { nlink: 0, ctime: self.now(), ..state.attr };
-                let node = layout::encode_node(&attr, state.xattrs.as_deref(), content);
-                batch.put(imap, layout::orphan_key(inode.ino), node);
-                stored.insert(inode.ino);
-            }
-            transaction.apply_at_commit(batch)?;
         }
         Ok(stored)
     }

@@ -78,7 +78,7 @@ pub(crate) struct InodeState {
     pub dirty: bool,
     /// The inode is in the dirty queue.
     pub queued: bool,
-    /// The content was changed while the file had no name.
+    /// The content, or an attribute with a key of its own, was changed while the file had no name.
     pub written_nameless: bool,
     /// A directory that a serializable transaction has read without a lock (see `locks`).
     pub read_unlocked: bool,

@@ -18,8 +18,9 @@ const REMOVED_AT_ONCE: usize = 64;
 
 impl Fs {
     /// Removes the given inodes that are orphans and not open, with their records. An inode that a
-    /// rollback or an undo has brought back in the meantime has no record any more. A transaction
-    /// removes only its own inodes and leaves the others to its commit.
+    /// rollback or an undo has brought back in the meantime has no record any more; if it had one,
+    /// it would have a node, too, and only the record is removed. A transaction removes only its
+    /// own inodes and leaves the others to its commit.
     pub(crate) fn remove_orphans(&self, orphans: &[Ino]) -> Result<()> {
         let imap = self.core.layout.imap;
         for some in orphans.chunks(REMOVED_AT_ONCE) {
@@ -32,7 +33,9 @@ impl Fs {
                     && self.may_remove(ino)
                     && self.core.scope.get(imap, &record)?.is_some()
                 {
-                    self.core.layout.stage_removal(ino, &mut batch);
+                    if self.core.scope.get(imap, &layout::node_key(ino))?.is_none() {
+                        self.core.layout.stage_removal(ino, &mut batch);
+                    }
                     batch.delete(imap, record);
                 }
             }
@@ -126,5 +129,29 @@ mod tests {
         reader.abort();
         fs.tick().unwrap();
         assert_eq!(stored(&fs), (0, 0));
+    }
+
+    #[test]
+    fn a_file_that_has_a_name_is_not_removed_whatever_a_record_says() {
+        let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
+        let fs = Fs::open(db.clone(), env.clone(), FsOptions::default()).unwrap();
+        let file = fs.mknod(ROOT, b"f", FileKind::File, 0o644, 0, Caller::default()).unwrap();
+        fs.write(file.ino, 0, &[7; 100_000], Default::default()).unwrap();
+        fs.sync_all().unwrap();
+        fs.forget(file.ino, 1);
+        let note = || {
+            let mut batch = Batch::new();
+            batch.put(fs.core.layout.imap, layout::orphan_key(file.ino), b"".as_slice());
+            db.commit(batch, Durability::Buffered).unwrap();
+        };
+        note();
+        fs.remove_orphans(&[file.ino]).unwrap();
+        assert_eq!(stored(&fs), (0, 25), "after its last close");
+        note();
+        fs.shutdown().unwrap();
+        let again = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
+        assert_eq!(stored(&again), (0, 25), "after an opening");
+        let file = again.lookup(ROOT, b"f").unwrap();
+        assert_eq!(&again.read(file.ino, 99_998, 10).unwrap()[..], [7, 7]);
     }
 }

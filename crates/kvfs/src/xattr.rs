@@ -161,7 +161,12 @@ impl Fs {
         let before = state.xattrs.replace(Box::new(all));
         let committed = self.stage(ino, state, &attr, &mut batch).and_then(|()| self.apply(batch));
         match committed {
-            Ok(()) => self.mark_committed(state, attr),
+            Ok(()) => {
+                // An undo that brings the file back does not know of the value and of the orphan
+                // record that may have been made for it.
+                state.written_nameless |= attr.nlink == 0;
+                self.mark_committed(state, attr);
+            }
             Err(_) => state.xattrs = before,
         }
         committed

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use crate::place::{Place, fails, kvfs, succeeds};
+use crate::place::{Place, fails, kvfs, succeeds, unmounts};
 
 const LIBRARIES: [&str; 3] =
     ["/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6", "/usr/lib/aarch64-linux-gnu/libm.so.6"];
@@ -150,4 +150,39 @@ fn what_runs_keeps_its_text_over_a_commit_an_undo_and_a_restore() {
     drop(running);
     succeeds(&mut rollback());
     changed("a rollback");
+}
+
+#[test]
+fn what_runs_from_removed_files_goes_on_when_an_undo_brings_them_back() {
+    let Some(place) = Place::new() else { return };
+    if text_of("library").is_none() || Command::new("python3").arg("-V").output().is_err() {
+        return eprintln!("SKIPPED: there is no python3, or no library to load with it");
+    }
+    place.mounted();
+    let root = place.mnt();
+    let each = |work: &str| {
+        format!("cd {} && for f in program library; do {work} || exit 1; done", root.display())
+    };
+    let ways = [
+        each("rm $f"),
+        each("cat /bin/true > $f"),
+        each("cp /bin/true other && mv other $f"),
+        each("rm $f && ln -s /bin/true $f"),
+    ];
+    for way in &ways {
+        run(&place, true);
+        let mut running = Running::start(&root);
+        let mut change = kvfs(&["run"]);
+        change.arg(&root).args(["--", "sh", "-c", way]);
+        succeeds(change.stdin(Stdio::null()));
+        succeeds(kvfs(&["undo"]).arg(&root).stdin(Stdio::null()));
+        running.go_on(&format!("the undo of {way}"));
+        drop(running);
+        for name in ["program", "library"] {
+            let text = fs::read(text_of(name).expect("it is there")).expect("read");
+            assert!(fs::read(root.join(name)).expect("read") == text, "{name}: {way}");
+        }
+    }
+    unmounts(&mut place.umount());
+    succeeds(kvfs(&["check"]).arg(place.store()));
 }

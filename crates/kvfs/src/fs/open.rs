@@ -277,10 +277,12 @@ fn make(db: &Kvdb, layout: &Layout, env: &dyn Env, options: &FsOptions) -> Resul
     Ok(record)
 }
 
-/// Removes the orphans that an unclean shutdown has left, except for those in use.
+/// Removes the orphans that an unclean shutdown has left, except for those in use. An inode that
+/// has a node is a file, whatever its record says: only the record is removed.
 fn empty_orphans(db: &Kvdb, layout: &Layout, in_use: impl Fn(Ino) -> bool) -> Result<usize> {
     let (start, end) = layout::orphan_range();
-    let mut cursor = db.view().cursor(layout.imap, &start, &end)?;
+    let view = db.view();
+    let mut cursor = view.cursor(layout.imap, &start, &end)?;
     let mut count = 0;
     while let Some(tuple) = cursor.next()? {
         let ImapKey::Orphan(ino) = layout::decode_imap_key(&tuple.key)? else { continue };
@@ -288,7 +290,9 @@ fn empty_orphans(db: &Kvdb, layout: &Layout, in_use: impl Fn(Ino) -> bool) -> Re
             continue;
         }
         let mut batch = Batch::new();
-        layout.stage_removal(ino, &mut batch);
+        if view.get(layout.imap, &layout::node_key(ino))?.is_none() {
+            layout.stage_removal(ino, &mut batch);
+        }
         batch.delete(layout.imap, tuple.key);
         db.commit(batch, Durability::Buffered)?;
         count += 1;

@@ -6,8 +6,10 @@
 //! are asked about files that it changes in place, that the kernel has in memory, and that look
 //! like programs or libraries ([`Watcher::running`](super::Watcher::running)). A running file gets
 //! another inode with the new content and all the names, as if it had been replaced by a rename:
-//! the running inode loses its last name and keeps its content until the program ends. No program
-//! can be started from such a file between the question and the end of the commit.
+//! the running inode loses its last name and keeps its content until the program ends. If it had
+//! none, because an undo brings a removed program back, it stays without one, and the commit leaves
+//! its content and its orphan record alone (`apply_commit`). No program can be started from such a
+//! file between the question and the end of the commit.
 //!
 //! A rollback changes all files at once; it fails and names the program that is in the way.
 

@@ -1,9 +1,14 @@
 //! Undoing the commit of a transaction: files and keys are as they were, and what others have done
 //! since stays.
 
+use std::sync::Arc;
+
 use crate::world::{USER, World, branch, of_branch};
 use kvdb::{Durability, TransactionId, TransactionOptions};
-use kvfs::{Fs, FsOptions, Ino, PathChange, ROOT, RenameFlags, SetAttr, TimeSet, ViewId, Views};
+use kvfs::{
+    ChangeSet, CommittedTo, Fs, FsOptions, Ino, PathChange, ROOT, RenameFlags, Running, SetAttr,
+    TimeSet, ViewId, Views, Wait, Watcher,
+};
 
 struct Both {
     w: World,
@@ -165,6 +170,97 @@ fn what_was_written_without_a_name_counts_whatever_its_time_says() {
         let _ = b.views.abort(id);
         assert_eq!(b.w.read(ino, 3, 5), b"after");
         assert!(!b.w.exists("f"));
+    }
+}
+
+#[test]
+fn a_file_that_got_a_large_attribute_without_a_name_is_not_brought_back() {
+    let b = Both::new();
+    let ino = b.w.file_with(ROOT, "f", b"small");
+    b.w.fs.sync_all().expect("synced");
+    b.commit(|t| t.unlink(ROOT, b"f").expect("removed"));
+    b.w.fs.setxattr(ino, b"user.large", &[1; 5000], Default::default()).expect("set");
+    let (id, against) = b.undoing();
+    let committed = b.views.commit(id, Durability::Buffered);
+    assert!(against > 0 || committed.is_err(), "it has other attributes");
+    let _ = b.views.abort(id);
+    b.w.check();
+    assert!(!b.w.exists("f"));
+    assert_eq!(b.w.read(ino, 0, 5), b"small");
+    b.w.fs.forget(ino, 1);
+    assert_eq!(b.w.fs.verify().expect("verified").orphans, 0);
+}
+
+/// A kernel in which programs run from all files that look like programs.
+struct AllRun;
+
+impl Watcher for AllRun {
+    fn write_back(&self, _: Wait) -> Result<(), String> {
+        Ok(())
+    }
+    fn appeared(&self, _: &ViewId) {}
+    fn ended(&self, _: &ViewId, _: u16, _: &Fs, _: Option<CommittedTo<'_>>) {}
+    fn changed(&self, _: u16, _: &Fs, _: &ChangeSet) {}
+    fn running(&self, _: u16, files: &[Ino]) -> Running {
+        Running::new(files.to_vec(), Box::new(()))
+    }
+}
+
+/// Does something to a program `f` that runs.
+fn done_to_what_runs(len: usize, work: impl FnOnce(&Fs, Ino)) -> (Both, Ino, Arc<dyn Watcher>) {
+    let b = Both::new();
+    let ino = b.w.file_with(ROOT, "f", &vec![7; len]);
+    let mode = SetAttr { mode: Some(0o755), ..Default::default() };
+    b.w.fs.setattr(ino, &mode, USER).expect("set");
+    b.w.fs.setxattr(ino, b"user.large", &[1; 5000], Default::default()).expect("set");
+    b.w.file_with(ROOT, "g", b"another");
+    b.w.fs.sync_all().expect("synced");
+    let watcher: Arc<dyn Watcher> = Arc::new(AllRun);
+    b.views.watch(&watcher);
+    b.commit(|t| work(t, ino));
+    assert_eq!(b.w.fs.getattr(ino).expect("it runs").nlink, 0);
+    (b, ino, watcher)
+}
+
+#[test]
+fn what_runs_from_a_file_without_a_name_keeps_it_when_the_file_comes_back() {
+    let works: [fn(&Fs, Ino); 3] = [
+        |t, _| t.unlink(ROOT, b"f").expect("removed"),
+        |t, ino| assert_eq!(t.write(ino, 0, b"other", Default::default()).expect("written"), 5),
+        |t, _| t.rename(ROOT, b"g", ROOT, b"f", RenameFlags::default()).expect("moved"),
+    ];
+    for (len, work) in [10, 5000, 300_000].map(|len| works.map(|work| (len, work))).concat() {
+        let (b, ino, _watcher) = done_to_what_runs(len, work);
+        b.undo();
+        let back = b.w.stat("f").ino;
+        assert_ne!(back, ino, "it came back under another number");
+        assert_eq!(b.w.fs.getattr(ino).expect("it runs").nlink, 0);
+        assert_eq!(b.w.read_all(ino), vec![7; len], "what runs has its text");
+        assert_eq!(&b.w.fs.getxattr(ino, b"user.large").expect("there")[..], [1; 5000]);
+        // The program ends: its content goes, and that of the file stays.
+        b.w.fs.forget(ino, 1);
+        b.w.check();
+        assert_eq!(b.w.fs.verify().expect("verified").orphans, 0);
+        assert_eq!(read(&b.w.fs, "f"), vec![7; len]);
+        assert_eq!(&b.w.fs.getxattr(back, b"user.large").expect("there")[..], [1; 5000]);
+    }
+}
+
+#[test]
+fn a_file_that_comes_back_and_goes_again_stays_with_those_who_have_it_open() {
+    for len in [10, 5000, 300_000] {
+        let (b, ino) = unlinked_while_open(len);
+        let (id, against) = b.undoing();
+        assert_eq!(against, 0, "it can be undone");
+        let t = b.views.fs(&ViewId::Transaction(id)).expect("its view");
+        t.write(ino, 0, b"there", Default::default()).expect("written");
+        t.unlink(ROOT, b"f").expect("removed again");
+        b.views.commit(id, Durability::Buffered).expect("undone");
+        b.w.check();
+        assert_eq!(b.w.read_all(ino), vec![7; len]);
+        b.w.fs.forget(ino, 1);
+        b.w.check();
+        assert_eq!(b.w.fs.verify().expect("verified").orphans, 0);
     }
 }
 
