@@ -151,3 +151,23 @@ fn a_lost_page_is_lost_for_all_snapshots_and_clones_that_share_it() {
     drop(views);
     db.close().expect("closed");
 }
+
+#[test]
+fn a_lost_page_differs_from_zeros() {
+    let device = repaired();
+    let (db, views) = open(&device);
+    let differs = || {
+        let changes = views.difference_of_snapshots("s", None, Default::default());
+        changes.expect("compared").iter().any(|change| !change.times_alone())
+    };
+    assert!(!differs(), "both have lost the page");
+    let fs = views.fs(&ViewId::Mainline).expect("the mainline");
+    let file = fs.resolve(b"large").expect("the file").ino;
+    fs.write(file, 10 * 4096, &[0; 4096], WriteHints::default()).expect("written");
+    fs.sync_all().expect("synced");
+    assert!(differs());
+    drop(fs);
+    views.shutdown().expect("synced");
+    drop(views);
+    db.close().expect("closed");
+}
