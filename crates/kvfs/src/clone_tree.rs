@@ -12,7 +12,7 @@
 //!
 //! The copy has the state that was committed when the call began. Hard links among the copied files
 //! stay links among the copies, also if several trees are copied together; links to files outside
-//! of the tree are not kept.
+//! of the tree are not kept, except for a file that comes back to its own place (`same_file`).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -30,6 +30,7 @@ use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::{self, Attributes, Body, Layout};
 use crate::namespace::{add_entry, check_name};
+use crate::same_file::{Place, is_own_place};
 use crate::tree::{Dir, Locked, Tree};
 use crate::tree_order::TreeOrder;
 use crate::views::{Untold, ViewId, Views, Wait};
@@ -217,7 +218,8 @@ impl Views {
         from: &[u8],
         to: &[u8],
     ) -> Result<CloneStats> {
-        self.clone_into(view, Some(earlier), from, to, &mut Linked::new())
+        let mut linked = self.linked_now(view, earlier, &[(from, to)])?;
+        self.clone_into(view, Some(earlier), from, to, &mut linked)
     }
 
     /// Like `clone_earlier` for several places, each with its `from` and `to`, one after the other:
@@ -228,7 +230,8 @@ impl Views {
         earlier: &Earlier,
         places: &[(&[u8], &[u8])],
     ) -> Result<CloneStats> {
-        let (mut all, mut linked) = (CloneStats::default(), Linked::new());
+        let (mut all, mut linked) =
+            (CloneStats::default(), self.linked_now(view, earlier, places)?);
         for (from, to) in places {
             let stats = self.clone_into(view, Some(earlier), from, to, &mut linked)?;
             all.directories += stats.directories;
@@ -236,6 +239,17 @@ impl Views {
             all.bytes = all.bytes.saturating_add(stats.bytes);
         }
         Ok(all)
+    }
+
+    /// Returns the files that come back to their own places and are there under other names.
+    fn linked_now(&self, view: &ViewId, earlier: &Earlier, places: &[Place<'_>]) -> Result<Linked> {
+        if !places.iter().any(is_own_place) {
+            return Ok(Linked::new());
+        }
+        self.write_back(Wait::ForAll)?;
+        let (fs, state) = (self.fs(view)?, self.state_of(view, earlier)?);
+        let layout = Layout::of_state(&state).ok_or(Error::NotFound)?;
+        fs.same_files(&Side::new(state, layout), places)
     }
 
     fn clone_into(

@@ -31,7 +31,8 @@
 //!   `snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another process
 //!   that continues with all of it. Merging branches: `merging`, `three_way`, `views/merging`,
 //!   `views/common_states`; forks: `views/merging_forks`.
-//! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `remove_tree`, `whole`.
+//! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `same_file`, `remove_tree`,
+//!   `whole`.
 //! - Checking: `verify`, `repair`, `losses`, `salvage`, `scrub_note`, `describe_keys`.
 //!
 //! A write reserves space (`free_space`), puts pages into the buffer of its inode (`data`) and
@@ -88,6 +89,7 @@ mod replaced_state;
 mod request;
 mod reservation;
 mod salvage;
+mod same_file;
 mod scrub_note;
 mod snapshots;
 mod space_account;

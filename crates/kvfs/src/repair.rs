@@ -16,13 +16,13 @@ use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
 use env::Env;
-use kvdb::{Batch, DictionaryId, Kvdb, RepairReport, View};
+use kvdb::{Batch, DictionaryId, FaultKeys, Kvdb, RepairReport, View};
 
 use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::error::Result;
 use crate::fs::counter::{given_below, largest_ino, noted_bound, notes_of, valid_reserved};
 use crate::layout::counter::{BOUND_KEY, branch_range, encode_number};
-use crate::layout::{Attributes, Body, Layout, Xattrs};
+use crate::layout::{self, Attributes, Body, Layout, Xattrs};
 use crate::reservation::INO_LIMIT;
 use crate::verify::Finding;
 
@@ -51,7 +51,14 @@ pub enum Losses {
 pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
     let mut mended = Vec::new();
     let layout = Layout::find(db);
-    let store = db.repair(|view, removed| -> Result<Batch> {
+    // A page whose place is known is marked in its run: snapshots and clones share it.
+    let stand_in = |deleted: &FaultKeys| {
+        let is_page = layout.is_some()
+            && deleted.dictionary == "dmap"
+            && layout::decode_page_key(&deleted.start).is_ok();
+        (is_page && losses == Losses::Keep).then(|| Bytes::from_static(&layout::LOST_PAGE))
+    };
+    let store = db.repair(stand_in, |view, removed| -> Result<Batch> {
         let Some(layout) = layout else { return Ok(Batch::new()) };
         let notes = notes_of(db);
         let noted = notes.map(|notes| noted_bound(view, notes)).transpose()?.flatten();

@@ -16,13 +16,13 @@ use crate::scrub::Damage;
 use crate::value::Value;
 
 /// Returns a run with all of `run` that can be read. A range of keys that cannot be read becomes a
-/// range tombstone, a large value a tombstone; `removed` is called with each. Sums, fences and
-/// filters are computed again; large values stay where they are. Returns `None` if the result is
-/// empty.
+/// range tombstone, a large value a tombstone; `removed` is called with each. For a large value it
+/// may return another one, which takes its place. Sums, fences and filters are computed again;
+/// large values stay where they are. Returns `None` if the result is empty.
 pub fn rewrite(
     run: &Arc<Run>,
     options: &MergeOptions,
-    removed: &mut dyn FnMut(Damage),
+    removed: &mut dyn FnMut(Damage) -> Option<Bytes>,
 ) -> Result<Option<Arc<Run>>> {
     let mut builder = RunBuilder::new(run.cache(), options);
     let mut recent = SalvageCache::default();
@@ -38,13 +38,14 @@ pub fn rewrite(
                     Ok(_) => item,
                     Err(error) => {
                         let end = Bytes::from(successor(&item.key));
-                        removed(Damage {
+                        let instead = removed(Damage {
                             addr: e.addr,
                             what: error.to_string(),
                             start: item.key.clone(),
                             end,
                         });
-                        Item { body: Body::Delete, ..item }
+                        let put = |value| Body::Put(Value::Inline(value));
+                        Item { body: instead.map_or(Body::Delete, put), ..item }
                     }
                 },
                 _ => item,

@@ -1,8 +1,9 @@
 //! Repair: makes a store with damaged blocks usable again. Runs that cannot be read completely are
-//! rewritten without the unreadable parts; the lost data is deleted and listed. The caller can then
-//! mend its own structures on top, and everything takes effect atomically: a new manifest replaces
-//! the old runs by the new ones, in dictionaries, branches and snapshots alike. Until the
-//! superblock leads to that manifest, the store is the old one.
+//! rewritten without the unreadable parts; the lost data is deleted and listed. A large value that
+//! is lost can be replaced by a stand-in, which all that share the run have then: branches and
+//! snapshots, too. The caller can then mend its own structures on top, and everything takes effect
+//! atomically: a new manifest replaces the old runs by the new ones, in dictionaries, branches and
+//! snapshots alike. Until the superblock leads to that manifest, the store is the old one.
 //!
 //! Unreadable copies of the superblock and of the manifest are mended by opening the store for
 //! writing. A store that cannot be opened, because its manifest or journal breaks off, is beyond
@@ -41,6 +42,7 @@ pub struct RepairReport {
 impl Database {
     fn repair<E: From<Error>>(
         &self,
+        stand_in: impl Fn(&FaultKeys) -> Option<Bytes>,
         mend: impl FnOnce(&View, &[ScrubFault]) -> std::result::Result<Batch, E>,
     ) -> std::result::Result<RepairReport, E> {
         if !self.inline() {
@@ -73,11 +75,13 @@ impl Database {
                     start: Bytes::copy_from_slice(&damage.start),
                     end: Bytes::copy_from_slice(&damage.end),
                 };
+                let instead = stand_in(&keys);
                 report.removed.push(ScrubFault {
                     place: place.clone(),
                     what: damage.what,
                     keys: Some(keys),
                 });
+                instead
             });
             let new = new.map_err(Error::from)?;
             report.runs += 1;
@@ -178,22 +182,28 @@ impl Database {
 
 impl crate::Kvdb {
     /// Makes a store with damaged blocks usable again: unreadable data is deleted and listed in the
-    /// report; everything else stays. `mend` gets a view of the store without that data and the
-    /// list of the deletions, and returns the changes that make the structures of the layer above
+    /// report; everything else stays. `stand_in` is called with each deletion; if that is a single
+    /// large value, the value that it returns takes its place, in every branch and snapshot that
+    /// had the lost one. `mend` gets a view of the store without the unreadable data and the list
+    /// of the deletions, and returns the changes that make the structures of the layer above
     /// consistent again. All of this takes effect atomically; if anything fails, nothing is
     /// changed. The store must be opened without threads, with no other user, and is best closed
     /// right afterwards.
     ///
     /// ```
     /// # let db = kvdb::Kvdb::in_memory();
-    /// let report = db.repair(|_view, _removed| Ok::<_, kvdb::Error>(kvdb::Batch::new()))?;
+    /// let report = db.repair(
+    ///     |_deleted| None,
+    ///     |_view, _removed| Ok::<_, kvdb::Error>(kvdb::Batch::new()),
+    /// )?;
     /// assert_eq!(report, kvdb::RepairReport::default(), "nothing was damaged");
     /// # Ok::<(), kvdb::Error>(())
     /// ```
     pub fn repair<E: From<Error>>(
         &self,
+        stand_in: impl Fn(&FaultKeys) -> Option<Bytes>,
         mend: impl FnOnce(&View, &[ScrubFault]) -> std::result::Result<Batch, E>,
     ) -> std::result::Result<RepairReport, E> {
-        self.db.0.repair(mend)
+        self.db.0.repair(stand_in, mend)
     }
 }

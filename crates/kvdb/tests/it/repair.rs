@@ -66,7 +66,7 @@ fn all_that_have_a_damaged_run_have_the_repaired_one_at_once() {
     damage(&device, &value(100));
     assert!(!kvdb::check(device.clone(), &mut |_, _| {}).is_clean());
     let db = open(&device, false);
-    let report = db.repair(|_, _| Ok::<_, Error>(Batch::new())).unwrap();
+    let report = db.repair(|_| None, |_, _| Ok::<_, Error>(Batch::new())).unwrap();
     assert_eq!((report.runs, report.removed.len()), (1, 1), "{report:?}");
     let keys = report.removed[0].keys.clone().expect("keys");
     assert!(keys.start[..] <= b"key100"[..] && keys.end[..] > b"key100"[..], "{keys:?}");
@@ -108,7 +108,7 @@ fn an_older_value_does_not_come_back() {
     let device = made();
     damage(&device, &value(1003));
     let db = open(&device, false);
-    let report = db.repair(|_, _| Ok::<_, Error>(Batch::new())).unwrap();
+    let report = db.repair(|_| None, |_, _| Ok::<_, Error>(Batch::new())).unwrap();
     assert_eq!(report.removed.len(), 1, "{report:?}");
     let d = db.dictionary("d").unwrap();
     assert_eq!(db.get(d, b"key003").unwrap(), None);
@@ -121,7 +121,7 @@ fn what_the_caller_refuses_changes_nothing() {
     let device = made();
     damage(&device, &value(100));
     let db = open(&device, false);
-    let refused = db.repair(|_, _| Err(Error::Invalid("no".into())));
+    let refused = db.repair(|_| None, |_, _| Err(Error::Invalid("no".into())));
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     db.close().unwrap();
     assert!(!kvdb::check(device.clone(), &mut |_, _| {}).is_clean(), "as it was");

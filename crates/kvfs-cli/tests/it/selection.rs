@@ -103,6 +103,32 @@ fn what_is_reverted_is_not_in_the_commit() {
 }
 
 #[test]
+fn the_names_of_a_file_are_reverted_one_after_the_other() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    fs::create_dir(mount.path("e")).expect("a directory");
+    fs::write(mount.path("e/a"), "content").expect("a file");
+    fs::hard_link(mount.path("e/a"), mount.path("e/b")).expect("a link");
+    let scripts = [
+        ("echo more >> e/a", true),
+        ("rm e/a e/b", true),
+        ("rm e/a", false),
+        ("mv e/a e/c", false),
+    ];
+    for (script, twice) in scripts {
+        let id = changed(&root, &[], script);
+        succeeds(kvfs(&["txn", "revert"]).arg(&root).args([id.as_str(), "e/a"]));
+        // The other name has nothing to revert where it was left alone.
+        if twice {
+            succeeds(kvfs(&["txn", "revert"]).arg(&root).args([id.as_str(), "e/b"]));
+        }
+        let said = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id));
+        assert!(!said.contains("links") && !said.contains("e/"), "{script}: {said}");
+        succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+    }
+}
+
+#[test]
 fn everything_can_be_reverted_and_nothing_is_left() {
     for isolation in ["si", "ser"] {
         let Some(mount) = Mount::new() else { return };

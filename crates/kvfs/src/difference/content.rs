@@ -10,10 +10,13 @@ use super::side::{Side, StoredNode};
 use crate::error::{Error, Result};
 use crate::layout::{self, Body, XattrValue};
 
-/// Returns whether two pages are equal. Bytes missing at the end of a page are zero.
+/// Returns whether two pages are equal. Bytes missing at the end of a page are zero; a page whose
+/// content is lost differs from zeros.
 pub(super) fn same_but_for_zeros(a: &[u8], b: &[u8]) -> bool {
     let both = a.len().min(b.len());
-    a[..both] == b[..both] && a[both..].iter().chain(&b[both..]).all(|byte| *byte == 0)
+    layout::is_lost_page(a.len() as u64) == layout::is_lost_page(b.len() as u64)
+        && a[..both] == b[..both]
+        && a[both..].iter().chain(&b[both..]).all(|byte| *byte == 0)
 }
 
 /// Returns whether both files keep their data in the same form, inline or in pages. For one inode

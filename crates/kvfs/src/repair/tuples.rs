@@ -166,7 +166,7 @@ impl Mend<'_> {
                     .ok()
                     .and_then(|(ino, block)| {
                         let size = self.inodes.get(&ino)?.attr.size;
-                        size.checked_sub(block.checked_mul(PAGE)?)
+                        size.checked_sub(block.checked_mul(PAGE)?).filter(|left| *left > 0)
                     })
                     .map_or(PAGE, |left| left.min(PAGE));
             }

@@ -462,6 +462,47 @@ fn links_among_several_places_of_one_state_are_links_among_the_copies() {
 }
 
 #[test]
+fn names_that_come_back_one_by_one_are_names_of_one_file_again() {
+    let world = World::new();
+    let (dir, other) = (world.dir(ROOT, "e"), world.dir(ROOT, "o"));
+    let file = world.file_with(dir, "a", &content(7, 50_000));
+    world.fs.link(file, dir, b"b").unwrap();
+    world.fs.link(file, other, b"c").unwrap();
+    let views = Views::new(world.db.clone(), world.fs.clone());
+    views.snapshot(&ViewId::Mainline, "before", Durability::Buffered).unwrap();
+    let snapshot = Earlier::Snapshot("before".into());
+    let again = |name: &[u8]| {
+        if world.exists(std::str::from_utf8(name).unwrap()) {
+            views.remove_tree(&ViewId::Mainline, name).unwrap();
+        }
+        views.clone_earlier(&ViewId::Mainline, &snapshot, name, name).unwrap();
+    };
+    // The other names of what was removed lead to the file still.
+    world.fs.unlink(dir, b"a").unwrap();
+    again(b"e/a");
+    let found = world.stat("/e/a");
+    assert_eq!((found.ino, found.nlink), (file, 3));
+    // The file was written to: the first name is that of a copy, and the others follow.
+    world.write(file, 0, b"something else");
+    again(b"e/b");
+    assert_eq!((world.stat("/e/b").nlink, world.stat("/e/a").nlink), (1, 2));
+    again(b"o/c");
+    again(b"e/a");
+    let found = world.stat("/e/a");
+    assert_eq!(found.nlink, 3);
+    for name in ["/e/b", "/o/c"] {
+        assert_eq!(world.stat(name).ino, found.ino, "{name}");
+    }
+    assert_eq!(world.read_all(found.ino), content(7, 50_000));
+    // At another place it is a copy.
+    views.clone_earlier(&ViewId::Mainline, &snapshot, b"e/a", b"alone").unwrap();
+    assert_eq!(world.stat("/alone").nlink, 1);
+    views.drop_snapshot("before").unwrap();
+    world.fs.sync_all().unwrap();
+    is_sound(&world);
+}
+
+#[test]
 fn what_an_earlier_state_had_is_copied_out_of_it_and_outlives_it() {
     // Also where the copies are built straight into runs.
     for files in [0, 3000] {

@@ -1,5 +1,5 @@
 //! Repairs of file systems whose blocks are whole and whose content contradicts itself in every way
-//! that the hostile generator knows.
+//! that the hostile generator knows, and of one whose snapshots and clones share a lost page.
 
 #[path = "../hostile/content.rs"]
 mod content;
@@ -7,8 +7,9 @@ mod content;
 use std::sync::Arc;
 
 use env::Simulated;
-use kvdb::Kvdb;
-use kvfs::{Fs, FsOptions};
+use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions};
+use kvfs::{Caller, Earlier, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views, WriteHints};
+use zones::{Device, MemoryDevice, Purpose};
 
 use content::Random;
 
@@ -54,4 +55,119 @@ fn whatever_contradicts_itself_is_a_file_system_afterwards() {
     }
     eprintln!("{mended} findings mended, {refused} stores refused");
     assert!(mended > 50);
+}
+
+fn page(n: u64) -> Vec<u8> {
+    let mut page = vec![0; 4096];
+    env::Random::new(n + 1).fill(&mut page);
+    page
+}
+
+fn options() -> OpenOptions {
+    OpenOptions { threads: false, zero_journal: false, ..OpenOptions::default() }
+}
+
+fn open(device: &Arc<MemoryDevice>) -> (Kvdb, Views) {
+    let env = Arc::new(Simulated::new(2));
+    let db = Kvdb::open(device.clone(), env.clone(), options()).expect("it opens").0;
+    let fs = Fs::open(db.clone(), env, FsOptions::default()).expect("a file system");
+    let views = Views::new(db.clone(), fs);
+    (db, views)
+}
+
+/// A store with a file of forty pages, which a snapshot and a clone of that share; page 10 was lost
+/// in the store, and the store was repaired.
+fn repaired() -> Arc<MemoryDevice> {
+    let device = Arc::new(MemoryDevice::new());
+    let env = Arc::new(Simulated::new(1));
+    let create = CreateOptions { open: options(), ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), env.clone(), create).expect("a store");
+    let fs = Fs::open(db.clone(), env, FsOptions::default()).expect("a file system");
+    let file = fs.mknod(ROOT, b"large", FileKind::File, 0o644, 0, Caller::default());
+    let file = file.expect("a file").ino;
+    for n in 0..40 {
+        fs.write(file, n * 4096, &page(n), WriteHints::default()).expect("written");
+    }
+    let views = Views::new(db.clone(), fs);
+    views.snapshot(&ViewId::Mainline, "s", Durability::Synced).expect("a snapshot");
+    views.clone_snapshot("s", "c").expect("a clone");
+    views.shutdown().expect("synced");
+    drop(views);
+    db.flush().expect("flushed");
+    db.close().expect("closed");
+    drop(db);
+
+    let mut bytes = vec![0; device.len().expect("a length") as usize];
+    device.read_at(Purpose::Tuples, 0, &mut bytes).expect("the store");
+    let needle = page(10);
+    let mut struck = 0;
+    for (at, window) in bytes.windows(64).enumerate() {
+        if *window == needle[..64] {
+            device.flip_bit(at as u64, 1);
+            struck += 1;
+        }
+    }
+    assert!(struck > 0, "the page lies in the store as it is");
+
+    let env = Simulated::new(3);
+    let db =
+        Kvdb::open(device.clone(), Arc::new(Simulated::new(3)), options()).expect("it opens").0;
+    let repaired = kvfs::repair(&db, &env, kvfs::Losses::Keep).expect("repaired");
+    assert!(!repaired.store.removed.is_empty(), "{repaired:?}");
+    assert!(kvfs::verify(&db).expect("readable").findings.is_empty());
+    db.close().expect("closed");
+    drop(db);
+    assert!(kvdb::check(device.clone(), &mut |_, _| {}).is_clean());
+    device
+}
+
+#[test]
+fn a_lost_page_is_lost_for_all_snapshots_and_clones_that_share_it() {
+    let device = repaired();
+    let (db, views) = open(&device);
+    let all = [ViewId::Mainline, ViewId::Snapshot("s".into()), ViewId::Clone("c".into())];
+    for view in &all {
+        let fs = views.fs(view).expect("a view");
+        let file = fs.resolve(b"large").expect("the file").ino;
+        let lost = fs.read(file, 10 * 4096, 4096);
+        assert!(matches!(lost, Err(Error::Corrupt { .. })), "{view:?}");
+        for n in [9, 11, 39] {
+            assert!(
+                fs.read(file, n * 4096, 4096).expect("readable")[..] == page(n)[..],
+                "{view:?}"
+            );
+        }
+    }
+    // A copy out of the snapshot does not make zeros of the loss.
+    let snapshot = Earlier::Snapshot("s".into());
+    views.clone_earlier(&ViewId::Mainline, &snapshot, b"large", b"again").expect("copied");
+    let fs = views.fs(&ViewId::Mainline).expect("the mainline");
+    let again = fs.resolve(b"again").expect("the copy").ino;
+    let lost = fs.read(again, 10 * 4096, 4096);
+    assert!(matches!(lost, Err(Error::Corrupt { .. })));
+    assert!(fs.read(again, 0, 4096).expect("readable")[..] == page(0)[..]);
+    drop(fs);
+    views.shutdown().expect("synced");
+    drop(views);
+    db.close().expect("closed");
+}
+
+#[test]
+fn a_lost_page_differs_from_zeros() {
+    let device = repaired();
+    let (db, views) = open(&device);
+    let differs = || {
+        let changes = views.difference_of_snapshots("s", None, Default::default());
+        changes.expect("compared").iter().any(|change| !change.times_alone())
+    };
+    assert!(!differs(), "both have lost the page");
+    let fs = views.fs(&ViewId::Mainline).expect("the mainline");
+    let file = fs.resolve(b"large").expect("the file").ino;
+    fs.write(file, 10 * 4096, &[0; 4096], WriteHints::default()).expect("written");
+    fs.sync_all().expect("synced");
+    assert!(differs());
+    drop(fs);
+    views.shutdown().expect("synced");
+    drop(views);
+    db.close().expect("closed");
 }

@@ -382,13 +382,20 @@ pub fn clone_earlier(w: &mut World, site: &Site) -> Result<(), Dead> {
     if tree.nodes.len() + then.nodes.len() > MOST || check_name(&at.1).is_err() {
         return Ok(());
     }
+    let (path, to) = (then.path(from).expect("named"), tree.path(at.0).expect("named"));
+    let to = [&to[..], b"/", &at.1].concat();
+    // A file that comes back to its own place may be another name of one that is there.
+    let names = |path: &[u8]| -> Vec<Vec<u8>> {
+        path.split(|&b| b == b'/').filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()
+    };
+    if names(&path) == names(&to) {
+        return Ok(());
+    }
     let mut fresh = w.fresh;
     let effect = tree.clone_of(&then, from, &at, &mut fresh);
     w.fresh = fresh;
     let what = format!("clone {from} of snapshot {name} {}/{}", at.0, at.1.escape_ascii());
     let (view, views) = (w.view_of(site), w.views.clone());
-    let (path, to) = (then.path(from).expect("named"), tree.path(at.0).expect("named"));
-    let to = [&to[..], b"/", &at.1].concat();
     let earlier = Earlier::Snapshot(name);
     if w.random.one_in(2) {
         w.call(&["Views::clone_several_earlier"]);
