@@ -110,6 +110,25 @@ fn in_a_transaction_a_dictionary_that_others_have_dropped_is_gone_and_not_empty(
 }
 
 #[test]
+fn an_increment_is_applied_to_a_number_that_others_have_set_and_conflicts_with_a_text() {
+    let served = serve(ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    for command in ["INCR k", "INCRBY k 1"] {
+        outside.expect(&[("SET k 5", "OK")]);
+        let id = begin(&mut inside, "SI");
+        inside.expect(&[(&format!("TXN JOIN {id}"), "OK"), (command, "(integer) 6")]);
+        outside.expect(&[("SET k NEW", "OK")]);
+        let reply = inside.run("TXN COMMIT");
+        assert!(reply.starts_with("(error) CONFLICT "), "{command}: {reply}");
+        outside.expect(&[("GET k", "\"NEW\""), ("SET k 5", "OK")]);
+        let id = begin(&mut inside, "SI");
+        inside.expect(&[(&format!("TXN JOIN {id}"), "OK"), (command, "(integer) 6")]);
+        outside.expect(&[("SET k 40", "OK")]);
+        inside.expect(&[("TXN COMMIT", "OK"), ("GET k", "\"41\"")]);
+    }
+}
+
+#[test]
 fn an_abort_leaves_nothing() {
     let served = serve(ServerOptions::default());
     served.connect().expect(&[
