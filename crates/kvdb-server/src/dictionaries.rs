@@ -55,6 +55,19 @@ impl Place {
         }
     }
 
+    /// Returns the dictionary of that name, even if it is reserved. Except in a snapshot, this
+    /// costs the same however many dictionaries there are.
+    pub fn find(&self, db: &Kvdb, name: &str) -> Option<DictionaryInfo> {
+        let branch: &str = match self {
+            Place::Store => "",
+            Place::Clone(clone) => clone,
+            Place::Snapshot(view, _) => {
+                return view.dictionaries().into_iter().find(|d| d.name == name);
+            }
+        };
+        db.dictionary_info(db.dictionary_in(branch, name)?)
+    }
+
     /// Returns an error if the place is a clone that no longer exists.
     fn check(&self, db: &Kvdb) -> Result<(), Failure> {
         match self {
@@ -121,11 +134,10 @@ impl Selected {
 
     /// Returns the dictionary of that name in a snapshot or clone, if it exists.
     pub fn existing_at(&self, place: &Place, db: &Kvdb) -> Result<Option<Keyspace>, Failure> {
-        let all = place.all(db);
-        match all.iter().find(|d| d.name == self.name) {
+        match place.find(db, &self.name) {
             Some(info) if info.options.reserved => Err(self.reserved()),
             Some(info) => {
-                let types = all.iter().find(|d| d.name == self.types_name).map(|d| d.id);
+                let types = place.find(db, &self.types_name).map(|d| d.id);
                 Ok(Some(Keyspace { strings: info.id, types }))
             }
             None => place.check(db).map(|()| None),
@@ -141,7 +153,7 @@ impl Selected {
         if let Some(id) = self.id.get().filter(|id| db.has_dictionary(*id)) {
             return Ok(Some(id));
         }
-        let found = db.dictionaries().into_iter().find(|d| d.name == self.name);
+        let found = Place::Store.find(db, &self.name);
         if found.as_ref().is_some_and(|info| info.options.reserved) {
             return Err(self.reserved());
         }

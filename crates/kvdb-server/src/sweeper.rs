@@ -3,19 +3,25 @@
 //!
 //! The types dictionary holds all deadlines in order, so a step reads those that have passed and
 //! one more, which determines the time of the next step. A step is one commit. Keys that a
-//! transaction holds locked are left for a later step.
+//! transaction holds locked are left for a later step. A dictionary in which nothing was due is
+//! left alone until its next deadline, or until its types dictionary changes, so that a store of
+//! thousands of dictionaries costs little while it is idle.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
+use kvdb::{DictionaryId, Kvdb};
 use parking_lot::{Condvar, Mutex};
 
-use crate::dictionaries::{self, Selected};
+use crate::dictionaries::Selected;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{deadline_key, head_key, is_past, parse_deadline_key};
+use crate::keyspace::{
+    Keyspace, TYPES_PREFIX, deadline_key, head_key, is_past, parse_deadline_key, types_name,
+};
 use crate::session::{Session, Shared};
 
 /// Limit on the keys that one step removes from a dictionary.
@@ -35,37 +41,97 @@ pub struct Swept {
     pub more: bool,
     /// The time after the next deadline, milliseconds since 1970.
     pub next: Option<u64>,
+    /// Dictionaries whose deadlines were read.
+    pub read: usize,
 }
 
-/// Removes up to `most` expired keys of each dictionary of the store. A dictionary that fails does
-/// not keep the others from being swept; the first failure is returned.
-pub fn step(shared: &Arc<Shared>, most: usize) -> (Swept, Outcome) {
-    let (mut all, mut done) = (Swept::default(), Ok(()));
-    let mut session = Session::new(shared.clone(), "sweeper".into(), false, None);
-    for (name, _) in dictionaries::listed(&shared.db) {
-        session.dictionary = Selected::named(&name);
-        match sweep(&session, most) {
-            Ok(swept) => {
-                all.removed += swept.removed;
-                all.more |= swept.more;
-                all.next = [all.next, swept.next].into_iter().flatten().min();
-            }
-            Err(failure) => done = done.and(Err(failure)),
-        }
+/// A types dictionary in which nothing was due.
+#[derive(Clone, Copy)]
+struct Idle {
+    /// The mark of its content (see [`kvdb::View::mark_of`]).
+    mark: [u64; 4],
+    /// The time after its first deadline, if it has any.
+    next: Option<u64>,
+}
+
+/// The sweeper of a store, with its knowledge from earlier steps.
+#[derive(Default)]
+pub struct Sweeper {
+    idle: HashMap<DictionaryId, Idle>,
+}
+
+/// A dictionary of the user that has a types dictionary.
+struct Typed {
+    name: String,
+    strings: DictionaryId,
+    types: DictionaryId,
+    mark: Option<[u64; 4]>,
+}
+
+/// Returns the user's dictionaries that have a types dictionary, sorted by name.
+fn typed(db: &Kvdb) -> Vec<Typed> {
+    let view = db.view();
+    let (types, users): (Vec<_>, Vec<_>) =
+        view.dictionaries_in("").into_iter().partition(|d| d.name.starts_with(TYPES_PREFIX));
+    let types: HashMap<String, DictionaryId> = types.into_iter().map(|d| (d.name, d.id)).collect();
+    if types.is_empty() {
+        return Vec::new();
     }
-    shared.metrics.expired.fetch_add(all.removed as u64, Relaxed);
-    (all, done)
+    let users = users.into_iter().filter(|d| !d.options.reserved);
+    let mut all: Vec<Typed> = users
+        .filter_map(|d| {
+            let types = *types.get(&types_name(&d.name))?;
+            Some(Typed { name: d.name, strings: d.id, types, mark: view.mark_of(types) })
+        })
+        .collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
 }
 
-/// Sweeps the selected dictionary.
-fn sweep(s: &Session, most: usize) -> Result<Swept, Failure> {
+impl Sweeper {
+    /// Removes up to `most` expired keys of each dictionary of the store. A dictionary that fails
+    /// does not keep the others from being swept; the first failure is returned.
+    pub fn step(&mut self, shared: &Arc<Shared>, most: usize) -> (Swept, Outcome) {
+        let (mut all, mut done) = (Swept::default(), Ok(()));
+        let mut session = Session::new(shared.clone(), "sweeper".into(), false, None);
+        let before = std::mem::take(&mut self.idle);
+        for Typed { name, strings, types, mark } in typed(&shared.db) {
+            let known = before.get(&types).filter(|known| Some(known.mark) == mark).copied();
+            let now = session.now();
+            if let Some(known) = known.filter(|known| known.next.is_none_or(|next| now < next)) {
+                all.next = [all.next, known.next].into_iter().flatten().min();
+                self.idle.insert(types, known);
+                continue;
+            }
+            session.dictionary = Selected::named(&name);
+            all.read += 1;
+            match sweep(&session, Keyspace { strings, types: Some(types) }, most) {
+                Ok((swept, due)) => {
+                    all.removed += swept.removed;
+                    all.more |= swept.more;
+                    all.next = [all.next, swept.next].into_iter().flatten().min();
+                    if let Some(mark) = mark.filter(|_| !due) {
+                        self.idle.insert(types, Idle { mark, next: swept.next });
+                    }
+                }
+                Err(failure) => done = done.and(Err(failure)),
+            }
+        }
+        shared.metrics.expired.fetch_add(all.removed as u64, Relaxed);
+        (all, done)
+    }
+}
+
+/// Sweeps the selected dictionary. Also returns whether any deadline has passed, even if only that
+/// of a locked key.
+fn sweep(s: &Session, space: Keyspace, most: usize) -> Result<(Swept, bool), Failure> {
     let (now, mut due, mut swept) = (s.now(), Vec::new(), Swept::default());
-    let Some(space) = s.existing()? else { return Ok(swept) };
-    let Some(types) = space.types else { return Ok(swept) };
+    let Some(types) = space.types else { return Ok((swept, false)) };
     let mut cursor = match s.db().view().cursor(types, b"t", b"u") {
-        Err(kvdb::Error::NoDictionary(_)) => return Ok(swept),
+        Err(kvdb::Error::NoDictionary(_)) => return Ok((swept, false)),
         cursor => cursor?,
     };
+    let mut any = false;
     // Locked keys are skipped, but the number of deadlines that a step reads is bounded.
     for _ in 0..most * 2 {
         let Some(tuple) = cursor.next()? else { break };
@@ -74,6 +140,7 @@ fn sweep(s: &Session, most: usize) -> Result<Swept, Failure> {
             swept.next = Some(deadline.saturating_add(1));
             break;
         }
+        any = true;
         if due.len() == most {
             swept.more = true;
             break;
@@ -83,7 +150,7 @@ fn sweep(s: &Session, most: usize) -> Result<Swept, Failure> {
         }
     }
     if due.is_empty() {
-        return Ok(swept);
+        return Ok((swept, any));
     }
     swept.removed = s.change(space, due.iter().map(|(_, key)| &key[..]), |seen, batch| {
         let mut removed = 0;
@@ -102,7 +169,7 @@ fn sweep(s: &Session, most: usize) -> Result<Swept, Failure> {
         }
         Ok(removed)
     })?;
-    Ok(swept)
+    Ok((swept, any))
 }
 
 /// The thread that sweeps. It ends when this is dropped.
@@ -116,9 +183,10 @@ impl Sweeping {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let told = stop.clone();
         let thread = std::thread::Builder::new().name("resp-expiry".into()).spawn(move || {
+            let mut sweeper = Sweeper::default();
             loop {
                 let sweeps = shared.sweeps.load(Relaxed) && !shared.pause.is_on();
-                let wait = if sweeps { rest(&shared) } else { REST };
+                let wait = if sweeps { rest(&mut sweeper, &shared) } else { REST };
                 let mut stopped = told.0.lock();
                 if !*stopped {
                     told.1.wait_for(&mut stopped, wait);
@@ -133,8 +201,8 @@ impl Sweeping {
 }
 
 /// Runs a step, and returns the time until the next one.
-fn rest(shared: &Arc<Shared>) -> Duration {
-    let (swept, done) = step(shared, STEP);
+fn rest(sweeper: &mut Sweeper, shared: &Arc<Shared>) -> Duration {
+    let (swept, done) = sweeper.step(shared, STEP);
     // The store may be read-only or full. Expired keys are invisible all the same.
     if let Err(error) = done {
         tracing::debug!("expired keys were not removed: {error}");
@@ -154,5 +222,63 @@ impl Drop for Sweeping {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+    use kvdb::{CreateOptions, OpenOptions};
+    use zones::MemoryDevice;
+
+    use super::*;
+    use crate::client::Client;
+    use crate::commands;
+    use crate::limits::Limits;
+
+    #[test]
+    fn only_dictionaries_that_have_changed_or_have_something_due_are_read() {
+        let clock = Arc::new(Simulated::new(7));
+        let open = OpenOptions { threads: false, zero_journal: false, ..OpenOptions::default() };
+        let options = CreateOptions { open, ..CreateOptions::default() };
+        let db = Kvdb::create(Arc::new(MemoryDevice::new()), clock.clone(), options).expect("made");
+        let limits = Limits::default();
+        let shared = Arc::new(Shared::new(db, limits, None, false, None, commands::metrics()));
+        let mut client = Client::of(shared.clone());
+        let mut run = |command: &str| {
+            let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+            client.call(&words).expect("a reply");
+        };
+        for i in 0..20 {
+            run(&format!("USE plain{i}"));
+            run("SET k v");
+            run(&format!("USE typed{i}"));
+            run("HSET h f v");
+        }
+        let mut sweeper = Sweeper::default();
+        let mut step = || {
+            let (swept, done) = sweeper.step(&shared, STEP);
+            done.expect("swept");
+            (swept.read, swept.removed)
+        };
+        assert_eq!(step(), (20, 0), "each that has types, once");
+        assert_eq!(step(), (0, 0), "nothing has changed");
+        run("USE typed3");
+        run("SET a v PX 100");
+        run("USE plain5");
+        run("SET b v");
+        assert_eq!(step(), (1, 0), "the one that has changed");
+        assert_eq!(step(), (0, 0), "its deadline is in the future");
+        clock.advance(Duration::from_millis(102));
+        assert_eq!(step(), (1, 1), "its deadline has passed");
+        assert_eq!(step(), (1, 0), "the removal was a change");
+        assert_eq!(step(), (0, 0));
+        // The deadlines of a transaction are there with its commit.
+        for command in ["TXN BEGIN", "TXN JOIN 1", "USE plain5", "SET b v PX 1", "TXN COMMIT"] {
+            assert_eq!(step().1, 0, "before {command}");
+            run(command);
+        }
+        clock.advance(Duration::from_millis(3));
+        assert_eq!(step(), (1, 1));
     }
 }

@@ -343,7 +343,7 @@ pub fn refused(text: &str) -> Failure {
         "CORRUPT" => Exit::Damaged,
         "NOAUTH" | "WRONGPASS" | "NOPERM" | "SEALED" => Exit::NotPermitted,
         "CONFLICT" | "LOCKED" | "CHANGED" => Exit::Conflict,
-        "NOTXN" | "NOSNAPSHOT" | "NOCOMMIT" => Exit::NotFound,
+        "NOTXN" | "NODICT" | "NOSNAPSHOT" | "NOCOMMIT" => Exit::NotFound,
         _ if rest.starts_with("there is no dictionary") => Exit::NotFound,
         _ if rest.ends_with("is reserved for the file system") => Exit::NotPermitted,
         _ => Exit::Failed,

@@ -8,7 +8,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
-use crate::sweeper;
+use crate::sweeper::Sweeper;
 
 pub const USAGE: &str = "SWEEP [count] | SET-ACTIVE-EXPIRE 0|1 | SET-DISABLE-DENY-SCRIPTS 0|1 | SLEEP seconds | RELOAD | PROTOCOL type";
 
@@ -25,7 +25,8 @@ pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     match (args.at(1), args.len()) {
         (c, 2 | 3) if is(c, "sweep") => {
             let count = args.get(2).map_or(Some(1000), integer).ok_or(Failure::NOT_AN_INTEGER)?;
-            let (swept, done) = sweeper::step(&s.shared, count.clamp(0, 10_000) as usize);
+            let most = count.clamp(0, 10_000) as usize;
+            let (swept, done) = Sweeper::default().step(&s.shared, most);
             done?;
             out.integer(swept.removed as i64);
         }

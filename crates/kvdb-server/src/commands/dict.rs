@@ -109,8 +109,8 @@ pub fn compact(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 /// Returns an existing dictionary of the user.
 fn existing(s: &Session, name: &[u8]) -> Result<DictionaryInfo, Failure> {
     let selected = Selected::choose(s.db(), name)?;
-    let id = selected.existing_at(&s.place, s.db())?.map(|found| found.strings);
-    let info = s.place.all(s.db()).into_iter().find(|info| Some(info.id) == id);
+    let there = selected.existing_at(&s.place, s.db())?;
+    let info = there.and_then(|_| s.place.find(s.db(), selected.name()));
     info.ok_or_else(|| Failure::request(format!("there is no dictionary '{}'", selected.name())))
 }
 

@@ -70,12 +70,29 @@ impl Session {
     /// Returns another dictionary if it exists.
     fn existing_of(&self, dictionary: &Selected) -> Result<Option<Keyspace>, Failure> {
         let db = &self.shared.db;
-        match &self.place {
-            Place::Store => Ok(dictionary
+        let found = match &self.place {
+            Place::Store => dictionary
                 .existing(db)?
-                .map(|strings| Keyspace { strings, types: dictionary.types(db) })),
-            place => dictionary.existing_at(place, db),
+                .map(|strings| Keyspace { strings, types: dictionary.types(db) }),
+            place => dictionary.existing_at(place, db)?,
+        };
+        self.check_not_dropped(dictionary.name(), found)?;
+        Ok(found)
+    }
+
+    /// Returns an error if the joined transaction has begun with a dictionary of this name that is
+    /// not the one there is now. It was dropped since: to take it for an empty one would show the
+    /// transaction a state that never was.
+    fn check_not_dropped(&self, name: &str, now: Option<Keyspace>) -> Outcome {
+        let Some((transaction, _)) = &self.joined else { return Ok(()) };
+        let before = transaction.view()?.dictionary_in(transaction.branch(), name);
+        if before.is_some_and(|before| now.is_none_or(|now| now.strings != before)) {
+            return Err(Failure::Coded(
+                format!("NODICT dictionary '{name}' was dropped after the transaction began")
+                    .into(),
+            ));
         }
+        Ok(())
     }
 
     /// Returns the selected dictionary, and creates it if necessary; with its types dictionary if
@@ -88,11 +105,14 @@ impl Session {
         let db = &self.shared.db;
         match &self.place {
             Place::Store => {
+                if let Some(space) = self.existing_of(&self.dictionary)? {
+                    return Ok(space);
+                }
                 let strings = self.dictionary.writable(db)?;
                 Ok(Keyspace { strings, types: self.dictionary.types(db) })
             }
             Place::Snapshot(..) => Err(SNAPSHOT),
-            place @ Place::Clone(clone) => match self.dictionary.existing_at(place, db)? {
+            Place::Clone(clone) => match self.existing_of(&self.dictionary)? {
                 Some(space) => Ok(space),
                 None => {
                     let options = DictionaryOptions::default();

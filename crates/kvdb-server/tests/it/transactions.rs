@@ -81,6 +81,54 @@ fn a_dictionary_may_be_made_in_a_transaction() {
 }
 
 #[test]
+fn in_a_transaction_a_dictionary_that_others_have_dropped_is_gone_and_not_empty() {
+    const GONE: &str = "(error) NODICT dictionary 'dd' was dropped after the transaction began";
+    let served = serve(ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    inside.expect(&[
+        ("USE dd", "OK"),
+        ("SET k 1", "OK"),
+        ("TXN BEGIN SI", "(integer) 1"),
+        ("TXN JOIN 1", "OK"),
+        ("GET k", "\"1\""),
+    ]);
+    outside.expect(&[("DICT DROP dd", "OK")]);
+    inside.expect(&[("GET k", GONE), ("INCR k", GONE), ("SET k 2", GONE), ("EXISTS k", GONE)]);
+    // Another one of that name is not the one that the transaction began with.
+    outside.expect(&[("USE dd", "OK"), ("GET k", "(nil)"), ("SET k 5", "OK")]);
+    inside.expect(&[
+        ("GET k", GONE),
+        ("INCR k", GONE),
+        ("USE dd", "OK"),
+        ("GET k", GONE),
+        ("USE other", "OK"),
+        ("SET k 1", "OK"),
+        ("TXN COMMIT", "OK"),
+        ("USE dd", "OK"),
+        ("GET k", "\"5\""),
+    ]);
+}
+
+#[test]
+fn an_increment_is_applied_to_a_number_that_others_have_set_and_conflicts_with_a_text() {
+    let served = serve(ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    for command in ["INCR k", "INCRBY k 1"] {
+        outside.expect(&[("SET k 5", "OK")]);
+        let id = begin(&mut inside, "SI");
+        inside.expect(&[(&format!("TXN JOIN {id}"), "OK"), (command, "(integer) 6")]);
+        outside.expect(&[("SET k NEW", "OK")]);
+        let reply = inside.run("TXN COMMIT");
+        assert!(reply.starts_with("(error) CONFLICT "), "{command}: {reply}");
+        outside.expect(&[("GET k", "\"NEW\""), ("SET k 5", "OK")]);
+        let id = begin(&mut inside, "SI");
+        inside.expect(&[(&format!("TXN JOIN {id}"), "OK"), (command, "(integer) 6")]);
+        outside.expect(&[("SET k 40", "OK")]);
+        inside.expect(&[("TXN COMMIT", "OK"), ("GET k", "\"41\"")]);
+    }
+}
+
+#[test]
 fn an_abort_leaves_nothing() {
     let served = serve(ServerOptions::default());
     served.connect().expect(&[

@@ -129,6 +129,11 @@ impl Kvdb {
         self.db.0.versions.load().trees.get(&dict).is_some_and(|tree| tree.info().branch.is_empty())
     }
 
+    /// Returns the name and the options of a dictionary of any branch, if it exists.
+    pub fn dictionary_info(&self, dict: DictionaryId) -> Option<DictionaryInfo> {
+        self.db.0.versions.load().trees.get(&dict).map(|tree| tree.info().clone())
+    }
+
     /// Returns the dictionary of that name, and makes it if it does not exist (durable before this
     /// returns).
     pub fn create_dictionary(

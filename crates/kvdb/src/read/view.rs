@@ -213,6 +213,34 @@ impl View {
         Ok(out)
     }
 
+    /// Returns a mark of the committed content of a dictionary: as long as the mark is the same, so
+    /// is the content. It takes no look at the content, and may also change when data only moves.
+    /// Returns `None` if the dictionary does not exist, has newer commits than this state, or may
+    /// have changes of the transaction that the view belongs to.
+    ///
+    /// ```
+    /// # let db = kvdb::Kvdb::in_memory();
+    /// let fruit = db.open_dictionary("fruit")?;
+    /// fruit.insert("apple", "red")?;
+    /// let before = db.view().mark_of(fruit.id());
+    /// assert!(before.is_some());
+    /// assert_eq!(db.view().mark_of(fruit.id()), before);
+    /// fruit.insert("plum", "blue")?;
+    /// assert_ne!(db.view().mark_of(fruit.id()), before);
+    /// # Ok::<(), kvdb::Error>(())
+    /// ```
+    pub fn mark_of(&self, dict: DictionaryId) -> Option<[u64; 4]> {
+        if self.of_transaction {
+            return None;
+        }
+        let tree = self.version.trees.get(&dict)?;
+        let newest = tree.layers.iter().map(|layer| layer.memtable.max_seq()).max().unwrap_or(0);
+        // A transaction's runs come with a layer of a new generation.
+        let generation = tree.layers.first().map_or(0, |layer| layer.generation.number);
+        let run = tree.runs().map(|numbered| numbered.id.0).max().unwrap_or(0);
+        (newest <= self.at).then_some([newest, generation, run, tree.since])
+    }
+
     /// Returns the length of a value in bytes, without reading a large value.
     pub fn value_len(&self, dict: DictionaryId, key: &[u8]) -> Result<Option<usize>> {
         let lookup = self.lookup(dict, key)?;

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use vt_tree::{BodyRef, KeyRange, Lookup, Memtable, Run, RunCursor, Seq, Source};
+use vt_tree::{BodyRef, KeyRange, Lookup, Memtable, Run, RunCursor, Seq, Source, Update};
 use zones::ZonePin;
 
 use super::durable;
@@ -172,14 +172,51 @@ fn is_checked(only: Only<'_>, dict: DictionaryId) -> bool {
     only.is_none_or(|only| only.contains(&dict))
 }
 
+/// The state that additions would apply to.
+#[derive(Clone, Copy)]
+enum Now<'a> {
+    View(&'a View),
+    /// All commits. This takes no view, so it may be read under the pipeline's lock.
+    Newest(&'a Transactions),
+}
+
+impl Now<'_> {
+    /// Returns whether an addition to the value of `key` would have an effect: it has none on a
+    /// value that is not a number, and would be lost. Values too long for a number are not read.
+    fn can_be_added_to(self, dict: DictionaryId, key: &[u8]) -> Result<bool> {
+        /// The longest number has 20 characters.
+        const LONGEST: usize = 20;
+        let value = match self {
+            Now::View(view) if !view.knows(dict) => None,
+            Now::View(view) => match view.value_len(dict, key)? {
+                Some(len) if len > LONGEST => return Ok(false),
+                _ => view.get(dict, key)?,
+            },
+            Now::Newest(registry) => {
+                let (cache, version) = (&registry.parts.cache, registry.parts.versions.load_full());
+                match version.trees.get(&dict) {
+                    Some(tree) => match tree.get(cache, key, Seq::MAX)? {
+                        Some(value) if value.len() > LONGEST => return Ok(false),
+                        value => value.map(|value| read(cache, value)).transpose()?,
+                    },
+                    None => None,
+                }
+            }
+        };
+        Ok(value.is_none_or(|value| Update::add(1).apply(Some(&value)) != value))
+    }
+}
+
 /// Visits the keys and ranges that both `write_set` and others have changed. It skips keys that
-/// `write_set` changes only by updates that commute with the changes of others: these apply to
-/// whatever value the key has at the commit.
+/// `write_set` only adds to, since additions commute with the changes of others: they apply to the
+/// value that the key has at the commit. Only if that value is not a number, as `now` shows, is the
+/// key visited.
 fn both(
     registry: &Transactions,
     write_set: &WriteSet,
     others: Others<'_>,
     only: Only<'_>,
+    now: Now<'_>,
     visit: &mut Visit<'_>,
 ) -> Result<ControlFlow<()>> {
     let since = others.since();
@@ -193,13 +230,13 @@ fn both(
         }
         for newer in others.newer(registry, dict) {
             if newer.items() < mine {
-                if through_theirs(write_set, dict, &newer, since, visit)?.is_break() {
+                if through_theirs(write_set, dict, &newer, since, now, visit)?.is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
                 continue;
             }
             for part in parts {
-                if through_mine(write_set, dict, part, &newer, since, visit)?.is_break() {
+                if through_mine(write_set, dict, part, &newer, since, now, visit)?.is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
             }
@@ -214,6 +251,7 @@ fn through_theirs(
     dict: DictionaryId,
     newer: &Newer,
     since: Seq,
+    now: Now<'_>,
     visit: &mut Visit<'_>,
 ) -> Result<ControlFlow<()>> {
     let mut source = newer.source();
@@ -227,7 +265,11 @@ fn through_theirs(
                 BodyRef::Put(_) | BodyRef::Update { .. } | BodyRef::Delete => {
                     match write_set.get(dict, item.key)? {
                         Lookup::Absent => None,
-                        Lookup::Updated { base: None, update, .. } if update.commutes() => None,
+                        Lookup::Updated { base: None, update, .. }
+                            if update.commutes() && now.can_be_added_to(dict, item.key)? =>
+                        {
+                            None
+                        }
                         _ => Some(Found::Point(item.key)),
                     }
                 }
@@ -250,6 +292,7 @@ fn through_mine(
     part: &Part,
     newer: &Newer,
     since: Seq,
+    now: Now<'_>,
     visit: &mut Visit<'_>,
 ) -> Result<ControlFlow<()>> {
     let mut source = part.source(write_set.at)?;
@@ -270,7 +313,10 @@ fn through_mine(
             }
             BodyRef::Update { .. } => {
                 let changed = newer.changed(item.key, since)?;
-                (changed && !write_set.commutes(dict, item.key)?).then_some(Found::Point(item.key))
+                let applies = changed
+                    && write_set.commutes(dict, item.key)?
+                    && now.can_be_added_to(dict, item.key)?;
+                (changed && !applies).then_some(Found::Point(item.key))
             }
             BodyRef::Put(_) | BodyRef::Delete => {
                 newer.changed(item.key, since)?.then_some(Found::Point(item.key))
@@ -307,7 +353,12 @@ fn changed_since(
                 let mut difference = base.difference_in(dict, now, dict, &range)?;
                 difference.next().transpose()?.map(|_| Found::Range(item.key))
             }
-            BodyRef::Update { .. } if write_set.commutes(dict, item.key)? => None,
+            BodyRef::Update { .. }
+                if write_set.commutes(dict, item.key)?
+                    && Now::View(now).can_be_added_to(dict, item.key)? =>
+            {
+                None
+            }
             BodyRef::Put(_) | BodyRef::Update { .. } | BodyRef::Delete => {
                 (!base.has_same(now, dict, item.key)?).then_some(Found::Point(item.key))
             }
@@ -416,7 +467,9 @@ pub(super) fn reconcile(
             false => ControlFlow::Continue(()),
         })
     };
-    if both(registry, write_set, others, only, &mut visit)?.is_continue() && by_value {
+    if both(registry, write_set, others, only, Now::View(now), &mut visit)?.is_continue()
+        && by_value
+    {
         _ = changed_since(write_set, (base, now), only, &mut visit)?;
     }
     if !conflicts.is_empty() {
@@ -449,15 +502,18 @@ fn join(
     Ok(routine.merge(key, base.as_deref(), mine.as_deref(), theirs.as_deref()))
 }
 
-/// Returns whether `others` have changed a key or range that `write_set` changes.
+/// Returns whether `others` have changed a key or range that `write_set` changes. `now` is the
+/// state with their changes, or `None` for the newest one of the store.
 pub(super) fn any(
     registry: &Transactions,
     write_set: &WriteSet,
     others: Others<'_>,
     only: Only<'_>,
+    now: Option<&View>,
 ) -> Result<bool> {
     let mut first = |_: DictionaryId, _: Found<'_>| Ok(ControlFlow::Break(()));
-    Ok(both(registry, write_set, others, only, &mut first)?.is_break())
+    let now = now.map_or(Now::Newest(registry), Now::View);
+    Ok(both(registry, write_set, others, only, now, &mut first)?.is_break())
 }
 
 /// Returns the first key or range of `reads` that `others` have changed.

@@ -172,7 +172,7 @@ impl TransactionState {
                     return Ok(visible <= seen);
                 }
                 reads::check(registry, &dependencies, seen)?;
-                Ok(!checks || !conflicts::any(registry, &mine, Others::Store(seen), only)?)
+                Ok(!checks || !conflicts::any(registry, &mine, Others::Store(seen), only, None)?)
             };
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound || undoable {

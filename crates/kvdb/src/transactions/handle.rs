@@ -328,7 +328,8 @@ impl Transaction {
 
     /// Changes the value of `key` without reading it, see [`Batch::update`]. Changes that others
     /// have made to the value by the time of the commit are no conflict if the update commutes with
-    /// them ([`Update::commutes`]): two transactions that add to one counter both commit.
+    /// them ([`Update::commutes`]): two transactions that add to one counter both commit. If others
+    /// have put a value that is not a number, an addition is a conflict, since it would be lost.
     pub fn update(&self, dict: DictionaryId, key: impl AsRef<[u8]>, update: Update) -> Result<()> {
         let mut batch = Batch::new();
         batch.update(dict, Bytes::copy_from_slice(key.as_ref()), update);
@@ -528,7 +529,7 @@ impl Transaction {
             checked => checked?,
         }
         let others = super::conflicts::Others::Store(self.shared.since);
-        super::conflicts::any(registry, &write_set, others, None)
+        super::conflicts::any(registry, &write_set, others, None, None)
     }
 
     /// Aborts the transaction and discards its changes.

@@ -63,6 +63,7 @@ impl Within {
         let Some(around) = &state.open else { return Err(self.parent.ended(&state)) };
         let Some(mark) = around.mark_of(of.id) else { return Ok(true) };
         let changed = around.write_set.since(&mark.parts);
+        let now = around.view(&of.registry);
         drop(state);
         let others = Others::Around(&changed);
         match reads::check(&of.registry, &depends, 0) {
@@ -70,7 +71,7 @@ impl Within {
             checked => checked?,
         }
         Ok(conflicts::changed_read(&of.registry, &reads, others)?.is_some()
-            || conflicts::any(&of.registry, &write_set, others, None)?)
+            || conflicts::any(&of.registry, &write_set, others, None, Some(&now))?)
     }
 }
 

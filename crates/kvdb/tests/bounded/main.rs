@@ -131,6 +131,7 @@ const OF_ONE: &[&str] = &[
     "Kvdb::dictionary_in",
     "Kvdb::dictionaries",
     "Kvdb::dictionaries_in",
+    "Kvdb::dictionary_info",
     "Kvdb::has_dictionary",
     "Kvdb::create_dictionary",
     "Kvdb::create_dictionary_in",

@@ -10,9 +10,49 @@ use env::sync::Mutex;
 use env::{Machine, Random};
 use kvdb::{
     Batch, CompactionPolicy, CreateOptions, Cursor, DictionaryId, DictionaryOptions, Durability,
-    Kvdb, OpenOptions, Update,
+    Isolation, Kvdb, OpenOptions, Update,
 };
 use zones::{Device, MemoryDevice, Purpose, PurposeStats};
+
+#[test]
+fn a_mark_of_a_dictionary_changes_with_its_content() {
+    let db = Kvdb::in_memory();
+    let [a, b] = ["a", "b"].map(|name| db.open_dictionary(name).unwrap());
+    let mark = || db.view().mark_of(a.id());
+    let mut seen = vec![mark()];
+    let mut changed = |what: &str| {
+        let now = mark();
+        assert!(now.is_some() && !seen.contains(&now), "{what}: {now:?} after {seen:?}");
+        b.insert("k", what.to_owned()).unwrap();
+        assert_eq!(mark(), now, "another dictionary has changed");
+        seen.push(now);
+    };
+    a.insert("k", "1").unwrap();
+    changed("a put");
+    a.update("k", Update::add(1)).unwrap();
+    changed("an update");
+    let held = db.view();
+    a.remove("k").unwrap();
+    changed("a deletion");
+    assert_eq!(held.mark_of(a.id()), None, "there are newer commits");
+    a.insert("k", "2").unwrap();
+    db.flush().unwrap();
+    db.snapshot("s").unwrap();
+    changed("a put that was flushed");
+    a.remove_range::<&str>(..).unwrap();
+    changed("a range");
+    let t = db.begin(Isolation::Snapshot).unwrap();
+    t.put(a.id(), "k", "3").unwrap();
+    assert_eq!(t.view().unwrap().mark_of(a.id()), None, "a transaction may have changes");
+    t.commit(Durability::Buffered).unwrap();
+    changed("a transaction");
+    db.rollback("s").unwrap();
+    let now = db.dictionary("a").unwrap();
+    assert!(now != a.id() || !seen.contains(&mark()), "a rollback");
+    db.drop_dictionary(now).unwrap();
+    assert_eq!(db.view().mark_of(now), None);
+    assert_eq!(db.dictionary_info(now), None);
+}
 
 /// A device behind a host's cache: what was read or announced is there at once, all else is waited
 /// for.

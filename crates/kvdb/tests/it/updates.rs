@@ -149,6 +149,37 @@ fn a_deletion_by_others_is_no_conflict_with_an_addition() {
 }
 
 #[test]
+fn an_addition_conflicts_with_a_put_by_others_that_it_cannot_be_applied_to() {
+    let long = "111111111111111111111111111111";
+    let values = [("40", Some("41")), ("NEW", None), ("+7", None), ("", None), (long, None)];
+    for (value, want) in values {
+        // Whichever side has fewer items is compared with the other one.
+        for others in [0, 100] {
+            for mine in [0, 100] {
+                let db = Kvdb::in_memory();
+                let d = db.open_dictionary("d").unwrap();
+                d.insert("n", "10").unwrap();
+                let t = db.begin(Isolation::Snapshot).unwrap();
+                t.update(d.id(), "n", Update::add(1)).unwrap();
+                (0..mine).for_each(|i| t.update(d.id(), format!("m{i}"), Update::add(1)).unwrap());
+                d.insert("n", value).unwrap();
+                (0..others).for_each(|i| d.insert(format!("o{i}"), "text").unwrap());
+                assert_eq!(t.is_outdated().unwrap(), want.is_none(), "{value}");
+                let committed = t.commit(Durability::Buffered);
+                match want {
+                    Some(_) => committed.unwrap(),
+                    None => match committed {
+                        Err(Error::Conflict { keys }) => assert_eq!(keys, [(d.id(), "n".into())]),
+                        other => panic!("{value}: {other:?}"),
+                    },
+                }
+                assert_eq!(d.get("n").unwrap().unwrap(), want.unwrap_or(value));
+            }
+        }
+    }
+}
+
+#[test]
 fn transactions_that_append_to_one_key_conflict() {
     let db = Kvdb::in_memory();
     let d = db.open_dictionary("d").unwrap();

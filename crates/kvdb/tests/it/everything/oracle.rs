@@ -66,6 +66,13 @@ impl Change {
                 .all(|change| matches!(&change.kind, Kind::Update(_, u) if u.commutes()))
     }
 
+    /// Whether an addition to what its key has in this state would have an effect.
+    pub fn is_of_number(&self, state: &ManifestState) -> bool {
+        let (key, _) = self.span();
+        let value = state.table(&self.branch, &self.dict).and_then(|table| table.get(&key));
+        value.is_none_or(|value| Update::add(1).apply(Some(value)) != value[..])
+    }
+
     /// Whether it touches any key at all.
     pub fn is_any(&self) -> bool {
         let (start, end) = self.span();

@@ -34,6 +34,8 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
         "View::estimate",
         "View::dictionaries",
         "View::dictionaries_in",
+        "View::mark_of",
+        "Kvdb::dictionary_info",
     ] {
         w.call(name);
     }
@@ -43,6 +45,9 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
     let view = w.db.view();
     let of_branch = view.dictionaries().into_iter().filter(|info| info.branch == branch);
     assert_eq!(view.dictionaries_in(&branch), of_branch.collect::<Vec<_>>(), "{}", w.what());
+    assert!(view.mark_of(id).is_some(), "{}", w.what());
+    let info = w.db.dictionary_info(id).map(|info| (info.branch, info.name));
+    assert_eq!(info, Some((branch.clone(), dict.clone())), "{}", w.what());
     let plain = |found: Vec<Option<bytes::Bytes>>| {
         found.into_iter().map(|v| v.map(|v| v.to_vec())).collect::<Vec<_>>()
     };

@@ -542,9 +542,15 @@ fn removed(w: &mut World, open: &Open, done: kvdb::Result<()>) -> Result<bool, D
     if open.durable { Ok(w.unless_full(done)?.is_some()) } else { w.ok(done).map(|()| true) }
 }
 
-/// Whether others have touched since it began what these do, but for what commutes with it.
+/// Whether others have touched since it began what these do, but for what commutes with it: an
+/// addition to what is a number now, or to what went with its dictionary.
 fn meets(w: &World, open: &Open, mine: &[Change]) -> bool {
-    let mut mine = mine.iter().filter(|change| !change.commutes(&open.changes));
+    let now = w.history.before_newest();
+    let commutes = |change: &Change| {
+        change.commutes(&open.changes)
+            && (change.is_of_number(now) || w.made_since(&change.branch, &change.dict, open.since))
+    };
+    let mut mine = mine.iter().filter(|change| !commutes(change));
     mine.any(|mine| w.committed[open.since..].iter().any(|theirs| mine.meets(theirs)))
 }
 
