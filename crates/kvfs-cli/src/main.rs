@@ -47,6 +47,7 @@ mod keeper;
 mod kv;
 mod list;
 mod live;
+mod loop_devices;
 mod ls;
 mod manual;
 mod mcp;
