@@ -37,6 +37,7 @@ use crate::sizes;
 use crate::store;
 use crate::text;
 use crate::upgrade;
+use crate::waiting;
 
 /// Put a store's file system on a directory.
 #[derive(clap::Args)]
@@ -365,6 +366,7 @@ fn existing(path: &Path) -> Outcome<PathBuf> {
 
 /// The full path of the directory, freed of dead mounts.
 fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
+    let _waiting = waiting::on(path);
     let cannot = |e: std::io::Error| Failure::io(format!("cannot mount on {}", path.display()), &e);
     let mut dead = 0;
     while mounts::is_dead(path) {
