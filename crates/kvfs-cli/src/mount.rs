@@ -32,6 +32,7 @@ use crate::mount_config::Config;
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
+use crate::place;
 use crate::push;
 use crate::sizes;
 use crate::store;
@@ -397,6 +398,7 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
             dir.display()
         ));
     }
+    place::must_let_us_in(path)?;
     let dir = path.canonicalize().map_err(cannot)?;
     if !dir.is_dir() {
         return Err(Failure::new(
