@@ -256,6 +256,16 @@ fn without_a_check_the_last_of_two_keys_wins_and_files_are_compared_all_the_same
 }
 
 #[test]
+fn a_serializable_transaction_without_a_check_is_refused() {
+    let Some(mount) = Mount::new() else { return };
+    let options = ["--no-check", "--isolation", "ser"];
+    let ended = run(&mount.root(), &options, "echo ran").output().expect("it runs");
+    let said = text(&ended.stderr);
+    assert_eq!((ended.status.code(), text(&ended.stdout).as_str()), (Some(125), ""), "{said}");
+    assert!(said.contains("--no-check is for si"), "{said}");
+}
+
+#[test]
 fn signals_pass_through() {
     let Some(mount) = Mount::new() else { return };
     let script = "trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.05; done";
