@@ -236,8 +236,8 @@ impl Mount {
         let mut resolve = ResolveFlags::IN_ROOT | same;
         let mut rest = way.as_os_str().as_bytes();
         let mut directory: Option<OwnedFd> = None;
-        // A path that is too long for the kernel is walked in pieces. Only walks lead that deep, and
-        // they follow no links.
+        // A path that is too long for the kernel is walked in pieces. Only walks lead that deep,
+        // and they follow no links.
         while rest.len() > LONGEST_PATH {
             let slash = rest[..=LONGEST_PATH].iter().rposition(|byte| *byte == b'/');
             let Some(at) = slash.filter(|at| *at > 0) else { break };

@@ -1,5 +1,5 @@
-//! The identity of the file that a path leads to: a name, a symbolic link, a hard link, a loop device
-//! of the file and a second node of one device all lead to the same file.
+//! The identity of the file that a path leads to: a name, a symbolic link, a hard link, a loop
+//! device of the file and a second node of one device all lead to the same file.
 
 use std::fs::Metadata;
 use std::os::fd::{AsFd, BorrowedFd};

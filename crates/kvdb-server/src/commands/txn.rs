@@ -306,8 +306,8 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     }
 }
 
-/// Returns the conflict's message, which names the changed keys in the user's terms. The transaction
-/// was within `around`, and began after the commit `since`.
+/// Returns the conflict's message, which names the changed keys in the user's terms. The
+/// transaction was within `around`, and began after the commit `since`.
 fn conflict(
     s: &Session,
     (around, since): (Option<TransactionId>, u64),
@@ -334,8 +334,8 @@ fn conflict(
 }
 
 /// Returns the newest undoable commit after number `since` that has changed a key, and its age.
-/// Returns `None` if the key was changed outside of transactions, or in a transaction that cannot be
-/// undone.
+/// Returns `None` if the key was changed outside of transactions, or in a transaction that cannot
+/// be undone.
 fn changed_by(s: &Session, since: u64, dict: DictionaryId, key: &[u8]) -> Option<String> {
     let now = s.db().wall_clock();
     let mut commits = s.db().undoable_commits();
