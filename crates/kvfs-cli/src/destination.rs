@@ -164,16 +164,19 @@ fn opened_again(file: &File) -> Option<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
 
-/// Returns whether a store is in use, by the lock that its user holds. If the host has no such
-/// locks, the daemons' records decide.
+/// Returns whether a store is in use, by the lock that its user holds, which may have opened it
+/// through a loop device. If the host has no such locks, the daemons' records decide.
 fn is_in_use(file: &File, identity: Option<Identity>) -> bool {
-    // The lock belongs to the reopened file, and is released with it.
-    let locked = opened_again(file).is_some_and(|file| {
+    // A lock belongs to the file that is opened here, and is released with it.
+    let is_locked = |file: File| {
         let tried = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
         tried == Err(rustix::io::Errno::WOULDBLOCK)
-    });
+    };
     let is_it = |record: &Record| Identity::of_path(&record.store) == identity;
-    locked || (identity.is_some() && Record::all().iter().any(is_it))
+    let others = || identity.map(Identity::through_loop_devices).unwrap_or_default();
+    opened_again(file).is_some_and(is_locked)
+        || others().iter().any(|name| File::open(name).is_ok_and(is_locked))
+        || (identity.is_some() && Record::all().iter().any(is_it))
 }
 
 /// Opens a file for writing from its beginning, private if it is new. The open file is checked, not

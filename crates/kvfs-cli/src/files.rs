@@ -37,6 +37,9 @@ pub struct Mount {
     _waiting: Waiting,
 }
 
+/// The longest path that the kernel takes, without the zero at its end.
+const LONGEST_PATH: usize = 4095;
+
 /// An entry of a directory.
 pub struct Entry {
     pub name: Vec<u8>,
@@ -229,10 +232,27 @@ impl Mount {
         // A leading slash is relative to the target, too.
         let below = tree::names(path).collect::<Vec<_>>().join(&b'/');
         let way = self.base.join(std::ffi::OsStr::from_bytes(&below));
-        let way = if way.as_os_str().is_empty() { Path::new(".") } else { &way };
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+        let same = ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+        let mut resolve = ResolveFlags::IN_ROOT | same;
+        let mut rest = way.as_os_str().as_bytes();
+        let mut directory: Option<OwnedFd> = None;
+        // A path that is too long for the kernel is walked in pieces. Only walks lead that deep,
+        // and they follow no links.
+        while rest.len() > LONGEST_PATH {
+            let slash = rest[..=LONGEST_PATH].iter().rposition(|byte| *byte == b'/');
+            let Some(at) = slash.filter(|at| *at > 0) else { break };
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let from = directory.as_ref().unwrap_or(&self.root);
+            let opened = rustix::fs::openat2(from, &rest[..at], flags, Mode::empty(), resolve)
+                .map_err(|e| cannot("find", path, e))?;
+            directory = Some(opened);
+            rest = &rest[at + 1..];
+            resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | same;
+        }
+        let from = directory.as_ref().unwrap_or(&self.root);
+        let rest: &[u8] = if rest.is_empty() { b"." } else { rest };
         let flags = flags | OFlags::CLOEXEC;
-        rustix::fs::openat2(&self.root, way, flags, Mode::empty(), resolve)
+        rustix::fs::openat2(from, rest, flags, Mode::empty(), resolve)
             .map_err(|e| cannot("find", path, e))
     }
 

@@ -1,12 +1,13 @@
-//! The identity of the file that a path leads to: a name, a symbolic link, a hard link and a second
-//! node of one device all lead to the same file.
+//! The identity of the file that a path leads to: a name, a symbolic link, a hard link, a loop
+//! device of the file and a second node of one device all lead to the same file.
 
 use std::fs::Metadata;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::daemons::Record;
+use crate::loop_devices::{self, Backing};
 use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
 
@@ -19,9 +20,27 @@ pub enum Identity {
 impl Identity {
     fn of(meta: &Metadata) -> Identity {
         match meta.file_type().is_block_device() {
-            true => Identity::BlockDevice(meta.rdev()),
+            true => Identity::of_device(meta.rdev(), None),
             false => Identity::File { device: meta.dev(), inode: meta.ino() },
         }
+    }
+
+    /// Returns the identity of a block device: of the file that it is bound to if it is a loop
+    /// device. `open` is the device if it is open already.
+    fn of_device(device: u64, open: Option<BorrowedFd<'_>>) -> Identity {
+        match loop_devices::backing(device, open) {
+            Some(Backing::File { device, inode }) => Identity::File { device, inode },
+            Some(Backing::BlockDevice(below)) => Identity::BlockDevice(below),
+            None => Identity::BlockDevice(device),
+        }
+    }
+
+    /// Returns the names of loop devices, and of the files that they are bound to, that have this
+    /// identity. Each of them has a lock of its own.
+    pub fn through_loop_devices(self) -> Vec<PathBuf> {
+        let mut names = loop_devices::names();
+        names.retain(|name| Identity::of_path(name) == Some(self));
+        names
     }
 
     /// Returns the identity of a path, following symbolic links, or `None` if it does not exist.
@@ -31,9 +50,11 @@ impl Identity {
 
     /// Returns the identity of an open file, such as standard input.
     pub fn of_open(file: impl AsFd) -> Option<Identity> {
-        let stat = rustix::fs::fstat(file).ok()?;
+        let stat = rustix::fs::fstat(&file).ok()?;
         Some(match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-            rustix::fs::FileType::BlockDevice => Identity::BlockDevice(stat.st_rdev),
+            rustix::fs::FileType::BlockDevice => {
+                Identity::of_device(stat.st_rdev, Some(file.as_fd()))
+            }
             _ => Identity::File { device: stat.st_dev, inode: stat.st_ino },
         })
     }

@@ -73,6 +73,14 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     if let (Some((file, _)), None) = (&tar, &target) {
         identity::must_be_another(&args.store, Identity::of_open(file), &args.from)?;
     }
+    // The arguments are swapped only where both exist, and a missing archive was meant to be read.
+    if target.is_none()
+        && let Err(error) = args.store.symlink_metadata()
+        && place::means_a_store(&args.from)
+    {
+        return Err(Failure::io(format!("cannot find {}", args.store.display()), &error)
+            .hint("give an archive that exists, or make a store there with kvfs create"));
+    }
     let in_root = target.as_ref().is_none_or(Target::is_root)
         && tree::names(args.to.as_bytes()).next().is_none();
     if directory && in_root && args.from.join(".kvfs").symlink_metadata().is_ok() {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use kvfs::{Attr, FileKind};
 use serde_json::Value;
 
+use crate::export::raise_open_files;
 use crate::files::Files;
 use crate::kv::List;
 use crate::output::{Outcome, Output};
@@ -38,6 +39,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let attr = files.look(path, true)?;
     let mut list = List::begin(output)?;
     if attr.kind == FileKind::Dir {
+        if args.recursive {
+            raise_open_files();
+        }
         // Open listings: (listing, length of its path). They share one path.
         let mut open = vec![(files.list(path, &attr)?, 0)];
         let mut walked = tree::Walked::from(attr.ino);

@@ -47,6 +47,7 @@ mod keeper;
 mod kv;
 mod list;
 mod live;
+mod loop_devices;
 mod ls;
 mod manual;
 mod mcp;
@@ -208,8 +209,21 @@ fn main() -> ExitCode {
     };
     let output = Output::new(cli.json);
     if cli.json {
-        waiting::be_silent();
+        waiting::speak_json();
     }
+    // A command that goes on for long waits by itself, for as long as a request takes.
+    let goes_on = matches!(
+        cli.command,
+        Command::Run(_)
+            | Command::Explore(_)
+            | Command::Mount(_)
+            | Command::Umount(_)
+            | Command::Mcp(_)
+            | Command::Serve(_)
+            | Command::Web(_)
+            | Command::Top(_)
+    );
+    let _waiting = if goes_on { Vec::new() } else { waiting::on_arguments(&arguments) };
     if let Err(failure) = destination::judge_standard_output() {
         return output.finish(Err(failure));
     }

@@ -32,11 +32,13 @@ use crate::mount_config::Config;
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
+use crate::place;
 use crate::push;
 use crate::sizes;
 use crate::store;
 use crate::text;
 use crate::upgrade;
+use crate::waiting;
 
 /// Put a store's file system on a directory.
 #[derive(clap::Args)]
@@ -365,6 +367,7 @@ fn existing(path: &Path) -> Outcome<PathBuf> {
 
 /// The full path of the directory, freed of dead mounts.
 fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
+    let _waiting = waiting::on(path);
     let cannot = |e: std::io::Error| Failure::io(format!("cannot mount on {}", path.display()), &e);
     let mut dead = 0;
     while mounts::is_dead(path) {
@@ -395,6 +398,7 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
             dir.display()
         ));
     }
+    place::must_let_us_in(path)?;
     let dir = path.canonicalize().map_err(cannot)?;
     if !dir.is_dir() {
         return Err(Failure::new(

@@ -134,6 +134,10 @@ impl How {
         attached: bool,
         label: &str,
     ) -> Outcome<u64> {
+        if self.no_check && self.isolation == Isolation::Ser {
+            let what = "a serializable transaction checks what it has read: --no-check is for si";
+            return Err(Failure::new(Exit::Usage, what).hint("leave out one of the two"));
+        }
         let around = within.map(|id| id.to_string());
         let idle = self.idle.map(|seconds| seconds.to_string());
         let limit = self.limit.unwrap_or_default();

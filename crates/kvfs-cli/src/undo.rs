@@ -82,11 +82,19 @@ fn undo(client: &mut Client, args: &Args) -> Outcome<Undone> {
     Ok(Undone { number, label, changes: changes? })
 }
 
+/// Returns a commit's number with its label, if it has one.
+fn named(number: u64, label: &str) -> String {
+    match label.is_empty() {
+        true => format!("commit {number}"),
+        false => format!("commit {number} ({})", show(label.as_bytes())),
+    }
+}
+
 /// Returns the failure if others have changed the same data since the commit.
 pub fn stands_against(number: u64, label: &str, changed: &[Reply]) -> Failure {
     let what = format!(
-        "commit {number} ({}) cannot be undone: it was changed since then: {}",
-        show(label.as_bytes()),
+        "{} cannot be undone: it was changed since then: {}",
+        named(number, label),
         proposed::some_of(&proposed::names(changed))
     );
     Failure::new(Exit::Conflict, what)
@@ -104,7 +112,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let Undone { number, label, changes } = undone;
     let detail = Detail::of_undo(args.stat, args.no_pager);
     let end = if args.dry_run { "nothing was changed" } else { "undone" };
-    let text = format!("commit {number} ({}): {end}\n", show(label.as_bytes()));
+    let text = format!("{}: {end}\n", named(number, &label));
     if !output.is_json() {
         changes.print(detail, output)?;
         return output.print(text, ());
@@ -114,4 +122,15 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         text,
         json!({"commit": number, "label": label, "changes": changes, "dry_run": args.dry_run}),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_without_a_label_is_named_by_its_number() {
+        assert_eq!(named(8, ""), "commit 8");
+        assert_eq!(named(8, "sh -c x"), "commit 8 (sh -c x)");
+    }
 }

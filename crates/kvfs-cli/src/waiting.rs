@@ -4,6 +4,8 @@
 //! A command may simply take long. So a running daemon is sent a cheap command during the wait,
 //! over a connection of its own.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,6 +40,10 @@ static BEGUN: Condvar = Condvar::new();
 static NEXT: AtomicU64 = AtomicU64::new(0);
 static WATCHER: Once = Once::new();
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// The most arguments of a command that are watched: they are rarely in many mounts.
+const MOST_ARGUMENTS: usize = 8;
 
 /// Registers a wait for the daemon of a store, until this is dropped.
 #[must_use]
@@ -54,6 +60,19 @@ impl Drop for Waiting {
 /// Suppresses all reports from now on, since the output is for programs or a screen.
 pub fn be_silent() {
     IS_SILENT.store(true, Ordering::Release);
+}
+
+/// Writes all reports from now on as JSON, a line each.
+pub fn speak_json() {
+    IS_JSON.store(true, Ordering::Release);
+}
+
+/// Registers waits for the daemons that serve the arguments of a command, from its first look at a
+/// path until these are dropped. An argument that is no path in a mount waits for no daemon.
+pub fn on_arguments(arguments: &[OsString]) -> Vec<Waiting> {
+    let words = arguments.iter().skip(1).take_while(|word| *word != "--");
+    let paths = words.filter(|word| !word.as_bytes().starts_with(b"-"));
+    paths.take(MOST_ARGUMENTS).map(|path| on(Path::new(path))).collect()
 }
 
 /// Registers a wait for the daemon that serves `target`: the directory of a mount, anything in it,
@@ -101,16 +120,18 @@ fn watch() {
             continue;
         }
         drop(waits);
-        let problem = of_target(&on).and_then(|record| problem(&record));
+        let record = of_target(&on);
+        let problem = record.as_ref().and_then(problem);
         waits = WAITS.lock();
         let Some(at) = waits.iter().position(|wait| wait.number == number) else { continue };
         match problem {
-            // Report a problem only once.
+            // Report a problem only once, though the command waits for the daemon in several ways.
             Some(problem) => {
-                waits.remove(at);
-                if !IS_SILENT.load(Ordering::Acquire) {
-                    eprintln!("kvfs: {}", text::show_message(&problem));
-                }
+                let pid = record.map(|record| record.pid);
+                waits.retain(|wait| {
+                    wait.number != number && of_target(&wait.on).map(|other| other.pid) != pid
+                });
+                report(&problem);
             }
             None => {
                 let wait = &mut waits[at];
@@ -118,6 +139,18 @@ fn watch() {
                 wait.pause = (2 * wait.pause).min(LONGEST_PAUSE);
             }
         }
+    }
+}
+
+fn report(problem: &str) {
+    if IS_SILENT.load(Ordering::Acquire) {
+        return;
+    }
+    if IS_JSON.load(Ordering::Acquire) {
+        let line = serde_json::json!({ "waiting": problem });
+        eprintln!("{}", text::show_json(&line).unwrap_or_default());
+    } else {
+        eprintln!("kvfs: {}", text::show_message(problem));
     }
 }
 

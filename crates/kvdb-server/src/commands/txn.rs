@@ -257,9 +257,11 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
     }
     let id = id_of(s, id)?;
-    let (around, branch) = match s.db().transaction(id) {
-        Ok(transaction) => (transaction.within(), transaction.branch().to_owned()),
-        Err(_) => (None, String::new()),
+    let (around, branch, since) = match s.db().transaction(id) {
+        Ok(transaction) => {
+            (transaction.within(), transaction.branch().to_owned(), transaction.begun_after())
+        }
+        Err(_) => (None, String::new(), u64::MAX),
     };
     let done = s.shared.transactions.commit(id, options);
     // The commit has happened all the same.
@@ -272,7 +274,7 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
             if !options.stays {
                 over(s, id);
             }
-            Err(Failure::Conflict(conflict(s, around, &keys, options.stays)))
+            Err(Failure::Conflict(conflict(s, (around, since), &keys, options.stays)))
         }
         Err(error) => {
             if s.db().transaction(id).is_err() {
@@ -304,10 +306,11 @@ fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     }
 }
 
-/// Returns the conflict's message, which names the changed keys in the user's terms.
+/// Returns the conflict's message, which names the changed keys in the user's terms. The
+/// transaction was within `around`, and began after the commit `since`.
 fn conflict(
     s: &Session,
-    around: Option<TransactionId>,
+    (around, since): (Option<TransactionId>, u64),
     keys: &[(DictionaryId, Bytes)],
     stays: bool,
 ) -> String {
@@ -322,7 +325,7 @@ fn conflict(
         };
         // A commit into an enclosing transaction has no commit number.
         let key = keys.iter().take(SHOWN * 16).find(of_name).filter(|_| around.is_none());
-        if let Some(by) = key.and_then(|(dict, key)| changed_by(s, *dict, key)) {
+        if let Some(by) = key.and_then(|(dict, key)| changed_by(s, since, *dict, key)) {
             name.push_str(&by);
         }
     }
@@ -330,11 +333,14 @@ fn conflict(
     format!("others have changed {}{more} meanwhile; {end}", all.join(", "))
 }
 
-/// Returns the newest undoable commit that has changed a key, and its age. Returns `None` if the
-/// key was changed outside of transactions, or in a transaction that cannot be undone.
-fn changed_by(s: &Session, dict: DictionaryId, key: &[u8]) -> Option<String> {
+/// Returns the newest undoable commit after number `since` that has changed a key, and its age.
+/// Returns `None` if the key was changed outside of transactions, or in a transaction that cannot
+/// be undone.
+fn changed_by(s: &Session, since: u64, dict: DictionaryId, key: &[u8]) -> Option<String> {
     let now = s.db().wall_clock();
-    s.db().undoable_commits().into_iter().rev().find_map(|commit| {
+    let mut commits = s.db().undoable_commits();
+    commits.retain(|commit| commit.number > since);
+    commits.into_iter().rev().find_map(|commit| {
         let (before, after) = s.db().states_around(commit.number).ok()?;
         // A state without the dictionary has no such key.
         let value = |state: &kvdb::View| state.get(dict, key).ok().flatten();
@@ -372,10 +378,7 @@ fn names_in(
                     (None, Some(describe)) => describe(&d.name, key, &end),
                     (None, None) => None,
                 };
-                (all.len() < shown)
-                    .then(describe)
-                    .flatten()
-                    .unwrap_or_else(|| "a file or directory".to_string())
+                of_a_file((all.len() < shown).then(describe).flatten())
             }
             found => {
                 let name = found.map_or_else(|| dict.0.to_string(), |d| d.name.clone());
@@ -396,6 +399,17 @@ fn names_in(
         }
     }
     all
+}
+
+/// Returns the name of a file for a description of one of its keys: that a key has its attributes,
+/// and a number of a file without a name, say nothing to the user.
+fn of_a_file(description: Option<String>) -> String {
+    let Some(description) = description else { return "a file or directory".to_string() };
+    match description.strip_prefix("the node of ") {
+        Some(path) if path.starts_with('/') => path.to_string(),
+        None if !description.starts_with("nodes from inode ") => description,
+        _ => "a file or directory".to_string(),
+    }
 }
 
 /// Returns the key that a tuple of a types dictionary belongs to, or the tuple's own key if that is

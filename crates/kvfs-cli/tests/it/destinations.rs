@@ -255,6 +255,60 @@ fn a_store_is_replaced_when_that_is_asked_for_and_nobody_uses_it() {
     lab.is_whole();
 }
 
+/// A loop device that is bound to a file. It is released with this.
+struct Loop(PathBuf);
+
+impl Loop {
+    /// Returns `None` where there are no loop devices, as in most containers.
+    fn of(file: &Path) -> Option<Loop> {
+        let bound = Command::new("losetup").args(["-f", "--show"]).arg(file).output().ok()?;
+        let name = text(&bound.stdout).trim().to_string();
+        (bound.status.success() && !name.is_empty()).then(|| Loop(name.into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn no_force_writes_onto_a_store_in_use_through_a_loop_device() {
+    let Some(lab) = Lab::new() else { return };
+    let (mounted, other) = (lab.place.store(), lab.other());
+    let (Some(of_mounted), Some(of_other)) = (Loop::of(&mounted), Loop::of(&other)) else { return };
+    let forced = |words: &[&str], source: Option<&PathBuf>, onto: &PathBuf| {
+        let mut command = kvfs(&[words[0], "--force"]);
+        command.args(source).args(&words[1..]).arg(onto);
+        let ended = lab.run(&mut command);
+        let code = ended.status.code();
+        let is_refused = code == Some(BUSY) || code == Some(USAGE);
+        assert!(is_refused, "{command:?}: {code:?}: {}", text(&ended.stderr));
+        lab.is_whole();
+    };
+    let mnt = lab.place.mnt();
+    forced(&["export"], Some(&mnt), &of_mounted.0);
+    forced(&["send", "s", "-o"], Some(&mnt), &of_mounted.0);
+    forced(&["create"], None, &of_mounted.0);
+    // The store that is read is not mounted, and is read by one name and written by another.
+    forced(&["export"], Some(&other), &of_other.0);
+    forced(&["export"], Some(&of_other.0), &other);
+    // The store is mounted from the device, and the file has no lock.
+    let at = lab.at("by-device");
+    fs::create_dir(&at).expect("mkdir");
+    succeeds(kvfs(&["mount"]).arg(&of_other.0).arg(&at));
+    for (source, onto) in [(&at, &other), (&mnt, &other), (&at, &of_other.0)] {
+        let ended = lab.run(kvfs(&["export", "--force"]).arg(source).arg(onto));
+        let code = ended.status.code();
+        assert!(code == Some(BUSY) || code == Some(USAGE), "{}", text(&ended.stderr));
+    }
+    let created = lab.run(kvfs(&["create", "--force"]).arg(&other));
+    succeeds(kvfs(&["umount"]).arg(&at));
+    assert_eq!(created.status.code(), Some(BUSY), "{}", text(&created.stderr));
+    lab.is_whole();
+}
+
 #[test]
 fn an_export_into_a_directory_replaces_no_store_there() {
     let Some(lab) = Lab::new() else { return };

@@ -98,6 +98,19 @@ fn a_directory_and_a_tar_are_there_as_they_were() {
 }
 
 #[test]
+fn of_an_archive_that_is_missing_its_name_is_said_in_either_order() {
+    let Some(p) = Place::new() else { return };
+    p.mounted();
+    let missing = p.dir.path().join("missing.tar");
+    for (first, second) in [(&missing, &p.mnt()), (&p.mnt(), &missing)] {
+        let ended = kvfs(&["import"]).arg(first).arg(second).output().expect("kvfs runs");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(3), "{said}");
+        assert!(said.contains("missing.tar") && said.contains("No such file"), "{said}");
+    }
+}
+
+#[test]
 fn in_a_transaction_it_is_part_of_that() {
     let Some(p) = Place::new() else { return };
     p.mounted();

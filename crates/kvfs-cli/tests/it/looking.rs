@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use crate::place::{Place, fails, kvfs, succeeds};
-use rustix::fs::{CWD, FileType, Mode, XattrFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, XattrFlags};
 
 fn fill(mnt: &Path) {
     fs::create_dir_all(mnt.join("a/b/c")).expect("directories");
@@ -183,4 +183,25 @@ fn a_mounted_store_is_checked_by_its_daemon() {
     fails(3, kvfs(&["check"]).arg(place.dir.path()));
     succeeds(&mut place.umount());
     assert_eq!(json(&place.store())["files"], by_directory["files"], "it is what it is unmounted");
+}
+
+#[test]
+fn a_mounted_tree_that_is_deeper_than_a_path_is_long_is_listed_whole() {
+    const LEVELS: usize = 60;
+    let Some(place) = Place::new() else { return };
+    place.mounted();
+    let name = "d".repeat(200);
+    let way = OFlags::PATH | OFlags::DIRECTORY;
+    let mut at = rustix::fs::open(place.mnt(), way, Mode::empty()).expect("the mount");
+    for _ in 0..LEVELS {
+        rustix::fs::mkdirat(&at, &*name, Mode::RWXU).expect("a directory");
+        at = rustix::fs::openat(&at, &*name, way, Mode::empty()).expect("it is there");
+    }
+    rustix::fs::symlinkat("nowhere", &at, "link").expect("a link");
+    drop(at);
+    for options in ["-R", "-lR"] {
+        let listed = succeeds(kvfs(&["ls", options]).arg(place.mnt()));
+        assert_eq!(listed.lines().count(), LEVELS + 1, "{options}");
+        assert!(listed.contains(&format!("{name}/link")), "{options}");
+    }
 }

@@ -103,6 +103,7 @@ fn is_said(mount: &Mount, as_user: Option<u32>, owner: &str) {
         &["import", "MNT", "/etc/hosts"],
         &["bench", "MNT"],
         &["rm", "-r", "MNT/file"],
+        &["mount", "/dev/null", "MNT"],
     ] {
         let root = mount.root().display().to_string();
         let words: Vec<String> = words.iter().map(|word| word.replace("MNT", &root)).collect();

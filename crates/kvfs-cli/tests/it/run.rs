@@ -200,8 +200,9 @@ fn others_see_nothing_before_the_commit() {
 #[test]
 fn of_two_that_change_a_file_the_second_is_told_to_run_again() {
     let Some(mount) = Mount::new() else { return };
-    fs::write(mount.path("file"), "0").expect("write");
     let root = mount.root();
+    // This one has nothing to do with the conflict, since it was there before both began.
+    succeeds(&mut run(&root, &["--label", "before"], "echo 0 > $KVFS_MOUNT/file"));
     // The one inside is run by the daemon's mount, for the program is told of no other transaction.
     let inner = format!("echo outside > {}", mount.path("file").display());
     let mut child =
@@ -218,7 +219,8 @@ fn of_two_that_change_a_file_the_second_is_told_to_run_again() {
     let ended = child.wait_with_output().expect("it ends");
     assert_eq!(ended.status.code(), Some(75), "{}", text(&ended.stderr));
     let said = text(&ended.stderr);
-    assert!(said.contains("others have changed the node of /file"), "{said}");
+    assert!(said.contains("others have changed /file meanwhile"), "{said}");
+    assert!(!said.contains("by commit"), "{said}");
     assert_eq!(read(mount.path("file")).as_deref(), Some("outside\n"));
 }
 
@@ -251,6 +253,16 @@ fn without_a_check_the_last_of_two_keys_wins_and_files_are_compared_all_the_same
         assert_eq!(read(mount.path("file")).expect("there").trim(), wins);
         assert_eq!(read(mount.path("made")).as_deref(), Some("inside\n"));
     }
+}
+
+#[test]
+fn a_serializable_transaction_without_a_check_is_refused() {
+    let Some(mount) = Mount::new() else { return };
+    let options = ["--no-check", "--isolation", "ser"];
+    let ended = run(&mount.root(), &options, "echo ran").output().expect("it runs");
+    let said = text(&ended.stderr);
+    assert_eq!((ended.status.code(), text(&ended.stdout).as_str()), (Some(125), ""), "{said}");
+    assert!(said.contains("--no-check is for si"), "{said}");
 }
 
 #[test]

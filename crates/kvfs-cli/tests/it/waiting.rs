@@ -51,6 +51,48 @@ fn a_command_says_whom_it_waits_for_and_goes_on_when_that_does() {
 }
 
 #[test]
+fn a_command_says_whom_it_waits_for_from_its_first_look_at_a_path() {
+    let Some(place) = Place::new() else { return };
+    let pid = place.mounted();
+    let mnt = place.mnt();
+    std::fs::write(mnt.join("file"), "content").expect("written");
+    std::fs::create_dir(mnt.join("tree")).expect("mkdir");
+    succeeds(kvfs(&["snapshot", "create"]).arg(&mnt).arg("s"));
+    let at = |name: &str| mnt.join(name).display().to_string();
+    let (root, store) = (mnt.display().to_string(), place.store().display().to_string());
+    let paths = ["file", "tree", "copy", ".kvfs/snapshot/s"].map(at);
+    let [file, tree, copy, snapshot] = [0, 1, 2, 3].map(|n: usize| paths[n].as_str());
+    let (root, store) = (root.as_str(), store.as_str());
+    for words in [
+        &["clone-tree", tree, copy][..],
+        &["export", snapshot, "-"],
+        &["run", root, "--", "true"],
+        &["mount", store, root],
+        &["stat", root, "--json"],
+        &["txn", "list", root, "--json"],
+        &["--json", "history", root],
+        &["rm", file],
+    ] {
+        kill(pid, Signal::STOP);
+        let mut command = kvfs(words);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("kvfs runs");
+        let mut errors = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        errors.read_line(&mut line).expect("text");
+        kill(pid, Signal::CONT);
+        let mut rest = String::new();
+        errors.read_to_string(&mut rest).expect("text");
+        let status = child.wait().expect("it ends");
+        assert!(line.contains("does not answer; waiting"), "{words:?}: {line}{rest}");
+        assert!(!rest.contains("does not answer"), "{words:?}: it is said once: {rest}");
+        assert_eq!(line.starts_with("{\"waiting\":"), words.contains(&"--json"), "{line}");
+        // (The directory has a mount already.)
+        assert!(status.success() || words[0] == "mount", "{words:?}: {rest}");
+    }
+}
+
+#[test]
 fn a_command_that_takes_long_is_no_daemon_that_does_not_answer() {
     let Some(place) = Place::new() else { return };
     place.mounted();
