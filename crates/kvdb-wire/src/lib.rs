@@ -9,7 +9,8 @@
 //! From the bytes up: `frame` (a length, a checksum, a number), `request` and `reply` (what they
 //! bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on), `deadline`
 //! (by when). The client: `client` (a connection that many threads ask on), `single_flight` (made
-//! by one of them), `asking` (until there is an answer), `pages` (what it has read),
+//! by one of them), `asking` (until there is an answer), `reach` (or none for too long), `pages`
+//! (what it has read),
 //! `snapshot_view`; `served_transaction`, with `gathered` (changes that the server may not have),
 //! `outgoing` (batches and their numbers), `new_ranges` (where nothing has to be asked for),
 //! `transaction_state` and `transaction_view`. The server: `server` (listens), `conversation` (one
@@ -37,6 +38,7 @@ mod outgoing;
 mod pages;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
+mod reach;
 mod records;
 mod reply;
 mod request;
@@ -58,6 +60,7 @@ pub use error::{Error, Result};
 pub use failure::{Failure, FailureCode};
 pub use frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame, write_frame};
 pub use host::{Host, dictionaries_of};
+pub use reach::Reach;
 pub use reply::{ConflictKey, Reply};
 pub use request::Request;
 pub use served_transaction::{BeginOptions, Outcome, ServedSavepoint, ServedTransaction};

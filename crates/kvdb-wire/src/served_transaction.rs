@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use env::sync::Mutex;
 use kvdb::{DictionaryId, Space, TransactionId};
 
-use crate::asking::retried;
 use crate::body::TransactionKey;
 use crate::client::{Client, Connection};
 use crate::error::{Error, Result};
@@ -30,6 +29,9 @@ use crate::transaction_state::State;
 
 /// Bytes of batches of a durable transaction that may be here and not on disk there.
 const KEPT: usize = 16 << 20;
+
+/// An abort waits so long for the server: without one, the transaction ends with its lease.
+const ABORT: Duration = Duration::from_secs(10);
 
 /// How a transaction is begun.
 #[derive(Clone, Debug)]
@@ -117,10 +119,9 @@ impl ServedTransaction {
         begun: BeginOptions,
         joins: bool,
     ) -> Result<ServedTransaction> {
-        let deadline = client.deadline();
         let mut there = None;
         let holder = random_holder()?;
-        let asked = retried(deadline, || {
+        let asked = client.retried(|deadline| {
             let connection = client.connection(deadline)?;
             let reply =
                 connection.call(&request_of((key, holder), &begun, joins, joins), deadline)?;
@@ -198,8 +199,7 @@ impl ServedTransaction {
 
     /// Asks until there is an answer, or for as long as the client may.
     pub(crate) fn ask(&self, request: impl Fn(u64) -> Request) -> Result<Reply> {
-        let deadline = self.client.deadline();
-        let asked = retried(deadline, || {
+        let asked = self.client.retried(|deadline| {
             let (there, transaction) = self.opened(deadline)?;
             there.call(&request(transaction), deadline)
         });
@@ -250,7 +250,7 @@ impl ServedTransaction {
     /// Sends what was changed before this call. Of several threads one sends for all.
     pub fn send(&self) -> kvdb::Result<()> {
         self.check()?;
-        let deadline = self.client.deadline();
+        let deadline = self.client.deadline().map_err(|e| self.told(e))?;
         let made = self.state.lock().made;
         let is_taken = |(): &()| self.state.lock().taken >= made;
         let sent = self.sends.get(deadline, is_taken, || self.send_gathered());
@@ -325,12 +325,11 @@ impl ServedTransaction {
     pub fn commit(&self, synced: bool) -> kvdb::Result<Outcome> {
         self.send()?;
         let batches = self.outgoing.lock().last();
-        let deadline = self.client.deadline();
         let request = Request::Commit { key: self.key, synced, batches };
         let mut is_taken_up = false;
         // The answer may be lost after it has committed, and then there is none to be taken up: so
         // the commit itself is asked for again.
-        let answer = retried(deadline, || {
+        let answer = self.client.retried(|deadline| {
             let connection = self.client.connection(deadline)?;
             match connection.call(&request, deadline) {
                 Err(Error::Failed(Failure { code: FailureCode::Invalid, .. })) if !is_taken_up => {
@@ -360,16 +359,22 @@ impl ServedTransaction {
         Ok(outcome)
     }
 
-    /// Ends it without its changes.
+    /// Ends it without its changes. A server that is not to be reached is not waited for as long as
+    /// it is for other calls.
     pub fn abort(&self) -> kvdb::Result<()> {
         self.check()?;
-        let deadline = self.client.deadline();
         let request = Request::Abort { key: self.key };
-        let aborted =
-            retried(deadline, || self.client.connection(deadline)?.call(&request, deadline));
+        let ask =
+            |deadline| self.client.connection(deadline).and_then(|to| to.call(&request, deadline));
+        let aborted = self.client.retried_within(ABORT, ask);
         aborted.map_err(|e| self.told(e))?;
         self.state.lock().over = Some("it was aborted".into());
         Ok(())
+    }
+
+    /// It is not used any more, whether the server is told of that or not.
+    pub fn forget(&self) {
+        self.state.lock().over.get_or_insert_with(|| "its client has left it".into());
     }
 
     /// Says that this client is gone: one that is not durable is aborted. The answer is not waited

@@ -75,6 +75,10 @@ pub struct Args {
     /// Go on with the durable transaction of this key.
     #[arg(long, requires = "txn", value_name = "KEY", value_parser = guest::parse_key)]
     key: Option<kvdb_wire::TransactionKey>,
+    /// Of kvfs+unix:SOCKET: a server that does not answer is waited for so long, and then calls fail
+    /// (EIO) until it answers again; 0: it is waited for, for ever.
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<u32>,
     /// Mount options, separated by commas; may be given several times.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
@@ -151,6 +155,10 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         let what = format!("{} is no address of a server", store.display());
         return Err(Failure::new(Exit::Usage, what)
             .hint("in a store that is mounted here, kvfs txn begins transactions"));
+    }
+    if args.timeout.is_some() {
+        let what = format!("{} is no address of a server", store.display());
+        return Err(Failure::new(Exit::Usage, what).hint("leave out --timeout"));
     }
     args.options.extend(args.snapshot.take().map(|name| format!("snapshot={name}").into()));
     let address = Address::parse(&store)?;

@@ -7,3 +7,4 @@ mod files;
 mod hostile;
 mod served_files;
 mod served_transactions;
+mod waiting;

@@ -96,6 +96,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             txn: false,
             durable: false,
             key: None,
+            timeout: None,
             options,
             foreground: false,
             memory: None,

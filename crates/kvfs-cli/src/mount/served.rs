@@ -3,8 +3,8 @@
 //! store to lock, so it is far less than that of `daemon`: it answers the kernel until the mount
 //! ends. What it does for a transaction is in `guest`.
 //!
-//! A server that is gone for a while is waited for; a call fails when that takes longer than a
-//! minute.
+//! A server that is gone for a while is waited for; calls fail when that takes longer than a
+//! minute, or as long as `--timeout` says, until it answers again.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -29,8 +29,8 @@ use crate::guest::{self, Asked, Guest, SCHEME};
 use crate::mount_options::{self, Options};
 use crate::output::{Exit, Failure, Outcome, Output};
 
-/// A call waits so long for a server that does not answer, if no other time is given.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// A server that does not answer is waited for so long, in seconds, if no other time is given.
+const TIMEOUT: u32 = 60;
 
 /// A server that listens on a socket of this machine.
 pub struct Server {
@@ -63,8 +63,10 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     refuse_of_local_stores(&options, args)?;
     let address = server.address();
     let view = &view_of(&mut options, args, &address)?;
+    let timeout = Duration::from_secs(args.timeout.unwrap_or(TIMEOUT).into());
+    let asked = Mounting { server, view, timeout };
     if args.serving {
-        return serve_in_background(server, view, dir, options);
+        return serve_in_background(&asked, dir, options);
     }
     let dir = mount_point(dir, output)?;
     if let Some(log) = &mut options.log {
@@ -73,7 +75,7 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     }
     if args.foreground {
         let mut ready = |record: &Record| announce(output, record);
-        return serve(server, view, &dir, &options, &mut ready);
+        return serve(&asked, &dir, &options, &mut ready);
     }
     let words = &args.options;
     let mut all = arguments("--serving", Path::new(&address), &dir, words, &options);
@@ -87,7 +89,17 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
             }
         }
     }
+    if let Some(timeout) = args.timeout {
+        all.extend(["--timeout".into(), timeout.to_string().into()]);
+    }
     announce(output, &start(&all)?)
+}
+
+/// What is mounted.
+struct Mounting<'a> {
+    server: &'a Server,
+    view: &'a View,
+    timeout: Duration,
 }
 
 /// The view that is mounted.
@@ -166,15 +178,15 @@ fn refuse_of_local_stores(options: &Options, args: &Args) -> Outcome {
     }
     let what = "the store is with a server, and this is asked of one that is here";
     Err(Failure::new(Exit::Usage, what)
-        .hint("leave out all but --snapshot, --txn, --memory, --log and options of mount(8)"))
+        .hint("leave out all but --snapshot, --txn, --timeout, --memory, --log, and options of mount(8)"))
 }
 
-fn serve_in_background(server: &Server, view: &View, dir: &Path, mut options: Options) -> Outcome {
+fn serve_in_background(asked: &Mounting<'_>, dir: &Path, mut options: Options) -> Outcome {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
     options.log = options.log.or_else(daemon::default_log);
     let mut is_ready = false;
-    let outcome = serve(server, view, dir, &options, &mut |record| {
+    let outcome = serve(asked, dir, &options, &mut |record| {
         is_ready = true;
         say_ready(record);
         Ok(())
@@ -183,28 +195,24 @@ fn serve_in_background(server: &Server, view: &View, dir: &Path, mut options: Op
 }
 
 fn serve(
-    server: &Server,
-    view: &View,
+    asked: &Mounting<'_>,
     dir: &Path,
     options: &Options,
     ready: &mut dyn FnMut(&Record) -> Outcome,
 ) -> Outcome {
     daemon::prepare_process();
     let log = daemon::start_log(options.log.as_deref())?;
-    let (fs, client, transaction) = open(server, view, options)?;
-    let is_new = matches!(view, View::Transaction(Asked { key: None, .. }));
+    let (fs, client, transaction) = open(asked, options)?;
+    let is_new = matches!(asked.view, View::Transaction(Asked { key: None, .. }));
     let mut unmounted = Unmounted(transaction.clone().filter(|_| is_new));
-    let address = server.address();
+    let address = asked.server.address();
     // There is no view but this one, so the store of views is an empty one in memory.
     let views = Views::new(Kvdb::in_memory(), fs.clone());
-    let guest = transaction.map(|transaction| {
-        let views = views.clone();
-        Guest { client, transaction, fs, views }
-    });
+    let guest = Guest { client, transaction, fs, views: views.clone() };
     let source = options.source.clone().unwrap_or_else(|| address.clone());
     let mount_options = MountOptions {
         source: source.clone(),
-        read_only: guest.is_none(),
+        read_only: guest.transaction.is_none(),
         ..options.mount.clone()
     };
     let adapter = Arc::new(FuseAdapter::new(views).open_views(options.open_views));
@@ -214,10 +222,10 @@ fn serve(
         Record::of_this_process(mounted.device(), Path::new(&address), mounted.mount_point());
     record.source = source.into();
     record.log = log;
-    let durable = guest.as_ref().map(|guest| &guest.transaction).filter(|open| open.is_durable());
+    let durable = guest.transaction.as_ref().filter(|open| open.is_durable());
     record.key = durable.map(|open| guest::key_text(&open.key()));
     record.write().map_err(|e| Failure::io("cannot write the record of the mount", &e))?;
-    let listening = guest.clone().map(Guest::listen).transpose()?;
+    let listening = guest.clone().listen()?;
     let unmounter = mounted.unmounter();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| Failure::io("cannot listen to signals", &e))?;
@@ -241,7 +249,7 @@ fn serve(
     let served = mounted.wait();
     handle.close();
     drop(listening);
-    if let Some(Err(failure)) = guest.map(|guest| guest.leave()) {
+    if let Err(failure) = guest.leave() {
         record.failure = Some(failure.message.clone());
         let _ = record.write();
         return Err(failure);
@@ -266,10 +274,10 @@ impl Drop for Unmounted {
 
 /// The file system, who asks for it, and its transaction.
 fn open(
-    server: &Server,
-    view: &View,
+    asked: &Mounting<'_>,
     options: &Options,
 ) -> Outcome<(Fs, Arc<Client>, Option<Arc<ServedTransaction>>)> {
+    let Mounting { server, view, timeout } = *asked;
     let address = server.address();
     let address = address.display();
     let cannot = |e: kvdb_wire::Error| match (e, view) {
@@ -290,7 +298,7 @@ fn open(
             .hint("kvfs serve STORE --listen unix:SOCKET serves a store"),
     };
     let memory = options.memory.and_then(|memory| usize::try_from(memory).ok());
-    let mut client_options = ClientOptions { timeout: TIMEOUT, ..ClientOptions::default() };
+    let mut client_options = ClientOptions { timeout, ..ClientOptions::default() };
     let mut fs_options = FsOptions { zone_size: options.zone_size, ..FsOptions::default() };
     if let Some(memory) = memory {
         client_options.memory = memory / 2;
