@@ -84,6 +84,8 @@ pub(crate) struct Conversation {
     transactions: Option<Arc<Transactions>>,
     /// Of all connections.
     counts: Arc<ByRequest>,
+    /// Its number among those that bring long changes.
+    number: u64,
     socket: Socket,
     reading: Mutex<BufReader<Until>>,
     writing: Mutex<Until>,
@@ -120,6 +122,7 @@ impl Conversation {
             db,
             options,
             answers,
+            number: transactions.as_ref().map_or(0, |all| all.unfinished().connection()),
             transactions,
             counts,
             reading: Mutex::new(BufReader::with_capacity(READ_BYTES, until(greeted_by))),
@@ -240,6 +243,23 @@ impl Conversation {
             ),
             Request::Apply { transaction, batch, changes } => {
                 all.apply(&self.held(transaction)?, batch, changes).map(|()| Reply::Done)
+            }
+            Request::ApplyPart { transaction, batch, part, last, changes } => {
+                let held = self.held(transaction)?;
+                if all.has(&held, batch)? {
+                    return Ok(Reply::Done);
+                }
+                let (of, unfinished) = ((transaction, batch), all.unfinished());
+                let added = match last {
+                    false => unfinished.add(self.number, of, part, changes),
+                    true => {
+                        let whole = unfinished.finish(self.number, of, part, changes);
+                        let applied = whole.and_then(|whole| all.apply(&held, batch, whole));
+                        unfinished.forget(self.number);
+                        applied
+                    }
+                };
+                added.map(|()| Reply::Done)
             }
             Request::Commit { key, synced, batches } => all.commit(&key, batches, synced),
             Request::Abort { key } => all.abort(&key).map(|()| Reply::Done),
@@ -375,6 +395,14 @@ impl Conversation {
             Ok(_) => of_store(e),
             Err(_) => failure(FailureCode::NoView, "the transaction is over"),
         })
+    }
+}
+
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        if let Some(all) = &self.transactions {
+            all.unfinished().forget(self.number);
+        }
     }
 }
 

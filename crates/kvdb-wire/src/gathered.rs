@@ -22,6 +22,8 @@ pub enum Point {
 #[derive(Default)]
 pub struct Gathered {
     pub changes: Vec<ServedChange>,
+    /// How many changes there are with each unit of them that is applied as a whole.
+    pub ends: Vec<usize>,
     points: BTreeMap<(DictionaryId, Bytes), Point>,
     /// Ranges that were deleted; points are of later changes.
     ranges: Vec<(DictionaryId, Bytes, Bytes)>,
@@ -37,6 +39,13 @@ impl Gathered {
     /// Ranges that were deleted, which each lookup goes through.
     pub fn ranges(&self) -> usize {
         self.ranges.len()
+    }
+
+    /// The changes since the last unit are one.
+    pub fn end_unit(&mut self) {
+        if self.ends.last() != Some(&self.changes.len()) && !self.changes.is_empty() {
+            self.ends.push(self.changes.len());
+        }
     }
 
     /// Adds a change. `known`: the value of its key, as far as that is known here.

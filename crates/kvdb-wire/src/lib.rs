@@ -15,7 +15,7 @@
 //! `outgoing` (batches and their numbers), `new_ranges` (where nothing has to be asked for),
 //! `transaction_state` and `transaction_view`. The server: `server` (listens), `conversation` (one
 //! connection), `budget` (of the answers of all of them), `counts` (by requests, of both sides),
-//! `transactions` (of all clients), `host` (which begins and ends them), `records` (what the store
+//! `transactions` (of all clients), `unfinished` (their changes that have not come whole), `host` (which begins and ends them), `records` (what the store
 //! keeps of them).
 
 #![warn(missing_docs)]
@@ -50,6 +50,7 @@ mod socket;
 mod transaction_state;
 mod transaction_view;
 mod transactions;
+mod unfinished;
 
 pub use body::TransactionKey;
 pub use changes::MAX_CHANGES;

@@ -18,6 +18,7 @@ use kvdb::{DictionaryId, Space, TransactionId};
 
 use crate::body::TransactionKey;
 use crate::client::{Client, Connection};
+use crate::deadline::left;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
 use crate::gathered::Gathered;
@@ -186,7 +187,7 @@ impl ServedTransaction {
                 }));
             };
             for (number, one) in again {
-                connection.call(&one.request(transaction, number), deadline)?;
+                send(&connection, &one, transaction, number, deadline)?;
             }
             Ok((connection.clone(), transaction))
         })
@@ -199,9 +200,16 @@ impl ServedTransaction {
 
     /// Asks until there is an answer, or for as long as the client may.
     pub(crate) fn ask(&self, request: impl Fn(u64) -> Request) -> Result<Reply> {
+        self.ask_by(|there, transaction, deadline| there.call(&request(transaction), deadline))
+    }
+
+    fn ask_by(
+        &self,
+        ask: impl Fn(&Connection, u64, Instant) -> Result<Reply>,
+    ) -> Result<Reply> {
         let asked = self.client.retried(|deadline| {
             let (there, transaction) = self.opened(deadline)?;
-            there.call(&request(transaction), deadline)
+            ask(&there, transaction, deadline)
         });
         let mut state = self.state.lock();
         match &asked {
@@ -265,7 +273,8 @@ impl ServedTransaction {
             let mut state = self.state.lock();
             state.under_way = std::mem::take(&mut state.gathered);
             let changes = std::mem::take(&mut state.under_way.changes);
-            self.outgoing.lock().queue(changes);
+            let ends = std::mem::take(&mut state.under_way.ends);
+            self.outgoing.lock().queue(changes, &ends);
             state.made
         };
         self.send_queue()?;
@@ -290,7 +299,10 @@ impl ServedTransaction {
     }
 
     fn send_one(&self, number: u64, one: Numbered) -> Result<()> {
-        match self.ask(|transaction| one.request(transaction, number)) {
+        let sent = self.ask_by(|there, transaction, deadline| {
+            send(there, &one, transaction, number, deadline)
+        });
+        match sent {
             Ok(_) => {
                 self.outgoing.lock().taken(number, self.durable);
                 Ok(())
@@ -427,6 +439,30 @@ impl ServedTransaction {
 impl Drop for ServedTransaction {
     fn drop(&mut self) {
         self.leave();
+    }
+}
+
+/// Sends something that has a number, in as many requests as it takes. Where the server has no room
+/// for a long change, or has none any more, it is begun again.
+fn send(
+    there: &Connection,
+    one: &Numbered,
+    transaction: u64,
+    number: u64,
+    deadline: Instant,
+) -> Result<Reply> {
+    let mut pause = Duration::from_millis(10);
+    loop {
+        let mut all = one.requests(transaction, number).into_iter();
+        let sent = all.try_fold(Reply::Done, |_, request| there.call(&request, deadline));
+        match &sent {
+            Err(Error::Failed(Failure { code: FailureCode::Again, what })) => {
+                tracing::debug!("batch {number} is sent again: {what}");
+                env::thread::sleep(pause.min(left(deadline)?));
+                pause = (pause * 2).min(Duration::from_secs(1));
+            }
+            _ => return sent,
+        }
     }
 }
 

@@ -7,10 +7,12 @@ use kvdb::{DictionaryId, PageRequest, ServedChange, ServedView, Space, TuplePage
 
 use crate::asking::{first_keys, with_missing};
 use crate::body::{ANSWER_BYTES, MAX_TUPLES};
+use crate::changes::memory_of_change;
 use crate::error::Error;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::served_transaction::ServedTransaction;
+use crate::unfinished::MAX_CHANGE;
 
 /// Bytes of changes that are gathered before they are sent.
 const GATHERED: usize = 1 << 20;
@@ -18,6 +20,7 @@ const GATHERED: usize = 1 << 20;
 const RANGES: usize = 1024;
 /// Bytes that may wait while the server does not take them; then changes are refused.
 const WAITING: usize = 16 << 20;
+
 impl ServedTransaction {
     /// The values of some of these keys, from the first one on. `made`: how many changes there were
     /// here when these keys were found to be unknown. A change since then may be newer than what
@@ -163,6 +166,10 @@ impl ServedView for ServedTransaction {
 
     fn apply(&self, changes: Vec<ServedChange>) -> kvdb::Result<()> {
         self.check()?;
+        if changes.iter().map(memory_of_change).sum::<usize>() > MAX_CHANGE {
+            let what = format!("changes of more than {MAX_CHANGE} bytes at once");
+            return Err(kvdb::Error::Limit(what));
+        }
         let waiting = {
             let state = self.state.lock();
             state.gathered.bytes() + state.under_way.bytes()
@@ -174,6 +181,7 @@ impl ServedView for ServedTransaction {
         let is_much = {
             let mut state = self.state.lock();
             changes.into_iter().for_each(|change| state.change(change));
+            state.gathered.end_unit();
             state.gathered.bytes() > GATHERED || state.gathered.ranges() > RANGES
         };
         if is_much && let Err(e) = self.send() {

@@ -22,6 +22,7 @@ use crate::failure::{Failure, FailureCode, of_store};
 use crate::host::{Host, dictionaries_of};
 use crate::records::Records;
 use crate::reply::{ConflictKey, Reply};
+use crate::unfinished::Unfinished;
 
 /// Leases, at least and at most.
 const LEASES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));
@@ -30,6 +31,8 @@ const LEASE: Duration = Duration::from_secs(60);
 /// A serializable one waits so long for a lock: longer than that, a thread of its connection would
 /// be missed.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes of changes of all clients that have not come whole.
+const UNFINISHED: usize = 128 << 20;
 /// Inode numbers that are taken at once, at most.
 const MAX_RESERVED: u32 = 1 << 20;
 
@@ -58,6 +61,8 @@ pub(crate) struct Transactions {
     /// Bytes that each may change.
     most_bytes: u64,
     open: Mutex<HashMap<TransactionKey, Arc<Opened>>>,
+    /// Changes that have not come whole.
+    unfinished: Unfinished,
     /// Held while one is begun, so that a request that comes twice begins one.
     beginning: Mutex<()>,
 }
@@ -111,6 +116,7 @@ impl Transactions {
             most,
             most_bytes: most_bytes.unwrap_or_else(|| db.space().total / 2),
             open: Mutex::default(),
+            unfinished: Unfinished::new(UNFINISHED),
             beginning: Mutex::default(),
         })
     }
@@ -286,6 +292,15 @@ impl Transactions {
                 Err(Failure { code: FailureCode::Invalid, what })
             }
         }
+    }
+
+    /// Says if the batch of this number is there already. Fails where it is not the next one.
+    pub fn has(&self, opened: &Held, number: u64) -> Answer<bool> {
+        self.next(opened, number).map(|next| next.is_none())
+    }
+
+    pub fn unfinished(&self) -> &Unfinished {
+        &self.unfinished
     }
 
     /// Applies a batch, once.
