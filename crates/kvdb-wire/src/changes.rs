@@ -12,10 +12,33 @@ pub const MAX_CHANGES: usize = 1 << 16;
 /// Bytes of a change in a frame in addition to its key and its value, at most.
 pub(crate) const CHANGE_OVERHEAD: usize = 16;
 
+/// Bytes that are put for each key or range that is deleted, where something is removed.
+const PUT_FOR_DELETED: usize = 1 << 10;
+
 const PUT: u8 = 1;
 const UPDATE: u8 = 2;
 const DELETE: u8 = 3;
 const DELETE_RANGE: u8 = 4;
+
+/// Says if changes are deletions alone.
+pub(crate) fn only_deletes(changes: &[ServedChange]) -> bool {
+    changes.iter().all(|change| {
+        matches!(change, ServedChange::Delete(..) | ServedChange::DeleteRange(..))
+    })
+}
+
+/// Says if changes give back more space than they take, as far as they tell: what is removed puts a
+/// little too, of what is left.
+pub(crate) fn gives_back(changes: &[ServedChange]) -> bool {
+    let (mut put, mut deleted) = (0, 0);
+    for change in changes {
+        match change {
+            ServedChange::Put(..) | ServedChange::Update(..) => put += size_of_change(change),
+            ServedChange::Delete(..) | ServedChange::DeleteRange(..) => deleted += 1,
+        }
+    }
+    deleted > 0 && put <= deleted * PUT_FOR_DELETED
+}
 
 /// Adds changes to a body, after how many there are.
 pub(crate) fn put_changes(out: &mut Vec<u8>, changes: &[ServedChange]) {

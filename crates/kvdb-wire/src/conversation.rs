@@ -58,6 +58,8 @@ pub struct ServerOptions {
     pub transactions: usize,
     /// Bytes that each of them may change; `None`: as many as half of the store has.
     pub transaction_bytes: Option<u64>,
+    /// Bytes that all of them may change together; `None`: as many as half of the store has.
+    pub all_transactions_bytes: Option<u64>,
 }
 
 impl Default for ServerOptions {
@@ -70,6 +72,7 @@ impl Default for ServerOptions {
             answers: 64 << 20,
             transactions: 256,
             transaction_bytes: None,
+            all_transactions_bytes: None,
         }
     }
 }

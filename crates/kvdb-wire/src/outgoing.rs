@@ -181,6 +181,20 @@ impl Outgoing {
         }
     }
 
+    /// Takes all back that waits, if the server has nothing of it and it is changes alone.
+    pub fn take_back(&mut self) -> Vec<Arc<Vec<ServedChange>>> {
+        let is_changes = |one: &Numbered| matches!(one, Numbered::Changes(_));
+        if self.is_first_sent || !self.waiting.iter().all(is_changes) {
+            return Vec::new();
+        }
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        let changes = |one| match one {
+            Numbered::Changes(changes) => Some(changes),
+            Numbered::Savepoint | Numbered::RollBack(_) => None,
+        };
+        waiting.filter_map(changes).collect()
+    }
+
     /// The number of the last one, if it is not known to be on disk there.
     pub fn to_be_synced(&self) -> Option<u64> {
         (self.synced < self.last).then_some(self.last)

@@ -235,6 +235,11 @@ impl ServedTransaction {
         self.state.lock().over.clone()
     }
 
+    /// Says why the server does not take what was changed, where it has no space for that.
+    pub fn refused(&self) -> Option<String> {
+        self.state.lock().refused.as_ref().map(|(why, _)| why.clone())
+    }
+
     /// The error that a user of the store meets.
     pub(crate) fn told(&self, error: Error) -> kvdb::Error {
         let Error::Failed(Failure { code, what }) = error else {
@@ -267,6 +272,7 @@ impl ServedTransaction {
 
     /// Sends what waits, as the only thread that does.
     fn send_gathered(&self) -> Result<()> {
+        self.take_back();
         // First what could not be sent before, with the numbers that it has.
         self.send_queue()?;
         let made = {
@@ -282,6 +288,25 @@ impl ServedTransaction {
         state.under_way = Gathered::default();
         state.taken = state.taken.max(made);
         Ok(())
+    }
+
+    /// What was refused for want of space is put together with what was changed since: that may
+    /// have removed some of it.
+    fn take_back(&self) {
+        let mut state = self.state.lock();
+        if state.refused.is_none() {
+            return;
+        }
+        let back = self.outgoing.lock().take_back();
+        if back.is_empty() {
+            return;
+        }
+        let later = std::mem::take(&mut state.gathered);
+        let mut all = std::mem::take(&mut state.under_way);
+        all.changes = back.iter().flat_map(|changes| changes.iter().cloned()).collect();
+        all.follow(later);
+        all.compact();
+        state.gathered = all;
     }
 
     fn send_queue(&self) -> Result<()> {
@@ -305,9 +330,15 @@ impl ServedTransaction {
         match sent {
             Ok(_) => {
                 self.outgoing.lock().taken(number, self.durable);
+                self.state.lock().refused = None;
                 Ok(())
             }
             Err(e) => {
+                if let Error::Failed(Failure { code: FailureCode::NoSpace, what }) = &e
+                    && self.state.lock().refused.replace((what.clone(), Instant::now())).is_none()
+                {
+                    tracing::warn!("changes of transaction {} are refused: {what}", self.id);
+                }
                 if !e.is_of_connection() {
                     // The server has refused it, so it has not got this number.
                     self.outgoing.lock().refused(number);

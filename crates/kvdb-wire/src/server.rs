@@ -69,8 +69,9 @@ impl Server {
         listener: UnixListener,
         options: ServerOptions,
     ) -> Result<Server> {
-        let (most, bytes) = (options.transactions, options.transaction_bytes);
-        let transactions = Transactions::new(&db, host, most, bytes).map_err(io::Error::other)?;
+        let ServerOptions { transactions, transaction_bytes, all_transactions_bytes, .. } = options;
+        let limits = (transactions, transaction_bytes, all_transactions_bytes);
+        let transactions = Transactions::new(&db, host, limits).map_err(io::Error::other)?;
         Server::begin_with(db, Some(Arc::new(transactions)), listener, options)
     }
 

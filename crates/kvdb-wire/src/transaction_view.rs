@@ -1,13 +1,14 @@
 //! A served transaction as a view: what was changed here is seen over what the server says.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, PageRequest, ServedChange, ServedView, Space, TuplePage};
 
 use crate::asking::{first_keys, with_missing};
 use crate::body::{ANSWER_BYTES, MAX_TUPLES};
-use crate::changes::memory_of_change;
+use crate::changes::{gives_back, memory_of_change};
 use crate::error::Error;
 use crate::reply::Reply;
 use crate::request::Request;
@@ -20,6 +21,8 @@ const GATHERED: usize = 1 << 20;
 const RANGES: usize = 1024;
 /// Bytes that may wait while the server does not take them; then changes are refused.
 const WAITING: usize = 16 << 20;
+/// What was refused for want of space is not sent again for so long, unless something is removed.
+const REFUSED: Duration = Duration::from_secs(1);
 
 impl ServedTransaction {
     /// The values of some of these keys, from the first one on. `made`: how many changes there were
@@ -170,13 +173,24 @@ impl ServedView for ServedTransaction {
             let what = format!("changes of more than {MAX_CHANGE} bytes at once");
             return Err(kvdb::Error::Limit(what));
         }
-        let waiting = {
+        let (waiting, refused) = {
             let state = self.state.lock();
-            state.gathered.bytes() + state.under_way.bytes()
+            let refused = state.refused.as_ref().map(|(_, at)| at.elapsed());
+            (state.gathered.bytes() + state.under_way.bytes(), refused)
         };
-        // Changes that the server does not take must not pile up here.
-        if waiting > WAITING {
-            self.send()?;
+        // Changes that the server does not take must not pile up here. Those that remove what is too
+        // much have to get there, and others are not tried each time.
+        let gives_back = gives_back(&changes);
+        if waiting > WAITING && !gives_back && refused.is_some_and(|since| since < REFUSED) {
+            return Err(kvdb::Error::NoSpace);
+        }
+        if waiting > WAITING
+            && let Err(e) = self.send()
+            && !(matches!(e, kvdb::Error::NoSpace)
+                && gives_back
+                && waiting < WAITING + WAITING / 8)
+        {
+            return Err(e);
         }
         let is_much = {
             let mut state = self.state.lock();

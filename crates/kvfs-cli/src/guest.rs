@@ -223,9 +223,10 @@ fn thread(name: &str) -> std::thread::Builder {
 }
 
 fn why(transaction: &ServedTransaction, error: &kvfs::Error) -> String {
-    match transaction.over() {
-        Some(why) => format!("transaction {} is over: {why}", transaction.id()),
-        None => error.to_string(),
+    match (transaction.over(), transaction.refused()) {
+        (Some(why), _) => format!("transaction {} is over: {why}", transaction.id()),
+        (None, Some(why)) => format!("{error}: {why}"),
+        (None, None) => error.to_string(),
     }
 }
 

@@ -47,6 +47,12 @@ pub struct Args {
     /// Let clients begin transactions, which change the store when they commit.
     #[arg(long, short = 'w')]
     write: bool,
+    /// All open transactions of clients together may take so much of the store: percent.
+    #[arg(
+        long, value_name = "PERCENT", default_value_t = SHARE, requires = "write",
+        value_parser = clap::value_parser!(u8).range(1..=100)
+    )]
+    share: u8,
     /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit
     /// (64M, 2G); default 320M.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
@@ -61,7 +67,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let store = store::open(&args.store, access, args.memory)?;
     let fs = args.write.then(|| store.file_system()).transpose()?;
     let views = fs.clone().map(|fs| Views::new(store.db.clone(), fs));
-    let serving = Serving::begin(&store.db, views.clone(), &path)?;
+    let serving = Serving::begin(&store.db, views.clone(), args.share, &path)?;
     let said = format!("{} is served at unix:{}", args.store.display(), path.display());
     let value =
         text::with_paths(json!({}), &[("store", Some(&args.store)), ("socket", Some(&path))]);
@@ -80,6 +86,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     store.close()
 }
 
+/// Percent of a store that the transactions of clients may take, if no other share is given.
+pub const SHARE: u8 = 50;
+
 /// Serves an open store at a socket, until it is dropped.
 pub struct Serving {
     // In this order: no client comes any more, and none of them is answered.
@@ -88,13 +97,24 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// `views`: clients may begin transactions over these.
-    pub fn begin(db: &Kvdb, views: Option<Views>, path: &Path) -> Outcome<Serving> {
+    /// `views`: clients may begin transactions over these, which together may take so many percent
+    /// of the store.
+    pub fn begin(
+        db: &Kvdb,
+        views: Option<Views>,
+        percent: u8,
+        path: &Path,
+    ) -> Outcome<Serving> {
         let refused = |why: String| Failure::new(Exit::Failed, why);
         let socket = PrivateSocket::listen(path).map_err(|e| refused(e.to_string()))?;
         let listener = socket.listener.try_clone();
         let listener = listener.map_err(|e| Failure::io("cannot listen", &e))?;
-        let (db, options) = (db.clone(), ServerOptions::default());
+        let share = u128::from(db.space().total) * u128::from(percent) / 100;
+        let options = ServerOptions {
+            all_transactions_bytes: u64::try_from(share).ok(),
+            ..ServerOptions::default()
+        };
+        let db = db.clone();
         let server = match views {
             Some(views) => {
                 Server::with_transactions(db, Arc::new(ServedFiles(views)), listener, options)
