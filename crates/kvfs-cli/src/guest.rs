@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvdb_server::PrivateSocket;
@@ -89,6 +90,8 @@ pub struct Guest {
     pub transaction: Option<Arc<ServedTransaction>>,
     pub fs: Fs,
     pub views: Views,
+    /// The mount ends with the process that has begun it.
+    pub attached: Arc<AtomicBool>,
 }
 
 impl Guest {
@@ -127,6 +130,10 @@ impl Guest {
         BufReader::new(stream.take(REQUEST)).read_line(&mut request)?;
         let answer = match (request.trim_end(), &self.transaction) {
             ("status", _) => self.status(),
+            ("keep", _) => {
+                self.attached.store(false, Ordering::Relaxed);
+                json!({"result": "kept"})
+            }
             (_, None) => json!({"result": "snapshot"}),
             ("commit", Some(transaction)) => self.commit(transaction, false),
             ("commit synced", Some(transaction)) => self.commit(transaction, true),

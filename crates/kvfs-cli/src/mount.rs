@@ -19,6 +19,7 @@ use std::process::{Command, Stdio};
 
 use kvfs_fuse::{Unmount, mounts, unmount};
 pub use mount8::run_as_mount_helper;
+pub use served::{Server, address, for_this_process};
 use places::{Address, local_copies};
 
 use crate::daemon::{self, Begin};
@@ -117,6 +118,9 @@ pub struct Args {
     /// password, so only addresses of this machine are taken. Port 0 is any that is free.
     #[arg(long, value_name = "ADDRESS", value_parser = mount_options::parse_address)]
     metrics: Option<std::net::SocketAddr>,
+    /// End the mount when this process has ended, which has begun it.
+    #[arg(long, hide = true)]
+    attached: Option<i32>,
     /// Be the background process.
     #[arg(long, hide = true)]
     serving: bool,

@@ -35,6 +35,8 @@ pub enum Namespace {
     Bound { view: PathBuf, of: View, mount_point: PathBuf, place: PathBuf },
     /// `view` is the root.
     Root { view: PathBuf },
+    /// All is where it is, and `view` is the working directory.
+    Directory { view: PathBuf },
 }
 
 /// How a child ended, as a shell would say it: its exit code, or 128 and the signal.
@@ -148,7 +150,7 @@ const AWAY: u8 = 7;
 fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
     let (view, place) = match namespace {
         Namespace::Bound { view, place, .. } => (view, place),
-        Namespace::Root { view } => (view, view),
+        Namespace::Root { view } | Namespace::Directory { view } => (view, view),
     };
     let what = match step {
         UNSHARE => "cannot make a private mount name space".to_string(),
@@ -235,6 +237,12 @@ impl Inside {
                 replaced: Vec::new(),
                 root: Some(c_string(view)?),
                 directory: Some(c_string(Path::new("/"))?),
+                maps,
+            },
+            Namespace::Directory { view } => Inside {
+                replaced: Vec::new(),
+                root: None,
+                directory: Some(c_string(view)?),
                 maps,
             },
         })

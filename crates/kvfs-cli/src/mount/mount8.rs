@@ -97,6 +97,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             durable: false,
             key: None,
             timeout: None,
+            attached: None,
             options,
             foreground: false,
             memory: None,

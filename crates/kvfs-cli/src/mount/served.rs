@@ -10,6 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use env::Machine;
@@ -17,7 +18,9 @@ use kvdb::{Kvdb, ServedView};
 use kvdb_wire::{Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, Socket};
 use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::view_names::view_name;
-use kvfs_fuse::{FuseAdapter, MountOptions};
+use kvfs_fuse::{FuseAdapter, MountOptions, Unmounter};
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, PidfdFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -64,7 +67,7 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     let address = server.address();
     let view = &view_of(&mut options, args, &address)?;
     let timeout = Duration::from_secs(args.timeout.unwrap_or(TIMEOUT).into());
-    let asked = Mounting { server, view, timeout };
+    let asked = Mounting { server, view, timeout, attached: args.attached };
     if args.serving {
         return serve_in_background(&asked, dir, options);
     }
@@ -95,11 +98,23 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     announce(output, &start(&all)?)
 }
 
+/// Mounts a transaction of its own for this process, in the background, and with it: it is aborted
+/// when this process ends, unless it was told to be kept.
+pub fn for_this_process(server: &Server, dir: &Path, durable: bool) -> Outcome<Record> {
+    let options = Options::default();
+    let mut all = arguments("--serving", Path::new(&server.address()), dir, &[], &options);
+    all.extend(["--txn".into(), "--attached".into(), std::process::id().to_string().into()]);
+    all.extend(durable.then(|| "--durable".into()));
+    start(&all)
+}
+
 /// What is mounted.
 struct Mounting<'a> {
     server: &'a Server,
     view: &'a View,
     timeout: Duration,
+    /// The mount ends with this process.
+    attached: Option<i32>,
 }
 
 /// The view that is mounted.
@@ -208,7 +223,8 @@ fn serve(
     let address = asked.server.address();
     // There is no view but this one, so the store of views is an empty one in memory.
     let views = Views::new(Kvdb::in_memory(), fs.clone());
-    let guest = Guest { client, transaction, fs, views: views.clone() };
+    let attached = Arc::new(AtomicBool::new(asked.attached.is_some()));
+    let guest = Guest { client, transaction, fs, views: views.clone(), attached: attached.clone() };
     let source = options.source.clone().unwrap_or_else(|| address.clone());
     let mount_options = MountOptions {
         source: source.clone(),
@@ -233,13 +249,20 @@ fn serve(
     let signalled = std::thread::Builder::new().name("kvfs-signals".into()).spawn(move || {
         for signal in signals.forever().filter(|signal| *signal != SIGHUP) {
             tracing::info!("signal {signal}: unmounting");
-            if let Err(e) = unmounter.end() {
-                tracing::warn!("{e}; it is left where it is, dead");
-                let _ = unmounter.abort();
-            }
+            end(&unmounter);
         }
     });
     signalled.map_err(|e| Failure::io("cannot listen to signals", &e))?;
+    if let Some(process) = asked.attached {
+        let (unmounter, attached) = (mounted.unmounter(), attached.clone());
+        let follows = follow(process, move || {
+            if attached.load(Ordering::Relaxed) {
+                tracing::info!("process {process} has ended: unmounting");
+                end(&unmounter);
+            }
+        });
+        follows.map_err(|e| Failure::io("cannot follow the process that has begun this", &e))?;
+    }
     // The first request: a program that was told "mounted" can rely on being answered.
     let at = mounted.mount_point();
     std::fs::metadata(at)
@@ -249,6 +272,10 @@ fn serve(
     let served = mounted.wait();
     handle.close();
     drop(listening);
+    if attached.load(Ordering::Relaxed) {
+        // It was made for this.
+        let _ = std::fs::remove_dir(dir);
+    }
     if let Err(failure) = guest.leave() {
         record.failure = Some(failure.message.clone());
         let _ = record.write();
@@ -256,6 +283,29 @@ fn serve(
     }
     record.remove();
     served.map(drop).map_err(failures::of_mount)
+}
+
+fn end(unmounter: &Unmounter) {
+    if let Err(e) = unmounter.end() {
+        tracing::warn!("{e}; it is left where it is, dead");
+        let _ = unmounter.abort();
+    }
+}
+
+/// Has a thread do something when the process has ended that has started this one.
+fn follow(process: i32, ended: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let parent = Pid::from_raw(process).ok_or(std::io::ErrorKind::InvalidInput)?;
+    let open = rustix::process::pidfd_open(parent, PidfdFlags::empty());
+    // Another process may have its number by now.
+    let open = open.ok().filter(|_| rustix::process::getppid() == Some(parent));
+    let follows = move || {
+        if let Some(open) = &open {
+            let mut ends = [PollFd::new(open, PollFlags::IN)];
+            while rustix::event::poll(&mut ends, None) == Err(rustix::io::Errno::INTR) {}
+        }
+        ended();
+    };
+    std::thread::Builder::new().name("kvfs-follow".into()).spawn(follows).map(drop)
 }
 
 /// A transaction that was begun for a mount that is not there yet. Without the mount it is of no
@@ -277,7 +327,7 @@ fn open(
     asked: &Mounting<'_>,
     options: &Options,
 ) -> Outcome<(Fs, Arc<Client>, Option<Arc<ServedTransaction>>)> {
-    let Mounting { server, view, timeout } = *asked;
+    let Mounting { server, view, timeout, .. } = *asked;
     let address = server.address();
     let address = address.display();
     let cannot = |e: kvdb_wire::Error| match (e, view) {
