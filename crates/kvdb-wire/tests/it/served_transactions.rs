@@ -9,29 +9,29 @@ use std::time::{Duration, Instant};
 use crate::wire::{Cut, Proxy, Store};
 use bytes::Bytes;
 use env::Random;
-use kvdb::{Batch, DictionaryId, Durability, Scope, ServedChange, ServedView, Update};
+use kvdb::{Batch, DictionaryId, Durability, Scope, ServedChange, Update};
 use kvdb_wire::{
     BeginOptions, Client, Failure, FailureCode, Outcome, Reply, Request, ServedTransaction,
     TransactionKey, VERSION, read_frame, write_frame,
 };
 
 /// A store with a dictionary, whose clients may write.
-fn store() -> (Store, DictionaryId) {
+pub fn store() -> (Store, DictionaryId) {
     let store = Store::writable();
     let dict = store.db.open_dictionary("fruit").unwrap().id();
     (store, dict)
 }
 
-fn begin(client: &Arc<Client>) -> Arc<ServedTransaction> {
+pub fn begin(client: &Arc<Client>) -> Arc<ServedTransaction> {
     Arc::new(ServedTransaction::begin(client, BeginOptions::default()).unwrap())
 }
 
-fn durable(client: &Arc<Client>) -> Arc<ServedTransaction> {
+pub fn durable(client: &Arc<Client>) -> Arc<ServedTransaction> {
     let options = BeginOptions { durable: true, ..BeginOptions::default() };
     Arc::new(ServedTransaction::begin(client, options).unwrap())
 }
 
-fn put(scope: &Scope, dict: DictionaryId, key: &str, value: &str) {
+pub fn put(scope: &Scope, dict: DictionaryId, key: &str, value: &str) {
     let mut batch = Batch::new();
     batch.put(dict, key.to_owned(), value.to_owned());
     scope.apply(batch, Durability::Buffered).unwrap();
@@ -43,7 +43,7 @@ fn add(scope: &Scope, dict: DictionaryId, key: &str) -> kvdb::Result<()> {
     scope.apply(batch, Durability::Buffered)
 }
 
-fn text(value: Option<Bytes>) -> Option<String> {
+pub fn text(value: Option<Bytes>) -> Option<String> {
     value.map(|value| String::from_utf8(value.to_vec()).unwrap())
 }
 
@@ -640,198 +640,4 @@ fn many_threads_write_in_one_transaction() {
     assert_eq!(text(store.db.get(dict, b"count").unwrap()).as_deref(), Some("2400"));
     assert_eq!(store.db.view().scan(dict, b"", b"", usize::MAX).unwrap().len(), 2401);
     assert!(client.counts().requests < 200, "{} requests", client.counts().requests);
-}
-
-/// One change of so many values of two megabytes, which is longer than a frame.
-fn long_change(dict: DictionaryId, values: u8) -> Batch {
-    let mut batch = Batch::new();
-    for i in 0..values {
-        batch.put(dict, vec![b'l', i], vec![i; 2 << 20]);
-    }
-    batch
-}
-
-#[test]
-fn of_a_change_that_is_longer_than_a_frame_all_is_there_or_nothing_wherever_its_client_is_lost() {
-    let (store, dict) = store();
-    let key = {
-        let transaction = durable(&store.client());
-        put(&Scope::Served(transaction.clone()), dict, "before", "is whole");
-        transaction.sync().unwrap();
-        transaction.key()
-    };
-    const VALUES: u8 = 7;
-    let mut seen = [0, 0];
-    // In the middle of its first part, of each further one, and after the last.
-    for megabytes in [1, 3, 5, 7, 9, 11, 13, 20] {
-        let proxy = Proxy::new(store.path(), Cut::Requests, megabytes << 20);
-        // It is lost with what it has not sent.
-        let client = proxy.client().unwrap();
-        let lost = ServedTransaction::take_up(&client, key).unwrap();
-        let scope = Scope::Served(Arc::new(lost));
-        let sent = scope.apply(long_change(dict, VALUES), Durability::Buffered);
-        let sent = sent.and_then(|()| scope.sync());
-        // Another client takes the transaction up elsewhere.
-        let other = ServedTransaction::take_up(&store.client(), key).unwrap();
-        let scope = Scope::Served(Arc::new(other));
-        let there = scope.scan(dict, b"l", b"m", 99).unwrap().len();
-        assert!(there == 0 || there == VALUES.into(), "{there} after {megabytes} MiB");
-        assert_eq!(there > 0, sent.is_ok(), "after {megabytes} MiB");
-        seen[usize::from(there > 0)] += 1;
-        assert_eq!(text(scope.get(dict, b"before").unwrap()).as_deref(), Some("is whole"));
-        let mut batch = Batch::new();
-        batch.delete_range(dict, &b"l"[..], &b"m"[..]);
-        scope.apply(batch, Durability::Buffered).unwrap();
-        scope.sync().unwrap();
-    }
-    assert!(seen[0] > 3 && seen[1] > 0, "{seen:?}");
-}
-
-/// Does something until it succeeds.
-#[track_caller]
-fn persists(mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < deadline, "it does not succeed");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-#[test]
-fn a_long_change_is_applied_once_over_connections_that_are_cut_in_it() {
-    let (store, dict) = store();
-    for seed in 0..6 {
-        let mut random = Random::new(seed);
-        // Each connection gets a little further than one change is long, or not quite.
-        let cut = if seed % 2 == 0 { Cut::Requests } else { Cut::Answers };
-        let after = match cut {
-            Cut::Requests => (11 << 20) + random.below(4 << 20) as usize,
-            Cut::Answers => 260 + random.below(100) as usize,
-        };
-        let proxy = Proxy::new(store.path(), cut, after);
-        let transaction = durable(&proxy.client().unwrap());
-        let scope = Scope::Served(transaction.clone());
-        for value in 0..3u8 {
-            let mut batch = long_change(dict, 5);
-            batch.update(dict, &b"count"[..], Update::add(1));
-            batch.put(dict, &b"last"[..], vec![value]);
-            scope.apply(batch, Durability::Buffered).unwrap();
-            persists(|| scope.sync().is_ok());
-        }
-        persists(|| transaction.commit(true).is_ok());
-        assert!(proxy.cuts() > 0, "seed {seed}");
-        let count = store.db.get(dict, b"count").unwrap().expect("it has counted");
-        let counted = Update::add(0).apply(Some(&count));
-        let expected = (0..3 * (seed + 1)).fold(None, |value: Option<Bytes>, _| {
-            Some(Update::add(1).apply(value.as_deref()))
-        });
-        assert_eq!(Some(counted), expected, "seed {seed}");
-        assert_eq!(store.db.get(dict, b"last").unwrap().as_deref(), Some(&[2][..]));
-    }
-}
-
-/// A store whose clients may change so many megabytes together.
-fn store_with_share(megabytes: u64) -> (Store, DictionaryId) {
-    let (mut store, dict) = store();
-    store.stop_serving();
-    store.options.all_transactions_bytes = Some(megabytes << 20);
-    store.serve();
-    (store, dict)
-}
-
-/// Puts and sends so many megabytes, or as many as are taken.
-fn fill(scope: &Scope, dict: DictionaryId, megabytes: u32) -> (u32, kvdb::Result<()>) {
-    for i in 0..megabytes {
-        let mut batch = Batch::new();
-        batch.put(dict, [b"fill", &i.to_be_bytes()[..]].concat(), vec![7; 1 << 20]);
-        let put = scope.apply(batch, Durability::Buffered).and_then(|()| scope.sync());
-        if put.is_err() {
-            return (i, put);
-        }
-    }
-    (megabytes, Ok(()))
-}
-
-#[test]
-fn all_transactions_together_take_no_more_than_their_share() {
-    let (store, dict) = store_with_share(24);
-    let all = [(); 3].map(|()| begin(&store.client()));
-    let scopes = all.each_ref().map(|open| Scope::Served(open.clone()));
-    let (first, done) = fill(&scopes[0], dict, 15);
-    assert!(first == 15 && done.is_ok(), "{first}: {done:?}");
-    let (second, refused) = fill(&scopes[1], dict, 15);
-    assert!((6..10).contains(&second), "{second}");
-    assert!(matches!(refused, Err(kvdb::Error::NoSpace)), "{refused:?}");
-    let why = all[1].refused().expect("it is told why");
-    assert!(why.contains("together"), "{why}");
-    let (third, refused) = fill(&scopes[2], dict, 15);
-    assert!(third < 2 && refused.is_err(), "{third}: {refused:?}");
-    // An abort makes room for others, also for what was refused.
-    all[0].abort().unwrap();
-    scopes[1].sync().unwrap();
-    assert_eq!(all[1].refused(), None);
-    assert_eq!(all[1].commit(true).unwrap(), Outcome::Committed);
-    let (third, done) = fill(&scopes[2], dict, 15);
-    assert!(third == 15 && done.is_ok(), "{third}: {done:?}");
-}
-
-#[test]
-fn what_removes_is_taken_where_the_share_of_all_is_used_up() {
-    let (store, dict) = store_with_share(24);
-    let big = begin(&store.client());
-    let (taken, refused) = fill(&Scope::Served(big), dict, 40);
-    assert!(taken > 20 && refused.is_err(), "{taken}: {refused:?}");
-    let here = Scope::Mainline(store.db.clone());
-    put(&here, dict, "old", "value");
-    // Another one removes what was there, and puts what is left of its directory.
-    let other = begin(&store.client());
-    let scope = Scope::Served(other.clone());
-    let mut batch = Batch::new();
-    batch.put(dict, "directory", vec![7; 300]);
-    batch.delete(dict, "old");
-    scope.apply(batch, Durability::Buffered).unwrap();
-    scope.sync().unwrap();
-    // What was refused can be removed again, and the rest is kept.
-    let (_, refused) = fill(&scope, dict, 40);
-    assert!(matches!(refused, Err(kvdb::Error::NoSpace)), "{refused:?}");
-    let mut batch = Batch::new();
-    batch.delete_range(dict, &b"fill"[..], &b"film"[..]);
-    scope.apply(batch, Durability::Buffered).unwrap();
-    scope.sync().unwrap();
-    assert_eq!(scope.scan(dict, b"fill", b"film", 9).unwrap(), []);
-    assert_eq!(other.commit(true).unwrap(), Outcome::Committed);
-    assert_eq!(store.db.get(dict, b"old").unwrap(), None);
-    assert_eq!(store.db.view().scan(dict, b"", b"", 9).unwrap().len(), 1);
-}
-
-#[test]
-fn removals_that_put_take_no_more_than_an_eighth_beyond_the_share() {
-    let (store, dict) = store_with_share(8);
-    let transaction = begin(&store.client());
-    let scope = Scope::Served(transaction);
-    let mut taken = 0;
-    let refused = (0..1000u32).find_map(|i| {
-        let mut batch = Batch::new();
-        for j in 0..100u8 {
-            let key = [&i.to_be_bytes()[..], &[j]].concat();
-            batch.delete(dict, [b"none", &key[..]].concat());
-            batch.put(dict, key, vec![7; 900]);
-        }
-        let put = scope.apply(batch, Durability::Buffered).and_then(|()| scope.sync());
-        taken += if put.is_ok() { 100 * 900 } else { 0 };
-        put.err()
-    });
-    assert!(matches!(refused, Some(kvdb::Error::NoSpace)), "{refused:?}");
-    assert!((6 << 20..10 << 20).contains(&taken), "{taken}");
-}
-
-#[test]
-fn a_durable_transaction_counts_with_the_next_server_before_its_client_comes_back() {
-    let (mut store, dict) = store_with_share(24);
-    let (taken, done) = fill(&Scope::Served(durable(&store.client())), dict, 18);
-    assert!(taken == 18 && done.is_ok(), "{taken}: {done:?}");
-    store.stop_serving();
-    store.serve();
-    let (taken, refused) = fill(&Scope::Served(begin(&store.client())), dict, 18);
-    assert!(taken < 8 && refused.is_err(), "{taken}: {refused:?}");
 }
