@@ -22,9 +22,9 @@ const DELETE_RANGE: u8 = 4;
 
 /// Says if changes are deletions alone.
 pub(crate) fn only_deletes(changes: &[ServedChange]) -> bool {
-    changes.iter().all(|change| {
-        matches!(change, ServedChange::Delete(..) | ServedChange::DeleteRange(..))
-    })
+    changes
+        .iter()
+        .all(|change| matches!(change, ServedChange::Delete(..) | ServedChange::DeleteRange(..)))
 }
 
 /// Says if changes give back more space than they take, as far as they tell: what is removed puts a

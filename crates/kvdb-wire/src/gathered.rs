@@ -111,9 +111,8 @@ impl Gathered {
                     continue;
                 }
             };
-            let is_deleted = ranges
-                .iter()
-                .any(|(of, start, end)| *of == dict && start <= key && key < end);
+            let is_deleted =
+                ranges.iter().any(|(of, start, end)| *of == dict && start <= key && key < end);
             if is_deleted || settled.contains(&(dict, key.clone())) {
                 continue;
             }

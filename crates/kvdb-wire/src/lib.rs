@@ -14,9 +14,9 @@
 //! `snapshot_view`; `served_transaction`, with `gathered` (changes that the server may not have),
 //! `outgoing` (batches and their numbers), `new_ranges` (where nothing has to be asked for),
 //! `transaction_state` and `transaction_view`. The server: `server` (listens), `conversation` (one
-//! connection), `budget` (of the answers of all of them), `counts` (by requests, of both sides),
-//! `transactions` (of all clients), `unfinished` (their changes that have not come whole), `host` (which begins and ends them), `records` (what the store
-//! keeps of them).
+//! connection), `roles` (who may do what), `budget` (of the answers of all of them), `counts` (by
+//! requests, of both sides), `transactions` (of all clients), `unfinished` (their changes that have
+//! not come whole), `host` (which begins and ends them), `records` (what the store keeps of them).
 
 #![warn(missing_docs)]
 
@@ -42,6 +42,7 @@ mod reach;
 mod records;
 mod reply;
 mod request;
+mod roles;
 mod served_transaction;
 mod server;
 mod single_flight;
@@ -64,6 +65,7 @@ pub use host::{Host, dictionaries_of};
 pub use reach::Reach;
 pub use reply::{ConflictKey, Reply};
 pub use request::Request;
+pub use roles::{Role, Tokens};
 pub use served_transaction::{BeginOptions, Outcome, ServedSavepoint, ServedTransaction};
 pub use server::Server;
 pub use snapshot_view::SnapshotView;

@@ -12,7 +12,9 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use kvdb::{Batch, Changed, DictionaryId, DictionaryOptions, Durability, Kvdb, STORE_BRANCH, Transaction};
+use kvdb::{
+    Batch, Changed, DictionaryId, DictionaryOptions, Durability, Kvdb, STORE_BRANCH, Transaction,
+};
 use zones::varint::{get_u64, put_u64};
 
 use crate::body::TransactionKey;

@@ -203,10 +203,7 @@ impl ServedTransaction {
         self.ask_by(|there, transaction, deadline| there.call(&request(transaction), deadline))
     }
 
-    fn ask_by(
-        &self,
-        ask: impl Fn(&Connection, u64, Instant) -> Result<Reply>,
-    ) -> Result<Reply> {
+    fn ask_by(&self, ask: impl Fn(&Connection, u64, Instant) -> Result<Reply>) -> Result<Reply> {
         let asked = self.client.retried(|deadline| {
             let (there, transaction) = self.opened(deadline)?;
             ask(&there, transaction, deadline)

@@ -178,17 +178,15 @@ impl ServedView for ServedTransaction {
             let refused = state.refused.as_ref().map(|(_, at)| at.elapsed());
             (state.gathered.bytes() + state.under_way.bytes(), refused)
         };
-        // Changes that the server does not take must not pile up here. Those that remove what is too
-        // much have to get there, and others are not tried each time.
+        // Changes that the server does not take must not pile up here. Those that remove what is
+        // too much have to get there, and others are not tried each time.
         let gives_back = gives_back(&changes);
         if waiting > WAITING && !gives_back && refused.is_some_and(|since| since < REFUSED) {
             return Err(kvdb::Error::NoSpace);
         }
         if waiting > WAITING
             && let Err(e) = self.send()
-            && !(matches!(e, kvdb::Error::NoSpace)
-                && gives_back
-                && waiting < WAITING + WAITING / 8)
+            && !(matches!(e, kvdb::Error::NoSpace) && gives_back && waiting < WAITING + WAITING / 8)
         {
             return Err(e);
         }

@@ -135,10 +135,15 @@ impl Transactions {
         Ok(all)
     }
 
-    /// Begins a transaction, or goes on with the one that has this key.
-    pub fn begin(&self, asked: Asked) -> Answer<Held> {
+    /// Begins a transaction, or goes on with the one that has this key. `may`: fails for branches
+    /// in which the client may not.
+    pub fn begin(&self, asked: Asked, may: &dyn Fn(&str) -> Answer<()>) -> Answer<Held> {
         let (holder, takes) = (asked.holder, asked.takes);
+        if !asked.joins {
+            may(&asked.branch)?;
+        }
         let opened = self.begin_or_find(asked)?;
+        may(opened.transaction.branch())?;
         {
             let mut state = opened.state.lock();
             if takes || state.holder.is_none() {

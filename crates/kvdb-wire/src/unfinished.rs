@@ -140,9 +140,8 @@ impl All {
     fn make_room(&mut self, most: usize, connection: u64, bytes: usize) {
         let taken = |all: &All| all.parts.values().map(|parts| parts.bytes).sum::<usize>();
         if taken(self) + bytes > most {
-            self.parts.retain(|other, parts| {
-                *other == connection || parts.came.elapsed() < STALLED
-            });
+            self.parts
+                .retain(|other, parts| *other == connection || parts.came.elapsed() < STALLED);
         }
         if taken(self) + bytes > most {
             self.parts.remove(&connection);

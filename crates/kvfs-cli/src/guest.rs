@@ -23,8 +23,9 @@ use crate::figures;
 use crate::output::{Exit, Failure, Outcome};
 use crate::text;
 
-/// The beginning of an address of a server.
+/// The beginning of an address of a server: at a socket of this machine, and at one of the network.
 pub const SCHEME: &[u8] = b"kvfs+unix:";
+pub const NETWORK_SCHEME: &[u8] = b"kvfs://";
 /// Bytes of the longest request.
 const REQUEST: u64 = 64;
 /// A daemon waits so long for a request that was begun.
@@ -243,7 +244,8 @@ fn socket_of(daemon: i32) -> PathBuf {
 
 /// Asks the daemon of such a mount. `None`: it is another mount.
 pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
-    if !record.store.as_os_str().as_bytes().starts_with(SCHEME) {
+    let store = record.store.as_os_str().as_bytes();
+    if !(store.starts_with(SCHEME) || store.starts_with(NETWORK_SCHEME)) {
         return Ok(None);
     }
     let cannot = |e: std::io::Error| {

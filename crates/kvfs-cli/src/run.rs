@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use kvdb_server::Reply;
 
-use crate::mount;
 use crate::merge_requests::{Author, Choices, Rebased, rebase_transaction};
+use crate::mount;
 use crate::mounted::{self, Commit, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;

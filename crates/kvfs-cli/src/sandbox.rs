@@ -239,12 +239,9 @@ impl Inside {
                 directory: Some(c_string(Path::new("/"))?),
                 maps,
             },
-            Namespace::Directory { view } => Inside {
-                replaced: Vec::new(),
-                root: None,
-                directory: Some(c_string(view)?),
-                maps,
-            },
+            Namespace::Directory { view } => {
+                Inside { replaced: Vec::new(), root: None, directory: Some(c_string(view)?), maps }
+            }
         })
     }
 

@@ -97,6 +97,8 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             durable: false,
             key: None,
             attached: None,
+            token_file: None,
+            ca: None,
             timeout: None,
             options,
             foreground: false,

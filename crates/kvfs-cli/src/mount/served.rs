@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use env::Machine;
 use kvdb::{Kvdb, ServedView};
+use kvdb_server::TlsClient;
 use kvdb_wire::{Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, Socket};
 use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::view_names::view_name;
@@ -24,38 +25,67 @@ use rustix::process::{Pid, PidfdFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::{Args, announce, arguments, mount_point, say_ready, start, tell};
+use super::{Args, absolute, announce, arguments, mount_point, say_ready, start, tell};
 use crate::daemon;
 use crate::daemons::Record;
 use crate::failures;
-use crate::guest::{self, Asked, Guest, SCHEME};
+use crate::guest::{self, Asked, Guest, NETWORK_SCHEME, SCHEME};
 use crate::mount_options::{self, Options};
+use crate::network;
 use crate::output::{Exit, Failure, Outcome, Output};
 
 /// A server that does not answer is waited for so long, in seconds, if no other time is given.
 const TIMEOUT: u32 = 60;
 
-/// A server that listens on a socket of this machine.
-pub struct Server {
-    socket: PathBuf,
+/// A server.
+pub enum Server {
+    /// It listens on a socket of this machine.
+    Unix(PathBuf),
+    /// It listens on the network, and shows a certificate of this name.
+    Network { host: String, port: u16 },
 }
 
 impl Server {
     /// The address, which leads there from any directory.
     fn address(&self) -> OsString {
-        let mut address = OsString::from("kvfs+unix:");
-        address.push(&self.socket);
-        address
+        match self {
+            Server::Unix(socket) => {
+                let mut address = OsString::from("kvfs+unix:");
+                address.push(socket);
+                address
+            }
+            Server::Network { host, port } if host.contains(':') => {
+                format!("kvfs://[{host}]:{port}").into()
+            }
+            Server::Network { host, port } => format!("kvfs://{host}:{port}").into(),
+        }
     }
 }
 
 /// The server whose address this is; `None`: it is none of a server.
 pub fn address(store: &Path) -> Option<Outcome<Server>> {
-    let path = store.as_os_str().as_bytes().strip_prefix(SCHEME)?;
+    let bytes = store.as_os_str().as_bytes();
+    let wrong = |why: &str| {
+        let what = format!("{} is no address of a server: {why}", store.display());
+        Failure::new(Exit::Usage, what).hint("write kvfs+unix:SOCKET or kvfs://HOST:PORT")
+    };
+    if bytes.starts_with(b"kvfs+tcp:") {
+        return Some(Err(wrong("over plain TCP everybody on the way reads the files")));
+    }
+    if let Some(at) = bytes.strip_prefix(NETWORK_SCHEME) {
+        let at = std::str::from_utf8(at).ok().and_then(|at| at.rsplit_once(':'));
+        let server = at.and_then(|(host, port)| {
+            let host =
+                host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+            let port = port.parse().ok()?;
+            (!host.is_empty()).then(|| Server::Network { host: host.into(), port })
+        });
+        return Some(server.ok_or_else(|| wrong("it has no host and port")));
+    }
+    let path = bytes.strip_prefix(SCHEME)?;
     let path = path.strip_prefix(b"//").unwrap_or(path);
-    let path = Path::new(OsStr::from_bytes(path));
-    let wrong = |e| Failure::io(format!("{} is no address of a server", store.display()), &e);
-    Some(std::path::absolute(path).map_err(wrong).map(|socket| Server { socket }))
+    let socket = std::path::absolute(OsStr::from_bytes(path));
+    Some(socket.map(Server::Unix).map_err(|e| wrong(&e.to_string())))
 }
 
 /// Mounts, or is the process in the background that serves the mount.
@@ -67,7 +97,14 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     let address = server.address();
     let view = &view_of(&mut options, args, &address)?;
     let timeout = Duration::from_secs(args.timeout.unwrap_or(TIMEOUT).into());
-    let asked = Mounting { server, view, timeout, attached: args.attached };
+    let asked = Mounting {
+        server,
+        view,
+        timeout,
+        attached: args.attached,
+        token_file: args.token_file.as_deref(),
+        ca: args.ca.as_deref(),
+    };
     if args.serving {
         return serve_in_background(&asked, dir, options);
     }
@@ -95,6 +132,11 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     if let Some(timeout) = args.timeout {
         all.extend(["--timeout".into(), timeout.to_string().into()]);
     }
+    for (name, path) in [("--token-file", &args.token_file), ("--ca", &args.ca)] {
+        if let Some(path) = path {
+            all.extend([name.into(), absolute(path)?.into()]);
+        }
+    }
     announce(output, &start(&all)?)
 }
 
@@ -115,6 +157,9 @@ struct Mounting<'a> {
     timeout: Duration,
     /// The mount ends with this process.
     attached: Option<i32>,
+    /// Of the network.
+    token_file: Option<&'a Path>,
+    ca: Option<&'a Path>,
 }
 
 /// The view that is mounted.
@@ -192,8 +237,9 @@ fn refuse_of_local_stores(options: &Options, args: &Args) -> Outcome {
         return Ok(());
     }
     let what = "the store is with a server, and this is asked of one that is here";
-    Err(Failure::new(Exit::Usage, what)
-        .hint("leave out all but --snapshot, --txn, --timeout, --memory, --log, and options of mount(8)"))
+    Err(Failure::new(Exit::Usage, what).hint(
+        "leave out all but --snapshot, --txn, --timeout, --memory, --log, and options of mount(8)",
+    ))
 }
 
 fn serve_in_background(asked: &Mounting<'_>, dir: &Path, mut options: Options) -> Outcome {
@@ -285,6 +331,29 @@ fn serve(
     served.map(drop).map_err(failures::of_mount)
 }
 
+/// Variables of the environment: a token, a file that has it, and one of certificates.
+const TOKEN: &str = "KVFS_TOKEN";
+const TOKEN_FILE: &str = "KVFS_TOKEN_FILE";
+const CA: &str = "KVFS_CA";
+
+fn path_in(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// The token that is shown to a server of the network.
+fn token(file: Option<&Path>) -> Outcome<String> {
+    let file = file.map(PathBuf::from).or_else(|| path_in(TOKEN_FILE));
+    match (file, std::env::var(TOKEN)) {
+        (Some(file), _) => network::read_secret(&file, "token"),
+        (None, Ok(token)) if !token.is_empty() => Ok(token),
+        _ => {
+            let what = "a server of the network wants a token";
+            Err(Failure::new(Exit::Usage, what)
+                .hint("give the file that has it: --token-file FILE"))
+        }
+    }
+}
+
 fn end(unmounter: &Unmounter) {
     if let Err(e) = unmounter.end() {
         tracing::warn!("{e}; it is left where it is, dead");
@@ -354,8 +423,21 @@ fn open(
         client_options.memory = memory / 2;
         fs_options.inode_memory = memory / 4;
     }
-    let socket = server.socket.clone();
-    let client = Client::connect(move |time| Socket::connect_unix(&socket, time), client_options);
+    let client = match server {
+        Server::Unix(socket) => {
+            let socket = socket.clone();
+            Client::connect(move |time| Socket::connect_unix(&socket, time), client_options)
+        }
+        Server::Network { host, port } => {
+            client_options.token = token(asked.token_file)?.into();
+            let ca = asked.ca.map(PathBuf::from).or_else(|| path_in(CA));
+            let tls = TlsClient::believing(ca.as_deref());
+            let tls = tls.map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
+            let (host, port) = (host.clone(), *port);
+            let connect = move |time| tls.connect(&host, port, time).map(Socket::from);
+            Client::connect(connect, client_options)
+        }
+    };
     let client = client.map_err(cannot)?;
     let env = Arc::new(Machine::default());
     let (opened, transaction) = match view {

@@ -72,7 +72,9 @@ fn refuse_of_local_stores(args: &Args) -> Outcome {
     if args.end.ask {
         let why = "what was changed is compared where the store is";
         return refused("--ask", why).map_err(|failure| {
-            failure.hint("--keep leaves the files there to be looked at, and kvfs commit DIR commits them")
+            failure.hint(
+                "--keep leaves the files there to be looked at, and kvfs commit DIR commits them",
+            )
         });
     }
     if args.rebase {

@@ -86,6 +86,7 @@ mod secrets;
 mod selection;
 mod served;
 mod served_mounts;
+mod served_network;
 mod served_runs;
 mod served_waits;
 mod snapshots;
