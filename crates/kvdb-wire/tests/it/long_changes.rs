@@ -75,7 +75,7 @@ fn a_long_change_is_applied_once_over_connections_that_are_cut_in_it() {
         let cut = if seed % 2 == 0 { Cut::Requests } else { Cut::Answers };
         let after = match cut {
             Cut::Requests => (11 << 20) + random.below(4 << 20) as usize,
-            Cut::Answers => 260 + random.below(100) as usize,
+            Cut::Answers => 180 + random.below(60) as usize,
         };
         let proxy = Proxy::new(store.path(), cut, after);
         let transaction = durable(&proxy.client().unwrap());
