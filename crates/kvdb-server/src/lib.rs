@@ -60,6 +60,7 @@ mod output;
 pub mod parsers;
 mod pause;
 mod peer;
+mod relay;
 mod request;
 mod review;
 #[cfg(all(test, debug_assertions))]
@@ -73,7 +74,9 @@ mod socket;
 mod stream;
 mod stream_sink;
 mod sweeper;
+mod tcp;
 mod tls;
+mod tls_client;
 mod transactions;
 mod waiters;
 mod walk;
@@ -86,6 +89,7 @@ pub use server::{Server, ServerOptions};
 pub use session::{Check, Describe, InfoSource, Publish};
 pub use socket::PrivateSocket;
 pub use tls::Tls;
+pub use tls_client::{TlsClient, connect as connect_tcp};
 pub use transactions::{
     Cloned, Conflicting, FileChange, FileDetail, FinishRebase, Importing, Merge, Merging, Paths,
     Preferred, Rebased, Removed, SettleKey, Snapshots, Transactions, Walking, Whose,

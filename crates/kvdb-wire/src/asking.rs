@@ -1,31 +1,98 @@
-//! How views of a client ask: again after a connection has failed, until the deadline of the call,
-//! and for what they have not got yet.
+//! How views of a client ask: again after a connection has failed, as long as the server is waited
+//! for, and for what they have not got yet. When it has been waited for in vain, one thread looks
+//! for it.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use crate::body::MAX_KEYS;
+use crate::client::Client;
 use crate::error::Result;
+use crate::reach::Next;
 use crate::reply::Reply;
 
 /// Pauses before a failed request is sent again: the first, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// Time to find a server that has been gone.
+const PROBE: Duration = Duration::from_secs(5);
 /// Bytes of the keys of one request, about.
 const KEY_BYTES: usize = 1 << 20;
 
-/// Calls `call` until its connection does not fail, or the deadline is over.
-pub(crate) fn retried(deadline: Instant, mut call: impl FnMut() -> Result<Reply>) -> Result<Reply> {
+impl Client {
+    /// Calls `call` until its connection does not fail, or the server has been waited for in vain.
+    pub(crate) fn retried(&self, call: impl FnMut(Instant) -> Result<Reply>) -> Result<Reply> {
+        self.retried_until(self.deadline()?, true, call)
+    }
+
+    /// As [`Client::retried`], for a call that has less time than the server is waited for. That it
+    /// fails says nothing to others.
+    pub(crate) fn retried_within(
+        &self,
+        time: Duration,
+        call: impl FnMut(Instant) -> Result<Reply>,
+    ) -> Result<Reply> {
+        let (own, all) = (Instant::now() + time, self.deadline()?);
+        self.retried_until(own.min(all), all <= own, call)
+    }
+
+    fn retried_until(
+        &self,
+        deadline: Instant,
+        ends_all: bool,
+        mut call: impl FnMut(Instant) -> Result<Reply>,
+    ) -> Result<Reply> {
+        let mut pause = PAUSES.0;
+        loop {
+            let answer = call(deadline);
+            let Err(e) = &answer else {
+                self.reachable.answered();
+                return answer;
+            };
+            if !e.is_of_connection() {
+                self.reachable.answered();
+                return answer;
+            }
+            match self.reachable.failed(e, pause, deadline, ends_all) {
+                Next::Again => {}
+                Next::Fails => return answer,
+                Next::SaysGone => {
+                    // Others may wait on it for longer.
+                    self.end_connection(e);
+                    self.look_for_server();
+                    return answer;
+                }
+            }
+            tracing::debug!("asked again after {pause:?}: {e}");
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Has a thread look for the server until it answers.
+    pub(crate) fn look_for_server(&self) {
+        let client = self.own.clone();
+        let looks = env::thread::Builder::new().name("wire-probe".into());
+        if let Err(e) = looks.spawn(move || look_for_server(&client)) {
+            // Then each call tries by itself.
+            tracing::warn!("the server is not looked for: {e}");
+            self.reachable.answered();
+        }
+    }
+}
+
+fn look_for_server(client: &Weak<Client>) {
     let mut pause = PAUSES.0;
     loop {
-        match call() {
-            Err(e) if e.is_of_connection() && Instant::now() + pause <= deadline => {
-                tracing::debug!("asked again after {pause:?}: {e}");
-                env::thread::sleep(pause);
-                pause = (pause * 2).min(PAUSES.1);
-            }
-            answered => return answered,
+        env::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSES.1);
+        let Some(client) = client.upgrade().filter(|client| client.reachable.is_gone()) else {
+            return;
+        };
+        match client.connection(Instant::now() + PROBE) {
+            Ok(_) => return client.reachable.answered(),
+            Err(e) => tracing::debug!("the server is not there yet: {e}"),
         }
     }
 }

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use kvdb::{DictionaryId, MAX_KEY, MAX_UPDATE, MAX_VALUE, ServedChange, Update};
 use zones::varint::{get_bytes, get_u32, put_bytes, put_u64};
 
+use crate::body::Body;
 use crate::error::{Error, Result};
 
 /// Changes that one request may have. A few bytes stand for each in a frame, and more in memory.
@@ -11,12 +12,51 @@ pub const MAX_CHANGES: usize = 1 << 16;
 /// Bytes of a change in a frame in addition to its key and its value, at most.
 pub(crate) const CHANGE_OVERHEAD: usize = 16;
 
+/// Bytes that are put for each key or range that is deleted, where something is removed.
+const PUT_FOR_DELETED: usize = 1 << 10;
+
 const PUT: u8 = 1;
 const UPDATE: u8 = 2;
 const DELETE: u8 = 3;
 const DELETE_RANGE: u8 = 4;
 
-pub(crate) fn put_change(out: &mut Vec<u8>, change: &ServedChange) {
+/// Says if changes are deletions alone.
+pub(crate) fn only_deletes(changes: &[ServedChange]) -> bool {
+    changes
+        .iter()
+        .all(|change| matches!(change, ServedChange::Delete(..) | ServedChange::DeleteRange(..)))
+}
+
+/// Says if changes give back more space than they take, as far as they tell: what is removed puts a
+/// little too, of what is left.
+pub(crate) fn gives_back(changes: &[ServedChange]) -> bool {
+    let (mut put, mut deleted) = (0, 0);
+    for change in changes {
+        match change {
+            ServedChange::Put(..) | ServedChange::Update(..) => put += size_of_change(change),
+            ServedChange::Delete(..) | ServedChange::DeleteRange(..) => deleted += 1,
+        }
+    }
+    deleted > 0 && put <= deleted * PUT_FOR_DELETED
+}
+
+/// Adds changes to a body, after how many there are.
+pub(crate) fn put_changes(out: &mut Vec<u8>, changes: &[ServedChange]) {
+    put_u64(out, changes.len() as u64);
+    changes.iter().for_each(|change| put_change(out, change));
+}
+
+/// Takes changes off a body.
+pub(crate) fn take_changes(body: &mut Body<'_>) -> Result<Vec<ServedChange>> {
+    let count = body.count(MAX_CHANGES)?;
+    let mut changes = Vec::new();
+    for _ in 0..count {
+        changes.push(take_change(body.whole, &mut body.rest)?);
+    }
+    Ok(changes)
+}
+
+fn put_change(out: &mut Vec<u8>, change: &ServedChange) {
     let (kind, dict, key, more) = match change {
         ServedChange::Put(dict, key, value) => (PUT, dict, key, Some(value)),
         ServedChange::Update(dict, key, update) => (UPDATE, dict, key, Some(update.bytes())),
@@ -42,6 +82,11 @@ pub(crate) fn size_of_change(change: &ServedChange) -> usize {
     bytes + CHANGE_OVERHEAD
 }
 
+/// Bytes that a change takes in memory, about and at most.
+pub(crate) fn memory_of_change(change: &ServedChange) -> usize {
+    size_of_change(change) + size_of::<ServedChange>()
+}
+
 /// The dictionary that a change is in.
 pub(crate) fn dictionary_of(change: &ServedChange) -> DictionaryId {
     match change {
@@ -53,7 +98,7 @@ pub(crate) fn dictionary_of(change: &ServedChange) -> DictionaryId {
 }
 
 /// Takes a change off the front of `input`, a part of `whole`.
-pub(crate) fn take_change(whole: &Bytes, input: &mut &[u8]) -> Result<ServedChange> {
+fn take_change(whole: &Bytes, input: &mut &[u8]) -> Result<ServedChange> {
     let Some((&kind, rest)) = input.split_first() else {
         return Err(Error::Malformed("a change that is cut"));
     };

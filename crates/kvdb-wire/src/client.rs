@@ -14,7 +14,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, BufReader};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use crate::counts::{ByRequest, RequestCounts};
 use crate::deadline::{Until, left};
 use crate::error::{Error, Result};
 use crate::frame::{FRAME_OVERHEAD, Frame, VERSION, read_frame, write_frame};
+use crate::reach::{Reach, Reachable};
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::single_flight::SingleFlight;
@@ -35,7 +36,8 @@ use crate::socket::Socket;
 pub struct ClientOptions {
     /// Tells the server who this is; may be empty.
     pub token: Bytes,
-    /// For so long a request is tried, on one connection after the other, before it fails.
+    /// For so long a server that does not answer is waited for, and requests are tried on one
+    /// connection after the other, before they fail; zero: for ever.
     pub timeout: Duration,
     /// Bytes that a view may keep of what was read of it.
     pub memory: usize,
@@ -74,6 +76,8 @@ const READ_BYTES: usize = 64 << 10;
 
 /// Time to tell the server what is not answered.
 const TELLING: Duration = Duration::from_secs(1);
+/// An answer that takes longer is waited for.
+const SOON: Duration = Duration::from_secs(1);
 
 type Connect = dyn Fn(Duration) -> io::Result<Socket> + Send + Sync;
 
@@ -83,6 +87,9 @@ pub struct Client {
     pub(crate) options: ClientOptions,
     current: SingleFlight<Arc<Connection>>,
     counters: Arc<Counters>,
+    pub(crate) reachable: Reachable,
+    /// This one.
+    pub(crate) own: Weak<Client>,
 }
 
 impl Client {
@@ -93,19 +100,49 @@ impl Client {
         connect: impl Fn(Duration) -> io::Result<Socket> + Send + Sync + 'static,
         options: ClientOptions,
     ) -> Result<Arc<Client>> {
-        let client = Client {
+        let client = Arc::new_cyclic(|own| Client {
             connect: Box::new(connect),
             options,
             current: SingleFlight::new(None),
             counters: Arc::default(),
-        };
-        client.connection(client.deadline())?;
-        Ok(Arc::new(client))
+            reachable: Reachable::default(),
+            own: own.clone(),
+        });
+        client.connection(client.deadline()?)?;
+        Ok(client)
     }
 
-    /// By when a call that begins now must be answered.
-    pub(crate) fn deadline(&self) -> Instant {
-        Instant::now() + self.options.timeout
+    /// By when a call that begins now must be answered. Fails where the server is gone.
+    pub(crate) fn deadline(&self) -> Result<Instant> {
+        self.reachable.deadline(self.options.timeout)
+    }
+
+    /// Returns whether the server is to be reached, as far as calls have shown it.
+    pub fn reach(&self) -> Reach {
+        match self.reachable.reach() {
+            Reach::Connected => {
+                let current = self.current.peek().filter(|current| !current.has_failed());
+                let waits = current.and_then(|current| current.waits_for());
+                waits.filter(|time| *time > SOON).map_or(Reach::Connected, Reach::Waiting)
+            }
+            other => other,
+        }
+    }
+
+    /// Waits for the server no more: calls that do so fail, and others do until it answers.
+    pub fn give_up(&self) {
+        let why = Error::Closed;
+        if self.reachable.give_up(&why) {
+            self.end_connection(&why);
+            self.look_for_server();
+        }
+    }
+
+    /// Ends the connection that is in use.
+    pub(crate) fn end_connection(&self, why: &Error) {
+        if let Some(connection) = self.current.peek() {
+            connection.fail(why);
+        }
     }
 
     /// The connection that is in use, or a new one.
@@ -152,8 +189,9 @@ pub(crate) struct Connection {
 #[derive(Default)]
 struct Waiting {
     last: u64,
-    /// By the number of the request: its answer, once that is here.
-    answers: HashMap<u64, Option<Frame>>,
+    /// By the number of the request: since when it is under way, and its answer, once that is
+    /// here.
+    answers: HashMap<u64, (Instant, Option<Frame>)>,
     /// A thread reads.
     is_read: bool,
     /// A thread writes. So the lock of what it writes to is never waited for.
@@ -196,6 +234,13 @@ impl Connection {
 
     pub fn has_failed(&self) -> bool {
         self.waiting.lock().failed.is_some()
+    }
+
+    /// For how long the request is under way that was asked first.
+    fn waits_for(&self) -> Option<Duration> {
+        let waiting = self.waiting.lock();
+        let unanswered = waiting.answers.values().filter(|(_, answer)| answer.is_none());
+        unanswered.map(|(asked, _)| asked.elapsed()).max()
     }
 
     /// Nothing is answered on this connection any more.
@@ -260,7 +305,7 @@ impl Connection {
         }
         waiting.last += 1;
         let number = waiting.last;
-        waiting.answers.insert(number, None);
+        waiting.answers.insert(number, (Instant::now(), None));
         Ok(number)
     }
 
@@ -289,8 +334,8 @@ impl Connection {
     fn answer(&self, number: u64, deadline: Instant) -> Result<Frame> {
         let mut waiting = self.waiting.lock();
         loop {
-            if let Some(Some(_)) = waiting.answers.get(&number) {
-                let frame = waiting.answers.remove(&number).flatten();
+            if let Some((_, Some(_))) = waiting.answers.get(&number) {
+                let frame = waiting.answers.remove(&number).and_then(|(_, frame)| frame);
                 drop(waiting);
                 // One may wait to ask, or to be the one that reads.
                 self.changed.notify_all();
@@ -331,7 +376,7 @@ impl Connection {
                         .fetch_add((FRAME_OVERHEAD + frame.body.len()) as u64, Ordering::Relaxed);
                     let is_own = frame.number == number;
                     // An answer that none waits for, as a second one to the same request, is left.
-                    if let Some(answer @ None) = waiting.answers.get_mut(&frame.number) {
+                    if let Some((_, answer @ None)) = waiting.answers.get_mut(&frame.number) {
                         *answer = Some(frame);
                     }
                     if !is_own {

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 use std::io::BufReader;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -27,6 +27,7 @@ use crate::failure::{Failure, FailureCode, of_store};
 use crate::frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
 use crate::reply::Reply;
 use crate::request::Request;
+use crate::roles::{Role, Tokens};
 use crate::socket::Socket;
 use crate::transactions::{Asked, Held, Transactions, no_dictionary};
 
@@ -58,6 +59,8 @@ pub struct ServerOptions {
     pub transactions: usize,
     /// Bytes that each of them may change; `None`: as many as half of the store has.
     pub transaction_bytes: Option<u64>,
+    /// Bytes that all of them may change together; `None`: as many as half of the store has.
+    pub all_transactions_bytes: Option<u64>,
 }
 
 impl Default for ServerOptions {
@@ -70,6 +73,7 @@ impl Default for ServerOptions {
             answers: 64 << 20,
             transactions: 256,
             transaction_bytes: None,
+            all_transactions_bytes: None,
         }
     }
 }
@@ -78,12 +82,18 @@ impl Default for ServerOptions {
 pub(crate) struct Conversation {
     db: Kvdb,
     options: ServerOptions,
+    /// A client must show one of these; `None`: the one of the options.
+    tokens: Option<Arc<Tokens>>,
+    /// What the client may do that has greeted.
+    role: OnceLock<Role>,
     /// Of all connections.
     answers: Arc<Budget>,
     /// Of all connections; `None`: clients read only.
     transactions: Option<Arc<Transactions>>,
     /// Of all connections.
     counts: Arc<ByRequest>,
+    /// Its number among those that bring long changes.
+    number: u64,
     socket: Socket,
     reading: Mutex<BufReader<Until>>,
     writing: Mutex<Until>,
@@ -107,7 +117,7 @@ enum OpenView {
 impl Conversation {
     pub fn new(
         db: Kvdb,
-        options: ServerOptions,
+        (options, tokens): (ServerOptions, Option<Arc<Tokens>>),
         answers: Arc<Budget>,
         transactions: Option<Arc<Transactions>>,
         counts: Arc<ByRequest>,
@@ -119,7 +129,10 @@ impl Conversation {
         Conversation {
             db,
             options,
+            tokens,
+            role: OnceLock::new(),
             answers,
+            number: transactions.as_ref().map_or(0, |all| all.unfinished().connection()),
             transactions,
             counts,
             reading: Mutex::new(BufReader::with_capacity(READ_BYTES, until(greeted_by))),
@@ -223,6 +236,7 @@ impl Conversation {
         let Some(all) = &self.transactions else {
             return Err(failure(FailureCode::NotAllowed, "this server lets clients read only"));
         };
+        self.may(|role| !role.writes.is_empty())?;
         match request {
             Request::Begin {
                 key,
@@ -240,6 +254,23 @@ impl Conversation {
             ),
             Request::Apply { transaction, batch, changes } => {
                 all.apply(&self.held(transaction)?, batch, changes).map(|()| Reply::Done)
+            }
+            Request::ApplyPart { transaction, batch, part, last, changes } => {
+                let held = self.held(transaction)?;
+                if all.has(&held, batch)? {
+                    return Ok(Reply::Done);
+                }
+                let (of, unfinished) = ((transaction, batch), all.unfinished());
+                let added = match last {
+                    false => unfinished.add(self.number, of, part, changes),
+                    true => {
+                        let whole = unfinished.finish(self.number, of, part, changes);
+                        let applied = whole.and_then(|whole| all.apply(&held, batch, whole));
+                        unfinished.forget(self.number);
+                        applied
+                    }
+                };
+                added.map(|()| Reply::Done)
             }
             Request::Commit { key, synced, batches } => all.commit(&key, batches, synced),
             Request::Abort { key } => all.abort(&key).map(|()| Reply::Done),
@@ -284,7 +315,8 @@ impl Conversation {
                 return Err(limit());
             }
         }
-        let held = all.begin(asked)?;
+        let may = |branch: &str| self.may(|role| role.may_write(branch));
+        let held = all.begin(asked, &may)?;
         let number = {
             let mut views = self.views.lock();
             match views.number_of(&key) {
@@ -312,16 +344,31 @@ impl Conversation {
     }
 
     fn hello(&self, version: u16, token: &Bytes) -> std::result::Result<Reply, Failure> {
-        // Of a wrong token it is not told by the time how much of it is right.
-        let differs = token.iter().zip(&self.options.token).fold(0, |all, (a, b)| all | (a ^ b));
-        if differs != 0 || token.len() != self.options.token.len() {
-            return Err(failure(FailureCode::NotAllowed, "the token is not that of this server"));
-        }
+        let Some(role) = self.role_of(token) else {
+            return Err(failure(FailureCode::NotAllowed, "the token is none of this server"));
+        };
         // A client of another version is told this one, and decides.
         if version == VERSION {
+            let _ = self.role.set(role);
             self.greeted.store(true, Ordering::Relaxed);
         }
         Ok(Reply::Welcome { version: VERSION, under_way: UNDER_WAY, views: MAX_VIEWS as u32 })
+    }
+
+    fn role_of(&self, token: &Bytes) -> Option<Role> {
+        if let Some(tokens) = &self.tokens {
+            return tokens.role(token);
+        }
+        // Of a wrong token it is not told by the time how much of it is right.
+        let differs = token.iter().zip(&self.options.token).fold(0, |all, (a, b)| all | (a ^ b));
+        (differs == 0 && token.len() == self.options.token.len()).then(Role::all)
+    }
+
+    fn may(&self, what: impl Fn(&Role) -> bool) -> std::result::Result<(), Failure> {
+        match self.role.get().is_some_and(what) {
+            true => Ok(()),
+            false => Err(failure(FailureCode::NotAllowed, "the token does not let do that")),
+        }
     }
 
     fn view(&self, snapshot: Option<String>) -> std::result::Result<Reply, Failure> {
@@ -329,6 +376,8 @@ impl Conversation {
         let Some(name) = &snapshot else {
             return Err(failure(FailureCode::NotAllowed, "this server shows snapshots alone"));
         };
+        // Also of one that is not there, so that it is not told which there are.
+        self.may(|role| role.may_read(name))?;
         let label = self.db.snapshot_label(name).map(|label| label.id);
         let view = self.db.open_snapshot(name).map_err(of_store)?;
         // Another one may have taken the name in between.
@@ -375,6 +424,14 @@ impl Conversation {
             Ok(_) => of_store(e),
             Err(_) => failure(FailureCode::NoView, "the transaction is over"),
         })
+    }
+}
+
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        if let Some(all) = &self.transactions {
+            all.unfinished().forget(self.number);
+        }
     }
 }
 

@@ -69,6 +69,8 @@ codes! {
     Invalid = 12,
     /// The transaction is committed, and perhaps not on disk.
     NotSynced = 13,
+    /// All parts of the change have to be sent again.
+    Again = 14,
 }
 
 /// A failure of the store, as a client is told of it.

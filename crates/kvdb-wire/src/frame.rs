@@ -13,7 +13,7 @@ use zones::crc32c;
 use crate::error::{Error, Result};
 
 /// The version of the protocol.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Bytes of a frame apart from its body: length, checksum, number, kind.
 pub const FRAME_OVERHEAD: usize = 4 + 4 + 8 + 1;
 /// Bytes of the largest frame, after its length and its checksum.

@@ -1,7 +1,7 @@
 //! Changes of a transaction that are not known to be applied where the store is: they are seen
 //! here, in place of what the server says of their keys.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 
 use bytes::Bytes;
@@ -22,6 +22,8 @@ pub enum Point {
 #[derive(Default)]
 pub struct Gathered {
     pub changes: Vec<ServedChange>,
+    /// How many changes there are with each unit of them that is applied as a whole.
+    pub ends: Vec<usize>,
     points: BTreeMap<(DictionaryId, Bytes), Point>,
     /// Ranges that were deleted; points are of later changes.
     ranges: Vec<(DictionaryId, Bytes, Bytes)>,
@@ -37,6 +39,13 @@ impl Gathered {
     /// Ranges that were deleted, which each lookup goes through.
     pub fn ranges(&self) -> usize {
         self.ranges.len()
+    }
+
+    /// The changes since the last unit are one.
+    pub fn end_unit(&mut self) {
+        if self.ends.last() != Some(&self.changes.len()) && !self.changes.is_empty() {
+            self.ends.push(self.changes.len());
+        }
     }
 
     /// Adds a change. `known`: the value of its key, as far as that is known here.
@@ -67,6 +76,56 @@ impl Gathered {
             }
         }
         self.changes.push(change);
+    }
+
+    /// Adds all of these, which are later.
+    pub fn follow(&mut self, later: Gathered) {
+        for (dict, start, end) in later.ranges {
+            let inside = (dict, start.clone())..(dict, end.clone());
+            let inside: Vec<_> = self.points.range(inside).map(|(at, _)| at.clone()).collect();
+            inside.iter().for_each(|at| drop(self.points.remove(at)));
+            self.ranges.push((dict, start, end));
+        }
+        self.points.extend(later.points);
+        let before = self.changes.len();
+        self.changes.extend(later.changes);
+        self.ends.extend(later.ends.into_iter().map(|end| before + end));
+        self.bytes += later.bytes;
+    }
+
+    /// Leaves out the changes whose keys are put or deleted by later ones. What is left is one
+    /// unit: a part of it alone would lack what was left out.
+    pub fn compact(&mut self) {
+        let mut settled: HashSet<(DictionaryId, Bytes)> = HashSet::new();
+        let mut ranges: Vec<(DictionaryId, Bytes, Bytes)> = Vec::new();
+        let mut kept = Vec::new();
+        for change in std::mem::take(&mut self.changes).into_iter().rev() {
+            let (dict, key, settles) = match &change {
+                ServedChange::Put(dict, key, _) | ServedChange::Delete(dict, key) => {
+                    (*dict, key, true)
+                }
+                ServedChange::Update(dict, key, _) => (*dict, key, false),
+                ServedChange::DeleteRange(dict, start, end) => {
+                    ranges.push((*dict, start.clone(), end.clone()));
+                    kept.push(change);
+                    continue;
+                }
+            };
+            let is_deleted =
+                ranges.iter().any(|(of, start, end)| *of == dict && start <= key && key < end);
+            if is_deleted || settled.contains(&(dict, key.clone())) {
+                continue;
+            }
+            if settles {
+                settled.insert((dict, key.clone()));
+            }
+            kept.push(change);
+        }
+        kept.reverse();
+        self.bytes = kept.iter().map(size_of_change).sum();
+        self.changes = kept;
+        self.ends.clear();
+        self.end_unit();
     }
 
     /// Returns the point that the changes have made of a key; `None`: they have not touched it.
@@ -245,6 +304,35 @@ mod tests {
                 let point = second.point(DICT, key).or_else(|| first.point(DICT, key));
                 if let Some(point) = point {
                     prop_assert_eq!(point, Point::Put(value.clone()));
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_left_out_makes_no_difference(
+            changes in proptest::collection::vec(change(), 0..30),
+            middle in 0usize..30,
+        ) {
+            let middle = middle.min(changes.len());
+            let (mut all, mut later) = (Gathered::default(), Gathered::default());
+            changes[..middle].iter().for_each(|change| all.add(change.clone(), None));
+            changes[middle..].iter().for_each(|change| later.add(change.clone(), None));
+            let mut whole = Gathered::default();
+            changes.iter().for_each(|change| whole.add(change.clone(), None));
+            all.follow(later);
+            prop_assert_eq!(&all.changes, &whole.changes);
+            prop_assert_eq!((&all.points, all.bytes), (&whole.points, whole.bytes));
+            all.compact();
+            let (mut expected, mut found) = (Model::new(), Model::new());
+            changes.iter().for_each(|change| apply(&mut expected, change));
+            all.changes.iter().for_each(|change| apply(&mut found, change));
+            prop_assert_eq!(found, expected);
+            let mut puts = HashSet::new();
+            for change in &all.changes {
+                if let ServedChange::Put(_, key, _) | ServedChange::Delete(_, key) = change {
+                    prop_assert!(puts.insert(key.clone()), "{:?} comes twice", key);
                 }
             }
         }

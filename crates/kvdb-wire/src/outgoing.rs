@@ -9,8 +9,8 @@ use kvdb::ServedChange;
 use crate::changes::{MAX_CHANGES, size_of_change};
 use crate::request::Request;
 
-/// Bytes of changes of one batch. One change alone may have more.
-const BATCH_BYTES: usize = 4 << 20;
+/// Bytes of changes of one request. One change alone may have more.
+const REQUEST_BYTES: usize = 4 << 20;
 
 /// Something that has a number among the batches of a transaction.
 #[derive(Clone, Debug)]
@@ -21,14 +21,29 @@ pub enum Numbered {
 }
 
 impl Numbered {
-    pub fn request(&self, transaction: u64, batch: u64) -> Request {
-        match self {
-            Numbered::Changes(changes) => {
-                Request::Apply { transaction, batch, changes: changes.to_vec() }
+    /// The requests that bring it, which are sent on one connection, one after the other. The last
+    /// one has it done.
+    pub fn requests(&self, transaction: u64, batch: u64) -> Vec<Request> {
+        let changes = match self {
+            Numbered::Changes(changes) => changes,
+            Numbered::Savepoint => return vec![Request::Savepoint { transaction, batch }],
+            Numbered::RollBack(to) => {
+                return vec![Request::RollBack { transaction, batch, to: *to }];
             }
-            Numbered::Savepoint => Request::Savepoint { transaction, batch },
-            Numbered::RollBack(to) => Request::RollBack { transaction, batch, to: *to },
+        };
+        let parts = parts_of(changes);
+        if parts.len() < 2 {
+            return vec![Request::Apply { transaction, batch, changes: changes.to_vec() }];
         }
+        let last = parts.len() - 1;
+        let request = |(i, part): (usize, &[ServedChange])| Request::ApplyPart {
+            transaction,
+            batch,
+            part: i as u32,
+            last: i == last,
+            changes: part.to_vec(),
+        };
+        parts.into_iter().enumerate().map(request).collect()
     }
 
     fn bytes(&self) -> usize {
@@ -37,6 +52,23 @@ impl Numbered {
             Numbered::Savepoint | Numbered::RollBack(_) => 0,
         }
     }
+}
+
+/// Changes in pieces that fit a frame.
+fn parts_of(mut changes: &[ServedChange]) -> Vec<&[ServedChange]> {
+    let mut parts = Vec::new();
+    while !changes.is_empty() {
+        let mut bytes = 0;
+        let fits = |change: &&ServedChange| {
+            bytes += size_of_change(change);
+            bytes <= REQUEST_BYTES
+        };
+        let fitting = changes.iter().take(MAX_CHANGES).take_while(fits).count().max(1);
+        let (part, rest) = changes.split_at(fitting);
+        parts.push(part);
+        changes = rest;
+    }
+    parts
 }
 
 /// The batches of a transaction.
@@ -76,18 +108,26 @@ impl Outgoing {
         self.kept_bytes
     }
 
-    /// Adds changes to what waits, in batches.
-    pub fn queue(&mut self, changes: Vec<ServedChange>) {
+    /// Adds changes to what waits, in batches. `ends`: how many changes there are with each unit of
+    /// them that is applied as a whole, in rising order. A batch has whole units, and one alone if
+    /// that is longer than a request.
+    pub fn queue(&mut self, changes: Vec<ServedChange>, ends: &[usize]) {
         let (mut batch, mut bytes) = (Vec::new(), 0);
-        for change in changes {
-            let size = size_of_change(&change);
-            if !batch.is_empty() && (bytes + size > BATCH_BYTES || batch.len() == MAX_CHANGES) {
+        let mut changes = changes.into_iter();
+        let mut begin = 0;
+        for &end in ends {
+            let unit: Vec<ServedChange> = changes.by_ref().take(end - begin).collect();
+            begin = end;
+            let size = unit.iter().map(size_of_change).sum::<usize>();
+            let is_full = bytes + size > REQUEST_BYTES || batch.len() + unit.len() > MAX_CHANGES;
+            if !batch.is_empty() && is_full {
                 self.waiting.push_back(Numbered::Changes(Arc::new(std::mem::take(&mut batch))));
                 bytes = 0;
             }
             bytes += size;
-            batch.push(change);
+            batch.extend(unit);
         }
+        batch.extend(changes);
         if !batch.is_empty() {
             self.waiting.push_back(Numbered::Changes(Arc::new(batch)));
         }
@@ -139,6 +179,20 @@ impl Outgoing {
         if !matches!(self.waiting.front(), Some(Numbered::Changes(_))) {
             self.waiting.pop_front();
         }
+    }
+
+    /// Takes all back that waits, if the server has nothing of it and it is changes alone.
+    pub fn take_back(&mut self) -> Vec<Arc<Vec<ServedChange>>> {
+        let is_changes = |one: &Numbered| matches!(one, Numbered::Changes(_));
+        if self.is_first_sent || !self.waiting.iter().all(is_changes) {
+            return Vec::new();
+        }
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        let changes = |one| match one {
+            Numbered::Changes(changes) => Some(changes),
+            Numbered::Savepoint | Numbered::RollBack(_) => None,
+        };
+        waiting.filter_map(changes).collect()
     }
 
     /// The number of the last one, if it is not known to be on disk there.
@@ -204,22 +258,37 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_sent_in_batches_that_fit_a_frame() {
+    fn units_are_sent_whole_in_requests_that_fit_a_frame() {
         let mut outgoing = Outgoing::after(0);
         let large = bytes::Bytes::from(vec![7; 3 << 20]);
         let put = |value: &bytes::Bytes| {
             ServedChange::Put(kvdb::DictionaryId(1), "key".into(), value.clone())
         };
-        let small = vec![put(&bytes::Bytes::new()); MAX_CHANGES + 1];
-        outgoing.queue([small, vec![put(&large), put(&large)]].concat());
-        let mut counts = Vec::new();
-        while let Some((number, Numbered::Changes(changes))) = outgoing.next() {
-            let (kind, body) = Numbered::Changes(changes.clone()).request(9, number).encode();
-            assert!(crate::frame::encode(1, kind, &body).is_ok());
-            counts.push(changes.len());
+        let empty = put(&bytes::Bytes::new());
+        let units = [
+            vec![empty.clone(); MAX_CHANGES - 1],
+            vec![empty.clone(); 2],
+            vec![put(&large)],
+            vec![put(&large), empty.clone(), put(&large)],
+            vec![empty.clone(); MAX_CHANGES + 1],
+        ];
+        let mut ends = Vec::new();
+        units.iter().for_each(|unit| ends.push(ends.last().unwrap_or(&0) + unit.len()));
+        outgoing.queue(units.concat(), &ends);
+        let (mut batches, mut requests) = (Vec::new(), Vec::new());
+        while let Some((number, one)) = outgoing.next() {
+            let Numbered::Changes(changes) = &one else { panic!("{one:?}") };
+            batches.push(changes.len());
+            let all = one.requests(9, number);
+            requests.push(all.len());
+            for request in all {
+                let (kind, body) = request.encode();
+                assert!(crate::frame::encode(1, kind, &body).is_ok());
+            }
             outgoing.taken(number, false);
         }
-        assert_eq!(counts, [MAX_CHANGES, 2, 1]);
-        assert_eq!(outgoing.last(), 3);
+        assert_eq!(batches, [MAX_CHANGES - 1, 3, 3, MAX_CHANGES + 1]);
+        assert_eq!(requests, [1, 1, 2, 2]);
+        assert_eq!(outgoing.last(), 4);
     }
 }

@@ -99,6 +99,15 @@ mod tests {
                 synced,
                 batches
             }),
+            (any::<(u64, u64, u32, bool)>(), proptest::collection::vec(change(), 0..9)).prop_map(
+                |((transaction, batch, part, last), changes)| Request::ApplyPart {
+                    transaction,
+                    batch,
+                    part,
+                    last,
+                    changes
+                }
+            ),
             any::<[u8; 16]>().prop_map(|key| Request::Abort { key }),
             any::<u64>().prop_map(|transaction| Request::Sync { transaction }),
             any::<u64>().prop_map(|transaction| Request::Lease { transaction }),
@@ -230,7 +239,7 @@ mod tests {
             data in proptest::collection::vec(any::<u8>(), 0..200),
         ) {
             frames(&data);
-            for kind in [kind, kind % 18, 128 + kind % 10] {
+            for kind in [kind, kind % 19, 128 + kind % 10] {
                 messages(&[&[kind], &data[..]].concat());
             }
         }

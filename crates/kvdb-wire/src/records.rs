@@ -12,7 +12,9 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use env::sync::Mutex;
-use kvdb::{Batch, DictionaryId, DictionaryOptions, Durability, Kvdb, STORE_BRANCH, Transaction};
+use kvdb::{
+    Batch, Changed, DictionaryId, DictionaryOptions, Durability, Kvdb, STORE_BRANCH, Transaction,
+};
 use zones::varint::{get_u64, put_u64};
 
 use crate::body::TransactionKey;
@@ -82,6 +84,16 @@ impl Records {
             }
             _ => None,
         })
+    }
+
+    /// The key of a transaction that has noted its batches.
+    pub fn key_of(&self, transaction: &Transaction) -> kvdb::Result<Option<TransactionKey>> {
+        for changed in transaction.changes_of(&[self.dict])? {
+            if let (_, Changed::Put { key, .. }) = changed? {
+                return Ok(key[..].try_into().ok());
+            }
+        }
+        Ok(None)
     }
 
     /// Has the transaction note that it has committed, in its commit, and with how many batches: it

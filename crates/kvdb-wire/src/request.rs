@@ -7,7 +7,7 @@ use kvdb::{DictionaryId, ServedChange};
 use zones::varint::{put_bytes, put_u64};
 
 use crate::body::{Body, MAGIC, MAX_KEYS, MAX_TOKEN, TransactionKey, flag, put_dict};
-use crate::changes::{MAX_CHANGES, put_change, take_change};
+use crate::changes::{put_changes, take_changes};
 use crate::error::{Error, Result};
 
 const HELLO: u8 = 1;
@@ -27,6 +27,7 @@ const LEASE: u8 = 14;
 const SAVEPOINT: u8 = 15;
 const ROLL_BACK: u8 = 16;
 const RESERVE: u8 = 17;
+const APPLY_PART: u8 = 18;
 
 /// Of an iteration.
 const BACKWARD: u8 = 1;
@@ -36,6 +37,8 @@ const SERIALIZABLE: u8 = 1;
 const DURABLE: u8 = 2;
 const JOINS: u8 = 4;
 const TAKES: u8 = 8;
+/// Of a part of a change.
+const LAST: u8 = 1;
 /// Of a commit and a snapshot.
 const SYNCED: u8 = 1;
 
@@ -171,6 +174,19 @@ pub enum Request {
         /// The number of the savepoint.
         to: u64,
     },
+    /// A part of a batch that is longer than a frame. It is applied with its last part.
+    ApplyPart {
+        /// The transaction.
+        transaction: u64,
+        /// The number of the batch, which all of its parts have.
+        batch: u64,
+        /// The number of the part, from 0.
+        part: u32,
+        /// There are no more.
+        last: bool,
+        /// Its changes.
+        changes: Vec<ServedChange>,
+    },
     /// Takes numbers of inodes, for what is made in a transaction.
     Reserve {
         /// The transaction.
@@ -197,7 +213,7 @@ pub enum Request {
 }
 
 /// The kinds of requests, from 1 on, by the names that `docs/wire.md` has for them.
-pub(crate) const NAMES: [&str; RESERVE as usize] = [
+pub(crate) const NAMES: [&str; APPLY_PART as usize] = [
     "HELLO",
     "VIEW",
     "GETMANY",
@@ -215,6 +231,7 @@ pub(crate) const NAMES: [&str; RESERVE as usize] = [
     "SAVEPOINT",
     "ROLLBACK",
     "RESERVE",
+    "APPLYPART",
 ];
 
 impl Request {
@@ -288,9 +305,16 @@ impl Request {
             Request::Apply { transaction, batch, changes } => {
                 put_u64(&mut out, *transaction);
                 put_u64(&mut out, *batch);
-                put_u64(&mut out, changes.len() as u64);
-                changes.iter().for_each(|change| put_change(&mut out, change));
+                put_changes(&mut out, changes);
                 APPLY
+            }
+            Request::ApplyPart { transaction, batch, part, last, changes } => {
+                put_u64(&mut out, *transaction);
+                put_u64(&mut out, *batch);
+                put_u64(&mut out, u64::from(*part));
+                out.push(flag(*last, LAST));
+                put_changes(&mut out, changes);
+                APPLY_PART
             }
             Request::Commit { key, synced, batches } => {
                 out.push(flag(*synced, SYNCED));
@@ -402,12 +426,13 @@ impl Request {
             }
             APPLY => {
                 let (transaction, batch) = (body.number()?, body.number()?);
-                let count = body.count(MAX_CHANGES)?;
-                let mut changes = Vec::new();
-                for _ in 0..count {
-                    changes.push(take_change(whole, &mut body.rest)?);
-                }
-                Request::Apply { transaction, batch, changes }
+                Request::Apply { transaction, batch, changes: take_changes(&mut body)? }
+            }
+            APPLY_PART => {
+                let (transaction, batch) = (body.number()?, body.number()?);
+                let (part, last) = (body.small()?, body.flags(LAST)? != 0);
+                let changes = take_changes(&mut body)?;
+                Request::ApplyPart { transaction, batch, part, last, changes }
             }
             COMMIT => Request::Commit {
                 synced: body.flags(SYNCED)? != 0,

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use env::sync::Mutex;
 use kvdb::{DictionaryId, Space, TransactionId};
 
-use crate::asking::retried;
 use crate::body::TransactionKey;
 use crate::client::{Client, Connection};
+use crate::deadline::left;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
 use crate::gathered::Gathered;
@@ -30,6 +30,9 @@ use crate::transaction_state::State;
 
 /// Bytes of batches of a durable transaction that may be here and not on disk there.
 const KEPT: usize = 16 << 20;
+
+/// An abort waits so long for the server: without one, the transaction ends with its lease.
+const ABORT: Duration = Duration::from_secs(10);
 
 /// How a transaction is begun.
 #[derive(Clone, Debug)]
@@ -117,10 +120,9 @@ impl ServedTransaction {
         begun: BeginOptions,
         joins: bool,
     ) -> Result<ServedTransaction> {
-        let deadline = client.deadline();
         let mut there = None;
         let holder = random_holder()?;
-        let asked = retried(deadline, || {
+        let asked = client.retried(|deadline| {
             let connection = client.connection(deadline)?;
             let reply =
                 connection.call(&request_of((key, holder), &begun, joins, joins), deadline)?;
@@ -185,7 +187,7 @@ impl ServedTransaction {
                 }));
             };
             for (number, one) in again {
-                connection.call(&one.request(transaction, number), deadline)?;
+                send(&connection, &one, transaction, number, deadline)?;
             }
             Ok((connection.clone(), transaction))
         })
@@ -198,10 +200,13 @@ impl ServedTransaction {
 
     /// Asks until there is an answer, or for as long as the client may.
     pub(crate) fn ask(&self, request: impl Fn(u64) -> Request) -> Result<Reply> {
-        let deadline = self.client.deadline();
-        let asked = retried(deadline, || {
+        self.ask_by(|there, transaction, deadline| there.call(&request(transaction), deadline))
+    }
+
+    fn ask_by(&self, ask: impl Fn(&Connection, u64, Instant) -> Result<Reply>) -> Result<Reply> {
+        let asked = self.client.retried(|deadline| {
             let (there, transaction) = self.opened(deadline)?;
-            there.call(&request(transaction), deadline)
+            ask(&there, transaction, deadline)
         });
         let mut state = self.state.lock();
         match &asked {
@@ -227,6 +232,11 @@ impl ServedTransaction {
         self.state.lock().over.clone()
     }
 
+    /// Says why the server does not take what was changed, where it has no space for that.
+    pub fn refused(&self) -> Option<String> {
+        self.state.lock().refused.as_ref().map(|(why, _)| why.clone())
+    }
+
     /// The error that a user of the store meets.
     pub(crate) fn told(&self, error: Error) -> kvdb::Error {
         let Error::Failed(Failure { code, what }) = error else {
@@ -250,7 +260,7 @@ impl ServedTransaction {
     /// Sends what was changed before this call. Of several threads one sends for all.
     pub fn send(&self) -> kvdb::Result<()> {
         self.check()?;
-        let deadline = self.client.deadline();
+        let deadline = self.client.deadline().map_err(|e| self.told(e))?;
         let made = self.state.lock().made;
         let is_taken = |(): &()| self.state.lock().taken >= made;
         let sent = self.sends.get(deadline, is_taken, || self.send_gathered());
@@ -259,13 +269,15 @@ impl ServedTransaction {
 
     /// Sends what waits, as the only thread that does.
     fn send_gathered(&self) -> Result<()> {
+        self.take_back();
         // First what could not be sent before, with the numbers that it has.
         self.send_queue()?;
         let made = {
             let mut state = self.state.lock();
             state.under_way = std::mem::take(&mut state.gathered);
             let changes = std::mem::take(&mut state.under_way.changes);
-            self.outgoing.lock().queue(changes);
+            let ends = std::mem::take(&mut state.under_way.ends);
+            self.outgoing.lock().queue(changes, &ends);
             state.made
         };
         self.send_queue()?;
@@ -273,6 +285,25 @@ impl ServedTransaction {
         state.under_way = Gathered::default();
         state.taken = state.taken.max(made);
         Ok(())
+    }
+
+    /// What was refused for want of space is put together with what was changed since: that may
+    /// have removed some of it.
+    fn take_back(&self) {
+        let mut state = self.state.lock();
+        if state.refused.is_none() {
+            return;
+        }
+        let back = self.outgoing.lock().take_back();
+        if back.is_empty() {
+            return;
+        }
+        let later = std::mem::take(&mut state.gathered);
+        let mut all = std::mem::take(&mut state.under_way);
+        all.changes = back.iter().flat_map(|changes| changes.iter().cloned()).collect();
+        all.follow(later);
+        all.compact();
+        state.gathered = all;
     }
 
     fn send_queue(&self) -> Result<()> {
@@ -290,12 +321,21 @@ impl ServedTransaction {
     }
 
     fn send_one(&self, number: u64, one: Numbered) -> Result<()> {
-        match self.ask(|transaction| one.request(transaction, number)) {
+        let sent = self.ask_by(|there, transaction, deadline| {
+            send(there, &one, transaction, number, deadline)
+        });
+        match sent {
             Ok(_) => {
                 self.outgoing.lock().taken(number, self.durable);
+                self.state.lock().refused = None;
                 Ok(())
             }
             Err(e) => {
+                if let Error::Failed(Failure { code: FailureCode::NoSpace, what }) = &e
+                    && self.state.lock().refused.replace((what.clone(), Instant::now())).is_none()
+                {
+                    tracing::warn!("changes of transaction {} are refused: {what}", self.id);
+                }
                 if !e.is_of_connection() {
                     // The server has refused it, so it has not got this number.
                     self.outgoing.lock().refused(number);
@@ -325,12 +365,11 @@ impl ServedTransaction {
     pub fn commit(&self, synced: bool) -> kvdb::Result<Outcome> {
         self.send()?;
         let batches = self.outgoing.lock().last();
-        let deadline = self.client.deadline();
         let request = Request::Commit { key: self.key, synced, batches };
         let mut is_taken_up = false;
         // The answer may be lost after it has committed, and then there is none to be taken up: so
         // the commit itself is asked for again.
-        let answer = retried(deadline, || {
+        let answer = self.client.retried(|deadline| {
             let connection = self.client.connection(deadline)?;
             match connection.call(&request, deadline) {
                 Err(Error::Failed(Failure { code: FailureCode::Invalid, .. })) if !is_taken_up => {
@@ -360,16 +399,22 @@ impl ServedTransaction {
         Ok(outcome)
     }
 
-    /// Ends it without its changes.
+    /// Ends it without its changes. A server that is not to be reached is not waited for as long as
+    /// it is for other calls.
     pub fn abort(&self) -> kvdb::Result<()> {
         self.check()?;
-        let deadline = self.client.deadline();
         let request = Request::Abort { key: self.key };
-        let aborted =
-            retried(deadline, || self.client.connection(deadline)?.call(&request, deadline));
+        let ask =
+            |deadline| self.client.connection(deadline).and_then(|to| to.call(&request, deadline));
+        let aborted = self.client.retried_within(ABORT, ask);
         aborted.map_err(|e| self.told(e))?;
         self.state.lock().over = Some("it was aborted".into());
         Ok(())
+    }
+
+    /// It is not used any more, whether the server is told of that or not.
+    pub fn forget(&self) {
+        self.state.lock().over.get_or_insert_with(|| "its client has left it".into());
     }
 
     /// Says that this client is gone: one that is not durable is aborted. The answer is not waited
@@ -422,6 +467,30 @@ impl ServedTransaction {
 impl Drop for ServedTransaction {
     fn drop(&mut self) {
         self.leave();
+    }
+}
+
+/// Sends something that has a number, in as many requests as it takes. Where the server has no room
+/// for a long change, or has none any more, it is begun again.
+fn send(
+    there: &Connection,
+    one: &Numbered,
+    transaction: u64,
+    number: u64,
+    deadline: Instant,
+) -> Result<Reply> {
+    let mut pause = Duration::from_millis(10);
+    loop {
+        let mut all = one.requests(transaction, number).into_iter();
+        let sent = all.try_fold(Reply::Done, |_, request| there.call(&request, deadline));
+        match &sent {
+            Err(Error::Failed(Failure { code: FailureCode::Again, what })) => {
+                tracing::debug!("batch {number} is sent again: {what}");
+                env::thread::sleep(pause.min(left(deadline)?));
+                pause = (pause * 2).min(Duration::from_secs(1));
+            }
+            _ => return sent,
+        }
     }
 }
 

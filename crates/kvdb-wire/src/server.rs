@@ -17,6 +17,7 @@ use crate::conversation::{Conversation, ServerOptions};
 use crate::counts::{ByRequest, RequestCounts};
 use crate::error::Result;
 use crate::host::Host;
+use crate::roles::Tokens;
 use crate::socket::Socket;
 use crate::transactions::Transactions;
 
@@ -59,7 +60,7 @@ impl Drop for Answering {
 impl Server {
     /// Answers for this store on the socket. Clients can read its snapshots, and change nothing.
     pub fn begin(db: Kvdb, listener: UnixListener, options: ServerOptions) -> Result<Server> {
-        Server::begin_with(db, None, listener, options)
+        Server::begin_with(db, None, Some(listener), options)
     }
 
     /// As [`Server::begin`], and clients can begin transactions, which this host has.
@@ -69,18 +70,27 @@ impl Server {
         listener: UnixListener,
         options: ServerOptions,
     ) -> Result<Server> {
-        let (most, bytes) = (options.transactions, options.transaction_bytes);
-        let transactions = Transactions::new(&db, host, most, bytes).map_err(io::Error::other)?;
-        Server::begin_with(db, Some(Arc::new(transactions)), listener, options)
+        let transactions = transactions(&db, host, &options)?;
+        Server::begin_with(db, Some(transactions), Some(listener), options)
+    }
+
+    /// Answers the connections that it is given ([`Server::serve_with`]). With a host clients can
+    /// begin transactions.
+    pub fn without_socket(
+        db: Kvdb,
+        host: Option<Arc<dyn Host>>,
+        options: ServerOptions,
+    ) -> Result<Server> {
+        let transactions = host.map(|host| transactions(&db, host, &options)).transpose()?;
+        Server::begin_with(db, transactions, None, options)
     }
 
     fn begin_with(
         db: Kvdb,
         transactions: Option<Arc<Transactions>>,
-        listener: UnixListener,
+        listener: Option<UnixListener>,
         options: ServerOptions,
     ) -> Result<Server> {
-        listener.set_nonblocking(true)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?;
         let shared = Arc::new(Shared {
             db,
@@ -94,6 +104,8 @@ impl Server {
             threads: Mutex::new(0),
             ended: Condvar::new(),
         });
+        let Some(listener) = listener else { return Ok(Server { shared, listening: None }) };
+        listener.set_nonblocking(true)?;
         let listens = shared.clone();
         let listening = env::thread::Builder::new()
             .name("wire-accept".into())
@@ -108,8 +120,24 @@ impl Server {
 
     /// Answers one more connection, however it was made.
     pub fn serve(&self, socket: Socket) -> Result<()> {
-        self.shared.serve(socket)
+        self.shared.serve(socket, None)
     }
+
+    /// As [`Server::serve`], for a client that shows one of these tokens, and may do what goes with
+    /// that.
+    pub fn serve_with(&self, socket: Socket, tokens: &Arc<Tokens>) -> Result<()> {
+        self.shared.serve(socket, Some(tokens.clone()))
+    }
+}
+
+fn transactions(
+    db: &Kvdb,
+    host: Arc<dyn Host>,
+    options: &ServerOptions,
+) -> Result<Arc<Transactions>> {
+    let limits = (options.transactions, options.transaction_bytes, options.all_transactions_bytes);
+    let transactions = Transactions::new(db, host, limits).map_err(io::Error::other)?;
+    Ok(Arc::new(transactions))
 }
 
 impl Drop for Server {
@@ -133,7 +161,7 @@ impl Shared {
         while !self.stopping.load(Ordering::Relaxed) {
             match listener.accept() {
                 Ok((stream, _)) => {
-                    if let Err(e) = self.serve(stream.into()) {
+                    if let Err(e) = self.serve(stream.into(), None) {
                         tracing::warn!("a connection is not served: {e}");
                     }
                 }
@@ -155,10 +183,11 @@ impl Shared {
         let _ = rustix::event::poll(&mut on, time.as_ref());
     }
 
-    fn serve(self: &Arc<Shared>, socket: Socket) -> Result<()> {
+    fn serve(self: &Arc<Shared>, socket: Socket, tokens: Option<Arc<Tokens>>) -> Result<()> {
         let (db, options, answers) = (self.db.clone(), self.options.clone(), self.answers.clone());
         let (transactions, counts) = (self.transactions.clone(), self.counts.clone());
-        let conversation = Conversation::new(db, options, answers, transactions, counts, socket);
+        let conversation =
+            Conversation::new(db, (options, tokens), answers, transactions, counts, socket);
         let conversation = Arc::new(conversation);
         {
             let mut open = self.open.lock();

@@ -70,6 +70,11 @@ impl<T: Clone> SingleFlight<T> {
         made
     }
 
+    /// Returns what is here.
+    pub fn peek(&self) -> Option<T> {
+        self.state.lock().made.clone()
+    }
+
     /// Takes what is here.
     pub fn take(&self) -> Option<T> {
         self.state.lock().made.take()

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{DictionaryId, PageRequest, ServedView, Space, TuplePage};
 
-use crate::asking::{first_keys, retried, with_missing};
+use crate::asking::{first_keys, with_missing};
 use crate::body::{ANSWER_BYTES, MAX_TUPLES};
 use crate::client::{Client, Connection};
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ pub struct SnapshotView {
 impl SnapshotView {
     /// Opens the snapshot of this name.
     pub fn open(client: &Arc<Client>, name: &str) -> Result<SnapshotView> {
-        let deadline = client.deadline();
+        let deadline = client.deadline()?;
         let connection = client.connection(deadline)?;
         let opened = open(&connection, name, deadline)?;
         let dictionaries = opened.numbers();
@@ -69,8 +69,7 @@ impl SnapshotView {
 
     /// Asks until there is an answer, or for as long as the client may.
     fn ask(&self, request: impl Fn(u64) -> Request) -> kvdb::Result<Reply> {
-        let deadline = self.client.deadline();
-        let asked = retried(deadline, || {
+        let asked = self.client.retried(|deadline| {
             let (there, view) = self.opened(deadline)?;
             there.call(&request(view), deadline)
         });

@@ -25,6 +25,8 @@ pub(crate) struct State {
     pub pages: Pages,
     /// Ranges that have nothing but what was put here.
     pub new: NewRanges,
+    /// Says why the server has not taken changes, for want of space, and when it did so last.
+    pub refused: Option<(String, Instant)>,
     /// Says why it is over.
     pub over: Option<String>,
     pub heard: Instant,
@@ -41,6 +43,7 @@ impl State {
             // A quarter of it is for what is new.
             pages: Pages::new(memory - memory / 4),
             new: NewRanges::new(memory / 4),
+            refused: None,
             over: None,
             heard: Instant::now(),
         }

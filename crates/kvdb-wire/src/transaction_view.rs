@@ -1,16 +1,19 @@
 //! A served transaction as a view: what was changed here is seen over what the server says.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, PageRequest, ServedChange, ServedView, Space, TuplePage};
 
 use crate::asking::{first_keys, with_missing};
 use crate::body::{ANSWER_BYTES, MAX_TUPLES};
+use crate::changes::{gives_back, memory_of_change};
 use crate::error::Error;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::served_transaction::ServedTransaction;
+use crate::unfinished::MAX_CHANGE;
 
 /// Bytes of changes that are gathered before they are sent.
 const GATHERED: usize = 1 << 20;
@@ -18,6 +21,9 @@ const GATHERED: usize = 1 << 20;
 const RANGES: usize = 1024;
 /// Bytes that may wait while the server does not take them; then changes are refused.
 const WAITING: usize = 16 << 20;
+/// What was refused for want of space is not sent again for so long, unless something is removed.
+const REFUSED: Duration = Duration::from_secs(1);
+
 impl ServedTransaction {
     /// The values of some of these keys, from the first one on. `made`: how many changes there were
     /// here when these keys were found to be unknown. A change since then may be newer than what
@@ -163,17 +169,31 @@ impl ServedView for ServedTransaction {
 
     fn apply(&self, changes: Vec<ServedChange>) -> kvdb::Result<()> {
         self.check()?;
-        let waiting = {
+        if changes.iter().map(memory_of_change).sum::<usize>() > MAX_CHANGE {
+            let what = format!("changes of more than {MAX_CHANGE} bytes at once");
+            return Err(kvdb::Error::Limit(what));
+        }
+        let (waiting, refused) = {
             let state = self.state.lock();
-            state.gathered.bytes() + state.under_way.bytes()
+            let refused = state.refused.as_ref().map(|(_, at)| at.elapsed());
+            (state.gathered.bytes() + state.under_way.bytes(), refused)
         };
-        // Changes that the server does not take must not pile up here.
-        if waiting > WAITING {
-            self.send()?;
+        // Changes that the server does not take must not pile up here. Those that remove what is
+        // too much have to get there, and others are not tried each time.
+        let gives_back = gives_back(&changes);
+        if waiting > WAITING && !gives_back && refused.is_some_and(|since| since < REFUSED) {
+            return Err(kvdb::Error::NoSpace);
+        }
+        if waiting > WAITING
+            && let Err(e) = self.send()
+            && !(matches!(e, kvdb::Error::NoSpace) && gives_back && waiting < WAITING + WAITING / 8)
+        {
+            return Err(e);
         }
         let is_much = {
             let mut state = self.state.lock();
             changes.into_iter().for_each(|change| state.change(change));
+            state.gathered.end_unit();
             state.gathered.bytes() > GATHERED || state.gathered.ranges() > RANGES
         };
         if is_much && let Err(e) = self.send() {

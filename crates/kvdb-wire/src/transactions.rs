@@ -11,17 +11,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use env::sync::atomic::{AtomicU64, Ordering};
 use env::sync::{Mutex, MutexGuard};
 use kvdb::{
     Batch, DictionaryId, Isolation, Kvdb, Savepoint, ServedChange, Transaction, TransactionOptions,
 };
 
 use crate::body::{MAX_CONFLICTS, MAX_DICTIONARIES, TransactionKey};
-use crate::changes::dictionary_of;
+use crate::changes::{dictionary_of, gives_back, only_deletes, size_of_change};
 use crate::failure::{Failure, FailureCode, of_store};
 use crate::host::{Host, dictionaries_of};
 use crate::records::Records;
 use crate::reply::{ConflictKey, Reply};
+use crate::unfinished::Unfinished;
 
 /// Leases, at least and at most.
 const LEASES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));
@@ -30,6 +32,8 @@ const LEASE: Duration = Duration::from_secs(60);
 /// A serializable one waits so long for a lock: longer than that, a thread of its connection would
 /// be missed.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes of changes of all clients that have not come whole.
+const UNFINISHED: usize = 128 << 20;
 /// Inode numbers that are taken at once, at most.
 const MAX_RESERVED: u32 = 1 << 20;
 
@@ -57,7 +61,11 @@ pub(crate) struct Transactions {
     most: usize,
     /// Bytes that each may change.
     most_bytes: u64,
+    /// Bytes that all may change together.
+    most_together: u64,
     open: Mutex<HashMap<TransactionKey, Arc<Opened>>>,
+    /// Changes that have not come whole.
+    unfinished: Unfinished,
     /// Held while one is begun, so that a request that comes twice begins one.
     beginning: Mutex<()>,
 }
@@ -68,6 +76,8 @@ pub(crate) struct Opened {
     pub transaction: Transaction,
     /// The dictionaries of its branch, which its client may read and change.
     dictionaries: HashSet<DictionaryId>,
+    /// Bytes that its changes take, as it was measured last.
+    taken: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -101,24 +111,39 @@ impl Transactions {
     pub fn new(
         db: &Kvdb,
         host: Arc<dyn Host>,
-        most: usize,
-        most_bytes: Option<u64>,
+        (most, most_bytes, most_together): (usize, Option<u64>, Option<u64>),
     ) -> kvdb::Result<Transactions> {
-        Ok(Transactions {
+        let half = db.space().total / 2;
+        let all = Transactions {
             db: db.clone(),
             host,
             records: Records::open(db)?,
             most,
-            most_bytes: most_bytes.unwrap_or_else(|| db.space().total / 2),
+            most_bytes: most_bytes.unwrap_or(half),
+            most_together: most_together.unwrap_or(half),
             open: Mutex::default(),
+            unfinished: Unfinished::new(UNFINISHED),
             beginning: Mutex::default(),
-        })
+        };
+        // Durable ones of clients that are yet to come take of the space of all.
+        for info in all.db.transactions().iter().filter(|info| info.durable) {
+            let Ok(transaction) = all.db.transaction(info.id) else { continue };
+            if let Some(key) = all.records.key_of(&transaction)? {
+                all.find(&key).map_err(|e| kvdb::Error::Invalid(e.what))?;
+            }
+        }
+        Ok(all)
     }
 
-    /// Begins a transaction, or goes on with the one that has this key.
-    pub fn begin(&self, asked: Asked) -> Answer<Held> {
+    /// Begins a transaction, or goes on with the one that has this key. `may`: fails for branches
+    /// in which the client may not.
+    pub fn begin(&self, asked: Asked, may: &dyn Fn(&str) -> Answer<()>) -> Answer<Held> {
         let (holder, takes) = (asked.holder, asked.takes);
+        if !asked.joins {
+            may(&asked.branch)?;
+        }
         let opened = self.begin_or_find(asked)?;
+        may(opened.transaction.branch())?;
         {
             let mut state = opened.state.lock();
             if takes || state.holder.is_none() {
@@ -197,7 +222,9 @@ impl Transactions {
         let dictionaries = dictionaries_of(&transaction)?.into_iter().map(|info| info.id);
         let dictionaries = dictionaries.filter(|dict| !self.records.is_own(*dict)).collect();
         let state = Mutex::new(State { batches, ..State::default() });
-        let opened = Arc::new(Opened { key, transaction, dictionaries, state });
+        let taken = AtomicU64::new(0);
+        let opened = Arc::new(Opened { key, transaction, dictionaries, taken, state });
+        opened.measure();
         self.open.lock().insert(key, opened.clone());
         Ok(opened)
     }
@@ -288,6 +315,15 @@ impl Transactions {
         }
     }
 
+    /// Says if the batch of this number is there already. Fails where it is not the next one.
+    pub fn has(&self, opened: &Held, number: u64) -> Answer<bool> {
+        self.next(opened, number).map(|next| next.is_none())
+    }
+
+    pub fn unfinished(&self) -> &Unfinished {
+        &self.unfinished
+    }
+
     /// Applies a batch, once.
     pub fn apply(&self, opened: &Held, number: u64, changes: Vec<ServedChange>) -> Answer<()> {
         if let Some(change) = changes.iter().find(|change| !opened.may(dictionary_of(change))) {
@@ -295,6 +331,9 @@ impl Transactions {
         }
         let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
         let mut batch = Batch::new();
+        if self.admit(opened, &changes)? {
+            batch.releases_space();
+        }
         for change in changes {
             match change {
                 ServedChange::Put(dict, key, value) => batch.put(dict, key, value),
@@ -305,8 +344,42 @@ impl Transactions {
         }
         self.note(opened, &mut batch, number);
         opened.transaction.apply(batch).map_err(|e| self.failed(opened, e))?;
+        opened.measure();
         state.batches = number;
         Ok(())
+    }
+
+    /// Fails where the transactions of clients would take more than they may together. Returns
+    /// whether the batch is one that gives space back, for which there is an eighth more, of that
+    /// and of what its transaction may take: what is too much has to be removed somehow.
+    fn admit(&self, opened: &Opened, changes: &[ServedChange]) -> Answer<bool> {
+        let more = changes.iter().map(size_of_change).sum::<usize>() as u64;
+        let with_eighth = |most: u64| most.saturating_add(most / 8);
+        let gives_back = gives_back(changes);
+        let own = opened.taken.load(Ordering::Relaxed).saturating_add(more);
+        let releases = gives_back && own <= with_eighth(self.most_bytes);
+        let most = if gives_back { with_eighth(self.most_together) } else { self.most_together };
+        let mut open = self.open.lock();
+        let taken = |open: &HashMap<TransactionKey, Arc<Opened>>| {
+            let taken = open.values().map(|one| one.taken.load(Ordering::Relaxed));
+            taken.fold(0, u64::saturating_add)
+        };
+        if taken(&open).saturating_add(more) > most {
+            // Those that have ended by themselves count no more, and merges may have made others
+            // smaller.
+            open.retain(|_, one| self.is_open(&one.transaction));
+            open.values().for_each(|one| one.measure());
+        }
+        let taken = taken(&open);
+        if taken.saturating_add(more) <= most || only_deletes(changes) {
+            return Ok(releases);
+        }
+        let what = format!(
+            "the transactions of clients take {taken} bytes of the store, and may take {} \
+             together: commit or abort some of them, or remove something",
+            self.most_together
+        );
+        Err(Failure { code: FailureCode::NoSpace, what })
     }
 
     /// Adds to a batch of a durable transaction which one it is.
@@ -466,6 +539,11 @@ impl Transactions {
 }
 
 impl Opened {
+    fn measure(&self) {
+        let info = self.transaction.info();
+        self.taken.store(info.memory + info.run_bytes, Ordering::Relaxed);
+    }
+
     /// Says if its client may read and change a dictionary.
     pub fn may(&self, dict: DictionaryId) -> bool {
         self.dictionaries.contains(&dict)

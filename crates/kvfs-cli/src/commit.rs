@@ -45,7 +45,8 @@ pub fn abort(args: AbortArgs, output: &Output) -> ExitCode {
 /// Returns whether it is committed, or aborted, and not in conflict.
 fn end(dir: &Path, request: &str, output: &Output) -> Outcome<bool> {
     let record = guest::record_at(dir)?;
-    let Some(answer) = guest::ask(&record, request)? else {
+    let answer = guest::ask(&record, request)?.filter(|answer| answer["result"] != "snapshot");
+    let Some(answer) = answer else {
         let what = format!("the mount on {} is no transaction of a server", dir.display());
         return Err(Failure::new(Exit::Usage, what)
             .hint("those of a store that is mounted end with: kvfs txn commit, kvfs txn abort"));
@@ -66,6 +67,9 @@ fn end(dir: &Path, request: &str, output: &Output) -> Outcome<bool> {
         Some(done @ ("committed" | "aborted")) => {
             if let Some(why) = answer["not_synced"].as_str() {
                 output.note(format!("it is committed, and perhaps not on disk there: {why}"));
+            }
+            if let Some(why) = answer["later"].as_str() {
+                output.note(format!("the server ends it by itself, in a minute: {why}"));
             }
             if let Err(failure) = umount::unmount_clean(dir) {
                 output

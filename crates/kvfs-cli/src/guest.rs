@@ -1,17 +1,20 @@
-//! `kvfs mount kvfs+unix:SOCKET DIR --txn`: the files of a transaction are here, and a server has
-//! the transaction. The daemon of the mount holds it, so that it is what commits or aborts it:
-//! `kvfs commit` and `kvfs abort` ask it at a socket that is its user's alone, by one line each
-//! way.
+//! `kvfs mount kvfs+unix:SOCKET DIR`: the files of a snapshot or a transaction are here, and a
+//! server has the store. The daemon of the mount holds the transaction, so that it is what commits
+//! or aborts it: `kvfs commit` and `kvfs abort` ask it at a socket that is its user's alone, by one
+//! line each way. `kvfs stat` asks there whether the server is to be reached.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvdb_server::PrivateSocket;
-use kvdb_wire::{BeginOptions, Client, Outcome as Committed, ServedTransaction, TransactionKey};
+use kvdb_wire::{
+    BeginOptions, Client, Outcome as Committed, Reach, ServedTransaction, TransactionKey,
+};
 use kvfs::{Fs, Views};
 use serde_json::{Value, json};
 
@@ -20,8 +23,9 @@ use crate::figures;
 use crate::output::{Exit, Failure, Outcome};
 use crate::text;
 
-/// The beginning of an address of a server.
+/// The beginning of an address of a server: at a socket of this machine, and at one of the network.
 pub const SCHEME: &[u8] = b"kvfs+unix:";
+pub const NETWORK_SCHEME: &[u8] = b"kvfs://";
 /// Bytes of the longest request.
 const REQUEST: u64 = 64;
 /// A daemon waits so long for a request that was begun.
@@ -79,13 +83,16 @@ pub fn begin(
     begun.map(Arc::new)
 }
 
-/// The transaction of a mount.
+/// A mount of what a server has.
 #[derive(Clone)]
 pub struct Guest {
     pub client: Arc<Client>,
-    pub transaction: Arc<ServedTransaction>,
+    /// `None`: it is a snapshot.
+    pub transaction: Option<Arc<ServedTransaction>>,
     pub fs: Fs,
     pub views: Views,
+    /// The mount ends with the process that has begun it.
+    pub attached: Arc<AtomicBool>,
 }
 
 impl Guest {
@@ -99,13 +106,21 @@ impl Guest {
         listener.set_nonblocking(false).map_err(cannot)?;
         let answers = move || {
             for stream in listener.incoming() {
-                let answered = stream.and_then(|stream| self.answer(&stream));
+                let guest = self.clone();
+                // A commit may wait for the server, which others are to be told.
+                let answered = stream.and_then(|stream| {
+                    thread("kvfs-asked").spawn(move || {
+                        if let Err(e) = guest.answer(&stream) {
+                            tracing::warn!("a request was not answered: {e}");
+                        }
+                    })
+                });
                 if let Err(e) = answered {
-                    tracing::warn!("a request was not answered: {e}");
+                    tracing::warn!("a request was not taken: {e}");
                 }
             }
         };
-        std::thread::Builder::new().name("kvfs-commit".into()).spawn(answers).map_err(cannot)?;
+        thread("kvfs-commit").spawn(answers).map_err(cannot)?;
         Ok(socket)
     }
 
@@ -114,35 +129,50 @@ impl Guest {
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut request = String::new();
         BufReader::new(stream.take(REQUEST)).read_line(&mut request)?;
-        let answer = match request.trim_end() {
-            "status" => self.status(),
-            "commit" => self.commit(false),
-            "commit synced" => self.commit(true),
-            "abort" => self.abort(),
+        let answer = match (request.trim_end(), &self.transaction) {
+            ("status", _) => self.status(),
+            ("keep", _) => {
+                self.attached.store(false, Ordering::Relaxed);
+                json!({"result": "kept"})
+            }
+            (_, None) => json!({"result": "snapshot"}),
+            ("commit", Some(transaction)) => self.commit(transaction, false),
+            ("commit synced", Some(transaction)) => self.commit(transaction, true),
+            ("abort", Some(transaction)) => self.abort(transaction),
             _ => json!({"result": "failed", "why": "there is no such request"}),
         };
         writeln!(stream, "{answer}")
     }
 
     fn status(&self) -> Value {
-        json!({
-            "result": if self.transaction.over().is_some() { "over" } else { "open" },
-            "id": self.transaction.id().0,
-            "durable": kvdb::ServedView::is_durable(&*self.transaction),
-            "key": key_text(&self.transaction.key()),
+        let (state, since) = match self.client.reach() {
+            Reach::Connected => ("connected", None),
+            Reach::Waiting(since) => ("waiting", Some(since.as_secs())),
+            Reach::Gone(since) => ("gone", Some(since.as_secs())),
+        };
+        let mut all = json!({
+            "result": "snapshot",
+            "server": {"state": state, "seconds": since},
             "requests": figures::requests(&self.client.counts_by_request()),
-        })
+        });
+        if let Some(transaction) = &self.transaction {
+            all["result"] = if transaction.over().is_some() { "over" } else { "open" }.into();
+            all["id"] = transaction.id().0.into();
+            all["durable"] = kvdb::ServedView::is_durable(&**transaction).into();
+            all["key"] = key_text(&transaction.key()).into();
+        }
+        all
     }
 
-    fn commit(&self, synced: bool) -> Value {
+    fn commit(&self, transaction: &ServedTransaction, synced: bool) -> Value {
         let committed = self.views.hand_over_written().and_then(|()| {
             self.fs.end_served(|| {
-                let committed = self.transaction.commit(synced)?;
+                let committed = transaction.commit(synced)?;
                 let is_over = !matches!(committed, Committed::Conflict { .. });
                 Ok((committed, is_over))
             })
         });
-        let id = self.transaction.id().0;
+        let id = transaction.id().0;
         match committed {
             Ok(Committed::Committed) => json!({"result": "committed", "id": id}),
             Ok(Committed::NotSynced(why)) => {
@@ -154,42 +184,57 @@ impl Guest {
                 places.dedup();
                 json!({"result": "conflict", "id": id, "what": what, "places": places})
             }
-            Err(e) => json!({"result": "failed", "id": id, "why": self.why(&e)}),
+            Err(e) => json!({"result": "failed", "id": id, "why": why(transaction, &e)}),
         }
     }
 
-    fn abort(&self) -> Value {
-        let id = self.transaction.id().0;
-        match self.transaction.abort() {
+    fn abort(&self, transaction: &ServedTransaction) -> Value {
+        let id = transaction.id().0;
+        match transaction.abort() {
             Ok(()) => {
                 self.fs.leave_served();
                 json!({"result": "aborted", "id": id})
             }
-            Err(e) => json!({"result": "failed", "id": id, "why": self.why(&e.into())}),
-        }
-    }
-
-    fn why(&self, error: &kvfs::Error) -> String {
-        match self.transaction.over() {
-            Some(why) => format!("transaction {} is over: {why}", self.transaction.id()),
-            None => error.to_string(),
+            // Without its client it comes to the same.
+            Err(kvdb::Error::Io(e)) if !kvdb::ServedView::is_durable(transaction) => {
+                self.client.give_up();
+                transaction.forget();
+                self.fs.leave_served();
+                json!({"result": "aborted", "id": id, "later": e.to_string()})
+            }
+            Err(e) => {
+                json!({"result": "failed", "id": id, "why": why(transaction, &e.into())})
+            }
         }
     }
 
     /// The mount has ended. What was written in a durable transaction is kept; another one ends.
     pub fn leave(&self) -> Outcome {
-        if self.transaction.over().is_some() {
+        let Some(transaction) = self.transaction.as_ref().filter(|open| open.over().is_none())
+        else {
             return Ok(());
-        }
-        if kvdb::ServedView::is_durable(&*self.transaction) {
-            let key = key_text(&self.transaction.key());
+        };
+        if kvdb::ServedView::is_durable(&**transaction) {
+            let key = key_text(&transaction.key());
             return self.fs.shutdown().map_err(|e| {
                 let what = format!("what was written last in transaction {key} is lost: {e}");
                 Failure::new(Exit::Failed, what)
             });
         }
-        self.transaction.leave();
+        transaction.leave();
         Ok(())
+    }
+}
+
+fn thread(name: &str) -> std::thread::Builder {
+    std::thread::Builder::new().name(name.into())
+}
+
+fn why(transaction: &ServedTransaction, error: &kvfs::Error) -> String {
+    match (transaction.over(), transaction.refused()) {
+        (Some(why), _) => format!("transaction {} is over: {why}", transaction.id()),
+        (None, Some(why)) => format!("{error}: {why}"),
+        (None, None) => error.to_string(),
     }
 }
 
@@ -199,7 +244,8 @@ fn socket_of(daemon: i32) -> PathBuf {
 
 /// Asks the daemon of such a mount. `None`: it is another mount.
 pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
-    if !record.store.as_os_str().as_bytes().starts_with(SCHEME) {
+    let store = record.store.as_os_str().as_bytes();
+    if !(store.starts_with(SCHEME) || store.starts_with(NETWORK_SCHEME)) {
         return Ok(None);
     }
     let cannot = |e: std::io::Error| {
@@ -207,7 +253,7 @@ pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
         Failure::io(format!("the daemon of the mount on {at} does not answer"), &e)
     };
     let mut stream = match UnixStream::connect(socket_of(record.pid)) {
-        // Of a snapshot.
+        // It has ended.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         stream => stream.map_err(cannot)?,
     };

@@ -20,6 +20,7 @@ use std::process::{Command, Stdio};
 use kvfs_fuse::{Unmount, mounts, unmount};
 pub use mount8::run_as_mount_helper;
 use places::{Address, local_copies};
+pub use served::{Server, address, for_this_process};
 
 use crate::daemon::{self, Begin};
 use crate::daemons::Record;
@@ -47,7 +48,7 @@ pub struct Args {
     /// The store: a file or a block device made by `kvfs create`, or one in object storage,
     /// dir:FOLDER/NAME or s3://BUCKET/NAME, which is mounted read-only and shows what is published
     /// there, or with @SNAPSHOT after it as it was then; or to be written, with --write; or
-    /// kvfs+unix:SOCKET, which `kvfs serve` serves, with --snapshot or --txn.
+    /// kvfs+unix:SOCKET or kvfs://HOST:PORT, which `kvfs serve` serves, with --snapshot or --txn.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// The directory to mount it on.
@@ -77,6 +78,18 @@ pub struct Args {
     /// Go on with the durable transaction of this key.
     #[arg(long, requires = "txn", value_name = "KEY", value_parser = guest::parse_key)]
     key: Option<kvdb_wire::TransactionKey>,
+    /// Of kvfs+unix:SOCKET: a server that does not answer is waited for so long, and then calls
+    /// fail (EIO) until it answers again; 0: it is waited for, for ever.
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<u32>,
+    /// Of kvfs://HOST:PORT: the first line of this file, which others must not be able to read, is
+    /// the token; else that of the file KVFS_TOKEN_FILE names, or KVFS_TOKEN itself.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Of kvfs://HOST:PORT: believe the certificates in this file (PEM), and not those that the
+    /// machine does; else those of the file KVFS_CA names.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// Mount options, separated by commas; may be given several times.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
@@ -115,6 +128,9 @@ pub struct Args {
     /// password, so only addresses of this machine are taken. Port 0 is any that is free.
     #[arg(long, value_name = "ADDRESS", value_parser = mount_options::parse_address)]
     metrics: Option<std::net::SocketAddr>,
+    /// End the mount when this process has ended, which has begun it.
+    #[arg(long, hide = true)]
+    attached: Option<i32>,
     /// Be the background process.
     #[arg(long, hide = true)]
     serving: bool,
@@ -153,6 +169,12 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         let what = format!("{} is no address of a server", store.display());
         return Err(Failure::new(Exit::Usage, what)
             .hint("in a store that is mounted here, kvfs txn begins transactions"));
+    }
+    if args.timeout.is_some() || args.token_file.is_some() || args.ca.is_some() {
+        let what = format!("{} is no address of a server", store.display());
+        return Err(
+            Failure::new(Exit::Usage, what).hint("leave out --timeout, --token-file and --ca")
+        );
     }
     args.options.extend(args.snapshot.take().map(|name| format!("snapshot={name}").into()));
     let address = Address::parse(&store)?;
@@ -363,6 +385,12 @@ fn existing(path: &Path) -> Outcome<PathBuf> {
             failure
         }
     })
+}
+
+/// A path that leads there from any directory.
+fn absolute(path: &Path) -> Outcome<PathBuf> {
+    let cannot = |e| Failure::io(format!("cannot use {}", path.display()), &e);
+    std::path::absolute(path).map_err(cannot)
 }
 
 /// The full path of the directory, freed of dead mounts.

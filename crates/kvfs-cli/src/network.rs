@@ -63,7 +63,7 @@ impl Network {
             return Ok(());
         };
         options.tcp = Some(address);
-        options.password = Some(read_password(password)?);
+        options.password = Some(read_secret(password, "password")?);
         if let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) {
             let tls = Tls::from_files(cert, key);
             options.tls = Some(tls.map_err(|e| Failure::new(Exit::Usage, e.to_string()))?);
@@ -72,15 +72,16 @@ impl Network {
     }
 }
 
-/// Reads the first line of a file, which must not be accessible to others.
-fn read_password(path: &Path) -> Outcome<String> {
+/// Reads the first line of a file, which must not be accessible to others. `what` names its
+/// content in messages.
+pub fn read_secret(path: &Path, what: &str) -> Outcome<String> {
     let cannot = |e: std::io::Error| Failure::io(format!("cannot read {}", path.display()), &e);
     let file = std::fs::File::open(path).map_err(cannot)?;
     let metadata = file.metadata().map_err(cannot)?;
     let refused = |what: String, hint: String| Err(Failure::new(Exit::Usage, what).hint(hint));
     if metadata.permissions().mode() & 0o007 != 0 {
         return refused(
-            format!("{} has a password, and every user may use the file", path.display()),
+            format!("{} has a {what}, and every user may use the file", path.display()),
             format!("chmod o= {}", path.display()),
         );
     }
@@ -91,7 +92,7 @@ fn read_password(path: &Path) -> Outcome<String> {
     match text.lines().next().filter(|line| !line.is_empty()) {
         Some(line) => Ok(line.into()),
         None => refused(
-            format!("{} has no password in its first line", path.display()),
+            format!("{} has no {what} in its first line", path.display()),
             format!("write one of up to {LONGEST} bytes"),
         ),
     }

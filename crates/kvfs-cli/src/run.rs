@@ -1,4 +1,6 @@
-//! `kvfs run`: a program in a transaction.
+//! `kvfs run`: a program in a transaction; `there` is for one that a server has.
+
+mod there;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,6 +9,7 @@ use std::process::ExitCode;
 use kvdb_server::Reply;
 
 use crate::merge_requests::{Author, Choices, Rebased, rebase_transaction};
+use crate::mount;
 use crate::mounted::{self, Commit, Mounted, NotCommitted};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::View;
@@ -36,6 +39,14 @@ In the program's environment: KVFS_TXN, the number of the transaction; KVFS_SOCK
 store's daemon listens; KVFS_MOUNT, where the store is mounted. `kvfs kv` in it works in the \
 transaction by itself; other clients of the socket say: TXN JOIN $KVFS_TXN
 
+Of a store that a server has (kvfs serve --write) the transaction is begun there, and mounted on a \
+directory of its own, KVFS_MOUNT, in which the program works:
+
+  kvfs run kvfs+unix:/run/my.sock -- make install DESTDIR=.
+
+There --durable, --commit, --abort, --keep, --no-keep and --no-sync mean the same. What was changed \
+is compared where the store is, so --ask and --rebase are not to be had.
+
 Exit codes: the program's, or 128 and the signal that ended it. Of kvfs run itself, when nothing \
 was changed: 75 others have changed the same in that time, or needed what it had locked, so run \
 it again (what it did is kept as an open transaction, whose number is told, but with --no-keep); 125 something else failed; 126 the program cannot be run; 127 there is no such \
@@ -43,7 +54,7 @@ program. After 125 the commit is made all the same where the message says \"comm
 was its sync that failed.")]
 pub struct Args {
     /// The directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME), of which the
-    /// transaction is then.
+    /// transaction is then; or kvfs+unix:SOCKET, which `kvfs serve --write` serves.
     mount: PathBuf,
     #[command(flatten)]
     how: How,
@@ -232,6 +243,9 @@ pub fn run(args: Args, output: &Output) -> ExitCode {
 }
 
 fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
+    if let Some(server) = mount::address(&args.mount) {
+        return there::run(&server?, args, output);
+    }
     let mut mounted = Mounted::find_branch(&args.mount)?;
     let within = mounted.entered();
     if let Some(id) = within.filter(|id| !mounted.shows(*id)) {

@@ -36,6 +36,8 @@ pub enum Namespace {
     Bound { view: PathBuf, of: View, mount_point: PathBuf, place: PathBuf },
     /// `view` is the root.
     Root { view: PathBuf },
+    /// All is where it is, and `view` is the working directory.
+    Directory { view: PathBuf },
 }
 
 /// The exit code of a child as a shell would report it, or 128 plus the signal.
@@ -149,7 +151,7 @@ const AWAY: u8 = 7;
 fn refused(namespace: &Namespace, step: u8, error: &io::Error) -> Failure {
     let (view, place) = match namespace {
         Namespace::Bound { view, place, .. } => (view, place),
-        Namespace::Root { view } => (view, view),
+        Namespace::Root { view } | Namespace::Directory { view } => (view, view),
     };
     let what = match step {
         UNSHARE => "cannot make a private mount name space".to_string(),
@@ -238,6 +240,9 @@ impl Inside {
                 directory: Some(c_string(Path::new("/"))?),
                 maps,
             },
+            Namespace::Directory { view } => {
+                Inside { replaced: Vec::new(), root: None, directory: Some(c_string(view)?), maps }
+            }
         })
     }
 

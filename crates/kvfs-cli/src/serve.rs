@@ -2,6 +2,8 @@
 //! mount, and write in transactions where that is allowed. The protocol is in `docs/wire.md`, and
 //! `kvdb-wire` speaks it; here are words and signals.
 
+mod network;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,7 @@ use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use self::network::{Listening, Network};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::served_files::ServedFiles;
 use crate::store::{self, Access};
@@ -37,16 +40,44 @@ change; with --write they see and change all of it, by transactions:
   make -C /mnt/project
   kvfs commit /mnt
 
+Clients on other machines connect by TLS, and show a token:
+
+  (umask 077; head -c 32 /dev/urandom | sha256sum | cut -c 1-64 > token)
+  echo \"$(tr -d '\\n' < token | sha256sum | cut -c 1-64) write read=nightly-*\" > tokens
+  kvfs serve my.kvfs --write --listen tls:0.0.0.0:7411 --cert c.pem --key k.pem --tokens tokens
+  kvfs mount kvfs://HOST:7411 /mnt --txn --token-file token
+
+Each line of the list is the SHA-256 of a token and what it lets do: read=PATTERN, the snapshots \
+with such names (* stands for any characters); write, transactions of the files; write=PATTERN, \
+transactions of such clones; admin, all of it.
+
 A store that is mounted is served by its mount: kvfs mount -o serve=unix:SOCKET.")]
 pub struct Args {
     /// The store: a file or a block device made by `kvfs create`.
     store: PathBuf,
-    /// Where to listen: unix:SOCKET, the path of a socket that is made.
+    /// Where to listen: unix:SOCKET, the path of a socket that is made; or tls:HOST:PORT, with
+    /// --cert, --key and --tokens.
     #[arg(long, value_name = "ADDRESS")]
     listen: OsString,
+    /// Of tls: a file with the server's certificate in PEM, and those that lead to a known
+    /// authority.
+    #[arg(long, value_name = "FILE")]
+    cert: Option<PathBuf>,
+    /// Of tls: a file with the key of the certificate in PEM.
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Of tls: a file that says what clients may do that show a token.
+    #[arg(long, value_name = "FILE")]
+    tokens: Option<PathBuf>,
     /// Let clients begin transactions, which change the store when they commit.
     #[arg(long, short = 'w')]
     write: bool,
+    /// All open transactions of clients together may take so much of the store: percent.
+    #[arg(
+        long, value_name = "PERCENT", default_value_t = SHARE, requires = "write",
+        value_parser = clap::value_parser!(u8).range(1..=100)
+    )]
+    share: u8,
     /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit
     /// (64M, 2G); default 320M.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
@@ -54,18 +85,33 @@ pub struct Args {
 }
 
 pub fn run(args: Args, output: &Output) -> Outcome {
-    let path = socket_of(&args.listen)?;
+    let at = address_of(&args)?;
     let cannot = |e| Failure::io("cannot listen to signals", &e);
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(cannot)?;
     let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
     let store = store::open(&args.store, access, args.memory)?;
     let fs = args.write.then(|| store.file_system()).transpose()?;
     let views = fs.clone().map(|fs| Views::new(store.db.clone(), fs));
-    let serving = Serving::begin(&store.db, views.clone(), &path)?;
-    let said = format!("{} is served at unix:{}", args.store.display(), path.display());
-    let value =
-        text::with_paths(json!({}), &[("store", Some(&args.store)), ("socket", Some(&path))]);
-    output.print(said, value)?;
+    let (db, views_of_clients) = (&store.db, views.clone());
+    let served = args.store.display();
+    let serving: Box<dyn std::any::Any> = match at {
+        Address::Socket(path) => {
+            let serving = Serving::begin(db, views_of_clients, args.share, &path)?;
+            let paths = [("store", Some(&*args.store)), ("socket", Some(&*path))];
+            let said = format!("{served} is served at unix:{}", path.display());
+            output.print(said, text::with_paths(json!({}), &paths))?;
+            Box::new(serving)
+        }
+        Address::Network(at, network) => {
+            let server = of_network(db, views_of_clients, args.share)?;
+            let listening = Listening::begin(&at, network, Arc::downgrade(&server))?;
+            let address = listening.address()?;
+            let value = json!({"listen": address.to_string()});
+            let value = text::with_paths(value, &[("store", Some(&args.store))]);
+            output.print(format!("{served} is served at tls:{address}"), value)?;
+            Box::new((listening, server))
+        }
+    };
     output.note("Ctrl-C ends it");
     signals.forever().next();
     drop(serving);
@@ -80,6 +126,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     store.close()
 }
 
+/// Percent of a store that the transactions of clients may take, if no other share is given.
+pub const SHARE: u8 = 50;
+
 /// Serves an open store at a socket, until it is dropped.
 pub struct Serving {
     // In this order: no client comes any more, and none of them is answered.
@@ -88,13 +137,14 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// `views`: clients may begin transactions over these.
-    pub fn begin(db: &Kvdb, views: Option<Views>, path: &Path) -> Outcome<Serving> {
+    /// `views`: clients may begin transactions over these, which together may take so many percent
+    /// of the store.
+    pub fn begin(db: &Kvdb, views: Option<Views>, percent: u8, path: &Path) -> Outcome<Serving> {
         let refused = |why: String| Failure::new(Exit::Failed, why);
         let socket = PrivateSocket::listen(path).map_err(|e| refused(e.to_string()))?;
         let listener = socket.listener.try_clone();
         let listener = listener.map_err(|e| Failure::io("cannot listen", &e))?;
-        let (db, options) = (db.clone(), ServerOptions::default());
+        let (db, options) = (db.clone(), options(db, percent));
         let server = match views {
             Some(views) => {
                 Server::with_transactions(db, Arc::new(ServedFiles(views)), listener, options)
@@ -114,11 +164,60 @@ impl Serving {
     }
 }
 
+fn options(db: &Kvdb, percent: u8) -> ServerOptions {
+    let share = u128::from(db.space().total) * u128::from(percent) / 100;
+    ServerOptions { all_transactions_bytes: u64::try_from(share).ok(), ..ServerOptions::default() }
+}
+
+/// A server whose connections are made elsewhere.
+fn of_network(db: &Kvdb, views: Option<Views>, percent: u8) -> Outcome<Arc<Server>> {
+    let (db, options) = (db.clone(), options(db, percent));
+    let server = match views {
+        Some(views) => Server::without_socket(db, Some(Arc::new(ServedFiles(views))), options),
+        None => Server::without_socket(db, None, options),
+    };
+    let cannot = |e| Failure::new(Exit::Failed, format!("cannot serve the store: {e}"));
+    server.map(Arc::new).map_err(cannot)
+}
+
+/// Where clients come.
+enum Address {
+    Socket(PathBuf),
+    /// HOST:PORT.
+    Network(String, Network),
+}
+
+fn address_of(args: &Args) -> Outcome<Address> {
+    let wrong = |what: &str, hint: &str| Err(Failure::new(Exit::Usage, what).hint(hint));
+    let files = [&args.cert, &args.key, &args.tokens];
+    let listen = args.listen.to_str().unwrap_or_default();
+    if listen.starts_with("tcp:") {
+        let what = "over plain TCP everybody on the way reads the files and the tokens";
+        return wrong(what, "write tls:HOST:PORT, or on one machine unix:SOCKET");
+    }
+    let Some(at) = listen.strip_prefix("tls:") else {
+        if files.iter().any(|file| file.is_some()) {
+            return wrong("--cert, --key and --tokens are for tls:HOST:PORT", "leave them out");
+        }
+        return socket_of(&args.listen).map(Address::Socket);
+    };
+    match files {
+        [Some(cert), Some(key), Some(tokens)] => {
+            Ok(Address::Network(at.into(), Network::read(cert, key, tokens)?))
+        }
+        _ => wrong(
+            "tls: needs --cert, --key and --tokens: clients are told who serves, and say who they are",
+            "kvfs serve --help shows how a token is made",
+        ),
+    }
+}
+
 /// The path in `unix:PATH`, in full.
 fn socket_of(address: &OsStr) -> Outcome<PathBuf> {
     let wrong = || {
         let what = format!("{} is no address to listen at", address.display());
-        Failure::new(Exit::Usage, what).hint("write unix:SOCKET, with the path of a socket")
+        Failure::new(Exit::Usage, what)
+            .hint("write unix:SOCKET, with the path of a socket, or tls:HOST:PORT")
     };
     let path = address.as_bytes().strip_prefix(b"unix:").ok_or_else(wrong)?;
     if path.is_empty() {

@@ -31,7 +31,7 @@ use crate::place;
 use crate::push;
 use crate::scripts;
 use crate::scrubbing::Scrubbing;
-use crate::serve::Serving;
+use crate::serve::{SHARE, Serving};
 use crate::sockets;
 use crate::statistics;
 use crate::statistics::MountFigures;
@@ -129,7 +129,7 @@ impl Service {
         let metrics = or_without(metrics.transpose(), needed)?;
         let writable = options.serve_write.then(|| views.clone());
         let serving =
-            options.serve.as_deref().map(|path| Serving::begin(&store.db, writable, path));
+            options.serve.as_deref().map(|path| Serving::begin(&store.db, writable, SHARE, path));
         let serving = or_without(serving.transpose(), needed)?;
         let source = options.source.clone().unwrap_or_else(|| store.path.clone().into_os_string());
         let mounted_alone = place::view_at(&options.mount.root);

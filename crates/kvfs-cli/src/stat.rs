@@ -84,7 +84,9 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             if let Some(mut status) = guest::ask(&record, "status")? {
                 // Who knows it may use the transaction.
                 status.as_object_mut().and_then(|status| status.remove("key"));
-                all.insert("transaction".into(), status);
+                all.insert("server".into(), status["server"].take());
+                let what = if status["id"].is_null() { "snapshot" } else { "transaction" };
+                all.insert(what.into(), status);
             }
         }
         (None, None) if args.target.is_dir() => {
@@ -225,7 +227,17 @@ fn show(all: &Map<String, Value>) -> String {
         let state = text::show_line(transaction["result"].as_str().unwrap_or("-"));
         line("transaction", format!("{} of the server, {how}{state}", transaction["id"]));
     }
-    for (of, name) in [(&transaction["requests"], "sent"), (&all["served"], "served")] {
+    if let Some(state) = all["server"]["state"].as_str() {
+        let seconds = count(&all["server"]["seconds"]);
+        let said = match state {
+            "connected" => state.into(),
+            "waiting" => format!("NOT TO BE REACHED, waited for since {seconds} s"),
+            _ => format!("GONE since {seconds} s: calls fail until it answers again"),
+        };
+        line("server", said);
+    }
+    let sent = [&transaction["requests"], &all["snapshot"]["requests"]];
+    for (of, name) in sent.map(|of| (of, "sent")).into_iter().chain([(&all["served"], "served")]) {
         for one in of.as_array().into_iter().flatten() {
             let request = text::show_line(one["request"].as_str().unwrap_or("-"));
             let (asked, answered) = (bytes(&one["asked"]), bytes(&one["answered"]));

@@ -5,5 +5,8 @@ mod wire;
 
 mod files;
 mod hostile;
+mod long_changes;
 mod served_files;
 mod served_transactions;
+mod shares;
+mod waiting;

@@ -16,22 +16,22 @@ use kvdb_wire::{
 };
 
 /// A store with a dictionary, whose clients may write.
-fn store() -> (Store, DictionaryId) {
+pub fn store() -> (Store, DictionaryId) {
     let store = Store::writable();
     let dict = store.db.open_dictionary("fruit").unwrap().id();
     (store, dict)
 }
 
-fn begin(client: &Arc<Client>) -> Arc<ServedTransaction> {
+pub fn begin(client: &Arc<Client>) -> Arc<ServedTransaction> {
     Arc::new(ServedTransaction::begin(client, BeginOptions::default()).unwrap())
 }
 
-fn durable(client: &Arc<Client>) -> Arc<ServedTransaction> {
+pub fn durable(client: &Arc<Client>) -> Arc<ServedTransaction> {
     let options = BeginOptions { durable: true, ..BeginOptions::default() };
     Arc::new(ServedTransaction::begin(client, options).unwrap())
 }
 
-fn put(scope: &Scope, dict: DictionaryId, key: &str, value: &str) {
+pub fn put(scope: &Scope, dict: DictionaryId, key: &str, value: &str) {
     let mut batch = Batch::new();
     batch.put(dict, key.to_owned(), value.to_owned());
     scope.apply(batch, Durability::Buffered).unwrap();
@@ -43,7 +43,7 @@ fn add(scope: &Scope, dict: DictionaryId, key: &str) -> kvdb::Result<()> {
     scope.apply(batch, Durability::Buffered)
 }
 
-fn text(value: Option<Bytes>) -> Option<String> {
+pub fn text(value: Option<Bytes>) -> Option<String> {
     value.map(|value| String::from_utf8(value.to_vec()).unwrap())
 }
 

@@ -3,56 +3,89 @@
 //! store to lock, so it is far less than that of `daemon`: it answers the kernel until the mount
 //! ends. What it does for a transaction is in `guest`.
 //!
-//! A server that is gone for a while is waited for; a call fails when that takes longer than a
-//! minute.
+//! A server that is gone for a while is waited for; calls fail when that takes longer than a
+//! minute, or as long as `--timeout` says, until it answers again.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use env::Machine;
 use kvdb::{Kvdb, ServedView};
+use kvdb_server::TlsClient;
 use kvdb_wire::{Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, Socket};
 use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::view_names::view_name;
-use kvfs_fuse::{FuseAdapter, MountOptions};
+use kvfs_fuse::{FuseAdapter, MountOptions, Unmounter};
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, PidfdFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::{Args, announce, arguments, mount_point, say_ready, start, tell};
+use super::{Args, absolute, announce, arguments, mount_point, say_ready, start, tell};
 use crate::daemon;
 use crate::daemons::Record;
 use crate::failures;
-use crate::guest::{self, Asked, Guest, SCHEME};
+use crate::guest::{self, Asked, Guest, NETWORK_SCHEME, SCHEME};
 use crate::mount_options::{self, Options};
+use crate::network;
 use crate::output::{Exit, Failure, Outcome, Output};
 
-/// A call waits so long for a server that does not answer, if no other time is given.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// A server that does not answer is waited for so long, in seconds, if no other time is given.
+const TIMEOUT: u32 = 60;
 
-/// A server that listens on a socket of this machine.
-pub struct Server {
-    socket: PathBuf,
+/// A server.
+pub enum Server {
+    /// It listens on a socket of this machine.
+    Unix(PathBuf),
+    /// It listens on the network, and shows a certificate of this name.
+    Network { host: String, port: u16 },
 }
 
 impl Server {
     /// The address, which leads there from any directory.
     fn address(&self) -> OsString {
-        let mut address = OsString::from("kvfs+unix:");
-        address.push(&self.socket);
-        address
+        match self {
+            Server::Unix(socket) => {
+                let mut address = OsString::from("kvfs+unix:");
+                address.push(socket);
+                address
+            }
+            Server::Network { host, port } if host.contains(':') => {
+                format!("kvfs://[{host}]:{port}").into()
+            }
+            Server::Network { host, port } => format!("kvfs://{host}:{port}").into(),
+        }
     }
 }
 
 /// The server whose address this is; `None`: it is none of a server.
 pub fn address(store: &Path) -> Option<Outcome<Server>> {
-    let path = store.as_os_str().as_bytes().strip_prefix(SCHEME)?;
+    let bytes = store.as_os_str().as_bytes();
+    let wrong = |why: &str| {
+        let what = format!("{} is no address of a server: {why}", store.display());
+        Failure::new(Exit::Usage, what).hint("write kvfs+unix:SOCKET or kvfs://HOST:PORT")
+    };
+    if bytes.starts_with(b"kvfs+tcp:") {
+        return Some(Err(wrong("over plain TCP everybody on the way reads the files")));
+    }
+    if let Some(at) = bytes.strip_prefix(NETWORK_SCHEME) {
+        let at = std::str::from_utf8(at).ok().and_then(|at| at.rsplit_once(':'));
+        let server = at.and_then(|(host, port)| {
+            let host =
+                host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+            let port = port.parse().ok()?;
+            (!host.is_empty()).then(|| Server::Network { host: host.into(), port })
+        });
+        return Some(server.ok_or_else(|| wrong("it has no host and port")));
+    }
+    let path = bytes.strip_prefix(SCHEME)?;
     let path = path.strip_prefix(b"//").unwrap_or(path);
-    let path = Path::new(OsStr::from_bytes(path));
-    let wrong = |e| Failure::io(format!("{} is no address of a server", store.display()), &e);
-    Some(std::path::absolute(path).map_err(wrong).map(|socket| Server { socket }))
+    let socket = std::path::absolute(OsStr::from_bytes(path));
+    Some(socket.map(Server::Unix).map_err(|e| wrong(&e.to_string())))
 }
 
 /// Mounts, or is the process in the background that serves the mount.
@@ -63,8 +96,17 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     refuse_of_local_stores(&options, args)?;
     let address = server.address();
     let view = &view_of(&mut options, args, &address)?;
+    let timeout = Duration::from_secs(args.timeout.unwrap_or(TIMEOUT).into());
+    let asked = Mounting {
+        server,
+        view,
+        timeout,
+        attached: args.attached,
+        token_file: args.token_file.as_deref(),
+        ca: args.ca.as_deref(),
+    };
     if args.serving {
-        return serve_in_background(server, view, dir, options);
+        return serve_in_background(&asked, dir, options);
     }
     let dir = mount_point(dir, output)?;
     if let Some(log) = &mut options.log {
@@ -73,7 +115,7 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     }
     if args.foreground {
         let mut ready = |record: &Record| announce(output, record);
-        return serve(server, view, &dir, &options, &mut ready);
+        return serve(&asked, &dir, &options, &mut ready);
     }
     let words = &args.options;
     let mut all = arguments("--serving", Path::new(&address), &dir, words, &options);
@@ -87,7 +129,37 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
             }
         }
     }
+    if let Some(timeout) = args.timeout {
+        all.extend(["--timeout".into(), timeout.to_string().into()]);
+    }
+    for (name, path) in [("--token-file", &args.token_file), ("--ca", &args.ca)] {
+        if let Some(path) = path {
+            all.extend([name.into(), absolute(path)?.into()]);
+        }
+    }
     announce(output, &start(&all)?)
+}
+
+/// Mounts a transaction of its own for this process, in the background, and with it: it is aborted
+/// when this process ends, unless it was told to be kept.
+pub fn for_this_process(server: &Server, dir: &Path, durable: bool) -> Outcome<Record> {
+    let options = Options::default();
+    let mut all = arguments("--serving", Path::new(&server.address()), dir, &[], &options);
+    all.extend(["--txn".into(), "--attached".into(), std::process::id().to_string().into()]);
+    all.extend(durable.then(|| "--durable".into()));
+    start(&all)
+}
+
+/// What is mounted.
+struct Mounting<'a> {
+    server: &'a Server,
+    view: &'a View,
+    timeout: Duration,
+    /// The mount ends with this process.
+    attached: Option<i32>,
+    /// Of the network.
+    token_file: Option<&'a Path>,
+    ca: Option<&'a Path>,
 }
 
 /// The view that is mounted.
@@ -165,16 +237,17 @@ fn refuse_of_local_stores(options: &Options, args: &Args) -> Outcome {
         return Ok(());
     }
     let what = "the store is with a server, and this is asked of one that is here";
-    Err(Failure::new(Exit::Usage, what)
-        .hint("leave out all but --snapshot, --txn, --memory, --log and options of mount(8)"))
+    Err(Failure::new(Exit::Usage, what).hint(
+        "leave out all but --snapshot, --txn, --timeout, --memory, --log, and options of mount(8)",
+    ))
 }
 
-fn serve_in_background(server: &Server, view: &View, dir: &Path, mut options: Options) -> Outcome {
+fn serve_in_background(asked: &Mounting<'_>, dir: &Path, mut options: Options) -> Outcome {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
     options.log = options.log.or_else(daemon::default_log);
     let mut is_ready = false;
-    let outcome = serve(server, view, dir, &options, &mut |record| {
+    let outcome = serve(asked, dir, &options, &mut |record| {
         is_ready = true;
         say_ready(record);
         Ok(())
@@ -183,28 +256,25 @@ fn serve_in_background(server: &Server, view: &View, dir: &Path, mut options: Op
 }
 
 fn serve(
-    server: &Server,
-    view: &View,
+    asked: &Mounting<'_>,
     dir: &Path,
     options: &Options,
     ready: &mut dyn FnMut(&Record) -> Outcome,
 ) -> Outcome {
     daemon::prepare_process();
     let log = daemon::start_log(options.log.as_deref())?;
-    let (fs, client, transaction) = open(server, view, options)?;
-    let is_new = matches!(view, View::Transaction(Asked { key: None, .. }));
+    let (fs, client, transaction) = open(asked, options)?;
+    let is_new = matches!(asked.view, View::Transaction(Asked { key: None, .. }));
     let mut unmounted = Unmounted(transaction.clone().filter(|_| is_new));
-    let address = server.address();
+    let address = asked.server.address();
     // There is no view but this one, so the store of views is an empty one in memory.
     let views = Views::new(Kvdb::in_memory(), fs.clone());
-    let guest = transaction.map(|transaction| {
-        let views = views.clone();
-        Guest { client, transaction, fs, views }
-    });
+    let attached = Arc::new(AtomicBool::new(asked.attached.is_some()));
+    let guest = Guest { client, transaction, fs, views: views.clone(), attached: attached.clone() };
     let source = options.source.clone().unwrap_or_else(|| address.clone());
     let mount_options = MountOptions {
         source: source.clone(),
-        read_only: guest.is_none(),
+        read_only: guest.transaction.is_none(),
         ..options.mount.clone()
     };
     let adapter = Arc::new(FuseAdapter::new(views).open_views(options.open_views));
@@ -214,10 +284,10 @@ fn serve(
         Record::of_this_process(mounted.device(), Path::new(&address), mounted.mount_point());
     record.source = source.into();
     record.log = log;
-    let durable = guest.as_ref().map(|guest| &guest.transaction).filter(|open| open.is_durable());
+    let durable = guest.transaction.as_ref().filter(|open| open.is_durable());
     record.key = durable.map(|open| guest::key_text(&open.key()));
     record.write().map_err(|e| Failure::io("cannot write the record of the mount", &e))?;
-    let listening = guest.clone().map(Guest::listen).transpose()?;
+    let listening = guest.clone().listen()?;
     let unmounter = mounted.unmounter();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| Failure::io("cannot listen to signals", &e))?;
@@ -225,13 +295,20 @@ fn serve(
     let signalled = std::thread::Builder::new().name("kvfs-signals".into()).spawn(move || {
         for signal in signals.forever().filter(|signal| *signal != SIGHUP) {
             tracing::info!("signal {signal}: unmounting");
-            if let Err(e) = unmounter.end() {
-                tracing::warn!("{e}; it is left where it is, dead");
-                let _ = unmounter.abort();
-            }
+            end(&unmounter);
         }
     });
     signalled.map_err(|e| Failure::io("cannot listen to signals", &e))?;
+    if let Some(process) = asked.attached {
+        let (unmounter, attached) = (mounted.unmounter(), attached.clone());
+        let follows = follow(process, move || {
+            if attached.load(Ordering::Relaxed) {
+                tracing::info!("process {process} has ended: unmounting");
+                end(&unmounter);
+            }
+        });
+        follows.map_err(|e| Failure::io("cannot follow the process that has begun this", &e))?;
+    }
     // The first request: a program that was told "mounted" can rely on being answered.
     let at = mounted.mount_point();
     std::fs::metadata(at)
@@ -241,13 +318,63 @@ fn serve(
     let served = mounted.wait();
     handle.close();
     drop(listening);
-    if let Some(Err(failure)) = guest.map(|guest| guest.leave()) {
+    if attached.load(Ordering::Relaxed) {
+        // It was made for this.
+        let _ = std::fs::remove_dir(dir);
+    }
+    if let Err(failure) = guest.leave() {
         record.failure = Some(failure.message.clone());
         let _ = record.write();
         return Err(failure);
     }
     record.remove();
     served.map(drop).map_err(failures::of_mount)
+}
+
+/// Variables of the environment: a token, a file that has it, and one of certificates.
+const TOKEN: &str = "KVFS_TOKEN";
+const TOKEN_FILE: &str = "KVFS_TOKEN_FILE";
+const CA: &str = "KVFS_CA";
+
+fn path_in(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// The token that is shown to a server of the network.
+fn token(file: Option<&Path>) -> Outcome<String> {
+    let file = file.map(PathBuf::from).or_else(|| path_in(TOKEN_FILE));
+    match (file, std::env::var(TOKEN)) {
+        (Some(file), _) => network::read_secret(&file, "token"),
+        (None, Ok(token)) if !token.is_empty() => Ok(token),
+        _ => {
+            let what = "a server of the network wants a token";
+            Err(Failure::new(Exit::Usage, what)
+                .hint("give the file that has it: --token-file FILE"))
+        }
+    }
+}
+
+fn end(unmounter: &Unmounter) {
+    if let Err(e) = unmounter.end() {
+        tracing::warn!("{e}; it is left where it is, dead");
+        let _ = unmounter.abort();
+    }
+}
+
+/// Has a thread do something when the process has ended that has started this one.
+fn follow(process: i32, ended: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let parent = Pid::from_raw(process).ok_or(std::io::ErrorKind::InvalidInput)?;
+    let open = rustix::process::pidfd_open(parent, PidfdFlags::empty());
+    // Another process may have its number by now.
+    let open = open.ok().filter(|_| rustix::process::getppid() == Some(parent));
+    let follows = move || {
+        if let Some(open) = &open {
+            let mut ends = [PollFd::new(open, PollFlags::IN)];
+            while rustix::event::poll(&mut ends, None) == Err(rustix::io::Errno::INTR) {}
+        }
+        ended();
+    };
+    std::thread::Builder::new().name("kvfs-follow".into()).spawn(follows).map(drop)
 }
 
 /// A transaction that was begun for a mount that is not there yet. Without the mount it is of no
@@ -266,10 +393,10 @@ impl Drop for Unmounted {
 
 /// The file system, who asks for it, and its transaction.
 fn open(
-    server: &Server,
-    view: &View,
+    asked: &Mounting<'_>,
     options: &Options,
 ) -> Outcome<(Fs, Arc<Client>, Option<Arc<ServedTransaction>>)> {
+    let Mounting { server, view, timeout, .. } = *asked;
     let address = server.address();
     let address = address.display();
     let cannot = |e: kvdb_wire::Error| match (e, view) {
@@ -290,14 +417,27 @@ fn open(
             .hint("kvfs serve STORE --listen unix:SOCKET serves a store"),
     };
     let memory = options.memory.and_then(|memory| usize::try_from(memory).ok());
-    let mut client_options = ClientOptions { timeout: TIMEOUT, ..ClientOptions::default() };
+    let mut client_options = ClientOptions { timeout, ..ClientOptions::default() };
     let mut fs_options = FsOptions { zone_size: options.zone_size, ..FsOptions::default() };
     if let Some(memory) = memory {
         client_options.memory = memory / 2;
         fs_options.inode_memory = memory / 4;
     }
-    let socket = server.socket.clone();
-    let client = Client::connect(move |time| Socket::connect_unix(&socket, time), client_options);
+    let client = match server {
+        Server::Unix(socket) => {
+            let socket = socket.clone();
+            Client::connect(move |time| Socket::connect_unix(&socket, time), client_options)
+        }
+        Server::Network { host, port } => {
+            client_options.token = token(asked.token_file)?.into();
+            let ca = asked.ca.map(PathBuf::from).or_else(|| path_in(CA));
+            let tls = TlsClient::believing(ca.as_deref());
+            let tls = tls.map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
+            let (host, port) = (host.clone(), *port);
+            let connect = move |time| tls.connect(&host, port, time).map(Socket::from);
+            Client::connect(connect, client_options)
+        }
+    };
     let client = client.map_err(cannot)?;
     let env = Arc::new(Machine::default());
     let (opened, transaction) = match view {

@@ -12,6 +12,7 @@ mod path_uses;
 mod place;
 mod programs;
 mod published;
+mod served_place;
 mod tree;
 mod work_tree;
 
@@ -85,6 +86,9 @@ mod secrets;
 mod selection;
 mod served;
 mod served_mounts;
+mod served_network;
+mod served_runs;
+mod served_waits;
 mod snapshots;
 mod syscalls;
 mod top;

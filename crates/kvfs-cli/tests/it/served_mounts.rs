@@ -1,132 +1,12 @@
 //! Mounts of transactions that a server has: written here, committed there, or thrown away.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
-const TRY_AGAIN: i32 = 75;
-
-fn kvfs() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
-    command.stdin(Stdio::null());
-    command
-}
-
-#[track_caller]
-fn succeeds(command: &mut Command) -> Output {
-    let output = command.output().expect("kvfs runs");
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    output
-}
-
-fn said(output: &Output) -> String {
-    let all = [&output.stdout[..], &output.stderr].concat();
-    String::from_utf8_lossy(&all).into_owned()
-}
-
-/// A server of a store, killed when dropped.
-struct Serving(Child);
-
-impl Serving {
-    /// It answers when this returns.
-    fn begin(store: &Path, socket: &Path) -> Serving {
-        let mut listen = std::ffi::OsString::from("unix:");
-        listen.push(socket);
-        let mut command = kvfs();
-        command.args(["serve", "--write"]).arg(store).arg("--listen").arg(listen);
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("kvfs runs");
-        let mut line = String::new();
-        let out = child.stdout.as_mut().expect("a pipe");
-        BufReader::new(out).read_line(&mut line).expect("text");
-        assert!(line.contains("is served at"), "{line:?}");
-        Serving(child)
-    }
-
-    fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-
-    fn ends_when_asked(mut self) {
-        let id = rustix::process::Pid::from_child(&self.0);
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it is there");
-        assert!(self.0.wait().expect("it ends").success());
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// A store with a few files, and directories to mount on, which are unmounted when dropped.
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Option<Place> {
-        let may = std::fs::File::open("/dev/fuse").is_ok() && rustix::process::geteuid().is_root();
-        if !may {
-            eprintln!("SKIPPED: no FUSE here, or not root");
-            return None;
-        }
-        let place = Place(tempfile::tempdir().expect("a temporary directory"));
-        let tree = place.path("tree");
-        std::fs::create_dir_all(tree.join("a/b")).expect("mkdir");
-        for i in 0..100 {
-            let content = format!("{i} ").repeat(i * 7);
-            std::fs::write(tree.join(format!("a/file{i}")), content).expect("written");
-        }
-        std::fs::write(tree.join("a/b/large"), vec![7; 1 << 20]).expect("written");
-        for mnt in ["one", "two", "local"] {
-            std::fs::create_dir(place.path(mnt)).expect("mkdir");
-        }
-        let store = place.path("store");
-        succeeds(kvfs().arg("create").arg(&store));
-        succeeds(kvfs().arg("import").arg(&store).arg(&tree));
-        Some(place)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn serve(&self) -> Serving {
-        Serving::begin(&self.path("store"), &self.path("socket"))
-    }
-
-    fn mount(&self, at: &str) -> Command {
-        let mut command = kvfs();
-        let address = format!("kvfs+unix:{}", self.path("socket").display());
-        command.arg("mount").arg(address).arg(self.path(at)).arg("--txn");
-        command
-    }
-
-    fn end(&self, verb: &str, at: &str) -> Output {
-        kvfs().arg(verb).arg(self.path(at)).output().expect("kvfs runs")
-    }
-
-    /// The store is as it was checked, and has this file with this content; `None`: it has none.
-    #[track_caller]
-    fn has(&self, path: &str, content: Option<&str>) {
-        succeeds(kvfs().arg("check").arg(self.path("store")));
-        let output = kvfs().arg("cat").arg(self.path("store")).arg(path).output();
-        let output = output.expect("kvfs runs");
-        let found = output.status.success().then(|| String::from_utf8_lossy(&output.stdout));
-        assert_eq!(found.as_deref(), content, "{path}: {}", said(&output));
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        for mnt in ["one", "two", "local"] {
-            let _ = kvfs().arg("umount").arg(self.path(mnt)).output();
-        }
-    }
-}
+use crate::served_place::{Place, TRY_AGAIN, awaits, kvfs, said, succeeds};
 
 /// Owners, kinds, modes, sizes and contents below a directory, as find(1) and sha256sum(1) see
 /// them.
@@ -138,16 +18,6 @@ fn seen(dir: &Path) -> String {
     let output = shell.arg("-c").arg(script).current_dir(dir).output().expect("sh runs");
     assert!(output.status.success(), "{}", said(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// Waits for something.
-#[track_caller]
-fn awaits(what: &str, mut happens: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !happens() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

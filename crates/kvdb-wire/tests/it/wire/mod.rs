@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use env::{Machine, Random};
@@ -254,6 +254,46 @@ impl Proxy {
 
     pub fn cuts(&self) -> u64 {
         self.cuts.load(Ordering::Relaxed)
+    }
+}
+
+/// Forwards connections to a server; while it stalls, bytes stay where they are, and no connection
+/// ends.
+pub struct Stalling(tempfile::TempDir);
+
+impl Stalling {
+    pub fn new(server: PathBuf, stalls: Arc<AtomicBool>) -> Stalling {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("proxy")).unwrap();
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let (Ok(near), Ok(far)) = (near, UnixStream::connect(&server)) else { continue };
+                for (mut from, mut to) in [
+                    (near.try_clone().unwrap(), far.try_clone().unwrap()),
+                    (far.try_clone().unwrap(), near.try_clone().unwrap()),
+                ] {
+                    let stalls = stalls.clone();
+                    std::thread::spawn(move || {
+                        let mut room = [0; 4096];
+                        while let Ok(read @ 1..) = from.read(&mut room) {
+                            while stalls.load(Ordering::Relaxed) {
+                                std::thread::sleep(Duration::from_millis(1));
+                            }
+                            if to.write_all(&room[..read]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = from.shutdown(std::net::Shutdown::Both);
+                        let _ = to.shutdown(std::net::Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Stalling(directory)
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.0.path().join("proxy")
     }
 }
 

@@ -1,0 +1,226 @@
+//! A relay of an encrypted connection: between the far side's socket, where records of TLS go, and
+//! one end of a pair of Unix sockets, where what they hold goes in the clear. The other end is used
+//! as any Unix socket is.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustls::Connection;
+
+/// How long a side may take to agree on keys.
+pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Bytes that are relayed at once.
+const PIECE: usize = 16 << 10;
+
+/// Agrees on keys with the far side, until a deadline.
+pub(crate) fn agree(
+    tls: &mut Connection,
+    far: &mut TcpStream,
+    deadline: Instant,
+) -> io::Result<()> {
+    let left = || match deadline.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Err(io::Error::from(ErrorKind::TimedOut)),
+        left => Ok(Some(left)),
+    };
+    let in_time = |e: io::Error| match e.kind() {
+        ErrorKind::WouldBlock => ErrorKind::TimedOut.into(),
+        _ => e,
+    };
+    loop {
+        while tls.wants_write() {
+            far.set_write_timeout(left()?)?;
+            tls.write_tls(far).map_err(in_time)?;
+        }
+        if !tls.is_handshaking() {
+            return Ok(());
+        }
+        far.set_read_timeout(left()?)?;
+        if tls.read_tls(far).map_err(in_time)? == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        if let Err(error) = tls.process_new_packets() {
+            // It is told what was wrong with it.
+            let _ = tls.write_tls(far);
+            return Err(io::Error::new(ErrorKind::InvalidData, error));
+        }
+    }
+}
+
+/// Which side has ended.
+#[derive(Default)]
+struct Ended {
+    far: bool,
+    near: bool,
+}
+
+/// Passes on between the two sides until one of them has ended.
+pub(crate) struct Relay {
+    tls: Connection,
+    far: TcpStream,
+    near: UnixStream,
+    /// What the far side has sent and the near one has not taken yet.
+    inbound: Vec<u8>,
+    ended: Ended,
+    stall: Duration,
+}
+
+/// `None`: the socket would have to be waited for.
+fn at_once<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+impl Relay {
+    /// `stall`: the far side is given up when it has taken nothing for so long.
+    pub fn new(
+        mut tls: Connection,
+        far: TcpStream,
+        near: UnixStream,
+        stall: Duration,
+    ) -> io::Result<Relay> {
+        // What came with the end of the handshake has been read already.
+        let come = tls.process_new_packets().map_err(io::Error::other)?;
+        let mut inbound = vec![0; come.plaintext_bytes_to_read()];
+        tls.reader().read_exact(&mut inbound)?;
+        far.set_nonblocking(true)?;
+        far.set_nodelay(true)?;
+        near.set_nonblocking(true)?;
+        Ok(Relay { tls, far, near, inbound, ended: Ended::default(), stall })
+    }
+
+    /// Passes on until it has ended, and ends the connection.
+    pub fn run(mut self) {
+        if let Err(error) = self.pass_on() {
+            tracing::debug!("an encrypted connection has ended: {error}");
+        }
+        let _ = self.far.shutdown(Shutdown::Both);
+    }
+
+    fn pass_on(&mut self) -> io::Result<()> {
+        let begun = Instant::now();
+        loop {
+            self.pass_near()?;
+            self.take_far()?;
+            self.take_near()?;
+            self.pass_far()?;
+            let answered = self.ended.near && !self.tls.wants_write();
+            if answered || (self.ended.far && self.tls.is_handshaking()) {
+                return Ok(());
+            }
+            // What came with the last bytes is handed on before anything is waited for.
+            if self.inbound.is_empty() || !self.pass_near()? {
+                self.wait(begun)?;
+            }
+        }
+    }
+
+    /// `true`: something was taken.
+    fn pass_near(&mut self) -> io::Result<bool> {
+        let mut taken = 0;
+        while taken < self.inbound.len() {
+            match at_once(self.near.write(&self.inbound[taken..])) {
+                Ok(Some(more)) => taken += more,
+                Ok(None) => break,
+                // It reads no more, but may have said why.
+                Err(e) if e.kind() == ErrorKind::BrokenPipe => taken = self.inbound.len(),
+                Err(e) => return Err(e),
+            }
+        }
+        self.inbound.drain(..taken);
+        if self.ended.far && self.inbound.is_empty() {
+            let _ = self.near.shutdown(Shutdown::Write);
+        }
+        Ok(taken > 0)
+    }
+
+    fn take_far(&mut self) -> io::Result<()> {
+        while self.inbound.is_empty() && !self.ended.far {
+            match at_once(self.tls.read_tls(&mut self.far))? {
+                None => return Ok(()),
+                Some(0) => self.ended.far = true,
+                Some(_) => {
+                    let state = match self.tls.process_new_packets() {
+                        Ok(state) => state,
+                        Err(error) => {
+                            // It is told what was wrong with it.
+                            let _ = self.tls.write_tls(&mut self.far);
+                            return Err(io::Error::other(error));
+                        }
+                    };
+                    self.ended.far = state.peer_has_closed();
+                    self.inbound.resize(state.plaintext_bytes_to_read(), 0);
+                    self.tls.reader().read_exact(&mut self.inbound)?;
+                }
+            }
+        }
+        if self.ended.far && self.inbound.is_empty() {
+            let _ = self.near.shutdown(Shutdown::Write);
+        }
+        Ok(())
+    }
+
+    fn take_near(&mut self) -> io::Result<()> {
+        if !self.wants_near() {
+            return Ok(());
+        }
+        let mut piece = [0; PIECE];
+        match at_once(self.near.read(&mut piece))? {
+            None => {}
+            Some(0) => {
+                self.ended.near = true;
+                self.tls.send_close_notify();
+            }
+            Some(got) => self.tls.writer().write_all(&piece[..got])?,
+        }
+        Ok(())
+    }
+
+    fn pass_far(&mut self) -> io::Result<()> {
+        while self.tls.wants_write() {
+            if at_once(self.tls.write_tls(&mut self.far))?.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what the near side says next can be taken: not while the far one has not taken what
+    /// it said before.
+    fn wants_near(&self) -> bool {
+        !self.ended.near && !self.tls.wants_write() && !self.tls.is_handshaking()
+    }
+
+    /// Waits until one of the sockets can go on; an error when the far side takes too long.
+    fn wait(&self, begun: Instant) -> io::Result<()> {
+        let (mut far, mut near) = (PollFlags::empty(), PollFlags::empty());
+        far.set(PollFlags::IN, self.inbound.is_empty() && !self.ended.far);
+        far.set(PollFlags::OUT, self.tls.wants_write());
+        near.set(PollFlags::IN, self.wants_near());
+        near.set(PollFlags::OUT, !self.inbound.is_empty());
+        // One of which nothing is wanted may have ended, which would be reported again and again.
+        let mut polled = Vec::with_capacity(2);
+        if !far.is_empty() {
+            polled.push(PollFd::new(&self.far, far));
+        }
+        if !near.is_empty() {
+            polled.push(PollFd::new(&self.near, near));
+        }
+        let at_most = match (self.tls.is_handshaking(), self.tls.wants_write()) {
+            (true, _) => Some(HANDSHAKE.saturating_sub(begun.elapsed())),
+            (false, true) => Some(self.stall),
+            (false, false) => None,
+        };
+        let at_most = at_most.and_then(|time| time.try_into().ok());
+        match rustix::event::poll(&mut polled, at_most.as_ref()) {
+            Ok(0) => Err(ErrorKind::TimedOut.into()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

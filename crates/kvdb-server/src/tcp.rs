@@ -1,0 +1,24 @@
+//! Connections over TCP that notice when the other machine is gone.
+
+use std::io;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+
+/// A side that is silent is asked whether it is there after so long, and then as often.
+const SILENT: Duration = Duration::from_secs(15);
+const ASKED: Duration = Duration::from_secs(5);
+/// So many questions, or so long for what was sent, are waited for.
+const QUESTIONS: u32 = 3;
+const UNTAKEN_MILLIS: u32 = 30_000;
+
+/// Has the kernel end a connection whose other machine does not answer any more.
+pub fn notices_the_end(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENT)?;
+    sockopt::set_tcp_keepintvl(stream, ASKED)?;
+    sockopt::set_tcp_keepcnt(stream, QUESTIONS)?;
+    sockopt::set_tcp_user_timeout(stream, UNTAKEN_MILLIS)?;
+    stream.set_nodelay(true)
+}

@@ -1,0 +1,199 @@
+//! Who may do what: a token that a client shows, and the role that goes with it. Of tokens their
+//! hashes are known, so who reads the list can use none of them.
+
+use sha2::{Digest, Sha256};
+
+/// What a client may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Role {
+    /// It reads the snapshots with these names; `*` stands for any characters.
+    pub reads: Vec<String>,
+    /// It begins transactions in these branches: `""` is the main one, and `*` stands for any
+    /// characters in the name of a clone.
+    pub writes: Vec<String>,
+}
+
+impl Role {
+    /// A client that may do everything.
+    pub fn all() -> Role {
+        Role { reads: vec!["*".into()], writes: vec![String::new(), "*".into()] }
+    }
+
+    /// Says if it may read a snapshot.
+    pub fn may_read(&self, snapshot: &str) -> bool {
+        self.reads.iter().any(|pattern| matches(pattern.as_bytes(), snapshot.as_bytes()))
+    }
+
+    /// Says if it may begin and use transactions of a branch.
+    pub fn may_write(&self, branch: &str) -> bool {
+        self.writes.iter().any(|pattern| match branch {
+            // No pattern of clones means the main files.
+            "" => pattern.is_empty(),
+            branch => !pattern.is_empty() && matches(pattern.as_bytes(), branch.as_bytes()),
+        })
+    }
+}
+
+/// Whether `text` is what a pattern says.
+fn matches(pattern: &[u8], text: &[u8]) -> bool {
+    // Where the last `*` was, and what it has stood for so far ends.
+    let mut star: Option<(usize, usize)> = None;
+    let (mut p, mut t) = (0, 0);
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(&byte) if byte == text[t] => (p, t) = (p + 1, t + 1),
+            _ => match star {
+                Some((at, end)) => {
+                    star = Some((at, end + 1));
+                    (p, t) = (at + 1, end + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|byte| *byte == b'*')
+}
+
+/// The tokens that a server knows, by their hashes, and what each of them lets a client do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tokens(Vec<([u8; 32], Role)>);
+
+impl Tokens {
+    /// Reads a list: in each line the SHA-256 of a token in hexadecimal digits, and words that say
+    /// what it lets do, `read=PATTERN`, `write`, `write=CLONE`, `admin`. `#` begins a comment.
+    pub fn parse(text: &str) -> Result<Tokens, String> {
+        let mut all = Vec::new();
+        for (number, line) in text.lines().enumerate() {
+            let words = line.split('#').next().unwrap_or_default();
+            let mut words = words.split_ascii_whitespace();
+            let Some(hash) = words.next() else { continue };
+            let wrong = |what: &str| Err(format!("line {}: {what}", number + 1));
+            let Some(hash) = hash_of_digits(hash) else {
+                return wrong("it does not begin with the SHA-256 of a token, 64 digits");
+            };
+            let mut role = Role::default();
+            for word in words {
+                match word.split_once('=') {
+                    None if word == "write" => role.writes.push(String::new()),
+                    None if word == "admin" => role = Role::all(),
+                    Some(("read", pattern)) => role.reads.push(pattern.into()),
+                    Some(("write", clone)) if !clone.is_empty() => role.writes.push(clone.into()),
+                    _ => return wrong("a word is none of read=PATTERN, write, write=CLONE, admin"),
+                }
+            }
+            if role == Role::default() {
+                return wrong("it says not what the token lets do");
+            }
+            all.push((hash, role));
+        }
+        Ok(Tokens(all))
+    }
+
+    /// Returns whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The role of the client that shows a token. The time that it takes tells nothing of the
+    /// tokens.
+    pub fn role(&self, token: &[u8]) -> Option<Role> {
+        let hash: [u8; 32] = Sha256::digest(token).into();
+        let mut found = None;
+        for (known, role) in &self.0 {
+            let differs = known.iter().zip(&hash).fold(0, |all, (a, b)| all | (a ^ b));
+            if std::hint::black_box(differs) == 0 {
+                found = Some(role);
+            }
+        }
+        found.cloned()
+    }
+}
+
+fn hash_of_digits(digits: &str) -> Option<[u8; 32]> {
+    let digits = digits.as_bytes();
+    if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    let mut hash = [0; 32];
+    for (byte, pair) in hash.iter_mut().zip(digits.chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(token: &str, words: &str) -> String {
+        let hash: [u8; 32] = Sha256::digest(token).into();
+        let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{digits} {words}\n")
+    }
+
+    #[test]
+    fn a_token_lets_do_what_its_line_says() {
+        let text = [
+            "# those of the laboratory\n\n".into(),
+            line("reader", "read=nightly-* read=monday # of the guests"),
+            line("writer", "write"),
+            line("guest", "write=attempt-* read=base"),
+            line("root", "admin"),
+        ];
+        let tokens = Tokens::parse(&text.concat()).unwrap();
+        let role = |token: &str| tokens.role(token.as_bytes());
+        let reader = role("reader").unwrap();
+        for (snapshot, may) in [
+            ("nightly-7", true),
+            ("nightly-", true),
+            ("monday", true),
+            ("mondays", false),
+            ("", false),
+        ] {
+            assert_eq!(reader.may_read(snapshot), may, "{snapshot}");
+        }
+        assert!(!reader.may_write("") && !reader.may_write("attempt-1"));
+        let writer = role("writer").unwrap();
+        assert!(writer.may_write("") && !writer.may_write("clone") && !writer.may_read("monday"));
+        let guest = role("guest").unwrap();
+        assert!(guest.may_write("attempt-1") && !guest.may_write("") && !guest.may_write("other"));
+        let root = role("root").unwrap();
+        assert!(root.may_write("") && root.may_write("any") && root.may_read("any"));
+        for wrong in ["", "reade", "readers", "Reader"] {
+            assert_eq!(role(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_says_something_else_is_refused() {
+        for (text, what) in [
+            ("secret admin\n".to_string(), "SHA-256"),
+            (line("t", ""), "what the token lets do"),
+            (line("t", "root"), "a word is none"),
+            (line("t", "write="), "a word is none"),
+            (format!("\n{}", line("t", "read")), "line 2"),
+        ] {
+            let refused = Tokens::parse(&text).unwrap_err();
+            assert!(refused.contains(what), "{refused}");
+        }
+        assert!(Tokens::parse("# none\n").unwrap().is_empty());
+    }
+
+    #[test]
+    fn stars_stand_for_any_characters() {
+        for (pattern, text, fits) in [
+            ("*", "", true),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c-b", false),
+            ("**a", "bab", false),
+            ("ab", "abc", false),
+            ("", "a", false),
+        ] {
+            assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), fits, "{pattern} {text}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Changes that are longer than a frame, as a server has them while their parts come: aside, so
+//! that the transaction has all of a change or nothing of it.
+//!
+//! The parts of a change come on one connection, one after the other, and the server forgets them
+//! with it. A client whose connection was cut sends all of them again, so nothing of a change
+//! outlives a client that was lost in the middle of it. All unfinished changes together have a
+//! limit; one that has stalled gives way to others.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use env::sync::Mutex;
+use kvdb::ServedChange;
+
+use crate::changes::memory_of_change;
+use crate::failure::{Failure, FailureCode};
+
+/// Bytes that one change may take in memory.
+pub(crate) const MAX_CHANGE: usize = 64 << 20;
+/// One whose next part has not come for so long gives way to others.
+const STALLED: Duration = Duration::from_secs(10);
+
+/// A change of a transaction, as a connection has them: its number there, and that of the batch.
+pub(crate) type Of = (u64, u64);
+
+/// The unfinished changes of all connections.
+pub(crate) struct Unfinished {
+    /// Bytes that they may take together.
+    most: usize,
+    all: Mutex<All>,
+}
+
+#[derive(Default)]
+struct All {
+    /// The connection that was told its number last.
+    last: u64,
+    /// One for each connection.
+    parts: HashMap<u64, Parts>,
+}
+
+struct Parts {
+    of: Of,
+    changes: Vec<ServedChange>,
+    /// How many have come.
+    count: u32,
+    bytes: usize,
+    came: Instant,
+}
+
+fn again(what: &str) -> Failure {
+    Failure { code: FailureCode::Again, what: what.into() }
+}
+
+impl Unfinished {
+    pub fn new(most: usize) -> Unfinished {
+        Unfinished { most: most.max(MAX_CHANGE), all: Mutex::default() }
+    }
+
+    /// Returns a number for a connection, by which its parts are found.
+    pub fn connection(&self) -> u64 {
+        let mut all = self.all.lock();
+        all.last += 1;
+        all.last
+    }
+
+    /// Keeps a part of a change. The first one begins it, also where it has come before.
+    pub fn add(
+        &self,
+        connection: u64,
+        of: Of,
+        part: u32,
+        changes: Vec<ServedChange>,
+    ) -> Result<(), Failure> {
+        let mut all = self.all.lock();
+        if part == 0 {
+            let (changes, came) = (Vec::new(), Instant::now());
+            all.parts.insert(connection, Parts { of, changes, count: 0, bytes: 0, came });
+        }
+        let Some(parts) = all.parts.get_mut(&connection).filter(|parts| parts.of == of) else {
+            return Err(again("the parts before this one are not here: send all of them"));
+        };
+        if part < parts.count {
+            // It has come twice.
+            return Ok(());
+        }
+        if part > parts.count {
+            return Err(again("a part is missing before this one: send all of them"));
+        }
+        let bytes = changes.iter().map(memory_of_change).sum::<usize>();
+        if parts.bytes + bytes > MAX_CHANGE {
+            all.parts.remove(&connection);
+            let what = format!("a change of more than {MAX_CHANGE} bytes");
+            return Err(Failure { code: FailureCode::Limit, what });
+        }
+        all.make_room(self.most, connection, bytes);
+        let Some(parts) = all.parts.get_mut(&connection) else {
+            return Err(again("the server takes in long changes of others: send it again"));
+        };
+        parts.changes.extend(changes);
+        parts.bytes += bytes;
+        parts.count += 1;
+        parts.came = Instant::now();
+        Ok(())
+    }
+
+    /// Returns a whole change, whose last part this is. It counts until it is forgotten.
+    pub fn finish(
+        &self,
+        connection: u64,
+        of: Of,
+        part: u32,
+        changes: Vec<ServedChange>,
+    ) -> Result<Vec<ServedChange>, Failure> {
+        let mut all = self.all.lock();
+        let is_next = |parts: &&mut Parts| parts.of == of && parts.count == part;
+        let mut whole = match all.parts.get_mut(&connection).filter(is_next) {
+            Some(parts) => {
+                // It is not finished twice.
+                parts.count = u32::MAX;
+                std::mem::take(&mut parts.changes)
+            }
+            None if part == 0 => Vec::new(),
+            None => {
+                return Err(again("the parts before the last one are not here: send all of them"));
+            }
+        };
+        whole.extend(changes);
+        Ok(whole)
+    }
+
+    /// The connection has ended, or its change is applied or refused.
+    pub fn forget(&self, connection: u64) {
+        self.all.lock().parts.remove(&connection);
+    }
+}
+
+impl All {
+    /// Makes room for so many bytes more of a connection: of those that have stalled, or else of
+    /// the connection itself, which frees it for another one.
+    fn make_room(&mut self, most: usize, connection: u64, bytes: usize) {
+        let taken = |all: &All| all.parts.values().map(|parts| parts.bytes).sum::<usize>();
+        if taken(self) + bytes > most {
+            self.parts
+                .retain(|other, parts| *other == connection || parts.came.elapsed() < STALLED);
+        }
+        if taken(self) + bytes > most {
+            self.parts.remove(&connection);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use kvdb::DictionaryId;
+
+    fn put(key: u8, bytes: usize) -> Vec<ServedChange> {
+        let value = Bytes::from(vec![7; bytes]);
+        vec![ServedChange::Put(DictionaryId(1), Bytes::from(vec![key]), value)]
+    }
+
+    #[test]
+    fn a_change_is_whole_with_all_of_its_parts_in_their_order() {
+        let unfinished = Unfinished::new(0);
+        let (one, other) = (unfinished.connection(), unfinished.connection());
+        unfinished.add(one, (1, 1), 0, put(0, 9)).unwrap();
+        unfinished.add(one, (1, 1), 1, put(1, 9)).unwrap();
+        unfinished.add(one, (1, 1), 1, put(1, 9)).unwrap();
+        let missing = |done: Result<_, Failure>| done.is_err_and(|e| e.code == FailureCode::Again);
+        assert!(missing(unfinished.add(one, (1, 1), 3, put(3, 9))), "a part is missing");
+        assert!(missing(unfinished.add(other, (1, 1), 1, put(1, 9))), "they came elsewhere");
+        assert!(missing(unfinished.add(one, (1, 2), 1, put(1, 9))), "of another change");
+        let whole = unfinished.finish(one, (1, 1), 2, put(2, 9)).unwrap();
+        assert_eq!(whole, [put(0, 9), put(1, 9), put(2, 9)].concat());
+        let gone = unfinished.finish(one, (1, 1), 2, put(2, 9));
+        unfinished.forget(one);
+        assert!(gone.is_err_and(|e| e.code == FailureCode::Again));
+        unfinished.add(one, (1, 2), 0, put(7, 9)).unwrap();
+        unfinished.add(one, (1, 2), 0, put(0, 9)).unwrap();
+        let whole = unfinished.finish(one, (1, 2), 1, put(1, 9)).unwrap();
+        assert_eq!(whole, [put(0, 9), put(1, 9)].concat(), "the first one begins it again");
+        unfinished.add(one, (1, 2), 0, put(0, 9)).unwrap();
+        unfinished.forget(one);
+        assert!(missing(unfinished.add(one, (1, 2), 1, put(1, 9))), "it has ended");
+    }
+
+    #[test]
+    fn unfinished_changes_are_bounded_by_themselves_and_together() {
+        let unfinished = Unfinished::new(0);
+        let connections: Vec<u64> = (0..3).map(|_| unfinished.connection()).collect();
+        let part = 20 << 20;
+        for i in 0..3 {
+            unfinished.add(connections[0], (1, 1), i, put(i as u8, part)).unwrap();
+        }
+        let refused = unfinished.add(connections[1], (1, 1), 0, put(0, part)).unwrap_err();
+        assert_eq!(refused.code, FailureCode::Again, "there is no room");
+        let taken = || unfinished.all.lock().parts.values().map(|parts| parts.bytes).sum::<usize>();
+        assert!(taken() <= MAX_CHANGE);
+        let refused = unfinished.add(connections[0], (1, 1), 3, put(3, part)).unwrap_err();
+        assert_eq!(refused.code, FailureCode::Limit, "it is too long");
+        assert_eq!(taken(), 0);
+        unfinished.add(connections[1], (1, 1), 0, put(0, part)).unwrap();
+    }
+
+    #[test]
+    fn a_change_that_has_stalled_gives_way() {
+        let unfinished = Unfinished::new(0);
+        let (one, other) = (unfinished.connection(), unfinished.connection());
+        unfinished.add(one, (1, 1), 0, put(0, 60 << 20)).unwrap();
+        let Some(long_ago) = Instant::now().checked_sub(STALLED) else { return };
+        unfinished.all.lock().parts.values_mut().for_each(|parts| parts.came = long_ago);
+        unfinished.add(other, (1, 1), 0, put(0, 60 << 20)).unwrap();
+        assert!(unfinished.finish(one, (1, 1), 1, put(1, 9)).is_err());
+    }
+}

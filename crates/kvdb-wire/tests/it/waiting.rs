@@ -1,0 +1,155 @@
+//! A server that is gone: it is waited for by all calls together, once; then they fail at once,
+//! until it answers again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::wire::{self, Store};
+use kvdb::ServedView;
+use kvdb_wire::{BeginOptions, Client, Reach, ServedTransaction, SnapshotView};
+
+/// Far less than calls that wait one after the other would take.
+const FAST: Duration = Duration::from_secs(5);
+
+#[track_caller]
+fn awaits(what: &str, mut happens: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !happens() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A value that was not asked for before.
+fn ask(view: &dyn ServedView, key: u64) -> kvdb::Result<()> {
+    let dict = view.dictionary("imap").unwrap();
+    view.get_many(dict, &[&key.to_be_bytes()]).map(drop)
+}
+
+fn client(store: &Store, timeout: Duration) -> Arc<Client> {
+    wire::client(&store.path(), timeout).unwrap()
+}
+
+/// The time that so many calls take, one after the other, which all fail.
+#[track_caller]
+fn time_to_fail(view: &dyn ServedView, calls: u64) -> Duration {
+    let begun = Instant::now();
+    for key in 0..calls {
+        assert!(ask(view, key).is_err());
+    }
+    begun.elapsed()
+}
+
+#[test]
+fn a_server_that_is_gone_costs_one_wait_and_is_found_again() {
+    let timeout = Duration::from_secs(1);
+    let mut store = Store::with_tree(1, 10);
+    let client = client(&store, timeout);
+    let view = SnapshotView::open(&client, "monday").unwrap();
+    assert_eq!(client.reach(), Reach::Connected);
+    store.stop_serving();
+    let begun = Instant::now();
+    std::thread::scope(|threads| {
+        for _ in 0..10 {
+            threads.spawn(|| assert!(ask(&view, 1).is_err()));
+        }
+    });
+    assert!(begun.elapsed() >= timeout, "it was waited for");
+    assert!(matches!(client.reach(), Reach::Gone(_)), "{:?}", client.reach());
+    let failing = time_to_fail(&view, 100);
+    assert!(failing < FAST, "100 calls have waited {failing:?}");
+    store.serve();
+    // No call is needed for that.
+    awaits("the server is found", || client.reach() == Reach::Connected);
+    ask(&view, 2).unwrap();
+}
+
+#[test]
+fn a_server_that_comes_back_ends_the_wait() {
+    for timeout in [Duration::from_secs(600), Duration::ZERO] {
+        let mut store = Store::with_tree(1, 10);
+        let client = client(&store, timeout);
+        let view = SnapshotView::open(&client, "monday").unwrap();
+        store.stop_serving();
+        std::thread::scope(|threads| {
+            let asks = threads.spawn(|| ask(&view, 1));
+            awaits("it is waited for", || matches!(client.reach(), Reach::Waiting(_)));
+            store.serve();
+            asks.join().unwrap().unwrap();
+        });
+        assert_eq!(client.reach(), Reach::Connected);
+    }
+}
+
+#[test]
+fn calls_that_begin_while_a_server_is_waited_for_end_with_the_first_one() {
+    let timeout = Duration::from_secs(2);
+    let mut store = Store::with_tree(1, 10);
+    let client = client(&store, timeout);
+    let view = SnapshotView::open(&client, "monday").unwrap();
+    store.stop_serving();
+    std::thread::scope(|threads| {
+        let first = threads.spawn(|| time_to_fail(&view, 1));
+        let is_late =
+            || matches!(client.reach(), Reach::Waiting(since) if since > timeout.mul_f32(0.75));
+        awaits("most of the wait is over", is_late);
+        let late = time_to_fail(&view, 1);
+        assert!(late < timeout, "it has waited {late:?} more");
+        assert!(first.join().unwrap() >= timeout);
+    });
+}
+
+#[test]
+fn a_server_that_answers_no_more_ends_all_that_wait_for_it_together() {
+    let timeout = Duration::from_secs(3);
+    let store = Store::with_tree(1, 10);
+    let stalls = Arc::new(AtomicBool::new(false));
+    let proxy = wire::Stalling::new(store.path(), stalls.clone());
+    let client = wire::client(&proxy.path(), timeout).unwrap();
+    let view = SnapshotView::open(&client, "monday").unwrap();
+    stalls.store(true, Ordering::Relaxed);
+    let begun = Instant::now();
+    std::thread::scope(|threads| {
+        threads.spawn(|| assert!(ask(&view, 1).is_err()));
+        // No connection has failed, and it is seen all the same.
+        awaits("it is waited for", || matches!(client.reach(), Reach::Waiting(_)));
+        threads.spawn(|| assert!(ask(&view, 2).is_err()));
+    });
+    // The second one began a second later.
+    assert!(begun.elapsed() < timeout + Duration::from_millis(900), "{:?}", begun.elapsed());
+    stalls.store(false, Ordering::Relaxed);
+    awaits("the server is found", || client.reach() == Reach::Connected);
+    ask(&view, 3).unwrap();
+}
+
+#[test]
+fn a_transaction_goes_on_after_its_server_was_gone_and_an_abort_does_not_wait_for_ever() {
+    let mut store = Store::writable();
+    store.db.open_dictionary("fruit").unwrap();
+    let client = client(&store, Duration::from_millis(200));
+    let begin = || {
+        let durable = BeginOptions { durable: true, ..BeginOptions::default() };
+        Arc::new(ServedTransaction::begin(&client, durable).unwrap())
+    };
+    let (first, second) = (begin(), begin());
+    let dict = first.dictionary("fruit").unwrap();
+    let put = |key: &'static str| kvdb::ServedChange::Put(dict, key.into(), "value".into());
+    store.stop_serving();
+    first.apply(vec![put("a")]).unwrap();
+    assert!(first.sync().is_err());
+    assert!(matches!(client.reach(), Reach::Gone(_)));
+    let begun = Instant::now();
+    for _ in 0..20 {
+        first.apply(vec![put("b")]).unwrap();
+        assert!(first.sync().is_err());
+        assert!(second.abort().is_err());
+    }
+    assert!(begun.elapsed() < FAST, "{:?}", begun.elapsed());
+    store.serve();
+    awaits("the server is found", || client.reach() == Reach::Connected);
+    second.abort().unwrap();
+    first.sync().unwrap();
+    assert_eq!(first.commit(true).unwrap(), kvdb_wire::Outcome::Committed);
+    assert_eq!(store.db.get(dict, b"b").unwrap().as_deref(), Some(&b"value"[..]));
+}

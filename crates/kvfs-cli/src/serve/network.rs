@@ -1,0 +1,153 @@
+//! Clients on other machines: an address at which each connection is encrypted, and shows a token.
+//!
+//! A connection has a thread of its own, which agrees on keys and then relays. Of those that have
+//! not agreed yet there are so many at a time, for so long, and more are closed at once; a client
+//! that has is counted by the server, as those at a socket are.
+
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kvdb_server::Tls;
+use kvdb_wire::{Server, Tokens};
+
+use crate::output::{Exit, Failure, Outcome};
+
+/// Connections that have not agreed on keys yet, at a time.
+const HANDSHAKES: usize = 64;
+/// A client that takes nothing for so long is cut off.
+const STALL: Duration = Duration::from_secs(30);
+/// After a failure to accept, as when there are no more descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Bytes of the longest list of tokens.
+const LONGEST: u64 = 1 << 20;
+
+/// What clients of the network are told and asked for.
+pub struct Network {
+    pub tls: Tls,
+    pub tokens: Arc<Tokens>,
+}
+
+impl Network {
+    /// Reads the certificate, its key, and the list of tokens.
+    pub fn read(cert: &Path, key: &Path, tokens: &Path) -> Outcome<Network> {
+        let wrong = |what: String| Failure::new(Exit::Usage, what);
+        let tls = Tls::from_files(cert, key).map_err(|e| wrong(e.to_string()))?;
+        let cannot =
+            |e: std::io::Error| Failure::io(format!("cannot read {}", tokens.display()), &e);
+        let about = std::fs::metadata(tokens).map_err(cannot)?;
+        if about.permissions().mode() & 0o022 != 0 {
+            let what =
+                format!("{} can be written by others, who could let in anyone", tokens.display());
+            return Err(wrong(what).hint(format!("chmod go-w {}", tokens.display())));
+        }
+        if !about.is_file() || about.size() > LONGEST {
+            return Err(wrong(format!("{} is no list of tokens", tokens.display())));
+        }
+        let text = std::fs::read_to_string(tokens).map_err(cannot)?;
+        let parsed = Tokens::parse(&text);
+        let parsed = parsed.map_err(|e| wrong(format!("{}: {e}", tokens.display())))?;
+        if parsed.is_empty() {
+            return Err(wrong(format!(
+                "{} has no token, so no client could do anything",
+                tokens.display()
+            )));
+        }
+        Ok(Network { tls, tokens: Arc::new(parsed) })
+    }
+}
+
+/// Takes connections until it is dropped.
+pub struct Listening {
+    listener: Arc<TcpListener>,
+    stopping: Arc<AtomicBool>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl Listening {
+    /// `at`: HOST:PORT.
+    pub fn begin(at: &str, network: Network, server: Weak<Server>) -> Outcome<Listening> {
+        let cannot = |e: std::io::Error| Failure::io(format!("cannot listen at {at}"), &e);
+        let addresses: Vec<SocketAddr> = at.to_socket_addrs().map_err(cannot)?.collect();
+        let listener = Arc::new(TcpListener::bind(&addresses[..]).map_err(cannot)?);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (accepts, stops) = (listener.clone(), stopping.clone());
+        let taking = Arc::new(Taking { network, server, handshakes: AtomicUsize::new(0) });
+        let accept = move || {
+            while !stops.load(Ordering::Relaxed) {
+                match accepts.accept() {
+                    Ok((stream, from)) => taking.take(stream, from),
+                    Err(_) if stops.load(Ordering::Relaxed) => break,
+                    Err(e) => {
+                        tracing::warn!("no connection is accepted: {e}");
+                        std::thread::sleep(PAUSE);
+                    }
+                }
+            }
+        };
+        let accepting = std::thread::Builder::new().name("serve-accept".into()).spawn(accept);
+        Ok(Listening { listener, stopping, accepting: Some(accepting.map_err(cannot)?) })
+    }
+
+    /// The address, with the port that was taken.
+    pub fn address(&self) -> Outcome<SocketAddr> {
+        self.listener.local_addr().map_err(|e| Failure::io("cannot listen there", &e))
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        // It wakes the thread that accepts.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Read);
+        let _ = self.accepting.take().map(JoinHandle::join);
+    }
+}
+
+struct Taking {
+    network: Network,
+    server: Weak<Server>,
+    handshakes: AtomicUsize,
+}
+
+/// One that has not agreed on keys yet.
+struct Handshake(Arc<Taking>);
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        self.0.handshakes.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Taking {
+    fn take(self: &Arc<Taking>, stream: TcpStream, from: SocketAddr) {
+        if self.handshakes.fetch_add(1, Ordering::Relaxed) >= HANDSHAKES {
+            self.handshakes.fetch_sub(1, Ordering::Relaxed);
+            tracing::debug!("{from} is not served: too many connections begin");
+            return;
+        }
+        let (taking, handshake) = (self.clone(), Handshake(self.clone()));
+        let serve = move || {
+            let done = taking.network.tls.serve(stream, STALL, |socket| {
+                drop(handshake);
+                match taking.server.upgrade() {
+                    Some(server) => server.serve_with(socket.into(), &taking.network.tokens),
+                    None => Ok(()),
+                }
+            });
+            match done {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => tracing::warn!("{from} is not served: {e}"),
+                Err(e) => tracing::debug!("{from} is not served: {e}"),
+            }
+        };
+        let thread = std::thread::Builder::new().name("serve-tls".into()).stack_size(256 << 10);
+        if let Err(e) = thread.spawn(serve) {
+            tracing::warn!("{from} is not served: {e}");
+        }
+    }
+}
