@@ -143,8 +143,8 @@ class S3fs(Way):
         access, secret = (os.environ[f"AWS_{k}"] for k in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
         keys.write_text(f"{access}:{secret}")
         keys.chmod(0o600)
-        options = f"url={self.endpoint},endpoint=us-east-1,passwd_file={keys},use_cache={self.cache}"
-        options += ",use_path_request_style"
+        options = f"url={self.endpoint},endpoint=us-east-1,passwd_file={keys}"
+        options += f",use_cache={self.cache},use_path_request_style"
         self.cache.mkdir(exist_ok=True)
         sh("s3fs", f"{BUCKET}:/{self.prefix}", self.at, "-o", options)
         wait_until(lambda: os.path.ismount(self.at), "the mount of s3fs")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""SIGKILL of the writer of a store in a bucket, loss of its machine, and a second machine that takes
-the store while the first one works, with `durability=remote`, on a server of S3.
+"""SIGKILL of the writer of a store in a bucket, loss of its machine, and a second machine that
+takes the store while the first one works, with `durability=remote`, on a server of S3.
 
     scripts/remote_servers.sh scripts/crash_remote.py --kvfs target/release/kvfs
 
@@ -8,8 +8,10 @@ Each round lets several workers write, rename over, fsync and set keys, and ends
 ways at a random moment:
 
 - *killed*: the daemon is killed, and mounted again on the same machine;
-- *lost*: the daemon is killed, all that its machine has is deleted, and another one takes the store;
-- *taken*: another machine takes the store while the first one goes on; then the first one is killed.
+- *lost*: the daemon is killed, all that its machine has is deleted, and another one takes the
+  store;
+- *taken*: another machine takes the store while the first one goes on; then the first one is
+  killed.
 
 Then the store is compared with what had been acknowledged, as in `crash_live.py`: a file whose
 fsync returned and a key whose SYNC returned are there, or a later version that was on its way; a
@@ -91,6 +93,17 @@ class Run:
         self.machines += 1
         return Machine(self.kvfs, self.work, self.machines, self.address)
 
+    def take(self, machine):
+        """Takes the store while another machine has it. A publication that comes in between is the
+        only reason to try again."""
+        for _ in range(20):
+            try:
+                return machine.mount("--take")
+            except SystemExit as e:
+                if "published by another process" not in str(e):
+                    raise
+        raise SystemExit("the store was not taken in 20 attempts")
+
     def round(self, seed):
         rnd, ledger = random.Random(seed), Ledger()
         stop, ending = threading.Event(), threading.Event()
@@ -132,7 +145,7 @@ class Run:
         if end == "taken":
             to = self.next_machine()
             ending.set()
-            to.mount("--take")
+            self.take(to)
             # The first machine goes on for a moment: what it acknowledges now is lost.
             time.sleep(rnd.uniform(0, 0.5))
         stop.set()

@@ -272,8 +272,14 @@ impl Conversation {
                 };
                 added.map(|()| Reply::Done)
             }
-            Request::Commit { key, synced, batches } => all.commit(&key, batches, synced),
-            Request::Abort { key } => all.abort(&key).map(|()| Reply::Done),
+            Request::Commit { key, synced, batches } => {
+                all.may_end(&key, &|branch| self.may(|role| role.may_write(branch)))?;
+                all.commit(&key, batches, synced)
+            }
+            Request::Abort { key } => {
+                all.may_end(&key, &|branch| self.may(|role| role.may_write(branch)))?;
+                all.abort(&key).map(|()| Reply::Done)
+            }
             Request::Sync { transaction } => {
                 all.sync(&self.held(transaction)?).map(|()| Reply::Done)
             }

@@ -68,8 +68,9 @@ impl Tokens {
     pub fn parse(text: &str) -> Result<Tokens, String> {
         let mut all = Vec::new();
         for (number, line) in text.lines().enumerate() {
-            let words = line.split('#').next().unwrap_or_default();
-            let mut words = words.split_ascii_whitespace();
+            // A comment begins with a word: names of snapshots may have a `#` within.
+            let words = line.split_ascii_whitespace();
+            let mut words = words.take_while(|word| !word.starts_with('#'));
             let Some(hash) = words.next() else { continue };
             let wrong = |what: &str| Err(format!("line {}: {what}", number + 1));
             let Some(hash) = hash_of_digits(hash) else {

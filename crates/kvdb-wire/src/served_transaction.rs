@@ -227,6 +227,13 @@ impl ServedTransaction {
         }
     }
 
+    /// Returns whether a commit was asked for whose outcome is not known: the server did not answer
+    /// in time, or its answer was lost.
+    pub fn is_in_doubt(&self) -> bool {
+        let state = self.state.lock();
+        state.commit_asked && state.over.is_none()
+    }
+
     /// Says why it is over, if it is.
     pub fn over(&self) -> Option<String> {
         self.state.lock().over.clone()
@@ -367,6 +374,7 @@ impl ServedTransaction {
         let batches = self.outgoing.lock().last();
         let request = Request::Commit { key: self.key, synced, batches };
         let mut is_taken_up = false;
+        self.state.lock().commit_asked = true;
         // The answer may be lost after it has committed, and then there is none to be taken up: so
         // the commit itself is asked for again.
         let answer = self.client.retried(|deadline| {
@@ -381,6 +389,9 @@ impl ServedTransaction {
                 answer => answer,
             }
         });
+        if matches!(answer, Ok(Reply::Conflict { .. }) | Err(Error::Failed(_))) {
+            self.state.lock().commit_asked = false;
+        }
         let outcome = match answer {
             Ok(Reply::Done) => Outcome::Committed,
             Ok(Reply::Conflict { what, keys }) => return Ok(Outcome::Conflict { what, keys }),

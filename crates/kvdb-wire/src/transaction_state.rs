@@ -29,6 +29,8 @@ pub(crate) struct State {
     pub refused: Option<(String, Instant)>,
     /// Says why it is over.
     pub over: Option<String>,
+    /// Set while a commit was asked for and neither its answer nor a refusal has come.
+    pub commit_asked: bool,
     pub heard: Instant,
 }
 
@@ -45,6 +47,7 @@ impl State {
             new: NewRanges::new(memory / 4),
             refused: None,
             over: None,
+            commit_asked: false,
             heard: Instant::now(),
         }
     }

@@ -78,8 +78,12 @@ fn end(dir: &Path, request: &str, output: &Output) -> Outcome<bool> {
             output.print("", json!({done: id}))?;
             Ok(true)
         }
-        _ => {
-            let what = answer["why"].as_str().unwrap_or("its daemon gave an unexpected reply");
+        result => {
+            let why = answer["why"].as_str().unwrap_or("its daemon gave an unexpected reply");
+            let what = match result {
+                Some("unknown") => format!("it is not known whether it has committed: {why}"),
+                _ => why.to_owned(),
+            };
             Err(Failure::new(Exit::Failed, what))
         }
     }

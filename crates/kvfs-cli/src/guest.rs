@@ -158,6 +158,7 @@ impl Guest {
         if let Some(transaction) = &self.transaction {
             all["result"] = if transaction.over().is_some() { "over" } else { "open" }.into();
             all["id"] = transaction.id().0.into();
+            all["in_doubt"] = transaction.is_in_doubt().into();
             all["durable"] = kvdb::ServedView::is_durable(&**transaction).into();
             all["key"] = key_text(&transaction.key()).into();
         }
@@ -184,7 +185,10 @@ impl Guest {
                 places.dedup();
                 json!({"result": "conflict", "id": id, "what": what, "places": places})
             }
-            Err(e) => json!({"result": "failed", "id": id, "why": why(transaction, &e)}),
+            Err(e) => {
+                let result = if transaction.is_in_doubt() { "unknown" } else { "failed" };
+                json!({"result": result, "id": id, "why": why(transaction, &e)})
+            }
         }
     }
 
@@ -194,6 +198,11 @@ impl Guest {
             Ok(()) => {
                 self.fs.leave_served();
                 json!({"result": "aborted", "id": id})
+            }
+            Err(e) if transaction.is_in_doubt() => {
+                let why = why(transaction, &e.into());
+                let why = format!("a commit was asked for, whose outcome is not known: {why}");
+                json!({"result": "failed", "id": id, "why": why})
             }
             // Without its client it comes to the same.
             Err(kvdb::Error::Io(e)) if !kvdb::ServedView::is_durable(transaction) => {
@@ -278,6 +287,10 @@ pub fn left_by(record: &Record, status: &Value) -> Option<String> {
             );
             format!("transaction {id} goes on: kvfs mount {store} DIR --txn --key {key}")
         }
+        false if status["in_doubt"] == true => format!(
+            "transaction {id} was asked to commit, and it is not known whether it has: look at the \
+             store"
+        ),
         false => format!("transaction {id} was aborted, and what was written in it is gone"),
     })
 }

@@ -76,6 +76,10 @@ pub fn run(
     };
     let mut command = Command::new(program);
     command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
+    if matches!(namespace, Namespace::Directory { .. }) {
+        // The program has its transaction, and not what lets it begin and commit others.
+        command.env_remove("KVFS_TOKEN").env_remove("KVFS_TOKEN_FILE");
+    }
     let mut inside = Inside::prepare(namespace)?;
     let waiting = Blocked::signals().map_err(|e| Failure::io("cannot wait for signals", &e))?;
     let before = waiting.before;

@@ -396,17 +396,23 @@ impl Fs {
         }
         let unlinked = state.attr.nlink == 0;
         debug_assert!(!state.dirty || unlinked, "committed before");
-        let node =
-            self.core.scope.get(self.core.layout.imap, &layout::node_key(inode.ino)).ok().flatten();
+        let node = self.core.scope.get(self.core.layout.imap, &layout::node_key(inode.ino));
         if unlinked {
-            if node.is_none() {
-                return;
+            match &node {
+                Ok(None) => return,
+                Ok(Some(_)) => {}
+                // Whether it has come back is not known: its last close must not remove it.
+                Err(_) => {
+                    drop(state);
+                    self.core.inode_cache.leave(inode);
+                    return;
+                }
             }
             // The transaction brings the file back. Its state in memory equals the state that the
             // store has now.
             self.discard(inode.ino, &mut state);
         }
-        match node.and_then(|value| layout::decode_node(inode.ino, &value).ok()) {
+        match node.ok().flatten().and_then(|value| layout::decode_node(inode.ino, &value).ok()) {
             Some((attr, xattrs, _)) => {
                 *state = InodeState { queued: state.queued, ..InodeState::new(attr, xattrs) };
             }

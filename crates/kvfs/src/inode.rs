@@ -2,7 +2,7 @@
 //!
 //! Lock order (each lock may be taken while holding those before it, never the other way round):
 //!
-//! -  the freeze lock of a transaction's view (`freeze_lock`), the turn of the mainline's changes
+//! - the freeze lock of a transaction's view (`freeze_lock`), the turn of the mainline's changes
 //!   (`superseded`), the freeze lock of the mainline, in this order; a call takes only that of its
 //!   own view, except for `commit_on_mainline` and the note of inode numbers, which enter the
 //!   mainline from a transaction's view;

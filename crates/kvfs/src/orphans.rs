@@ -33,8 +33,13 @@ impl Fs {
                     && self.may_remove(ino)
                     && self.core.scope.get(imap, &record)?.is_some()
                 {
-                    if self.core.scope.get(imap, &layout::node_key(ino))?.is_none() {
-                        self.core.layout.stage_removal(ino, &mut batch);
+                    match self.core.scope.get(imap, &layout::node_key(ino)) {
+                        Ok(None) => self.core.layout.stage_removal(ino, &mut batch),
+                        Ok(Some(_)) => {}
+                        Err(e) => {
+                            self.leave_orphans(&[ino], &e.into());
+                            continue;
+                        }
                     }
                     batch.delete(imap, record);
                 }

@@ -49,8 +49,9 @@ impl Fs {
             if found.contains_key(&ino) && at != ino {
                 continue;
             }
-            if let Some(there) = now.node(at)?
-                && is_same((was, then), (&now, &there))?
+            // A file that cannot be read is copied, as if it had no other names.
+            if let Ok(Some(there)) = now.node(at)
+                && is_same((was, then), (&now, &there)).unwrap_or(false)
             {
                 found.insert(ino, at);
             }

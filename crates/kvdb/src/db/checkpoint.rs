@@ -95,16 +95,20 @@ impl Database {
     /// Returns the edits that build the branches of a version, without their dictionaries, and the
     /// snapshots. Also returns the snapshots' versions, which pin their zones even after the
     /// snapshots are dropped.
-    fn kept(&self, of: &Version, uses: &mut ZoneUse) -> (Vec<Edit>, Vec<Arc<Version>>) {
+    fn kept(
+        &self,
+        (of, seq): (&Version, Seq),
+        uses: &mut ZoneUse,
+    ) -> (Vec<Edit>, Vec<Arc<Version>>) {
         let mut edits: Vec<Edit> =
             make_branches(&of.branches, &of.limits, &of.limits_of_files).collect();
         let (mut runs, mut trees) = (HashMap::new(), HashMap::new());
         let all: Vec<_> =
             self.snapshots.list().into_iter().map(|s| (s.label.clone(), s.version())).collect();
-        // A snapshot that still has memtables was made just now, and is newer than the copy.
-        for (label, version) in
-            all.iter().filter(|(_, v)| v.trees.values().all(|t| t.layers.is_empty()))
-        {
+        // A snapshot that still has memtables was made just now, and is newer than the copy, as is
+        // one of a later commit.
+        let is_flushed = |v: &Version| v.trees.values().all(|t| t.layers.is_empty());
+        for (label, version) in all.iter().filter(|(l, v)| l.seq <= seq && is_flushed(v)) {
             let mut dictionaries = Vec::new();
             for tree in version.trees.values() {
                 let next = trees.len() as u64;
@@ -156,7 +160,7 @@ impl Database {
         let mut stats = CheckpointStats::default();
         let mut uses = ZoneUse::new();
         let mut state = ManifestState::new();
-        let (edits, snapshots) = self.kept(&version, &mut uses);
+        let (edits, snapshots) = self.kept((&version, seq), &mut uses);
         state.apply_all(edits)?;
         for (&dict, tree) in &version.trees {
             stats.dictionaries += 1;

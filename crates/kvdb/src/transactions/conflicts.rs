@@ -187,7 +187,8 @@ impl Now<'_> {
         /// The longest number has 20 characters.
         const LONGEST: usize = 20;
         let value = match self {
-            Now::View(view) if !view.knows(dict) => None,
+            // A view of a transaction has changes to dictionaries that are newer than its state.
+            Now::View(view) if !view.of_transaction && !view.knows(dict) => None,
             Now::View(view) => match view.value_len(dict, key)? {
                 Some(len) if len > LONGEST => return Ok(false),
                 _ => view.get(dict, key)?,

@@ -293,7 +293,11 @@ fn an_answer_that_was_damaged_on_its_way_is_asked_for_once_more() {
     change(&source, &mut random, 200);
     push(&source, &bucket.store("fruit"));
     let mut failed = 0;
-    for seed in 0..10 {
+    // Most bits of an answer are not read.
+    for seed in 0..200 {
+        if seed >= 10 && failed > 0 {
+            break;
+        }
         let db = reader(&copied(&bucket.store("fruit"), 60 + seed), &bucket);
         bucket.faults.set_rates(Rates { flipped: 1, ..Rates::default() });
         let ids: Vec<_> = db.dictionaries().into_iter().map(|info| info.id).collect();

@@ -163,14 +163,20 @@ impl There {
                 }
                 failure
             }
-            _ => {
+            result => {
                 let why = answer["why"].as_str().unwrap_or("its daemon gave an unexpected reply");
-                Failure::new(Exit::Failed, format!("it is not committed: {why}"))
+                let what = match result {
+                    Some("unknown") => "it is not known whether it has committed",
+                    _ => "it is not committed",
+                };
+                Failure::new(Exit::Failed, format!("{what}: {why}"))
             }
         };
         // It may have taken hours.
         self.keep()?;
-        output.note("nothing was changed");
+        if answer["result"] != "unknown" {
+            output.note("nothing was changed");
+        }
         Err(failure.hint(kept(&self.dir)))
     }
 }

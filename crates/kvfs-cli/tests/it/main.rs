@@ -42,6 +42,7 @@ mod hostile_names;
 mod import_mounted;
 mod keeper;
 mod keeper_views;
+mod language;
 mod live;
 mod long_values;
 mod looking;

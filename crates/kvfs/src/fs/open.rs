@@ -290,8 +290,13 @@ fn empty_orphans(db: &Kvdb, layout: &Layout, in_use: impl Fn(Ino) -> bool) -> Re
             continue;
         }
         let mut batch = Batch::new();
-        if view.get(layout.imap, &layout::node_key(ino))?.is_none() {
-            layout.stage_removal(ino, &mut batch);
+        match view.get(layout.imap, &layout::node_key(ino)) {
+            Ok(None) => layout.stage_removal(ino, &mut batch),
+            Ok(Some(_)) => {}
+            Err(e) => {
+                tracing::warn!("the removed file {ino} keeps its space: {e}");
+                continue;
+            }
         }
         batch.delete(layout.imap, tuple.key);
         db.commit(batch, Durability::Buffered)?;
