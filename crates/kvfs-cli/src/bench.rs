@@ -17,22 +17,22 @@ use crate::place;
 /// Time file operations in a directory, of a mount or of any other file system.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Makes and removes a directory `kvfs-bench` in DIR. Reads after a write come from the page cache unless the cases \
-                        are run in calls of their own with the caches dropped in between (--keep)."
+    after_help = "Creates a directory `kvfs-bench` in DIR and removes it at the end. Reads after a write come from the page cache, \
+                        unless the cases run in separate calls (--keep) and the caches are dropped in between."
 )]
 pub struct Args {
-    /// Where to work.
+    /// Directory to work in.
     dir: PathBuf,
-    /// What to time; all, in this order, when not given.
+    /// Run only this case; may be repeated. Without it, all cases run in this order.
     #[arg(long = "case", value_enum)]
     cases: Vec<Case>,
-    /// Files in the cases with many files.
+    /// Number of files in the cases with many files.
     #[arg(long, default_value_t = 10_000)]
     files: u32,
-    /// Size of the large file, MiB.
+    /// Size of the large file, in MiB.
     #[arg(long, default_value_t = 256)]
     mib: u64,
-    /// Leave the files for a later call.
+    /// Keep the files for a later call.
     #[arg(long)]
     keep: bool,
 }
@@ -40,41 +40,41 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Case {
-    /// Empty files.
+    /// Create empty files.
     Create,
-    /// Files of 4 KiB.
+    /// Create files of 4 KiB.
     Create4k,
-    /// stat of each file, in a shuffled order.
+    /// Call stat on each file, in a shuffled order.
     Stat,
     /// List the directories with the attributes of each entry.
     ReaddirStat,
-    /// Read each file whole, in a shuffled order.
+    /// Read each file completely, in a shuffled order.
     Read,
-    /// Give each file another name in its directory.
+    /// Rename each file within its directory.
     Rename,
     /// Remove all files.
     Unlink,
-    /// Directories, side by side.
+    /// Create directories next to each other.
     Mkdir,
-    /// Remove them.
+    /// Remove these directories.
     Rmdir,
     /// Write the large file in pieces of 1 MiB, then fsync.
     SeqWrite,
-    /// Read it.
+    /// Read the large file.
     SeqRead,
-    /// Overwrite random 4 KiB of it, then fsync.
+    /// Overwrite random blocks of 4 KiB of the large file, then fsync.
     RandWrite,
-    /// Read random 4 KiB of it.
+    /// Read random blocks of 4 KiB of the large file.
     RandRead,
-    /// Overwrite 4 bytes of random pages of it, then fsync.
+    /// Overwrite 4 bytes of random pages of the large file, then fsync.
     Poke,
     /// Append 100 bytes at a time to a file.
     Append,
-    /// Create, write 4 KiB, fsync; one thread.
+    /// Create a file, write 4 KiB and fsync, in one thread.
     Fsync1,
-    /// Create, write 4 KiB, fsync; 16 threads.
+    /// Create a file, write 4 KiB and fsync, in 16 threads.
     Fsync16,
-    /// Append 4 KiB, fsync; 16 threads, a file each.
+    /// Append 4 KiB and fsync, in 16 threads with a file each.
     AppendFsync16,
 }
 

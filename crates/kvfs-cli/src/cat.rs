@@ -13,13 +13,13 @@ use crate::{text, tree};
 /// Print files of a store.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the file of a store, mounted or not, or a directory of a mounted one, of which paths \
-begin then; also one of a view, such as /mnt/.kvfs/snapshot/monday. Of a mounted store files are \
-read through the mount, as far as their modes let you.")]
+TARGET is the file of a store, mounted or not, or a directory of a mounted store or of one of its \
+views, such as /mnt/.kvfs/snapshot/monday; PATHS are relative to that directory. Files of a \
+mounted store are read through the mount, so their modes must allow you to read them.")]
 pub struct Args {
     /// The store's file, or a directory where it is mounted.
     target: PathBuf,
-    /// Files in it, printed one after the other.
+    /// Files of the store, printed one after the other.
     #[arg(required = true)]
     paths: Vec<OsString>,
 }

@@ -26,33 +26,34 @@ use paint::{Paint, When};
 use patch::Roots;
 use renames::Renames;
 
-/// How much is shown.
+/// Options that select the changes to show, and their format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Detail {
-    /// One line for all: how much was added, changed, removed.
+    /// Print only totals: added, changed and removed.
     #[arg(long, conflicts_with = "patch")]
     stat: bool,
-    /// The contents that differ, as a patch that `git apply` takes. What git does not keep stands
-    /// in lines that begin with `#`. On a terminal, files that are not text are only named.
+    /// Print the contents that differ as a patch for `git apply`. Changes that git does not
+    /// represent are lines that begin with `#`. On a terminal, files that are not text are only
+    /// named.
     #[arg(long, short = 'p')]
     patch: bool,
-    /// The elements of hashes, sets, sorted sets and lists that differ, a line for each; --patch
-    /// has them, too.
+    /// Show the elements of hashes, sets, sorted sets and lists that differ, one a line. --patch
+    /// shows them, too.
     #[arg(long, conflicts_with = "stat")]
     fields: bool,
-    /// Also what differs in nothing but the time of its last change.
+    /// Include entries of which only the modification time differs.
     #[arg(long)]
     times: bool,
-    /// Also what lies below directories that were added or removed, which is only counted else.
+    /// List the contents of added and removed directories instead of counting them.
     #[arg(long, short = 'a')]
     all: bool,
-    /// What was renamed as something removed and something added.
+    /// Show a rename as a removal and an addition.
     #[arg(long)]
     no_renames: bool,
-    /// When lines have colours.
+    /// When to colour lines.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     color: When,
-    /// Not through a pager: on a terminal it is KVFS_PAGER, PAGER or less.
+    /// Do not use a pager (KVFS_PAGER, PAGER or less).
     #[arg(long)]
     no_pager: bool,
 }

@@ -12,30 +12,30 @@ use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output, taken};
 use crate::text;
 
-/// Show which files and keys commits to a mounted store, or a clone, have changed, one a line.
+/// Show the files and keys changed by commits to a mounted store or to a clone, one a line.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A line has the number of the commit, and a path with what has become of it (made, changed, \
-removed), or a dictionary and a key with its type now; of a deleted range its bounds. What they \
-hold is read where it is. --json prints an object a line; the last one has the position behind \
-them, from which --since goes on.
+Each line has the number of the commit, and either a path and its kind of change (made, changed, \
+removed), or a dictionary, a key and the current type of the key; for a deleted range its bounds. \
+The contents of files and keys are not printed. --json prints an object a line; the last line has \
+the position after the changes, from which --since continues.
 
-A clone has a list of its own: of what was committed to it. The daemon keeps the newest commits, \
-from the first use of this command on, and forgets them \
-when it ends. What is not kept any more is an error and never left out: begin anew then, and \
-compare with a snapshot (kvfs diff).
+A clone has its own list, of the commits to that clone. The daemon keeps the newest commits from \
+the first use of this command on, and forgets them when it ends. If the commits since POSITION \
+are no longer kept, the command fails; it never leaves changes out. Start again without --since \
+then, and compare with a snapshot (kvfs diff).
 
-  kvfs changes /mnt --follow                        # as they come
-  kvfs changes /mnt/.kvfs/clone/trial --follow      # those of a clone
+  kvfs changes /mnt --follow                        # new commits as they are made
+  kvfs changes /mnt/.kvfs/clone/trial --follow      # commits to a clone
   at=$(kvfs changes /mnt); make; kvfs changes /mnt --since $at")]
 pub struct Args {
-    /// The directory a store is mounted on, or a clone in it.
+    /// Directory a store is mounted on, or a clone in it.
     mount: PathBuf,
-    /// Go on with what comes, until interrupted.
+    /// Keep printing new commits until interrupted.
     #[arg(long, short = 'f')]
     follow: bool,
-    /// What was committed since a position that this command has printed, or since a commit of that
-    /// number. Without it, and without --follow, the position of now is printed.
+    /// Show the changes since POSITION, which this command printed before, or since the commit with
+    /// this number. Without it, and without --follow, print only the current position.
     #[arg(long, value_name = "POSITION")]
     since: Option<String>,
 }

@@ -25,34 +25,34 @@ use crate::tree;
 /// Verify every byte of a store, and make a damaged one usable again.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Reads the whole store and changes nothing, unless it is to repair. Damage is listed with its \
-place, and the exit code is 5. A mounted store is read by its daemon while it is in use: \
-everything that is alive, and the file system as it is committed when that is done. What only \
-openings read (older superblocks and manifests, the journal) is looked at when it is not \
-mounted, and only then can it be repaired. --repair takes out what cannot be read, and names it; \
-that is lost then, so bring out first what salvage can read, and look for a backup. Reading lost \
-bytes of a file fails (EIO) until they are written again, and what is lost is kept as a list: \
-check and kvfs stat show it, and the exit code of check is 5, until nothing of it is lost any more \
-or --accept-losses is given. Entries that lead nowhere go, what has lost its name goes to lost+found, link counts and sizes are set right. \
-What is sound stays as it is. The repaired store takes the place of the old one at once: when \
-anything stops it before, the old one is there. A store of which superblock, manifest or journal \
-cannot be read at all is not repaired: see kvfs salvage.
+Reads the whole store, and changes nothing without --repair. Damage is listed with its place, and \
+the exit code is 5. A mounted store is read by its daemon while it is in use: all live data, and \
+the file system as it is committed at the end of the reading. Data that only opening a store \
+reads (older superblocks and manifests, the journal) is checked only if the store is not mounted, \
+and only then can it be repaired. --repair removes what cannot be read, and lists it. The removed \
+data is lost, so first use salvage to copy out what is readable, and look for a backup. Reading \
+lost bytes of a file fails (EIO) until they are written again. The losses are kept as a list: \
+check and kvfs stat show it, and the exit code of check is 5, until everything on it has been \
+replaced or --accept-losses is used. Directory entries without an inode are removed, files that \
+lost their names go to lost+found, and link counts and sizes are corrected. Sound data stays as \
+it is. The repaired store replaces the old one atomically: if the repair is interrupted, the old \
+store remains. A store whose superblock, manifest or journal cannot be read at all is not \
+repaired: see kvfs salvage.
 
-With an address (dir:FOLDER/NAME, s3://BUCKET/NAME) it compares what all stores and forks in that \
-place refer to with what lies there, and reads no data. What is missing is damage; what is in \
-nobody's use is for kvfs gc.")]
+With an address (dir:FOLDER/NAME, s3://BUCKET/NAME), compares the objects that all stores and \
+forks in that place refer to with the objects stored there, without reading data. Missing objects \
+are damage; unreferenced objects are left to kvfs gc.")]
 pub struct Args {
     /// The store's file, a directory where it is mounted, or an address in object storage.
     store: PathBuf,
-    /// Take out what cannot be read, and make the rest usable again. Asks before it changes
-    /// anything.
+    /// Remove what cannot be read, and make the rest usable again. Asks before it changes anything.
     #[arg(long)]
     repair: bool,
-    /// With --repair: do not ask.
+    /// Do not ask before repairing.
     #[arg(long, requires = "repair")]
     yes: bool,
-    /// With --repair: what is lost, now or since an earlier repair, is given up. Lost bytes of
-    /// files read as zeros, and there is no list of them.
+    /// Accept the losses of this repair and of earlier ones: lost bytes of files read as zeros, and
+    /// the list of losses is cleared.
     #[arg(long, requires = "repair")]
     accept_losses: bool,
 }

@@ -12,21 +12,22 @@ use crate::paths;
 use crate::place::{self, View};
 use crate::sizes::human_size;
 
-/// Copy a directory with everything in it, or a file, by reference: it costs its names, and no data
-/// is copied.
+/// Copy a file, or a directory with everything in it, by reference: no data is copied, and the cost
+/// is that of the names.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Both lie in one mounted store, and in one view of it (the mainline, or one transaction). The \
-copy appears whole or not at all; it has the owners, modes, times and extended attributes of the \
-original. From then on each goes its own way, and data is kept for as long as one of them has \
-it. What has several names in SRC has them in DST; links that lead out of SRC do not lead back \
-into it.
+SRC and DST lie in the same mounted store, and in the same view of it (the main branch, or one \
+transaction). The copy appears atomically; it has the owners, modes, times and extended \
+attributes of the original. The two change independently afterwards, and shared data is kept for \
+as long as one of them uses it. A file with several names in SRC has them in DST; hard links from \
+outside of SRC are not part of the copy.
 
   kvfs clone-tree /mnt/project /mnt/project.try")]
 pub struct Args {
-    /// What is copied.
+    /// File or directory to copy.
     src: PathBuf,
-    /// What is made; if it is a directory already, the copy goes into it under SRC's name.
+    /// Name of the copy; if it is an existing directory, the copy is made in it under the name of
+    /// SRC.
     dst: PathBuf,
 }
 

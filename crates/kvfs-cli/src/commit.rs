@@ -10,23 +10,24 @@ use crate::merge;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::{text, umount};
 
-/// Commit what was done in a mount of `kvfs mount kvfs+unix:SOCKET DIR --txn`, and unmount it.
+/// Commit the changes in a mount of `kvfs mount kvfs+unix:SOCKET DIR --txn`, and unmount it.
 #[derive(clap::Args)]
 #[command(after_help = "\
-All of it becomes part of the store that the server has, at once. Where others have changed the \
-same since the mount, it is listed, nothing is changed there, the exit code is 75, and the mount \
-is as it was, to be looked at: `kvfs abort DIR` ends it.
+All changes become part of the store of the server at once. If others have changed the same files \
+since the mount, the conflicts are listed, nothing is changed on the server, the exit code is 75, \
+and the mount stays as it was, so that you can inspect it. `kvfs abort DIR` ends it.
 
-Transactions of a store that is mounted here end with: kvfs txn commit")]
+To commit a transaction of a store that is mounted on this machine, use: kvfs txn commit")]
 pub struct Args {
     /// The directory of the mount.
     dir: PathBuf,
-    /// Do not wait until it is on the server's disk; it will be there within its flush interval.
+    /// Do not wait until the commit is on the disk of the server; it gets there within its flush
+    /// interval.
     #[arg(long)]
     no_sync: bool,
 }
 
-/// Throw away what was done in a mount of `kvfs mount kvfs+unix:SOCKET DIR --txn`, and unmount it.
+/// Discard the changes in a mount of `kvfs mount kvfs+unix:SOCKET DIR --txn`, and unmount it.
 #[derive(clap::Args)]
 pub struct AbortArgs {
     /// The directory of the mount.

@@ -13,24 +13,24 @@ use crate::sizes;
 use crate::store::{self, Access};
 use crate::text::{self, show};
 
-/// Make an empty store in a new file, on a block device, or in object storage.
+/// Create an empty store in a new file, on a block device, or in object storage.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The file to make, or a block device; or dir:FOLDER/NAME or s3://BUCKET/NAME for a store that
-    /// lies there: kvfs mount --write.
+    /// File to create, or a block device; or dir:FOLDER/NAME or s3://BUCKET/NAME for a store in
+    /// object storage, which kvfs mount --write mounts.
     store: PathBuf,
-    /// The most the store may grow to: bytes, or with a unit (200M, 10G, 1T); at least 160M. A
-    /// file's space is taken as it is needed.
+    /// Maximum size of the store, in bytes or with a unit (200M, 10G, 1T); at least 160M. The file
+    /// grows as needed.
     #[arg(long, value_parser = sizes::parse_size)]
     size: Option<u64>,
-    /// What kind of device the store lies on: what a seek is taken to cost goes by it, hence what
-    /// merges move and how much is read ahead. Stored with it for all later mounts.
+    /// Kind of device the store is on. It sets the assumed cost of a seek, and so the amount of
+    /// data that merges move and that is read ahead. Recorded in the store for all later mounts.
     #[arg(long, value_enum, default_value = "auto")]
     profile: Asked,
-    /// Bytes of small files for which a new directory reserves a place, so that its files lie
-    /// together on the device however they come (512K by default): more for directories of many
-    /// files that are read together, less for many small directories. 0: files lie in the order in
-    /// which they are made. Stored with the store for all later mounts.
+    /// Bytes that a new directory reserves for its small files, so that they are stored together on
+    /// the device in whatever order they are written (default: 512K). Use more for directories with
+    /// many files that are read together, less for many small directories. With 0, files are stored
+    /// in the order in which they are created. Recorded in the store for all later mounts.
     #[arg(long, value_parser = sizes::parse_size)]
     zone_size: Option<u64>,
     #[command(flatten)]

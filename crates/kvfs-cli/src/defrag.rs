@@ -11,29 +11,29 @@ use crate::output::{Outcome, Output};
 use crate::sizes::human_size;
 use crate::text::with_paths;
 
-/// Move together what lies in zones that are mostly holes, and give their space back.
+/// Move live data out of sparsely used zones and free those zones.
 #[derive(clap::Args)]
 #[command(after_help = "\
 TARGET is the directory a store is mounted on, or the file of a store that is not mounted. \
-Programs that use the store go on during it. A store does the same by itself, slowly, when much \
-of it is holes. What was moved stays moved when this is stopped.")]
+Programs can use the store while it runs. A store defragments itself, slowly, when much of its \
+space is unused. Data that was moved stays moved if the command is stopped.")]
 pub struct Args {
     target: PathBuf,
-    /// Move at most so many MiB in a second, zone by zone; without it, values that lie scattered
-    /// are laid in the order of their keys, too.
+    /// Limit moved data to MIB per second, zone by zone. Without a limit, scattered values are also
+    /// rewritten in the order of their keys.
     #[arg(long, value_name = "MIB")]
     rate: Option<u64>,
-    /// Leave zones alone of which more percent than this is in use.
+    /// Skip zones that are more than PERCENT full.
     #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u8).range(1..=99))]
     fullest: u8,
-    /// Of a store in object storage: also fetch what is left in objects of which less than half is
-    /// in use. The next publication does not refer to them, and kvfs gc deletes them.
+    /// For a store in object storage: also fetch the live data of objects that are less than half
+    /// used. The next publication does not refer to these objects, and kvfs gc deletes them.
     #[arg(long)]
     objects: bool,
-    /// Only say how far it is.
+    /// Print the progress and exit.
     #[arg(long, conflicts_with = "stop")]
     status: bool,
-    /// End one that is under way.
+    /// Stop a running defragmentation.
     #[arg(long)]
     stop: bool,
 }

@@ -19,15 +19,14 @@ use crate::output::{Exit, Failure, Outcome};
 /// read.
 pub const PRIVATE: u32 = 0o600;
 
-/// How a command makes its file.
+/// Options for the file that a command creates.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Making {
-    /// The permissions of the file that is made, octal. It holds what others may not be meant to
-    /// read, so by default they cannot.
+    /// Permissions of the created file, octal. By default only the owner can read it.
     #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "0600")]
     mode: u32,
-    /// Write also where another KVFS store is, which is lost. A store that is in use, or is read
-    /// by this command, is never written onto.
+    /// Overwrite the file even if it is a KVFS store, whose contents are then lost. A store that is
+    /// in use, or is the source, is never overwritten.
     #[arg(long)]
     force: bool,
 }

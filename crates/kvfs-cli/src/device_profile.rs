@@ -11,10 +11,10 @@ use kvfs_fuse::mounts;
 /// The directory in which the host describes its block devices.
 const DEVICES: &str = "/sys/dev/block";
 
-/// What `kvfs create --profile` takes.
+/// Values of `kvfs create --profile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Asked {
-    /// What the host says of the device beneath the store; solid state if it does not know.
+    /// Use what the host reports about the device of the store; solid state if unknown.
     Auto,
     /// Solid state: a seek costs little more than a read.
     Ssd,

@@ -15,19 +15,19 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes;
 use crate::text;
 
-/// List, make, change and drop the dictionaries of keys.
+/// List, create, change and drop dictionaries of keys.
 #[derive(clap::Args)]
 #[command(after_help = "\
 TARGET is the directory a store is mounted on, or the file of a store that is not mounted. A \
-dictionary is a key space of its own, with options that say how it keeps its tuples. Options are \
-durable when the command ends, and hold for what is written from then on; `kvfs compact` writes \
-what is stored already again. The options are those of DICT on the socket. The file system's own \
-dictionaries are not listed and cannot be changed. In a program that `kvfs run` has started, \
-these commands change the store itself, at once.
+dictionary is a separate key space, with options for the storage of its keys and values. Changed \
+options are durable when the command ends, and apply to later writes; `kvfs compact` rewrites \
+existing data with them. The options are those of DICT on the socket. The dictionaries of the \
+file system are not listed and cannot be changed. In a program that `kvfs run` has started, these \
+commands change the store itself, immediately.
 
   kvfs dict create my.kvfs log --stitch-at never --compression zstd
-  kvfs dict set my.kvfs photos --separate-at 4K    # values from 4 KiB on lie outside their block
-  kvfs compact my.kvfs photos                      # those that are stored already, too
+  kvfs dict set my.kvfs photos --separate-at 4K    # store values from 4 KiB on outside their block
+  kvfs compact my.kvfs photos                      # apply it to existing values
   kvfs dict info my.kvfs photos")]
 pub struct Args {
     #[command(subcommand)]
@@ -36,54 +36,56 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Action {
-    /// List the dictionaries by name, each with its options.
+    /// List the dictionaries by name, with their options.
     #[command(visible_alias = "ls")]
     List { target: PathBuf },
     /// Show the options of a dictionary.
     Info { target: PathBuf, name: String },
-    /// Make a dictionary. What is not given is as in one that the first write makes.
+    /// Create a dictionary. Options that are left out are the same as in a dictionary that is
+    /// created by its first write.
     Create {
         target: PathBuf,
         name: String,
         #[command(flatten)]
         options: Options,
     },
-    /// Change options of a dictionary; the others stay as they are.
+    /// Change options of a dictionary; all others stay as they are.
     Set {
         target: PathBuf,
         name: String,
         #[command(flatten)]
         options: Options,
     },
-    /// Drop a dictionary with all its keys. Snapshots keep theirs.
+    /// Drop a dictionary with all its keys. Snapshots keep their copies.
     #[command(visible_alias = "rm")]
     Drop { target: PathBuf, name: String },
 }
 
-/// How a dictionary keeps its tuples.
+/// Storage options of a dictionary.
 #[derive(clap::Args)]
 struct Options {
-    /// Values of this length and more lie outside their block: bytes, or with a unit (4K).
+    /// Store values of at least this length outside their block: bytes, or with a unit (4K).
     /// `adaptive` is 2K, and 512 bytes while the dictionary is being overwritten.
     #[arg(long, value_name = "BYTES|adaptive|never", value_parser = separate_at)]
     separate_at: Option<String>,
-    /// Merges copy what lies in shorter spans than this and refer to the rest. 0 copies nothing
-    /// that need not be merged; `never` copies everything, as an LSM-tree does; `adaptive` follows
-    /// the spans that there are.
+    /// In merges, copy spans that are shorter than this, and refer to longer ones. 0 copies only
+    /// what must be merged; `never` copies everything, as an LSM-tree does; `adaptive` depends on
+    /// the lengths of the existing spans.
     #[arg(long, value_name = "BYTES|adaptive|never", value_parser = stitch_at)]
     stitch_at: Option<String>,
-    /// How blocks of keys and small values are compressed.
+    /// Compression of blocks of keys and small values.
     #[arg(long, value_name = "CODEC", value_parser = ["none", "lz4", "zstd"])]
     compression: Option<String>,
-    /// How values outside their block are compressed.
+    /// Compression of values outside their block.
     #[arg(long, value_name = "CODEC", value_parser = ["none", "lz4", "zstd"])]
     value_compression: Option<String>,
-    /// Of 10,000 missing keys at most so many are looked for on the device. 0: no filters.
+    /// Rate of false positives of the filters: of 10,000 lookups of missing keys, at most this many
+    /// read the device. 0 uses no filters.
     #[arg(long, value_name = "OF-10000", value_parser = clap::value_parser!(u16).range(..=10_000))]
     false_positives: Option<u16>,
-    /// How a commit joins a key that its transaction and others have changed, instead of a
-    /// conflict: add both changes to a whole number, keep the larger or the smaller one, or join
-    /// sets of lines.
+    /// Merge a key that both the transaction and others have changed, instead of failing with a
+    /// conflict: add both changes to a whole number, keep the larger or the smaller number, or
+    /// unite sets of lines.
     #[arg(long, value_name = "RULE", value_parser = ["none", "add", "max", "min", "union"])]
     merge: Option<String>,
 }
@@ -206,23 +208,24 @@ fn with(target: &Path, writes: bool, words: &[&str]) -> Outcome<Reply> {
     reply.and_then(|reply| closed.map(|()| reply))
 }
 
-/// Merge the runs of a store, of one dictionary, or of a range of its keys, at once.
+/// Merge the runs of a store, of one dictionary, or of a range of its keys, now.
 #[derive(clap::Args)]
 #[command(after_help = "\
 TARGET is the directory a store is mounted on, or the file of a store that is not mounted. \
-Programs that use the store go on during it. What was deleted gives its space back, reads meet \
-one run, and changed options of a dictionary (`kvfs dict set`) hold for what was stored before. \
-A store merges by itself as it is written; this does it now, and ends when it is done. Without \
-DICT all dictionaries are merged, those of the file system as well; clones keep theirs as they \
-are. The range is from FROM up to TO, without TO; `-` as FROM and `+` as TO stand for no bound.")]
+Programs can use the store while it runs. Merging frees the space of deleted data, leaves one run \
+to read, and applies changed options of a dictionary (`kvfs dict set`) to existing data. A store \
+merges in the background as it is written; this command merges now, and returns when the merge is \
+complete. Without DICT all dictionaries are merged, including those of the file system, but not \
+those of clones. The range includes FROM and excludes TO; `-` as FROM and `+` as TO mean no \
+bound.")]
 pub struct CompactArgs {
     target: PathBuf,
-    /// A dictionary of keys.
+    /// Dictionary of keys to merge.
     dict: Option<String>,
-    /// The first key.
+    /// First key of the range.
     #[arg(requires = "to")]
     from: Option<OsString>,
-    /// The key behind the last.
+    /// End of the range: the first key after it.
     to: Option<OsString>,
 }
 

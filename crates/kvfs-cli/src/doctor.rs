@@ -15,33 +15,35 @@ use serde_json::{Value, json};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::text::show_message;
 
-/// Look whether this machine has what KVFS needs, or a place in object storage what stores need:
-/// what is wrong, and how to mend it.
+/// Check whether this machine, or an object store, meets the requirements of KVFS, and say how to
+/// fix what does not.
 #[derive(clap::Args)]
 #[command(after_help = "\
-With an ADDRESS the place of a store is looked at: whose credentials are used, if it is reached, \
-how long a request takes, its clock, whether it keeps the conditions by which a store has one \
-writer at a time (40 races of eight writers), ranges and lists, rules of the bucket that would \
-delete or move objects, and the store of that name. What is put for that is deleted again.
+With an ADDRESS, checks the place of that store: the credentials and their source, whether it can \
+be reached, the latency of a request, its clock, the conditional writes that let a store have \
+only one writer at a time (40 races of eight writers), ranges and listings, bucket rules that \
+would delete or move objects, and the store of that name. Objects written for the check are \
+deleted again.
 
   kvfs doctor
   kvfs doctor s3://bucket/work
   kvfs doctor dir:/srv/stores/work --json
 
-Every line has a verdict: `ok`; `note`, something that could be had and is not needed; \
-`warning`, something works worse than it could, or only for root; `error`, a store cannot be \
-mounted or used. Exit code 1 when there is an error, with --strict also for a warning.")]
+Each line has a verdict: `ok`; `note`, an optional feature is not available; `warning`, a feature \
+is degraded, or available only to root; `error`, a store cannot be mounted or used. The exit code \
+is 1 if there is an error, with --strict also for a warning.")]
 pub struct Args {
-    /// A store in object storage, or where one is to be: dir:FOLDER/NAME or s3://BUCKET/NAME.
+    /// Address of a store in object storage, existing or planned: dir:FOLDER/NAME or
+    /// s3://BUCKET/NAME.
     #[arg(conflicts_with_all = ["unprivileged", "root"])]
     address: Option<PathBuf>,
-    /// Judge as for a user without the rights of root.
+    /// Check as for a user without root privileges.
     #[arg(long)]
     unprivileged: bool,
     /// Exit with 1 for warnings, too.
     #[arg(long)]
     strict: bool,
-    /// Look below this directory instead of /, such as the root of a container.
+    /// Check the system below this directory instead of /, such as the root of a container.
     #[arg(long, value_name = "DIRECTORY", default_value = "/")]
     root: PathBuf,
 }

@@ -14,24 +14,24 @@ use crate::sizes::human_size;
 use crate::text;
 use crate::walks::{Walk, joined};
 
-/// Show what directories hold: bytes, files and directories.
+/// Show the contents of directories: bytes, files and directories.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A path is one on a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); \
-all of it is read from one state, without a call for each file. A file counts once, whatever \
-names it has. Stored is what its content takes, before compression: holes do not count, what is \
-small lies among its neighbours and counts with its bytes, and what files share by reference \
-counts for each of them.
+The path lies in a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); \
+everything is read from one consistent state, without a system call for each file. A file counts \
+once, even if it has several names. The stored size is the size of the contents before \
+compression: holes do not count, small files that share a block count with their own bytes, and \
+data that files share by reference counts for each of them.
 
   kvfs du /mnt/project --depth 1
   kvfs du --store my.kvfs /                 a store that is not mounted")]
 pub struct Args {
-    /// A directory or file.
+    /// Directory or file to measure.
     path: OsString,
-    /// A store that is not mounted; the path is from its root.
+    /// File of a store that is not mounted; the path starts at its root.
     #[arg(long, value_name = "FILE")]
     store: Option<PathBuf>,
-    /// Show directories so far below, too.
+    /// Show directories down to this depth.
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     depth: usize,
 }

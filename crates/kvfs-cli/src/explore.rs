@@ -25,55 +25,55 @@ use crate::run::{How, kept};
 use crate::sandbox;
 use crate::text::with_paths;
 
-/// Try a task several times side by side, each attempt in a transaction of its own, and keep the
-/// best.
+/// Run a task several times in parallel, each attempt in its own transaction, and keep the best.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Every attempt sees the store as it is now, and none of what the others do. In its environment it \
-finds KVFS_ATTEMPT, its number from 1, and KVFS_ATTEMPTS, how many there are, beside what `kvfs \
-run` sets: different prompts, seeds or options follow from them.
+Each attempt sees the store as it is at the start, without the changes of the other attempts. In \
+addition to the variables that `kvfs run` sets, its environment has KVFS_ATTEMPT, the number of \
+the attempt from 1, and KVFS_ATTEMPTS, the number of attempts: use them to choose different \
+prompts, seeds or options.
 
   kvfs explore 4 /mnt --judge 'make -s -C $KVFS_MOUNT test' -- sh fix.sh
   kvfs explore 8 /mnt --first --outputs tries -- solver --seed-from KVFS_ATTEMPT
 
-An attempt succeeds when its program exits with 0. The judge is a shell command that runs in the \
-attempt after that: with exit code 0 it accepts, and a number in the last line that it prints is \
-the score, of which the highest wins; of equal ones the first attempt does. What the judge writes \
-is a part of the attempt. Without --judge and --first nothing is committed: the attempts that \
-succeeded stay open, to be looked at with `kvfs txn diff`, and ended with `kvfs txn commit` or \
-`abort`.
+An attempt succeeds if its program exits with 0. The judge is a shell command that then runs in \
+the attempt: it accepts the attempt by exit code 0, and a number in the last line of its output \
+is the score. The highest score wins; among equal ones, the first attempt. Files that the judge \
+writes are part of the attempt. Without --judge and --first nothing is committed: the successful \
+attempts stay open, so that you can inspect them with `kvfs txn diff` and end them with `kvfs txn \
+commit` or `abort`.
 
-What the attempts print comes to standard error when each has ended, or into files (--outputs).
+The output of each attempt is copied to standard error when it has ended, or written to files \
+(--outputs).
 
-Exit codes: 0 one is committed, or some are open as wanted; 1 no attempt was accepted and nothing \
-was changed; 75 others have changed the same in that time: the chosen attempt is kept as an open \
-transaction; 125 something else failed.")]
+Exit codes: 0 one attempt is committed, or successful attempts are left open as intended; 1 no \
+attempt was accepted and nothing was changed; 75 others have changed the same files or keys since \
+the start: the chosen attempt is kept as an open transaction; 125 something else failed.")]
 pub struct Args {
-    /// How many attempts.
+    /// Number of attempts.
     #[arg(value_parser = clap::value_parser!(u16).range(1..=MOST_ATTEMPTS))]
     attempts: u16,
-    /// The directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME).
+    /// Directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME).
     mount: PathBuf,
     #[command(flatten)]
     how: How,
-    /// The first attempt to succeed (and to be accepted) is committed; those that still run are
-    /// ended.
+    /// Commit the first attempt that succeeds (and that the judge accepts), and stop all others.
     #[arg(long)]
     first: bool,
-    /// Judges an attempt that has succeeded: a shell command.
+    /// Shell command that judges an attempt after it has succeeded.
     #[arg(long, value_name = "COMMAND")]
     judge: Option<OsString>,
-    /// So many attempts run at a time; by default all do.
+    /// Run at most N attempts at a time (default: all).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
-    /// What attempt 1 prints is written to the files 1.out and 1.err of this directory, and so on;
-    /// the directory is made where there is none.
+    /// Write the output of attempt 1 to the files 1.out and 1.err in this directory, and so on for
+    /// the others. The directory is created if it does not exist.
     #[arg(long, value_name = "DIRECTORY")]
     outputs: Option<PathBuf>,
-    /// Do not wait until the commit is on disk; it will be there within the flush interval.
+    /// Do not wait until the commit is on disk; it gets there within the flush interval.
     #[arg(long)]
     no_sync: bool,
-    /// The program and its arguments, after `--`.
+    /// Program and its arguments, after `--`.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }

@@ -39,27 +39,27 @@ pub(crate) use stream::Stream;
 /// Copy files of a store into a tar stream or a directory.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Of a mounted store the tar stream is made by its daemon, without a call for each file, of one \
-state: what changes while it is written is as it was when it began. Into a directory: kvfs \
-export /mnt/work - | tar x -C DIRECTORY.
+The daemon of a mounted store writes the tar stream itself, without a system call for each file, \
+and from one consistent state: changes made during the export are not included. To export a \
+mounted store into a directory: kvfs export /mnt/work - | tar x -C DIRECTORY.
 
   kvfs export my.kvfs project/ --from /project     a store that is not mounted, into a directory
-  kvfs export /mnt/work/project project.tar        a directory of a mounted one
+  kvfs export /mnt/work/project project.tar        a directory of a mounted store
   kvfs export /mnt/work/.kvfs/snapshot/monday -    a snapshot
 
-Keeps owners (as numbers; into a directory only as root), modes, times, hard links, symbolic \
-links, devices, extended attributes and holes. A directory that exists is added to; a path that \
-ends in a slash is made a directory.")]
+Preserves owners (as numbers; in a directory only as root), modes, times, hard links, symbolic \
+links, devices, extended attributes and holes. Files are added to a directory that exists; a path \
+that ends in a slash is created as a directory.")]
 pub struct Args {
-    /// The store's file; or a directory on a mounted store, or in any of its views.
+    /// The store's file, or a directory in a mounted store or in any of its views.
     store: PathBuf,
-    /// A tar file to make, `-` for a tar stream on standard output, or a directory.
+    /// Tar file to create, `-` for a tar stream on standard output, or a directory.
     to: PathBuf,
-    /// What to copy: a directory's content, or one file.
+    /// Directory whose contents are copied, or a single file.
     #[arg(long, value_name = "PATH", default_value = "/")]
     from: OsString,
-    /// Leave out what is damaged, name it, and end with exit code 5; without this the first damage
-    /// ends the export.
+    /// Skip damaged data, list it, and exit with 5. Without this option, the first damage ends the
+    /// export.
     #[arg(long)]
     keep_going: bool,
     #[command(flatten)]

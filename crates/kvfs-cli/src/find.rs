@@ -18,35 +18,36 @@ use crate::{text, tree};
 /// Find files and directories by name, kind, size and age.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A path is one on a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); \
-all of it is read from one state, without a call for each file. What is found meets all \
-conditions; they may be written with one dash, as find(1) has them.
+The path lies in a mounted store, or in any of its views (.kvfs/txn/ID, .kvfs/snapshot/NAME); \
+everything is read from one consistent state, without a system call for each file. An entry must \
+meet all conditions. Conditions may be written with one dash, as in find(1).
 
   kvfs find /mnt/project -name '*.o' -size +1M
   kvfs find /mnt/.kvfs/snapshot/monday -type f -newer 1700000000 -print0 | xargs -0 ...
   kvfs find --store my.kvfs / -type l       a store that is not mounted")]
 pub struct Args {
-    /// The directory that is looked through; it is the first that may be found.
+    /// Directory to search; it is itself the first candidate.
     path: OsString,
-    /// A store that is not mounted; the path is from its root.
+    /// File of a store that is not mounted; the path starts at its root.
     #[arg(long, value_name = "FILE")]
     store: Option<PathBuf>,
-    /// The last name matches: `*` any text, `?` one byte, `[a-z]`, `[!a]`; `\\` takes the special
-    /// meaning away.
+    /// Match the last component of the path: `*` any text, `?` one byte, `[a-z]`, `[!a]`; `\\`
+    /// quotes a special character.
     #[arg(long, value_name = "GLOB")]
     name: Option<OsString>,
-    /// Files, directories (`d`), symbolic links, fifos, sockets, character or block devices;
-    /// several: `f,l`.
+    /// Find only entries of these kinds: files (`f`), directories (`d`), symbolic links (`l`),
+    /// fifos (`p`), sockets (`s`), character (`c`) or block devices (`b`); several as in `f,l`.
     #[arg(long = "type", value_name = "KIND", value_delimiter = ',')]
     kinds: Vec<char>,
-    /// Bytes, with K, M, G or T of 1024: more than (`+1M`), less than (`-4K`), or just so many.
+    /// Match the size in bytes, or in units of 1024 with K, M, G or T: more than (`+1M`), less than
+    /// (`-4K`), or exactly.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     size: Option<String>,
-    /// Changed after this moment (seconds since 1970, with a fraction if need be), or after the
-    /// file of this name.
+    /// Find entries modified after this time (seconds since 1970, optionally with a fraction), or
+    /// after the file of this name.
     #[arg(long, value_name = "WHEN", allow_hyphen_values = true)]
     newer: Option<OsString>,
-    /// A zero byte behind each path, in place of a newline.
+    /// Print a zero byte after each path instead of a newline.
     #[arg(short = '0', long)]
     print0: bool,
 }

@@ -14,28 +14,29 @@ use crate::output::{Outcome, Output};
 use crate::span::parse_span;
 use crate::text::{show, with_paths};
 
-/// Begin a store of your own as one in object storage is.
+/// Create a writable fork of a store in object storage.
 #[derive(clap::Args)]
 #[command(after_help = "\
   kvfs fork dir:/srv/stores/work mine.kvfs
   kvfs mount mine.kvfs /mnt/mine && kvfs run /mnt/mine -- make
   kvfs push mine.kvfs dir:/srv/stores/mine
 
-It costs four small requests, however large the store is: what is read is fetched then, and what \
-is written is in FILE alone. FILE refers to what lies there for as long as it is used. So it is \
-registered there (kvfs forks), and what it refers to stays until it expires or is dropped. To have \
-everything here: kvfs export, or cp of what is read.")]
+A fork costs four small requests, whatever the size of the store: data is fetched when it is \
+read, and changes are written to FILE alone. FILE refers to the objects of the store for as long \
+as it is used. It is therefore registered there (kvfs forks), and the objects that it refers to \
+are kept until it expires or is dropped. For a complete local copy, use kvfs export, or cp the \
+files that you need.")]
 pub struct Args {
-    /// Which store: dir:FOLDER/NAME or s3://BUCKET/NAME; with @SNAPSHOT behind it for its files and
-    /// keys as they were.
+    /// Address of the store: dir:FOLDER/NAME or s3://BUCKET/NAME; @SNAPSHOT after it selects the
+    /// files and keys of that snapshot.
     source: PathBuf,
-    /// The file to make.
+    /// File to create.
     file: PathBuf,
-    /// FILE is done with after this time, as 7d or 12h. Then what it has not fetched may be
-    /// deleted.
+    /// Let the fork expire after this time, such as 7d or 12h. Objects that it has not fetched may
+    /// be deleted then.
     #[arg(long, value_name = "TIME", value_parser = parse_span)]
     expires: Option<Duration>,
-    /// Whose it is, for kvfs forks: at most 256 bytes. The name of this machine if it is left out.
+    /// Label of the fork in kvfs forks, at most 256 bytes (default: the name of this machine).
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
     #[command(flatten)]

@@ -15,16 +15,17 @@ use crate::tree;
 /// List the forks of a store in object storage, or drop one.
 #[derive(clap::Args)]
 #[command(after_help = "\
-  kvfs forks dir:/srv/stores/work                whose they are, and what they began as
-  kvfs forks dir:/srv/stores/work --drop 1f0c    nobody has that file any more
+  kvfs forks dir:/srv/stores/work                their labels and starting points
+  kvfs forks dir:/srv/stores/work --drop 1f0c    the file of that fork no longer exists
 
-A fork keeps what it began as until it is dropped, or expires (kvfs fork --expires). Deleting its \
-file does not tell that: drop it, too. The file of a fork that was dropped loses what it has not \
-fetched when kvfs gc has found that and the grace is over. Times are those of the server.")]
+The objects that a fork started from are kept until the fork is dropped or expires (kvfs fork \
+--expires). Deleting its file does not drop it: do that as well. The file of a dropped fork loses \
+the data that it has not fetched, once kvfs gc has found the fork dropped and the grace period is \
+over. Times are those of the server.")]
 pub struct Args {
-    /// Which store: dir:FOLDER/NAME or s3://BUCKET/NAME.
+    /// Address of the store: dir:FOLDER/NAME or s3://BUCKET/NAME.
     store: PathBuf,
-    /// Drop the fork of this number, or the only one whose number begins with it.
+    /// Drop the fork with this number, or the only one whose number begins with it.
     #[arg(long, value_name = "ID")]
     drop: Option<String>,
 }

@@ -12,20 +12,21 @@ use clap::Subcommand;
 
 use crate::output::{Outcome, Output};
 
-/// Let git ask a mounted store what has changed in a work tree, instead of looking at every file.
+/// Tell git which files of a work tree in a mounted store have changed, so that it need not examine
+/// every file.
 #[derive(clap::Args)]
 #[command(after_help = "\
-git calls this program by its settings core.fsmonitor and core.fsmonitorHookVersion, and looks at \
-those files alone that it names. Wherever the list of changes does not reach back, the answer is \
-that everything may have changed, and git looks at all: the first time after a mount, after a \
-rollback, in transactions, clones and snapshots, where something else is mounted within the work \
-tree, and for a work tree that was moved. With git's cache of untracked files, directories that \
-have not changed are not listed either.
+git calls this program because of its settings core.fsmonitor and core.fsmonitorHookVersion, and \
+examines only the files that it lists. If the list of changes does not reach back far enough, the \
+answer is that everything may have changed, and git examines all files: the first time after a \
+mount, after a rollback, in transactions, clones and snapshots, if another file system is mounted \
+within the work tree, and after the work tree was moved. If git's cache of untracked files is \
+enabled, unchanged directories are not listed either.
 
   kvfs fsmonitor install /mnt/project
   git -C /mnt/project config core.untrackedCache true
   git -C /mnt/project status
-  cd /mnt/project && kvfs --json fsmonitor 2 \"\"    # what git is told, and why")]
+  cd /mnt/project && kvfs --json fsmonitor 2 \"\"    # the answer to git, and its reason")]
 pub struct Args {
     #[command(subcommand)]
     action: Action,
@@ -40,18 +41,18 @@ enum Action {
         #[arg(default_value = ".", value_name = "REPO")]
         repository: PathBuf,
     },
-    /// Take these settings back.
+    /// Remove these settings.
     Uninstall {
         /// A directory in the work tree.
         #[arg(default_value = ".", value_name = "REPO")]
         repository: PathBuf,
     },
-    /// What git calls, in the root of the work tree: version 2 of its hook. Prints a token and
-    /// the paths that may have changed since another one, each with a zero byte after it; the
-    /// path / stands for all.
+    /// Answer git, which calls this in the root of the work tree: version 2 of its hook. Prints a
+    /// token, and the paths that may have changed since an earlier token, each followed by a zero
+    /// byte; the path / stands for all paths.
     #[command(name = "2")]
     Version2 {
-        /// What the last call has printed; empty: there was none.
+        /// Token that the last call printed; empty if there was no call.
         #[arg(default_value = "")]
         token: OsString,
     },

@@ -16,29 +16,31 @@ use crate::text::show;
 /// The shortest grace allowed without `--force`.
 const LEAST_GRACE: Duration = Duration::from_secs(3600);
 
-/// Delete what no store and no fork in a shared folder or a bucket refers to any more.
+/// Delete objects in a shared folder or a bucket that no store and no fork refers to.
 #[derive(clap::Args)]
 #[command(after_help = "\
-  kvfs gc dir:/srv/stores              all stores in the folder, which share what they have in common
-  kvfs gc s3://bucket/work --dry-run   what would be deleted in the place where that store is
+  kvfs gc dir:/srv/stores              all stores in the folder; they share common objects
+  kvfs gc s3://bucket/work --dry-run   what would be deleted in the place of that store
 
-Run it now and then, by a timer say, from any machine: stores are published, read and forked \
-meanwhile. What was replaced is found by one run, and deleted by one that begins when the grace is \
-over; until then readers that mounted before read on. The clock of the server counts, and no \
-other. Forks keep what they began as until they expire or are dropped (kvfs forks), and a store \
-until it is taken back (kvfs unpublish). If anything cannot be read that says what is in use, \
-nothing is deleted. It costs a request for each 1,000 objects, and one for each that is deleted.")]
+Run it regularly, for example by a timer, from any machine; stores can be published, read and \
+forked during a run. One run finds the unreferenced objects, and a run that begins after the \
+grace period deletes them; until then, earlier readers can continue to read. Only the clock of \
+the server counts. The objects that a fork started from are kept until it expires or is dropped \
+(kvfs forks), and those of a store until it is unpublished (kvfs unpublish). If any of the \
+records of the objects in use cannot be read, nothing is deleted. A run costs a request for each \
+1,000 objects, and one for each deleted object.")]
 pub struct Args {
-    /// Where: dir:FOLDER, s3://BUCKET, s3://BUCKET/PREFIX, or the address of a store there.
+    /// Place to clean: dir:FOLDER, s3://BUCKET, s3://BUCKET/PREFIX, or the address of a store
+    /// there.
     place: PathBuf,
-    /// What nothing has referred to for so long is deleted.
+    /// Delete objects that have been unreferenced for at least TIME.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_span)]
     grace: Duration,
-    /// Allow a grace of less than an hour: those who mounted a store before it was published anew
-    /// lose what they have not read yet.
+    /// Allow a grace period of less than an hour. Readers that mounted a store before its latest
+    /// publication may lose data that they have not read yet.
     #[arg(long)]
     force: bool,
-    /// Delete nothing, and show what would be.
+    /// Show what would be deleted, and delete nothing.
     #[arg(long)]
     dry_run: bool,
 }

@@ -12,29 +12,29 @@ use crate::sizes::human_size;
 use crate::snapshot;
 use crate::text;
 
-/// Show the snapshots of a store and the commits that can be undone, the newest first, and what
-/// each of them keeps.
+/// Show the snapshots of a store and the commits that can be undone, the newest first, with the
+/// space that each of them holds.
 #[derive(clap::Args)]
 #[command(after_help = "\
-HELD is what the store would give back if that snapshot were dropped alone, or if that commit \
-could not be undone any more. --changes compares each snapshot with the one before it, and now \
-with the newest; it costs what has changed.
+HELD is the space that would be freed if this snapshot alone were dropped, or if this commit \
+alone could no longer be undone. --changes compares each snapshot with the one before it, and the \
+current state with the newest snapshot; its cost is proportional to the changes.
 
-A commit is named by its number. It stands here for a day at most, while it is one of the newest \
-16, and until the store is full; a snapshot stays until it is dropped.
+A commit is named by its number. It is listed for a day at most, while it is one of the newest \
+16, and until the store is full; a snapshot is listed until it is dropped.
 
   kvfs history /mnt --changes
-  kvfs diff /mnt monday tuesday        # all of it
-  kvfs restore /mnt monday src         # what lay there
-  kvfs undo /mnt --commit 1843         # what that commit has changed")]
+  kvfs diff /mnt monday tuesday        # all changes
+  kvfs restore /mnt monday src         # restore a path
+  kvfs undo /mnt --commit 1843         # revert that commit")]
 pub struct Args {
-    /// The directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+    /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
     /// store that is not mounted.
     target: PathBuf,
-    /// Say how much has changed up to each snapshot.
+    /// Count the changes between each snapshot and the one before it.
     #[arg(long)]
     changes: bool,
-    /// At most so many.
+    /// Show at most N entries.
     #[arg(long, short = 'n', value_name = "N")]
     limit: Option<usize>,
 }

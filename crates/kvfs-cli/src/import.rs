@@ -31,25 +31,25 @@ use crate::tree;
 /// Copy a tar stream or a directory into a store.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Keeps owners (as numbers), modes, times, hard links, symbolic links, devices, extended \
-attributes and holes. What exists already is treated as tar does: a directory is kept and gets \
-the new attributes, everything else is replaced.
+Preserves owners (as numbers), modes, times, hard links, symbolic links, devices, extended \
+attributes and holes. Existing files are treated as by tar: a directory is kept and gets the new \
+attributes, everything else is replaced.
 
-Into a mounted store it is one transaction: everything appears at once and is on disk then, or \
-nothing is changed, whatever happens; of any size, in little memory. So it is in a \
-clone (.kvfs/clone/NAME). Into a view of an open transaction (.kvfs/txn/ID, or in `kvfs run`) it is \
-a part of that. There, and in a store that is \
-not mounted, what had come before a failure stays. Where the second one is a store and the first \
-is none, they are taken the other way around, as cp has it.
+An import into a mounted store, or into a clone (.kvfs/clone/NAME), is one transaction: either \
+everything appears at once and is on disk, or nothing is changed, even after a crash. It can have \
+any size, and needs little memory. An import into a view of an open transaction (.kvfs/txn/ID, or \
+in `kvfs run`) is part of that transaction. There, and in a store that is not mounted, files that \
+were imported before a failure stay. If the second argument is a store and the first is not, the \
+two are swapped, in the order of cp.
 
   kvfs import my.kvfs tree.tar --to /backup      a store that is not mounted
-  zcat tree.tar.gz | kvfs import /mnt/backup -   a directory of one that is")]
+  zcat tree.tar.gz | kvfs import /mnt/backup -   a directory of a mounted store")]
 pub struct Args {
-    /// The store's file, or a directory of a mounted store.
+    /// The store's file, or a directory in a mounted store.
     store: PathBuf,
-    /// A tar file, `-` for a tar stream on standard input, or a directory.
+    /// Tar file, `-` for a tar stream on standard input, or a directory.
     from: PathBuf,
-    /// The directory to copy into, from there; made if it does not exist.
+    /// Directory to copy into, relative to STORE; created if it does not exist.
     #[arg(long, value_name = "PATH", default_value = "/")]
     to: OsString,
 }

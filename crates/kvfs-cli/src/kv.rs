@@ -30,16 +30,16 @@ use long_value::NewValue;
 #[derive(clap::Args)]
 #[command(after_help = "\
 TARGET is the directory a store is mounted on, or the file of a store that is not mounted. Keys \
-and values are any bytes; listings show what does not print as escapes (\\n, \\xff), --json \
-loses nothing. A range is from START up to END, without END; leave a bound out, or give an empty \
-one, for no bound. Writes are on disk when the command ends, unless --no-sync is given. In a \
-program that `kvfs run` has started, and for its store, they are part of the transaction \
-instead. What begins with a dash comes behind `--`: kvfs kv put my.kvfs -- -key -value")]
+and values are arbitrary bytes; listings escape unprintable bytes (\\n, \\xff), and --json is \
+lossless. A range includes START and excludes END; leave a bound out, or pass an empty one, for \
+no bound. Writes are on disk when the command ends, unless --no-sync is given. In a program that \
+`kvfs run` has started, and for its store, they are part of the transaction instead. Put `--` \
+before an argument that begins with a dash: kvfs kv put my.kvfs -- -key -value")]
 pub struct Args {
-    /// The dictionary: a key space of its own. Made by the first write.
+    /// Dictionary to use, a separate key space. Created by the first write.
     #[arg(long, short = 'd', global = true, value_name = "NAME", default_value = "0")]
     dict: String,
-    /// Do not wait until a write is on disk; it will be there within the flush interval.
+    /// Do not wait until a write is on disk; it gets there within the flush interval.
     #[arg(long, global = true)]
     no_sync: bool,
     #[command(subcommand)]
@@ -48,20 +48,20 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Print the value of a key, and nothing else.
+    /// Print the value of a key and nothing else.
     Get { target: PathBuf, key: OsString },
-    /// Set a key. Without VALUE, or with `-`, the value is read from standard input; a long one, up
-    /// to 1 TiB, in pieces that become one value in one transaction.
+    /// Set a key. Without VALUE, or if it is `-`, the value is read from standard input. A long
+    /// value, up to 1 TiB, is written in pieces that become one value in one transaction.
     Put {
         target: PathBuf,
         key: OsString,
         #[arg(allow_negative_numbers = true)]
         value: Option<OsString>,
-        /// Only if the key does not exist; otherwise nothing is changed and the exit code is 1.
+        /// Set the key only if it does not exist; otherwise change nothing and exit with 1.
         #[arg(long)]
         new: bool,
     },
-    /// Delete keys. None of them there: exit code 3.
+    /// Delete keys; exits with 3 if none exists.
     Del {
         target: PathBuf,
         #[arg(required = true)]
@@ -70,8 +70,8 @@ enum Action {
     /// List the keys, in order.
     Scan {
         target: PathBuf,
-        /// Only keys that match: `*`, `?`, `[a-z]`, as in Redis. A literal start is looked up, not
-        /// searched for.
+        /// List only keys that match: `*`, `?`, `[a-z]`, as in Redis. A literal prefix is looked up
+        /// instead of scanned for.
         #[arg(long = "match", value_name = "PATTERN", default_value = "*")]
         pattern: OsString,
     },
@@ -80,29 +80,28 @@ enum Action {
         target: PathBuf,
         start: Option<OsString>,
         end: Option<OsString>,
-        /// From the last to the first.
+        /// List from the last key to the first.
         #[arg(long, short = 'r')]
         reverse: bool,
-        /// At most so many.
+        /// Print at most N keys.
         #[arg(long, short = 'n', value_name = "N")]
         limit: Option<u64>,
-        /// Keys alone.
+        /// Print only keys, without values.
         #[arg(long, short = 'k')]
         keys: bool,
     },
-    /// Delete every key from START up to END, at the price of one.
+    /// Delete every key from START up to END, at the cost of one deletion.
     Delrange { target: PathBuf, start: OsString, end: OsString },
-    /// Delete every key that begins with PREFIX, at the price of one.
+    /// Delete every key that begins with PREFIX, at the cost of one deletion.
     #[command(alias = "delprefix")]
     DeletePrefix {
         target: PathBuf,
-        /// Its bytes as they are. An empty one empties the dictionary.
+        /// Prefix of the keys, taken literally. An empty prefix empties the dictionary.
         prefix: OsString,
     },
-    /// Tell about how many keys and bytes lie from START up to END. Nothing of them is read,
-    /// however many there are.
+    /// Estimate the number of keys and bytes from START up to END, without reading them.
     Estimate { target: PathBuf, start: Option<OsString>, end: Option<OsString> },
-    /// Add BY to the number in a key, and print the sum.
+    /// Add BY to the number stored at a key, and print the sum.
     Incr {
         target: PathBuf,
         key: OsString,

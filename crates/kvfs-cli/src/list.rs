@@ -7,11 +7,11 @@ use crate::daemons::Record;
 use crate::output::{Failure, Outcome, Output};
 use crate::text;
 
-/// List the stores that are mounted, and where.
+/// List the mounted stores and their mount points.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Those of this user, with the process that serves each; of other users what the table of mounts \
-says.")]
+Stores of this user are listed with the process that serves each of them; stores of other users \
+are listed as in the table of mounts.")]
 pub struct Args {}
 
 pub fn run(_: Args, output: &Output) -> Outcome {

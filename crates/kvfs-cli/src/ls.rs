@@ -16,19 +16,19 @@ use crate::{text, tree};
 /// List a directory of a store.
 #[derive(clap::Args)]
 #[command(after_help = "\
-TARGET is the file of a store, mounted or not, or a directory of a mounted one, of which PATH \
-begins then; also one of a view, such as /mnt/.kvfs/snapshot/monday. A mounted store is looked \
-at through the mount, as far as the modes of its directories let you.")]
+TARGET is the file of a store, mounted or not, or a directory of a mounted store or of one of its \
+views, such as /mnt/.kvfs/snapshot/monday; PATH is relative to that directory. A mounted store is \
+read through the mount, so the modes of its directories must allow you to list them.")]
 pub struct Args {
     /// The store's file, or a directory where it is mounted.
     target: PathBuf,
-    /// A directory or file in it.
+    /// Directory or file to list.
     #[arg(default_value = "/")]
     path: OsString,
-    /// Mode, links, owner, group, size and time (UTC) of each.
+    /// Show mode, links, owner, group, size and time (UTC) of each entry.
     #[arg(short = 'l')]
     long: bool,
-    /// Everything below, too.
+    /// List directories recursively.
     #[arg(short = 'R', long)]
     recursive: bool,
 }

@@ -26,7 +26,7 @@ pub fn completions(args: CompletionsArgs, mut commands: clap::Command, output: &
 /// Write the manual pages, one for each command.
 #[derive(clap::Args)]
 pub struct ManArgs {
-    /// The directory to write them into, such as /usr/local/share/man/man1; made if it does not
+    /// Directory to write the pages to, such as /usr/local/share/man/man1; created if it does not
     /// exist.
     directory: PathBuf,
 }

@@ -22,34 +22,33 @@ use crate::mounted::Mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use session::Session;
 
-/// Serve a mounted store to an agent: the Model Context Protocol on standard input and output.
+/// Serve a mounted store to an agent, by the Model Context Protocol on standard input and output.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The agent's program starts it, and speaks with it over the pipes. In the configuration of such a \
-program:
+The agent's program starts this command and communicates with it over pipes. Its configuration:
 
   {\"mcpServers\": {\"kvfs\": {\"command\": \"kvfs\", \"args\": [\"mcp\", \"/mnt\"]}}}
 
-Its tools begin transactions, run commands in them, show what they would change, read and write \
-files and keys, commit and abort, make snapshots and go back to them, make branches and merge \
-them. Nothing is written outside \
-of a transaction, and what was not committed when the agent's program goes away is aborted, but \
-for transactions that it was told to keep. To decide about commits yourself:
+The tools begin transactions, run commands in them, show their changes, read and write files and \
+keys, commit and abort, make snapshots and roll back to them, and make branches and merge them. \
+Nothing is written outside of a transaction. Uncommitted transactions are aborted when the \
+agent's program ends, except those that it was told to keep. To decide about commits yourself:
 
   kvfs mcp /mnt --without commit --without rollback
 
-Then the agent keeps its transaction, and you look at it and end it: kvfs txn diff /mnt 17; kvfs \
-txn commit /mnt 17")]
+The agent then keeps its transaction open, and you inspect it and end it: kvfs txn diff /mnt 17; \
+kvfs txn commit /mnt 17")]
 pub struct Args {
-    /// The directory a store is mounted on.
+    /// Directory a store is mounted on.
     mount: PathBuf,
-    /// Do not offer this tool; may be given several times.
+    /// Do not offer this tool; may be repeated.
     #[arg(long, value_name = "TOOL")]
     without: Vec<String>,
-    /// How long a command may run at most.
+    /// Time limit of a command, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
-    /// How many bytes of text one answer has at most; what is beyond is left out, and that is said.
+    /// Maximum length of the text of an answer, in bytes; longer answers are cut off and marked as
+    /// such.
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 10, value_parser = clap::value_parser!(u64).range(1024..=16 << 20))]
     output_limit: u64,
 }

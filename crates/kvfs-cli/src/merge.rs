@@ -23,95 +23,98 @@ use crate::question::{Answer, Question};
 use crate::terminal::Terminal;
 use crate::text::show;
 
-/// Bring what a clone or a fork has changed into the store, or the clone, that it was made of.
+/// Merge the changes of a clone or a fork into its parent.
 #[derive(clap::Args)]
 #[command(after_help = "\
-What the clone has changed since it was made, or was merged last, becomes one commit, however much \
-it is: contents are taken by reference. What both sides have changed is a conflict: then nothing \
-is changed, the paths are listed, and the exit code is 75. Choose for them, and merge again.
+The changes in the clone since it was made, or since its last merge, become one commit, whatever \
+their size: contents are taken by reference. Files and keys that both sides have changed are \
+conflicts: nothing is changed then, the paths are listed, and the exit code is 75. Choose a \
+version for each of them, and merge again.
 
   kvfs clone create /mnt monday trial
   ...work in /mnt/.kvfs/clone/trial...
-  kvfs merge /mnt/.kvfs/clone/trial --dry-run     # what would be changed?
+  kvfs merge /mnt/.kvfs/clone/trial --dry-run     # only show the changes
   kvfs merge /mnt/.kvfs/clone/trial
-  kvfs merge /mnt/.kvfs/clone/trial --ask         # which of it?
+  kvfs merge /mnt/.kvfs/clone/trial --ask         # choose the changes
   kvfs merge /mnt/.kvfs/clone/trial --theirs src --ours Cargo.lock
-  kvfs merge store.kvfs trial --drop              # of a store that is not mounted
-  kvfs undo /mnt                                  # takes the merge back
+  kvfs merge store.kvfs trial --drop              # a store that is not mounted
+  kvfs undo /mnt                                  # undo the merge
 
-A clone can be merged again: only what it has changed since then comes. `kvfs rebase` brings into \
-the clone what was changed beneath it, by the same rules. With --keep the merge is an open \
-transaction: see it, take parts out of it, and commit it with kvfs txn.
+A clone can be merged again: then only its changes since the last merge are merged. `kvfs rebase` \
+merges the changes of the parent into the clone, by the same rules. With --keep the merge is an \
+open transaction: inspect it, revert parts of it, and commit it with kvfs txn.
 
---into names another clone, or the store, which shares a state with the clone: a sibling, made of the \
-same snapshot, or what its parent was made of. What the clone has changed since that state comes.
+--into names another clone, or the store, that shares a state with the clone: a sibling, made \
+from the same snapshot, or the parent of its parent. The changes in the clone since that state \
+are merged.
 
   kvfs merge /mnt/.kvfs/clone/trial --into other
   kvfs merge /mnt/.kvfs/clone/trial-of-trial --into /mnt
 
-A fork (kvfs fork), or the fork of a fork, is merged into the store that it comes from, with the \
-same options. What it has changed since it was made is copied:
+A fork (kvfs fork), or the fork of a fork, is merged into the store that it was made from, with \
+the same options. Its changes since it was made are copied:
 
   kvfs merge dir:/srv/stores/mine --into /mnt      # where the fork is published (kvfs push)
   kvfs merge mine.kvfs --into /mnt --dry-run       # its file, which is not mounted
   kvfs merge mine.kvfs --into store.kvfs           # into a store that is not mounted
 
-It can be merged again. What was taken over is alike on both sides then, and what was left out comes \
-again; but what it has changed since of its own new files is a conflict: choose --theirs.")]
+A fork can be merged again. Changes that were merged before are then the same on both sides, and \
+changes that were left out are merged again. Later changes of the fork to its own new files are \
+conflicts: choose --theirs.")]
 pub struct Args {
-    /// The clone (/mnt/.kvfs/clone/NAME); or a mount, or the file of a store that is not mounted.
-    /// With --into: the fork, by its address or its file.
+    /// Clone to merge (/mnt/.kvfs/clone/NAME), or a mount, or the file of a store that is not
+    /// mounted. If --into is given: the fork, by its address or its file.
     target: PathBuf,
-    /// The name of the clone, where TARGET is not the clone itself.
+    /// Name of the clone, if TARGET is not the clone itself.
     clone: Option<String>,
-    /// Bring it into this and not into what the clone was made of: another clone, by its name or
-    /// path, or the store itself, by its mount or file. Where TARGET is a fork: the store, a mount
-    /// or a file.
+    /// Merge into PARENT instead of the parent of the clone: into another clone, by its name or
+    /// path, or into the store itself, by its mount or file. If TARGET is a fork: the store to
+    /// merge into, by its mount or file.
     #[arg(long, value_name = "PARENT")]
     into: Option<PathBuf>,
     #[command(flatten)]
     choices: Choices,
-    /// Say what would be changed, and do nothing.
+    /// Print the changes that would be made, and make none.
     #[arg(long, short = 'n')]
     dry_run: bool,
-    /// Ask about each conflict, then show what would be changed, and ask whether all of it, or what
-    /// of it, is committed. What is left out counts as merged.
+    /// Ask about each conflict, then show the changes that would be made, and ask whether to commit
+    /// all or only some of them. Changes that are left out count as merged.
     #[arg(long, conflicts_with_all = ["dry_run", "keep"])]
     ask: bool,
     /// Do not commit: leave the transaction open for `kvfs txn diff`, `revert` and `commit`.
     #[arg(long, conflicts_with = "dry_run")]
     keep: bool,
-    /// Drop the clone once it is merged; of a fork that is rebased, what it was.
+    /// Drop the clone after the merge; in a rebase of a fork, drop the fork as it was before.
     #[arg(long, conflicts_with_all = ["dry_run", "keep"])]
     drop: bool,
-    /// One line for all: how much was added, changed, removed.
+    /// Print only totals: added, changed and removed.
     #[arg(long)]
     stat: bool,
-    /// Also what lies below directories that are added or removed by it.
+    /// List the contents of added and removed directories instead of counting them.
     #[arg(long, short = 'a')]
     all: bool,
-    /// Not through a pager: on a terminal it is KVFS_PAGER, PAGER or less.
+    /// Do not use a pager (KVFS_PAGER, PAGER or less).
     #[arg(long)]
     no_pager: bool,
 }
 
-/// Bring what was changed beneath a clone, or a fork, into it.
+/// Rebase a clone or a fork: merge its parent's changes into it.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The same as kvfs merge, the other way round: what the store, or the clone, that this clone was made \
-of has changed since becomes one commit in the clone. What the clone has changed stays; where both \
-have changed the same, it is listed, and the exit code is 75.
+The reverse of kvfs merge: the changes since the clone was made, in the store or clone that it \
+was made from, become one commit in the clone. The changes in the clone stay; files and keys that \
+both have changed are listed as conflicts, and the exit code is 75.
 
   kvfs rebase /mnt/.kvfs/clone/trial
-  kvfs rebase /mnt/.kvfs/clone/trial --theirs .   # what is beneath it wins
+  kvfs rebase /mnt/.kvfs/clone/trial --theirs .   # the parent's version wins
 
-Of the file of a fork (kvfs fork), which is not mounted: the fork is made anew, of what is published \
-by now, and gets what it had changed. As it was it stays as FILE.before, with its clones and \
-snapshots, unless --drop drops that and its registration. It is another store from then on, which \
-is published under another name.
+With the file of a fork (kvfs fork) that is not mounted, the fork is recreated from the newest \
+publication, and its changes are applied to it. The previous fork is kept as FILE.before, with \
+its clones and snapshots; --drop removes it and its registration. The new fork is another store, \
+which is published under another name.
 
   kvfs rebase mine.kvfs
-  kvfs rebase mine.kvfs --dry-run                 # what would the fork have changed then?
+  kvfs rebase mine.kvfs --dry-run                 # the fork's changes after it
   kvfs rebase mine.kvfs --ours src --drop")]
 pub struct RebaseArgs {
     #[command(flatten)]

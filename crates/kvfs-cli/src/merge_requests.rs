@@ -9,18 +9,19 @@ use crate::proposed::odd;
 use crate::text::show;
 use crate::tree::time_text;
 
-/// The paths and keys for which there is a choice.
+/// Choices between the two versions of paths and keys in conflict.
 #[derive(clap::Args, Clone, Default)]
 pub struct Choices {
-    /// Where both have changed the same: take the version of what is merged into, or rebased, at
-    /// this path and below, or of this key (dictionary:key) or dictionary. May be repeated; "." is
-    /// everything.
+    /// Resolve conflicts with the version of the target of the merge (in a rebase, of the clone,
+    /// fork or transaction that is rebased), at this path and below it, or for this key
+    /// (dictionary:key) or dictionary. May be repeated; "." means everything.
     #[arg(long, value_name = "PATH")]
     pub ours: Vec<String>,
-    /// Take the other version.
+    /// Resolve conflicts with the other version.
     #[arg(long, value_name = "PATH")]
     pub theirs: Vec<String>,
-    /// Keep both: one of them gets a name with ~ and the clone or transaction that it is of.
+    /// Keep both versions: one of them gets a name with ~ and the clone or transaction that it
+    /// comes from.
     #[arg(long, value_name = "PATH")]
     pub both: Vec<String>,
 }

@@ -41,106 +41,107 @@ use crate::text;
 use crate::upgrade;
 use crate::waiting;
 
-/// Put a store's file system on a directory.
+/// Mount a store's file system on a directory.
 #[derive(clap::Args)]
 #[command(after_help = mount_options::HELP)]
 pub struct Args {
-    /// The store: a file or a block device made by `kvfs create`, or one in object storage,
-    /// dir:FOLDER/NAME or s3://BUCKET/NAME, which is mounted read-only and shows what is published
-    /// there, or with @SNAPSHOT after it as it was then; or to be written, with --write; or
-    /// kvfs+unix:SOCKET or kvfs://HOST:PORT, which `kvfs serve` serves, with --snapshot or --txn.
+    /// Store to mount: a file or a block device made by `kvfs create`; or dir:FOLDER/NAME or
+    /// s3://BUCKET/NAME in object storage, which is mounted read-only and shows the published state
+    /// (@SNAPSHOT after it selects a snapshot), or can be written to by --write; or
+    /// kvfs+unix:SOCKET or kvfs://HOST:PORT, served by `kvfs serve`, together with --snapshot or
+    /// --txn.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
-    /// The directory to mount it on.
+    /// Directory to mount the store on.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     dir: Option<PathBuf>,
-    /// Read what is mounted, where, and how from a file: lines such as `store = /srv/my.kvfs`,
-    /// `directory = /mnt/my`, `allow_other` and `memory = 1G`, named as for -o; `#` begins a
-    /// comment. What is given here goes before that.
+    /// Read the store, the mount point and the options from a file with lines such as `store =
+    /// /srv/my.kvfs`, `directory = /mnt/my`, `allow_other` and `memory = 1G`, named as for -o; `#`
+    /// begins a comment. Options on the command line take precedence.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Have the daemon of what is mounted on DIR become this program, under the programs that use
-    /// the mount: they wait for a moment and see nothing else. The options of the mount stay.
+    /// Replace the daemon of the mount at DIR by this version of the program, while programs use
+    /// the mount: they wait for a moment and notice nothing else. The options of the mount stay.
     #[arg(long, value_name = "DIR", exclusive = true)]
     upgrade: Option<PathBuf>,
-    /// Mount this snapshot and nothing else, read-only, as -o snapshot=NAME does.
+    /// Mount only this snapshot, read-only, like -o snapshot=NAME.
     #[arg(long, value_name = "NAME")]
     snapshot: Option<String>,
-    /// Of kvfs+unix:SOCKET: mount a transaction of its own, which `kvfs commit DIR` makes part of
-    /// the store there and `kvfs abort DIR` throws away, as the unmount does. Of a clone, with -o
-    /// clone=NAME.
+    /// For kvfs+unix:SOCKET: mount a new transaction. `kvfs commit DIR` makes it part of the store
+    /// on the server; `kvfs abort DIR` and an unmount discard it. For a transaction of a clone, add
+    /// -o clone=NAME.
     #[arg(long)]
     txn: bool,
-    /// The transaction stays when the mount or the server ends, as far as it was synced; `kvfs
-    /// umount` tells its key.
+    /// Keep the transaction when the mount or the server ends, up to its last sync; `kvfs umount`
+    /// prints its key.
     #[arg(long, requires = "txn")]
     durable: bool,
-    /// Go on with the durable transaction of this key.
+    /// Continue the durable transaction that has this key.
     #[arg(long, requires = "txn", value_name = "KEY", value_parser = guest::parse_key)]
     key: Option<kvdb_wire::TransactionKey>,
-    /// Of kvfs+unix:SOCKET: a server that does not answer is waited for so long, and then calls
-    /// fail (EIO) until it answers again; 0: it is waited for, for ever.
+    /// For kvfs+unix:SOCKET: wait at most this long for a server that does not answer; after that,
+    /// calls fail (EIO) until it answers again. 0 waits without a limit.
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u32>,
-    /// Of kvfs://HOST:PORT: the first line of this file, which others must not be able to read, is
-    /// the token; else that of the file KVFS_TOKEN_FILE names, or KVFS_TOKEN itself.
+    /// For kvfs://HOST:PORT: read the token from the first line of this file, which others must not
+    /// be able to read (default: the file that KVFS_TOKEN_FILE names, or the token in KVFS_TOKEN).
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Of kvfs://HOST:PORT: believe the certificates in this file (PEM), and not those that the
-    /// machine does; else those of the file KVFS_CA names.
+    /// For kvfs://HOST:PORT: trust the certificates in this file (PEM) instead of those that the
+    /// machine trusts (default: the file that KVFS_CA names).
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// Mount options, separated by commas; may be given several times.
+    /// Mount options, separated by commas; may be repeated.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
-    /// Stay in front until unmounted; log to standard error. Ctrl-C unmounts.
+    /// Stay in the foreground until unmounted, and log to standard error. Ctrl-C unmounts.
     #[arg(long, short = 'f')]
     foreground: bool,
-    /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit
-    /// (64M, 2G); default 320M.
+    /// Memory limit of the store for buffers, caches and indexes, in bytes or with a unit (64M,
+    /// 2G); default 320M.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
     memory: Option<u64>,
-    /// Write a store in object storage: all that is committed is published there as well, some
-    /// seconds later. One machine has it open to be written at a time. Until it is published, what
-    /// was written is in a local file, from which the next mount here goes on.
+    /// Mount a store in object storage writable: all commits are published there as well, some
+    /// seconds later. Only one machine can write it at a time. Commits that are not yet published
+    /// are in a local file, from which the next mount on this machine continues.
     #[arg(long, short = 'w')]
     write: bool,
-    /// As --write, also if another machine has the store open. Changes of that machine that were
-    /// not published stay in its local file, and it takes no more.
+    /// Like --write, even if another machine has the store open. Unpublished changes of that
+    /// machine stay in its local file, and it accepts no more writes.
     #[arg(long)]
     take: bool,
-    /// Of a store in object storage: ask for nothing there, and use what was fetched before. What
-    /// is written (--write) is published after the next mount without it.
+    /// For a store in object storage: send no requests, and use only data that was fetched before.
+    /// Changes (--write) are published after the next mount without this option.
     #[arg(long)]
     offline: bool,
-    /// Of a store in object storage: keep what is fetched in this directory (default:
-    /// ~/.cache/kvfs, or with --write, when it is more than a cache, ~/.local/share/kvfs).
+    /// For a store in object storage: keep fetched data in this directory (default: ~/.cache/kvfs,
+    /// or with --write, which keeps more than a cache there, ~/.local/share/kvfs).
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
-    /// Of a store in object storage: what is fetched may take so much of the disk (default: what
-    /// there is).
+    /// For a store in object storage: limit the disk space of fetched data (default: all available
+    /// space).
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
     cache_size: Option<u64>,
     /// Append the daemon's log to this file.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Give figures to Prometheus at http://ADDRESS/metrics, as 127.0.0.1:9100. There is no
-    /// password, so only addresses of this machine are taken. Port 0 is any that is free.
+    /// Serve metrics to Prometheus at http://ADDRESS/metrics, such as 127.0.0.1:9100. There is no
+    /// password, so only addresses of this machine are accepted. Port 0 selects any free port.
     #[arg(long, value_name = "ADDRESS", value_parser = mount_options::parse_address)]
     metrics: Option<std::net::SocketAddr>,
-    /// End the mount when this process has ended, which has begun it.
+    /// End the mount when the process that started it, which has this number, has ended.
     #[arg(long, hide = true)]
     attached: Option<i32>,
-    /// Be the background process.
+    /// Run as the background process.
     #[arg(long, hide = true)]
     serving: bool,
-    /// Go on with a mount, with what was left at this descriptor.
+    /// Continue a mount from the state at this descriptor.
     #[arg(long, hide = true)]
     resume: Option<i32>,
-    /// Serve with what a keeper holds at these descriptors.
+    /// Serve with the descriptors that a keeper holds, at these numbers.
     #[arg(long, hide = true)]
     kept: Option<String>,
-    /// Say whether this program would go on with the mount that standard input describes.
+    /// Print whether this program could continue the mount that standard input describes.
     #[arg(long, hide = true)]
     fits: bool,
 }

@@ -16,19 +16,19 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes::human_size;
 use crate::text::{show, with_paths};
 
-/// Copy a store in object storage into a file, or bring such a file up to date.
+/// Copy a store in object storage into a file, or update such a copy.
 #[derive(clap::Args)]
 #[command(after_help = "\
-  kvfs pull s3://team/work work.kvfs        # now and then
+  kvfs pull s3://team/work work.kvfs        # repeat to update
   kvfs mount -o ro,offline work.kvfs /mnt   # without a network
 
-FILE has all that was published, and is read without the place. What it has already is not fetched \
-again. Changes in it would be lost with the next pull, so it is mounted read-only; for a store of \
-your own see kvfs fork.")]
+FILE has everything that was published, and can be read without access to the address. Data that \
+it already has is not fetched again. The next pull would discard changes in it, so it is mounted \
+read-only; for a writable store see kvfs fork.")]
 pub struct Args {
-    /// Which store: dir:FOLDER/NAME or s3://BUCKET/NAME.
+    /// Address of the store: dir:FOLDER/NAME or s3://BUCKET/NAME.
     source: PathBuf,
-    /// The file: one that `kvfs pull` has made of the same store, or none yet.
+    /// File to write: a new one, or one that `kvfs pull` has made from the same store.
     file: PathBuf,
 }
 

@@ -22,23 +22,24 @@ use crate::text::{show, with_paths};
 /// Publish a store in a shared folder or a bucket, for readers and forks on any machine.
 #[derive(clap::Args)]
 #[command(after_help = "\
-  kvfs push my.kvfs dir:/srv/stores/work       all of it: files, keys, snapshots, clones
+  kvfs push my.kvfs dir:/srv/stores/work       everything: files, keys, snapshots, clones
   kvfs push /mnt/work dir:/srv/stores/work     a mounted store goes on while it is published
-  kvfs mount dir:/srv/stores/work /mnt/there   anywhere: what is read is fetched
-  kvfs fork dir:/srv/stores/work mine.kvfs     anywhere: a store of its own, at once
+  kvfs mount dir:/srv/stores/work /mnt/there   on any machine: data is fetched when read
+  kvfs fork dir:/srv/stores/work mine.kvfs     on any machine: a writable fork, immediately
 
-Only what is not there yet is written. What was published before is there until the new state is, \
-and stays for those who read it. Keys, region and endpoint of a bucket are found where other tools \
-find them: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_PROFILE, \
-~/.aws, the role of the machine. For a mounted store, where its daemon finds them. A publication that is cut off goes on where it was with the \
-next one. A name belongs to one store.")]
+Only new data is written. The previous publication stays in place until the new one is complete, \
+and remains readable for its current readers. Keys, region and endpoint of a bucket are found \
+where other tools find them: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, \
+AWS_ENDPOINT_URL, AWS_PROFILE, ~/.aws, the role of the machine; for a mounted store, in the \
+environment of its daemon. If a publication is interrupted, the next one continues it. A name \
+belongs to one store.")]
 pub struct Args {
-    /// The file of a store, or the directory that it is mounted on.
+    /// File of a store, or the directory that it is mounted on.
     store: PathBuf,
-    /// Where to: dir:FOLDER/NAME, whose folder is made, or s3://BUCKET/NAME.
+    /// Address to publish to: dir:FOLDER/NAME (the folder is created), or s3://BUCKET/NAME.
     to: PathBuf,
-    /// Also if the store was written at its address since: what was published there is replaced. Of
-    /// a store that is not mounted.
+    /// Publish even if the store was written at its address since, and replace that publication.
+    /// Only for a store that is not mounted.
     #[arg(long)]
     take: bool,
 }

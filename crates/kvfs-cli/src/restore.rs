@@ -20,26 +20,27 @@ use crate::store::{self, Access, Store};
 use crate::transactions::OverFiles;
 use crate::{text, tree};
 
-/// Make files and directories again what they were in a snapshot, at once and by reference.
+/// Restore paths from a snapshot, without copying.
 #[derive(clap::Args)]
 #[command(after_help = "\
-What lies at a path now is replaced, a directory with all that is in it; what did not exist in \
-the snapshot is removed. All paths are restored in one transaction, and no content is copied: it \
-takes the time of the names. Owners, modes, times and extended attributes are those of then.
+The current file or directory at each path is replaced, a directory with everything in it; paths \
+that did not exist in the snapshot are removed. All paths are restored in one transaction, and \
+contents are shared by reference, so the cost is that of the names. Owners, modes, times and \
+extended attributes are restored, too.
 
   kvfs restore /mnt monday etc/config src
   kvfs restore --dry-run my.kvfs monday src
 
-In `kvfs run` it works in the transaction.")]
+In `kvfs run`, the restore is part of the transaction.")]
 pub struct Args {
-    /// The directory a store is mounted on, or the file of a store that is not mounted.
+    /// Directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
-    /// The snapshot.
+    /// Snapshot to restore from.
     snapshot: String,
-    /// From the root of the store, or below the directory it is mounted on.
+    /// Paths to restore, from the root of the store, or below the directory it is mounted on.
     #[arg(required = true)]
     paths: Vec<OsString>,
-    /// Say what would be done, and do nothing.
+    /// Print the changes that would be made, and make none.
     #[arg(long)]
     dry_run: bool,
 }

@@ -16,15 +16,15 @@ use crate::sizes::human_size;
 use crate::store::{self, Access};
 use crate::{text, tree};
 
-/// Remove files and whole directories: each path in one commit.
+/// Remove files and whole directories, each path in one commit.
 #[derive(clap::Args)]
 #[command(after_help = "\
-On a mounted store a path is one in the mount, or in the view of a transaction (.kvfs/txn/ID); \
-in `kvfs run` it is the transaction's. A directory goes with everything in it at once: others \
-see all of it or nothing, and so does a store that loses power. That costs a walk over its \
-names, not one call for each file; while it lasts, other calls wait. Files that are open keep \
-their content until they are closed, and files with names elsewhere keep these. Snapshots have \
-what they had.
+In a mounted store, a path lies in the mount or in the view of a transaction (.kvfs/txn/ID); in \
+`kvfs run` the removal is part of the transaction. A directory is removed atomically with \
+everything in it: other programs see all of it or nothing, and so does the store after a power \
+loss. The cost is a walk over its names instead of a call for each file; other calls wait during \
+the walk. Open files keep their contents until they are closed, and files with names elsewhere \
+keep those names. Snapshots are unchanged.
 
 A directory with more than four million names below it is refused: remove the directories in it \
 one by one.
@@ -32,16 +32,17 @@ one by one.
   kvfs rm /mnt/build /mnt/build.old
   kvfs rm --store my.kvfs /build            a store that is not mounted")]
 pub struct Args {
-    /// What is removed: files, or directories with everything in them.
+    /// Files to remove, or directories with everything in them.
     #[arg(required = true)]
     paths: Vec<PathBuf>,
-    /// A store that is not mounted; the paths are from its root.
+    /// File of a store that is not mounted; the paths start at its root.
     #[arg(long, value_name = "FILE")]
     store: Option<PathBuf>,
-    /// What does not exist is no error.
+    /// Ignore files that do not exist.
     #[arg(short, long)]
     force: bool,
-    /// Taken as rm(1) has it: a directory goes with everything in it anyway.
+    /// Accepted for compatibility with rm(1); directories are always removed with everything in
+    /// them.
     #[arg(short, long, short_alias = 'R')]
     recursive: bool,
 }

@@ -20,95 +20,95 @@ use crate::sizes;
 use crate::terminal::Terminal;
 use crate::text::{show, with_paths};
 
-/// Run a program in a transaction: its files and keys become part of the store when it succeeds,
-/// and never were when it fails.
+/// Run a program in a transaction: commit on exit 0, otherwise discard.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The program and its children see the mounted store, at the same paths as ever, as the \
-transaction sees it; no other program sees what they change before it commits. Programs that \
-know nothing of it need nothing: kvfs run /mnt -- make install
+The program and its children see the mounted store at the usual paths, in the state of the \
+transaction; other programs do not see their changes before the commit. Programs need not be \
+adapted: kvfs run /mnt -- make install
 
-By default exit code 0 commits and anything else aborts. Of two transactions that change the \
-same file or key, the first to commit wins (si), or the younger one waits (ser).
+By default exit code 0 commits, and any other aborts. Of two transactions that change the same \
+file or key, the first to commit wins (si), or the younger one waits (ser).
 
-Within a program that runs so, kvfs run begins a transaction within that one: it sees what that \
-one has changed so far, and commits into it, before all of it is committed. Several may run at \
-once: of two that change the same file or key the first to commit wins.
+Inside of a program that `kvfs run` has started, kvfs run begins a nested transaction: it sees \
+the changes of the outer transaction so far, and commits into it. Several nested transactions may \
+run at once; of two that change the same file or key, the first to commit wins.
 
-In the program's environment: KVFS_TXN, the number of the transaction; KVFS_SOCKET, where the \
-store's daemon listens; KVFS_MOUNT, where the store is mounted. `kvfs kv` in it works in the \
-transaction by itself; other clients of the socket say: TXN JOIN $KVFS_TXN
+Environment of the program: KVFS_TXN, the number of the transaction; KVFS_SOCKET, the socket of \
+the store's daemon; KVFS_MOUNT, the mount point. `kvfs kv` uses the transaction automatically; \
+other clients of the socket join it by: TXN JOIN $KVFS_TXN
 
-Of a store that a server has (kvfs serve --write) the transaction is begun there, and mounted on a \
-directory of its own, KVFS_MOUNT, in which the program works:
+For a store on a server (kvfs serve --write), the transaction begins on the server, and is \
+mounted on a new directory, KVFS_MOUNT, in which the program runs:
 
   kvfs run kvfs+unix:/run/my.sock -- make install DESTDIR=.
 
-There --durable, --commit, --abort, --keep, --no-keep and --no-sync mean the same. What was changed \
-is compared where the store is, so --ask and --rebase are not to be had.
+--durable, --commit, --abort, --keep, --no-keep and --no-sync mean the same there. Changes are \
+compared on the server, so --ask and --rebase are not available.
 
-Exit codes: the program's, or 128 and the signal that ended it. Of kvfs run itself, when nothing \
-was changed: 75 others have changed the same in that time, or needed what it had locked, so run \
-it again (what it did is kept as an open transaction, whose number is told, but with --no-keep); 125 something else failed; 126 the program cannot be run; 127 there is no such \
-program. After 125 the commit is made all the same where the message says \"committed\": then it \
-was its sync that failed.")]
+Exit codes: that of the program, or 128 plus the signal that ended it. From kvfs run itself, if \
+nothing was changed: 75 others have changed the same files or keys since the start, or needed \
+what the transaction had locked: run it again (the transaction is kept open, and its number is \
+printed, unless --no-keep is given); 125 something else failed; 126 the program cannot be run; \
+127 there is no such program. If the message of a 125 says \"committed\", the commit was made, \
+and only its sync failed.")]
 pub struct Args {
-    /// The directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME), of which the
-    /// transaction is then; or kvfs+unix:SOCKET, which `kvfs serve --write` serves.
+    /// Directory a store is mounted on; or a clone in it (/mnt/.kvfs/clone/NAME), to begin the
+    /// transaction in that clone; or kvfs+unix:SOCKET, served by `kvfs serve --write`.
     mount: PathBuf,
     #[command(flatten)]
     how: How,
     #[command(flatten)]
     end: End,
-    /// Do not wait until the commit is on disk; it will be there within the flush interval.
+    /// Do not wait until the commit is on disk; it gets there within the flush interval.
     #[arg(long)]
     no_sync: bool,
-    /// After a conflict leave nothing; without this the transaction stays open then, with what the
-    /// program did.
+    /// Discard the transaction after a conflict; without this it stays open, with all changes of
+    /// the program.
     #[arg(long)]
     no_keep: bool,
-    /// After a conflict bring what the program did up to what others have committed since
-    /// (kvfs txn rebase), and commit that. What both have changed is a conflict still.
+    /// Rebase the transaction after a conflict onto the commits of others (kvfs txn rebase), and
+    /// commit it. Files and keys that both have changed are still a conflict.
     #[arg(long, conflicts_with_all = ["ask", "abort", "keep"])]
     rebase: bool,
-    /// Make the view the root of the program (chroot), for where name spaces are not to be had. The
-    /// program must lie in the store.
+    /// Make the view the root of the program (chroot), for systems without name spaces. The program
+    /// must be in the store.
     #[arg(long)]
     chroot: bool,
-    /// The program and its arguments, behind `--`.
+    /// Program and its arguments, after `--`.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
-/// How a transaction is begun.
+/// Options to begin a transaction with.
 #[derive(clap::Args)]
 pub struct How {
-    /// si: it sees the store as it was when it began; of two that change the same the first to
-    /// commit wins. ser: as if it ran alone; what it reads or writes is locked until it ends.
+    /// Isolation level. si: the transaction sees the store as it was at the beginning; of two that
+    /// change the same file or key, the first to commit wins. ser: the transaction behaves as if it
+    /// ran alone; everything it reads or writes is locked until it ends.
     #[arg(long, short = 'i', value_enum, default_value = "si", value_name = "LEVEL")]
     isolation: Isolation,
-    /// A name for the listing.
+    /// Label of the transaction in listings.
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
-    /// Abort it when it was not used for so long.
+    /// Abort the transaction after it was not used for SECONDS.
     #[arg(long, value_name = "SECONDS")]
     idle: Option<f64>,
-    /// Of two that change the same key the last to commit wins instead of the first: for those who
-    /// know that no other program changes it. Files that both change are a conflict all the same,
-    /// since names, links and content have to fit together (si only).
+    /// Skip the check for conflicts of keys: the last to commit wins instead of the first. Use it
+    /// only if no other program changes the same keys. Files that both change are still a conflict,
+    /// since names, links and contents must be consistent (si only).
     #[arg(long)]
     no_check: bool,
-    /// It survives a restart of the store's daemon, a crash included; what it writes is written
-    /// once more for that (si only).
+    /// Let the transaction survive a restart of the daemon, even after a crash; its changes are
+    /// written twice for that (si only).
     #[arg(long)]
     durable: bool,
-    /// Its changes may take so much (10G), and it may make so many files (100000f), or both
-    /// (10G,100000f). Programs in it that write or make more fail as on a full disk (ENOSPC), and
-    /// others do not.
+    /// Limit the space of its changes (10G), the number of files that it creates (100000f), or both
+    /// (10G,100000f). Beyond the limit, its programs fail as on a full disk (ENOSPC); other
+    /// programs are not affected.
     #[arg(long, value_name = "LIMIT", value_parser = sizes::parse_limit)]
     limit: Option<sizes::Limit>,
-    /// Its commit cannot be undone with `kvfs undo`, and nothing of what it removes is kept for
-    /// that.
+    /// Make the commit one that `kvfs undo` cannot undo, and keep none of the data that it removes.
     #[arg(long)]
     no_undo: bool,
 }
@@ -122,13 +122,13 @@ enum Isolation {
 #[derive(clap::Args)]
 #[group(multiple = false)]
 struct End {
-    /// Commit whatever the exit code.
+    /// Commit regardless of the exit code.
     #[arg(long)]
     commit: bool,
-    /// Abort whatever the exit code: a rehearsal.
+    /// Abort regardless of the exit code, for a rehearsal.
     #[arg(long)]
     abort: bool,
-    /// Show what was changed, and ask.
+    /// Show the changes, and ask whether to commit them.
     #[arg(long)]
     ask: bool,
     /// Leave the transaction open and print its number; end it with `kvfs txn commit` or `abort`.

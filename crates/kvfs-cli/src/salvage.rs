@@ -25,21 +25,20 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
 use report::Report;
 
-/// Bring out what is readable of a damaged store, into a directory.
+/// Copy what is readable in a damaged store into a directory.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Nothing is written to the store. What lies under damaged blocks is left out, and listed: a file \
-of which a part cannot be read has the rest of its bytes where they belong, zeros in between, \
-and its missing ranges are given. Files whose names are lost go to lost+found. Where the \
-superblock or the manifest cannot be read, an older one is looked for; the report says so. The \
-exit code is 5 when anything is missing or may be older than it was. Snapshots and clones are \
-not brought out.")]
+Nothing is written to the store. Data under damaged blocks is left out and listed: a partly \
+unreadable file has its readable bytes at their offsets and zeros in between, and its missing \
+ranges are listed. Files whose names are lost are written to lost+found. If the superblock or the \
+manifest cannot be read, an older one is used, and the report says so. The exit code is 5 if \
+anything is missing or may be older than it was. Snapshots and clones are not copied.")]
 pub struct Args {
     /// The store's file.
     store: PathBuf,
-    /// Where the files go: a new directory, or an empty one.
+    /// Directory for the files: a new one, or an empty one.
     directory: PathBuf,
-    /// Write the keys and values to this file, too: a line of JSON for each.
+    /// Write the keys and values to FILE, one JSON object a line.
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
     #[command(flatten)]

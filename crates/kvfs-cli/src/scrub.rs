@@ -12,24 +12,23 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::sizes::human_size;
 use crate::text;
 
-/// Read everything again and compare it with its checksums, while the store is in use.
+/// Read all data again and verify its checksums, while the store is in use.
 #[derive(clap::Args)]
 #[command(after_help = "\
 TARGET is the directory a store is mounted on, or the file of a store that is not mounted. \
-Programs that use the store go on during it. Finds what the disk has lost in places that are \
-seldom read. Nothing is changed. What is found is listed with its place, and with the files and \
-keys that depend on it; the exit code is 5 then. `kvfs check` looks at an unmounted store more \
-closely; `kvfs salvage` brings out what is readable. A mount does it by itself with -o \
-scrub=DAYS.")]
+Programs can use the store while it runs. A scrub finds data that the disk has lost in places \
+that are seldom read, and changes nothing. Damage is listed with its place and with the files and \
+keys that depend on it; the exit code is 5 then. `kvfs check` examines an unmounted store more \
+closely; `kvfs salvage` copies what is readable. A mount with -o scrub=DAYS scrubs by itself.")]
 pub struct Args {
     target: PathBuf,
-    /// Read at most so many MiB in a second.
+    /// Read at most MIB per second.
     #[arg(long, value_name = "MIB")]
     rate: Option<u64>,
-    /// Only say how far it is, and what it has found.
+    /// Print progress and findings, and exit.
     #[arg(long, conflicts_with = "stop")]
     status: bool,
-    /// End one that is under way.
+    /// Stop a running scrub.
     #[arg(long)]
     stop: bool,
 }

@@ -8,19 +8,19 @@ use serde_json::json;
 use crate::output::{Outcome, Output};
 use crate::text::{show, with_paths};
 
-/// Make a file with a secret, with which stores in object storage are encrypted.
+/// Create a file with a secret that encrypts stores in object storage.
 #[derive(clap::Args)]
 #[command(after_help = "\
-  kvfs secret ~/.kvfs-secret                   make one, that you alone may read
+  kvfs secret ~/.kvfs-secret                   create one that only you can read
   export KVFS_SECRET_FILE=~/.kvfs-secret       all commands use it from now on
-  kvfs push work.kvfs s3://bucket/work         what is sent there is encrypted
+  kvfs push work.kvfs s3://bucket/work         objects are encrypted
 
-Commands and mounts that begin with KVFS_SECRET_FILE in their environment encrypt all that they \
-put into object storage, by AES-256-GCM, and decrypt what they read. One secret is for a whole \
-place, with all its stores and forks; a place without one stays so. Local files are not encrypted. \
-Nothing there can be read without the secret: keep a copy of it elsewhere.")]
+Commands and mounts that have KVFS_SECRET_FILE in their environment encrypt everything they write \
+to object storage, by AES-256-GCM, and decrypt what they read. A place has one secret for all its \
+stores and forks; a place without a secret stays unencrypted. Local files are not encrypted. \
+Without the secret nothing there can be read: keep a copy of it elsewhere.")]
 pub struct Args {
-    /// The file to make, where nothing is.
+    /// File to create; it must not exist.
     file: PathBuf,
 }
 

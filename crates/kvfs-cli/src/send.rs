@@ -21,64 +21,65 @@ use crate::sockets;
 use crate::store;
 use crate::text::with_paths;
 
-/// Write a snapshot as a stream of bytes, for `kvfs receive`: to a file, a pipe, another machine.
+/// Write a snapshot as a stream for `kvfs receive`: to a file, a pipe, or another machine.
 #[derive(clap::Args)]
 #[command(after_help = "\
   kvfs snapshot create /mnt monday
   kvfs send /mnt monday | ssh there kvfs receive backup.kvfs
   kvfs snapshot create /mnt tuesday
-  kvfs send /mnt tuesday --base monday | ssh there kvfs receive backup.kvfs     # what has changed alone
+  kvfs send /mnt tuesday --base monday | ssh there kvfs receive backup.kvfs     # only the changes
 
-The stream carries checksums; its receiver takes nothing over before its end.")]
+The stream carries checksums; the receiver applies it only when it is complete.")]
 pub struct SendArgs {
-    /// The directory a store is mounted on, or the file of a store that is not mounted.
+    /// Directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
-    /// The snapshot.
+    /// Snapshot to send.
     snapshot: String,
-    /// Only what has changed since this one, which the receiver must have.
+    /// Send only the changes since SNAPSHOT, which the receiver must have.
     #[arg(long, short = 'b', value_name = "SNAPSHOT")]
     base: Option<String>,
-    /// Go on where a stream was cut off: what `kvfs receive --positions` says.
+    /// Resume at the position that `kvfs receive --positions` prints.
     #[arg(long, value_name = "POSITION")]
     from: Option<String>,
-    /// Into this file instead of standard output.
+    /// Write to FILE instead of standard output.
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
     making: Making,
 }
 
-/// Take what `kvfs send` has written: the snapshot, and the store or a clone as it is in it.
+/// Receive a `kvfs send` stream.
 #[derive(clap::Args)]
 #[command(after_help = "\
   kvfs send /mnt monday | kvfs receive backup.kvfs                   # a store that is not mounted
-  kvfs send /mnt monday | kvfs receive /backup --clone mnt           # a clone in one that is
+  kvfs send /mnt monday | kvfs receive /backup --clone mnt           # a clone in a mounted store
 
-A stream of a whole snapshot goes to an empty store, or to a new clone; one of changes to where \
-the base is, unchanged. A stream that is cut off or damaged changes nothing, and what came of it \
-is kept: the same stream goes on with it, from its beginning or from the position that \
---positions prints. Of several streams in one file or pipe all are received, one after the other. \
-The clone of a mounted store is to be seen in its .kvfs/clone/NAME; files that are open there are \
-gone with the clone that is replaced.")]
+Receiving sets the store, or the clone, to the state of the snapshot. A stream of a whole \
+snapshot requires an empty store or a new clone; a stream of changes requires a store or clone \
+that has the base, unchanged. A stream that is interrupted or damaged changes nothing, and the \
+part that was received is kept: the same stream resumes it, from its beginning or from the \
+position that --positions prints. If a file or pipe has several streams, all are received in \
+order. The clone of a mounted store appears at its .kvfs/clone/NAME; files that are open in a \
+clone become invalid when it is replaced.")]
 pub struct ReceiveArgs {
-    /// The file of a store, or the directory that it is mounted on: then into a clone alone.
+    /// File of a store, or the directory that it is mounted on, which requires --clone.
     store: PathBuf,
-    /// A file to read the stream from; standard input, when none is given.
+    /// File to read the stream from (default: standard input).
     #[arg(conflicts_with = "input")]
     file: Option<PathBuf>,
-    /// Into a clone of this name instead of the store itself.
+    /// Receive into a clone of this name instead of the store itself.
     #[arg(long, value_name = "NAME", default_value = "")]
     clone: String,
-    /// The snapshot's name here.
+    /// Name of the received snapshot in this store.
     #[arg(long = "as", value_name = "NAME")]
     name: Option<String>,
-    /// Give up what was changed here.
+    /// Discard local changes.
     #[arg(long)]
     replace: bool,
     /// The same as FILE.
     #[arg(long, short = 'i', value_name = "FILE")]
     input: Option<PathBuf>,
-    /// Print how far streams that were cut off came, and nothing else.
+    /// Print the positions up to which interrupted streams were received, and exit.
     #[arg(long)]
     positions: bool,
 }

@@ -23,63 +23,64 @@ use crate::served_files::ServedFiles;
 use crate::store::{self, Access};
 use crate::{sizes, text};
 
-/// Serve a store to mounts that have it not: virtual machines, containers. They see its snapshots,
-/// and with --write the files as they are, each in a transaction of its own.
+/// Serve a store to mounts in virtual machines, in containers and on other machines. They see its
+/// snapshots, and with --write the current files, each mount in its own transaction.
 #[derive(clap::Args)]
 #[command(after_help = "\
-It serves until Ctrl-C or SIGTERM ends it; clients wait for one that is begun again.
+The command serves until it is ended by Ctrl-C or SIGTERM; clients wait for a server that is \
+restarted.
 
   kvfs serve my.kvfs --listen unix:/run/my.sock
   kvfs mount kvfs+unix:/run/my.sock /mnt --snapshot monday
 
-Only its user can connect to the socket. Clients see the snapshots of the store, which do not \
-change; with --write they see and change all of it, by transactions:
+Only the user of the server can connect to the socket. Clients see the snapshots of the store, \
+which do not change; with --write they see and change the whole store, by transactions:
 
   kvfs serve my.kvfs --write --listen unix:/run/my.sock
   kvfs mount kvfs+unix:/run/my.sock /mnt --txn
   make -C /mnt/project
   kvfs commit /mnt
 
-Clients on other machines connect by TLS, and show a token:
+Clients on other machines connect by TLS and present a token:
 
   (umask 077; head -c 32 /dev/urandom | sha256sum | cut -c 1-64 > token)
   echo \"$(tr -d '\\n' < token | sha256sum | cut -c 1-64) write read=nightly-*\" > tokens
   kvfs serve my.kvfs --write --listen tls:0.0.0.0:7411 --cert c.pem --key k.pem --tokens tokens
   kvfs mount kvfs://HOST:7411 /mnt --txn --token-file token
 
-Each line of the list is the SHA-256 of a token and what it lets do: read=PATTERN, the snapshots \
-with such names (* stands for any characters); write, transactions of the files; write=PATTERN, \
-transactions of such clones; admin, all of it.
+Each line of the list is the SHA-256 of a token and its permissions: read=PATTERN, snapshots with \
+matching names (* stands for any characters); write, transactions of the files; write=PATTERN, \
+transactions of matching clones; admin, everything.
 
-A store that is mounted is served by its mount: kvfs mount -o serve=unix:SOCKET.")]
+A mounted store is served by its mount: kvfs mount -o serve=unix:SOCKET.")]
 pub struct Args {
-    /// The store: a file or a block device made by `kvfs create`.
+    /// Store to serve: a file or a block device made by `kvfs create`.
     store: PathBuf,
-    /// Where to listen: unix:SOCKET, the path of a socket that is made; or tls:HOST:PORT, with
+    /// Address to listen at: unix:SOCKET, the path of a socket to create; or tls:HOST:PORT, with
     /// --cert, --key and --tokens.
     #[arg(long, value_name = "ADDRESS")]
     listen: OsString,
-    /// Of tls: a file with the server's certificate in PEM, and those that lead to a known
+    /// For tls: file with the certificate of the server in PEM, and those that lead to a known
     /// authority.
     #[arg(long, value_name = "FILE")]
     cert: Option<PathBuf>,
-    /// Of tls: a file with the key of the certificate in PEM.
+    /// For tls: file with the key of the certificate in PEM.
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Of tls: a file that says what clients may do that show a token.
+    /// For tls: file that lists the permissions of each token.
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
     /// Let clients begin transactions, which change the store when they commit.
     #[arg(long, short = 'w')]
     write: bool,
-    /// All open transactions of clients together may take so much of the store: percent.
+    /// Limit the open transactions of all clients together to PERCENT of the store.
     #[arg(
         long, value_name = "PERCENT", default_value_t = SHARE, requires = "write",
         value_parser = clap::value_parser!(u8).range(1..=100)
     )]
     share: u8,
-    /// All the memory the store may take for buffers, caches and indexes: bytes, or with a unit
-    /// (64M, 2G); default 320M.
+    /// Memory limit of the store for buffers, caches and indexes, in bytes or with a unit (64M,
+    /// 2G); default 320M.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_size)]
     memory: Option<u64>,
 }

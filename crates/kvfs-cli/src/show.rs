@@ -8,21 +8,21 @@ use crate::changes::Detail;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::{place, snapshot, text};
 
-/// Show what the commit of a transaction has changed, files and keys.
+/// Show the files and keys that the commit of a transaction has changed.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Commits that can be undone are kept, with the states before and after them: `kvfs history` lists \
-them. What others have changed since is not shown.
+them. Later changes by others are not shown.
 
   kvfs run /mnt -- make install
-  kvfs show /mnt                      # the last one
+  kvfs show /mnt                      # the last commit
   kvfs show /mnt 1843 --stat
   kvfs undo /mnt --commit 1843")]
 pub struct Args {
-    /// The directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+    /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
     /// store that is not mounted.
     target: PathBuf,
-    /// The commit, by its number in `kvfs history`; without it, the last one.
+    /// Number of the commit in `kvfs history` (default: the last commit).
     commit: Option<u64>,
     #[command(flatten)]
     detail: Detail,

@@ -20,15 +20,15 @@ use crate::text::show;
 use crate::transactions::{listed, listing};
 use crate::tree;
 
-/// Make, list and drop snapshots of a store, and go back to them.
+/// Make, list and drop snapshots of a store, and roll back to them.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A snapshot is made and dropped in the time of a sync, whatever the store holds, and shares all \
-data with it. It has files and keys. While the store is mounted, /mnt/.kvfs/snapshot/NAME is the \
-file system as it was.
+Making and dropping a snapshot takes the time of a sync, whatever the size of the store, and \
+shares all data with it. A snapshot has files and keys. While the store is mounted, \
+/mnt/.kvfs/snapshot/NAME is its file system.
 
   kvfs snapshot create /mnt before-upgrade
-  kvfs diff /mnt before-upgrade                    # what has changed since
+  kvfs diff /mnt before-upgrade                    # changes since then
   cp /mnt/.kvfs/snapshot/before-upgrade/config /mnt
   kvfs snapshot rollback /mnt before-upgrade       # everything")]
 pub struct Args {
@@ -40,50 +40,50 @@ pub struct Args {
 enum Action {
     /// Make a snapshot.
     Create {
-        /// The directory a store is mounted on, or the file of a store that is not mounted.
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
         name: String,
-        /// Of a clone instead of the store itself.
+        /// Make the snapshot from this clone instead of the store.
         #[arg(long, value_name = "CLONE", default_value = "")]
         of: String,
     },
     /// List the snapshots, the oldest first.
     #[command(visible_alias = "ls")]
     List { target: PathBuf },
-    /// Make a snapshot with the time as its name, and drop those of earlier runs that the rules do
-    /// not keep: for a timer.
+    /// Make a snapshot named by the current time, and drop earlier ones that the rules do not keep;
+    /// for use by a timer.
     ///
     /// A rule such as 7d keeps the newest snapshot of each of the last seven days (h hours, d days
-    /// of UTC, w weeks from Monday on); what no rule keeps is dropped. Snapshots with other names
-    /// are not touched, and the newest always stays. With cron, every hour:
+    /// in UTC, w weeks from Monday); snapshots that no rule keeps are dropped. Snapshots with other
+    /// names are not touched, and the newest snapshot always stays. With cron, every hour:
     ///
     /// 0 * * * *  kvfs snapshot auto /mnt --keep 24h,7d,4w
     Auto {
         target: PathBuf,
-        /// Which are kept, such as 24h,7d,4w.
+        /// Rules for the snapshots to keep, such as 24h,7d,4w.
         #[arg(long, value_name = "RULES")]
         keep: Rules,
-        /// The beginning of their names.
+        /// Prefix of the names of these snapshots.
         #[arg(long, value_name = "NAME", default_value = "auto")]
         prefix: String,
-        /// Say what would be made and dropped, and do nothing.
+        /// Print the snapshots that would be made and dropped, and change nothing.
         #[arg(long)]
         dry_run: bool,
     },
-    /// Drop a snapshot. Clones of it stay.
+    /// Drop a snapshot. Clones made from it stay.
     #[command(visible_alias = "rm")]
     Drop { target: PathBuf, name: String },
-    /// Give the store (or the clone that the snapshot is of) the state that it had. What was
-    /// changed since is gone, and open transactions are aborted; newer snapshots stay.
+    /// Roll the store or the clone back to a snapshot. Later changes are lost and open transactions
+    /// are aborted; newer snapshots stay.
     Rollback { target: PathBuf, name: String },
 }
 
 /// Make, list and drop clones: writable branches of a snapshot.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A clone shares all data with the snapshot that it is made of, and goes its own way from there. \
-While the store is mounted, it lies in /mnt/.kvfs/clone/NAME. A name may have slashes, \
-as agents/7/try-2.")]
+A clone shares all data with the snapshot that it is made from, and changes independently \
+afterwards. While the store is mounted, it is at /mnt/.kvfs/clone/NAME. A name may contain \
+slashes, such as agents/7/try-2.")]
 pub struct CloneArgs {
     #[command(subcommand)]
     action: CloneAction,
@@ -96,18 +96,19 @@ enum CloneAction {
         target: PathBuf,
         snapshot: String,
         name: String,
-        /// It may take so many bytes of its own (10G, 512M), files and keys together, and have so
-        /// many files (100000f) that its snapshot does not have, or both (10G,100000f): what would
-        /// take more fails as on a full disk, in it alone. Without this, what the store has.
+        /// Limit the space of the clone beyond its snapshot, files and keys together (10G, 512M),
+        /// the number of its files (100000f), or both (10G,100000f). Beyond the limit, writes to
+        /// the clone fail as on a full disk; others are not affected. Without this, only the size
+        /// of the store limits it.
         #[arg(long, value_name = "LIMIT", value_parser = sizes::parse_limit)]
         limit: Option<Limit>,
     },
-    /// Give a clone another limit of what it may take of its own.
+    /// Change the limit of a clone.
     Limit {
         target: PathBuf,
         name: String,
-        /// A size (10G, 512M), a number of files (100000f), both (10G,100000f), or "none". It
-        /// takes the place of the whole limit that the clone has.
+        /// New limit: a size (10G, 512M), a number of files (100000f), both (10G,100000f), or
+        /// "none". It replaces the whole previous limit.
         #[arg(value_parser = limit)]
         limit: Limit,
     },
@@ -126,14 +127,14 @@ fn limit(text: &str) -> Result<Limit, String> {
     }
 }
 
-/// Show what differs between two snapshots, or a snapshot and now: files and keys.
+/// Show the files and keys that differ between two snapshots, or between a snapshot and now.
 #[derive(clap::Args)]
 pub struct DiffArgs {
-    /// The directory a store is mounted on, or the file of a store that is not mounted.
+    /// Directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
-    /// A snapshot.
+    /// Snapshot to compare.
     before: String,
-    /// Another one; without it, the store as it is now.
+    /// Snapshot to compare it with (default: the current state of the store).
     after: Option<String>,
     #[command(flatten)]
     detail: Detail,

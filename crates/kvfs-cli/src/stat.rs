@@ -29,10 +29,9 @@ use crate::{text, tree, waiting};
 /// Show space, dictionaries, runs and amplification of a store, or the attributes of a file in it.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The directory a store is mounted on, or a store's file; or a clone, of which its limits are
-    /// shown.
+    /// Directory a store is mounted on, or the file of a store; or a clone, to show its limits.
     target: PathBuf,
-    /// A file in the store, of which its attributes are shown.
+    /// File in the store, to show its attributes.
     path: Option<OsString>,
 }
 

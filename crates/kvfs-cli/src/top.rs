@@ -19,31 +19,31 @@ use crate::text;
 use crate::waiting;
 use screen::Screen;
 
-/// Watch what a mounted store does: operations and their times, levels, zones, transactions.
+/// Watch the activity of a mounted store: operations and their times, levels, zones, transactions.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Keys: q ends it, the space bar stops and goes on.
+Keys: q quits, the space bar pauses and continues.
 
 Operations are the requests of the kernel (in small letters) and the commands of clients of the \
-socket (in capitals). The time is how long the daemon took on average to answer those of the \
-last interval. Of the zones each sign is one, or several where there are many: how full it is of \
-what is alive (from \u{2581} to \u{2588}), and how old, by its colour: yellow is the newest, \
-then green, cyan and blue; grey is from before the mount. A dot is a free zone, a blank one \
-whose space was given back to the host.
+socket (in capitals). The time is the average in which the daemon answered those of the last \
+interval. In the map of zones, each sign is one zone, or several if there are many: its height is \
+the share of live data (from \u{2581} to \u{2588}), its colour the age: yellow is the newest, \
+then green, cyan and blue; grey is older than the mount. A dot is a free zone, a blank a zone \
+whose space was returned to the host.
 
   kvfs top /mnt
   kvfs top /mnt --once               # one screen, as text
   kvfs top /mnt --json | jq .per_second
 
-Where standard output is no terminal it is --once. For longer times see kvfs mount --metrics, \
-for more kvfs web and kvfs stat.")]
+If standard output is not a terminal, --once is implied. For longer periods see kvfs mount \
+--metrics, for more detail kvfs web and kvfs stat.")]
 pub struct Args {
-    /// The directory a store is mounted on.
+    /// Directory a store is mounted on.
     mount: PathBuf,
-    /// Seconds from one look to the next.
+    /// Interval between updates, in seconds.
     #[arg(long, short = 'i', value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     interval: Duration,
-    /// Print one screen as text, and end. With --json, that is what is printed in any case.
+    /// Print one screen as text and exit; with --json, this is always the case.
     #[arg(long)]
     once: bool,
 }

@@ -29,11 +29,11 @@ A transaction stays open until a command ends it, however many programs work in 
   id=$(kvfs txn begin /mnt)
   kvfs txn exec /mnt $id -- make          # or work in /mnt/.kvfs/txn/$id
   kvfs txn diff /mnt $id
-  kvfs txn revert /mnt $id notes tmp      # not these
-  kvfs txn commit /mnt $id                # or abort; --if STATE: only what diff has shown
+  kvfs txn revert /mnt $id notes tmp      # undo these parts
+  kvfs txn commit /mnt $id                # or abort; --if STATE: only if unchanged since diff
 
-Inside of `kvfs run` and `kvfs txn exec` the number may be left out, and where the path says it: \
-/mnt/.kvfs/txn/17")]
+Inside of `kvfs run` and `kvfs txn exec` the number may be left out, and also if the path \
+contains it: /mnt/.kvfs/txn/17")]
 pub struct Args {
     #[command(subcommand)]
     action: Action,
@@ -43,93 +43,94 @@ pub struct Args {
 enum Action {
     /// Begin a transaction, and print its number.
     Begin {
-        /// The directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME), of which
-        /// the transaction is then.
+        /// Directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME), to begin the
+        /// transaction in that clone.
         mount: PathBuf,
-        /// Within this transaction: it sees what that one has changed so far, and commits into it.
+        /// Nest the new transaction in transaction ID: it sees ID's changes and commits into it.
         #[arg(long, value_name = "ID")]
         within: Option<u64>,
         #[command(flatten)]
         how: How,
     },
-    /// Run a program in an open transaction, which stays open; its exit code is passed on.
+    /// Run a program in an open transaction, which stays open; exits with the exit code of the
+    /// program.
     Exec {
         mount: PathBuf,
         id: u64,
         /// Make the view the root of the program.
         #[arg(long)]
         chroot: bool,
-        /// End it, and all that it has started, when this process ends, which has started this
-        /// command.
+        /// End the program, and all processes that it has started, when the process that started
+        /// this command ends.
         #[arg(long, hide = true, value_name = "PROCESS")]
         ends_with: Option<i32>,
-        /// The program and its arguments, behind `--`.
+        /// Program and its arguments, after `--`.
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
     /// List the open transactions.
     #[command(visible_alias = "ls")]
     List {
-        /// The directory a store is mounted on, or a clone in it: then those of that clone alone.
+        /// Directory a store is mounted on, or a clone in it, to list only the transactions of that
+        /// clone.
         mount: PathBuf,
-        /// Those that are within another one below that one.
+        /// Show nested transactions below their parents.
         #[arg(long)]
         tree: bool,
     },
-    /// Show one.
+    /// Show the state of a transaction.
     Status { mount: PathBuf, id: Option<u64> },
-    /// Show what it would change: files and keys.
+    /// Show the changes of a transaction: files and keys.
     Diff {
         mount: PathBuf,
         id: Option<u64>,
-        /// At these paths and below them alone, from the root of the store.
+        /// Show only changes at these paths and below them, from the root of the store.
         paths: Vec<OsString>,
         #[command(flatten)]
         detail: Detail,
     },
-    /// Take back what it has changed at these paths, and below them; the rest of it stays.
+    /// Revert the changes of a transaction at these paths and below them; all others stay.
     Revert {
         mount: PathBuf,
         id: u64,
-        /// From the root of the store, as `diff` shows them.
+        /// Paths to revert, from the root of the store, as `diff` shows them.
         #[arg(required = true)]
         paths: Vec<OsString>,
     },
-    /// Make its changes part of the store, all at once.
+    /// Commit a transaction: make its changes part of the store, all at once.
     Commit {
         mount: PathBuf,
         id: Option<u64>,
-        /// Only if it is in this state still, which `kvfs txn diff` has told: so what is committed
-        /// is what was looked at.
+        /// Commit only if the transaction is still in the state that `kvfs txn diff` printed.
         #[arg(long = "if", value_name = "STATE")]
         only_if: Option<String>,
-        /// Abort the transactions that are open within it; without this it is not committed while
-        /// there are any.
+        /// Abort open nested transactions; without this, the commit fails if there are any.
         #[arg(long)]
         abort_nested: bool,
-        /// Do not wait until it is on disk; it will be there within the flush interval.
+        /// Do not wait until the commit is on disk; it gets there within the flush interval.
         #[arg(long)]
         no_sync: bool,
     },
-    /// Bring it up to what others have committed since it began, so that it can be committed after
-    /// a conflict: it goes on as another transaction, whose number is printed. Where both have
-    /// changed the same, it is listed, the exit code is 75, and the transaction is as it was.
+    /// Rebase a transaction onto the commits made since it began, so that it can be committed after
+    /// a conflict. It continues as another transaction, whose number is printed. If both have
+    /// changed the same files or keys, these are listed, the exit code is 75, and the transaction
+    /// stays as it was.
     #[command(after_help = "\
   kvfs txn rebase /mnt 17                        # prints 18, say
-  kvfs txn rebase /mnt 17 --ours src --theirs .  # below src as it has it, else as committed
+  kvfs txn rebase /mnt 17 --ours src --theirs .  # its version below src, else the committed one
   kvfs txn diff /mnt 18
   kvfs txn commit /mnt 18
 
---ours is the version of the transaction, --theirs what was committed; with --both the version of \
-the transaction gets a name with ~ and its number after it. What it has only read is not looked \
-at. Its savepoints end with it.")]
+--ours selects the version of the transaction, --theirs the committed one; with --both the \
+version of the transaction gets a name with ~ and its number. Files and keys that the transaction \
+has only read are not compared. The savepoints of the transaction are lost.")]
     Rebase {
         mount: PathBuf,
         id: Option<u64>,
         #[command(flatten)]
         choices: Choices,
     },
-    /// End it without a trace.
+    /// Abort a transaction and discard its changes.
     Abort { mount: PathBuf, id: Option<u64> },
 }
 

@@ -16,21 +16,21 @@ use crate::mount_config::Config;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::{paths, text, waiting};
 
-/// Unmount, and wait until everything is on disk and the store is free.
+/// Unmount a store, and wait until all data is on disk and the store is free.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The directory a store is mounted on, or the store.
+    /// Directory a store is mounted on, or the store.
     #[arg(required_unless_present = "config", conflicts_with = "config")]
     target: Option<PathBuf>,
-    /// What `kvfs mount --config FILE` has mounted.
+    /// Unmount the store that `kvfs mount --config FILE` has mounted.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Take the mount out of sight now, even while it is in use; it ends when its last user leaves.
-    /// Does not wait.
+    /// Detach the mount now, even while it is in use; it ends when its last user leaves. Does not
+    /// wait.
     #[arg(long, short = 'l', conflicts_with = "force")]
     lazy: bool,
-    /// End it now, even while it is in use or hangs. What programs wrote and the kernel had not yet
-    /// handed over is lost.
+    /// End the mount now, even if it is in use or hangs. Written data that the kernel has not yet
+    /// passed to the daemon is lost.
     #[arg(long, short = 'f')]
     force: bool,
 }

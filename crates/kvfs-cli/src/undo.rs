@@ -14,36 +14,36 @@ use crate::text::show;
 /// Undo the last commit of a transaction, files and keys, by a new commit.
 #[derive(clap::Args)]
 #[command(after_help = "\
-What the transaction has changed becomes what it was, and all that others have done since stays. \
-Where they have changed the same file or key, nothing is undone, and it is said which. Undoing \
-is a commit itself: done twice, it brings back what was undone.
+The changes of the transaction are reverted, and all later changes by others stay. If others have \
+changed the same file or key, nothing is undone, and the conflicts are listed. An undo is itself \
+a commit: undoing it restores the changes.
 
   kvfs run /mnt -- make install
-  kvfs undo /mnt --dry-run            # what would be undone?
+  kvfs undo /mnt --dry-run            # only show the changes
   kvfs undo /mnt
   kvfs history /mnt                   # the commits that can be undone
   kvfs undo /mnt --commit 1843
 
-The commits of `kvfs run`, `txn commit`, `restore`, `import`, `undo`, of agents and of clients \
-that ask for it can be undone (TXN BEGIN UNDOABLE): the newest 16, for a day, and none in a \
-store that was full since. Until then the space of what they have removed is kept.")]
+Commits of `kvfs run`, `txn commit`, `restore`, `import`, `undo`, of agents, and of clients that \
+ask for it (TXN BEGIN UNDOABLE) can be undone: the newest 16, for a day, and none from before the \
+store was full. Until then the space of the data that they removed is kept.")]
 pub struct Args {
-    /// The directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
+    /// Directory a store is mounted on, a clone in it (/mnt/.kvfs/clone/NAME), or the file of a
     /// store that is not mounted.
     target: PathBuf,
-    /// Not the last commit but this one, by its number in `kvfs history`.
+    /// Undo this commit, by its number in `kvfs history`, instead of the last one.
     #[arg(long, short = 'c', value_name = "NUMBER")]
     commit: Option<u64>,
-    /// One line for all: how much was added, changed, removed.
+    /// Print only totals: added, changed and removed.
     #[arg(long)]
     stat: bool,
-    /// Also what lies below directories that are added or removed by it.
+    /// List the contents of added and removed directories instead of counting them.
     #[arg(long, short = 'a')]
     all: bool,
-    /// Not through a pager: on a terminal it is KVFS_PAGER, PAGER or less.
+    /// Do not use a pager (KVFS_PAGER, PAGER or less).
     #[arg(long)]
     no_pager: bool,
-    /// Say what would be undone, and do nothing.
+    /// Print the changes that would be undone, and undo nothing.
     #[arg(long)]
     dry_run: bool,
 }

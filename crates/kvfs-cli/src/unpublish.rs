@@ -11,17 +11,17 @@ use crate::output::{Exit, Failure, Outcome, Output};
 use crate::terminal::Terminal;
 use crate::text::show;
 
-/// Take a store in object storage back: nobody can mount or fork it any more.
+/// Unpublish a store in object storage: it can no longer be mounted or forked.
 #[derive(clap::Args)]
 #[command(after_help = "\
   kvfs unpublish dir:/srv/stores/work
 
-The store that was published is untouched where it is kept; what lies in the place is deleted by \
-kvfs gc when the grace is over, except what forks began as, and what stores of other names share \
-with it. Without a copy elsewhere the data are lost then. Those who have mounted it read on until \
-then. A publication that is under way ends with an error.")]
+The original of the published store is not changed. Its objects are deleted by kvfs gc after the \
+grace period, except those that forks started from and those shared with stores of other names. \
+Without a copy elsewhere, the data is then lost. Current mounts can read it until then. A running \
+publication of the store fails with an error.")]
 pub struct Args {
-    /// Which store: dir:FOLDER/NAME or s3://BUCKET/NAME.
+    /// Address of the store: dir:FOLDER/NAME or s3://BUCKET/NAME.
     store: PathBuf,
     /// Do not ask.
     #[arg(long)]

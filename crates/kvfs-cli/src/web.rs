@@ -25,29 +25,30 @@ use crate::output::{Failure, Outcome, Output};
 use answers::Answers;
 use guard::Guard;
 
-/// Show a mounted store in a browser on this machine: zones, levels, transactions, snapshots, live.
+/// Show a mounted store live in a browser on this machine: zones, levels, transactions, snapshots.
 #[derive(clap::Args)]
 #[command(after_help = "\
-It prints an address; open it in a browser of this machine. Ctrl-C ends it.
+The command prints an address; open it in a browser on this machine. Ctrl-C ends the command.
 
   kvfs web /mnt                          # any free port
   kvfs web /mnt --address 127.0.0.1:8080
-  kvfs web /mnt --read-only              # to look only
+  kvfs web /mnt --read-only              # without controls
   ssh -L 8080:127.0.0.1:8080 server      # from another machine, with --address as above
 
-What is behind the # of the address is a token, new for each start. Without it no question is \
-answered, so give the address to no one who may not see the names in the store and end \
-transactions; a browser does not send that part of an address anywhere. The page shows the zones \
-by age and use, levels and spans, requests and commands with their times, and snapshots. An open \
-transaction is shown with all that it would change (as by kvfs txn diff), and can be committed \
-and aborted there: what is committed is what was shown, and nothing where it has changed since.")]
+The part of the address after the # is a token, new for each start. Requests without it are \
+refused, so share the address only with people who may see the names in the store and end \
+transactions; browsers do not send that part of an address anywhere. The page shows the zones by \
+age and use, levels and spans, requests and commands with their times, and snapshots. An open \
+transaction is shown with all its changes (like kvfs txn diff), and can be committed and aborted \
+there: a commit includes only the changes that were shown, and fails if the transaction has \
+changed since.")]
 pub struct Args {
-    /// The directory a store is mounted on.
+    /// Directory a store is mounted on.
     mount: PathBuf,
-    /// Where to listen, on this machine alone. Port 0 is any that is free.
+    /// Address to listen at, on this machine only. Port 0 selects any free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = mount_options::parse_address)]
     address: SocketAddr,
-    /// Show only: transactions can be neither committed nor aborted.
+    /// Only show: transactions can be neither committed nor aborted.
     #[arg(long)]
     read_only: bool,
 }

@@ -5,12 +5,12 @@ use std::io::IsTerminal;
 /// When output is coloured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum When {
-    /// On a terminal, unless NO_COLOR is set.
+    /// Colour lines on a terminal, unless NO_COLOR is set.
     #[default]
     Auto,
-    /// Always.
+    /// Always colour lines.
     Always,
-    /// Never.
+    /// Never colour lines.
     Never,
 }
 
