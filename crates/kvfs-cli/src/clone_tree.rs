@@ -19,8 +19,8 @@ use crate::sizes::human_size;
 SRC and DST lie in the same mounted store, and in the same view of it (the main branch, or one \
 transaction). The copy appears atomically; it has the owners, modes, times and extended \
 attributes of the original. The two change independently afterwards, and shared data is kept for \
-as long as one of them uses it. A file with several names in SRC has them in DST; hard links from \
-outside of SRC are not part of the copy.
+as long as one of them uses it. A file with several names in SRC is one file with these names in \
+DST; names outside of SRC still refer to the original.
 
   kvfs clone-tree /mnt/project /mnt/project.try")]
 pub struct Args {

@@ -63,7 +63,8 @@ changes that were left out are merged again. Later changes of the fork to its ow
 conflicts: choose --theirs.")]
 pub struct Args {
     /// Clone to merge (/mnt/.kvfs/clone/NAME), or a mount, or the file of a store that is not
-    /// mounted. If --into is given: the fork, by its address or its file.
+    /// mounted, together with CLONE. To merge a fork: its address or its file, together with
+    /// --into.
     target: PathBuf,
     /// Name of the clone, if TARGET is not the clone itself.
     clone: Option<String>,
