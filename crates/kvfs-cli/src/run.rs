@@ -103,9 +103,9 @@ pub struct How {
     /// written twice for that (si only).
     #[arg(long)]
     durable: bool,
-    /// Limit the space of its changes (10G), the number of files that it creates (100000f), or both
-    /// (10G,100000f). Beyond the limit, its programs fail as on a full disk (ENOSPC); other
-    /// programs are not affected.
+    /// Limit the space of the changes in the transaction (10G), the number of files that it creates
+    /// (100000f), or both (10G,100000f). Beyond the limit, writes in the transaction fail as on a
+    /// full disk (ENOSPC); others are not affected.
     #[arg(long, value_name = "LIMIT", value_parser = sizes::parse_limit)]
     limit: Option<sizes::Limit>,
     /// Make the commit one that `kvfs undo` cannot undo, and keep none of the data that it removes.

@@ -23,9 +23,9 @@ use crate::tree;
 /// Make, list and drop snapshots of a store, and roll back to them.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Making and dropping a snapshot takes the time of a sync, whatever the size of the store, and \
-shares all data with it. A snapshot has files and keys. While the store is mounted, \
-/mnt/.kvfs/snapshot/NAME is its file system.
+Making or dropping a snapshot takes the time of a sync, whatever the size of the store. A \
+snapshot has files and keys, and shares all data with the store. While the store is mounted, \
+/mnt/.kvfs/snapshot/NAME is the file system of the snapshot.
 
   kvfs snapshot create /mnt before-upgrade
   kvfs diff /mnt before-upgrade                    # changes since then
@@ -97,9 +97,9 @@ enum CloneAction {
         snapshot: String,
         name: String,
         /// Limit the space of the clone beyond its snapshot, files and keys together (10G, 512M),
-        /// the number of its files (100000f), or both (10G,100000f). Beyond the limit, writes to
-        /// the clone fail as on a full disk; others are not affected. Without this, only the size
-        /// of the store limits it.
+        /// the number of files that its snapshot does not have (100000f), or both (10G,100000f).
+        /// Beyond the limit, writes to the clone fail as on a full disk; others are not affected.
+        /// Without this, only the size of the store limits it.
         #[arg(long, value_name = "LIMIT", value_parser = sizes::parse_limit)]
         limit: Option<Limit>,
     },
