@@ -61,7 +61,7 @@ pub(crate) struct Relay {
     tls: Connection,
     far: TcpStream,
     near: UnixStream,
-    /// What the far side has sent and the near one has not taken yet.
+    /// Bytes that the far side has sent and the near side has not taken yet.
     inbound: Vec<u8>,
     ended: Ended,
     stall: Duration,
@@ -84,7 +84,7 @@ impl Relay {
         near: UnixStream,
         stall: Duration,
     ) -> io::Result<Relay> {
-        // What came with the end of the handshake has been read already.
+        // The bytes that came with the end of the handshake have been read already.
         let come = tls.process_new_packets().map_err(io::Error::other)?;
         let mut inbound = vec![0; come.plaintext_bytes_to_read()];
         tls.reader().read_exact(&mut inbound)?;
@@ -113,7 +113,7 @@ impl Relay {
             if answered || (self.ended.far && self.tls.is_handshaking()) {
                 return Ok(());
             }
-            // What came with the last bytes is handed on before anything is waited for.
+            // The bytes that came last are handed on before anything is waited for.
             if self.inbound.is_empty() || !self.pass_near()? {
                 self.wait(begun)?;
             }

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::relay::{Relay, agree};
 use crate::tcp;
 
-/// What a client believes: the authorities that certificates of servers lead to.
+/// The authorities that a client believes, to which certificates of servers lead.
 #[derive(Clone)]
 pub struct TlsClient(Arc<ClientConfig>);
 

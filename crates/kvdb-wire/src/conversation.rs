@@ -84,7 +84,7 @@ pub(crate) struct Conversation {
     options: ServerOptions,
     /// A client must show one of these; `None`: the one of the options.
     tokens: Option<Arc<Tokens>>,
-    /// What the client may do that has greeted.
+    /// The role of the client, after it has greeted.
     role: OnceLock<Role>,
     /// Of all connections.
     answers: Arc<Budget>,

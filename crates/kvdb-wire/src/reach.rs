@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// A wait for ever, about.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Whether a server is to be reached, as its client has found it.
+/// The state of a server's connection, as its client has found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// It answers.
@@ -28,7 +28,7 @@ pub enum Reach {
     Gone(Duration),
 }
 
-/// What has become of a call whose connection has failed.
+/// The next step of a call whose connection has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// It is asked again.

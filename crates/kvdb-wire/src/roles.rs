@@ -3,7 +3,7 @@
 
 use sha2::{Digest, Sha256};
 
-/// What a client may do.
+/// The rights of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Role {
     /// It reads the snapshots with these names; `*` stands for any characters.
@@ -34,7 +34,7 @@ impl Role {
     }
 }
 
-/// Whether `text` is what a pattern says.
+/// Returns whether `text` matches a pattern.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
     // Where the last `*` was, and what it has stood for so far ends.
     let mut star: Option<(usize, usize)> = None;

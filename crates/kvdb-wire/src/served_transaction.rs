@@ -294,7 +294,7 @@ impl ServedTransaction {
         Ok(())
     }
 
-    /// What was refused for want of space is put together with what was changed since: that may
+    /// Changes refused for want of space are put together with what was changed since: that may
     /// have removed some of it.
     fn take_back(&self) {
         let mut state = self.state.lock();

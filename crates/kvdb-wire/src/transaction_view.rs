@@ -21,7 +21,7 @@ const GATHERED: usize = 1 << 20;
 const RANGES: usize = 1024;
 /// Bytes that may wait while the server does not take them; then changes are refused.
 const WAITING: usize = 16 << 20;
-/// What was refused for want of space is not sent again for so long, unless something is removed.
+/// Changes refused for want of space are not sent again for so long, unless something is removed.
 const REFUSED: Duration = Duration::from_secs(1);
 
 impl ServedTransaction {

@@ -368,7 +368,7 @@ impl Transactions {
             taken.fold(0, u64::saturating_add)
         };
         if taken(&open).saturating_add(more) > most {
-            // Those that have ended by themselves count no more, and merges may have made others
+            // Ones that have ended by themselves count no more, and merges may have made others
             // smaller.
             open.retain(|_, one| self.is_open(&one.transaction));
             open.values().for_each(|one| one.measure());

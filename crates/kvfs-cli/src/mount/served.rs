@@ -150,7 +150,7 @@ pub fn for_this_process(server: &Server, dir: &Path, durable: bool) -> Outcome<R
     start(&all)
 }
 
-/// What is mounted.
+/// The kind of mount.
 struct Mounting<'a> {
     server: &'a Server,
     view: &'a View,

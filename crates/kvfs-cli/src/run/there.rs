@@ -25,7 +25,7 @@ pub fn run(server: &Server, args: &Args, output: &Output) -> Outcome<sandbox::Co
     refuse_of_local_stores(args)?;
     let cannot = |e: std::io::Error| Failure::io("cannot make a directory to mount on", &e);
     let made = tempfile::Builder::new().prefix("kvfs-run-").tempdir().map_err(cannot)?;
-    // What is mounted there must not be removed with it.
+    // The mount there must not be removed with it.
     let dir = made.keep();
     let there = match mount::for_this_process(server, &dir, args.how.durable) {
         Ok(record) => There { dir, record },
@@ -128,7 +128,7 @@ impl There {
     }
 
     fn take_down(&self) {
-        // What the program has left running may be in it.
+        // Processes that the program has left may be in it.
         if umount::unmount_clean(&self.dir).is_err() {
             let _ = unmount(&self.dir, Unmount::Lazy);
         }

@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Bytes of the longest list of tokens.
 const LONGEST: u64 = 1 << 20;
 
-/// What clients of the network are told and asked for.
+/// The certificates and tokens for clients of the network.
 pub struct Network {
     pub tls: Tls,
     pub tokens: Arc<Tokens>,
