@@ -2,9 +2,10 @@
 //! and for what they have not got yet.
 
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use env::Instant;
 
 use crate::body::MAX_KEYS;
 use crate::error::Result;

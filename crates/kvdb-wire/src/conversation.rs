@@ -11,9 +11,10 @@
 use std::collections::HashMap;
 use std::io::BufReader;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use env::Instant;
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, Ordering};
 use kvdb::{DictionaryId, Isolation, Kvdb, View};

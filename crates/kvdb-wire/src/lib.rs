@@ -63,4 +63,4 @@ pub use request::Request;
 pub use served_transaction::{BeginOptions, Outcome, ServedSavepoint, ServedTransaction};
 pub use server::Server;
 pub use snapshot_view::SnapshotView;
-pub use socket::Socket;
+pub use socket::{Socket, Transport};

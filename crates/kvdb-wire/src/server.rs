@@ -69,9 +69,30 @@ impl Server {
         listener: UnixListener,
         options: ServerOptions,
     ) -> Result<Server> {
+        let transactions = Server::transactions(&db, host, &options)?;
+        Server::begin_with(db, Some(transactions), listener, options)
+    }
+
+    /// As [`Server::with_transactions`], for connections that are made elsewhere alone
+    /// ([`Server::serve`]).
+    pub fn without_listener(
+        db: Kvdb,
+        host: Arc<dyn Host>,
+        options: ServerOptions,
+    ) -> Result<Server> {
+        let transactions = Server::transactions(&db, host, &options)?;
+        let shared = Shared::new(db, Some(transactions), options)?;
+        Ok(Server { shared, listening: None })
+    }
+
+    fn transactions(
+        db: &Kvdb,
+        host: Arc<dyn Host>,
+        options: &ServerOptions,
+    ) -> Result<Arc<Transactions>> {
         let (most, bytes) = (options.transactions, options.transaction_bytes);
-        let transactions = Transactions::new(&db, host, most, bytes).map_err(io::Error::other)?;
-        Server::begin_with(db, Some(Arc::new(transactions)), listener, options)
+        let transactions = Transactions::new(db, host, most, bytes).map_err(io::Error::other)?;
+        Ok(Arc::new(transactions))
     }
 
     fn begin_with(
@@ -81,19 +102,7 @@ impl Server {
         options: ServerOptions,
     ) -> Result<Server> {
         listener.set_nonblocking(true)?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?;
-        let shared = Arc::new(Shared {
-            db,
-            answers: Budget::new(options.answers),
-            options,
-            transactions,
-            counts: Arc::default(),
-            stop,
-            stopping: AtomicBool::new(false),
-            open: Mutex::default(),
-            threads: Mutex::new(0),
-            ended: Condvar::new(),
-        });
+        let shared = Shared::new(db, transactions, options)?;
         let listens = shared.clone();
         let listening = env::thread::Builder::new()
             .name("wire-accept".into())
@@ -129,6 +138,26 @@ impl Drop for Server {
 }
 
 impl Shared {
+    fn new(
+        db: Kvdb,
+        transactions: Option<Arc<Transactions>>,
+        options: ServerOptions,
+    ) -> Result<Arc<Shared>> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?;
+        Ok(Arc::new(Shared {
+            db,
+            answers: Budget::new(options.answers),
+            options,
+            transactions,
+            counts: Arc::default(),
+            stop,
+            stopping: AtomicBool::new(false),
+            open: Mutex::default(),
+            threads: Mutex::new(0),
+            ended: Condvar::new(),
+        }))
+    }
+
     fn listen(self: &Arc<Shared>, listener: &UnixListener) {
         while !self.stopping.load(Ordering::Relaxed) {
             match listener.accept() {
