@@ -242,8 +242,12 @@ impl Conversation {
             Request::Apply { transaction, batch, changes } => {
                 all.apply(&self.held(transaction)?, batch, changes).map(|()| Reply::Done)
             }
-            Request::Commit { key, synced, batches } => all.commit(&key, batches, synced),
-            Request::Abort { key } => all.abort(&key).map(|()| Reply::Done),
+            Request::Commit { key, synced, batches } => {
+                all.commit(&key, batches, synced, self.held_of(&key).as_ref())
+            }
+            Request::Abort { key } => {
+                all.abort(&key, self.held_of(&key).as_ref()).map(|()| Reply::Done)
+            }
             Request::Sync { transaction } => {
                 all.sync(&self.held(transaction)?).map(|()| Reply::Done)
             }
@@ -312,6 +316,15 @@ impl Conversation {
         }
     }
 
+    /// The transaction of this key, if this connection has it.
+    fn held_of(&self, key: &TransactionKey) -> Option<Held> {
+        let views = self.views.lock();
+        match views.number_of(key).and_then(|number| views.open.get(&number)) {
+            Some(OpenView::Transaction(held)) => Some(held.clone()),
+            _ => None,
+        }
+    }
+
     fn hello(&self, version: u16, token: &Bytes) -> std::result::Result<Reply, Failure> {
         // Of a wrong token it is not told by the time how much of it is right.
         let differs = token.iter().zip(&self.options.token).fold(0, |all, (a, b)| all | (a ^ b));
@@ -363,6 +376,9 @@ impl Conversation {
             OpenView::Transaction(held) if held.may(dict) => held,
             OpenView::Transaction(_) => return Err(no_dictionary(dict)),
         };
+        if let Some(all) = &self.transactions {
+            all.check(&held)?;
+        }
         let transaction = &held.transaction;
         let locked = match read {
             _ if transaction.isolation() == Isolation::Snapshot => Ok(()),

@@ -166,7 +166,7 @@ impl ServedTransaction {
         let is_there = |(there, _): &(Arc<Connection>, u64)| Arc::ptr_eq(there, &connection);
         self.open.get(deadline, is_there, || {
             let request = request_of((self.key, self.holder), &self.begun, true, false);
-            let Reply::Begun { transaction, batches, dictionaries, .. } =
+            let Reply::Begun { transaction, id, batches, dictionaries, .. } =
                 connection.call(&request, deadline)?
             else {
                 return Err(Error::Unexpected);
@@ -174,7 +174,7 @@ impl ServedTransaction {
             let same = |(id, name): &(DictionaryId, String)| {
                 self.dictionaries.get(name).is_none_or(|known| known == id)
             };
-            let again = match dictionaries.iter().all(same) {
+            let again = match id == self.id.0 && dictionaries.iter().all(same) {
                 true => self.outgoing_after(batches),
                 false => None,
             };
@@ -199,14 +199,15 @@ impl ServedTransaction {
 
     /// Asks until there is an answer, or for as long as the client may.
     pub(crate) fn ask(&self, request: impl Fn(u64) -> Request) -> Result<Reply> {
-        let deadline = self.client.deadline();
+        let (deadline, begun) = (self.client.deadline(), Instant::now());
         let asked = retried(deadline, || {
             let (there, transaction) = self.opened(deadline)?;
             there.call(&request(transaction), deadline)
         });
         let mut state = self.state.lock();
         match &asked {
-            Ok(_) => state.heard = Instant::now(),
+            // When the server has heard of it, at the latest: the answer may have taken long.
+            Ok(_) => state.heard = state.heard.max(begun),
             Err(Error::Failed(Failure { code: FailureCode::NoView, what })) => {
                 state.over.get_or_insert_with(|| what.clone());
             }
@@ -328,21 +329,7 @@ impl ServedTransaction {
         let batches = self.outgoing.lock().last();
         let deadline = self.client.deadline();
         let request = Request::Commit { key: self.key, synced, batches };
-        let mut is_taken_up = false;
-        // The answer may be lost after it has committed, and then there is none to be taken up: so
-        // the commit itself is asked for again.
-        let answer = retried(deadline, || {
-            let connection = self.client.connection(deadline)?;
-            match connection.call(&request, deadline) {
-                Err(Error::Failed(Failure { code: FailureCode::Invalid, .. })) if !is_taken_up => {
-                    // A server that was begun anew may lack batches.
-                    is_taken_up = true;
-                    self.opened(deadline)?;
-                    self.client.connection(deadline)?.call(&request, deadline)
-                }
-                answer => answer,
-            }
-        });
+        let answer = self.ask_for_end(&request, deadline);
         let outcome = match answer {
             Ok(Reply::Done) => Outcome::Committed,
             Ok(Reply::Conflict { what, keys }) => return Ok(Outcome::Conflict { what, keys }),
@@ -361,13 +348,29 @@ impl ServedTransaction {
         Ok(outcome)
     }
 
+    /// Asks for a commit, or for an end without one, until there is an answer. That may be lost
+    /// after it has ended, and then there is none to be taken up: so the end itself is asked for
+    /// again.
+    fn ask_for_end(&self, request: &Request, deadline: Instant) -> Result<Reply> {
+        retried(deadline, || {
+            let connection = self.client.connection(deadline)?;
+            match connection.call(request, deadline) {
+                // It is open, and not taken up on this connection yet. A server that was begun
+                // anew may lack batches, too.
+                Err(Error::Failed(Failure { code: FailureCode::Invalid, .. })) => {
+                    let (there, _) = self.opened(deadline)?;
+                    there.call(request, deadline)
+                }
+                answer => answer,
+            }
+        })
+    }
+
     /// Ends it without its changes.
     pub fn abort(&self) -> kvdb::Result<()> {
         self.check()?;
         let deadline = self.client.deadline();
-        let request = Request::Abort { key: self.key };
-        let aborted =
-            retried(deadline, || self.client.connection(deadline)?.call(&request, deadline));
+        let aborted = self.ask_for_end(&Request::Abort { key: self.key }, deadline);
         aborted.map_err(|e| self.told(e))?;
         self.state.lock().over = Some("it was aborted".into());
         Ok(())
@@ -405,18 +408,27 @@ impl ServedTransaction {
 
     /// Sends what waits, and then this.
     fn numbered(&self, one: Numbered) -> kvdb::Result<u64> {
-        self.send()?;
-        let number = self.outgoing.lock().add(one);
-        // As if something was changed: the one that sends takes it along.
-        self.state.lock().made += 1;
-        match self.send() {
-            Ok(()) => Ok(number),
-            Err(e) => {
-                // One that was not sent is not asked for any more.
-                self.outgoing.lock().withdraw(number);
-                Err(e)
-            }
-        }
+        self.check()?;
+        let (deadline, mut number) = (self.client.deadline(), 0);
+        // As the only thread that sends: another one would be told what becomes of this.
+        let sent = self.sends.get(
+            deadline,
+            |()| false,
+            || {
+                self.send_gathered()?;
+                number = self.outgoing.lock().add(one);
+                // As if something was changed: if it is sent in vain, it is sent again.
+                self.state.lock().made += 1;
+                let sent = self.send_queue();
+                if sent.is_err() {
+                    // One that was not sent is not asked for any more.
+                    self.outgoing.lock().withdraw(number);
+                }
+                sent
+            },
+        );
+        sent.map_err(|e| self.told(e))?;
+        Ok(number)
     }
 }
 

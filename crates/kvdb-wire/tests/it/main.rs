@@ -5,5 +5,7 @@ mod wire;
 
 mod files;
 mod hostile;
+mod late_frames;
 mod served_files;
 mod served_transactions;
+mod simulation;
