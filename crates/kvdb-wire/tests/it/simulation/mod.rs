@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use env::sync::atomic::Ordering;
 use env::{Random, schedule, thread};
+use zones::MemoryDevice;
 
 use pipe::{below, one_in};
 use session::{Counts, Session};
@@ -35,10 +36,10 @@ fn seeds(usual: u64) -> std::ops::Range<u64> {
 }
 
 /// One history, from the beginning of its server to its rest.
-fn history(seed: u64) -> Counts {
+fn history(seed: u64, image: MemoryDevice) -> Counts {
     let mut random = Random::new(seed);
     let plan = Plan::new(&mut random);
-    let world = World::new(plan.clone());
+    let world = World::new(plan.clone(), image);
     let background = {
         let world = world.clone();
         let steps = move || {
@@ -126,12 +127,12 @@ fn troubles(world: &Arc<World>) -> Counts {
 
 #[test]
 fn a_history_over_the_wire_keeps_what_was_promised_whatever_happens() {
-    world::prepare();
     let (mut all, mut points) = (BTreeMap::new(), 0);
     let seeds = seeds(200);
     let histories = seeds.end - seeds.start;
     for seed in seeds {
-        let done = schedule::run(seed, move || history(seed));
+        let image = world::image();
+        let done = schedule::run(seed, move || history(seed, image));
         let done = done.unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
         if seed % 1000 == 999 {
             println!("up to KVFS_SEED={seed}");
@@ -151,9 +152,11 @@ fn a_history_over_the_wire_keeps_what_was_promised_whatever_happens() {
 
 #[test]
 fn a_seed_has_one_history() {
-    world::prepare();
     for seed in 0..4 {
-        let run = || schedule::run(seed, move || history(seed)).unwrap();
+        let run = || {
+            let image = world::image();
+            schedule::run(seed, move || history(seed, image)).unwrap()
+        };
         let (first, second) = (run(), run());
         assert_eq!(first.value, second.value, "seed {seed}");
         assert_eq!((first.points, first.trace), (second.points, second.trace), "seed {seed}");

@@ -412,7 +412,10 @@ impl Session {
             }
             _ => {
                 let most = 1 << self.random.below(12);
-                thread::sleep(Duration::from_millis(self.random.below(most)));
+                let most = Duration::from_millis(self.random.below(most));
+                // Some are silent for longer than their lease, but for what the interval says.
+                let silent = if self.random.one_in(2) { 2 * held.lease } else { most };
+                thread::sleep(silent);
                 Ok(Next::On)
             }
         }

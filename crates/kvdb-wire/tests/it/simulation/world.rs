@@ -104,8 +104,9 @@ pub struct World {
     servers: AtomicU64,
 }
 
-/// A store with a few keys, made once for all runs.
-fn image() -> MemoryDevice {
+/// A store with a few keys, made once for all runs. To be called where no schedule is, so that the
+/// first run is as all others, and none meets another one at its locks.
+pub fn image() -> MemoryDevice {
     static IMAGE: OnceLock<MemoryDevice> = OnceLock::new();
     let made = IMAGE.get_or_init(|| {
         let device = Arc::new(CrashDevice::new());
@@ -135,14 +136,9 @@ fn options() -> OpenOptions {
     }
 }
 
-/// Has the image made where no schedule is, so that the first run is as all others.
-pub fn prepare() {
-    drop(image());
-}
-
 impl World {
-    pub fn new(plan: Plan) -> Arc<World> {
-        let device = Arc::new(CrashDevice::over(image()));
+    pub fn new(plan: Plan, image: MemoryDevice) -> Arc<World> {
+        let device = Arc::new(CrashDevice::over(image));
         let (db, _) = Kvdb::open(device.clone(), Arc::new(Scheduled), options()).expect("a store");
         let dict = db.dictionary(DICTIONARY).expect("it was made");
         let world = World {
