@@ -74,7 +74,7 @@ schedules:
 	KVFS_SEEDS=$${KVFS_SEEDS:-20000} \
 		$(SIMULATION) -p kvdb-server --lib schedule_tests -- --nocapture
 
-## make wire         clients, the wire and a server that is killed, under the schedules of many seeds
+## make wire         clients, the wire and a server that is killed, under many schedules
 ##                   (KVFS_SEEDS=20000)
 wire:
 	KVFS_SEEDS=$${KVFS_SEEDS:-20000} \
@@ -160,7 +160,7 @@ crash-transactions: build
 	python3 scripts/crash_transactions.py --kvfs $(KVFS) --kills $${KILLS:-200} \
 		$(if $(SEED_BASE),--seed-base $(SEED_BASE)) $(if $(OPTIONS),--options $(OPTIONS))
 
-## make wire-kills   SIGKILL of a server and of mounts of transactions that it has, at random moments
+## make wire-kills   SIGKILL of a server and of mounts of its transactions, at random moments
 ##                   (KVFS_KILLS=2000, SEED_BASE=n)
 wire-kills: build
 	python3 scripts/crash_wire.py --kvfs $(KVFS) --kills $${KVFS_KILLS:-2000} \

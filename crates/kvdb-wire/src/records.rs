@@ -28,7 +28,7 @@ const REMOVED_TOGETHER: usize = 256;
 const OPEN: u8 = 0;
 const COMMITTED: u8 = 1;
 
-/// What a transaction notes of itself.
+/// The note of a transaction on itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Noted {
     /// The number of its last batch.
@@ -91,7 +91,7 @@ impl Records {
         batch.put(self.dict, key.to_vec(), value);
     }
 
-    /// What an open transaction has noted last.
+    /// The last note of an open transaction.
     pub fn noted(
         &self,
         transaction: &Transaction,

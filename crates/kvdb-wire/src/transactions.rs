@@ -63,7 +63,7 @@ pub(crate) struct Transactions {
     /// Bytes that each may change.
     most_bytes: u64,
     open: Mutex<HashMap<TransactionKey, Arc<Opened>>>,
-    /// Those that have ended with this server, the oldest first.
+    /// Transactions that have ended with this server, the oldest first.
     ended: Mutex<VecDeque<TransactionKey>>,
     /// Held while one is begun, so that a request that comes twice begins one.
     beginning: Mutex<()>,
@@ -98,7 +98,7 @@ struct State {
     /// The number of the last batch, and the client that has it: what another one sends that had
     /// it before is refused.
     noted: Noted,
-    /// Those that had it before, the oldest first.
+    /// Clients that had it before, the oldest first.
     former: VecDeque<u64>,
     savepoints: BTreeMap<u64, Savepoint>,
     is_over: bool,

@@ -50,7 +50,7 @@ fn who_had_a_transaction_before_neither_reads_nor_ends_it() {
     }
     assert!(matches!(second.ask(&get(now, dict)), Reply::Values(_)));
     second.does(&commit);
-    // What has happened is told to both.
+    // Both are told of the commit that has happened.
     first.does(&commit);
 }
 

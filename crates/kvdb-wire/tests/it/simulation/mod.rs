@@ -12,6 +12,7 @@
 mod oracle;
 mod pipe;
 mod session;
+mod stale;
 mod world;
 
 use std::collections::BTreeMap;
@@ -77,7 +78,7 @@ fn history(seed: u64, image: MemoryDevice) -> Counts {
     thread::sleep(Duration::from_millis(2 * plan.lease.1 + 60_000));
     for _ in 0..10 {
         world.step();
-        // What has come late may have begun one more.
+        // A request that came late may have begun one more.
         if world.db().transactions().iter().any(|info| !info.durable) {
             thread::sleep(Duration::from_millis(2 * plan.lease.1));
         }

@@ -189,7 +189,7 @@ impl Oracle {
         self.truth.lock().records.insert(record.label.clone(), record.clone());
     }
 
-    /// What a transaction of this label and number must have seen when it began.
+    /// The state that a transaction of this label and number must have seen when it began.
     pub fn base(&self, label: &str, id: u64) -> Model {
         let mut truth = self.truth.lock();
         truth.strays.remove(&id);
@@ -400,7 +400,7 @@ impl Host for Watched {
                 // Who has asked twice may have been told so before the device was gone.
                 truth.committed.insert(label.clone());
             }
-            // What comes after the first one finds no device.
+            // Commits after the first one find no device.
             truth.interrupted.get_or_insert(State { number, model: after, label, touched });
             return result;
         }

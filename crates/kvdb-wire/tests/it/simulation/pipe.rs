@@ -21,7 +21,7 @@ pub fn one_in(n: u64) -> bool {
     n > 0 && below(n) == 0
 }
 
-/// What may happen to the bytes of a connection: each of it once in so many connections, frames or
+/// Troubles that the bytes of a connection meet: each once in so many connections, frames or
 /// calls; 0: never.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Troubles {

@@ -10,15 +10,16 @@ use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, Ordering};
 use env::thread::JoinHandle;
 use env::{Random, schedule, thread};
-use kvdb::{Batch, Durability, Error, Scope, ServedView, Update};
+use kvdb::{Batch, Error, Scope, ServedView, Update};
 use kvdb_wire::{
     BeginOptions, Client, Failure, FailureCode, Outcome, ServedSavepoint, ServedTransaction,
 };
 
 use super::oracle::{Model, Record, RecordState, SUM, Step, number};
+use super::stale::{Stale, append, changed, keep};
 use super::world::World;
 
-/// What happened in a run, and how often.
+/// Counts of what happened in a run.
 pub type Counts = BTreeMap<&'static str, u64>;
 
 /// All of these happen in many runs, or the runs test less than they say.
@@ -103,7 +104,7 @@ impl Heart {
                 match of.sync_at_interval() {
                     Ok(()) => *hears.lock() = begun,
                     Err(Error::NoTransaction(_) | Error::Locked(_)) => break,
-                    // What another thread has asked for in vain is sent again, and may be refused.
+                    // A request of another thread is sent again, and may be refused.
                     Err(Error::Io(_) | Error::Invalid(_)) => {}
                     Err(e) => panic!("a sync at its interval: {e}"),
                 }
@@ -200,7 +201,7 @@ impl Session {
                 Next::Over | Next::On => return,
                 Next::TakeUp => {}
             }
-            // Whoever had it may not know that another one has it.
+            // A client that had it may not know that another one has it.
             let before = held.transaction.clone();
             let stale = (one_of(&mut self.random, plan.stale)).then(|| {
                 let stale = Stale {
@@ -285,8 +286,8 @@ impl Session {
             if why.contains("has committed") && self.world.oracle.has_ever(label) {
                 return Next::Over;
             }
-            // What an attempt to take it up has sent may come later than what the next one has.
-            // What a server has lost its client sends again.
+            // Of two attempts to take it up the first one may come later.
+            // Its client sends again what a server has lost.
             assert!(
                 why.contains("another client"),
                 "{label} is durable, and its client is told: {why}"
@@ -487,7 +488,7 @@ impl Session {
                 Ok(Outcome::Conflict { keys, .. }) => {
                     self.count("conflicts");
                     assert!(!keys.is_empty(), "{} is in conflict with none", record.label);
-                    // What was changed since a savepoint may be what is in conflict.
+                    // Changes since a savepoint may be those in conflict.
                     let before = record.with(|state| state.steps.len());
                     match self.roll_back(held)? {
                         Next::On => {}
@@ -576,121 +577,6 @@ impl Session {
     }
 }
 
-/// A client that had a transaction before another one took it up, and goes on with it.
-struct Stale {
-    world: Arc<World>,
-    transaction: Arc<ServedTransaction>,
-    record: Arc<Record>,
-    random: Random,
-}
-
-impl Stale {
-    /// Returns how often it was refused.
-    fn run(mut self) -> u64 {
-        let (mut refused, label) = (0, self.record.label.clone());
-        for _ in 0..1 + self.random.below(4) {
-            thread::sleep(Duration::from_millis(self.random.below(500)));
-            let is_taken = || self.record.with(|state| state.is_taken);
-            let was_taken = is_taken();
-            let done = match self.random.below(6) {
-                0..3 => append(&self.record, &self.transaction, self.world.oracle.dict, 0)
-                    .and_then(|()| keep(&self.world, &self.record, &self.transaction, true)),
-                3 => {
-                    let scope = Scope::Served(self.transaction.clone());
-                    let seen = scope.scan(self.world.oracle.dict, b"", b"", usize::MAX);
-                    match seen {
-                        Ok(seen) => {
-                            let seen: Model = seen.into_iter().collect();
-                            assert_eq!(seen, self.record.last().model, "{label} reads on");
-                            continue;
-                        }
-                        Err(e) => Err(e),
-                    }
-                }
-                4 => {
-                    if was_taken {
-                        self.transaction.abort()
-                    } else {
-                        continue;
-                    }
-                }
-                _ => {
-                    self.record.with(|state| state.committing.push(state.steps.len() - 1));
-                    match self.transaction.commit(false) {
-                        Ok(Outcome::Committed) => {
-                            self.world.oracle.told_committed(&self.record, false);
-                            continue;
-                        }
-                        Ok(_) => Ok(()),
-                        Err(e) => Err(e),
-                    }
-                }
-            };
-            match done {
-                Ok(()) => assert!(!was_taken, "{label} goes on where another one has taken it up"),
-                Err(Error::NoTransaction(_)) => refused += 1,
-                Err(Error::Io(_)) => {}
-                Err(e) => panic!("{label}, which another client has: {e}"),
-            }
-        }
-        refused
-    }
-}
-
 fn one_of(random: &mut Random, once_in: u64) -> bool {
     once_in > 0 && random.one_in(once_in)
-}
-
-/// Changes a transaction, and what its client knows of it.
-fn changed(
-    record: Arc<Record>,
-    transaction: &Arc<ServedTransaction>,
-    change: impl FnOnce(&mut Step, &mut Batch),
-) -> kvdb::Result<()> {
-    let (mut step, mut batch) = (record.last(), Batch::new());
-    change(&mut step, &mut batch);
-    record.with(|state| state.steps.push(step));
-    Scope::Served(transaction.clone()).apply(batch, Durability::Buffered)
-}
-
-/// Adds to the end of a value that no other transaction changes, so that its order shows.
-fn append(
-    record: &Arc<Record>,
-    transaction: &Arc<ServedTransaction>,
-    dict: kvdb::DictionaryId,
-    number: u64,
-) -> kvdb::Result<()> {
-    let key = Bytes::from(format!("log {}", record.label));
-    let update = Update::append(format!("{};", number % 1000).as_bytes()).expect("it is short");
-    changed(record.clone(), transaction, |step, batch| {
-        step.touched.insert(key.clone());
-        let value = update.apply(step.model.get(&key).map(|value| &value[..]));
-        step.model.insert(key.clone(), value);
-        batch.update(dict, key, update);
-    })
-}
-
-/// Sends all changes, or syncs them.
-fn keep(
-    world: &World,
-    record: &Record,
-    transaction: &Arc<ServedTransaction>,
-    syncs: bool,
-) -> kvdb::Result<()> {
-    let last = record.with(|state| state.steps.len() - 1);
-    let life = world.oracle.life();
-    match syncs {
-        true => Scope::Served(transaction.clone()).sync()?,
-        false => transaction.send()?,
-    }
-    let same = world.oracle.life() == life;
-    record.with(|state| {
-        if syncs && record.durable {
-            state.synced = state.synced.max(Some(last));
-        }
-        if same {
-            state.acknowledged = Some((life, last));
-        }
-    });
-    Ok(())
 }

@@ -18,7 +18,7 @@ use super::pipe::{Link, Troubles, below};
 
 const DICTIONARY: &str = "fruit";
 
-/// What a run is like. Drawn from the seed, so that runs differ in what they have at all: a trouble
+/// The plan of a run. Drawn from the seed, so that runs differ in what they have at all: a trouble
 /// alone is met more often than among all others.
 #[derive(Clone, Debug)]
 pub struct Plan {
