@@ -5,7 +5,8 @@ KVFS   = target/release/kvfs
 
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
 	bounded many remote bench-remote measurements mutants redis-fuzz foreign-text soak \
-	crash-live crash-kept crash-transactions crash-remote bench-buckets \
+	crash-live crash-kept crash-transactions crash-remote bench-buckets wire wire-kills \
+	some-wire-kills \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
 	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis \
 	bench-ranks lint-bench lint-fuzz python lint-python install install-files deb boot \
@@ -31,7 +32,7 @@ demo: build
 ##                   property tests, a share of the simulations
 test: setup lint
 	$(CARGO) test --workspace --quiet
-	@$(MAKE) --no-print-directory over-io-uring
+	@$(MAKE) --no-print-directory over-io-uring some-wire-kills
 
 # Some suites of the mount once more with requests over io_uring, where this machine can: as root,
 # on Linux 6.14 or later.
@@ -43,6 +44,12 @@ over-io-uring:
 	else echo "SKIPPED: requests over io_uring take root and Linux 6.14"; fi
 OVER_IO_URING = held_back views survives killed handles
 
+# Ten kills of a server and of mounts that it has, with the program that the tests have built.
+some-wire-kills:
+	@if [ -c /dev/fuse ] && [ "$$(id -u)" = 0 ]; then \
+		python3 scripts/crash_wire.py --kvfs target/debug/kvfs --kills 10 --seed-base 1; \
+	else echo "SKIPPED: kills of mounts take root and FUSE"; fi
+
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
@@ -53,8 +60,8 @@ lint:
 test-long: build
 	KVFS_SEEDS=1000 KVFS_FLIPS=10000 KVFS_TRANSACTIONS=100000 \
 		$(CARGO) test --release --workspace --quiet
-	$(MAKE) schedules ace every-io crash-live crash-transactions full real-world posix hostile \
-		readme
+	$(MAKE) schedules wire ace every-io crash-live crash-transactions wire-kills full \
+		real-world posix hostile readme
 
 # The simulations at size, each to be continued with KVFS_SEED_BASE (ACE: KVFS_ACE_FROM): see
 # docs/reliability.md.
@@ -67,6 +74,12 @@ schedules:
 	KVFS_SEEDS=$${KVFS_SEEDS:-20000} $(SIMULATION) -p kvfs --test it schedule:: -- --nocapture
 	KVFS_SEEDS=$${KVFS_SEEDS:-20000} \
 		$(SIMULATION) -p kvdb-server --lib schedule_tests -- --nocapture
+
+## make wire         clients, the wire and a server that is killed, under many schedules
+##                   (KVFS_SEEDS=20000)
+wire:
+	KVFS_SEEDS=$${KVFS_SEEDS:-20000} \
+		$(SIMULATION) -p kvdb-wire --test it simulation:: -- --nocapture
 
 ## make ace          file workloads of one and two calls, cut in every operation of the device
 ##                   (KVFS_ACE=5000)
@@ -158,6 +171,12 @@ crash-remote: build
 ##                   (FILES=500 ROUNDS=3)
 bench-buckets: build
 	scripts/remote_servers.sh scripts/bench_buckets.py $(KVFS) $${FILES:-500} $${ROUNDS:-3}
+
+## make wire-kills   SIGKILL of a server and of mounts of its transactions, at random moments
+##                   (KVFS_KILLS=2000, SEED_BASE=n)
+wire-kills: build
+	python3 scripts/crash_wire.py --kvfs $(KVFS) --kills $${KVFS_KILLS:-2000} \
+		$(if $(SEED_BASE),--seed-base $(SEED_BASE))
 
 ## make pages        use the page of kvfs web in a headless Chromium (Debian: chromium), and take
 ##                   its pictures for docs/images

@@ -7,6 +7,7 @@
 //! - [`thread`] and [`sync`] have the interface of `std` and `parking_lot`. In builds with debug
 //!   assertions, their operations are points at which a simulated run of [`schedule`] may switch
 //!   threads, as its seed decides.
+//! - [`Instant`] is a moment, for deadlines, of the machine or of a simulated run.
 //! - [`Random`] is a seeded generator for tests.
 //!
 //! ```
@@ -31,17 +32,19 @@
 
 #![warn(missing_docs)]
 
+mod instant;
 mod random;
 pub mod schedule;
 pub mod sync;
 pub mod thread;
 
+pub use instant::Instant;
 pub use random::Random;
 
 use random::split_mix;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The environment of a store.
 pub trait Env: Send + Sync + 'static {
@@ -66,7 +69,7 @@ pub trait Env: Send + Sync + 'static {
 /// The environment of the machine that the program runs on.
 #[derive(Debug)]
 pub struct Machine {
-    start: Instant,
+    start: std::time::Instant,
     state: AtomicU64,
 }
 
@@ -74,7 +77,7 @@ impl Default for Machine {
     fn default() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Machine {
-            start: Instant::now(),
+            start: std::time::Instant::now(),
             state: AtomicU64::new(wall.as_nanos() as u64 ^ u64::from(std::process::id())),
         }
     }

@@ -4,9 +4,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Weak;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use env::Instant;
 
 use crate::body::MAX_KEYS;
 use crate::client::Client;

@@ -15,9 +15,10 @@
 use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use env::Instant;
 use env::sync::atomic::{AtomicU64, Ordering};
 use env::sync::{Condvar, Mutex};
 

@@ -11,9 +11,10 @@
 use std::collections::HashMap;
 use std::io::BufReader;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use env::Instant;
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, Ordering};
 use kvdb::{DictionaryId, Isolation, Kvdb, View};
@@ -272,13 +273,12 @@ impl Conversation {
                 };
                 added.map(|()| Reply::Done)
             }
+            // Only what was begun on this connection is ended, and its branch was looked at then.
             Request::Commit { key, synced, batches } => {
-                all.may_end(&key, &|branch| self.may(|role| role.may_write(branch)))?;
-                all.commit(&key, batches, synced)
+                all.commit(&key, batches, synced, self.held_of(&key).as_ref())
             }
             Request::Abort { key } => {
-                all.may_end(&key, &|branch| self.may(|role| role.may_write(branch)))?;
-                all.abort(&key).map(|()| Reply::Done)
+                all.abort(&key, self.held_of(&key).as_ref()).map(|()| Reply::Done)
             }
             Request::Sync { transaction } => {
                 all.sync(&self.held(transaction)?).map(|()| Reply::Done)
@@ -346,6 +346,15 @@ impl Conversation {
         match self.views.lock().open.get(&transaction) {
             Some(OpenView::Transaction(held)) => Ok(held.clone()),
             _ => Err(no_view()),
+        }
+    }
+
+    /// The transaction of this key, if this connection has it.
+    fn held_of(&self, key: &TransactionKey) -> Option<Held> {
+        let views = self.views.lock();
+        match views.number_of(key).and_then(|number| views.open.get(&number)) {
+            Some(OpenView::Transaction(held)) => Some(held.clone()),
+            _ => None,
         }
     }
 
@@ -417,6 +426,9 @@ impl Conversation {
             OpenView::Transaction(held) if held.may(dict) => held,
             OpenView::Transaction(_) => return Err(no_dictionary(dict)),
         };
+        if let Some(all) = &self.transactions {
+            all.check(&held)?;
+        }
         let transaction = &held.transaction;
         let locked = match read {
             _ if transaction.isolation() == Isolation::Snapshot => Ok(()),

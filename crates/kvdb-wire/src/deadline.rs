@@ -3,7 +3,9 @@
 //! is set anew before each of them, to what is left.
 
 use std::io::{self, Read, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use env::Instant;
 
 use crate::socket::Socket;
 

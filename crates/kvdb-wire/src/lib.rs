@@ -69,4 +69,4 @@ pub use roles::{Role, Tokens};
 pub use served_transaction::{BeginOptions, Outcome, ServedSavepoint, ServedTransaction};
 pub use server::Server;
 pub use snapshot_view::SnapshotView;
-pub use socket::Socket;
+pub use socket::{Socket, Transport};

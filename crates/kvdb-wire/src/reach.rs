@@ -7,8 +7,9 @@
 //! tries. So a call that fails costs one wait, and a hundred of them do not cost a hundred.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use env::Instant;
 use env::sync::atomic::{AtomicBool, Ordering};
 use env::sync::{Condvar, Mutex};
 
@@ -96,7 +97,7 @@ impl Reachable {
             _ if now >= deadline => return Next::Fails,
             _ => {}
         }
-        self.changed.wait_for(&mut trouble, pause.min(deadline - now));
+        self.changed.wait_for(&mut trouble, pause.min(deadline.saturating_duration_since(now)));
         match &*trouble {
             Some(trouble) if trouble.is_gone => Next::Fails,
             _ => Next::Again,

@@ -5,8 +5,9 @@
 //! happened has left its record, which a server that is begun again finds when a client asks for
 //! the outcome that it was not told. Those of the last commits are kept.
 //!
-//! Key: that of the transaction. Value: a byte 0 and the number of the last batch (varint), while
-//! it is open; a byte 1, the milliseconds of the clock at the commit, and that number (varints).
+//! Key: that of the transaction. Value: a byte 0, the number of the last batch, and the holder,
+//! while it is open; a byte 1, the milliseconds of the clock at the commit, and both (varints). One
+//! that was written before holders were noted ends after the number.
 
 use std::collections::VecDeque;
 
@@ -28,6 +29,29 @@ const REMOVED_TOGETHER: usize = 256;
 
 const OPEN: u8 = 0;
 const COMMITTED: u8 = 1;
+
+/// The note of a transaction on itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Noted {
+    /// The number of its last batch.
+    pub batches: u64,
+    /// The client that has it, as far as that is known.
+    pub holder: Option<u64>,
+}
+
+impl Noted {
+    fn put(&self, value: &mut Vec<u8>) {
+        put_u64(value, self.batches);
+        if let Some(holder) = self.holder {
+            put_u64(value, holder);
+        }
+    }
+
+    fn of(mut bytes: &[u8]) -> Option<Noted> {
+        let batches = get_u64(&mut bytes).ok()?;
+        Some(Noted { batches, holder: get_u64(&mut bytes).ok() })
+    }
+}
 
 pub(crate) struct Records {
     db: Kvdb,
@@ -62,26 +86,24 @@ impl Records {
         dict == self.dict
     }
 
-    /// Adds to `batch` that the transaction has the batches up to this one.
-    pub fn note_batches(&self, batch: &mut Batch, key: &TransactionKey, batches: u64) {
+    /// Adds to `batch` that the transaction has the batches up to this one, and who has it.
+    pub fn note_batches(&self, batch: &mut Batch, key: &TransactionKey, noted: Noted) {
         let mut value = vec![OPEN];
-        put_u64(&mut value, batches);
+        noted.put(&mut value);
         batch.put(self.dict, key.to_vec(), value);
     }
 
-    /// The number of the last batch that an open transaction has noted.
-    pub fn batches(
+    /// The last note of an open transaction.
+    pub fn noted(
         &self,
         transaction: &Transaction,
         key: &TransactionKey,
-    ) -> kvdb::Result<Option<u64>> {
+    ) -> kvdb::Result<Option<Noted>> {
         let Some(value) = transaction.get(self.dict, key)? else { return Ok(None) };
         Ok(match value.split_first() {
-            Some((&OPEN, mut rest)) => get_u64(&mut rest).ok(),
+            Some((&OPEN, rest)) => Noted::of(rest),
             // A commit that came to nothing: others were first, or the server ended before it.
-            Some((&COMMITTED, mut rest)) => {
-                get_u64(&mut rest).and_then(|_| get_u64(&mut rest)).ok()
-            }
+            Some((&COMMITTED, mut rest)) => get_u64(&mut rest).ok().and_then(|_| Noted::of(rest)),
             _ => None,
         })
     }
@@ -102,11 +124,11 @@ impl Records {
         &self,
         transaction: &Transaction,
         key: &TransactionKey,
-        batches: u64,
+        noted: Noted,
     ) -> kvdb::Result<()> {
         let mut value = vec![COMMITTED];
         put_u64(&mut value, self.db.wall_clock().as_millis() as u64);
-        put_u64(&mut value, batches);
+        noted.put(&mut value);
         let mut batch = Batch::new();
         batch.put(self.dict, key.to_vec(), value);
         // A transaction at its limit must commit.

@@ -11,8 +11,9 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use env::Instant;
 use env::sync::Mutex;
 use kvdb::{DictionaryId, Space, TransactionId};
 
@@ -167,7 +168,7 @@ impl ServedTransaction {
         let is_there = |(there, _): &(Arc<Connection>, u64)| Arc::ptr_eq(there, &connection);
         self.open.get(deadline, is_there, || {
             let request = request_of((self.key, self.holder), &self.begun, true, false);
-            let Reply::Begun { transaction, batches, dictionaries, .. } =
+            let Reply::Begun { transaction, id, batches, dictionaries, .. } =
                 connection.call(&request, deadline)?
             else {
                 return Err(Error::Unexpected);
@@ -175,7 +176,7 @@ impl ServedTransaction {
             let same = |(id, name): &(DictionaryId, String)| {
                 self.dictionaries.get(name).is_none_or(|known| known == id)
             };
-            let again = match dictionaries.iter().all(same) {
+            let again = match id == self.id.0 && dictionaries.iter().all(same) {
                 true => self.outgoing_after(batches),
                 false => None,
             };
@@ -204,13 +205,15 @@ impl ServedTransaction {
     }
 
     fn ask_by(&self, ask: impl Fn(&Connection, u64, Instant) -> Result<Reply>) -> Result<Reply> {
+        let begun = Instant::now();
         let asked = self.client.retried(|deadline| {
             let (there, transaction) = self.opened(deadline)?;
             ask(&there, transaction, deadline)
         });
         let mut state = self.state.lock();
         match &asked {
-            Ok(_) => state.heard = Instant::now(),
+            // When the server has heard of it, at the latest: the answer may have taken long.
+            Ok(_) => state.heard = state.heard.max(begun),
             Err(Error::Failed(Failure { code: FailureCode::NoView, what })) => {
                 state.over.get_or_insert_with(|| what.clone());
             }
@@ -373,22 +376,8 @@ impl ServedTransaction {
         self.send()?;
         let batches = self.outgoing.lock().last();
         let request = Request::Commit { key: self.key, synced, batches };
-        let mut is_taken_up = false;
         self.state.lock().commit_asked = true;
-        // The answer may be lost after it has committed, and then there is none to be taken up: so
-        // the commit itself is asked for again.
-        let answer = self.client.retried(|deadline| {
-            let connection = self.client.connection(deadline)?;
-            match connection.call(&request, deadline) {
-                Err(Error::Failed(Failure { code: FailureCode::Invalid, .. })) if !is_taken_up => {
-                    // A server that was begun anew may lack batches.
-                    is_taken_up = true;
-                    self.opened(deadline)?;
-                    self.client.connection(deadline)?.call(&request, deadline)
-                }
-                answer => answer,
-            }
-        });
+        let answer = self.client.retried(|deadline| self.ask_for_end(&request, deadline));
         if matches!(answer, Ok(Reply::Conflict { .. }) | Err(Error::Failed(_))) {
             self.state.lock().commit_asked = false;
         }
@@ -410,13 +399,27 @@ impl ServedTransaction {
         Ok(outcome)
     }
 
+    /// Asks for a commit, or for an end without one. The answer may be lost after it has ended, and
+    /// then there is none to be taken up: so the end itself is asked for again.
+    fn ask_for_end(&self, request: &Request, deadline: Instant) -> Result<Reply> {
+        let connection = self.client.connection(deadline)?;
+        match connection.call(request, deadline) {
+            // It is open, and not taken up on this connection yet. A server that was begun anew
+            // may lack batches, too.
+            Err(Error::Failed(Failure { code: FailureCode::Invalid, .. })) => {
+                let (there, _) = self.opened(deadline)?;
+                there.call(request, deadline)
+            }
+            answer => answer,
+        }
+    }
+
     /// Ends it without its changes. A server that is not to be reached is not waited for as long as
     /// it is for other calls.
     pub fn abort(&self) -> kvdb::Result<()> {
         self.check()?;
         let request = Request::Abort { key: self.key };
-        let ask =
-            |deadline| self.client.connection(deadline).and_then(|to| to.call(&request, deadline));
+        let ask = |deadline| self.ask_for_end(&request, deadline);
         let aborted = self.client.retried_within(ABORT, ask);
         aborted.map_err(|e| self.told(e))?;
         self.state.lock().over = Some("it was aborted".into());
@@ -460,18 +463,28 @@ impl ServedTransaction {
 
     /// Sends what waits, and then this.
     fn numbered(&self, one: Numbered) -> kvdb::Result<u64> {
-        self.send()?;
-        let number = self.outgoing.lock().add(one);
-        // As if something was changed: the one that sends takes it along.
-        self.state.lock().made += 1;
-        match self.send() {
-            Ok(()) => Ok(number),
-            Err(e) => {
-                // One that was not sent is not asked for any more.
-                self.outgoing.lock().withdraw(number);
-                Err(e)
-            }
-        }
+        self.check()?;
+        let deadline = self.client.deadline().map_err(|e| self.told(e))?;
+        let mut number = 0;
+        // As the only thread that sends: another one would be told what becomes of this.
+        let sent = self.sends.get(
+            deadline,
+            |()| false,
+            || {
+                self.send_gathered()?;
+                number = self.outgoing.lock().add(one);
+                // As if something was changed: if it is sent in vain, it is sent again.
+                self.state.lock().made += 1;
+                let sent = self.send_queue();
+                if sent.is_err() {
+                    // One that was not sent is not asked for any more.
+                    self.outgoing.lock().withdraw(number);
+                }
+                sent
+            },
+        );
+        sent.map_err(|e| self.told(e))?;
+        Ok(number)
     }
 }
 
@@ -529,9 +542,14 @@ fn random_holder() -> Result<u64> {
     Ok(u64::from_be_bytes(std::array::from_fn(|i| bytes[i])))
 }
 
-/// Bytes that no other client draws, nor guesses.
+/// Bytes that no other client draws, nor guesses. Those of a simulated run are of its seed.
 fn random_key() -> Result<TransactionKey> {
     let mut key = [0; 16];
+    if let (Some(first), Some(second)) = (env::schedule::random(), env::schedule::random()) {
+        key[..8].copy_from_slice(&first.to_le_bytes());
+        key[8..].copy_from_slice(&second.to_le_bytes());
+        return Ok(key);
+    }
     File::open("/dev/urandom")?.read_exact(&mut key)?;
     Ok(key)
 }

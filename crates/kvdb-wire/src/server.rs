@@ -91,19 +91,7 @@ impl Server {
         listener: Option<UnixListener>,
         options: ServerOptions,
     ) -> Result<Server> {
-        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?;
-        let shared = Arc::new(Shared {
-            db,
-            answers: Budget::new(options.answers),
-            options,
-            transactions,
-            counts: Arc::default(),
-            stop,
-            stopping: AtomicBool::new(false),
-            open: Mutex::default(),
-            threads: Mutex::new(0),
-            ended: Condvar::new(),
-        });
+        let shared = Shared::new(db, transactions, options)?;
         let Some(listener) = listener else { return Ok(Server { shared, listening: None }) };
         listener.set_nonblocking(true)?;
         let listens = shared.clone();
@@ -157,6 +145,26 @@ impl Drop for Server {
 }
 
 impl Shared {
+    fn new(
+        db: Kvdb,
+        transactions: Option<Arc<Transactions>>,
+        options: ServerOptions,
+    ) -> Result<Arc<Shared>> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?;
+        Ok(Arc::new(Shared {
+            db,
+            answers: Budget::new(options.answers),
+            options,
+            transactions,
+            counts: Arc::default(),
+            stop,
+            stopping: AtomicBool::new(false),
+            open: Mutex::default(),
+            threads: Mutex::new(0),
+            ended: Condvar::new(),
+        }))
+    }
+
     fn listen(self: &Arc<Shared>, listener: &UnixListener) {
         while !self.stopping.load(Ordering::Relaxed) {
             match listener.accept() {

@@ -2,8 +2,7 @@
 //! others wait, each until its own deadline; if it cannot be made they fail as the maker does, so
 //! that a dead server costs them one attempt together, and not one after the other.
 
-use std::time::Instant;
-
+use env::Instant;
 use env::sync::{Condvar, Mutex};
 
 use crate::deadline::left;

@@ -4,9 +4,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
+use env::Instant;
 use env::sync::Mutex;
 use kvdb::{DictionaryId, PageRequest, ServedView, Space, TuplePage};
 

@@ -1,9 +1,8 @@
 //! A client's knowledge of its transaction: the changes that the server may not have, and what was
 //! read.
 
-use std::time::Instant;
-
 use bytes::Bytes;
+use env::Instant;
 use kvdb::{DictionaryId, PageRequest, ServedChange};
 
 use crate::changes::size_of_change;

@@ -6,7 +6,7 @@
 //! the other, and one whose number was there before is not applied again, however late it comes. A
 //! commit says how many there are, and its outcome stays known (`records`).
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::body::{MAX_CONFLICTS, MAX_DICTIONARIES, TransactionKey};
 use crate::changes::{dictionary_of, gives_back, only_deletes, size_of_change};
 use crate::failure::{Failure, FailureCode, of_store};
 use crate::host::{Host, dictionaries_of};
-use crate::records::Records;
+use crate::records::{Noted, Records};
 use crate::reply::{ConflictKey, Reply};
 use crate::unfinished::Unfinished;
 
@@ -36,6 +36,11 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const UNFINISHED: usize = 128 << 20;
 /// Inode numbers that are taken at once, at most.
 const MAX_RESERVED: u32 = 1 << 20;
+
+/// Transactions that are known to have ended, and clients that are known to have had one, at most:
+/// what they have sent may come late, though not for long.
+const MAX_ENDED: usize = 4096;
+const MAX_FORMER: usize = 64;
 
 type Answer<T> = Result<T, Failure>;
 
@@ -66,6 +71,8 @@ pub(crate) struct Transactions {
     open: Mutex<HashMap<TransactionKey, Arc<Opened>>>,
     /// Changes that have not come whole.
     unfinished: Unfinished,
+    /// Transactions that have ended with this server, the oldest first.
+    ended: Mutex<VecDeque<TransactionKey>>,
     /// Held while one is begun, so that a request that comes twice begins one.
     beginning: Mutex<()>,
 }
@@ -98,11 +105,11 @@ impl std::ops::Deref for Held {
 
 #[derive(Default)]
 struct State {
-    /// The client that has it: what another one sends that had it before is refused. `None`: none
-    /// has come since this server was begun.
-    holder: Option<u64>,
-    /// The number of the last batch.
-    batches: u64,
+    /// The number of the last batch, and the client that has it: what another one sends that had
+    /// it before is refused.
+    noted: Noted,
+    /// Clients that had it before, the oldest first.
+    former: VecDeque<u64>,
     savepoints: BTreeMap<u64, Savepoint>,
     is_over: bool,
 }
@@ -123,6 +130,7 @@ impl Transactions {
             most_together: most_together.unwrap_or(half),
             open: Mutex::default(),
             unfinished: Unfinished::new(UNFINISHED),
+            ended: Mutex::default(),
             beginning: Mutex::default(),
         };
         // Durable ones of clients that are yet to come take of the space of all.
@@ -147,15 +155,40 @@ impl Transactions {
         }
         let opened = self.begin_or_find(asked)?;
         may(opened.transaction.branch())?;
-        {
-            let mut state = opened.state.lock();
-            if takes || state.holder.is_none() {
-                state.holder = Some(holder);
-            }
-        }
+        self.take(&opened, holder, takes)?;
         let held = Held { opened, holder };
         drop(self.lock(&held)?);
         Ok(held)
+    }
+
+    /// The transaction is this client's, if it takes it from another one or none is known to have
+    /// it. Of one that may outlive this server that is on disk before the client is told.
+    fn take(&self, opened: &Opened, holder: u64, takes: bool) -> Answer<()> {
+        let mut state = opened.state.lock();
+        let had = state.noted.holder;
+        // A client that had it before has sent this before it lost it.
+        let is_late = state.former.contains(&holder);
+        if had == Some(holder) || is_late || !(takes || had.is_none()) {
+            return Ok(());
+        }
+        let noted = Noted { holder: Some(holder), ..state.noted };
+        if opened.transaction.is_durable() {
+            let mut batch = Batch::new();
+            // One at its limit is taken up, too.
+            batch.releases_space();
+            self.records.note_batches(&mut batch, &opened.key, noted);
+            let applied = opened.transaction.apply(batch);
+            let synced = applied.and_then(|()| opened.transaction.sync());
+            synced.map_err(|e| self.failed(opened, e))?;
+        }
+        state.noted = noted;
+        if let Some(had) = had {
+            state.former.push_back(had);
+            if state.former.len() > MAX_FORMER {
+                state.former.pop_front();
+            }
+        }
+        Ok(())
     }
 
     fn begin_or_find(&self, asked: Asked) -> Answer<Arc<Opened>> {
@@ -164,7 +197,10 @@ impl Transactions {
             return Ok(opened);
         }
         // The request of a client that has gone on elsewhere may come late.
-        if asked.joins || self.records.has_committed(&asked.key).map_err(of_store)? {
+        // One that is here and was not found has ended by itself.
+        let has_ended =
+            self.open.lock().contains_key(&asked.key) || self.ended.lock().contains(&asked.key);
+        if asked.joins || has_ended || self.records.has_committed(&asked.key).map_err(of_store)? {
             return Err(self.is_over(&asked.key));
         }
         // Branches of the store itself have the logs and the records of others.
@@ -174,7 +210,7 @@ impl Transactions {
         }
         let open = {
             let mut open = self.open.lock();
-            open.retain(|_, opened| self.is_open(&opened.transaction));
+            self.forget_ended(&mut open);
             open.len()
         };
         if open >= self.most {
@@ -202,13 +238,17 @@ impl Transactions {
         };
         let transaction = self.host.begin(options).map_err(of_store)?;
         let begun = || -> kvdb::Result<Arc<Opened>> {
+            let noted = Noted { batches: 0, holder: Some(asked.holder) };
             if asked.durable {
                 // So that it is found by its key when it has no batch yet.
                 let mut batch = Batch::new();
-                self.records.note_batches(&mut batch, &asked.key, 0);
+                self.records.note_batches(&mut batch, &asked.key, noted);
                 transaction.apply(batch)?;
+                // A crash that took the note and left the transaction would leave one that no key
+                // ends.
+                transaction.sync()?;
             }
-            self.add(asked.key, transaction.clone(), 0)
+            self.add(asked.key, transaction.clone(), noted)
         };
         begun().map_err(|e| {
             let _ = self.host.abort(&transaction);
@@ -220,11 +260,11 @@ impl Transactions {
         &self,
         key: TransactionKey,
         transaction: Transaction,
-        batches: u64,
+        noted: Noted,
     ) -> kvdb::Result<Arc<Opened>> {
         let dictionaries = dictionaries_of(&transaction)?.into_iter().map(|info| info.id);
         let dictionaries = dictionaries.filter(|dict| !self.records.is_own(*dict)).collect();
-        let state = Mutex::new(State { batches, ..State::default() });
+        let state = Mutex::new(State { noted, ..State::default() });
         let taken = AtomicU64::new(0);
         let opened = Arc::new(Opened { key, transaction, dictionaries, taken, state });
         opened.measure();
@@ -257,12 +297,15 @@ impl Transactions {
         for info in self.db.transactions().iter().filter(|info| info.durable) {
             let Ok(transaction) = self.db.transaction(info.id) else { continue };
             // One that has ended meanwhile is none of this key any more.
-            let batches = match self.records.batches(&transaction, key) {
+            let noted = match self.records.noted(&transaction, key) {
+                Ok(noted) => noted,
+                // It is ending, and may be listed a moment longer.
+                Err(kvdb::Error::NoTransaction(_)) => None,
                 Err(e) if self.is_open(&transaction) => return Err(of_store(e)),
-                batches => batches.ok().flatten(),
+                Err(_) => None,
             };
-            if let Some(batches) = batches {
-                return self.add(*key, transaction, batches).map(Some).map_err(of_store);
+            if let Some(noted) = noted {
+                return self.add(*key, transaction, noted).map(Some).map_err(of_store);
             }
         }
         Ok(None)
@@ -297,21 +340,62 @@ impl Transactions {
         if state.is_over {
             return Err(self.is_over(&held.key));
         }
-        if state.holder != Some(held.holder) {
-            let what = "another client has taken the transaction up";
-            return Err(Failure { code: FailureCode::NoView, what: what.into() });
+        match state.is_of(held.holder) {
+            true => Ok(state),
+            false => Err(taken_up()),
         }
-        Ok(state)
+    }
+
+    /// Fails where the transaction is over, or another client's by now.
+    pub fn check(&self, held: &Held) -> Answer<()> {
+        self.lock(held).map(drop)
+    }
+
+    /// Forgets transactions that have ended by themselves.
+    fn forget_ended(&self, open: &mut HashMap<TransactionKey, Arc<Opened>>) {
+        open.retain(|key, opened| {
+            let is_open = self.is_open(&opened.transaction);
+            if !is_open {
+                self.note_end(key);
+            }
+            is_open
+        });
+    }
+
+    /// The transaction has ended: what began it and comes late begins no other one.
+    fn note_end(&self, key: &TransactionKey) {
+        let mut ended = self.ended.lock();
+        if ended.len() == MAX_ENDED {
+            ended.pop_front();
+        }
+        ended.push_back(*key);
+    }
+
+    /// Fails unless an open transaction was begun or gone on with on this connection, as `held`,
+    /// by the client that has it: the end that another one has asked for may come late.
+    fn check_end(&self, opened: &Arc<Opened>, state: &State, held: Option<&Held>) -> Answer<()> {
+        match held.filter(|held| Arc::ptr_eq(&held.opened, opened)) {
+            Some(held) if state.is_of(held.holder) => Ok(()),
+            Some(_) => Err(taken_up()),
+            None => {
+                let what = "the transaction was not begun on this connection".into();
+                Err(Failure { code: FailureCode::Invalid, what })
+            }
+        }
     }
 
     /// `None`: the batch of this number is there already.
     fn next<'a>(&self, opened: &'a Held, number: u64) -> Answer<Option<MutexGuard<'a, State>>> {
         let state = self.lock(opened)?;
         match number {
-            number if number == state.batches + 1 => Ok(Some(state)),
-            number if number <= state.batches && number > 0 => Ok(None),
+            number if number == state.noted.batches + 1 => Ok(Some(state)),
+            number if number <= state.noted.batches && number > 0 => {
+                // Its client is there, which renews the lease.
+                let renewed = opened.transaction.revision();
+                renewed.map(|_| None).map_err(|e| self.failed(opened, e))
+            }
             _ => {
-                let have = state.batches;
+                let have = state.noted.batches;
                 let what = format!("batch {number} came, and the last one was {have}");
                 Err(Failure { code: FailureCode::Invalid, what })
             }
@@ -348,7 +432,7 @@ impl Transactions {
         self.note(opened, &mut batch, number);
         opened.transaction.apply(batch).map_err(|e| self.failed(opened, e))?;
         opened.measure();
-        state.batches = number;
+        state.noted.batches = number;
         Ok(())
     }
 
@@ -370,7 +454,7 @@ impl Transactions {
         if taken(&open).saturating_add(more) > most {
             // Ones that have ended by themselves count no more, and merges may have made others
             // smaller.
-            open.retain(|_, one| self.is_open(&one.transaction));
+            self.forget_ended(&mut open);
             open.values().for_each(|one| one.measure());
         }
         let taken = taken(&open);
@@ -386,13 +470,14 @@ impl Transactions {
     }
 
     /// Adds to a batch of a durable transaction which one it is.
-    fn note(&self, opened: &Opened, batch: &mut Batch, number: u64) {
+    fn note(&self, opened: &Held, batch: &mut Batch, number: u64) {
         if opened.transaction.is_durable() {
-            self.records.note_batches(batch, &opened.key, number);
+            let noted = Noted { batches: number, holder: Some(opened.holder) };
+            self.records.note_batches(batch, &opened.key, noted);
         }
     }
 
-    fn apply_note(&self, opened: &Opened, number: u64) -> Answer<()> {
+    fn apply_note(&self, opened: &Held, number: u64) -> Answer<()> {
         let mut batch = Batch::new();
         self.note(opened, &mut batch, number);
         opened.transaction.apply(batch).map_err(|e| self.failed(opened, e))
@@ -404,7 +489,7 @@ impl Transactions {
         let savepoint = opened.transaction.savepoint().map_err(|e| self.failed(opened, e))?;
         self.apply_note(opened, number)?;
         state.savepoints.insert(number, savepoint);
-        state.batches = number;
+        state.noted.batches = number;
         Ok(())
     }
 
@@ -418,7 +503,11 @@ impl Transactions {
         opened.transaction.rollback_to(savepoint).map_err(|e| self.failed(opened, e))?;
         state.savepoints.split_off(&(to + 1));
         self.apply_note(opened, number)?;
-        state.batches = number;
+        if opened.transaction.is_durable() {
+            // It could not be done again after a crash, with which savepoints end.
+            opened.transaction.sync().map_err(|e| self.failed(opened, e))?;
+        }
+        state.noted.batches = number;
         Ok(())
     }
 
@@ -446,13 +535,14 @@ impl Transactions {
         Ok(reserved)
     }
 
-    /// Fails if `may` fails for the branch of this transaction. One that is over changes nothing.
-    pub fn may_end(&self, key: &TransactionKey, may: &dyn Fn(&str) -> Answer<()>) -> Answer<()> {
-        self.find(key)?.map_or(Ok(()), |opened| may(opened.transaction.branch()))
-    }
-
     /// Commits a transaction, once. Asked for again, it is told that it has committed.
-    pub fn commit(&self, key: &TransactionKey, batches: u64, synced: bool) -> Answer<Reply> {
+    pub fn commit(
+        &self,
+        key: &TransactionKey,
+        batches: u64,
+        synced: bool,
+        held: Option<&Held>,
+    ) -> Answer<Reply> {
         let Some(opened) = self.find(key)? else {
             return match self.records.has_committed(key) {
                 Ok(true) => self.after_commit(synced),
@@ -464,14 +554,15 @@ impl Transactions {
         let mut state = opened.state.lock();
         if state.is_over {
             drop(state);
-            return self.commit(key, batches, synced);
+            return self.commit(key, batches, synced, held);
         }
-        if state.batches != batches {
-            let have = state.batches;
+        self.check_end(&opened, &state, held)?;
+        if state.noted.batches != batches {
+            let have = state.noted.batches;
             let what = format!("{batches} batches are to be committed, and {have} have come");
             return Err(Failure { code: FailureCode::Invalid, what });
         }
-        let noted = self.records.note_commit(&opened.transaction, key, batches);
+        let noted = self.records.note_commit(&opened.transaction, key, state.noted);
         let committed = noted.and_then(|()| self.host.commit(&opened.transaction, synced));
         match committed {
             Ok(()) | Err(kvdb::Error::NotSynced(_)) => {
@@ -505,32 +596,38 @@ impl Transactions {
     }
 
     /// Ends a transaction without its changes. One that is over is none that fails.
-    pub fn abort(&self, key: &TransactionKey) -> Answer<()> {
+    pub fn abort(&self, key: &TransactionKey, held: Option<&Held>) -> Answer<()> {
         let Some(opened) = self.find(key)? else {
             return match self.records.has_committed(key) {
                 Ok(true) => Err(self.is_over(key)),
-                Ok(false) => Ok(()),
+                Ok(false) => self.db.sync().map_err(of_store),
                 Err(e) => Err(of_store(e)),
             };
         };
         let mut state = opened.state.lock();
         if state.is_over {
             drop(state);
-            return self.abort(key);
+            return self.abort(key, held);
         }
+        self.check_end(&opened, &state, held)?;
         match self.host.abort(&opened.transaction) {
             Err(e) if self.is_open(&opened.transaction) => Err(of_store(e)),
             _ => {
                 state.is_over = true;
                 self.open.lock().remove(key);
-                Ok(())
+                self.note_end(key);
+                // A durable one would come back after a crash, and never end by itself.
+                match opened.transaction.is_durable() {
+                    true => self.db.sync().map_err(of_store),
+                    false => Ok(()),
+                }
             }
         }
     }
 
     /// The answer to a client that has begun it, or goes on with it.
     pub fn begun(&self, opened: &Held, transaction: u64) -> Answer<Reply> {
-        let batches = self.lock(opened)?.batches;
+        let batches = self.lock(opened)?.noted.batches;
         let one = &opened.transaction;
         let all = dictionaries_of(one).map_err(|e| self.failed(opened, e))?.into_iter();
         let mine = all.filter(|info| opened.may(info.id)).take(MAX_DICTIONARIES);
@@ -546,6 +643,13 @@ impl Transactions {
     }
 }
 
+impl State {
+    /// Says if it is this client's.
+    fn is_of(&self, holder: u64) -> bool {
+        self.noted.holder == Some(holder)
+    }
+}
+
 impl Opened {
     fn measure(&self) {
         let info = self.transaction.info();
@@ -556,6 +660,11 @@ impl Opened {
     pub fn may(&self, dict: DictionaryId) -> bool {
         self.dictionaries.contains(&dict)
     }
+}
+
+fn taken_up() -> Failure {
+    let what = "another client has taken the transaction up";
+    Failure { code: FailureCode::NoView, what: what.into() }
 }
 
 pub(crate) fn no_dictionary(dict: DictionaryId) -> Failure {

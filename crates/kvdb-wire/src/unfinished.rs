@@ -7,8 +7,9 @@
 //! limit; one that has stalled gives way to others.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use env::Instant;
 use env::sync::Mutex;
 use kvdb::ServedChange;
 

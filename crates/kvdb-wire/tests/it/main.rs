@@ -5,8 +5,10 @@ mod wire;
 
 mod files;
 mod hostile;
+mod late_frames;
 mod long_changes;
 mod served_files;
 mod served_transactions;
 mod shares;
+mod simulation;
 mod waiting;

@@ -372,17 +372,17 @@ fn other(error: kvdb_wire::Error) -> kvdb::Error {
 }
 
 /// A client that says what a test says.
-struct Raw(UnixStream);
+pub struct Raw(UnixStream);
 
 impl Raw {
-    fn greeted(store: &Store) -> Raw {
+    pub fn greeted(store: &Store) -> Raw {
         let mut raw = Raw(UnixStream::connect(store.path()).unwrap());
         let welcome = raw.ask(&Request::Hello { version: VERSION, token: Bytes::new() });
         assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
         raw
     }
 
-    fn ask(&mut self, request: &Request) -> Reply {
+    pub fn ask(&mut self, request: &Request) -> Reply {
         let (kind, body) = request.encode();
         write_frame(&mut self.0, 1, kind, &body).unwrap();
         let frame = read_frame(&mut self.0).unwrap();
@@ -390,12 +390,12 @@ impl Raw {
     }
 
     #[track_caller]
-    fn does(&mut self, request: &Request) {
+    pub fn does(&mut self, request: &Request) {
         assert_eq!(self.ask(request), Reply::Done);
     }
 
     #[track_caller]
-    fn is_refused(&mut self, request: &Request, with: FailureCode) -> String {
+    pub fn is_refused(&mut self, request: &Request, with: FailureCode) -> String {
         match self.ask(request) {
             Reply::Failed(Failure { code, what }) if code == with => what,
             answer => panic!("{answer:?}"),
@@ -411,7 +411,7 @@ impl Raw {
     }
 }
 
-fn request(key: TransactionKey) -> Request {
+pub fn request(key: TransactionKey) -> Request {
     Request::Begin {
         key,
         serializable: false,
@@ -425,7 +425,7 @@ fn request(key: TransactionKey) -> Request {
     }
 }
 
-fn one(dict: DictionaryId, transaction: u64, batch: u64, value: &'static str) -> Request {
+pub fn one(dict: DictionaryId, transaction: u64, batch: u64, value: &'static str) -> Request {
     let change = ServedChange::Put(dict, "key".into(), value.into());
     Request::Apply { transaction, batch, changes: vec![change] }
 }

@@ -1,0 +1,126 @@
+//! Frames that come late, and clients that go on with a transaction that another one has taken up:
+//! the transaction is that of the client that took it up last, and one that is over stays over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvdb::{Batch, DictionaryId, Durability, Scope};
+use kvdb_wire::{
+    BeginOptions, FailureCode, Outcome, Reply, Request, ServedTransaction, TransactionKey,
+};
+
+use crate::served_transactions::{Raw, one, request, store};
+
+const KEY: TransactionKey = [7; 16];
+
+/// BEGIN of a durable transaction, by this client.
+fn durable(holder_is: u64, joins_it: bool, takes_it: bool) -> Request {
+    let mut asked = request(KEY);
+    let Request::Begin { durable, joins, takes, holder, .. } = &mut asked else {
+        unreachable!("it is one")
+    };
+    (*durable, *joins, *takes, *holder) = (true, joins_it, takes_it, holder_is);
+    asked
+}
+
+#[track_caller]
+fn begun(raw: &mut Raw, request: &Request) -> u64 {
+    match raw.ask(request) {
+        Reply::Begun { transaction, .. } => transaction,
+        answer => panic!("{answer:?}"),
+    }
+}
+
+fn get(view: u64, dict: DictionaryId) -> Request {
+    Request::GetMany { view, dict, keys: vec![Bytes::from_static(b"key")] }
+}
+
+#[test]
+fn who_had_a_transaction_before_neither_reads_nor_ends_it() {
+    let (store, dict) = store();
+    let (mut first, mut second) = (Raw::greeted(&store), Raw::greeted(&store));
+    let before = begun(&mut first, &durable(1, false, false));
+    first.does(&one(dict, before, 1, "of the first"));
+    let now = begun(&mut second, &durable(2, true, true));
+    let commit = Request::Commit { key: KEY, synced: false, batches: 1 };
+    for request in [get(before, dict), commit.clone(), Request::Abort { key: KEY }] {
+        let what = first.is_refused(&request, FailureCode::NoView);
+        assert!(what.contains("another client"), "{what}");
+    }
+    assert!(matches!(second.ask(&get(now, dict)), Reply::Values(_)));
+    second.does(&commit);
+    // Both are told of the commit that has happened.
+    first.does(&commit);
+}
+
+#[test]
+fn a_transaction_is_ended_on_a_connection_that_it_was_taken_up_on() {
+    let (store, dict) = store();
+    let (mut first, mut second) = (Raw::greeted(&store), Raw::greeted(&store));
+    let number = begun(&mut first, &durable(1, false, false));
+    first.does(&one(dict, number, 1, "mine"));
+    let commit = Request::Commit { key: KEY, synced: false, batches: 1 };
+    second.is_refused(&commit, FailureCode::Invalid);
+    second.is_refused(&Request::Abort { key: KEY }, FailureCode::Invalid);
+    begun(&mut second, &durable(1, true, false));
+    second.does(&commit);
+}
+
+#[test]
+fn who_has_a_durable_transaction_is_known_to_the_next_server() {
+    let (mut store, dict) = store();
+    let (first, second) = (store.client(), store.client());
+    let options = BeginOptions { durable: true, ..BeginOptions::default() };
+    let one = Arc::new(ServedTransaction::begin(&first, options).unwrap());
+    let put = |of: &Arc<ServedTransaction>, key: &'static str| {
+        let mut batch = Batch::new();
+        batch.put(dict, key, "there");
+        Scope::Served(of.clone()).apply(batch, Durability::Buffered).unwrap();
+        of.send()
+    };
+    put(&one, "first").unwrap();
+    let two = Arc::new(ServedTransaction::take_up(&second, one.key()).unwrap());
+    store.stop_serving();
+    store.serve();
+    // It comes first, and is refused all the same.
+    let refused = put(&one, "late").unwrap_err();
+    assert!(matches!(refused, kvdb::Error::NoTransaction(_)), "{refused}");
+    put(&two, "second").unwrap();
+    assert_eq!(two.commit(true).unwrap(), Outcome::Committed);
+    let all = store.db.view().scan(dict, b"", b"", 9).unwrap();
+    let keys: Vec<_> = all.iter().map(|(key, _)| &key[..]).collect();
+    assert_eq!(keys, [&b"first"[..], b"second"]);
+}
+
+#[test]
+fn a_request_that_takes_up_comes_once() {
+    let (store, _) = store();
+    let (mut first, mut second) = (Raw::greeted(&store), Raw::greeted(&store));
+    begun(&mut first, &durable(1, false, false));
+    begun(&mut first, &durable(2, true, true));
+    begun(&mut second, &durable(3, true, true));
+    first.is_refused(&durable(2, true, true), FailureCode::NoView);
+    begun(&mut second, &durable(3, true, true));
+}
+
+#[test]
+fn what_began_a_transaction_that_is_over_begins_none_when_it_comes_late() {
+    let (store, _) = store();
+    let mut raw = Raw::greeted(&store);
+    begun(&mut raw, &durable(1, false, false));
+    raw.does(&Request::Abort { key: KEY });
+    raw.is_refused(&durable(1, false, false), FailureCode::NoView);
+    assert!(store.db.transactions().is_empty());
+    // Ended by its lease.
+    let mut asked = request([8; 16]);
+    let Request::Begin { lease, .. } = &mut asked else { unreachable!("it is one") };
+    *lease = 100;
+    begun(&mut raw, &asked);
+    while !store.db.transactions().is_empty() {
+        std::thread::sleep(Duration::from_millis(10));
+        store.db.step().unwrap();
+    }
+    raw.is_refused(&asked, FailureCode::NoView);
+    assert!(store.db.transactions().is_empty());
+}

@@ -1,0 +1,155 @@
+//! Several clients, the wire and a server under the schedules of many seeds: each run is a history
+//! of transactions over connections that delay, repeat, cut and swallow frames, with a server that
+//! is killed and begun again, alone or with the power of its machine, clients that are killed, and
+//! durable transactions that others take up. An oracle knows what each of them may see and what a
+//! commit must have made of the store (`oracle`), so that a change that is lost, applied twice, in
+//! part or out of order is found, as is a promise that a crash breaks.
+//!
+//! A seed has the same history again most times, and not always; why is not known. A seed that fails
+//! is to be run a few times.
+//!
+//! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
+//! Long runs: `make wire`.
+#![cfg(debug_assertions)]
+
+mod oracle;
+mod pipe;
+mod session;
+mod stale;
+mod world;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::sync::atomic::Ordering;
+use env::{Random, schedule, thread};
+use zones::MemoryDevice;
+
+use pipe::{below, one_in};
+use session::{Counts, Session};
+use world::{Plan, World};
+
+fn seeds(usual: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    if let Some(seed) = number("KVFS_SEED") {
+        return seed..seed + 1;
+    }
+    let base = number("KVFS_SEED_BASE").unwrap_or(0);
+    base..base + number("KVFS_SEEDS").unwrap_or(usual)
+}
+
+/// One history, from the beginning of its server to its rest.
+fn history(seed: u64, image: MemoryDevice) -> Counts {
+    let mut random = Random::new(seed);
+    let plan = Plan::new(&mut random);
+    let world = World::new(plan.clone(), image);
+    let background = {
+        let world = world.clone();
+        let steps = move || {
+            while !world.is_over.load(Ordering::Relaxed) {
+                world.step();
+                thread::sleep(Duration::from_millis(20 + below(100)));
+            }
+        };
+        thread::Builder::new().name("background".into()).spawn(steps).expect("a thread")
+    };
+    let clients: Vec<_> = (0..plan.clients)
+        .map(|name| {
+            let session = Session::new(&world, name, Random::new(random.number()));
+            let run = move || session.run();
+            thread::Builder::new().name(format!("client {name}")).spawn(run).expect("a thread")
+        })
+        .collect();
+    let troubles = {
+        let world = world.clone();
+        let run = move || troubles(&world);
+        thread::Builder::new().name("troubles".into()).spawn(run).expect("a thread")
+    };
+    let mut counts = Counts::new();
+    for client in clients {
+        for (what, count) in client.join().expect("a client") {
+            *counts.entry(what).or_default() += count;
+        }
+    }
+    world.is_calm.store(true, Ordering::Relaxed);
+    for (what, count) in troubles.join().expect("a thread") {
+        *counts.entry(what).or_default() += count;
+    }
+    // All leases end. A crash takes no more than it may.
+    world.serve();
+    thread::sleep(Duration::from_millis(2 * plan.lease.1 + 60_000));
+    for _ in 0..10 {
+        world.step();
+        // A request that came late may have begun one more.
+        if world.db().transactions().iter().any(|info| !info.durable) {
+            thread::sleep(Duration::from_millis(2 * plan.lease.1));
+        }
+    }
+    world.oracle.at_rest(&world.db());
+    world.kill_server(true);
+    world.serve();
+    world.oracle.at_rest(&world.db());
+    world.is_over.store(true, Ordering::Relaxed);
+    background.join().expect("a thread");
+    *counts.entry("commits").or_default() += world.oracle.commits();
+    world.kill_server(false);
+    counts
+}
+
+/// Hurts the server, connections and clients until the clients are done.
+fn troubles(world: &Arc<World>) -> Counts {
+    let mut counts = Counts::new();
+    while !world.is_calm.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(1 + below(world.plan.moments)));
+        let mut does = |once_in: u64, what: &'static str| {
+            let does = one_in(once_in);
+            if does {
+                *counts.entry(what).or_default() += 1;
+            }
+            does
+        };
+        if does(world.plan.cuts, "connections cut") {
+            world.cut_some();
+        }
+        if does(world.plan.client_kills, "clients killed") {
+            world.kill_some_client();
+        }
+        if does(world.plan.kills, "servers killed") {
+            world.kill_server(one_in(2));
+            thread::sleep(Duration::from_millis(below(1 << below(12))));
+            world.serve();
+        }
+        if does(world.plan.restarts, "servers ended") {
+            world.end_server();
+            thread::sleep(Duration::from_millis(below(1 << below(12))));
+            world.serve();
+        }
+    }
+    counts
+}
+
+#[test]
+fn a_history_over_the_wire_keeps_what_was_promised_whatever_happens() {
+    let (mut all, mut points) = (BTreeMap::new(), 0);
+    let seeds = seeds(200);
+    let histories = seeds.end - seeds.start;
+    for seed in seeds {
+        let image = world::image();
+        let done = schedule::run(seed, move || history(seed, image));
+        let done = done.unwrap_or_else(|e| panic!("KVFS_SEED={seed}: {e}"));
+        if seed % 1000 == 999 {
+            println!("up to KVFS_SEED={seed}");
+        }
+        points += done.points;
+        for (what, count) in done.value {
+            *all.entry(what).or_insert(0) += count;
+        }
+    }
+    println!("{histories} histories, {points} scheduling points: {all:?}");
+    if histories >= 100 {
+        for what in session::KINDS {
+            assert!(all.get(what).is_some_and(|count| *count > 0), "none of {what}: {all:?}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A client that goes on with a transaction which another one has taken up, and the changes that
+//! clients make in transactions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use env::{Random, thread};
+use kvdb::{Batch, Durability, Error, Scope, Update};
+use kvdb_wire::{Outcome, ServedTransaction};
+
+use super::oracle::{Model, Record, Step};
+use super::world::World;
+
+/// A client that had a transaction before another one took it up, and goes on with it.
+pub struct Stale {
+    pub world: Arc<World>,
+    pub transaction: Arc<ServedTransaction>,
+    pub record: Arc<Record>,
+    pub random: Random,
+}
+
+impl Stale {
+    /// Returns how often it was refused.
+    pub fn run(mut self) -> u64 {
+        let (mut refused, label) = (0, self.record.label.clone());
+        for _ in 0..1 + self.random.below(4) {
+            thread::sleep(Duration::from_millis(self.random.below(500)));
+            let is_taken = || self.record.with(|state| state.is_taken);
+            let was_taken = is_taken();
+            let done = match self.random.below(6) {
+                0..3 => append(&self.record, &self.transaction, self.world.oracle.dict, 0)
+                    .and_then(|()| keep(&self.world, &self.record, &self.transaction, true)),
+                3 => {
+                    let scope = Scope::Served(self.transaction.clone());
+                    let seen = scope.scan(self.world.oracle.dict, b"", b"", usize::MAX);
+                    match seen {
+                        Ok(seen) => {
+                            let seen: Model = seen.into_iter().collect();
+                            assert_eq!(seen, self.record.last().model, "{label} reads on");
+                            continue;
+                        }
+                        Err(e) => Err(e),
+                    }
+                }
+                4 => {
+                    if was_taken {
+                        self.transaction.abort()
+                    } else {
+                        continue;
+                    }
+                }
+                _ => {
+                    self.record.with(|state| state.committing.push(state.steps.len() - 1));
+                    match self.transaction.commit(false) {
+                        Ok(Outcome::Committed) => {
+                            self.world.oracle.told_committed(&self.record, false);
+                            continue;
+                        }
+                        Ok(_) => Ok(()),
+                        Err(e) => Err(e),
+                    }
+                }
+            };
+            match done {
+                Ok(()) => assert!(!was_taken, "{label} goes on where another one has taken it up"),
+                Err(Error::NoTransaction(_)) => refused += 1,
+                Err(Error::Io(_)) => {}
+                Err(e) => panic!("{label}, which another client has: {e}"),
+            }
+        }
+        refused
+    }
+}
+
+/// Changes a transaction, and what its client knows of it.
+pub fn changed(
+    record: Arc<Record>,
+    transaction: &Arc<ServedTransaction>,
+    change: impl FnOnce(&mut Step, &mut Batch),
+) -> kvdb::Result<()> {
+    let (mut step, mut batch) = (record.last(), Batch::new());
+    change(&mut step, &mut batch);
+    record.with(|state| state.steps.push(step));
+    Scope::Served(transaction.clone()).apply(batch, Durability::Buffered)
+}
+
+/// Adds to the end of a value that no other transaction changes, so that its order shows.
+pub fn append(
+    record: &Arc<Record>,
+    transaction: &Arc<ServedTransaction>,
+    dict: kvdb::DictionaryId,
+    number: u64,
+) -> kvdb::Result<()> {
+    let key = Bytes::from(format!("log {}", record.label));
+    let update = Update::append(format!("{};", number % 1000).as_bytes()).expect("it is short");
+    changed(record.clone(), transaction, |step, batch| {
+        step.touched.insert(key.clone());
+        let value = update.apply(step.model.get(&key).map(|value| &value[..]));
+        step.model.insert(key.clone(), value);
+        batch.update(dict, key, update);
+    })
+}
+
+/// Sends all changes, or syncs them.
+pub fn keep(
+    world: &World,
+    record: &Record,
+    transaction: &Arc<ServedTransaction>,
+    syncs: bool,
+) -> kvdb::Result<()> {
+    let last = record.with(|state| state.steps.len() - 1);
+    let life = world.oracle.life();
+    match syncs {
+        true => Scope::Served(transaction.clone()).sync()?,
+        false => transaction.send()?,
+    }
+    let same = world.oracle.life() == life;
+    record.with(|state| {
+        if syncs && record.durable {
+            state.synced = state.synced.max(Some(last));
+        }
+        if same {
+            state.acknowledged = Some((life, last));
+        }
+    });
+    Ok(())
+}
