@@ -3,20 +3,23 @@
 //! for it.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use env::Instant;
 
 use crate::body::MAX_KEYS;
-use crate::client::Client;
-use crate::error::Result;
+use crate::client::{Client, Connection};
+use crate::error::{Error, Result};
 use crate::reach::Next;
 use crate::reply::Reply;
 
 /// Pauses before a failed request is sent again: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// A request is waited for so long before the server is asked whether it is there: at first, and at
+/// most. It gets longer each time that it is there, since it may take long to send the request.
+const ATTEMPTS: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 /// Time to find a server that has been gone.
 const PROBE: Duration = Duration::from_secs(5);
 /// Bytes of the keys of one request, about.
@@ -41,13 +44,19 @@ impl Client {
 
     fn retried_until(
         &self,
-        deadline: Instant,
+        mut deadline: Instant,
         ends_all: bool,
         mut call: impl FnMut(Instant) -> Result<Reply>,
     ) -> Result<Reply> {
         let mut pause = PAUSES.0;
+        let mut most = ATTEMPTS.0;
         loop {
-            let answer = call(deadline);
+            let begun = Instant::now();
+            let time = deadline.saturating_duration_since(begun).min(most);
+            // The rest is for asking whether it is there.
+            let probe = if ends_all { PROBE.min(time / 4) } else { Duration::ZERO };
+            let until = begun + (time - probe);
+            let answer = call(until);
             let Err(e) = &answer else {
                 self.reachable.answered();
                 return answer;
@@ -55,6 +64,14 @@ impl Client {
             if !e.is_of_connection() {
                 self.reachable.answered();
                 return answer;
+            }
+            if ends_all && Instant::now() >= until && self.is_there(until, probe, e) {
+                // It takes its time, and is not gone. No limit is known for how long it may take.
+                tracing::debug!("asked again of a server that is there: {e}");
+                self.reachable.answered();
+                most = (time * 2).min(ATTEMPTS.1);
+                deadline = self.deadline()?.max(Instant::now() + most);
+                continue;
             }
             match self.reachable.failed(e, pause, deadline, ends_all) {
                 Next::Again => {}
@@ -69,6 +86,16 @@ impl Client {
             tracing::debug!("asked again after {pause:?}: {e}");
             pause = (pause * 2).min(PAUSES.1);
         }
+    }
+
+    /// Returns whether the server greets within `time` after `from`, or has just before. A
+    /// connection from long before is ended: the server may know nothing of it any more.
+    fn is_there(&self, from: Instant, time: Duration, why: &Error) -> bool {
+        let is_old = |one: &Arc<Connection>| from.saturating_duration_since(one.made) > time;
+        if let Some(connection) = self.current.peek().filter(is_old) {
+            connection.fail(why);
+        }
+        self.connection(from + time).is_ok()
     }
 
     /// Has a thread look for the server until it answers.

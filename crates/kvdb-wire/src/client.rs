@@ -86,7 +86,7 @@ type Connect = dyn Fn(Duration) -> io::Result<Socket> + Send + Sync;
 pub struct Client {
     connect: Box<Connect>,
     pub(crate) options: ClientOptions,
-    current: SingleFlight<Arc<Connection>>,
+    pub(crate) current: SingleFlight<Arc<Connection>>,
     counters: Arc<Counters>,
     pub(crate) reachable: Reachable,
     /// This one.
@@ -177,6 +177,8 @@ impl Client {
 /// A connection after its greeting.
 pub(crate) struct Connection {
     socket: Socket,
+    /// When it was begun to be made.
+    pub(crate) made: Instant,
     /// Locked by the thread that reads.
     reading: Mutex<BufReader<Until>>,
     /// Locked by the thread that writes a frame.
@@ -213,6 +215,7 @@ impl Connection {
         let until = || Until { socket: socket.clone(), deadline: Some(deadline) };
         let waiting = Waiting { most: 1, ..Waiting::default() };
         let connection = Connection {
+            made: Instant::now(),
             reading: Mutex::new(BufReader::with_capacity(READ_BYTES, until())),
             writing: Mutex::new(until()),
             socket,
@@ -245,7 +248,7 @@ impl Connection {
     }
 
     /// Nothing is answered on this connection any more.
-    fn fail(&self, why: &Error) {
+    pub(crate) fn fail(&self, why: &Error) {
         let mut waiting = self.waiting.lock();
         waiting.failed.get_or_insert_with(|| why.to_string());
         (waiting.is_read, waiting.is_written) = (false, false);

@@ -93,7 +93,7 @@ pub(crate) struct Conversation {
     transactions: Option<Arc<Transactions>>,
     /// Of all connections.
     counts: Arc<ByRequest>,
-    /// Its number among those that bring long changes.
+    /// Its number among those of the server that may write.
     number: u64,
     socket: Socket,
     reading: Mutex<BufReader<Until>>,
@@ -251,7 +251,18 @@ impl Conversation {
                 label,
             } => self.begin(
                 all,
-                Asked { key, serializable, durable, joins, takes, holder, lease, branch, label },
+                Asked {
+                    key,
+                    serializable,
+                    durable,
+                    joins,
+                    takes,
+                    holder,
+                    connection: self.number,
+                    lease,
+                    branch,
+                    label,
+                },
             ),
             Request::Apply { transaction, batch, changes } => {
                 all.apply(&self.held(transaction)?, batch, changes).map(|()| Reply::Done)

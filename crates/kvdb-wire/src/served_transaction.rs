@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
 use crate::gathered::Gathered;
 use crate::outgoing::{Numbered, Outgoing};
+use crate::reach::FOR_EVER;
 use crate::reply::{ConflictKey, Reply};
 use crate::request::Request;
 use crate::single_flight::SingleFlight;
@@ -121,7 +122,7 @@ impl ServedTransaction {
         begun: BeginOptions,
         joins: bool,
     ) -> Result<ServedTransaction> {
-        let mut there = None;
+        let (mut there, heard) = (None, Instant::now());
         let holder = random_holder()?;
         let asked = client.retried(|deadline| {
             let connection = client.connection(deadline)?;
@@ -147,7 +148,7 @@ impl ServedTransaction {
             open: SingleFlight::new(there.map(|there| (there, transaction))),
             sends: SingleFlight::new(Some(())),
             outgoing: Mutex::new(Outgoing::after(batches)),
-            state: Mutex::new(State::new(client.options.memory)),
+            state: Mutex::new(State::new(client.options.memory, heard)),
         })
     }
 
@@ -270,10 +271,9 @@ impl ServedTransaction {
     /// Sends what was changed before this call. Of several threads one sends for all.
     pub fn send(&self) -> kvdb::Result<()> {
         self.check()?;
-        let deadline = self.client.deadline().map_err(|e| self.told(e))?;
         let made = self.state.lock().made;
         let is_taken = |(): &()| self.state.lock().taken >= made;
-        let sent = self.sends.get(deadline, is_taken, || self.send_gathered());
+        let sent = self.sends.get(until_it_fails(), is_taken, || self.send_gathered());
         sent.map_err(|e| self.told(e))
     }
 
@@ -464,11 +464,10 @@ impl ServedTransaction {
     /// Sends what waits, and then this.
     fn numbered(&self, one: Numbered) -> kvdb::Result<u64> {
         self.check()?;
-        let deadline = self.client.deadline().map_err(|e| self.told(e))?;
         let mut number = 0;
         // As the only thread that sends: another one would be told what becomes of this.
         let sent = self.sends.get(
-            deadline,
+            until_it_fails(),
             |()| false,
             || {
                 self.send_gathered()?;
@@ -492,6 +491,11 @@ impl Drop for ServedTransaction {
     fn drop(&mut self) {
         self.leave();
     }
+}
+
+/// For as long as another thread sends, which ends when the server is gone.
+fn until_it_fails() -> Instant {
+    Instant::now() + FOR_EVER
 }
 
 /// Sends something that has a number, in as many requests as it takes. Where the server has no room

@@ -30,11 +30,12 @@ pub(crate) struct State {
     pub over: Option<String>,
     /// Set while a commit was asked for and neither its answer nor a refusal has come.
     pub commit_asked: bool,
+    /// When the server has heard of it last, at the earliest.
     pub heard: Instant,
 }
 
 impl State {
-    pub fn new(memory: usize) -> State {
+    pub fn new(memory: usize, heard: Instant) -> State {
         State {
             gathered: Gathered::default(),
             under_way: Gathered::default(),
@@ -47,7 +48,7 @@ impl State {
             refused: None,
             over: None,
             commit_asked: false,
-            heard: Instant::now(),
+            heard,
         }
     }
 

@@ -52,6 +52,8 @@ pub(crate) struct Asked {
     pub joins: bool,
     pub takes: bool,
     pub holder: u64,
+    /// The number of the connection on which it is asked for.
+    pub connection: u64,
     pub lease: u32,
     pub branch: String,
     pub label: String,
@@ -93,6 +95,8 @@ pub(crate) struct Opened {
 pub(crate) struct Held {
     opened: Arc<Opened>,
     holder: u64,
+    /// The number of the connection. Of two that a client has made the later one has the greater.
+    connection: u64,
 }
 
 impl std::ops::Deref for Held {
@@ -111,6 +115,9 @@ struct State {
     /// Clients that had it before, the oldest first.
     former: VecDeque<u64>,
     savepoints: BTreeMap<u64, Savepoint>,
+    /// The batch that was refused last, and the connection on which it came: its client may have
+    /// made another one of that number, and what comes on an older connection is not that one.
+    refused: Option<(u64, u64)>,
     is_over: bool,
 }
 
@@ -149,14 +156,14 @@ impl Transactions {
     /// Begins a transaction, or goes on with the one that has this key. `may`: fails for branches
     /// in which the client may not.
     pub fn begin(&self, asked: Asked, may: &dyn Fn(&str) -> Answer<()>) -> Answer<Held> {
-        let (holder, takes) = (asked.holder, asked.takes);
+        let (holder, takes, connection) = (asked.holder, asked.takes, asked.connection);
         if !asked.joins {
             may(&asked.branch)?;
         }
         let opened = self.begin_or_find(asked)?;
         may(opened.transaction.branch())?;
         self.take(&opened, holder, takes)?;
-        let held = Held { opened, holder };
+        let held = Held { opened, holder, connection };
         drop(self.lock(&held)?);
         Ok(held)
     }
@@ -388,7 +395,14 @@ impl Transactions {
     fn next<'a>(&self, opened: &'a Held, number: u64) -> Answer<Option<MutexGuard<'a, State>>> {
         let state = self.lock(opened)?;
         match number {
-            number if number == state.noted.batches + 1 => Ok(Some(state)),
+            number if number == state.noted.batches + 1 => {
+                let is_late = |(refused, on)| refused == number && opened.connection < on;
+                if state.refused.is_some_and(is_late) {
+                    let what = format!("batch {number} was refused on a later connection");
+                    return Err(Failure { code: FailureCode::Invalid, what });
+                }
+                Ok(Some(state))
+            }
             number if number <= state.noted.batches && number > 0 => {
                 // Its client is there, which renews the lease.
                 let renewed = opened.transaction.revision();
@@ -417,6 +431,16 @@ impl Transactions {
             return Err(no_dictionary(dictionary_of(change)));
         }
         let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
+        let applied = self.apply_next(opened, number, changes);
+        match &applied {
+            Ok(()) => state.noted.batches = number,
+            Err(_) => state.refused = Some((number, opened.connection)),
+        }
+        applied
+    }
+
+    /// Applies the next batch, whose number no other one takes at the same time.
+    fn apply_next(&self, opened: &Held, number: u64, changes: Vec<ServedChange>) -> Answer<()> {
         let mut batch = Batch::new();
         if self.admit(opened, &changes)? {
             batch.releases_space();
@@ -432,7 +456,6 @@ impl Transactions {
         self.note(opened, &mut batch, number);
         opened.transaction.apply(batch).map_err(|e| self.failed(opened, e))?;
         opened.measure();
-        state.noted.batches = number;
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvdb::{Batch, DictionaryId, Durability, Scope};
+use kvdb::{Batch, DictionaryId, Durability, Scope, ServedChange};
 use kvdb_wire::{
     BeginOptions, FailureCode, Outcome, Reply, Request, ServedTransaction, TransactionKey,
 };
@@ -91,6 +91,25 @@ fn who_has_a_durable_transaction_is_known_to_the_next_server() {
     let all = store.db.view().scan(dict, b"", b"", 9).unwrap();
     let keys: Vec<_> = all.iter().map(|(key, _)| &key[..]).collect();
     assert_eq!(keys, [&b"first"[..], b"second"]);
+}
+
+#[test]
+fn a_batch_that_is_still_on_its_way_where_a_later_one_was_refused_is_not_applied() {
+    let (mut store, dict) = store();
+    store.stop_serving();
+    store.options.all_transactions_bytes = Some(1 << 20);
+    store.serve();
+    let (mut first, mut second) = (Raw::greeted(&store), Raw::greeted(&store));
+    let on_first = begun(&mut first, &durable(1, false, false));
+    let on_second = begun(&mut second, &durable(1, true, false));
+    let large = vec![ServedChange::Put(dict, "large".into(), vec![7; 2 << 20].into())];
+    let large = Request::Apply { transaction: on_second, batch: 1, changes: large };
+    second.is_refused(&large, FailureCode::NoSpace);
+    let what = first.is_refused(&one(dict, on_first, 1, "old"), FailureCode::Invalid);
+    assert!(what.contains("later connection"), "{what}");
+    second.does(&one(dict, on_second, 1, "new"));
+    second.does(&Request::Commit { key: KEY, synced: false, batches: 1 });
+    assert_eq!(store.db.get(dict, b"key").unwrap().as_deref(), Some(&b"new"[..]));
 }
 
 #[test]

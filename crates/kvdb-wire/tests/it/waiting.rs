@@ -1,13 +1,17 @@
 //! A server that is gone: it is waited for by all calls together, once; then they fail at once,
 //! until it answers again.
 
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::wire::{self, Store};
-use kvdb::ServedView;
-use kvdb_wire::{BeginOptions, Client, Reach, ServedTransaction, SnapshotView};
+use kvdb::{Kvdb, ServedView, Transaction, TransactionOptions};
+use kvdb_wire::{
+    BeginOptions, Client, Host, Outcome, Reach, ServedTransaction, Server, ServerOptions,
+    SnapshotView,
+};
 
 /// Far less than calls that wait one after the other would take.
 const FAST: Duration = Duration::from_secs(5);
@@ -121,6 +125,59 @@ fn a_server_that_answers_no_more_ends_all_that_wait_for_it_together() {
     stalls.store(false, Ordering::Relaxed);
     awaits("the server is found", || client.reach() == Reach::Connected);
     ask(&view, 3).unwrap();
+}
+
+/// A store whose commits wait until they may go on.
+struct Slow {
+    db: Kvdb,
+    commits: AtomicU64,
+    goes_on: AtomicBool,
+}
+
+impl Host for Slow {
+    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
+        Host::begin(&self.db, options)
+    }
+
+    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
+        self.commits.fetch_add(1, Ordering::Relaxed);
+        awaits("it goes on", || self.goes_on.load(Ordering::Relaxed));
+        Host::commit(&self.db, transaction, synced)
+    }
+
+    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
+        Host::abort(&self.db, transaction)
+    }
+}
+
+#[test]
+fn a_server_that_takes_long_over_a_request_is_not_gone() {
+    let db = Kvdb::in_memory();
+    let dict = db.open_dictionary("fruit").unwrap().id();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let slow = Slow { db: db.clone(), commits: AtomicU64::new(0), goes_on: AtomicBool::new(false) };
+    let host = Arc::new(slow);
+    let listener = UnixListener::bind(&path).unwrap();
+    let options = ServerOptions::default();
+    let _server = Server::with_transactions(db.clone(), host.clone(), listener, options).unwrap();
+    let client = wire::client(&path, Duration::from_millis(400)).unwrap();
+    let one = Arc::new(ServedTransaction::begin(&client, BeginOptions::default()).unwrap());
+    one.apply(vec![kvdb::ServedChange::Put(dict, "key".into(), "value".into())]).unwrap();
+    let connections = client.counts().connections;
+    std::thread::scope(|threads| {
+        let commits = threads.spawn(|| one.commit(false));
+        // It is looked for more than once, and found each time.
+        awaits("it is asked again", || {
+            assert!(!matches!(client.reach(), Reach::Gone(_)) && !commits.is_finished());
+            client.counts().connections >= connections + 2
+        });
+        host.goes_on.store(true, Ordering::Relaxed);
+        assert_eq!(commits.join().unwrap().unwrap(), Outcome::Committed);
+    });
+    assert_eq!(host.commits.load(Ordering::Relaxed), 1, "it has committed once");
+    assert_eq!(db.get(dict, b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(client.reach(), Reach::Connected);
 }
 
 #[test]
