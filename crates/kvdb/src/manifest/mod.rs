@@ -110,7 +110,7 @@ pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
     while let Some((_, piece)) = reader.next()? {
         records.push(&piece, |_, record| {
             count += 1;
-            state.apply_all(Edit::decode_all(&record)?)?;
+            state.apply_record(&record)?;
             Ok(true)
         })?;
         // After a close nothing follows: the rest of the zone need not be searched, which may take

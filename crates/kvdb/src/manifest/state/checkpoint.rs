@@ -1,6 +1,7 @@
 //! A checkpoint: edits that build a state from nothing. Data that snapshots and branches share is
 //! written once and referred to by number.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -71,6 +72,24 @@ impl ManifestState {
             (*before, *newest) = (numbers, all);
         }
         Ok(newest.clone())
+    }
+
+    /// Lets the dictionary that got kept runs last share the list of another one that has the same:
+    /// that of a snapshot, or of an earlier branch. The record has all runs of a dictionary before
+    /// the next dictionary.
+    pub(super) fn share_kept_runs(&mut self) {
+        let Some(dict) = self.kept.filled.take() else { return };
+        let Some(runs) = self.dictionaries.get(&dict).map(|d| d.runs.clone()) else { return };
+        let Some((&newest, _)) = runs.last_key_value() else { return };
+        match self.kept.lists.entry((runs.len(), newest)) {
+            Entry::Vacant(list) => _ = list.insert(runs),
+            Entry::Occupied(list) => {
+                let list = list.get();
+                if *list == runs {
+                    self.dictionaries.change(dict, |d| d.runs = list.clone());
+                }
+            }
+        }
     }
 
     /// Adds the edits that build the snapshots from nothing, and returns the numbers of their runs.
