@@ -13,7 +13,7 @@ mod checkpoint;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use vt_tree::Seq;
@@ -42,7 +42,8 @@ pub(crate) struct DictionaryState {
 
 impl DictionaryState {
     pub(crate) fn new(info: DictionaryInfo) -> Self {
-        DictionaryState { info, runs: RunsOf::default() }
+        static NONE: LazyLock<RunsOf> = LazyLock::new(RunsOf::default);
+        DictionaryState { info, runs: NONE.clone() }
     }
 
     /// Returns the runs for a change, which affects this dictionary only.
