@@ -300,6 +300,26 @@ fn the_list_tells_what_dropping_gives_back() {
     assert!(db.snapshots().iter().all(|s| s.unique_bytes == 0));
 }
 
+#[test]
+fn a_view_tells_of_one_dictionary_what_its_list_tells() {
+    let db = store();
+    db.open_dictionary("d").unwrap().insert("k", "1").unwrap();
+    db.snapshot("s").unwrap();
+    db.clone_snapshot("s", "b").unwrap();
+    let e = db.create_dictionary_in("b", "e", DictionaryOptions::default()).unwrap();
+    db.snapshot_of("b", "t", Durability::Buffered).unwrap();
+    let [s, t] = ["s", "t"].map(|name| db.open_snapshot(name).unwrap());
+    for (view, count) in [(&db.view(), 3), (&s, 1), (&t, 2)] {
+        let all = view.dictionaries();
+        assert_eq!(all.len(), count);
+        for info in all {
+            assert_eq!(view.dictionary_info(info.id), Some(info));
+        }
+    }
+    assert_eq!(s.dictionary_info(e), None);
+    assert_eq!(t.dictionary_info(e).unwrap().branch, "", "as of the main branch");
+}
+
 /// A store of many clones would list the same again and again.
 #[test]
 fn the_statistics_leave_out_the_dictionaries_of_clones_that_have_not_changed() {
