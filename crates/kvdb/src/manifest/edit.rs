@@ -399,9 +399,13 @@ impl Edit {
 
     /// Encodes one record, preceded by its length.
     pub(crate) fn encode_all(edits: &[Edit]) -> Vec<u8> {
-        let record = Edit::encode_record(edits);
+        Edit::with_length(&Edit::encode_record(edits))
+    }
+
+    /// Returns an encoded record, preceded by its length.
+    pub(crate) fn with_length(record: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(record.len() + 4);
-        put_bytes(&mut out, &record);
+        put_bytes(&mut out, record);
         out
     }
 }

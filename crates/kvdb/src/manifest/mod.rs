@@ -330,7 +330,7 @@ impl Manifest {
     /// Writes the state as a checkpoint into fresh zones and moves the root there. The old zones
     /// are released afterwards.
     fn rewrite(&mut self) -> Result<()> {
-        let record = Edit::encode_all(&self.state.checkpoint());
+        let record = Edit::with_length(&self.state.checkpoint_record());
         let epoch = self.env.random();
         let durable = record.len() as u64;
         let mut root = Root { number: self.root.number + 1, epoch, durable, zones: Vec::new() };

@@ -166,7 +166,7 @@ fn branches_share_equal_lists_of_runs_also_after_a_checkpoint() {
     };
     let loaded = |state: &ManifestState| {
         let mut again = ManifestState::new();
-        again.apply_record(&Edit::encode_record(&state.checkpoint()).into()).unwrap();
+        again.apply_record(&state.checkpoint_record().into()).unwrap();
         assert_eq!(again, *state);
         again
     };
