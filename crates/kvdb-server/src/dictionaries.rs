@@ -55,17 +55,23 @@ impl Place {
         }
     }
 
-    /// Returns the dictionary of that name, even if it is reserved. Except in a snapshot, this
-    /// costs the same however many dictionaries there are.
+    /// Returns the dictionary of that name, even if it is reserved. This costs the same however
+    /// many dictionaries there are.
     pub fn find(&self, db: &Kvdb, name: &str) -> Option<DictionaryInfo> {
-        let branch: &str = match self {
-            Place::Store => "",
-            Place::Clone(clone) => clone,
-            Place::Snapshot(view, _) => {
-                return view.dictionaries().into_iter().find(|d| d.name == name);
-            }
-        };
-        db.dictionary_info(db.dictionary_in(branch, name)?)
+        let id = self.number(db, name)?;
+        match self {
+            Place::Snapshot(view, _) => view.dictionary_info(id),
+            Place::Store | Place::Clone(_) => db.dictionary_info(id),
+        }
+    }
+
+    /// Returns the number of the dictionary of that name, even if it is reserved.
+    fn number(&self, db: &Kvdb, name: &str) -> Option<DictionaryId> {
+        match self {
+            Place::Store => db.dictionary(name),
+            Place::Snapshot(view, _) => view.dictionary(name),
+            Place::Clone(clone) => db.dictionary_in(clone, name),
+        }
     }
 
     /// Returns an error if the place is a clone that no longer exists.
@@ -137,7 +143,7 @@ impl Selected {
         match place.find(db, &self.name) {
             Some(info) if info.options.reserved => Err(self.reserved()),
             Some(info) => {
-                let types = place.find(db, &self.types_name).map(|d| d.id);
+                let types = place.number(db, &self.types_name);
                 Ok(Some(Keyspace { strings: info.id, types }))
             }
             None => place.check(db).map(|()| None),

@@ -130,7 +130,13 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
 
 /// Splits off the right half of a list that has become too long.
 fn split<T>(all: &mut Vec<T>) -> Option<Vec<T>> {
-    (all.len() > MOST).then(|| all.split_off(MOST / 2))
+    (all.len() > MOST).then(|| {
+        let right = all.split_off(MOST / 2);
+        // The left half has room for four times as many. If keys are counted upwards, as most
+        // numbers are, it never grows again.
+        all.shrink_to_fit();
+        right
+    })
 }
 
 fn shared<K, V>((least, node): (K, Node<K, V>)) -> (K, Arc<Node<K, V>>) {
@@ -431,6 +437,32 @@ mod tests {
         let keys: Vec<u32> = model.keys().copied().collect();
         keys.iter().for_each(|key| assert!(map.remove(key).is_some()));
         assert!(map.is_empty() && map.iter().next().is_none() && map.root.is_none());
+    }
+
+    #[test]
+    fn nodes_of_keys_that_are_counted_upwards_have_little_room_left() {
+        fn room(node: &Node<u32, u32>) -> usize {
+            match node {
+                Node::Leaf(entries) => entries.capacity(),
+                Node::Inner(_, children) => {
+                    children.capacity()
+                        + children.iter().map(|(_, child)| room(child)).sum::<usize>()
+                }
+            }
+        }
+        let mut map = PersistentMap::default();
+        for key in 0..10_000 {
+            // Of a version that others read, each node on the path is copied.
+            let _copy = (key % 7 == 0).then(|| map.clone());
+            map.insert(key, key);
+        }
+        let room = map.root.as_deref().map_or(0, room);
+        assert!(room < 12_000, "room for {room}");
+        assert!(map.iter().map(|(key, _)| *key).eq(0..10_000));
+        for key in (0..10_000).rev().step_by(2).chain((0..10_000).step_by(2)) {
+            assert_eq!(map.remove(&key), Some(key));
+        }
+        assert!(map.root.is_none());
     }
 
     #[test]

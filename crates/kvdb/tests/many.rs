@@ -242,6 +242,38 @@ fn a_snapshot_of_many_filled_dictionaries_is_dropped_without_a_look_at_each() {
     assert!(many <= 2 * few + 1024, "{few} bytes beside 20, {many} beside 2,000");
 }
 
+/// Snapshots share the dictionaries that have not changed between them, and a list of them looks at
+/// these once.
+#[test]
+fn a_list_of_snapshots_looks_once_at_what_they_share() {
+    let world = begun();
+    for n in 0..1000 {
+        world.dictionary(n);
+        let d = world.db.dictionary_in("", &format!("d{n:06}")).expect("there");
+        world.db.put(d, b"key", b"value", Durability::Buffered).expect("put");
+    }
+    world.db.flush().expect("flushed");
+    // The fastest of some, since the machine may be busy.
+    let fastest = || {
+        let list = || {
+            let begun = Instant::now();
+            let all = world.db.snapshots();
+            let micros = begun.elapsed().as_secs_f64() * 1e6;
+            let of_all = all.iter().filter(|snapshot| snapshot.dictionaries > 1000);
+            assert!(of_all.clone().all(|snapshot| snapshot.bytes == all[all.len() - 1].bytes));
+            (of_all.count(), micros)
+        };
+        let lists: Vec<(usize, f64)> = (0..5).map(|_| list()).collect();
+        (lists[0].0, lists.iter().map(|(_, micros)| *micros).fold(f64::MAX, f64::min))
+    };
+    world.snapshot(0);
+    let (one, few) = fastest();
+    (1..300).for_each(|n| world.snapshot(n));
+    let (all, many) = fastest();
+    assert_eq!((one, all), (1, 300));
+    assert!(many < 20.0 * few, "{few} us for one snapshot, {many} us for 300");
+}
+
 /// A store without threads flushes those that wait with one of them now and then, and few at a
 /// time.
 #[test]

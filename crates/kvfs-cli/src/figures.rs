@@ -36,32 +36,6 @@ pub fn remote(stats: &kvdb::RemoteStats) -> Value {
 /// Formats the engine's statistics as JSON: bytes unless the name says otherwise, counts since the
 /// store was opened.
 pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
-    let dictionaries: Vec<Value> = stats
-        .dictionaries
-        .iter()
-        .map(|d| {
-            let levels: Vec<Value> = d
-                .levels
-                .iter()
-                .map(|runs| {
-                    runs.iter()
-                        .map(|r| {
-                            json!({
-                                "items": r.items, "bytes": r.bytes, "height": r.height,
-                                "block_bytes": r.block_bytes, "block_spans": r.block_spans,
-                                "value_bytes": r.value_bytes, "value_spans": r.value_spans,
-                                "tombstones": r.tombstones, "range_tombstones": r.range_tombstones,
-                            })
-                        })
-                        .collect()
-                })
-                .collect();
-            json!({
-                "name": d.info.name, "branch": d.info.branch, "id": d.info.id.0, "reserved": d.info.options.reserved, "stitch_at": d.info.options.stitch_at,
-                "separate_at": d.info.options.separate_at, "short_outside": d.info.short_outside, "memtable_bytes": d.memtable_bytes, "levels": levels,
-            })
-        })
-        .collect();
     let mut io: Map<String, Value> = stats
         .io
         .iter()
@@ -80,7 +54,7 @@ pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
     let all = json!({
         "device": {"profile": device_profile::name(stats.profile), "seek_bytes": stats.seek_bytes},
         "space": {"total": stats.space.total, "free": stats.space.free},
-        "dictionaries": dictionaries,
+        "unchanged_dictionaries": stats.unchanged_dictionaries,
         "memory": {"budget": stats.memory, "memtables": stats.memtable_bytes, "cache": stats.cache_bytes},
         "journal_bytes": stats.journal_bytes,
         "scrub": {
@@ -100,10 +74,33 @@ pub fn engine(stats: &kvdb::Stats) -> Map<String, Value> {
         "write_amplification": stats.write_amplification(),
         "failed": stats.failed,
     });
-    match all {
+    let mut all = match all {
         Value::Object(all) => all,
         _ => Map::new(),
-    }
+    };
+    // There may be thousands, and `json!` would copy them.
+    all.insert("dictionaries".into(), stats.dictionaries.iter().map(dictionary).collect());
+    all
+}
+
+/// Formats the statistics of a dictionary as JSON.
+fn dictionary(d: &kvdb::DictionaryStats) -> Value {
+    let levels = d.levels.iter().map(|runs| {
+        let runs = runs.iter().map(|r| {
+            json!({
+                "items": r.items, "bytes": r.bytes, "height": r.height,
+                "block_bytes": r.block_bytes, "block_spans": r.block_spans,
+                "value_bytes": r.value_bytes, "value_spans": r.value_spans,
+                "tombstones": r.tombstones, "range_tombstones": r.range_tombstones,
+            })
+        });
+        runs.collect::<Value>()
+    });
+    json!({
+        "name": d.info.name, "branch": d.info.branch, "id": d.info.id.0, "reserved": d.info.options.reserved, "stitch_at": d.info.options.stitch_at,
+        "separate_at": d.info.options.separate_at, "short_outside": d.info.short_outside, "memtable_bytes": d.memtable_bytes,
+        "levels": levels.collect::<Value>(),
+    })
 }
 
 /// Formats request counts as JSON, by name.

@@ -108,6 +108,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             store.close()?;
         }
     }
+    let all = Value::Object(all);
     output.print(show(&all), &all)
 }
 
@@ -185,8 +186,7 @@ fn file(target: &Path, path: &[u8], output: &Output) -> Outcome {
 }
 
 /// The figures for people. Written from the JSON, because that is what a daemon answers with.
-fn show(all: &Map<String, Value>) -> String {
-    let all = Value::Object(all.clone());
+fn show(all: &Value) -> String {
     let mut out = String::new();
     let bytes = |v: &Value| human_size(v.as_u64().unwrap_or(0));
     let count = |v: &Value| v.as_u64().unwrap_or(0);
@@ -371,7 +371,7 @@ fn show(all: &Map<String, Value>) -> String {
                 bytes(&m["stitched_bytes"])
             ),
         );
-        if let Some(times) = figures::shown_amplification(&all) {
+        if let Some(times) = figures::shown_amplification(all) {
             line("written", format!("{times:.2} times what was committed"));
         }
     }
@@ -474,6 +474,10 @@ fn show(all: &Map<String, Value>) -> String {
                     sum("value_spans")
                 );
             }
+        }
+        let unchanged = count(&all["unchanged_dictionaries"]);
+        if unchanged > 0 {
+            let _ = writeln!(out, "unchanged in clones: {unchanged}");
         }
     }
     out

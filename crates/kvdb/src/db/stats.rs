@@ -1,5 +1,8 @@
 //! The statistics of a store: its work, and its contents.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use vt_tree::RunStats;
 use zones::{IoStats, Profile};
 
@@ -7,6 +10,9 @@ use crate::Space;
 use crate::background::defragment::DefragProgress;
 use crate::db::database::Database;
 use crate::dictionary::DictionaryInfo;
+use crate::read::generation::Layer;
+use crate::read::snapshot_set::Snapshots;
+use crate::read::version::{Tree, Version};
 use crate::scrub::ScrubProgress;
 
 /// The statistics of a store. Values are bytes unless said otherwise; counts begin at its opening.
@@ -18,8 +24,11 @@ pub struct Stats {
     pub profile: Profile,
     /// The assumed cost of a seek: bytes that the device reads in the same time.
     pub seek_bytes: u64,
-    /// All dictionaries, of all branches.
+    /// The dictionaries of all branches, except the unchanged ones of clones.
     pub dictionaries: Vec<DictionaryStats>,
+    /// The number of the others: dictionaries of clones that have exactly the runs that they have
+    /// in the snapshot that the clone was made of, and nothing in memory.
+    pub unchanged_dictionaries: u64,
     /// Memory of all memtables.
     pub memtable_bytes: u64,
     /// Memory of the block cache.
@@ -94,6 +103,33 @@ impl Stats {
     }
 }
 
+/// The snapshots that clones were made of.
+struct Origins<'a> {
+    snapshots: &'a Snapshots,
+    /// Their versions by name; `None` for those that do not exist.
+    known: HashMap<String, Option<Arc<Version>>>,
+}
+
+impl Origins<'_> {
+    /// Returns whether a dictionary belongs to a clone and has exactly what it has in the snapshot
+    /// that the clone was made of. A store may have thousands of such dictionaries, which say
+    /// nothing.
+    fn have(&mut self, version: &Version, tree: &Tree) -> bool {
+        let Some(origin) = version.branches.get(&tree.info().branch) else { return false };
+        if !tree.layers.iter().all(Layer::is_empty) {
+            return false;
+        }
+        if !self.known.contains_key(origin) {
+            let version = self.snapshots.get(origin).map(|snapshot| snapshot.version());
+            self.known.insert(origin.clone(), version);
+        }
+        let Some(Some(of_snapshot)) = self.known.get(origin) else { return false };
+        let there = of_snapshot.find("", &tree.info().name);
+        let there = there.and_then(|id| of_snapshot.trees.get(&id));
+        there.is_some_and(|there| there.entry.runs == tree.entry.runs)
+    }
+}
+
 impl Database {
     pub(crate) fn space(&self) -> Space {
         let s = self.zones.space();
@@ -106,7 +142,9 @@ impl Database {
         let version = self.versions.load_full();
         let c = &self.counters;
         let holes = self.defragmenter.holes();
-        let dictionaries = version.trees.values().map(|t| DictionaryStats {
+        let mut origins = Origins { snapshots: &self.snapshots, known: HashMap::new() };
+        let changed = |tree: &&Arc<Tree>| !origins.have(&version, tree);
+        let dictionaries = version.trees.values().filter(changed).map(|t| DictionaryStats {
             info: t.info().clone(),
             memtable_bytes: t.memtable_bytes() as u64,
             levels: t
@@ -115,11 +153,13 @@ impl Database {
                 .map(|level| level.iter().map(|p| p.run.stats()).collect())
                 .collect(),
         });
+        let dictionaries: Vec<DictionaryStats> = dictionaries.collect();
         Stats {
             space: self.space(),
             profile: self.zones.superblock().profile,
             seek_bytes: self.options.seek_bytes,
-            dictionaries: dictionaries.collect(),
+            unchanged_dictionaries: (version.trees.len() - dictionaries.len()) as u64,
+            dictionaries,
             memtable_bytes: version.memtable_bytes() as u64,
             cache_bytes: self.cache.cache_bytes(),
             memory: self.options.memory as u64,

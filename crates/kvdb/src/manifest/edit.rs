@@ -378,14 +378,16 @@ impl Edit {
         })
     }
 
+    /// Decodes the edits of one record, without its length, one by one, up to the first error.
+    pub(crate) fn each(record: &Bytes) -> impl Iterator<Item = Result<Edit>> {
+        let mut r = Decoder::new(record, "a manifest record");
+        // The caller takes nothing after an error.
+        std::iter::from_fn(move || (!r.is_empty()).then(|| Edit::decode(record, &mut r)))
+    }
+
     /// Decodes the edits of one record, without its length.
     pub(crate) fn decode_all(record: &Bytes) -> Result<Vec<Edit>> {
-        let mut r = Decoder::new(record, "a manifest record");
-        let mut edits = Vec::new();
-        while !r.is_empty() {
-            edits.push(Edit::decode(record, &mut r)?);
-        }
-        Ok(edits)
+        Edit::each(record).collect()
     }
 
     /// Encodes the edits of one record, without its length.
@@ -397,9 +399,13 @@ impl Edit {
 
     /// Encodes one record, preceded by its length.
     pub(crate) fn encode_all(edits: &[Edit]) -> Vec<u8> {
-        let record = Edit::encode_record(edits);
+        Edit::with_length(&Edit::encode_record(edits))
+    }
+
+    /// Returns an encoded record, preceded by its length.
+    pub(crate) fn with_length(record: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(record.len() + 4);
-        put_bytes(&mut out, &record);
+        put_bytes(&mut out, record);
         out
     }
 }

@@ -110,7 +110,7 @@ pub(crate) fn load(zones: &Zones, root: &[u8]) -> Result<Loaded> {
     while let Some((_, piece)) = reader.next()? {
         records.push(&piece, |_, record| {
             count += 1;
-            state.apply_all(Edit::decode_all(&record)?)?;
+            state.apply_record(&record)?;
             Ok(true)
         })?;
         // After a close nothing follows: the rest of the zone need not be searched, which may take
@@ -330,7 +330,7 @@ impl Manifest {
     /// Writes the state as a checkpoint into fresh zones and moves the root there. The old zones
     /// are released afterwards.
     fn rewrite(&mut self) -> Result<()> {
-        let record = Edit::encode_all(&self.state.checkpoint());
+        let record = Edit::with_length(&self.state.checkpoint_record());
         let epoch = self.env.random();
         let durable = record.len() as u64;
         let mut root = Root { number: self.root.number + 1, epoch, durable, zones: Vec::new() };

@@ -60,6 +60,11 @@ impl Reader {
         self.view.is_of_store(view)
     }
 
+    /// Returns whether both read from one store.
+    pub fn is_of_store_of(&self, other: &Reader) -> bool {
+        self.is_of(&other.view)
+    }
+
     fn cache(&self) -> &Arc<BlockCache> {
         &self.view.cache
     }

@@ -94,6 +94,22 @@ impl Tuple {
         }
     }
 
+    /// Returns whether both tuples have the same value. Values at one place are not read.
+    pub fn has_value_of(&self, other: &Tuple) -> Result<bool> {
+        if self.value_len() != other.value_len() {
+            return Ok(false);
+        }
+        match (&self.value, &other.value) {
+            // Places in different stores have nothing to do with each other.
+            (TupleValue::Large(a, reader), TupleValue::Large(b, of_other))
+                if a == b && reader.is_of_store_of(of_other) =>
+            {
+                Ok(true)
+            }
+            _ => Ok(self.value()? == other.value()?),
+        }
+    }
+
     /// Returns the key and the value, which is read if necessary.
     pub fn into_parts(self) -> Result<(Bytes, Bytes)> {
         let value = match self.value {

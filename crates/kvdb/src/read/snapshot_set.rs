@@ -316,13 +316,23 @@ impl Snapshots {
         own
     }
 
-    /// Returns the zones in which a snapshot has data.
+    /// Returns the zones in which a snapshot has data. Dictionaries that successive snapshots of a
+    /// branch share are visited once.
     pub(crate) fn zones(&self) -> BTreeSet<ZoneId> {
-        let all: Vec<_> = self.all.lock().by_name.values().map(|s| s.version()).collect();
-        let mut seen = HashSet::new();
-        let runs = all.iter().flat_map(|v| v.trees.values()).flat_map(|t| t.runs());
-        let fresh = runs.filter(|p| seen.insert(Arc::as_ptr(&p.run)));
-        fresh.flat_map(|p| p.run.uses().iter().map(|(zone, _)| zone)).collect()
+        let all: Vec<_> = self.list().into_iter().map(|s| (s.version(), s)).collect();
+        let (mut zones, mut seen) = (BTreeSet::new(), HashSet::new());
+        let nothing = Trees::default();
+        let mut newest: HashMap<&str, &Trees> = HashMap::new();
+        for (version, snapshot) in &all {
+            let before = newest.insert(&snapshot.label.branch, &version.trees);
+            before.unwrap_or(&nothing).difference(&version.trees, |_, _, new| {
+                let runs = new.into_iter().flat_map(|tree| tree.runs());
+                for fresh in runs.filter(|p| seen.insert(Arc::as_ptr(&p.run))) {
+                    zones.extend(fresh.run.uses().iter().map(|(zone, _)| zone));
+                }
+            });
+        }
+        zones
     }
 
     /// Makes a snapshot of `version`, including its memtables, which no longer take commits.

@@ -7,7 +7,7 @@
 //! a new version ([`Version::came_with`]), so a reader that sees the commit also has the memtable.
 //! Later commits need no new version until the generation is sealed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
@@ -35,6 +35,10 @@ pub(crate) struct NumberedRun {
 /// The open runs of a dictionary, level by level.
 pub(crate) type Levels = Arc<Vec<Vec<NumberedRun>>>;
 
+/// The levels that were made while a version follows the manifest, by the address of the list of
+/// runs in the manifest.
+type Opened = HashMap<*const BTreeMap<RunId, (u32, Bytes)>, Levels>;
+
 /// A dictionary as part of a version.
 #[derive(Clone)]
 pub(crate) struct Tree {
@@ -61,16 +65,26 @@ impl Tree {
 
     fn empty(entry: Arc<DictionaryState>) -> Tree {
         let short = short_values_of(entry.info.branch.is_empty());
-        Tree { entry, layers: Vec::new(), levels: Levels::default(), since: 0, short }
+        Tree { entry, layers: Vec::new(), levels: no_levels(), since: 0, short }
     }
 
-    /// Makes the dictionary that the manifest describes by `entry`, without memtables.
-    fn of(entry: &Arc<DictionaryState>, open: &mut OpenRun<'_>) -> Result<Tree> {
+    /// Makes the dictionary that the manifest describes by `entry`, without memtables. It shares
+    /// its levels with one in `opened` that has the same list of runs.
+    fn of(
+        entry: &Arc<DictionaryState>,
+        opened: &mut Opened,
+        open: &mut OpenRun<'_>,
+    ) -> Result<Tree> {
         let mut tree = Tree::empty(entry.clone());
-        match open.levels_like(entry) {
+        if entry.runs.is_empty() {
+            return Ok(tree);
+        }
+        let list = Arc::as_ptr(&entry.runs);
+        match opened.get(&list).cloned().or_else(|| open.levels_like(entry)) {
             Some(levels) => tree.levels = levels,
             None => tree.follow(entry, open)?,
         }
+        opened.insert(list, tree.levels.clone());
         Ok(tree)
     }
 
@@ -107,7 +121,7 @@ impl Tree {
             levels[level].push(NumberedRun { id, run });
         }
         levels.iter_mut().for_each(|level| level.reverse());
-        self.levels = Arc::new(levels);
+        self.levels = if levels.is_empty() { no_levels() } else { Arc::new(levels) };
         self.entry = entry.clone();
         Ok(())
     }
@@ -248,6 +262,12 @@ impl Tree {
 fn short_values_of(of_main: bool) -> Arc<ShortValues> {
     static OF_CLONES: LazyLock<Arc<ShortValues>> = LazyLock::new(Arc::default);
     if of_main { Arc::default() } else { OF_CLONES.clone() }
+}
+
+/// Returns the levels of a dictionary without runs. A clone may have thousands of them.
+fn no_levels() -> Levels {
+    static NONE: LazyLock<Levels> = LazyLock::new(Levels::default);
+    NONE.clone()
 }
 
 /// Opens the runs that the manifest names.
@@ -434,7 +454,7 @@ impl Version {
         self.limits = state.limits.clone();
         self.limits_of_files = state.limits_of_files.clone();
         let before = std::mem::replace(&mut self.entries, state.dictionaries.clone());
-        let mut changed = Vec::new();
+        let (mut changed, mut opened) = (Vec::new(), Opened::new());
         before.difference(&state.dictionaries, |id, old, new| match (old, new) {
             (Some(old), Some(new)) if Arc::ptr_eq(old, new) => {}
             (_, new) => changed.push((*id, new)),
@@ -452,7 +472,7 @@ impl Version {
                 }
                 None => {
                     let since = state.since.get(&id).copied().unwrap_or(0);
-                    Tree { since, ..Tree::of(entry, open)? }
+                    Tree { since, ..Tree::of(entry, &mut opened, open)? }
                 }
             };
             self.set(tree);
@@ -460,7 +480,7 @@ impl Version {
         for (id, &since) in &state.since {
             let rolled_back = self.trees.get(id).is_some_and(|tree| tree.since < since);
             if let Some(entry) = state.dictionaries.get(id).filter(|_| rolled_back) {
-                self.set(Tree { since, ..Tree::of(entry, open)? });
+                self.set(Tree { since, ..Tree::of(entry, &mut opened, open)? });
             }
         }
         Ok(())

@@ -112,9 +112,6 @@ fn named(runs: &HashMap<Bytes, Arc<Run>>) -> impl FnMut(RunId, &Bytes) -> Result
     }
 }
 
-/// A clone of more dictionaries than this gets levels of its own.
-const LOOKED_THROUGH: usize = 64;
-
 /// Opens the runs that an edit has named. A clone shares the levels of the snapshot that it was
 /// made of, so a thousand clones hold them once.
 struct Named<'a> {
@@ -131,12 +128,9 @@ impl OpenRuns for Named<'_> {
     fn levels_like(&self, new: &DictionaryState) -> Option<Levels> {
         let origin = self.state.branches.get(&new.info.branch)?;
         let version = self.snapshots.get(origin)?.version();
-        // This search is made for each dictionary of the clone, among all of them.
-        if version.trees.len() > LOOKED_THROUGH {
-            return None;
-        }
-        let like = version.trees.values().find(|tree| Arc::ptr_eq(&tree.entry.runs, &new.runs));
-        like.map(|tree| tree.levels.clone())
+        // The dictionaries of a clone have the names of those of its snapshot.
+        let tree = version.trees.get(&version.find("", &new.info.name)?)?;
+        Arc::ptr_eq(&tree.entry.runs, &new.runs).then(|| tree.levels.clone())
     }
 }
 

@@ -18,7 +18,7 @@ use super::contents::check_secret_of_others;
 use super::head::Head;
 use super::state::PublishedState;
 use super::{Claimant, Error, JournalPlace, Owner, RemoteStore, Result, random_id};
-use crate::manifest::{Edit, ManifestState};
+use crate::manifest::ManifestState;
 
 /// A publication notes the objects that it has written after this time and this many bytes. If it
 /// is interrupted, the next publication need not write these objects again.
@@ -245,7 +245,7 @@ impl Claim {
             capacity: superblock.capacity,
             reserve_zones: superblock.reserve_zones,
             profile: superblock.profile,
-            edits: Edit::encode_record(&what.state.checkpoint()).into(),
+            edits: what.state.checkpoint_record().into(),
             known: published.known,
             first: what.first.clone(),
         };

@@ -11,7 +11,7 @@ use super::head::{newer, opened, seal};
 use super::{Key, RemoteStore};
 use crate::error::{Error, Result};
 use crate::log::codec::{Decoder, put_bytes, put_varint};
-use crate::manifest::{Edit, ManifestState};
+use crate::manifest::ManifestState;
 
 const MAGIC: [u8; 8] = *b"KVFSSTAT";
 /// The version of a state, and of a state with first reads.
@@ -40,7 +40,7 @@ impl PublishedState {
     /// Returns the state that the edits build.
     pub(crate) fn manifest(&self) -> Result<ManifestState> {
         let mut state = ManifestState::new();
-        state.apply_all(Edit::decode_all(&self.edits)?)?;
+        state.apply_record(&self.edits)?;
         Ok(state)
     }
 

@@ -84,8 +84,11 @@ impl Scrubber {
         let (version, snapshots) = self.all_states();
         let mut seen = BTreeSet::new();
         let mut runs = Vec::new();
+        // Found by name in each branch: this is called for every name.
         let named = |v: &Version| {
-            v.trees.values().filter(|tree| tree.info().name == name).cloned().collect::<Vec<_>>()
+            let branches = std::iter::once("").chain(v.branches.keys().map(String::as_str));
+            let trees = branches.filter_map(|branch| v.trees.get(&v.find(branch, name)?));
+            trees.cloned().collect::<Vec<_>>()
         };
         for tree in named(&version) {
             runs.extend(runs_of(&tree).filter(|(run, _)| seen.insert(Arc::as_ptr(run))));

@@ -254,3 +254,46 @@ impl Snapshotter {
         installed.finish(&*self.admission)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use env::Simulated;
+    use zones::MemoryDevice;
+
+    use super::*;
+    use crate::{CreateOptions, Kvdb, OpenOptions};
+
+    #[test]
+    fn clones_share_the_open_runs_of_their_snapshot_however_many_dictionaries_it_has() {
+        let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+        let (device, env) = (Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)));
+        let options = CreateOptions { open: open.clone(), ..CreateOptions::default() };
+        let db = Kvdb::create(device.clone(), env.clone(), options).expect("made");
+        for n in 0..100 {
+            let d = db.open_dictionary(&format!("d{n}")).expect("made");
+            d.insert("k", "v").expect("put");
+        }
+        db.snapshot("s").expect("made");
+        (0..2).for_each(|n| db.clone_snapshot("s", &format!("b{n}")).expect("made"));
+        let check = |db: &Kvdb, when: &str| {
+            let version = db.version_set().load_full();
+            for n in 0..100 {
+                let levels = |branch: &str| {
+                    let id = version.find(branch, &format!("d{n}")).expect("there");
+                    version.trees[&id].levels.clone()
+                };
+                let (one, other) = (levels("b0"), levels("b1"));
+                assert!(!one.is_empty() && Arc::ptr_eq(&one, &other), "d{n}, {when}");
+            }
+        };
+        check(&db, "cloned");
+        let mut before = db;
+        for when in ["opened again", "opened from a checkpoint"] {
+            before.close().expect("closed");
+            drop(before);
+            let opened = Kvdb::open(device.clone(), env.clone(), open.clone()).expect("opened");
+            before = opened.0;
+            check(&before, when);
+        }
+    }
+}

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use vt_tree::Seq;
 
 use super::branches::know;
+use super::held::bytes_of;
 use super::{SnapshotInfo, Snapshotter, bases};
 use crate::commit::SnapshotMaker;
 use crate::commit::batch::Durability;
@@ -216,8 +217,14 @@ impl Snapshotter {
     pub(crate) fn list(&self) -> Vec<SnapshotInfo> {
         let all: Vec<[Arc<Snapshot>; 1]> = self.snapshots.list().into_iter().map(|s| [s]).collect();
         let unique = self.held_by(&all);
-        let info = |([snapshot], unique_bytes): ([Arc<Snapshot>; 1], u64)| {
+        let with_version = |[snapshot]: [Arc<Snapshot>; 1]| {
             let version = snapshot.version();
+            (snapshot, version)
+        };
+        let all: Vec<(Arc<Snapshot>, Arc<Version>)> = all.into_iter().map(with_version).collect();
+        let figures = bytes_of(&all).into_iter().zip(unique);
+        let info = |(state, figures): (&(Arc<Snapshot>, Arc<Version>), (u64, u64))| {
+            let ((snapshot, version), (bytes, unique_bytes)) = (state, figures);
             SnapshotInfo {
                 name: snapshot.label.name.clone(),
                 branch: snapshot.label.branch.clone(),
@@ -225,15 +232,10 @@ impl Snapshotter {
                 created: snapshot.label.created,
                 seq: snapshot.label.seq,
                 dictionaries: version.trees.len(),
-                bytes: version
-                    .trees
-                    .values()
-                    .flat_map(|t| t.runs())
-                    .map(|p| p.run.stats().bytes)
-                    .sum(),
+                bytes,
                 unique_bytes,
             }
         };
-        all.into_iter().zip(unique).map(info).collect()
+        all.iter().zip(figures).map(info).collect()
     }
 }

@@ -78,7 +78,7 @@ fn next_of([before, after]: &mut [Tuples; 2]) -> Result<Option<Change>> {
         let was = if order.is_le() { before.take()? } else { None };
         let is = if order.is_ge() { after.take()? } else { None };
         let same = match (&was, &is) {
-            (Some(a), Some(b)) => a.value_len() == b.value_len() && a.value()? == b.value()?,
+            (Some(a), Some(b)) => a.has_value_of(b)?,
             _ => false,
         };
         if let Some(tuple) = was.as_ref().or(is.as_ref()).filter(|_| !same) {

@@ -4,36 +4,22 @@
 
 use env::sync::atomic::Ordering;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
-use vt_tree::{Input, Run, hidden_bytes};
+use vt_tree::{Input, Run, Seq, hidden_bytes};
 use zones::{ZONE_SIZE, ZoneId};
 
 use super::Snapshotter;
+use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::snapshot_set::Snapshot;
-use crate::read::version::{Tree, Version};
+use crate::read::version::{Levels, NumberedRun, Tree, Trees, Version};
 
 /// Items of newer states that are examined for one listing.
 const LOOKED_AT: u64 = 200_000;
 /// Minimum number of items that are examined for one snapshot.
 const LEAST: u64 = 100;
-
-/// A state that pins runs: a snapshot, or the current state of a branch.
-struct State {
-    branch: String,
-    /// The number of its newest commit.
-    seq: u64,
-    /// The group that the snapshot belongs to, if any.
-    group: Option<usize>,
-    version: Arc<Version>,
-}
-
-impl State {
-    fn runs(&self) -> impl Iterator<Item = &Arc<Run>> {
-        self.version.trees.values().flat_map(|tree| tree.runs()).map(|p| &p.run)
-    }
-}
 
 /// The keeper of a zone that is not kept by one group alone, but also by another group, the store
 /// itself, or another snapshot.
@@ -41,7 +27,7 @@ const SHARED: usize = usize::MAX;
 
 impl Snapshotter {
     /// Returns for each group of snapshots approximately the bytes that dropping only this group
-    /// frees.
+    /// frees. The snapshots of a group belong to one branch.
     pub(crate) fn held_by<const N: usize>(&self, groups: &[[Arc<Snapshot>; N]]) -> Vec<u64> {
         let members = groups.iter().enumerate();
         let members = members.flat_map(|(n, group)| group.iter().map(move |s| (Arc::as_ptr(s), n)));
@@ -52,14 +38,13 @@ impl Snapshotter {
             group: group_of.get(&Arc::as_ptr(snapshot)).copied(),
             version: snapshot.version(),
         };
-        let mut snapshots: Vec<State> = self.snapshots.list().iter().map(state).collect();
-        snapshots.sort_by_key(|state| state.seq);
-        let live = self.versions.load_full();
-        let mut held = zones_of_groups(groups.len(), &snapshots, &live);
-        let most = (LOOKED_AT / snapshots.len().max(1) as u64).max(LEAST);
-        for (group, bytes) in hidden_of_groups(&snapshots, &live, self.now(), most) {
-            held[group] = held[group].saturating_add(bytes);
-        }
+        let snapshots = self.snapshots.list().iter().map(state).collect();
+        let states = States::new(snapshots, self.versions.load_full());
+        let mut held = vec![0u64; groups.len()];
+        let runs = states.runs();
+        zones_of_groups(&runs, &mut held);
+        let most = (LOOKED_AT / states.snapshots.len().max(1) as u64).max(LEAST);
+        states.add_hidden(&runs, self.now(), most, &mut held);
         held
     }
 
@@ -68,98 +53,228 @@ impl Snapshotter {
     }
 }
 
-/// Returns for each group the bytes of whole zones that nothing else uses.
-fn zones_of_groups(groups: usize, snapshots: &[State], live: &Version) -> Vec<u64> {
-    let mut runs: HashMap<*const Run, (&Arc<Run>, usize)> = HashMap::new();
-    for run in live.trees.values().flat_map(|t| t.runs()) {
-        runs.insert(Arc::as_ptr(&run.run), (&run.run, SHARED));
+/// Returns the bytes of the runs of each snapshot. Only the differences between successive states
+/// of a branch are visited.
+pub(super) fn bytes_of(snapshots: &[(Arc<Snapshot>, Arc<Version>)]) -> Vec<u64> {
+    fn bytes(tree: &Arc<Tree>) -> u64 {
+        tree.runs().map(|p| p.run.stats().bytes).sum()
     }
-    for state in snapshots {
-        let group = state.group.unwrap_or(SHARED);
-        for run in state.runs() {
-            let entry = runs.entry(Arc::as_ptr(run)).or_insert((run, group));
-            entry.1 = if entry.1 == group { group } else { SHARED };
-        }
+    let nothing = Trees::default();
+    let mut newest: HashMap<&str, (&Trees, u64)> = HashMap::new();
+    let mut all = Vec::with_capacity(snapshots.len());
+    for (snapshot, version) in snapshots {
+        let branch = &*snapshot.label.branch;
+        let (before, mut sum) = newest.get(branch).copied().unwrap_or((&nothing, 0));
+        let mut gone = 0;
+        before.difference(&version.trees, |_, old, new| {
+            gone += old.map_or(0, bytes);
+            sum += new.map_or(0, bytes);
+        });
+        sum -= gone;
+        newest.insert(branch, (&version.trees, sum));
+        all.push(sum);
     }
-    let mut zones: HashMap<ZoneId, usize> = HashMap::new();
-    for (run, by) in runs.values() {
-        for (zone, _) in run.uses().iter() {
-            let keeper = zones.entry(zone).or_insert(*by);
-            *keeper = if keeper == by { *by } else { SHARED };
-        }
-    }
-    let mut held = vec![0; groups];
-    zones.values().filter(|by| **by != SHARED).for_each(|by| held[*by] += ZONE_SIZE);
-    held
+    all
 }
 
-/// The states of one branch that contain a run: the number and the group of the oldest, and the
-/// number of the oldest one of another group.
-struct Owners {
-    oldest: u64,
+/// A state that pins runs: a snapshot.
+struct State {
+    branch: String,
+    /// The number of its newest commit.
+    seq: Seq,
+    /// The group that the snapshot belongs to, if any.
     group: Option<usize>,
-    of_others: Option<u64>,
+    version: Arc<Version>,
 }
 
-impl Owners {
-    fn first(seq: u64, group: Option<usize>) -> Owners {
-        Owners { oldest: seq, group, of_others: None }
+/// All states that pin runs. Successive states of a branch share most of their dictionaries, and
+/// these are not visited again.
+struct States {
+    /// Sorted by branch, then by number.
+    snapshots: Vec<State>,
+    live: Arc<Version>,
+    /// The state before the first one of a branch, and after the last one.
+    nothing: Trees,
+}
+
+/// A list of runs, by its address: dictionaries that have the same runs share the list.
+type ListsOfRuns<'a> = HashMap<*const Vec<Vec<NumberedRun>>, (&'a Levels, Owners<'a>)>;
+
+/// The states that contain each run, by its address.
+type Runs<'a> = HashMap<*const Run, (&'a Arc<Run>, Owners<'a>)>;
+
+impl States {
+    fn new(mut snapshots: Vec<State>, live: Arc<Version>) -> States {
+        snapshots.sort_by(|a, b| (&a.branch, a.seq).cmp(&(&b.branch, b.seq)));
+        States { snapshots, live, nothing: Trees::default() }
     }
 
-    /// Adds a state, which must not be older than those added before.
-    fn add(&mut self, seq: u64, group: Option<usize>) {
-        if group != self.group {
-            self.of_others.get_or_insert(seq);
+    /// Returns the ranges of the snapshots of each branch.
+    fn branches(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut end = 0;
+        self.snapshots.chunk_by(|a, b| a.branch == b.branch).map(move |of_branch| {
+            let start = end;
+            end += of_branch.len();
+            start..end
+        })
+    }
+
+    /// Returns all runs with the states that contain them. Each list of runs is read once, however
+    /// many states and dictionaries share it.
+    fn runs(&self) -> Runs<'_> {
+        let mut lists = ListsOfRuns::new();
+        for tree in self.live.trees.values() {
+            let branch = Some(&*tree.info().branch);
+            let owners = Owners { branch, oldest: Seq::MAX, group: None, of_others: None };
+            note(&mut lists, &tree.levels, owners);
+        }
+        for range in self.branches() {
+            self.note_branch(range, &mut lists);
+        }
+        let mut runs = Runs::new();
+        for (levels, owners) in lists.into_values() {
+            for numbered in levels.iter().flatten() {
+                let run = &numbered.run;
+                runs.entry(Arc::as_ptr(run))
+                    .and_modify(|(_, others)| *others = others.and(owners))
+                    .or_insert((run, owners));
+            }
+        }
+        runs
+    }
+
+    /// Notes the lists of runs that the snapshots of one branch have, each with the first and the
+    /// last state of a series that has it.
+    fn note_branch<'a>(&'a self, range: Range<usize>, lists: &mut ListsOfRuns<'a>) {
+        let states = &self.snapshots[range];
+        // For each state the next one that belongs to another group.
+        let mut next_other: Vec<Option<usize>> = vec![None; states.len()];
+        for at in (1..states.len()).rev() {
+            let same = states[at - 1].group == states[at].group;
+            next_other[at - 1] = if same { next_other[at] } else { Some(at) };
+        }
+        let mut begun: HashMap<DictionaryId, usize> = HashMap::new();
+        let mut before = &self.nothing;
+        for at in 0..=states.len() {
+            let now = states.get(at).map_or(&self.nothing, |state| &state.version.trees);
+            before.difference(now, |id, old, new| {
+                if let (Some(old), Some(new)) = (old, new)
+                    && Arc::ptr_eq(&old.levels, &new.levels)
+                {
+                    return;
+                }
+                if let Some(old) = old
+                    && let Some(first) = begun.remove(id)
+                {
+                    let other = next_other[first].filter(|other| *other < at);
+                    let owners = Owners {
+                        branch: Some(&states[first].branch),
+                        oldest: states[first].seq,
+                        group: states[first].group,
+                        of_others: other.map(|other| states[other].seq),
+                    };
+                    note(lists, &old.levels, owners);
+                }
+                if new.is_some() {
+                    begun.insert(*id, at);
+                }
+            });
+            before = now;
         }
     }
 
-    /// Returns the number of the oldest state that does not belong to this group.
-    fn oldest_beside(&self, group: usize) -> Option<u64> {
-        if self.group == Some(group) { self.of_others } else { Some(self.oldest) }
+    /// Adds for each snapshot of a group approximately the bytes of runs that the next state of the
+    /// branch contains as well, but hides, if no older state and no other branch contains these
+    /// runs.
+    fn add_hidden(&self, runs: &Runs<'_>, now: Seq, most: u64, held: &mut [u64]) {
+        for range in self.branches() {
+            let states = &self.snapshots[range];
+            for (at, state) in states.iter().enumerate() {
+                let Some(group) = state.group else { continue };
+                let alone = |run: &Arc<Run>| {
+                    let owners = runs.get(&Arc::as_ptr(run));
+                    owners.is_some_and(|(_, of)| of.is_alone(group, &state.branch, state.seq))
+                };
+                // A dictionary may have moved to another branch since.
+                let (next, all, now) = match states.get(at + 1) {
+                    Some(next) => (next.version.trees.clone(), &next.version.trees, next.seq),
+                    None => (self.live.of_branch(&state.branch), &self.live.trees, now),
+                };
+                state.version.trees.difference(&next, |id, older, newer| {
+                    let Some(older) = older else { return };
+                    let Some(newer) = newer.or_else(|| all.get(id)) else { return };
+                    if !Arc::ptr_eq(older, newer) {
+                        // Data that cannot be read does not count.
+                        let hidden = hidden_in(older, newer, alone, now, most).unwrap_or(0);
+                        held[group] = held[group].saturating_add(hidden);
+                    }
+                });
+            }
+        }
     }
 }
 
-/// Returns for each snapshot of a group approximately the bytes of runs that the next state of the
-/// branch contains as well, but hides, if no older state and no other branch contains these runs.
-fn hidden_of_groups(snapshots: &[State], live: &Version, now: u64, most: u64) -> Vec<(usize, u64)> {
-    let mut owners: HashMap<*const Run, HashMap<&str, Owners>> = HashMap::new();
-    let mut note = |run: &Arc<Run>, branch, seq, group| {
-        let of_run = owners.entry(Arc::as_ptr(run)).or_default();
-        of_run.entry(branch).or_insert_with(|| Owners::first(seq, group)).add(seq, group);
-    };
-    for state in snapshots {
-        state.runs().for_each(|run| note(run, &*state.branch, state.seq, state.group));
+/// Adds owners of a list of runs.
+fn note<'a>(lists: &mut ListsOfRuns<'a>, levels: &'a Levels, owners: Owners<'a>) {
+    if levels.is_empty() {
+        return;
     }
-    for tree in live.trees.values() {
-        tree.runs().for_each(|p| note(&p.run, &*tree.info().branch, u64::MAX, None));
-    }
-    // Find the next state of the same branch, from the newest one backwards.
-    let mut newer: HashMap<&str, usize> = HashMap::new();
-    let mut next_of = vec![None; snapshots.len()];
-    for (at, state) in snapshots.iter().enumerate().rev() {
-        next_of[at] = newer.insert(&state.branch, at);
-    }
-    let mut held = Vec::new();
-    for (at, state) in snapshots.iter().enumerate() {
-        let Some(group) = state.group else { continue };
-        let next = next_of[at].map(|next| &snapshots[next]);
-        let (next, now) = next.map_or((live, now), |next| (&*next.version, next.seq));
-        let alone = |run: &Arc<Run>| {
-            owners.get(&Arc::as_ptr(run)).is_some_and(|of_run| {
-                of_run.iter().all(|(branch, of)| {
-                    let oldest = of.oldest_beside(group);
-                    oldest.is_none_or(|oldest| *branch == state.branch && oldest >= state.seq)
-                })
-            })
-        };
-        for (dict, tree) in &state.version.trees {
-            let Some(newer) = next.trees.get(dict) else { continue };
-            // Data that cannot be read does not count.
-            let hidden = hidden_in(tree, newer, alone, now, most).unwrap_or(0);
-            held.push((group, hidden));
+    lists
+        .entry(Arc::as_ptr(levels))
+        .and_modify(|(_, others)| *others = others.and(owners))
+        .or_insert((levels, owners));
+}
+
+/// The states that contain a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Owners<'a> {
+    /// The branch of all of them, or `None` if they belong to several.
+    branch: Option<&'a str>,
+    /// The number of the oldest one; that of the current state is above all others.
+    oldest: Seq,
+    /// The group of the oldest one.
+    group: Option<usize>,
+    /// The number of the oldest one of another group.
+    of_others: Option<Seq>,
+}
+
+impl<'a> Owners<'a> {
+    /// Returns the owners of both.
+    fn and(self, other: Owners<'a>) -> Owners<'a> {
+        let (a, b) = if self.oldest <= other.oldest { (self, other) } else { (other, self) };
+        let of_b = if b.group == a.group { b.of_others } else { Some(b.oldest) };
+        Owners {
+            branch: a.branch.filter(|_| a.branch == b.branch),
+            oldest: a.oldest,
+            group: a.group,
+            of_others: a.of_others.into_iter().chain(of_b).min(),
         }
     }
-    held
+
+    /// Returns the group that all of them belong to, or [`SHARED`].
+    fn keeper(&self) -> usize {
+        self.group.filter(|_| self.of_others.is_none()).unwrap_or(SHARED)
+    }
+
+    /// Returns whether no other branch, and no state older than `seq`, contains the run, apart from
+    /// those of this group.
+    fn is_alone(&self, group: usize, branch: &str, seq: Seq) -> bool {
+        let of_others = if self.group == Some(group) { self.of_others } else { Some(self.oldest) };
+        of_others.is_none_or(|oldest| self.branch == Some(branch) && oldest >= seq)
+    }
+}
+
+/// Adds for each group the bytes of whole zones that nothing else uses.
+fn zones_of_groups(runs: &Runs<'_>, held: &mut [u64]) {
+    let mut zones: HashMap<ZoneId, usize> = HashMap::new();
+    for (run, owners) in runs.values() {
+        let by = owners.keeper();
+        for (zone, _) in run.uses().iter() {
+            let keeper = zones.entry(zone).or_insert(by);
+            *keeper = if *keeper == by { by } else { SHARED };
+        }
+    }
+    zones.values().filter(|by| **by != SHARED).for_each(|by| held[*by] += ZONE_SIZE);
 }
 
 /// Returns approximately the bytes that the newer of two states of a dictionary hides, in the runs
@@ -186,4 +301,59 @@ fn hidden_in(
     };
     let own: Vec<Input> = newer.inputs().into_iter().filter(own).collect();
     Ok(hidden_bytes(&common, &own, now, most)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A state that contains a run: its branch, its number, and its group.
+    type Containing = (&'static str, Seq, Option<usize>);
+
+    fn owners(of: &[Containing]) -> Owners<'static> {
+        let one = |(branch, oldest, group): &Containing| Owners {
+            branch: Some(*branch),
+            oldest: *oldest,
+            group: *group,
+            of_others: None,
+        };
+        of.iter().map(one).reduce(Owners::and).expect("there is a state")
+    }
+
+    /// The states of some hundred small sets are added in several orders, and the results are
+    /// compared with their definitions.
+    #[test]
+    fn owners_tell_who_has_a_run_alone_in_whichever_order_they_are_added() {
+        // Each group belongs to one branch. The current state has no group, and no snapshot is
+        // newer.
+        let possible: [Containing; 8] = [
+            ("", 1, Some(0)),
+            ("", 2, Some(0)),
+            ("", 2, Some(1)),
+            ("", 3, None),
+            ("", Seq::MAX, None),
+            ("b", 1, Some(2)),
+            ("b", 4, Some(3)),
+            ("b", Seq::MAX, None),
+        ];
+        for set in 1u32..1 << possible.len() {
+            let of = possible.iter().enumerate().filter(|(n, _)| (set >> *n) & 1 == 1);
+            let mut of: Vec<Containing> = of.map(|(_, state)| *state).collect();
+            let group = of[0].2.filter(|_| of.iter().all(|state| state.2 == of[0].2));
+            for _ in 0..of.len() {
+                of.rotate_left(1);
+                for _ in 0..2 {
+                    of.reverse();
+                    let owners = owners(&of);
+                    assert_eq!(owners.keeper(), group.unwrap_or(SHARED), "{of:?}");
+                    for (branch, seq, group) in &of {
+                        let Some(group) = group else { continue };
+                        let mut others = of.iter().filter(|state| state.2 != Some(*group));
+                        let alone = others.all(|other| other.0 == *branch && other.1 >= *seq);
+                        assert_eq!(owners.is_alone(*group, branch, *seq), alone, "{of:?}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -50,6 +50,7 @@ use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::read::snapshot_set::Snapshots;
+use crate::read::version::Tree;
 use crate::read::version_set::VersionSet;
 use crate::read::view::View;
 use crate::signals::Signals;
@@ -206,12 +207,22 @@ impl View {
     /// Lists all dictionaries that it sees, by number; those of a snapshot are listed as of the
     /// main branch.
     pub fn dictionaries(&self) -> Vec<DictionaryInfo> {
+        self.version.trees.values().map(|tree| self.info_of(tree)).collect()
+    }
+
+    /// Returns the name and the options of a dictionary that it sees; one of a snapshot is told as
+    /// of the main branch.
+    pub fn dictionary_info(&self, dict: DictionaryId) -> Option<DictionaryInfo> {
+        self.version.trees.get(&dict).map(|tree| self.info_of(tree))
+    }
+
+    fn info_of(&self, tree: &Tree) -> DictionaryInfo {
+        let info = tree.info().clone();
         // The version of a snapshot has no branches.
-        let of_main = |info: DictionaryInfo| match self.version.has_branch(&info.branch) {
+        match self.version.has_branch(&info.branch) {
             true => info,
             false => DictionaryInfo { branch: String::new(), ..info },
-        };
-        self.version.trees.values().map(|t| of_main(t.info().clone())).collect()
+        }
     }
 
     /// Lists the dictionaries of one branch, by number; those of a snapshot are listed as of the

@@ -67,18 +67,24 @@ impl Newer {
         }
     }
 
-    /// Returns whether `key` was changed after `since`.
-    fn changed(&self, key: &[u8], since: Seq) -> Result<bool> {
+    /// Returns the change of `key` after `since`, if there is one.
+    fn change(&self, key: &[u8], since: Seq) -> Result<Option<Lookup>> {
         let found = match self {
             Newer::Memtable(m) => m.get(key, Seq::MAX),
             Newer::Run(run) | Newer::OneSeq(run) => run.get(key, vt_tree::hash(key))?,
         };
-        Ok(match found {
+        let counts = match &found {
             Lookup::Absent => false,
             Lookup::Found(seq, _) | Lookup::Deleted(seq) | Lookup::Updated { seq, .. } => {
-                self.counts(seq, since)
+                self.counts(*seq, since)
             }
-        })
+        };
+        Ok(counts.then_some(found))
+    }
+
+    /// Returns whether `key` was changed after `since`.
+    fn changed(&self, key: &[u8], since: Seq) -> Result<bool> {
+        Ok(self.change(key, since)?.is_some())
     }
 
     fn counts(&self, seq: Seq, since: Seq) -> bool {
@@ -172,15 +178,33 @@ fn is_checked(only: Only<'_>, dict: DictionaryId) -> bool {
     only.is_none_or(|only| only.contains(&dict))
 }
 
+/// Returns whether a source of changes has only additions to a key.
+fn is_addition(found: &Lookup) -> bool {
+    matches!(found, Lookup::Updated { base: None, update, .. } if update.commutes())
+}
+
 /// The state that additions would apply to.
 #[derive(Clone, Copy)]
-enum Now<'a> {
+pub(super) enum Now<'a> {
     View(&'a View),
-    /// All commits. This takes no view, so it may be read under the pipeline's lock.
+    /// All commits.
     Newest(&'a Transactions),
+    /// All commits, under the pipeline's lock, where a read from the device would keep all others
+    /// waiting. A value that others have only added to since the last check is not read: it can be
+    /// added to as well as it could then.
+    Locked(&'a Transactions),
 }
 
 impl Now<'_> {
+    /// Returns whether an addition to `key` has an effect, like [`Now::can_be_added_to`], if others
+    /// have made the change `theirs`.
+    fn takes_addition(self, dict: DictionaryId, key: &[u8], theirs: &Lookup) -> Result<bool> {
+        if matches!(self, Now::Locked(_)) && is_addition(theirs) {
+            return Ok(true);
+        }
+        self.can_be_added_to(dict, key)
+    }
+
     /// Returns whether an addition to the value of `key` would have an effect: it has none on a
     /// value that is not a number, and would be lost. Values too long for a number are not read.
     fn can_be_added_to(self, dict: DictionaryId, key: &[u8]) -> Result<bool> {
@@ -193,7 +217,8 @@ impl Now<'_> {
                 Some(len) if len > LONGEST => return Ok(false),
                 _ => view.get(dict, key)?,
             },
-            Now::Newest(registry) => {
+            // This takes no view, which must not be made under the pipeline's lock.
+            Now::Newest(registry) | Now::Locked(registry) => {
                 let (cache, version) = (&registry.parts.cache, registry.parts.versions.load_full());
                 match version.trees.get(&dict) {
                     Some(tree) => match tree.get(cache, key, Seq::MAX)? {
@@ -264,15 +289,14 @@ fn through_theirs(
                     write_set.touches(dict, item.key, end)?.then_some(Found::Range(item.key))
                 }
                 BodyRef::Put(_) | BodyRef::Update { .. } | BodyRef::Delete => {
-                    match write_set.get(dict, item.key)? {
-                        Lookup::Absent => None,
-                        Lookup::Updated { base: None, update, .. }
-                            if update.commutes() && now.can_be_added_to(dict, item.key)? =>
-                        {
-                            None
-                        }
-                        _ => Some(Found::Point(item.key)),
-                    }
+                    let mine = write_set.get(dict, item.key)?;
+                    let applies = is_addition(&mine)
+                        && match newer.change(item.key, since)? {
+                            Some(theirs) => now.takes_addition(dict, item.key, &theirs)?,
+                            None => now.can_be_added_to(dict, item.key)?,
+                        };
+                    let is_mine = !matches!(mine, Lookup::Absent);
+                    (is_mine && !applies).then_some(Found::Point(item.key))
                 }
             };
             if let Some(found) = found
@@ -313,11 +337,14 @@ fn through_mine(
                 found
             }
             BodyRef::Update { .. } => {
-                let changed = newer.changed(item.key, since)?;
-                let applies = changed
-                    && write_set.commutes(dict, item.key)?
-                    && now.can_be_added_to(dict, item.key)?;
-                (changed && !applies).then_some(Found::Point(item.key))
+                let applies = match newer.change(item.key, since)? {
+                    Some(change) => {
+                        write_set.commutes(dict, item.key)?
+                            && now.takes_addition(dict, item.key, &change)?
+                    }
+                    None => true,
+                };
+                (!applies).then_some(Found::Point(item.key))
             }
             BodyRef::Put(_) | BodyRef::Delete => {
                 newer.changed(item.key, since)?.then_some(Found::Point(item.key))
@@ -504,16 +531,15 @@ fn join(
 }
 
 /// Returns whether `others` have changed a key or range that `write_set` changes. `now` is the
-/// state with their changes, or `None` for the newest one of the store.
+/// state with their changes.
 pub(super) fn any(
     registry: &Transactions,
     write_set: &WriteSet,
     others: Others<'_>,
     only: Only<'_>,
-    now: Option<&View>,
+    now: Now<'_>,
 ) -> Result<bool> {
     let mut first = |_: DictionaryId, _: Found<'_>| Ok(ControlFlow::Break(()));
-    let now = now.map_or(Now::Newest(registry), Now::View);
     Ok(both(registry, write_set, others, only, now, &mut first)?.is_break())
 }
 

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use vt_tree::{BlockCache, BodyRef, ItemRef, KeyRange, Lookup, Run, Seq, Update};
 use zones::ZonePin;
 
-use super::conflicts::{self, Others};
+use super::conflicts::{self, Now, Others};
 use super::options::{CommitOptions, Isolation, TransactionOptions};
 use super::reads;
 use super::registry::Transactions;
@@ -172,7 +172,8 @@ impl TransactionState {
                     return Ok(visible <= seen);
                 }
                 reads::check(registry, &dependencies, seen)?;
-                Ok(!checks || !conflicts::any(registry, &mine, Others::Store(seen), only, None)?)
+                let now = Now::Locked(registry);
+                Ok(!checks || !conflicts::any(registry, &mine, Others::Store(seen), only, now)?)
             };
             let owner = (self.options.isolation == Isolation::Serializable).then_some(self.id.0);
             let outcome = match bound || undoable {

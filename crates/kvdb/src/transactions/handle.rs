@@ -529,7 +529,8 @@ impl Transaction {
             checked => checked?,
         }
         let others = super::conflicts::Others::Store(self.shared.since);
-        super::conflicts::any(registry, &write_set, others, None, None)
+        let now = super::conflicts::Now::Newest(registry);
+        super::conflicts::any(registry, &write_set, others, None, now)
     }
 
     /// Aborts the transaction and discards its changes.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use env::sync::RwLockReadGuard;
 
-use super::conflicts::{self, Others};
+use super::conflicts::{self, Now, Others};
 use super::ending::{BIND_AT, changes, runs};
 use super::handle::Transaction;
 use super::options::{Isolation, TransactionOptions};
@@ -71,7 +71,7 @@ impl Within {
             checked => checked?,
         }
         Ok(conflicts::changed_read(&of.registry, &reads, others)?.is_some()
-            || conflicts::any(&of.registry, &write_set, others, None, Some(&now))?)
+            || conflicts::any(&of.registry, &write_set, others, None, Now::View(&now))?)
     }
 }
 

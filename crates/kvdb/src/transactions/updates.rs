@@ -46,3 +46,37 @@ impl Open {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vt_tree::Update;
+
+    use super::super::conflicts::{Now, Others, any};
+    use crate::{Isolation, Kvdb};
+
+    /// A text cannot be added to, which shows whether the value was read.
+    #[test]
+    fn a_value_that_others_have_only_added_to_is_not_read_under_the_lock() {
+        // The side with fewer items is compared with the other one.
+        for more in [0, 10] {
+            let db = Kvdb::in_memory();
+            let d = db.open_dictionary("d").expect("made");
+            d.insert("n", "text").expect("put");
+            db.flush().expect("flushed");
+            let t = db.begin(Isolation::Snapshot).expect("begun");
+            t.update(d.id(), "n", Update::add(1)).expect("added");
+            (0..more).for_each(|n| t.put(d.id(), format!("m{n}"), "1").expect("put"));
+            let registry = db.transaction_registry();
+            let check = |now: Now<'_>| {
+                let state = t.shared.state.read();
+                let write_set = &state.open.as_ref().expect("open").write_set;
+                any(registry, write_set, Others::Store(t.begun_after()), None, now)
+            };
+            d.update("n", Update::add(5)).expect("added");
+            assert!(check(Now::Newest(registry)).expect("checked"));
+            assert!(!check(Now::Locked(registry)).expect("checked"), "it was read");
+            d.insert("n", "other").expect("put");
+            assert!(check(Now::Locked(registry)).expect("checked"), "others have put it");
+        }
+    }
+}

@@ -15,6 +15,41 @@ use kvdb::{
 use zones::{Device, MemoryDevice, Purpose, PurposeStats};
 
 #[test]
+fn values_at_one_place_are_compared_without_reading_them() {
+    let device = Arc::new(MemoryDevice::new());
+    let open = OpenOptions { threads: false, ..OpenOptions::default() };
+    let options = CreateOptions { open: open.clone(), ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), options).unwrap();
+    let d = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+    let value = |fill: u8| vec![fill; 2 << 20];
+    let put = |key: &[u8], fill| db.put(d, key, &value(fill), Durability::Buffered).unwrap();
+    ["same", "again", "other"].iter().for_each(|key| put(key.as_bytes(), 1));
+    db.snapshot("s").unwrap();
+    db.flush().unwrap();
+    put(b"again", 1);
+    put(b"other", 2);
+    db.close().unwrap();
+    drop(db);
+    // Nothing is in the cache.
+    let (db, _) = Kvdb::open(device, Arc::new(Machine::default()), open).unwrap();
+    let (then, now) = (db.open_snapshot("s").unwrap(), db.view());
+    let tuple = |view: &kvdb::View, key: &[u8]| {
+        let mut cursor = view.cursor(d, key, b"").unwrap();
+        cursor.next().unwrap().unwrap()
+    };
+    let read = || db.stats().io.by_purpose[Purpose::Pages as usize].read_bytes;
+    let compare = |key: &[u8]| {
+        let before = read();
+        let same = tuple(&then, key).has_value_of(&tuple(&now, key)).unwrap();
+        (same, read() - before)
+    };
+    assert_eq!(compare(b"same"), (true, 0));
+    let (same, bytes) = compare(b"again");
+    assert!(same && bytes >= 4 << 20, "an equal value at another place: {bytes} bytes read");
+    assert!(!compare(b"other").0);
+}
+
+#[test]
 fn a_mark_of_a_dictionary_changes_with_its_content() {
     let db = Kvdb::in_memory();
     let [a, b] = ["a", "b"].map(|name| db.open_dictionary(name).unwrap());

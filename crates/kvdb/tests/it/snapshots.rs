@@ -300,6 +300,55 @@ fn the_list_tells_what_dropping_gives_back() {
     assert!(db.snapshots().iter().all(|s| s.unique_bytes == 0));
 }
 
+#[test]
+fn a_view_tells_of_one_dictionary_what_its_list_tells() {
+    let db = store();
+    db.open_dictionary("d").unwrap().insert("k", "1").unwrap();
+    db.snapshot("s").unwrap();
+    db.clone_snapshot("s", "b").unwrap();
+    let e = db.create_dictionary_in("b", "e", DictionaryOptions::default()).unwrap();
+    db.snapshot_of("b", "t", Durability::Buffered).unwrap();
+    let [s, t] = ["s", "t"].map(|name| db.open_snapshot(name).unwrap());
+    for (view, count) in [(&db.view(), 3), (&s, 1), (&t, 2)] {
+        let all = view.dictionaries();
+        assert_eq!(all.len(), count);
+        for info in all {
+            assert_eq!(view.dictionary_info(info.id), Some(info));
+        }
+    }
+    assert_eq!(s.dictionary_info(e), None);
+    assert_eq!(t.dictionary_info(e).unwrap().branch, "", "as of the main branch");
+}
+
+/// A store of many clones would list the same again and again.
+#[test]
+fn the_statistics_leave_out_the_dictionaries_of_clones_that_have_not_changed() {
+    let device = Arc::new(MemoryDevice::new());
+    let db = create(device.clone(), Arc::new(Simulated::new(1)), small()).unwrap();
+    for name in ["d", "e"] {
+        db.open_dictionary(name).unwrap().insert("k", "1").unwrap();
+    }
+    db.snapshot("s").unwrap();
+    (0..3).for_each(|n| db.clone_snapshot("s", &format!("b{n}")).unwrap());
+    let check = |db: &Kvdb, of_clones: &[(&str, &str)], unchanged: u64, when: &str| {
+        let stats = db.stats();
+        let all = stats.dictionaries.iter().map(|d| (&*d.info.branch, &*d.info.name));
+        let all: Vec<(&str, &str)> = all.collect();
+        let expected = [&[("", "d"), ("", "e")][..], of_clones].concat();
+        assert_eq!((all, stats.unchanged_dictionaries), (expected, unchanged), "{when}");
+    };
+    check(&db, &[], 6, "cloned");
+    let d = db.dictionary_in("b1", "d").unwrap();
+    db.put(d, b"k", b"2", Durability::Buffered).unwrap();
+    check(&db, &[("b1", "d")], 5, "one has something in memory");
+    db.flush().unwrap();
+    check(&db, &[("b1", "d")], 5, "it has a run of its own");
+    db.create_dictionary_in("b2", "f", DictionaryOptions::default()).unwrap();
+    check(&db, &[("b1", "d"), ("b2", "f")], 5, "the snapshot has none of this name");
+    let db = reopen(db, &device);
+    check(&db, &[("b1", "d"), ("b2", "f")], 5, "opened again");
+}
+
 /// Long before a merge shows which zones only a snapshot keeps.
 #[test]
 fn the_list_tells_what_a_snapshot_holds_before_any_merge() {

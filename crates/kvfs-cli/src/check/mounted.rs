@@ -82,7 +82,7 @@ pub fn examine(target: &Path, repair: bool, output: &Output) -> Outcome<Option<F
     };
     let all: Vec<Value> = dictionaries.iter().flat_map(runs).collect();
     let report = kvdb::CheckReport {
-        dictionaries: dictionaries.len() as u64,
+        dictionaries: dictionaries.len() as u64 + count(&stat["unchanged_dictionaries"]),
         runs: all.len() as u64,
         items: all.iter().map(|run| count(&run["items"])).sum(),
         bytes: status["bytes"].as_u64().unwrap_or(0),

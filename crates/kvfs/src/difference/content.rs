@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use kvdb::Cursor;
+use kvdb::{Cursor, Tuple};
 
 use super::XattrChange;
 use super::side::{Side, StoredNode};
@@ -28,6 +28,21 @@ pub(super) fn lie_alike(a: &StoredNode, b: &StoredNode) -> bool {
     )
 }
 
+/// A page of a file. A stored one is read only if it has to be.
+enum Page {
+    Inline(Bytes),
+    Stored(Tuple),
+}
+
+impl Page {
+    fn content(&self) -> Result<Bytes> {
+        Ok(match self {
+            Page::Inline(content) => content.clone(),
+            Page::Stored(tuple) => tuple.value()?,
+        })
+    }
+}
+
 /// The data of a file as pages, in order.
 enum Pages {
     Inline(Option<Bytes>),
@@ -45,18 +60,22 @@ impl Pages {
         })
     }
 
-    fn next(&mut self) -> Result<Option<(u64, Bytes)>> {
+    fn next(&mut self) -> Result<Option<(u64, Page)>> {
         match self {
-            Pages::Inline(content) => Ok(content.take().map(|content| (0, content))),
+            Pages::Inline(content) => Ok(content.take().map(|content| (0, Page::Inline(content)))),
             Pages::Stored(cursor) => match cursor.next()? {
-                Some(tuple) => Ok(Some((layout::decode_page_key(&tuple.key)?.1, tuple.value()?))),
+                Some(tuple) => {
+                    let (_, block) = layout::decode_page_key(&tuple.key)?;
+                    Ok(Some((block, Page::Stored(tuple))))
+                }
                 None => Ok(None),
             },
         }
     }
 }
 
-/// Returns whether two files have the same bytes, in whichever form they are stored.
+/// Returns whether two files have the same bytes, in whichever form they are stored. They are
+/// compared page by page, and pages at one place are not read.
 pub(crate) fn same(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<bool> {
     if a.1.attr.size != b.1.attr.size {
         return Ok(false);
@@ -69,18 +88,30 @@ pub(crate) fn same(a: (&Side, &StoredNode), b: (&Side, &StoredNode)) -> Result<b
             (Some((at, _)), None) | (None, Some((at, _))) => *at,
             (Some((i, _)), Some((j, _))) => *i.min(j),
         };
-        let page = |page: &mut Option<(u64, Bytes)>, pages: &mut Pages| match page
+        let page = |page: &mut Option<(u64, Page)>, pages: &mut Pages| match page
             .take_if(|(block, _)| *block == at)
         {
-            Some((_, bytes)) => {
+            Some((_, content)) => {
                 *page = pages.next()?;
-                Ok::<_, Error>(bytes)
+                Ok::<_, Error>(Some(content))
             }
             // The block is a hole.
-            None => Ok(Bytes::new()),
+            None => Ok(None),
         };
         let (p, q) = (page(&mut x, &mut left)?, page(&mut y, &mut right)?);
-        if !same_but_for_zeros(&p, &q) {
+        let same = match (&p, &q) {
+            (Some(Page::Stored(p)), Some(Page::Stored(q))) if p.value_len() == q.value_len() => {
+                p.has_value_of(q)?
+            }
+            _ => {
+                let content = |page: &Option<Page>| match page {
+                    Some(page) => page.content(),
+                    None => Ok(Bytes::new()),
+                };
+                same_but_for_zeros(&content(&p)?, &content(&q)?)
+            }
+        };
+        if !same {
             return Ok(false);
         }
     }

@@ -114,6 +114,9 @@ impl ManifestState {
                     let (id, run) = self.kept_run(kept)?;
                     state.runs_mut().insert(id, run);
                 }
+                if let Some((&newest, _)) = state.runs.last_key_value() {
+                    self.kept.lists.insert((state.runs.len(), newest), state.runs.clone());
+                }
                 self.kept.dictionaries.push(Arc::new(state));
             }
             Edit::KeptSnapshot(label, numbers) => {
@@ -125,6 +128,7 @@ impl ManifestState {
                 if self.change(dict, |d| d.runs_mut().insert(id, run))?.is_some() {
                     return Err(contradiction(format!("run {} is added twice", id.0)));
                 }
+                self.kept.filled = Some(dict);
             }
             // `apply` handles the others.
             _ => {}

@@ -1,6 +1,7 @@
 //! A checkpoint: edits that build a state from nothing. Data that snapshots and branches share is
 //! written once and referred to by number.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -73,15 +74,33 @@ impl ManifestState {
         Ok(newest.clone())
     }
 
-    /// Adds the edits that build the snapshots from nothing, and returns the numbers of their runs.
-    /// Data that several snapshots share is written once.
-    fn checkpoint_snapshots(&self, edits: &mut Vec<Edit>) -> HashMap<Bytes, u64> {
+    /// Lets the dictionary that got kept runs last share the list of another one that has the same:
+    /// that of a snapshot, or of an earlier branch. The record has all runs of a dictionary before
+    /// the next dictionary.
+    pub(super) fn share_kept_runs(&mut self) {
+        let Some(dict) = self.kept.filled.take() else { return };
+        let Some(runs) = self.dictionaries.get(&dict).map(|d| d.runs.clone()) else { return };
+        let Some((&newest, _)) = runs.last_key_value() else { return };
+        match self.kept.lists.entry((runs.len(), newest)) {
+            Entry::Vacant(list) => _ = list.insert(runs),
+            Entry::Occupied(list) => {
+                let list = list.get();
+                if *list == runs {
+                    self.dictionaries.change(dict, |d| d.runs = list.clone());
+                }
+            }
+        }
+    }
+
+    /// Calls `each` with the edits that build the snapshots from nothing, and returns the numbers
+    /// of their runs. Data that several snapshots share is written once.
+    fn checkpoint_snapshots(&self, each: &mut dyn FnMut(Edit)) -> HashMap<Bytes, u64> {
         let mut runs: HashMap<Bytes, u64> = HashMap::new();
         let mut kept: HashMap<*const DictionaryState, u64> = HashMap::new();
-        let mut number = |run: &Bytes, edits: &mut Vec<Edit>| {
+        let mut number = |run: &Bytes, each: &mut dyn FnMut(Edit)| {
             let next = runs.len() as u64;
             *runs.entry(run.clone()).or_insert_with(|| {
-                edits.push(Edit::KeptRun(run.clone()));
+                each(Edit::KeptRun(run.clone()));
                 next
             })
         };
@@ -93,13 +112,13 @@ impl ManifestState {
                     let runs = d
                         .runs
                         .iter()
-                        .map(|(id, (level, run))| (*level, *id, number(run, edits)))
+                        .map(|(id, (level, run))| (*level, *id, number(run, each)))
                         .collect();
-                    edits.push(Edit::KeptDictionary(d.info.clone(), runs));
+                    each(Edit::KeptDictionary(d.info.clone(), runs));
                     next
                 }));
             }
-            edits.push(Edit::KeptSnapshot(snapshot.label.clone(), dictionaries));
+            each(Edit::KeptSnapshot(snapshot.label.clone(), dictionaries));
         }
         // Clones of a dropped snapshot share runs too.
         let mut seen: HashMap<&Bytes, bool> = HashMap::new();
@@ -111,34 +130,52 @@ impl ManifestState {
         {
             seen.entry(run).and_modify(|twice| *twice = true).or_insert(false);
         }
-        seen.into_iter().filter(|(_, twice)| *twice).for_each(|(run, _)| _ = number(run, edits));
+        seen.into_iter().filter(|(_, twice)| *twice).for_each(|(run, _)| _ = number(run, each));
         runs
     }
 
+    /// Returns the record of the edits that build this state from nothing, without its length.
+    pub(crate) fn checkpoint_record(&self) -> Vec<u8> {
+        let mut record = Vec::new();
+        self.checkpoint_by(&mut |edit| edit.encode(&mut record));
+        record
+    }
+
     /// Returns the edits that build this state from nothing.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn checkpoint(&self) -> Vec<Edit> {
         let mut edits = Vec::new();
-        let kept = self.checkpoint_snapshots(&mut edits);
-        edits.extend(make_branches(&self.branches, &self.limits, &self.limits_of_files));
+        self.checkpoint_by(&mut |edit| edits.push(edit));
+        edits
+    }
+
+    /// Calls `each` with the edits that build this state from nothing. All of them together take
+    /// several times the memory of their record.
+    fn checkpoint_by(&self, each: &mut dyn FnMut(Edit)) {
+        let kept = self.checkpoint_snapshots(each);
+        make_branches(&self.branches, &self.limits, &self.limits_of_files).for_each(&mut *each);
         for (&dict, d) in self.dictionaries.iter() {
-            edits.push(Edit::Dictionary(d.info.clone()));
-            edits.extend(d.runs.iter().map(|(&id, (level, run))| match kept.get(run) {
-                Some(&n) => Edit::AddKeptRun(dict, (*level, id, n)),
-                None => Edit::AddRun { dict, level: *level, id, run: run.clone() },
-            }));
-        }
-        for s in &self.segments {
-            edits.push(Edit::Segment(*s));
-            if let Some(position) = s.end {
-                edits.push(Edit::SegmentEnds { number: s.number, position });
+            each(Edit::Dictionary(d.info.clone()));
+            for (&id, (level, run)) in d.runs.iter() {
+                each(match kept.get(run) {
+                    Some(&n) => Edit::AddKeptRun(dict, (*level, id, n)),
+                    None => Edit::AddRun { dict, level: *level, id, run: run.clone() },
+                });
             }
         }
-        edits.push(Edit::JournalStart(self.start));
-        edits.extend(self.since.iter().map(|(&dict, &seq)| Edit::Since { dict, seq }));
+        for s in &self.segments {
+            each(Edit::Segment(*s));
+            if let Some(position) = s.end {
+                each(Edit::SegmentEnds { number: s.number, position });
+            }
+        }
+        each(Edit::JournalStart(self.start));
+        self.since.iter().for_each(|(&dict, &seq)| each(Edit::Since { dict, seq }));
         let (dictionary, run, segment) = (self.next_dictionary, self.next_run, self.next_segment);
-        edits.push(Edit::NextIds { dictionary, run, segment });
-        edits.push(Edit::Streams(self.streams.clone()));
-        edits.extend(self.closed.then_some(Edit::Closed));
-        edits
+        each(Edit::NextIds { dictionary, run, segment });
+        each(Edit::Streams(self.streams.clone()));
+        if self.closed {
+            each(Edit::Closed);
+        }
     }
 }

@@ -13,7 +13,7 @@ mod checkpoint;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use vt_tree::Seq;
@@ -42,7 +42,8 @@ pub(crate) struct DictionaryState {
 
 impl DictionaryState {
     pub(crate) fn new(info: DictionaryInfo) -> Self {
-        DictionaryState { info, runs: RunsOf::default() }
+        static NONE: LazyLock<RunsOf> = LazyLock::new(RunsOf::default);
+        DictionaryState { info, runs: NONE.clone() }
     }
 
     /// Returns the runs for a change, which affects this dictionary only.
@@ -72,6 +73,10 @@ struct KeptSoFar {
     /// The numbers of the newest snapshot's dictionaries, and the dictionaries, which most other
     /// snapshots share.
     newest: (Vec<u64>, OfBranch),
+    /// Lists of runs that several dictionaries may have, by their length and newest run.
+    lists: HashMap<(usize, RunId), RunsOf>,
+    /// The dictionary that got a kept run last.
+    filled: Option<DictionaryId>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -166,7 +171,19 @@ impl ManifestState {
 
     /// Applies the edits of one record.
     pub(crate) fn apply_all(&mut self, edits: impl IntoIterator<Item = Edit>) -> Result<()> {
-        edits.into_iter().try_for_each(|e| self.apply(e))?;
+        self.apply_each(edits.into_iter().map(Ok))
+    }
+
+    /// Applies the edits of one encoded record, each before the next one is decoded: those of a
+    /// checkpoint take more memory together than the state. After an error the state must not be
+    /// used.
+    pub(crate) fn apply_record(&mut self, record: &Bytes) -> Result<()> {
+        self.apply_each(Edit::each(record))
+    }
+
+    fn apply_each(&mut self, mut edits: impl Iterator<Item = Result<Edit>>) -> Result<()> {
+        edits.try_for_each(|edit| self.apply(edit?))?;
+        self.share_kept_runs();
         self.kept = KeptSoFar::default();
         Ok(())
     }
@@ -178,6 +195,7 @@ impl ManifestState {
                 if !info.branch.is_empty() && !self.branches.contains_key(&info.branch) {
                     return Err(contradiction(format!("branch {} does not exist", info.branch)));
                 }
+                self.share_kept_runs();
                 self.insert(DictionaryState::new(info))?;
             }
             Edit::DropDictionary(id) => {

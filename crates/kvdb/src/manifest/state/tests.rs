@@ -150,6 +150,35 @@ fn a_checkpoint_writes_once_what_snapshots_share() {
 }
 
 #[test]
+fn branches_share_equal_lists_of_runs_also_after_a_checkpoint() {
+    let mut state = branched();
+    let clone = |branch: &str, first: u32| Edit::Clone {
+        snapshot: "a".into(),
+        branch: branch.into(),
+        first,
+    };
+    state.apply_all([clone("one", 20), clone("two", 30)]).unwrap();
+    let check = |state: &ManifestState, when: &str| {
+        let runs = |id: u32| &state.dictionaries[&DictionaryId(id)].runs;
+        let kept = &state.snapshots["a"].dictionaries[&DictionaryId(1)].runs;
+        assert!([20, 30].iter().all(|id| Arc::ptr_eq(runs(*id), kept)), "{when}");
+        assert!(!Arc::ptr_eq(runs(5), kept), "{when}: this one has another run");
+    };
+    let loaded = |state: &ManifestState| {
+        let mut again = ManifestState::new();
+        again.apply_record(&state.checkpoint_record().into()).unwrap();
+        assert_eq!(again, *state);
+        again
+    };
+    check(&state, "cloned");
+    check(&loaded(&state), "loaded");
+    state.apply_all([Edit::DropSnapshot("a".into())]).unwrap();
+    let again = loaded(&state);
+    let runs = |id: u32| &again.dictionaries[&DictionaryId(id)].runs;
+    assert!(Arc::ptr_eq(runs(20), runs(30)), "without the snapshot");
+}
+
+#[test]
 fn contradictions_are_errors() {
     let refused = |e: Edit| assert!(sample().apply(e.clone()).is_err(), "{e:?}");
     refused(Edit::DropRun { dict: DictionaryId(1), id: RunId(1) });

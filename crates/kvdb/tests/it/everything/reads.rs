@@ -34,6 +34,7 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
         "View::estimate",
         "View::dictionaries",
         "View::dictionaries_in",
+        "View::dictionary_info",
         "View::mark_of",
         "Kvdb::dictionary_info",
     ] {
@@ -47,6 +48,8 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
     assert_eq!(view.dictionaries_in(&branch), of_branch.collect::<Vec<_>>(), "{}", w.what());
     assert!(view.mark_of(id).is_some(), "{}", w.what());
     let info = w.db.dictionary_info(id).map(|info| (info.branch, info.name));
+    assert_eq!(info, Some((branch.clone(), dict.clone())), "{}", w.what());
+    let info = view.dictionary_info(id).map(|info| (info.branch, info.name));
     assert_eq!(info, Some((branch.clone(), dict.clone())), "{}", w.what());
     let plain = |found: Vec<Option<bytes::Bytes>>| {
         found.into_iter().map(|v| v.map(|v| v.to_vec())).collect::<Vec<_>>()
