@@ -55,8 +55,10 @@ struct Undone {
     changes: Changes,
 }
 
-fn undo(client: &mut Client, args: &Args) -> Outcome<Undone> {
-    let number = args.commit.map(|number| number.to_string());
+/// Undoes a commit, the last one unless `chosen` names another. The commit is noted in `chosen`: if
+/// others commit in the meantime, another attempt must not undo theirs.
+fn undo(client: &mut Client, args: &Args, chosen: &mut Option<u64>) -> Outcome<Undone> {
+    let number = chosen.map(|number| number.to_string());
     let mut words = vec![&b"TXN"[..], b"UNDO"];
     words.extend(number.as_ref().map(|number| number.as_bytes()));
     words.push(b"ATTACHED");
@@ -67,6 +69,7 @@ fn undo(client: &mut Client, args: &Args) -> Outcome<Undone> {
         return Err(odd());
     };
     let (id, number) = (*id, u64::try_from(*number).unwrap_or(0));
+    *chosen = Some(number);
     let label = String::from_utf8_lossy(label).into_owned();
     let looked = match changed.is_empty() {
         true => proposed::look(client, id, args.all),
@@ -107,7 +110,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         if mounted {
             proposed::enter(client, &args.target)?;
         }
-        proposed::again(|| undo(client, &args))
+        let mut chosen = args.commit;
+        proposed::again(|| undo(client, &args, &mut chosen))
     })?;
     let Undone { number, label, changes } = undone;
     let detail = Detail::of_undo(args.stat, args.no_pager);
