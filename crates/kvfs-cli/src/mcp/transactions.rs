@@ -127,7 +127,7 @@ pub fn revert(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let changes = Changes::of(&mut session.mounted, id, Wanted::default())?;
     let mut choices = Vec::new();
     for path in given.texts("paths") {
-        choices.extend(changes.choices_at(path.trim_matches('/').as_bytes())?);
+        choices.extend(changes.choices_at(path.as_bytes())?);
     }
     changes.revert(&mut session.mounted, id, &Choice::distinct(choices))?;
     let left = Changes::of(&mut session.mounted, id, Wanted::default())?;
