@@ -110,7 +110,7 @@ fn look_up_added(root: &Path, changes: &Changes) {
 }
 
 /// Returns a commit's number with its label, if it has one.
-fn named(number: u64, label: &str) -> String {
+pub fn named(number: u64, label: &str) -> String {
     match label.is_empty() {
         true => format!("commit {number}"),
         false => format!("commit {number} ({})", show(label.as_bytes())),
