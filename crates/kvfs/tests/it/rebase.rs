@@ -428,3 +428,22 @@ fn conflicts_are_named_up_to_a_limit_and_choices_hold_beyond_it() {
     let perm = |at: usize| rebased.getattr(files[at]).expect("there").perm;
     assert_eq!((perm(0), perm(10_098), perm(10_099)), (0o640, 0o640, 0o600));
 }
+
+#[test]
+fn the_names_of_keys_in_conflict_take_a_limited_number_of_bytes() {
+    let s = Store::new();
+    let d = s.w.db.open_dictionary("d").expect("made");
+    let (id, _inside) = s.begin(Default::default());
+    let transaction = s.views.transaction(id).expect("open");
+    let key = |n: u32| format!("{n:016000}");
+    for n in 0..1_200 {
+        transaction.put(d.id(), key(n), "mine").expect("put");
+        d.insert(key(n), "theirs").expect("put");
+    }
+    let named = s.rebase(id, &[]).expect("looked at").conflicts;
+    let bytes: usize = named.iter().map(|one| one.path.len()).sum();
+    assert!(named.len() > 1_000 && bytes <= 16 << 20, "{} of {bytes} bytes", named.len());
+    let (new, _) = s.rebased(id, &[("d", Choice::Theirs)]);
+    s.commit(new);
+    assert_eq!(d.get(key(1_199)).expect("read").as_deref(), Some(&b"theirs"[..]));
+}
