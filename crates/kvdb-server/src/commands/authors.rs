@@ -124,6 +124,7 @@ pub fn against(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
         out.array(2);
         out.bulk(path);
         put(author.as_ref(), out);
+        out.send_if_large();
     }
     Ok(())
 }

@@ -216,6 +216,7 @@ fn list(
         out.bulk(ours.as_bytes());
         out.bulk(theirs.as_bytes());
         authors::put(author.as_ref(), out);
+        out.send_if_large();
     }
 }
 
