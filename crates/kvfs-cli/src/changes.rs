@@ -180,6 +180,12 @@ impl Changes {
         Ok(Changes { files, anchors, keys, state: None, roots: None })
     }
 
+    /// Returns the paths that are added, but for those too long for a call.
+    pub fn added(&self) -> impl Iterator<Item = &[u8]> {
+        let added = self.files.iter().filter(|file| file.letter() == 'A');
+        added.map(|file| &*file.path).filter(|path| !Anchors::is_deep(path))
+    }
+
     /// Returns the files to show.
     fn shown(&self, detail: Detail) -> Vec<File> {
         let all = self.files.iter().filter(|file| detail.times || !file.times_alone()).cloned();

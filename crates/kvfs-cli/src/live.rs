@@ -23,6 +23,11 @@ pub struct Sample {
     pub transactions: Vec<Map<String, Value>>,
 }
 
+/// Begins the names of the commands that take samples.
+const OF_SAMPLES: &str = "kvfs.";
+/// The number of `TXN` commands that each sample sends after its figures were read.
+const LISTS: u64 = 1;
+
 /// One kind of request or command.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
@@ -76,7 +81,15 @@ impl Sample {
         self.at.duration_since(before.at).as_secs_f64().max(1e-3)
     }
 
-    /// Returns the activity per second since `before`.
+    /// Returns the number of commands since the mount, without those that take samples.
+    fn commands(&self) -> u64 {
+        let all = self.server["by_command"].as_object().into_iter().flatten();
+        let of_samples = all.filter(|(name, _)| name.starts_with(OF_SAMPLES));
+        let of_samples: u64 = of_samples.map(|(_, figures)| count(&figures["calls"])).sum();
+        count(&self.server["commands"]).saturating_sub(of_samples)
+    }
+
+    /// Returns the activity per second since `before`, without what the two samples have caused.
     pub fn rates(&self, before: &Sample) -> Rates {
         let seconds = self.seconds_since(before);
         // The counters restart at zero when a store is mounted again.
@@ -85,7 +98,7 @@ impl Sample {
         };
         Rates {
             requests: rate(&|s| sum(&s.store["requests"], |v| v)),
-            commands: rate(&|s| count(&s.server["commands"])),
+            commands: self.commands().saturating_sub(before.commands() + LISTS) as f64 / seconds,
             commits: rate(&|s| count(&s.store["commits"]["count"])),
             written_bytes: rate(&|s| sum(&s.store["io"], |io| &io["write_bytes"])),
             read_bytes: rate(&|s| sum(&s.store["io"], |io| &io["read_bytes"])),
@@ -125,8 +138,12 @@ impl Sample {
             let shown = kind.to_lowercase().replace('_', " ");
             all.push(one(shown, request(self, &kind), then(&request, &kind)));
         }
-        for name in commands.into_iter().filter(|name| !name.starts_with("kvfs.")) {
-            all.push(one(name.to_uppercase(), command(self, &name), then(&command, &name)));
+        for name in commands.into_iter().filter(|name| !name.starts_with(OF_SAMPLES)) {
+            let mut then = then(&command, &name);
+            if name == "txn" && before.is_some() {
+                then.0 += LISTS;
+            }
+            all.push(one(name.to_uppercase(), command(self, &name), then));
         }
         all.sort_by(|a, b| {
             b.per_second
@@ -204,7 +221,7 @@ pub mod tests {
                 ],
             }),
             server: json!({
-                "connections": 3, "commands": 50 + 10 * late,
+                "connections": 4, "commands": 50 + 101 * late,
                 "by_command": {
                     "get": {"calls": 40 + 10 * late, "microseconds": 400 + 50 * late},
                     "kvfs.stat": {"calls": 9 + 90 * late, "microseconds": 1000},
@@ -246,6 +263,26 @@ pub mod tests {
         };
         assert_eq!(rates, want);
         assert_eq!(before.rates(&now).commits, 0.0, "a store that was mounted anew");
+    }
+
+    #[test]
+    fn who_only_looks_at_an_idle_store_sees_no_activity() {
+        let (mut before, mut now) = samples();
+        let server = |samples: u64| {
+            json!({
+                "connections": 1, "commands": 3 * samples,
+                "by_command": {
+                    "kvfs.stat": {"calls": samples, "microseconds": 10 * samples},
+                    "kvfs.zones": {"calls": samples, "microseconds": 10 * samples},
+                    "txn": {"calls": samples, "microseconds": 10 * samples},
+                },
+            })
+        };
+        (before.server, now.server) = (server(7), server(8));
+        assert_eq!(now.rates(&before).commands, 0.0);
+        let operations = now.operations(Some(&before));
+        let list = operations.iter().find(|one| one.name == "TXN").map(|one| one.per_second);
+        assert_eq!(list, Some(0.0));
     }
 
     #[test]

@@ -95,10 +95,14 @@ impl Author {
         }
     }
 
-    /// Describes the commit, like "by commit 17 (make), 2026-11-21 21:40:03".
+    /// Describes the commit, like "by commit 17 (make), 2026-11-21 21:40:03 UTC".
     pub fn words(&self) -> String {
         let time = time_text(kvfs::Timestamp { secs: self.time, nanos: 0 });
-        format!("by commit {} ({}), {time} UTC", self.commit, show(self.label.as_bytes()))
+        let label = match self.label.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", show(self.label.as_bytes())),
+        };
+        format!("by commit {}{label}, {time} UTC", self.commit)
     }
 
     pub fn json(&self) -> Value {
@@ -193,5 +197,17 @@ impl Conflict {
             "path": show(&self.path), "key": self.key, "ours": self.ours, "theirs": self.theirs,
             "by": self.by.as_ref().map(Author::json),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_author_without_a_label_is_named_by_its_number() {
+        let author = |label: &str| Author { commit: 8, label: label.into(), time: 0 };
+        assert!(author("make").words().starts_with("by commit 8 (make), "));
+        assert!(author("").words().starts_with("by commit 8, "));
     }
 }

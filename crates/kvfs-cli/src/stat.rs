@@ -422,10 +422,9 @@ fn show(all: &Value) -> String {
     }
     if all["clients"].is_object() {
         let s = &all["clients"];
-        line(
-            "clients",
-            format!("{} connected, {} commands", count(&s["connections"]), count(&s["commands"])),
-        );
+        // One of the connections is that of this command.
+        let connections = count(&s["connections"]).saturating_sub(1);
+        line("clients", format!("{connections} connected, {} commands", count(&s["commands"])));
     }
     if let Some(io) = all["io"].as_object() {
         let _ = writeln!(

@@ -93,7 +93,7 @@ enum Action {
     Revert {
         mount: PathBuf,
         id: u64,
-        /// Paths to revert, from the root of the store, as `diff` shows them.
+        /// Paths to revert, from the root of the store, as `diff` shows them. "." means all files.
         #[arg(required = true)]
         paths: Vec<OsString>,
     },
@@ -310,9 +310,7 @@ fn act(action: Action, output: &Output) -> Outcome {
             // Look up all paths before anything is reverted.
             let mut choices = Vec::new();
             for path in &paths {
-                let path = path.as_bytes();
-                let path = path.strip_prefix(b"/").unwrap_or(path);
-                choices.extend(changes.choices_at(path.strip_suffix(b"/").unwrap_or(path))?);
+                choices.extend(changes.choices_at(path.as_bytes())?);
             }
             changes.revert(&mut mounted, id, &Choice::distinct(choices))?;
             output.print("", json!({"reverted": paths.len()}))

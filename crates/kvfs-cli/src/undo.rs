@@ -1,6 +1,8 @@
 //! `kvfs undo`: undoes the commit of a transaction by a new commit.
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use kvdb_server::{Client, Reply};
 use serde_json::json;
@@ -48,6 +50,9 @@ pub struct Args {
     dry_run: bool,
 }
 
+/// Limit of the names that are looked up before an undo.
+const MOST_LOOKED_UP: usize = 10_000;
+
 /// A commit that was undone, or would be.
 struct Undone {
     number: u64,
@@ -55,8 +60,15 @@ struct Undone {
     changes: Changes,
 }
 
-fn undo(client: &mut Client, args: &Args) -> Outcome<Undone> {
-    let number = args.commit.map(|number| number.to_string());
+/// Undoes a commit, the last one unless `chosen` names another. The commit is noted in `chosen`: if
+/// others commit in the meantime, another attempt must not undo theirs.
+fn undo(
+    client: &mut Client,
+    mounted: bool,
+    args: &Args,
+    chosen: &mut Option<u64>,
+) -> Outcome<Undone> {
+    let number = chosen.map(|number| number.to_string());
     let mut words = vec![&b"TXN"[..], b"UNDO"];
     words.extend(number.as_ref().map(|number| number.as_bytes()));
     words.push(b"ATTACHED");
@@ -67,6 +79,7 @@ fn undo(client: &mut Client, args: &Args) -> Outcome<Undone> {
         return Err(odd());
     };
     let (id, number) = (*id, u64::try_from(*number).unwrap_or(0));
+    *chosen = Some(number);
     let label = String::from_utf8_lossy(label).into_owned();
     let looked = match changed.is_empty() {
         true => proposed::look(client, id, args.all),
@@ -77,13 +90,27 @@ fn undo(client: &mut Client, args: &Args) -> Outcome<Undone> {
             proposed::abort(client, id);
             looked
         }
-        false => proposed::commit(client, id, looked),
+        false => {
+            if let (true, Ok(changes)) = (mounted, &looked) {
+                look_up_added(&args.target, changes);
+            }
+            proposed::commit(client, id, looked)
+        }
     };
     Ok(Undone { number, label, changes: changes? })
 }
 
+/// Looks up the names that an undo brings back. The kernel keeps a name that a commit has removed
+/// until the next look-up, and with it a file that no program has open any more: if a program has
+/// written to such a file before it closed it, the undo would conflict with that.
+fn look_up_added(root: &Path, changes: &Changes) {
+    for path in changes.added().take(MOST_LOOKED_UP) {
+        let _ = std::fs::symlink_metadata(root.join(OsStr::from_bytes(path)));
+    }
+}
+
 /// Returns a commit's number with its label, if it has one.
-fn named(number: u64, label: &str) -> String {
+pub fn named(number: u64, label: &str) -> String {
     match label.is_empty() {
         true => format!("commit {number}"),
         false => format!("commit {number} ({})", show(label.as_bytes())),
@@ -107,7 +134,8 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         if mounted {
             proposed::enter(client, &args.target)?;
         }
-        proposed::again(|| undo(client, &args))
+        let mut chosen = args.commit;
+        proposed::again(|| undo(client, mounted, &args, &mut chosen))
     })?;
     let Undone { number, label, changes } = undone;
     let detail = Detail::of_undo(args.stat, args.no_pager);

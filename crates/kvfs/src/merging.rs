@@ -160,6 +160,10 @@ impl Choices {
         Choices(all)
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub fn of(&self, path: &[u8]) -> Option<Choice> {
         let covers = |above: &[u8]| {
             above.is_empty()

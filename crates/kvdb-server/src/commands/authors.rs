@@ -4,6 +4,7 @@
 //! ([`kvdb::Kvdb::undoable_commits`]); writes outside of transactions have no author.
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 
 use kvdb::{TransactionId, UndoableCommit, View};
 
@@ -22,8 +23,30 @@ impl Changed {
     fn has(&self, path: &[u8]) -> bool {
         let below = [path, b"/"].concat();
         let is_below = self.0.range(below.clone()..).next().is_some_and(|p| p.starts_with(&below));
-        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-        is_below || self.0.contains(path) || ends.into_iter().any(|at| self.0.contains(&path[..at]))
+        is_below || self.has_from_above(path)
+    }
+
+    /// Returns whether the commit has changed the file at a path or a directory above it. A
+    /// directory above is a prefix of every changed path between its own and `path`, so the search
+    /// goes on from the part that `path` has in common with the last changed path before it: it
+    /// does not look up each of a thousand directories above.
+    fn has_from_above(&self, mut path: &[u8]) -> bool {
+        loop {
+            let until = (Bound::Unbounded, Bound::Included(path));
+            let Some(last) = self.0.range::<[u8], _>(until).next_back() else { return false };
+            if last == path {
+                return true;
+            }
+            // `path` is longer: it comes after `last`.
+            let common = last.iter().zip(path).take_while(|(a, b)| a == b).count();
+            if common == last.len() && path[common] == b'/' {
+                return true;
+            }
+            match path[..=common].iter().rposition(|byte| *byte == b'/') {
+                Some(end) => path = &path[..end],
+                None => return false,
+            }
+        }
     }
 }
 
@@ -101,6 +124,7 @@ pub fn against(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
         out.array(2);
         out.bulk(path);
         put(author.as_ref(), out);
+        out.send_if_large();
     }
     Ok(())
 }
@@ -118,5 +142,23 @@ mod tests {
         for path in [&b"a/bc"[..], b"b", b"a/c", b"cd", b"ca/b"] {
             assert!(!changed.has(path), "{}", path.escape_ascii());
         }
+        // Names that sort between a directory and what lies in it.
+        let names = [&b"d"[..], b"d-", b"d/a-", b"d/a.", b"e/f/g-", b"e/f-/g", b"e-"];
+        let changed = Changed(names.map(<[u8]>::to_vec).into());
+        for path in [&b"d/a/b/c"[..], b"d/x", b"d-/y", b"e/f-/g/h", b"e-/z", b"e", b"e/f"] {
+            assert!(changed.has(path), "{}", path.escape_ascii());
+        }
+        for path in [&b"e/f/g/h"[..], b"e/x", b"d.", b"dd/a", b"e/f/g"] {
+            assert!(!changed.has(path), "{}", path.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn deep_paths_are_found_by_what_lies_above_them() {
+        let deep = |levels: usize| vec![&b"d"[..]; levels].join(&b'/');
+        let changed = Changed((1..1000).map(|n| [&deep(n)[..], b"-"].concat()).collect());
+        assert!((1..1000).all(|n| !changed.has(&[&deep(n)[..], b"+"].concat())));
+        let changed = Changed([b"d".to_vec()].into());
+        assert!((1..1000).all(|n| changed.has(&deep(n))));
     }
 }

@@ -128,7 +128,7 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         let types = s.db().dictionary_in(old.branch(), types)?;
         states.iter().find_map(|state| owner_in(state, types, tuple))
     };
-    let keys = Keys { choices: &choices, taken: Preferred::Ours, owner, named: RefCell::default() };
+    let keys = Keys::new(&choices, Preferred::Ours, owner);
     let finish = |transaction: &Transaction| {
         let finished = || -> Result<Vec<Conflicting>, Failure> {
             mend_counts(s, transaction)?;
@@ -216,6 +216,7 @@ fn list(
         out.bulk(ours.as_bytes());
         out.bulk(theirs.as_bytes());
         authors::put(author.as_ref(), out);
+        out.send_if_large();
     }
 }
 
@@ -233,8 +234,7 @@ fn begin(s: &Session, merge: &Merge) -> Result<Merging, Failure> {
         let types = [&merge.clone, &parent].map(|branch| s.db().dictionary_in(branch, types));
         types.into_iter().flatten().find_map(|types| owner_in(&now, types, tuple))
     };
-    let (choices, taken) = (&merge.choices[..], Preferred::Theirs);
-    let keys = Keys { choices, taken, owner, named: RefCell::default() };
+    let keys = Keys::new(&merge.choices, Preferred::Theirs, owner);
     let settle = |name: &str, clash: &Clash<'_>| keys.settle(name, clash);
     let mut merging = s.shared.transactions.merge(merge, &settle)?;
     keys.name(&mut merging.conflicts);
@@ -247,6 +247,10 @@ fn owner_in(state: &View, types: DictionaryId, tuple: &Bytes) -> Option<Bytes> {
     state.get(types, &owner_key(id)).ok().flatten()
 }
 
+/// Limit of the conflicting tuples of a dictionary whose names are kept: a merge names no more of
+/// them.
+const NAMED: usize = 10_000;
+
 /// The settlement of conflicting tuples of collections, and their names.
 struct Keys<'a, F> {
     choices: &'a [(Vec<u8>, Preferred)],
@@ -256,9 +260,15 @@ struct Keys<'a, F> {
     owner: F,
     /// The name that is shown for each conflicting tuple.
     named: RefCell<HashMap<Vec<u8>, Vec<u8>>>,
+    /// The number of names of each dictionary.
+    counts: RefCell<HashMap<String, usize>>,
 }
 
-impl<F: Fn(&str, &Bytes) -> Option<Bytes>> Keys<'_, F> {
+impl<'a, F: Fn(&str, &Bytes) -> Option<Bytes>> Keys<'a, F> {
+    fn new(choices: &'a [(Vec<u8>, Preferred)], taken: Preferred, owner: F) -> Self {
+        Keys { choices, taken, owner, named: RefCell::default(), counts: RefCell::default() }
+    }
+
     fn settle(&self, name: &str, clash: &Clash<'_>) -> Settled {
         let Some(of) = name.strip_prefix(TYPES_PREFIX) else { return Settled::Conflict };
         if let Some((_, 0, _)) = parse_element(clash.key)
@@ -276,8 +286,13 @@ impl<F: Fn(&str, &Bytes) -> Option<Bytes>> Keys<'_, F> {
             Some((_, choice)) if *choice == self.taken => Settled::Taken,
             Some(_) => Settled::Left,
             None => {
-                let tuple = [name.as_bytes(), b":", clash.key].concat();
-                self.named.borrow_mut().insert(tuple, shown);
+                let mut counts = self.counts.borrow_mut();
+                let count = counts.entry(name.to_owned()).or_default();
+                if *count < NAMED {
+                    *count += 1;
+                    let tuple = [name.as_bytes(), b":", clash.key].concat();
+                    self.named.borrow_mut().insert(tuple, shown);
+                }
                 Settled::Conflict
             }
         }

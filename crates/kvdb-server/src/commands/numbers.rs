@@ -6,6 +6,7 @@ use kvdb::{Batch, Update};
 use super::long_double::LongDouble;
 use super::strings::rewrite;
 use crate::failure::{Failure, Outcome};
+use crate::keyspace::{Keyspace, head_key};
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -33,10 +34,12 @@ pub fn decrby(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 
 fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
     s.check_key(key)?;
-    let space = s.writable()?;
+    let joined = s.is_joined();
+    // The types dictionary tells the commit if others have given the key another type.
+    let space = if joined { s.typed()? } else { s.writable()? };
     // Two transactions that add to one key both commit. `EXEC` returns sums that must still hold
     // when it commits.
-    let commutes = s.is_joined();
+    let commutes = joined && keeps_its_type(s, space, key)?;
     let change = |seen: &Seen<'_>, batch: &mut Batch| {
         let (live, value) = seen.number(key, Failure::NOT_AN_INTEGER)?;
         let old = value.as_deref().map_or(Some(0), integer).ok_or(Failure::NOT_AN_INTEGER)?;
@@ -50,12 +53,28 @@ fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
         seen.event(Classes::STRING, "incrby", key);
         Ok(sum)
     };
-    let sum = match commutes {
+    let sum = match joined {
         true => s.change_commuting(space, [key], change)?,
         false => s.change(space, [key], change)?,
     };
     out.integer(sum);
     Ok(())
+}
+
+/// Makes the commit of the joined transaction a conflict if others store a collection or a long
+/// string under the key, or change its deadline: an addition commutes with a deletion of the
+/// string, and would leave a counter next to the collection. Returns `false` if the transaction
+/// cannot note that: a durable one keeps no reads, and any other keeps a limited number.
+fn keeps_its_type(s: &Session, space: Keyspace, key: &[u8]) -> Result<bool, Failure> {
+    let (Some((transaction, _)), Some(types)) = (&s.joined, space.types) else { return Ok(false) };
+    if !transaction.checks_conflicts() {
+        return Ok(true);
+    }
+    match transaction.read_conflict_key(types, &head_key(key)) {
+        Ok(()) => Ok(true),
+        Err(kvdb::Error::Invalid(_) | kvdb::Error::Limit(_)) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 pub fn incrbyfloat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {

@@ -348,8 +348,11 @@ fn changed_by(s: &Session, since: u64, dict: DictionaryId, key: &[u8]) -> Option
             return None;
         }
         let ago = now.saturating_sub(commit.created).as_secs();
-        let label = commit.label.escape_debug();
-        Some(format!(" (by commit {}, \"{label}\", {ago} s ago)", commit.number))
+        let label = match commit.label.is_empty() {
+            true => String::new(),
+            false => format!(" \"{}\",", commit.label.escape_debug()),
+        };
+        Some(format!(" (by commit {},{label} {ago} s ago)", commit.number))
     })
 }
 

@@ -164,6 +164,38 @@ fn all_who_wait_for_a_stream_are_told_of_an_entry() {
     ]);
 }
 
+/// Redis 7.0 replies with the stream that was filled first; a reader that asks for the new entries
+/// of the others by `$` would miss those of the same transaction.
+#[test]
+fn who_waits_for_several_streams_gets_all_that_a_transaction_fills_in_the_order_of_the_keys() {
+    for words in ["XREAD", "XREADGROUP GROUP g one"] {
+        let served = serve(ServerOptions::default());
+        let mut other = served.connect();
+        for key in ["a", "b", "c"] {
+            assert_eq!(other.run(&format!("XGROUP CREATE {key} g $ MKSTREAM")), "OK");
+        }
+        let new = if words == "XREAD" { "$ $ $" } else { "> > >" };
+        let read = format!("{words} BLOCK 0 STREAMS a b c {new}");
+        for (id, joined) in [("1-1", false), ("2-1", true)] {
+            let mut reader = waiting(&served, &mut other, &read, 1);
+            let (first, last) = (format!("XADD c {id} f 1"), format!("XADD a {id} f 2"));
+            if joined {
+                join(&mut other);
+            } else {
+                assert_eq!(other.run("MULTI"), "OK");
+            }
+            for command in [&first, &last] {
+                assert!(!other.run(command).starts_with("(error)"), "{command}");
+            }
+            let end = other.run(if joined { "TXN COMMIT" } else { "EXEC" });
+            assert!(!end.starts_with("(error)"), "{end}");
+            let entry =
+                |key: &str, value: u8| format!("[\"{key}\" [[\"{id}\" [\"f\" \"{value}\"]]]]");
+            assert_eq!(reply(&mut reader), format!("[{} {}]", entry("a", 2), entry("c", 1)));
+        }
+    }
+}
+
 #[test]
 fn each_entry_is_delivered_to_one_consumer_that_waits() {
     let served = serve(ServerOptions::default());

@@ -129,6 +129,92 @@ fn an_increment_is_applied_to_a_number_that_others_have_set_and_conflicts_with_a
 }
 
 #[test]
+fn an_increment_conflicts_with_another_type_that_others_have_put_under_its_key() {
+    let served = serve(ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    let ways: [(&str, &[&str], &str); 6] = [
+        ("SET k 5", &["DEL k", "RPUSH k a"], "list"),
+        ("DEL k", &["RPUSH k a"], "list"),
+        ("DEL k", &["HSET k f 1", "HINCRBY k f 4"], "hash"),
+        ("SET k 5", &["SET k x", "DEL k", "XADD k 1-1 f 1"], "stream"),
+        ("SET k 5", &["SETRANGE k 5000000 x"], "string"),
+        ("SET k 5 PX 100000000", &["DEL k", "SADD k a"], "set"),
+    ];
+    for words in ["SI", "DURABLE"] {
+        for (before, others, kind) in ways {
+            outside.run("DEL k");
+            outside.run(before);
+            let id = begin(&mut inside, words);
+            inside.expect(&[(&format!("TXN JOIN {id}"), "OK")]);
+            assert!(inside.run("INCR k").starts_with("(integer) "), "{words}, {others:?}");
+            for command in others {
+                let reply = outside.run(command);
+                assert!(!reply.starts_with("(error)"), "{command}: {reply}");
+            }
+            let reply = inside.run("TXN COMMIT");
+            assert!(reply.starts_with("(error) CONFLICT "), "{words}, {others:?}: {reply}");
+            outside.expect(&[
+                ("TYPE k", kind),
+                ("EXISTS k", "(integer) 1"),
+                ("DEL k", "(integer) 1"),
+            ]);
+            outside.expect(&[("EXISTS k", "(integer) 0"), ("TYPE k", "none")]);
+        }
+    }
+    // The other way round, and within one transaction.
+    for others in ["INCR k", "SET k 7"] {
+        outside.run("SET k 5");
+        let id = begin(&mut inside, "SI");
+        inside.expect(&[
+            (&format!("TXN JOIN {id}"), "OK"),
+            ("INCR k", "(integer) 6"),
+            ("DEL k", "(integer) 1"),
+            ("RPUSH k a", "(integer) 1"),
+        ]);
+        outside.run(others);
+        let reply = inside.run("TXN COMMIT");
+        assert!(reply.starts_with("(error) CONFLICT "), "{others}: {reply}");
+        outside.expect(&[("TYPE k", "string")]);
+    }
+}
+
+#[test]
+fn a_transaction_adds_any_number_of_times_to_keys_that_keep_their_type() {
+    let served = serve(ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    outside.expect(&[("SET k 5", "OK"), ("RPUSH other a", "(integer) 1")]);
+    let id = begin(&mut inside, "SI");
+    inside.expect(&[(&format!("TXN JOIN {id}"), "OK")]);
+    for sum in 6..106 {
+        inside.expect(&[("INCR k", &format!("(integer) {sum}"))]);
+    }
+    outside.expect(&[("INCRBY k 100", "(integer) 105"), ("RPUSH other b", "(integer) 2")]);
+    inside.expect(&[("TXN COMMIT", "OK"), ("GET k", "\"205\"")]);
+}
+
+#[test]
+fn a_conflict_names_the_commit_of_others_and_its_label_if_it_has_one() {
+    let served = serve(ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    outside.expect(&[("SET k 0", "OK")]);
+    for (label, said) in [("", " s ago)"), ("LABEL mine", ", \"mine\", ")] {
+        let id = begin(&mut inside, "SI");
+        inside.expect(&[(&format!("TXN JOIN {id}"), "OK"), ("SET k 1", "OK")]);
+        let other = begin(&mut outside, &format!("UNDOABLE {label}"));
+        outside.expect(&[
+            (&format!("TXN JOIN {other}"), "OK"),
+            ("SET k 2", "OK"),
+            ("TXN COMMIT", "OK"),
+            ("SET other 1", "OK"),
+        ]);
+        let reply = inside.run("TXN COMMIT");
+        assert!(reply.contains(" (by commit ") && reply.contains(said), "{reply}");
+        assert!(!reply.contains("\"\""), "an empty label is left out: {reply}");
+        inside.run("TXN LEAVE");
+    }
+}
+
+#[test]
 fn an_abort_leaves_nothing() {
     let served = serve(ServerOptions::default());
     served.connect().expect(&[

@@ -55,6 +55,13 @@ impl RangeSet {
         }
     }
 
+    /// Returns whether the set contains the whole range.
+    pub(crate) fn covers(&self, range: &KeyRange) -> bool {
+        let before = (Bound::Unbounded, Bound::Included(&range.start[..]));
+        let last = self.ranges.range::<[u8], _>(before).next_back();
+        last.is_some_and(|(_, end)| reaches(end, &range.end))
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = KeyRange> {
         self.ranges.iter().map(|(start, end)| KeyRange { start: start.clone(), end: end.clone() })
     }

@@ -32,7 +32,7 @@ const OVERHEAD: usize = 128;
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadSet {
     dictionaries: BTreeMap<DictionaryId, RangeSet>,
-    /// Memory of all ranges that were added, bytes.
+    /// Memory of all ranges that were added and not contained in the set yet, bytes.
     bytes: usize,
 }
 
@@ -56,9 +56,14 @@ impl ReadSet {
         Ok(())
     }
 
+    /// Adds a range. One that the set contains takes no more memory, however often it is read.
     fn insert(&mut self, dict: DictionaryId, range: KeyRange) {
+        let ranges = self.dictionaries.entry(dict).or_default();
+        if ranges.covers(&range) {
+            return;
+        }
         self.bytes += range.start.len() + range.end.as_ref().map_or(0, |end| end.len()) + OVERHEAD;
-        self.dictionaries.entry(dict).or_default().insert(range);
+        ranges.insert(range);
     }
 
     /// Returns the first key of the set, for a message.
@@ -309,6 +314,24 @@ mod tests {
             assert!(watch.is_outdated().expect("asked"), "{way}");
             assert!(!outcome(&t), "{way}");
         }
+    }
+
+    #[test]
+    fn a_key_that_is_read_again_takes_no_more_memory() {
+        let (db, d) = store();
+        let t = db.begin(Isolation::Snapshot).expect("begun");
+        let bytes = || t.read().expect("open").open.as_ref().map_or(0, |open| open.reads.bytes);
+        t.read_conflict_key(d.id(), b"b").expect("noted");
+        let once = bytes();
+        for _ in 0..10 {
+            t.read_conflict_key(d.id(), b"b").expect("noted");
+        }
+        assert_eq!(bytes(), once);
+        t.read_conflict_range(d.id(), b"a", b"c").expect("noted");
+        assert!(bytes() > once, "a range that holds more is added");
+        let wider = bytes();
+        t.read_conflict_key(d.id(), b"aa").expect("noted");
+        assert_eq!(bytes(), wider);
     }
 
     #[test]

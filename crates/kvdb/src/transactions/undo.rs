@@ -151,7 +151,12 @@ impl Transactions {
         let pairs = self.parts.snapshots.around_commits();
         let now = self.parts.env.wall();
         let many = pairs.len().saturating_sub(MOST);
-        let mut old: Vec<String> = self.parts.snapshots.half_around_commits();
+        // A commit makes its two snapshots one after the other, with the lock of names. Without
+        // that lock, one that is under way would seem to have lost one of them.
+        let mut old: Vec<String> = match self.parts.snapshots.naming.try_lock() {
+            Some(_naming) => self.parts.snapshots.half_around_commits(),
+            None => Vec::new(),
+        };
         for (at, pair) in pairs.iter().enumerate() {
             if at < many || now.saturating_sub(pair[1].label.created) > LONGEST {
                 old.extend(pair.iter().map(|snapshot| snapshot.label.name.clone()));
@@ -254,4 +259,49 @@ pub(super) fn is_still(
         }
         _ => false,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use env::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::{Durability, Isolation, Kvdb, TransactionOptions};
+
+    /// Ends the sweeps, also when the test fails.
+    struct End<'a>(&'a AtomicBool);
+
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_sweep_in_the_middle_of_a_commit_leaves_what_is_kept_around_it() {
+        let db = Kvdb::in_memory();
+        let d = db.open_dictionary("d").expect("made");
+        let registry = db.begin(Isolation::Snapshot).expect("begun").shared.registry.clone();
+        let over = AtomicBool::new(false);
+        let commit = |label: &str| {
+            let label = label.to_owned();
+            let options = TransactionOptions { undoable: true, label, ..Default::default() };
+            let t = db.begin_with(options).expect("begun");
+            t.put(d.id(), "k", "v").expect("put");
+            t.commit(Durability::Buffered).expect("committed");
+            db.undoable_commits().pop().is_some_and(|last| last.label == t.options().label)
+        };
+        let lost = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    registry.sweep_undoable().expect("swept");
+                }
+            });
+            let _end = End(&over);
+            (0..500).find(|n| !commit(&n.to_string()))
+        });
+        assert_eq!(lost, None, "the commit of this number cannot be undone");
+        registry.sweep_undoable().expect("swept");
+        assert_eq!(db.undoable_commits().len(), MOST);
+    }
 }

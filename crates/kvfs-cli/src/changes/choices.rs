@@ -53,10 +53,16 @@ fn is_below(path: &[u8], directory: &[u8]) -> bool {
     directory.is_empty() || path.strip_prefix(directory).is_some_and(|rest| rest.starts_with(b"/"))
 }
 
-/// Strips slashes from a path, so that it has the form used in lists.
-fn bare(path: &[u8]) -> &[u8] {
-    let path = path.strip_prefix(b"/").unwrap_or(path);
-    path.strip_suffix(b"/").unwrap_or(path)
+/// Returns a path in the form used in lists: from the root, without slashes at its ends and without
+/// `.` in it. That of the root is empty.
+fn bare(path: &[u8]) -> Vec<u8> {
+    let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".");
+    parts.collect::<Vec<&[u8]>>().join(&b'/')
+}
+
+fn nothing_at(path: &[u8]) -> Failure {
+    let path = if path.is_empty() { "/".into() } else { text::show(path) };
+    Failure::new(Exit::NotFound, format!("nothing was changed at {path}"))
 }
 
 fn goes_with(path: &[u8], above: &[u8]) -> Failure {
@@ -141,12 +147,13 @@ impl Changes {
             at_or_around(&self.anchors.whole(&file.path))
                 || file.moved().is_some_and(|path| at_or_around(&self.anchors.whole(path)))
         };
-        !counted.any(|file| paths.iter().any(|path| meets(file, bare(path))))
+        let paths: Vec<Vec<u8>> = paths.iter().map(|path| bare(path)).collect();
+        !counted.any(|file| paths.iter().any(|path| meets(file, path)))
     }
 
     /// Keeps the changes at and below these paths. A rename matches by either path.
     pub fn keep(&mut self, paths: &[&[u8]]) -> Outcome {
-        let paths: Vec<&[u8]> = paths.iter().map(|path| bare(path)).collect();
+        let paths: Vec<Vec<u8>> = paths.iter().map(|path| bare(path)).collect();
         let anchors = &self.anchors;
         let at = |file: &File, path: &[u8]| {
             let within = |one: &[u8]| one == path || is_below(one, path);
@@ -155,8 +162,7 @@ impl Changes {
         };
         for path in &paths {
             if !self.files.iter().any(|file| at(file, path)) {
-                let what = format!("nothing was changed at {}", text::show(path));
-                return Err(Failure::new(Exit::NotFound, what));
+                return Err(nothing_at(path));
             }
         }
         self.files.retain(|file| paths.iter().any(|path| at(file, path)));
@@ -164,8 +170,15 @@ impl Changes {
         Ok(())
     }
 
-    /// Returns the choices at and below a path. Fails if one of them extends beyond the path.
+    /// Returns the choices at and below a path; at the root, those of all files. Fails if one of
+    /// them extends beyond the path.
     pub fn choices_at(&self, path: &[u8]) -> Outcome<Vec<Choice>> {
+        let path = &*bare(path);
+        if path.is_empty() {
+            let all = self.choices().into_iter().filter(|choice| choice.key.is_none());
+            let all: Vec<Choice> = all.collect();
+            return if all.is_empty() { Err(nothing_at(path)) } else { Ok(all) };
+        }
         let within = |n: &usize| {
             let at = self.anchors.whole(&self.files[*n].path);
             *at == *path || is_below(&at, path)
@@ -181,8 +194,7 @@ impl Changes {
             if let Some(above) = self.files.iter().find(around) {
                 return Err(goes_with(path, &self.anchors.whole(&above.path)));
             }
-            let what = format!("nothing was changed at {}", text::show(path));
-            return Err(Failure::new(Exit::NotFound, what));
+            return Err(nothing_at(path));
         }
         for choice in &touched {
             let mut tops = choice.tops.iter().map(|n| self.anchors.whole(&self.files[*n].path));

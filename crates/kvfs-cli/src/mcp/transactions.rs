@@ -14,7 +14,7 @@ use crate::output::{Exit, Failure, Outcome};
 use crate::place::View;
 use crate::text::{show, show_json};
 use crate::tree::time_text;
-use crate::undo::stands_against;
+use crate::undo::{named, stands_against};
 
 fn odd() -> Failure {
     Failure::new(Exit::Failed, "the store's daemon gave an unexpected reply")
@@ -71,8 +71,8 @@ pub fn undo(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     }
     session.begun.push(id);
     Ok(format!(
-        "transaction {id}\nIt undoes commit {number} ({}) when it is committed; `diff` shows what that changes.\n",
-        show(label.as_bytes())
+        "transaction {id}\nIt undoes {} when it is committed; `diff` shows what that changes.\n",
+        named(number, &label)
     )
     .into())
 }
@@ -127,7 +127,7 @@ pub fn revert(session: &mut Session, given: &Arguments<'_>) -> Outcome<Told> {
     let changes = Changes::of(&mut session.mounted, id, Wanted::default())?;
     let mut choices = Vec::new();
     for path in given.texts("paths") {
-        choices.extend(changes.choices_at(path.trim_matches('/').as_bytes())?);
+        choices.extend(changes.choices_at(path.as_bytes())?);
     }
     changes.revert(&mut session.mounted, id, &Choice::distinct(choices))?;
     let left = Changes::of(&mut session.mounted, id, Wanted::default())?;

@@ -94,7 +94,8 @@ impl Screen {
             human_size(total),
             human_size(count(&memory["memtables"]) + count(&memory["cache"])),
             human_size(count(&memory["budget"])),
-            count(&self.now.server["connections"]),
+            // One of the connections takes the samples.
+            count(&self.now.server["connections"]).saturating_sub(1),
         );
         let lines = vec![
             Line::from(vec![Span::styled(format!("KVFS {mount_point}  "), TITLE), state]),

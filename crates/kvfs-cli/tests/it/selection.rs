@@ -103,6 +103,29 @@ fn what_is_reverted_is_not_in_the_commit() {
 }
 
 #[test]
+fn the_root_stands_for_all_files_and_a_path_may_begin_with_a_dot() {
+    let Some(mount) = Mount::new() else { return };
+    let root = mount.root();
+    tree(&mount);
+    for path in [".", "/", "./"] {
+        let id = begun(&root);
+        succeeds(kvfs(&["txn", "revert"]).arg(&root).args([&id, path]));
+        let said = succeeds(kvfs(&["txn", "diff"]).arg(&root).arg(&id));
+        // Keys are no files.
+        assert!(lines(&said).iter().all(|line| line.contains("key")), "{path}: {said}");
+        assert!(said.contains("2 keys changed"), "{path}: {said}");
+        let said = fails(3, kvfs(&["txn", "revert"]).arg(&root).args([&id, path]));
+        assert!(said.contains("nothing was changed at /"), "{path}: {said}");
+        succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+    }
+    let id = begun(&root);
+    succeeds(kvfs(&["txn", "revert"]).arg(&root).args([&id, "./a", "b/./two", "//new/", "gone"]));
+    let said = succeeds(kvfs(&["txn", "diff"]).arg(&root).args([&id, "."]));
+    assert!(said.contains("M three") && !said.contains("b/two"), "{said}");
+    succeeds(kvfs(&["txn", "abort"]).arg(&root).arg(&id));
+}
+
+#[test]
 fn the_names_of_a_file_are_reverted_one_after_the_other() {
     let Some(mount) = Mount::new() else { return };
     let root = mount.root();

@@ -170,6 +170,28 @@ fn a_file_that_is_open_while_it_is_removed_and_brought_back_is_one_file() {
     succeeds(kvfs(&["check"]).arg(p.store()));
 }
 
+/// The kernel keeps the removed name, and with it the closed file, until it is looked up: this test
+/// does not look.
+#[test]
+fn a_removed_file_that_was_written_to_and_is_closed_stands_against_no_undo() {
+    let Some(p) = Place::new() else { return };
+    p.mounted();
+    let root = p.mnt();
+    for (name, len) in [("small", 10), ("large", 3 << 20)] {
+        let path = root.join(name);
+        fs::write(&path, vec![b'x'; len]).expect("a file");
+        let mut open = fs::File::options().append(true).open(&path).expect("open");
+        run(&root, &format!("rm {name}"));
+        open.write_all(b"y").expect("written");
+        fails(8, kvfs(&["undo"]).arg(&root));
+        drop(open);
+        succeeds(kvfs(&["undo"]).arg(&root));
+        assert_eq!(fs::read(&path).expect("back"), vec![b'x'; len], "{name}");
+    }
+    succeeds(&mut p.umount());
+    succeeds(kvfs(&["check"]).arg(p.store()));
+}
+
 #[test]
 fn wrong_uses_are_refused_and_a_history_tells_of_commits() {
     let Some(p) = Place::new() else { return };

@@ -169,6 +169,16 @@ impl Side {
         })
     }
 
+    /// Calls `visit` with the names in a directory, and the inode and the kind that each leads to,
+    /// until it breaks.
+    pub fn each_entry(
+        &self,
+        dir: Ino,
+        mut visit: impl FnMut(&[u8], Ino, FileKind) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.each(Some(dir), |_, name, ino, kind| visit(name, ino, kind))
+    }
+
     /// Returns all names of these inodes, except for those that have no node on this side. The
     /// directories at which their nodes hint are scanned first. If these do not have as many names
     /// as the nodes say, all names are scanned.

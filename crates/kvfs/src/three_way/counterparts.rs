@@ -1,8 +1,7 @@
 //! Finds the counterparts in `into` of inodes of `from`: the inode of the same number if `into` has
 //! it, otherwise the inode at the same path if `into` has made it.
 
-use std::collections::{BTreeSet, HashSet};
-
+use super::paths::Of;
 use super::{Entry, Place, Plan};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::difference::{Side, StoredNode, same_content, same_xattrs};
@@ -83,14 +82,9 @@ impl Plan<'_> {
         if let Some(place) = self.made_at.get(&dir) {
             return Ok(Some(place.clone()));
         }
-        for side in [&self.sides.from, &self.sides.base] {
-            let parent = side.node(dir)?.map(|node| node.attr.parent);
-            let is_in = |(at, _): &&(Ino, Vec<u8>)| Some(*at) == parent;
-            let steps = side.ways_to(&BTreeSet::from([dir]))?;
-            for (at, name) in steps.iter().filter(is_in) {
-                if side.entry(*at, name)?.is_some_and(|node| node.ino == dir) {
-                    return Ok(Some((*at, name.as_slice().into())));
-                }
+        for of in [Of::From, Of::Base] {
+            if let Some(place) = self.place_in(of, dir)? {
+                return Ok(Some(place));
             }
         }
         Ok(None)
@@ -102,9 +96,9 @@ impl Plan<'_> {
             self.check_number(&node)?;
             return Ok((node.attr.kind != FileKind::Dir).then_some(ino));
         }
-        for (dir, name, _) in self.sides.from.names_of(&HashSet::from([ino]))? {
+        for (dir, name) in self.names_of(Of::From, ino)? {
             let Some(dir) = self.dir_in_into(dir)? else { continue };
-            if let Some((there, kind)) = self.entry_of(&(dir, name.into()))?
+            if let Some((there, kind)) = self.entry_of(&(dir, name))?
                 && kind != FileKind::Dir
                 && self.is_of_into(there)?
             {

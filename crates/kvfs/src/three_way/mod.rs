@@ -25,16 +25,18 @@
 mod counterparts;
 mod names;
 mod nodes;
+mod paths;
 mod sound;
 mod structure;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::rc::Rc;
 
 use kvdb::Transaction;
 
 use crate::attr::{FileKind, Ino, Timestamp};
-use crate::difference::{Side, StoredNode, joined};
+use crate::difference::{Side, StoredNode};
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::{self, ImapKey};
@@ -86,7 +88,7 @@ pub(crate) struct Plan<'a> {
     fs: &'a Fs,
     names: Vec<NameChange>,
     /// Inodes that differ between `base` and `from`.
-    inodes: BTreeSet<Ino>,
+    changed: Rc<BTreeSet<Ino>>,
     /// Inodes with pages that differ between `base` and `from`.
     paged: HashSet<Ino>,
     /// The places at which `from` has put inodes.
@@ -121,6 +123,9 @@ pub(crate) struct Plan<'a> {
     conflicts: BTreeSet<MergeConflict>,
     /// Total length of the paths of the conflicts.
     named: usize,
+    /// A conflict was not named, and so no later one is.
+    cut: bool,
+    paths: paths::Paths,
 }
 
 /// Limit of the conflicts that are named.
@@ -144,7 +149,7 @@ pub(crate) fn merge(
         suffix,
         fs,
         names: Vec::new(),
-        inodes: BTreeSet::new(),
+        changed: Rc::default(),
         paged: HashSet::new(),
         made_at: HashMap::new(),
         dirs: HashMap::new(),
@@ -163,6 +168,8 @@ pub(crate) fn merge(
         moved_away: BTreeSet::new(),
         conflicts: BTreeSet::new(),
         named: 0,
+        cut: false,
+        paths: paths::Paths::default(),
     };
     plan.collect()?;
     plan.names()?;
@@ -182,11 +189,12 @@ impl Plan<'_> {
     fn collect(&mut self) -> Result<()> {
         let Sides { base, from, .. } = self.sides;
         let shown = |ino: Ino| from.numbers.shown(ino);
+        let mut changed = BTreeSet::new();
         for change in base.state.difference(base.layout.imap, &from.state, from.layout.imap)? {
             if let ImapKey::Node(ino) | ImapKey::Xattr(ino, _) =
                 layout::decode_imap_key(&change?.key)?
             {
-                self.inodes.insert(shown(ino)?);
+                changed.insert(shown(ino)?);
             }
         }
         for change in base.state.difference(base.layout.dmap, &from.state, from.layout.dmap)? {
@@ -194,9 +202,10 @@ impl Plan<'_> {
             // The node changes with its pages, but two changes within a tick of the clock may leave
             // it equal.
             if self.paged.insert(ino) {
-                self.inodes.insert(ino);
+                changed.insert(ino);
             }
         }
+        self.changed = Rc::new(changed);
         for change in base.state.difference(base.layout.nmap, &from.state, from.layout.nmap)? {
             let change = change?;
             let (dir, name) = layout::decode_name_key(&change.key)?;
@@ -251,38 +260,22 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns the path of a place of `from` or of `base`.
-    fn path_of(&self, place: &Place) -> Result<Vec<u8>> {
-        for side in [&self.sides.from, &self.sides.base, &self.sides.into] {
-            if let Some(way) = side.path(place.0)? {
-                return Ok(joined(&way, &place.1));
-            }
-        }
-        Ok([format!("inode {}/", place.0).as_bytes(), &place.1].concat())
-    }
-
-    /// Returns a path of an inode, in `from` if `from` has the inode.
-    fn path_of_inode(&self, ino: Ino) -> Result<Vec<u8>> {
-        for side in [&self.sides.from, &self.sides.base, &self.sides.into] {
-            let Some(node) = side.node(ino)? else { continue };
-            if node.attr.kind == FileKind::Dir {
-                if let Some(way) = side.path(ino)? {
-                    return Ok(way);
-                }
-            } else if let Some((dir, name, _)) = side.names_of(&HashSet::from([ino]))?.pop() {
-                return self.path_of(&(dir, name.into()));
-            }
-        }
-        Ok(format!("inode {ino}").into_bytes())
-    }
-
     /// Adds a conflict, unless too many are named already.
     fn conflict(&mut self, path: Vec<u8>, ours: Deed, theirs: Deed) {
         let fits = self.conflicts.len() < NAMED && self.named + path.len() <= NAMED_BYTES;
-        if self.conflicts.is_empty() || fits {
+        if self.conflicts.is_empty() || fits && !self.cut {
             self.named += path.len();
             self.conflicts.insert(MergeConflict { path, key: false, ours, theirs });
+        } else {
+            self.cut = true;
         }
+    }
+
+    /// Returns whether a conflict at a path is named.
+    fn is_named(&self, path: &[u8]) -> bool {
+        let least =
+            MergeConflict { path: path.to_vec(), key: false, ours: Deed::Made, theirs: Deed::Made };
+        self.conflicts.range(least..).next().is_some_and(|conflict| conflict.path == path)
     }
 
     /// Returns the choice for a path. Without a choice, adds a conflict.

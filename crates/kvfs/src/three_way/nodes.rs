@@ -1,8 +1,7 @@
 //! Merges content and attributes of the inodes that `from` has changed.
 
-use std::collections::HashSet;
-
 use super::counterparts::{alike, own};
+use super::paths::Of;
 use super::{Content, Place, Plan};
 use crate::attr::{FileKind, Ino};
 use crate::difference::{StoredNode, same_xattrs};
@@ -12,7 +11,8 @@ use crate::merging::{Choice, Deed};
 
 impl Plan<'_> {
     pub(super) fn nodes(&mut self) -> Result<()> {
-        for ino in std::mem::take(&mut self.inodes) {
+        let changed = self.changed.clone();
+        for &ino in &*changed {
             let (base, from) = (self.sides.base.node(ino)?, self.sides.from.node(ino)?);
             let is_dir = |node: &Option<StoredNode>| {
                 node.as_ref().is_some_and(|node| node.attr.kind == FileKind::Dir)
@@ -99,9 +99,9 @@ impl Plan<'_> {
                 self.content.insert(into.ino, Content::All(from.ino));
             }
             Some(Choice::Both) => {
-                let names = self.sides.into.names_of(&HashSet::from([into.ino]))?;
-                let Some((dir, name, _)) = names.into_iter().next() else { return Ok(()) };
-                let beside = self.beside(&(dir, name.into()))?;
+                let names = self.names_of(Of::Into, into.ino)?;
+                let Some(place) = names.into_iter().next() else { return Ok(()) };
+                let beside = self.beside(&place)?;
                 let copy = self.fs.new_ino()?;
                 self.set(beside, Some((copy, from.attr.kind)))?;
                 self.content.insert(copy, Content::All(from.ino));
@@ -172,8 +172,7 @@ impl Plan<'_> {
         let theirs = if sides.from.find(&path)?.is_some() { Deed::Changed } else { Deed::Removed };
         match self.choose(path, ours, theirs) {
             Some(Choice::Theirs) => {
-                for (dir, name, _) in sides.into.names_of(&HashSet::from([base.ino]))? {
-                    let place: Place = (dir, name.into());
+                for place in self.names_of(Of::Into, base.ino)? {
                     if self.entry_now(&place)?.is_some_and(|(ino, _)| ino == base.ino) {
                         self.set(place, None)?;
                     }
@@ -190,10 +189,9 @@ impl Plan<'_> {
 
     /// Returns whether ours was chosen for a name of an inode, or a conflict is known.
     fn is_passed_by(&mut self, ino: Ino) -> Result<bool> {
-        for (dir, name, _) in self.sides.base.names_of(&HashSet::from([ino]))? {
-            let path = self.path_of(&(dir, name.into()))?;
-            let known = self.conflicts.iter().any(|conflict| conflict.path == path);
-            if known || self.choices.of(&path) == Some(Choice::Ours) {
+        for place in self.names_of(Of::Base, ino)? {
+            let path = self.path_of(&place)?;
+            if self.is_named(&path) || self.choices.of(&path) == Some(Choice::Ours) {
                 return Ok(true);
             }
         }
@@ -202,9 +200,9 @@ impl Plan<'_> {
 
     /// Restores a file that `into` has removed, under the names that it has in `from`.
     fn names_brought_back(&mut self, from: &StoredNode) -> Result<()> {
-        for (dir, name, _) in self.sides.from.names_of(&HashSet::from([from.ino]))? {
+        for (dir, name) in self.names_of(Of::From, from.ino)? {
             let Some(dir) = self.dir_brought_back(dir)? else { continue };
-            let mut here: Place = (dir, name.into());
+            let mut here: Place = (dir, name);
             if self.entry_now(&here)?.is_some_and(|(ino, _)| ino != from.ino) {
                 here = self.beside(&here)?;
             }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::counterparts::own;
+use super::paths::Of;
 use super::{Place, Plan};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::difference::{StoredNode, same_xattrs};
@@ -118,7 +119,7 @@ impl Plan<'_> {
 
     /// Returns whether `into` has given a file a name that `base` does not have.
     fn has_own_name(&self, ino: Ino) -> Result<bool> {
-        for (dir, name, _) in self.sides.into.names_of(&HashSet::from([ino]))? {
+        for (dir, name) in self.names_of(Of::Into, ino)? {
             if self.sides.base.entry(dir, &name)?.is_none_or(|node| node.ino != ino) {
                 return Ok(true);
             }
@@ -128,17 +129,9 @@ impl Plan<'_> {
 
     /// Removes the names that only `into` has given to an inode.
     fn leave_own_places(&mut self, ino: Ino, dir: bool) -> Result<()> {
-        let into = &self.sides.into;
         let places: Vec<Place> = match dir {
-            true => {
-                let steps = into.ways_to(&BTreeSet::from([ino]))?;
-                let found = steps.into_iter().map(|(at, name)| (at, name.into_boxed_slice()));
-                found.collect()
-            }
-            false => {
-                let names = into.names_of(&HashSet::from([ino]))?;
-                names.into_iter().map(|(at, name, _)| (at, name.into_boxed_slice())).collect()
-            }
+            true => self.place_in(Of::Into, ino)?.into_iter().collect(),
+            false => self.names_of(Of::Into, ino)?,
         };
         for place in places {
             let leads = self.entry_of(&place)?.is_some_and(|(there, _)| there == ino);
@@ -189,9 +182,9 @@ impl Plan<'_> {
 
     /// Gives a file the names that it has in `from`, if they are free.
     fn take_names(&mut self, ino: Ino, kind: FileKind) -> Result<()> {
-        for (dir, name, _) in self.sides.from.names_of(&HashSet::from([ino]))? {
+        for (dir, name) in self.names_of(Of::From, ino)? {
             let Some(dir) = self.dir_in_into(dir)? else { continue };
-            let place: Place = (dir, name.into());
+            let place: Place = (dir, name);
             if self.entry_now(&place)?.is_none() {
                 self.set(place, Some((ino, kind)))?;
             }
@@ -227,8 +220,7 @@ impl Plan<'_> {
                 Some(place) => self.path_of(place)?,
                 None => continue,
             };
-            let known = self.conflicts.iter().any(|conflict| conflict.path == path);
-            if known && !removed {
+            if !removed && self.is_named(&path) {
                 continue;
             }
             let ours = match removed {
@@ -240,17 +232,8 @@ impl Plan<'_> {
                 None => {}
                 Some(Choice::Theirs) => {
                     self.remove_below(there)?;
-                    if let Some((at, name)) =
-                        self.sides.into.ways_to(&BTreeSet::from([there]))?.into_iter().find(
-                            |(at, name)| {
-                                self.sides
-                                    .into
-                                    .entry(*at, name)
-                                    .is_ok_and(|node| node.is_some_and(|node| node.ino == there))
-                            },
-                        )
-                    {
-                        self.set((at, name.into()), None)?;
+                    if let Some(place) = self.place_in(Of::Into, there)? {
+                        self.set(place, None)?;
                     }
                     self.stays.insert(there);
                     changed = true;

@@ -15,6 +15,8 @@ use crate::three_way::{self, Sides};
 
 /// Limit of the keys of a dictionary that are named in conflicts.
 const NAMED: usize = 10_000;
+/// Limit of the bytes of the names of all conflicts, of files and of keys, except for the first.
+const NAMED_BYTES: usize = 16 << 20;
 
 /// A state of a branch.
 pub(super) struct State<'a> {
@@ -314,18 +316,24 @@ impl Rules<'_> {
         conflicts: &mut Vec<MergeConflict>,
     ) -> Result<()> {
         let shown = |key: &[u8]| [name.as_bytes(), b":", key].concat();
+        let named: usize = conflicts.iter().map(|one| one.path.len()).sum();
+        let (mut room, is_first) = (NAMED_BYTES.saturating_sub(named), conflicts.is_empty());
         let mut found = Vec::new();
         let mut settle = |clash: Clash<'_>| {
             let settled = (self.settle)(name, &clash);
             if settled != Settled::Conflict {
                 return settled;
             }
-            match self.choices.of_key(name, &shown(clash.key)) {
+            let path = shown(clash.key);
+            match self.choices.of_key(name, &path) {
                 Some(Choice::Theirs) => Settled::Taken,
                 Some(Choice::Ours | Choice::Both) => Settled::Left,
                 None => {
-                    if found.len() < NAMED {
-                        found.push(of_clash(shown(clash.key), &clash));
+                    let left = room.checked_sub(path.len());
+                    let fits = found.len() < NAMED && left.is_some();
+                    if fits || is_first && found.is_empty() {
+                        room = left.unwrap_or(0);
+                        found.push(of_clash(path, &clash));
                     }
                     Settled::Conflict
                 }

@@ -2,13 +2,15 @@
 //! since, in a transaction that takes its place; with conflicts it goes on as it was.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::world::{USER, World};
 use kvdb::{
     CreateOptions, Durability, Isolation, Kvdb, OpenOptions, TransactionId, TransactionOptions,
 };
 use kvfs::{
-    Choice, Deed, Error, FileKind, Fs, FsOptions, Ino, MergeConflict, ROOT, Rebased, ViewId, Views,
+    Choice, Deed, Error, FileKind, Fs, FsOptions, Ino, MergeConflict, ROOT, Rebased, SetAttr,
+    ViewId, Views,
 };
 use zones::{CrashDevice, Device};
 
@@ -363,4 +365,85 @@ fn a_durable_one_is_there_after_a_crash_as_it_was_or_as_what_it_has_become() {
     assert_eq!(read(&inside, "large"), Some(vec![7; 200_000]));
     views.commit(new, Durability::Synced).expect("committed");
     assert_eq!(read(&fs, "large"), Some(vec![7; 200_000]));
+}
+
+/// A path that is searched for from the root costs its depth, and a name its directory: with a
+/// conflict at each of them that is the square.
+#[test]
+fn conflicts_at_each_level_of_a_deep_tree_and_in_a_wide_directory_cost_one_walk() {
+    let s = Store::new();
+    let (depth, width) = (3000, 6000);
+    let mut dirs = vec![s.w.fs.mkdir(ROOT, b"d", 0o755, USER).expect("made").ino];
+    for _ in 1..depth {
+        let above = dirs[dirs.len() - 1];
+        dirs.push(s.w.fs.mkdir(above, b"d", 0o755, USER).expect("made").ino);
+    }
+    let wide = s.w.fs.mkdir(ROOT, b"wide", 0o755, USER).expect("made").ino;
+    let files: Vec<Ino> =
+        (0..width).map(|i| make(&s.w.fs, wide, &format!("f{i:04}"), b"x")).collect();
+    let set = |fs: &Fs, perm: u16| {
+        for &ino in dirs.iter().chain(&files) {
+            let mode = SetAttr { mode: Some(perm), ..Default::default() };
+            fs.setattr(ino, &mode, USER).expect("set");
+        }
+    };
+    let (id, inside) = s.begin(Default::default());
+    set(&inside, 0o700);
+    set(&s.w.fs, 0o711);
+
+    let started = Instant::now();
+    let Rebased { transaction, conflicts } = s.rebase(id, &[]).expect("looked at");
+    assert!(transaction.is_none());
+    let mut want: Vec<Vec<u8>> = (1..=depth).map(|n| vec![&b"d"[..]; n].join(&b'/')).collect();
+    want.extend((0..width).map(|i| format!("wide/f{i:04}").into_bytes()));
+    assert!(conflicts.iter().map(|one| &one.path).eq(&want), "{} conflicts", conflicts.len());
+    assert!(conflicts.iter().all(|one| (one.ours, one.theirs) == (Deed::Changed, Deed::Changed)));
+    let (_, rebased) = s.rebased(id, &[("", Choice::Theirs)]);
+    let took = started.elapsed();
+    for &ino in dirs.iter().chain(&files) {
+        assert_eq!(rebased.getattr(ino).expect("there").perm, 0o711);
+    }
+    assert!(took < Duration::from_secs(10), "it took {took:?}");
+}
+
+#[test]
+fn conflicts_are_named_up_to_a_limit_and_choices_hold_beyond_it() {
+    let s = Store::new();
+    let wide = s.w.fs.mkdir(ROOT, b"wide", 0o755, USER).expect("made").ino;
+    let files: Vec<Ino> =
+        (0..10_100).map(|i| make(&s.w.fs, wide, &format!("f{i:05}"), b"x")).collect();
+    let (id, inside) = s.begin(Default::default());
+    for (fs, perm) in [(&inside, 0o600), (&s.w.fs, 0o640)] {
+        for &ino in &files {
+            let mode = SetAttr { mode: Some(perm), ..Default::default() };
+            fs.setattr(ino, &mode, USER).expect("set");
+        }
+    }
+    let named = s.rebase(id, &[]).expect("looked at").conflicts;
+    assert_eq!(named.len(), 10_000);
+    assert!(named.iter().all(|one| one.path.starts_with(b"wide/f")));
+    let last = s.rebase(id, &[("wide/f10099", Choice::Ours)]).expect("looked at").conflicts;
+    assert_eq!(last.len(), 10_000);
+    let (_, rebased) = s.rebased(id, &[("wide", Choice::Theirs), ("wide/f10099", Choice::Ours)]);
+    let perm = |at: usize| rebased.getattr(files[at]).expect("there").perm;
+    assert_eq!((perm(0), perm(10_098), perm(10_099)), (0o640, 0o640, 0o600));
+}
+
+#[test]
+fn the_names_of_keys_in_conflict_take_a_limited_number_of_bytes() {
+    let s = Store::new();
+    let d = s.w.db.open_dictionary("d").expect("made");
+    let (id, _inside) = s.begin(Default::default());
+    let transaction = s.views.transaction(id).expect("open");
+    let key = |n: u32| format!("{n:016000}");
+    for n in 0..1_200 {
+        transaction.put(d.id(), key(n), "mine").expect("put");
+        d.insert(key(n), "theirs").expect("put");
+    }
+    let named = s.rebase(id, &[]).expect("looked at").conflicts;
+    let bytes: usize = named.iter().map(|one| one.path.len()).sum();
+    assert!(named.len() > 1_000 && bytes <= 16 << 20, "{} of {bytes} bytes", named.len());
+    let (new, _) = s.rebased(id, &[("d", Choice::Theirs)]);
+    s.commit(new);
+    assert_eq!(d.get(key(1_199)).expect("read").as_deref(), Some(&b"theirs"[..]));
 }
