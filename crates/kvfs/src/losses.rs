@@ -124,7 +124,7 @@ impl Fs {
 /// Losses by the numbers of their notes.
 #[derive(Default)]
 struct Search {
-    /// Those that no state is known to have.
+    /// Losses that no state is known to have.
     left: BTreeMap<usize, Loss>,
     lost: BTreeMap<usize, Loss>,
 }
