@@ -173,7 +173,35 @@ fn are_lost(view: &View, layout: Layout, Pages { ino, from, to }: Pages) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use env::Simulated;
+    use kvdb::{Batch, Durability};
+
     use super::*;
+    use crate::FsOptions;
+
+    #[test]
+    fn pages_without_a_mark_are_lost_while_a_clone_or_a_snapshot_of_that_time_is_there() {
+        let db = Kvdb::in_memory();
+        let env = Arc::new(Simulated::new(1));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).expect("a file system");
+        db.snapshot("s").expect("a snapshot");
+        let newest = db.snapshot_label("s").expect("its label").seq;
+        let pages = Some(Pages::unmarked_before(newest));
+        let loss = Loss { time: 1, what: "bytes 1..2 of /a".into(), pages };
+        let mut note = Batch::new();
+        note.put(fs.core.layout.imap, layout::loss_key(0), loss.encode());
+        db.commit(note, Durability::Buffered).expect("noted");
+        db.snapshot("later").expect("a snapshot");
+        let listed = || losses(&db).expect("readable");
+        assert_eq!(listed(), std::slice::from_ref(&loss));
+        db.clone_snapshot("s", "c").expect("a clone");
+        db.drop_snapshot("s").expect("dropped");
+        assert_eq!(listed(), std::slice::from_ref(&loss));
+        db.drop_branch("c").expect("dropped");
+        assert!(listed().is_empty(), "the later snapshot has marks");
+    }
 
     #[test]
     fn a_note_is_what_it_was_and_any_bytes_are_taken() {
