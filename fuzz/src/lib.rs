@@ -34,8 +34,6 @@ mod import_items;
 mod import_mounted;
 #[path = "../../crates/kvfs-cli/src/importer.rs"]
 mod importer;
-#[path = "../../crates/kvfs-cli/src/loop_devices.rs"]
-mod loop_devices;
 #[path = "../../crates/kvfs-cli/src/mount_options.rs"]
 mod mount_options;
 #[path = "../../crates/kvfs-cli/src/mounted.rs"]

@@ -33,11 +33,11 @@ and only then can it be repaired. --repair removes what cannot be read, and list
 data is lost, so first use salvage to copy out what is readable, and look for a backup. Reading \
 lost bytes of a file fails (EIO) until they are written again. The losses are kept as a list: \
 check and kvfs stat show it, and the exit code of check is 5, until everything on it has been \
-replaced or --accept-losses is used. Directory entries without an inode are removed, files that \
-lost their names go to lost+found, and link counts and sizes are corrected. Sound data stays as \
-it is. The repaired store replaces the old one atomically: if the repair is interrupted, the old \
-store remains. A store whose superblock, manifest or journal cannot be read at all is not \
-repaired: see kvfs salvage.
+replaced, in clones too, and dropped with the snapshots that have it, or --accept-losses is used. \
+Directory entries without an inode are removed, files that lost their names go to lost+found, and \
+link counts and sizes are corrected. Sound data stays as it is. The repaired store replaces the \
+old one atomically: if the repair is interrupted, the old store remains. A store whose \
+superblock, manifest or journal cannot be read at all is not repaired: see kvfs salvage.
 
 With an address (dir:FOLDER/NAME, s3://BUCKET/NAME), compares the objects that all stores and \
 forks in that place refer to with the objects stored there, without reading data. Missing objects \
@@ -51,8 +51,8 @@ pub struct Args {
     /// Do not ask before repairing.
     #[arg(long, requires = "repair")]
     yes: bool,
-    /// Accept the losses of this repair and of earlier ones: lost bytes of files read as zeros, and
-    /// the list of losses is cleared.
+    /// Accept the losses of this repair and of earlier ones: lost bytes of files read as zeros, in
+    /// clones too, and the list of losses is cleared. Snapshots stay as they are.
     #[arg(long, requires = "repair")]
     accept_losses: bool,
 }

@@ -1,12 +1,13 @@
 //! Translates the libraries' errors for the person at the terminal: an exit code, a sentence, and a
 //! hint.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use objects::ObjectsError;
 use places::{Error, FORMS, FORMS_OF_PLACES};
 
-use crate::daemons::Record;
+use crate::identity;
 use crate::output::{Exit, Failure};
 use crate::paths;
 
@@ -95,7 +96,7 @@ pub fn of_device(path: &Path, verb: &str, error: zones::Error) -> Failure {
         return of_database(format!("cannot {verb} {}", path.display()), error.into());
     }
     let full = paths::full_path(path).unwrap_or_else(|_| path.to_path_buf());
-    match Record::of_store(&full) {
+    match identity::daemon_of(&full) {
         Some(r) if r.closing => {
             let text = format!(
                 "{} is being closed by process {}, which has served it",
@@ -104,15 +105,29 @@ pub fn of_device(path: &Path, verb: &str, error: zones::Error) -> Failure {
             );
             Failure::new(Exit::Busy, text).hint("try again when that has ended")
         }
-        Some(r) => Failure::new(
-            Exit::Busy,
-            format!("{} is mounted on {}", path.display(), r.mount_point.display()),
-        )
-        .hint(format!("unmount it: kvfs umount {}", r.mount_point.display())),
+        Some(r) => {
+            let (what, mount) = (path.display(), r.mount_point.display());
+            // A loop device and the file that it is bound to are one store.
+            let text = match (is_block_device(&full), is_block_device(&r.store)) {
+                (true, false) | (false, true) => {
+                    format!("{what} is mounted on {mount}, by its other name {}", r.store.display())
+                }
+                _ => format!("{what} is mounted on {mount}"),
+            };
+            Failure::new(Exit::Busy, text).hint(format!("unmount it: kvfs umount {mount}"))
+        }
+        None if is_block_device(&full) => {
+            let what = "is in use: another process has it open, or a file system on it is mounted";
+            Failure::new(Exit::Busy, format!("{} {what}", path.display()))
+        }
         None => {
             Failure::new(Exit::Busy, format!("{} is in use by another process", path.display()))
         }
     }
+}
+
+fn is_block_device(path: &Path) -> bool {
+    path.metadata().is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
 /// Converts an error while mounting or unmounting.

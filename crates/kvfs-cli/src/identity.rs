@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use zones::loop_devices::{self, Backing};
+
 use crate::daemons::Record;
-use crate::loop_devices::{self, Backing};
 use crate::output::{Exit, Failure, Outcome};
 use crate::paths;
 
@@ -88,6 +89,16 @@ impl Identity {
             }
         }
     }
+}
+
+/// Returns the living daemon that serves or closes the store at `path`, by whatever name or loop
+/// device the store was opened there.
+pub fn daemon_of(path: &Path) -> Option<Record> {
+    Record::of_store(path).or_else(|| {
+        let identity = Identity::of_path(path)?;
+        let is_it = |record: &Record| Identity::of_path(&record.store) == Some(identity);
+        Record::of_living().into_iter().find(is_it)
+    })
 }
 
 /// Fails if the source of a command, `path`, is the store that is its destination.

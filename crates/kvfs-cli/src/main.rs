@@ -47,7 +47,6 @@ mod keeper;
 mod kv;
 mod list;
 mod live;
-mod loop_devices;
 mod ls;
 mod manual;
 mod mcp;

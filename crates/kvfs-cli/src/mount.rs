@@ -107,7 +107,8 @@ pub struct Args {
     #[arg(long, short = 'w')]
     write: bool,
     /// Like --write, even if another machine has the store open. Unpublished changes of that
-    /// machine stay in its local file, and it accepts no more writes.
+    /// machine stay in its local file, and it accepts no more writes. If it publishes at the same
+    /// moment, the store is claimed again, up to 16 times.
     #[arg(long)]
     take: bool,
     /// For a store in object storage: send no requests, and use only data that was fetched before.

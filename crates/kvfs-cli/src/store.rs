@@ -12,10 +12,9 @@ use objects::Unreachable;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use zones::FileDevice;
 
-use crate::daemons::Record;
 use crate::device_profile::Asked;
 use crate::output::{Exit, Failure, Outcome};
-use crate::{failures, paths, sizes};
+use crate::{failures, identity, paths, sizes};
 
 /// The minimum size of a store in bytes. Zones are 8 MiB, and more than a dozen are needed before
 /// there is any data: for the journal, the manifest, the reserve by which deleting and merging
@@ -254,7 +253,7 @@ fn waiting(path: &Path, open: impl Fn() -> Outcome<Store>) -> Outcome<Store> {
             Err(busy) if busy.exit == Exit::Busy => busy,
             done => return done,
         };
-        if let Some(record) = Record::of_store(&full) {
+        if let Some(record) = identity::daemon_of(&full) {
             if !record.mounts().is_empty() {
                 return Err(busy);
             }

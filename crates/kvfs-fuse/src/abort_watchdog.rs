@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use rustix::fs::OFlags;
 
 use crate::control;
-use crate::unshared_thread::leave_descriptors;
+use crate::unshared_thread::{highest_descriptor, leave_descriptors, occupy};
 
 /// The script of the shell: a pipe that ends without a word means that the daemon was killed.
 const SCRIPT: &str = "trap '' INT TERM HUP; read -r word || echo 1";
@@ -39,7 +39,9 @@ impl AbortWatchdog {
         let (say, said) = channel();
         let device = device.to_owned();
         let work = move || {
-            let child = leave_descriptors().and_then(|()| begin(&device));
+            let highest = highest_descriptor();
+            let left = leave_descriptors().and_then(|()| occupy(highest));
+            let child = left.and_then(|_taken| begin(&device));
             match child {
                 Ok(child) => {
                     let _ = say.send(Ok(()));
@@ -55,7 +57,8 @@ impl AbortWatchdog {
     }
 }
 
-/// Starts the process. Only this thread has its pipe and the file that aborts.
+/// Starts the process. Only this thread has its pipe and the file that aborts. A single byte that
+/// is written to that file ends the mount, so its descriptor is none that the process uses.
 fn begin(device: &str) -> io::Result<Child> {
     let abort = control::open(device, "abort", OFlags::WRONLY)?;
     let mut shell = Command::new("/bin/sh");

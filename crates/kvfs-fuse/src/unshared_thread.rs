@@ -12,11 +12,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -33,7 +34,9 @@ impl UnsharedThread {
         let (work, given) = channel::<Work>();
         let (say, said) = channel();
         let run = move || {
-            if let Err(e) = leave_descriptors() {
+            let highest = highest_descriptor();
+            let left = leave_descriptors().and_then(|()| occupy(highest));
+            if let Err(e) = &left {
                 tracing::info!(
                     "a daemon that is killed may hang until its mount is ended with `umount -f`: {e}"
                 );
@@ -115,6 +118,33 @@ pub(crate) fn leave_descriptors() -> io::Result<()> {
     Ok(rustix::stdio::dup2_stderr(&nothing)?)
 }
 
+/// The most descriptors that [`occupy`] takes.
+const MOST_OCCUPIED: usize = 1 << 12;
+
+/// Returns the highest descriptor that this thread can use.
+pub(crate) fn highest_descriptor() -> RawFd {
+    let open = std::fs::read_dir("/proc/thread-self/fd").into_iter().flatten().flatten();
+    let numbers = open.filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
+    numbers.max().unwrap_or(2)
+}
+
+/// Takes all free descriptors up to `highest`, for a thread that has left those of the process. A
+/// library in the process, such as a profiler, writes to a descriptor of its own from any thread,
+/// and that number must not lead to a file that is opened here. A write to what is returned fails
+/// as one to a closed descriptor does.
+pub(crate) fn occupy(highest: RawFd) -> io::Result<Vec<OwnedFd>> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let mut taken = Vec::new();
+    while taken.len() < MOST_OCCUPIED {
+        let file = rustix::fs::open("/dev/null", flags, Mode::empty())?;
+        if file.as_raw_fd() > highest {
+            break;
+        }
+        taken.push(file);
+    }
+    Ok(taken)
+}
+
 /// The end of a pipe that shows whether this process lives: see [`live`].
 #[derive(Clone)]
 pub struct Life(Sender<(Vec<u8>, Sender<io::Result<()>>)>);
@@ -174,14 +204,30 @@ mod tests {
     use zones::Device;
 
     #[test]
+    fn a_descriptor_that_the_process_uses_has_no_other_meaning_where_they_are_occupied() {
+        let files: Vec<File> = (0..9).map(|_| File::open("/dev/null").unwrap()).collect();
+        let opened = std::thread::spawn(|| {
+            let highest = highest_descriptor();
+            leave_descriptors().unwrap();
+            let taken = occupy(highest).unwrap();
+            let next = File::open("/proc/self/status").unwrap().as_raw_fd();
+            (taken.len(), next)
+        });
+        let (taken, next) = opened.join().unwrap();
+        let used = files.iter().map(AsRawFd::as_raw_fd).max().unwrap();
+        assert!(taken >= files.len() && next > used, "{taken} are taken, then comes {next}");
+    }
+
+    #[test]
     fn it_has_no_descriptor_of_others_and_takes_none_from_them() {
         let file = File::open("/proc/self/status").unwrap();
         let fd = file.as_raw_fd();
         let thread = UnsharedThread::start("thread").unwrap();
+        let here = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
         let there = thread
-            .ask(move || std::fs::metadata(format!("/proc/thread-self/fd/{fd}")).is_ok())
+            .ask(move || std::fs::read_link(format!("/proc/thread-self/fd/{fd}")).ok())
             .unwrap();
-        assert!(!there);
+        assert_ne!(there, Some(here));
         let nothing = std::path::PathBuf::from("/dev/null");
         for fd in 0..3 {
             let standard = thread

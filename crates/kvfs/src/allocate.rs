@@ -23,7 +23,7 @@ const COPY_STEP: u64 = 1 << 20;
 impl Fs {
     /// Implements `fallocate`. Allocating stores no data, since a log-structured store has no
     /// places to reserve. It sets aside space for the unwritten part of the range (see `promises`),
-    /// or fails with ENOSPC.
+    /// which the host allocates, or fails with ENOSPC.
     pub fn fallocate(&self, ino: Ino, how: Allocate, offset: u64, len: u64) -> Result<()> {
         self.fallocate_for(ino, how, offset, len, WriteHints::default()).map(drop)
     }
@@ -94,10 +94,7 @@ impl Fs {
         }
         let lost_privileges = self.touch_content(&mut state, self.now(), hints.unprivileged_group);
         let cleared = match how.mode {
-            AllocateMode::Allocate => {
-                self.promise(ino, &mut state, &missing);
-                Ok(false)
-            }
+            AllocateMode::Allocate => self.promise(ino, &mut state, &missing).map(|()| false),
             _ => self.clear(&inode, &mut state, offset, end.min(before.size), before.size),
         };
         match cleared {

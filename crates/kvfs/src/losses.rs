@@ -2,11 +2,18 @@
 //!
 //! A page whose content is lost has a special value (`layout::LOST_PAGE`), which is copied wherever
 //! a page is copied: into copies, snapshots and streams. Reading it fails. A write of the whole
-//! page, a truncation or a removal replaces it.
+//! page, a truncation or a removal replaces it. The list is that of the main branch, and a loss is
+//! in it as long as a snapshot or a clone has a page of it, too.
+//!
+//! Pages that were lost together with the block that led to them can be marked in the main branch
+//! only, since snapshots do not change. Such a loss has a second note for the states that existed
+//! then.
 
-use kvdb::{Kvdb, View};
+use std::collections::BTreeMap;
 
-use crate::attr::Ino;
+use kvdb::{Kvdb, Scope, View};
+
+use crate::attr::{Ino, ROOT};
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::{self, Layout};
@@ -27,6 +34,14 @@ pub(crate) struct Pages {
     pub ino: Ino,
     pub from: u64,
     pub to: u64,
+}
+
+impl Pages {
+    /// Stands for pages that read as zeros in the clones, and in the snapshots of a commit up to
+    /// `newest`. The root has no pages.
+    pub fn unmarked_before(newest: u64) -> Pages {
+        Pages { ino: ROOT, from: 0, to: newest }
+    }
 }
 
 impl Loss {
@@ -53,34 +68,93 @@ impl Loss {
 }
 
 /// Returns the losses in a store that a repair has noted. Pages that were written again, or were
-/// removed with their file, are not lost any more.
+/// removed with their file, in the main branch, in all clones and in all snapshots, are not lost
+/// any more.
 pub fn losses(db: &Kvdb) -> Result<Vec<Loss>> {
-    match Layout::find(db) {
-        Some(layout) => of_state(&db.view(), layout),
-        None => Ok(Vec::new()),
+    let Some(layout) = Layout::find(db) else { return Ok(Vec::new()) };
+    let (branches, labels) = (db.branches(), db.snapshot_labels());
+    let main = db.view();
+    let mut search = Search::default();
+    for (number, loss) in noted(&main, layout)?.into_iter().enumerate() {
+        match loss.pages {
+            Some(pages) if pages.ino == ROOT => {
+                if !branches.is_empty() || labels.iter().any(|label| label.seq <= pages.to) {
+                    search.lost.insert(number, loss);
+                }
+            }
+            _ => drop(search.left.insert(number, loss)),
+        }
     }
+    search.look(&main, layout, "")?;
+    for branch in &branches {
+        if let Some(layout) = Layout::find_in(db, &branch.name) {
+            search.look(&db.view(), layout, &format!(", in clone {}", branch.name))?;
+        }
+    }
+    for label in labels {
+        if search.left.is_empty() {
+            break;
+        }
+        // One that was dropped in the meantime has no losses any more.
+        let Ok(view) = db.open_snapshot(&label.name) else { continue };
+        if let Some(layout) = Layout::of_state(&view) {
+            search.look(&view, layout, &format!(", in snapshot {}", label.name))?;
+        }
+    }
+    Ok(search.lost.into_values().collect())
 }
 
 impl Fs {
-    /// Like [`losses`], for the committed state of this view.
+    /// Like [`losses`]; of a clone, a snapshot or a transaction, the losses in its committed state.
     pub fn losses(&self) -> Result<Vec<Loss>> {
-        of_state(&self.core.scope.view()?, self.core.layout)
+        let layout = self.core.layout;
+        if let Scope::Mainline(db) = &self.core.scope
+            && Layout::find(db) == Some(layout)
+        {
+            return losses(db);
+        }
+        let view = self.core.scope.view()?;
+        let mut search = Search::default();
+        search.left.extend(noted(&view, layout)?.into_iter().enumerate());
+        search.look(&view, layout, "")?;
+        Ok(search.lost.into_values().collect())
     }
 }
 
-fn of_state(view: &View, layout: Layout) -> Result<Vec<Loss>> {
+/// Losses by the numbers of their notes.
+#[derive(Default)]
+struct Search {
+    /// Losses that no state is known to have.
+    left: BTreeMap<usize, Loss>,
+    lost: BTreeMap<usize, Loss>,
+}
+
+impl Search {
+    /// Finds those losses that a state has, and adds `of` to their description.
+    fn look(&mut self, view: &View, layout: Layout, of: &str) -> Result<()> {
+        for (number, mut loss) in std::mem::take(&mut self.left) {
+            let has_it = match loss.pages {
+                Some(pages) => are_lost(view, layout, pages)?,
+                None => true,
+            };
+            if has_it {
+                loss.what.push_str(of);
+                self.lost.insert(number, loss);
+            } else {
+                self.left.insert(number, loss);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns all notes of a state, whether or not they still hold.
+fn noted(view: &View, layout: Layout) -> Result<Vec<Loss>> {
     let (start, end) = layout::loss_range();
     let mut cursor = view.cursor(layout.imap, &start, &end)?;
     let mut all = Vec::new();
     while let Some(tuple) = cursor.next()? {
-        let Some(loss) = Loss::decode(&tuple.value()?) else { continue };
-        let there = match loss.pages {
-            Some(pages) => are_lost(view, layout, pages)?,
-            None => true,
-        };
-        if there {
-            all.push(loss);
-        }
+        all.extend(Loss::decode(&tuple.value()?));
     }
     Ok(all)
 }
@@ -99,7 +173,35 @@ fn are_lost(view: &View, layout: Layout, Pages { ino, from, to }: Pages) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use env::Simulated;
+    use kvdb::{Batch, Durability};
+
     use super::*;
+    use crate::FsOptions;
+
+    #[test]
+    fn pages_without_a_mark_are_lost_while_a_clone_or_a_snapshot_of_that_time_is_there() {
+        let db = Kvdb::in_memory();
+        let env = Arc::new(Simulated::new(1));
+        let fs = Fs::open(db.clone(), env, FsOptions::default()).expect("a file system");
+        db.snapshot("s").expect("a snapshot");
+        let newest = db.snapshot_label("s").expect("its label").seq;
+        let pages = Some(Pages::unmarked_before(newest));
+        let loss = Loss { time: 1, what: "bytes 1..2 of /a".into(), pages };
+        let mut note = Batch::new();
+        note.put(fs.core.layout.imap, layout::loss_key(0), loss.encode());
+        db.commit(note, Durability::Buffered).expect("noted");
+        db.snapshot("later").expect("a snapshot");
+        let listed = || losses(&db).expect("readable");
+        assert_eq!(listed(), std::slice::from_ref(&loss));
+        db.clone_snapshot("s", "c").expect("a clone");
+        db.drop_snapshot("s").expect("dropped");
+        assert_eq!(listed(), std::slice::from_ref(&loss));
+        db.drop_branch("c").expect("dropped");
+        assert!(listed().is_empty(), "the later snapshot has marks");
+    }
 
     #[test]
     fn a_note_is_what_it_was_and_any_bytes_are_taken() {

@@ -79,15 +79,22 @@ impl Fs {
         }
     }
 
-    /// Promises space to ranges of a file whose inode is locked. The note is written with the
-    /// inode's next commit.
-    pub(crate) fn promise(&self, ino: Ino, state: &mut InodeState, ranges: &Ranges) {
-        if !ranges.is_empty() {
-            self.core.promises.change(ino, |have| {
-                ranges.iter().for_each(|(from, to)| have.add(from, to));
-            });
-            state.buffer.promise_changed = true;
+    /// Promises space to ranges of a file whose inode is locked, and has the host allocate it. The
+    /// note is written with the inode's next commit. After an error nothing is promised.
+    pub(crate) fn promise(&self, ino: Ino, state: &mut InodeState, ranges: &Ranges) -> Result<()> {
+        if ranges.is_empty() {
+            return Ok(());
         }
+        let before = self.core.promises.of(ino);
+        self.core.promises.change(ino, |have| {
+            ranges.iter().for_each(|(from, to)| have.add(from, to));
+        });
+        if let Err(e) = self.core.promises.back() {
+            self.core.promises.change(ino, |have| *have = before.unwrap_or_default());
+            return Err(e.into());
+        }
+        state.buffer.promise_changed = true;
+        Ok(())
     }
 
     /// Releases the promise for bytes that were written; the account of dirty data covers them now.
@@ -151,7 +158,14 @@ impl Fs {
     /// Sets aside the space of all promises in the store: this view is the mainline.
     pub(crate) fn keep_all_promises(&self) -> Result<()> {
         self.core.promises.all.store(true, Ordering::Relaxed);
-        self.follow_promises()
+        self.follow_promises()?;
+        if !self.core.promises.is_empty()
+            && self.writable().is_ok()
+            && let Err(e) = self.core.promises.back()
+        {
+            tracing::warn!("the host has no room for all that is promised to files: {e}");
+        }
+        Ok(())
     }
 
     /// Forgets the promises of files that were removed by ranges of their numbers.

@@ -1,6 +1,6 @@
 //! The space that `fallocate` has promised to files for bytes that are not written yet. It is set
 //! aside as long as the mount lasts, and noted in the store, so that the next mount sets it aside,
-//! too.
+//! too. The host allocates it as well, in the file of the store, until the store is closed.
 //!
 //! The note of a file (`layout::promise_key`) has the ranges as requested, and changes only with
 //! requests. The pages tell which of these bytes are written, so a write does not change the note;
@@ -160,6 +160,11 @@ impl Promises {
         self.space.grow(cost_of(now.saturating_sub(before) * PAGE));
         self.space.shrink(cost_of(before.saturating_sub(now) * PAGE));
         self.count.store(files.len(), Ordering::Relaxed);
+    }
+
+    /// Has the host allocate all promised space.
+    pub fn back(&self) -> kvdb::Result<()> {
+        self.space.back()
     }
 
     pub fn of(&self, ino: Ino) -> Option<Ranges> {

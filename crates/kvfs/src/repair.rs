@@ -41,8 +41,9 @@ pub struct Repaired {
 pub enum Losses {
     /// Reading lost content fails until it is written again, and the losses are listed.
     Keep,
-    /// Lost content reads as zeros, including losses that earlier repairs have noted; the list is
-    /// removed.
+    /// Lost content reads as zeros, including losses that earlier repairs have noted, in the main
+    /// branch and in clones; the list is removed. Snapshots do not change: there, reading it fails
+    /// as before.
     Accept,
 }
 
@@ -51,6 +52,7 @@ pub enum Losses {
 pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
     let mut mended = Vec::new();
     let layout = Layout::find(db);
+    let others = Others::of(db);
     // A page whose place is known is marked in its run: snapshots and clones share it.
     let stand_in = |deleted: &FaultKeys| {
         let is_page = layout.is_some()
@@ -67,6 +69,10 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
         let largest = largest_ino(view, &layout)?.max(given.saturating_sub(1));
         let mut mend = Mend::new(view, layout, env, largest, losses);
         mend.nodes()?;
+        mend.newest_of_others = others.newest;
+        if losses == Losses::Accept {
+            mend.accept_in(&others.clones)?;
+        }
         mend.lost(removed)?;
         mend.pages()?;
         mend.names()?;
@@ -85,6 +91,25 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
     })?;
     mended.sort_by_key(|f| f.ino);
     Ok(Repaired { store, mended })
+}
+
+/// The states other than the main branch.
+struct Others {
+    clones: Vec<Layout>,
+    /// The newest commit that a snapshot has, or 0 if there are only clones. `None` if there are
+    /// neither.
+    newest: Option<u64>,
+}
+
+impl Others {
+    fn of(db: &Kvdb) -> Others {
+        let branches = db.branches();
+        let clones: Vec<Layout> =
+            branches.iter().filter_map(|branch| Layout::find_in(db, &branch.name)).collect();
+        let newest = db.snapshot_labels().iter().map(|label| label.seq).max();
+        let newest = newest.or((!clones.is_empty()).then_some(0));
+        Others { clones, newest }
+    }
 }
 
 /// An inode, and the data found for it.
@@ -109,6 +134,8 @@ struct Mend<'a> {
     random: [u64; 2],
     largest: Ino,
     losses: Losses,
+    /// See [`Others::newest`].
+    newest_of_others: Option<u64>,
     batch: Batch,
     mended: Vec<Finding>,
     inodes: BTreeMap<Ino, Examined>,
@@ -131,6 +158,7 @@ impl<'a> Mend<'a> {
             random,
             largest,
             losses,
+            newest_of_others: None,
             batch: Batch::new(),
             mended: Vec::new(),
             inodes: BTreeMap::new(),

@@ -348,13 +348,18 @@ impl AllocatorState {
         std::mem::replace(&mut self.fewest, now).min(now)
     }
 
+    /// Returns whether the host has allocated all free zones that the capacity allows.
+    pub fn is_all_backed(&self) -> bool {
+        self.unknown.is_empty() && self.punched.is_empty() && self.zones.len() as u32 >= self.limit
+    }
+
     /// Returns the bytes for which space was promised.
     pub fn promised(&self) -> u64 {
         self.promised.load(Ordering::Relaxed)
     }
 
     /// Returns the free zones that an allocation must leave.
-    fn floor(&self, priority: Priority) -> usize {
+    pub fn floor(&self, priority: Priority) -> usize {
         let promised = u32::try_from(self.promised().div_ceil(ZONE_SIZE)).unwrap_or(u32::MAX);
         priority.floor(self.reserve, promised) as usize
     }

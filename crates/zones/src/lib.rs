@@ -45,6 +45,7 @@ mod device;
 mod error;
 mod extent_writer;
 mod job;
+pub mod loop_devices;
 #[cfg(any(test, fuzzing))]
 pub mod parsers;
 mod pin;

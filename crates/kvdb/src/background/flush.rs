@@ -291,6 +291,15 @@ impl Flusher {
     /// Flushes everything that was committed before the call, and moves the journal's start past
     /// it.
     pub(crate) fn flush_all(&self) -> Result<()> {
+        self.flush_all_by(|| self.flush_sealed())
+    }
+
+    /// Does the same as [`Flusher::flush_all`] for a caller that holds [`Flusher::lock`].
+    pub(crate) fn flush_all_locked(&self) -> Result<()> {
+        self.flush_all_by(|| self.flush_sealed_locked())
+    }
+
+    fn flush_all_by(&self, flush_sealed: impl Fn() -> Result<bool>) -> Result<()> {
         // Empty memtables are not sufficient. Data that is added above the runs (an ingest) would
         // lie below the data that is replayed when the store is opened again, so the journal's
         // start must have passed this position, too, however the memtables came to be empty.
@@ -305,7 +314,7 @@ impl Flusher {
         }
         // Generations that others seal in the meantime contain later commits: waiting for them
         // could go on forever.
-        while self.commits.sealed_upto(number).is_some() && self.flush_sealed()? {}
+        while self.commits.sealed_upto(number).is_some() && flush_sealed()? {}
         debug_assert!(
             self.versions.manifest()?.state().start.position >= unflushed,
             "the journal has records to be replayed over what comes above the runs now"

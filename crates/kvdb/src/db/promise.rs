@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::db::Kvdb;
 use crate::db::database::Database;
+use crate::error::Result;
 
 /// Space that the store keeps free for batches that take promised space
 /// ([`Batch::takes_promised_space`](crate::Batch::takes_promised_space)). The owner checks that
@@ -31,6 +32,13 @@ impl PromisedSpace {
         if let Some(db) = &self.db {
             db.zones.promise(bytes);
         }
+    }
+
+    /// Has the host allocate the space of all promises to the store, so that they are kept even if
+    /// others fill the host. Fails with [`Error::NoSpace`](crate::Error::NoSpace) if the host has
+    /// not enough. Where the host cannot allocate space beforehand, nothing is done.
+    pub fn back(&self) -> Result<()> {
+        self.db.as_ref().map_or(Ok(()), |db| Ok(db.zones.back_promises()?))
     }
 
     /// Releases `bytes`: they are committed, or never will be.

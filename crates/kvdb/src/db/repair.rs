@@ -144,39 +144,58 @@ impl Database {
         runs
     }
 
-    /// Writes the changes of a batch into runs, to lie above all others.
+    /// Writes the changes of a batch into runs, to lie above all others, each one above those
+    /// before it.
     fn write_above(
         &self,
         version: &Version,
         batch: Batch,
     ) -> Result<Vec<(DictionaryId, Arc<Run>)>> {
-        let mut memory = Version::of(version.trees.values().map(|t| t.info().clone()));
-        let changes: Vec<_> = batch
-            .changes
-            .into_iter()
-            .map(|change| match change {
-                BatchChange::Put(d, k, v) => (d, Op::Put(k, Value::Inline(v))),
-                BatchChange::PutStored(d, k, v) => (d, Op::Put(k, v.value)),
-                BatchChange::Update(d, k, update) => (d, Op::Update(k, update)),
-                BatchChange::Delete(d, k) => (d, Op::Delete(k)),
-                BatchChange::DeleteRange(d, start, end) => (d, Op::DeleteRange(start, end)),
-            })
-            .collect();
-        let written = write_memtables(&memory, 1, &changes, &mut |_| {});
-        memory.add_layers(written.fresh);
+        // A memtable has copies of the values, which may be as many as the data that was lost: one
+        // at a time is filled, and written as a run above those before it.
+        let mut changes = batch.changes.into_iter().map(op_of).peekable();
         let mut runs = Vec::new();
-        for (&dict, tree) in &memory.trees {
-            let inputs: Vec<Input> = tree.inputs();
-            if inputs.is_empty() {
-                continue;
+        while changes.peek().is_some() {
+            let (mut piece, mut bytes) = (Vec::new(), 0);
+            while bytes < PIECE
+                && let Some((dict, op)) = changes.next()
+            {
+                bytes += match &op {
+                    Op::Put(key, Value::Inline(value)) => key.len() + value.len(),
+                    _ => 0,
+                } + size_of::<Op>();
+                piece.push((dict, op));
             }
-            let storage = tree.info().options.storage(Placement::stitch());
-            let options = MergeOptions { old_seq: u64::MAX, priority: Priority::Flush, ..storage };
-            let mut merge = Merge::new(&self.cache, &inputs, &KeyRange::all(), options)?;
-            while !merge.step(1 << 20)? {}
-            runs.extend(merge.finish()?.0.map(|run| (dict, run)));
+            let mut memory = Version::of(version.trees.values().map(|t| t.info().clone()));
+            let written = write_memtables(&memory, 1, &piece, &mut |_| {});
+            memory.add_layers(written.fresh);
+            for (&dict, tree) in &memory.trees {
+                let inputs: Vec<Input> = tree.inputs();
+                if inputs.is_empty() {
+                    continue;
+                }
+                let storage = tree.info().options.storage(Placement::stitch());
+                let options =
+                    MergeOptions { old_seq: u64::MAX, priority: Priority::Flush, ..storage };
+                let mut merge = Merge::new(&self.cache, &inputs, &KeyRange::all(), options)?;
+                while !merge.step(1 << 20)? {}
+                runs.extend(merge.finish()?.0.map(|run| (dict, run)));
+            }
         }
         Ok(runs)
+    }
+}
+
+/// The most bytes of changes that are in memory as a memtable.
+const PIECE: usize = 16 << 20;
+
+fn op_of(change: BatchChange) -> (DictionaryId, Op) {
+    match change {
+        BatchChange::Put(d, k, v) => (d, Op::Put(k, Value::Inline(v))),
+        BatchChange::PutStored(d, k, v) => (d, Op::Put(k, v.value)),
+        BatchChange::Update(d, k, update) => (d, Op::Update(k, update)),
+        BatchChange::Delete(d, k) => (d, Op::Delete(k)),
+        BatchChange::DeleteRange(d, start, end) => (d, Op::DeleteRange(start, end)),
     }
 }
 

@@ -25,6 +25,9 @@ use crate::manifest::ManifestState;
 const NOTE_AFTER: Duration = Duration::from_secs(10);
 const NOTE_BYTES: u64 = 64 << 20;
 
+/// The most attempts to claim a store that other publishers publish at the same time.
+const ATTEMPTS: u32 = 16;
+
 /// The progress of a publication.
 pub type PushProgress = Progress;
 
@@ -94,6 +97,30 @@ impl Claim {
     /// before and another one has been made since. `keep` is called with each change of the right
     /// before it takes effect, so that the right is known after a crash.
     pub(crate) fn begin(
+        env: Arc<dyn Env>,
+        to: RemoteStore,
+        claimant: &Claimant,
+        right: &mut Right,
+        keep: &mut KeepRight<'_>,
+    ) -> Result<Claim> {
+        // An empty right may claim the store from any other publisher. Each publication of that one
+        // replaces the head, perhaps just when this claim has read it, which ends nothing.
+        let from_any = right.epoch.is_none();
+        for _ in 0..ATTEMPTS {
+            match Claim::attempt(env.clone(), to.clone(), claimant, right, keep) {
+                Err(Error::Overtaken(place)) if from_any => {
+                    tracing::info!("{place} was published while it was claimed: once more");
+                }
+                done => return done,
+            }
+        }
+        let place = to.place();
+        let what =
+            format!("{place} was published {ATTEMPTS} times while it was claimed: try again");
+        Err(Error::Limit(what))
+    }
+
+    fn attempt(
         env: Arc<dyn Env>,
         to: RemoteStore,
         claimant: &Claimant,

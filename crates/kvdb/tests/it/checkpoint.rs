@@ -168,6 +168,67 @@ fn under_writers_a_copy_is_the_state_after_some_commit() {
     });
 }
 
+/// Each ingest is an edit of the manifest that comes after the flush of a checkpoint as often as
+/// not, and with commits in between the state is then none of a single moment.
+#[test]
+fn ingests_one_after_another_keep_no_checkpoint_from_its_end() {
+    let options = CreateOptions {
+        open: OpenOptions { zero_journal: false, ..options() },
+        ..Default::default()
+    };
+    let db =
+        Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Machine::default()), options).unwrap();
+    let commits = db.open_dictionary("commits").unwrap();
+    let names = ["i", "j", "k", "l"];
+    let ingests = names.map(|name| db.open_dictionary(name).unwrap());
+    let (stop, done) = (&AtomicBool::new(false), &AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for ingested in &ingests {
+            scope.spawn(move || {
+                for i in 0u64.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let value = i.to_be_bytes().to_vec();
+                    ingested.ingest((0..10u8).map(|k| (vec![k], value.clone()))).unwrap();
+                }
+            });
+        }
+        scope.spawn(|| {
+            for i in 0u64.. {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                commits
+                    .insert((i % 1000).to_be_bytes().to_vec(), i.to_be_bytes().to_vec())
+                    .unwrap();
+                done.store(i, Ordering::Release);
+            }
+        });
+        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..20 {
+                let least = done.load(Ordering::Acquire);
+                let device = Arc::new(MemoryDevice::new());
+                db.checkpoint_to(device.clone()).unwrap();
+                let (copy, _) = Kvdb::open(device, Arc::new(Simulated::new(1)), small()).unwrap();
+                let newest = copy.open_dictionary("commits").unwrap();
+                let newest = newest.iter().map(|tuple| tuple.unwrap().1).max();
+                let has_it = newest.is_some_and(|newest| newest[..] >= least.to_be_bytes()[..]);
+                assert!(least == 0 || has_it, "{least} was committed before");
+                for name in names {
+                    let ingested = copy.open_dictionary(name).unwrap();
+                    let values: Vec<_> = ingested.iter().map(|tuple| tuple.unwrap().1).collect();
+                    assert!(values.windows(2).all(|two| two[0] == two[1]), "{name}: a part");
+                }
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        if let Err(panic) = checked {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
 /// A device for a copy; `then` is done when the copy of the zones is about to begin.
 struct Amid {
     device: MemoryDevice,

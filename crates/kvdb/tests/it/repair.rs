@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use env::{Random, Simulated};
 use kvdb::{Batch, CreateOptions, DictionaryOptions, Durability, Error, Kvdb, OpenOptions};
 use zones::{Device, MemoryDevice, Purpose};
@@ -125,4 +126,36 @@ fn what_the_caller_refuses_changes_nothing() {
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     db.close().unwrap();
     assert!(!kvdb::check(device.clone(), &mut |_, _| {}).is_clean(), "as it was");
+}
+
+/// They are not in memory all at once: there may be one for each page that was lost.
+#[test]
+fn changes_of_the_caller_take_effect_in_their_order_however_many_they_are() {
+    let device = made();
+    let db = open(&device, false);
+    let d = db.dictionary("d").unwrap();
+    let mend = |_: &kvdb::View, _: &[kvdb::ScrubFault]| {
+        let large = Bytes::from(vec![7; 50_000]);
+        let mut batch = Batch::new();
+        batch.put(d, "first", "old");
+        batch.put(d, "gone", "old");
+        for i in 0..1000u64 {
+            batch.put(d, format!("many{i:04}"), large.clone());
+        }
+        batch.put(d, "first", "new");
+        batch.delete(d, "gone");
+        batch.delete_range(d, "many0500", "many0510");
+        Ok::<_, Error>(batch)
+    };
+    let report = db.repair(|_| None, mend).unwrap();
+    assert_eq!((report.runs, report.changes), (0, 1005));
+    db.close().unwrap();
+    drop(db);
+    assert_eq!(kvdb::check(device.clone(), &mut |_, _| {}).faults, []);
+    let db = open(&device, true);
+    assert_eq!(db.get(d, b"first").unwrap().as_deref(), Some(&b"new"[..]));
+    assert_eq!(db.get(d, b"gone").unwrap(), None);
+    let many = db.view().scan(d, b"many", b"manz", usize::MAX).unwrap();
+    assert!(many.len() == 990 && many.iter().all(|(_, v)| v.len() == 50_000));
+    assert_eq!(db.get(d, b"many0505").unwrap(), None);
 }

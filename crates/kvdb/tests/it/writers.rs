@@ -3,8 +3,8 @@
 //! lost. A file that was displaced keeps what it has, and says so.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::bucket::*;
 use crate::model::*;
@@ -393,6 +393,76 @@ impl Objects for CutOff {
         self.reached()?;
         self.inner.list(prefix, after)
     }
+}
+
+/// Has another machine publish before each put of the head, as often as `times` says.
+struct PublishedAmid {
+    inner: Arc<dyn Objects>,
+    other: Mutex<Machine>,
+    times: AtomicU64,
+}
+
+impl std::fmt::Debug for PublishedAmid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PublishedAmid({:?})", self.times)
+    }
+}
+
+impl Objects for PublishedAmid {
+    fn place(&self) -> String {
+        self.inner.place()
+    }
+
+    fn get(&self, key: &Key, part: Part) -> objects::Result<Object> {
+        self.inner.get(key, part)
+    }
+
+    fn put(&self, key: &Key, bytes: Bytes, condition: Condition) -> objects::Result<Tag> {
+        let left = self.times.load(Ordering::Relaxed);
+        if key.as_str().ends_with("/head") && left > 0 {
+            self.times.store(left - 1, Ordering::Relaxed);
+            let mut other = self.other.lock().unwrap();
+            insert(other.db(), &format!("amid {left}"));
+            other.publish().unwrap();
+        }
+        self.inner.put(key, bytes, condition)
+    }
+
+    fn delete(&self, key: &Key) -> objects::Result<()> {
+        self.inner.delete(key)
+    }
+
+    fn list(&self, prefix: &str, after: &str) -> objects::Result<Page> {
+        self.inner.list(prefix, after)
+    }
+}
+
+#[test]
+fn a_store_is_taken_from_a_machine_that_publishes_all_the_while() {
+    let (bucket, _source) = published(13);
+    let mut there = Machine::new("there");
+    there.open(&bucket);
+    there.publish().unwrap();
+    let amid = Arc::new(PublishedAmid {
+        inner: bucket.counts.clone(),
+        other: Mutex::new(there),
+        times: AtomicU64::new(1000),
+    });
+    let store = RemoteStore::new(amid.clone(), "fruit").unwrap();
+    let here = Machine::new("here");
+    let options = WriterOptions { label: "here".into(), take: true };
+    let take = |world: u64| {
+        store.writer_to(here.device.clone(), Arc::new(Simulated::new(world)), &options)
+    };
+    // It ends in any case, and takes nothing then.
+    assert!(matches!(take(1 << 42), Err(Error::Limit(_))));
+    amid.other.lock().unwrap().publish().unwrap();
+
+    amid.times.store(5, Ordering::Relaxed);
+    take(1 << 43).unwrap();
+    assert!(matches!(amid.other.lock().unwrap().publish(), Err(Error::Overtaken(_))));
+    let there = keys_there(&bucket);
+    assert!((1..=5).all(|left| there.contains(&format!("amid {left}"))), "{there:?}");
 }
 
 #[test]

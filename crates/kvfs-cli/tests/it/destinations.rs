@@ -294,7 +294,14 @@ fn no_force_writes_onto_a_store_in_use_through_a_loop_device() {
     // The store that is read is not mounted, and is read by one name and written by another.
     forced(&["export"], Some(&other), &of_other.0);
     forced(&["export"], Some(&of_other.0), &other);
-    // The store is mounted from the device, and the file has no lock.
+    // Another program has the file of a store open, which is not mounted.
+    let held = File::open(&other).expect("open");
+    held.lock().expect("a lock");
+    let ended = lab.run(kvfs(&["export", "--force"]).arg(lab.place.mnt()).arg(&of_other.0));
+    drop(held);
+    assert_eq!(ended.status.code(), Some(BUSY), "{}", text(&ended.stderr));
+    lab.is_whole();
+    // The store is mounted from the device, and the file has no daemon of that name.
     let at = lab.at("by-device");
     fs::create_dir(&at).expect("mkdir");
     succeeds(kvfs(&["mount"]).arg(&of_other.0).arg(&at));
@@ -306,6 +313,36 @@ fn no_force_writes_onto_a_store_in_use_through_a_loop_device() {
     let created = lab.run(kvfs(&["create", "--force"]).arg(&other));
     succeeds(kvfs(&["umount"]).arg(&at));
     assert_eq!(created.status.code(), Some(BUSY), "{}", text(&created.stderr));
+    lab.is_whole();
+}
+
+#[test]
+fn a_store_is_mounted_once_by_its_file_or_a_loop_device_of_it() {
+    let Some(lab) = Lab::new() else { return };
+    let (mounted, other) = (lab.place.store(), lab.other());
+    let (Some(of_mounted), Some(of_other)) = (Loop::of(&mounted), Loop::of(&other)) else { return };
+    let [at, elsewhere] = ["by-device", "elsewhere"].map(|name| lab.at(name));
+    fs::create_dir(&at).expect("mkdir");
+    fs::create_dir(&elsewhere).expect("mkdir");
+    let ended = lab.run(kvfs(&["mount"]).arg(&of_mounted.0).arg(&at));
+    let said = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(BUSY), "{said}");
+    let where_it_is = lab.place.mnt().display().to_string();
+    assert!(said.contains(&where_it_is) && said.contains("by its other name"), "{said}");
+    // Readers would see a store that changes.
+    let ended = lab.run(kvfs(&["check"]).arg(&of_mounted.0));
+    assert_eq!(ended.status.code(), Some(BUSY), "{}", text(&ended.stderr));
+
+    succeeds(kvfs(&["mount"]).arg(&of_other.0).arg(&at));
+    let ended = lab.run(kvfs(&["snapshot", "create"]).arg(&other).arg("t"));
+    let second = lab.run(kvfs(&["mount"]).arg(&other).arg(&elsewhere));
+    fs::write(at.join("new"), "by the device").expect("write");
+    succeeds(kvfs(&["umount"]).arg(&at));
+    let said = text(&second.stderr);
+    assert_eq!(second.status.code(), Some(BUSY), "{said}");
+    assert!(said.contains(&at.display().to_string()), "{said}");
+    assert!(!ended.status.success(), "{}", text(&ended.stdout));
+    assert_eq!(succeeds(kvfs(&["cat"]).arg(&other).arg("new")), "by the device");
     lab.is_whole();
 }
 

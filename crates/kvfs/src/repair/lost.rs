@@ -10,7 +10,7 @@ use super::{Losses, Mend};
 use crate::attr::{FileKind, Ino, ROOT};
 use crate::describe_keys::describe_keys_in;
 use crate::error::Result;
-use crate::layout::{self, Body, PAGE, blocks_of};
+use crate::layout::{self, Body, Layout, PAGE, blocks_of};
 use crate::losses::{Loss, Pages};
 use crate::reservation::INO_LIMIT;
 
@@ -78,9 +78,34 @@ impl Mend<'_> {
                 _ => None,
             };
             let time = u64::try_from(self.now.secs).unwrap_or(0);
-            let loss = Loss { time, what, pages };
-            self.batch.put(self.layout.imap, layout::loss_key(number), loss.encode());
-            number += 1;
+            // A single page has a mark in its run, which all states share that have the run.
+            let is_marked = end.split_last() == Some((&0, start));
+            let newest = self.newest_of_others.filter(|_| pages.is_some() && !is_marked);
+            let of_others = newest.map(|newest| Loss {
+                time,
+                what: format!(
+                    "{what}, in clones and earlier snapshots, which may read zeros there"
+                ),
+                pages: Some(Pages::unmarked_before(newest)),
+            });
+            for loss in [Some(Loss { time, what, pages }), of_others].into_iter().flatten() {
+                self.batch.put(self.layout.imap, layout::loss_key(number), loss.encode());
+                number += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the lost pages of clones by zeros. Each stays a page, so that their nodes count as
+    /// many as before.
+    pub(super) fn accept_in(&mut self, clones: &[Layout]) -> Result<()> {
+        for layout in clones {
+            let mut cursor = self.view.cursor(layout.dmap, &[], &[])?;
+            while let Some(tuple) = cursor.next()? {
+                if layout::is_lost_page(tuple.value_len() as u64) {
+                    self.batch.put(layout.dmap, tuple.key, Bytes::from_static(&[0]));
+                }
+            }
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! `fallocate` keeps its promise to a file although others fill the store.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::world::fails;
 use env::{Random, Simulated};
@@ -8,7 +9,7 @@ use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, TransactionOptions};
 use kvfs::{
     Allocate, AllocateMode, Caller, FileKind, Fs, FsOptions, Ino, ROOT, SetAttr, ViewId, Views,
 };
-use zones::MemoryDevice;
+use zones::{Device, MemoryDevice, Purpose};
 
 const ZONE: u64 = 8 << 20;
 const MIB: u64 = 1 << 20;
@@ -168,6 +169,87 @@ fn a_promise_is_kept_by_the_next_mount_and_after_a_crash() {
         store.holds(ino, 5 * MIB + 100, 20 * MIB, 64 << 10);
         assert_eq!(store.blocks(ino), 20 * MIB / 512);
     }
+}
+
+/// A device on a host that others fill: from then on the host allocates nothing more.
+struct Host {
+    device: MemoryDevice,
+    is_full: AtomicBool,
+}
+
+impl Host {
+    fn has_room(&self) -> std::io::Result<()> {
+        match self.is_full.load(Ordering::Relaxed) {
+            true => Err(std::io::ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Device for Host {
+    fn read_at(&self, purpose: Purpose, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        self.device.read_at(purpose, offset, buf)
+    }
+    fn write_at(&self, purpose: Purpose, offset: u64, buf: &[u8]) -> std::io::Result<()> {
+        self.device.write_at(purpose, offset, buf)
+    }
+    fn sync(&self) -> std::io::Result<()> {
+        self.device.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.device.discard(offset, len)
+    }
+    fn len(&self) -> std::io::Result<u64> {
+        self.device.len()
+    }
+    fn grow(&self, new_len: u64) -> std::io::Result<()> {
+        if new_len > self.len()? {
+            self.has_room()?;
+        }
+        self.device.grow(new_len)
+    }
+    fn allocate(&self, _offset: u64, _len: u64) -> std::io::Result<()> {
+        self.has_room()
+    }
+}
+
+#[test]
+fn what_was_allocated_can_be_written_when_others_have_filled_the_host() {
+    let host = Arc::new(Host { device: MemoryDevice::new(), is_full: AtomicBool::new(false) });
+    let env = Arc::new(Simulated::new(1));
+    let options = CreateOptions {
+        capacity: Some(64 * ZONE),
+        reserve_zones: 4,
+        open: open_options(),
+        ..CreateOptions::default()
+    };
+    let db = Kvdb::create(host.clone(), env.clone(), options).unwrap();
+    let fs = Fs::open(db.clone(), env.clone(), fs_options()).unwrap();
+    let file = |name: &[u8]| fs.mknod(ROOT, name, FileKind::File, 0o644, 0, USER).unwrap().ino;
+    let (ino, late) = (file(b"f"), file(b"late"));
+    fs.fallocate(ino, ALLOCATE, 0, 40 * MIB).unwrap();
+    // Free zones are not given back while they are promised.
+    while db.step().unwrap() {}
+    host.is_full.store(true, Ordering::Relaxed);
+    let free = || {
+        let space = fs.statfs().unwrap();
+        space.free * u64::from(space.block_size)
+    };
+    let before = free();
+    fails(fs.fallocate(late, ALLOCATE, 0, 200 * MIB), libc::ENOSPC);
+    assert!(free() + 2 * ZONE > before, "{} and {before} before", free());
+    let attr = fs.getattr(late).unwrap();
+    assert_eq!((attr.size, attr.blocks), (0, 0));
+    let mut at = 0;
+    while at < 40 * MIB {
+        let written = fs.write(ino, at, &noise(at, 128 << 10), Default::default());
+        assert!(written.is_ok(), "at {at}: {}", written.unwrap_err());
+        at += 128 << 10;
+    }
+    fs.fsync(ino, false).unwrap();
+    let report = kvfs::verify(&db).unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+    assert_eq!(fs.getattr(ino).unwrap().blocks, 40 * MIB / 512);
 }
 
 #[test]

@@ -171,3 +171,66 @@ fn a_lost_page_differs_from_zeros() {
     drop(views);
     db.close().expect("closed");
 }
+
+#[test]
+fn a_loss_is_listed_as_long_as_a_clone_or_a_snapshot_has_it() {
+    let device = repaired();
+    let (db, views) = open(&device);
+    let mainline = views.fs(&ViewId::Mainline).expect("the mainline");
+    let listed = || {
+        let losses = kvfs::losses(&db).expect("readable");
+        assert_eq!(mainline.losses().expect("readable"), losses);
+        losses.into_iter().map(|loss| loss.what).collect::<Vec<_>>()
+    };
+    let file = mainline.resolve(b"large").expect("the file").ino;
+    let write = |view: &ViewId| {
+        let fs = views.fs(view).expect("a view");
+        fs.write(file, 10 * 4096, &page(99), WriteHints::default()).expect("written");
+        fs.sync_all().expect("synced");
+    };
+    let before = listed();
+    assert!(!before.is_empty() && before.iter().all(|what| what.ends_with("of /large")));
+    write(&ViewId::Mainline);
+    let in_clone = listed();
+    assert_eq!(in_clone.len(), before.len());
+    assert!(in_clone.iter().all(|what| what.ends_with(", in clone c")), "{in_clone:?}");
+    write(&ViewId::Clone("c".into()));
+    let in_snapshot = listed();
+    assert_eq!(in_snapshot.len(), before.len());
+    assert!(in_snapshot.iter().all(|what| what.ends_with(", in snapshot s")), "{in_snapshot:?}");
+    db.drop_snapshot("s").expect("dropped");
+    assert_eq!(listed(), Vec::<String>::new());
+    drop(mainline);
+    views.shutdown().expect("synced");
+    drop(views);
+    db.close().expect("closed");
+}
+
+#[test]
+fn what_is_accepted_reads_as_zeros_in_clones_as_well_and_is_not_listed() {
+    let device = repaired();
+    let env = Arc::new(Simulated::new(4));
+    let db = Kvdb::open(device.clone(), env.clone(), options()).expect("it opens").0;
+    kvfs::repair(&db, &*env, kvfs::Losses::Accept).expect("repaired");
+    assert!(kvfs::losses(&db).expect("readable").is_empty());
+    assert!(kvfs::verify(&db).expect("readable").findings.is_empty());
+    db.close().expect("closed");
+    drop(db);
+    assert!(kvdb::check(device.clone(), &mut |_, _| {}).is_clean());
+
+    let (db, views) = open(&device);
+    for view in [ViewId::Mainline, ViewId::Clone("c".into())] {
+        let fs = views.fs(&view).expect("a view");
+        let file = fs.resolve(b"large").expect("the file").ino;
+        let read = fs.read(file, 9 * 4096, 3 * 4096).expect("readable");
+        assert!(read[..] == [page(9), vec![0; 4096], page(11)].concat()[..], "{view:?}");
+    }
+    // A snapshot does not change.
+    let fs = views.fs(&ViewId::Snapshot("s".into())).expect("a view");
+    let file = fs.resolve(b"large").expect("the file").ino;
+    assert!(matches!(fs.read(file, 10 * 4096, 4096), Err(Error::Corrupt { .. })));
+    drop(fs);
+    views.shutdown().expect("synced");
+    drop(views);
+    db.close().expect("closed");
+}

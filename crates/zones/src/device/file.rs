@@ -11,6 +11,7 @@ use rustix::fs::{Advice, FallocateFlags, FlockOperation, fadvise, fallocate, flo
 use rustix::io::Errno;
 
 use super::behind::WriteBehind;
+use super::claims::Claims;
 use super::direct::{DirectReader, DirectWriter};
 use super::uring::Rings;
 use super::{Device, Reading, host_memory};
@@ -20,7 +21,8 @@ use crate::{Error, Purpose, Result};
 const WILL_READ_PIECE: u64 = 512 << 10;
 
 /// A file or block device of the host. It holds an exclusive `flock` (a shared one if read-only),
-/// which the kernel releases with the last descriptor, also after a crash.
+/// which the kernel releases with the last descriptor, also after a crash, and the like for other
+/// names of the same bytes.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
@@ -32,6 +34,8 @@ pub struct FileDevice {
     medium: OnceLock<Option<DirectReader>>,
     block_device: bool,
     rings: Rings,
+    /// Held as long as the device is open.
+    _claims: Claims,
 }
 
 impl FileDevice {
@@ -96,6 +100,7 @@ impl FileDevice {
         };
         match flock(&file, how) {
             Ok(()) => {
+                let claims = Claims::take(&file, path, how)?;
                 // Read-ahead by the host would be in vain: sequential readers announce their reads
                 // with `will_read`. This is a hint, so a failure is ignored.
                 let _ = fadvise(&file, 0, None, Advice::Random);
@@ -110,6 +115,7 @@ impl FileDevice {
                     medium: OnceLock::new(),
                     block_device: kind.is_block_device(),
                     rings: Rings::default(),
+                    _claims: claims,
                 })
             }
             Err(Errno::WOULDBLOCK) => Err(Error::Busy(path.to_path_buf())),

@@ -1,6 +1,7 @@
 //! The device under a store: a trait that files, memory and devices that fail on purpose implement.
 
 mod behind;
+mod claims;
 mod copy;
 mod count;
 mod crash;

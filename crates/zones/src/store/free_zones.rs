@@ -16,8 +16,8 @@ use crate::{
 const STOCK: usize = 4;
 
 impl Zones {
-    /// Gives free zones beyond the reserve and a small stock back to the host. Returns the bytes
-    /// given back.
+    /// Gives free zones beyond the reserve, promised space and a small stock back to the host.
+    /// Returns the bytes given back.
     pub fn give_back(&self) -> Result<u64> {
         self.give(STOCK, usize::MAX)
     }
@@ -28,7 +28,7 @@ impl Zones {
     pub fn give_back_idle(&self, most: usize) -> Result<u64> {
         let idle = {
             let mut state = self.allocator.lock();
-            state.idle().saturating_sub(state.reserve as usize + STOCK)
+            state.idle().saturating_sub(state.floor(Priority::User) + STOCK)
         };
         self.give(STOCK, idle.min(most))
     }
@@ -36,7 +36,7 @@ impl Zones {
     /// Returns the number of zones that [`Zones::give_back`] would give back.
     pub fn spare(&self) -> usize {
         let state = self.allocator.lock();
-        (state.backed() + state.unknown.len()).saturating_sub(state.reserve as usize + STOCK)
+        (state.backed() + state.unknown.len()).saturating_sub(state.floor(Priority::User) + STOCK)
     }
 
     fn give(&self, stock: usize, most: usize) -> Result<u64> {
@@ -46,7 +46,7 @@ impl Zones {
         let mut left = most;
         while left > 0 {
             let _growing = self.growing.lock();
-            let keep = stock + self.allocator.lock().reserve as usize;
+            let keep = stock + self.allocator.lock().floor(Priority::User);
             let mut surplus = self.allocator.surplus(keep, left.min(AT_ONCE));
             if surplus.is_empty() {
                 break;
@@ -298,6 +298,24 @@ impl Zones {
                     Err(e) if full(&e) => Ok(false),
                     Err(e) => Err(Error::io("growing the store", e)),
                 }
+            }
+        }
+    }
+
+    /// Has the host allocate the space that was promised ([`Zones::promise`]) and the reserve, so
+    /// that both are there even if others fill the host. Fails with [`Error::NoSpace`] if the host
+    /// has not enough. The capacity of the store is not examined: see [`Zones::space`].
+    pub fn back_promises(&self) -> Result<()> {
+        let _growing = self.growing.lock();
+        loop {
+            {
+                let state = self.allocator.lock();
+                if state.backed() >= state.floor(Priority::User) || state.is_all_backed() {
+                    return Ok(());
+                }
+            }
+            if !self.grow(Priority::User)? {
+                return Err(Error::NoSpace);
             }
         }
     }

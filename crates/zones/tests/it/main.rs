@@ -7,5 +7,6 @@ mod allocation;
 mod devices;
 mod extent_writer;
 mod first_reads;
+mod loop_devices;
 mod publish;
 mod superblock;
