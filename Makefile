@@ -4,7 +4,8 @@ CARGO ?= cargo
 KVFS   = target/release/kvfs
 
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
-	bounded many remote bench-remote measurements mutants redis-fuzz foreign-text soak \
+	bounded many remote remote-histories bench-remote measurements mutants redis-fuzz \
+	foreign-text soak \
 	crash-live crash-kept crash-transactions crash-remote bench-buckets wire wire-kills \
 	some-wire-kills \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
@@ -232,6 +233,15 @@ remote:
 	KVFS_S3_SERVER=s3s-fs scripts/remote_servers.sh \
 		$(CARGO) test --quiet --workspace --test it keeps_no -- --ignored \
 		|| [ $$? = 77 ]
+
+## make remote-histories  machines that write, publish, sync, crash, fork, read, follow and collect
+##                   in a place that loses and damages requests, a fifth of the histories for each
+##                   of five kinds (HISTORIES=100000, SEED_BASE=n); seeds that fail are said
+remote-histories:
+	KVFS_SEEDS=$$(($${HISTORIES:-100000} / 5)) KVFS_SEED_BASE=$${SEED_BASE:-0} \
+		$(SIMULATION) -p kvdb --test it -- --nocapture --test-threads 1 \
+		machines_that_take_turns no_sync_is_lost publications_under_faults \
+		each_state_is_shown_whole collect_machine::
 
 ## make syscalls     the same random system calls on a mount and on ext4, each result compared
 ##                   (CALLS=1000000 SEED=1 MODE=plain|commit|abort|kill|remount|upgrade|restart)
