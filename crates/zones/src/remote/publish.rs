@@ -12,6 +12,7 @@ use objects::{Created, Objects, Patience, create};
 use sha2::{Digest, Sha256};
 
 use super::known::{Fingerprint, Known, Marks};
+use super::record::{check_table, check_zones};
 use super::table::{MAX_PIECES, Piece, ZoneObject, ZoneTable};
 use crate::{Error, Result, ZONE_SIZE, ZoneId, ZoneUse};
 
@@ -118,6 +119,8 @@ pub(crate) fn publish(
     progress: &mut Watch<'_>,
 ) -> Result<Published> {
     let Publication { objects, known, marks, first, memory, .. } = *how;
+    // Before anything is read and written, if that can be known.
+    check_zones(uses.len())?;
     let mut seen = Marks::default();
     let mut writer = Writer {
         objects,
@@ -147,6 +150,7 @@ pub(crate) fn publish(
     writer.queue_pack()?;
     writer.write_queued()?;
     let known = known_of(&writer.placed)?;
+    check_table(&known.table)?;
     progress(writer.progress, &|| Ok(known.clone()))?;
     Ok(Published { known, marks: seen, progress: writer.progress })
 }

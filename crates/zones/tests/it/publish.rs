@@ -7,7 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use objects::{Condition, CountObjects, Key, MemoryObjects, Object, Objects, Page, Part, Tag};
 use zones::remote::{Known, Marks, Publication, Published, ZoneObject};
-use zones::{FormatOptions, MemoryDevice, Priority, Purpose, ZONE_SIZE, ZoneId, ZonePin, Zones};
+use zones::{
+    FormatOptions, MemoryDevice, Priority, Purpose, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones,
+};
 
 struct World {
     zones: Arc<Zones>,
@@ -171,4 +173,22 @@ fn as_many_objects_are_written_at_once_as_the_memory_has_room_for() {
         assert_eq!((memory.count(), published.progress.objects), (4, 4));
         assert_eq!(published.known.table.zones().count(), 7);
     }
+}
+
+#[test]
+fn a_store_that_no_local_file_could_describe_is_refused_before_it_is_read() {
+    let world = World::new();
+    let mut uses = ZoneUse::new();
+    (1..420_000).for_each(|zone| uses.add(ZoneId(zone), ZONE_SIZE));
+    let how = Publication {
+        objects: &world.objects,
+        known: &Known::default(),
+        marks: &Marks::default(),
+        shares: true,
+        first: ZoneObject { origin: [1; 16], epoch: 1, number: 0 },
+        memory: 1 << 20,
+    };
+    let refused = world.zones.publish(&uses, &how, &mut |_, _| Ok(())).unwrap_err();
+    assert!(refused.to_string().contains("too large"), "{refused}");
+    assert_eq!(world.objects.list("", "").unwrap().entries, []);
 }
