@@ -12,7 +12,7 @@ use objects::{Created, Objects, Patience, create};
 use sha2::{Digest, Sha256};
 
 use super::known::{Fingerprint, Known, Marks};
-use super::record::{check_table, check_zones};
+use super::record::{MOST_TABLE, check_table, check_zones};
 use super::table::{MAX_PIECES, Piece, ZoneObject, ZoneTable};
 use crate::{Error, Result, ZONE_SIZE, ZoneId, ZoneUse};
 
@@ -22,6 +22,12 @@ const OWN_OBJECT: usize = 1 << 20;
 const PACK: usize = 3 << 20;
 /// The most objects that are written at the same time.
 const AT_ONCE: usize = 8;
+/// If there are more pieces than this, their table takes about half of the room that local files
+/// have for it. Then each publication writes some zones whole: at most `JOINED` zones of more than
+/// `FEW` pieces.
+const CROWDED: usize = MOST_TABLE / 24;
+const FEW: usize = 4;
+const JOINED: usize = 4;
 
 /// The progress of a publication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,17 +137,21 @@ pub(crate) fn publish(
         queued: Vec::new(),
         progress: Progress { zones_total: uses.len() as u64, ..Progress::default() },
     };
+    let mut joinable = if known.table.pieces().len() > CROWDED { JOINED } else { 0 };
     for (zone, _) in uses.iter() {
         // The count is read before the zone is.
         let writes = (source.writes)(zone);
         seen.0.extend(writes.map(|count| (zone, count)));
         let is_as_known = writes.is_some() && marks.0.get(&zone) == writes.as_ref();
-        if is_as_known && !known.table.pieces_of(zone).is_empty() {
+        let pieces = known.table.pieces_of(zone).len();
+        let joins = pieces > FEW && joinable > 0 && !source.is_there(zone);
+        joinable -= usize::from(joins);
+        if is_as_known && pieces > 0 && !joins {
             known
                 .pieces_of(zone)
                 .for_each(|(piece, print)| writer.keep(&known.table, piece, print));
         } else {
-            publish_zone(&source, zone, known, &mut writer)?;
+            publish_zone(&source, zone, known, joins, &mut writer)?;
         }
         writer.progress.zones += 1;
         let (now, placed) = (writer.progress, &writer.placed);
@@ -155,10 +165,18 @@ pub(crate) fn publish(
     Ok(Published { known, marks: seen, progress: writer.progress })
 }
 
+impl Source<'_> {
+    /// Returns whether a zone came from object storage, and has the same bytes there.
+    fn is_there(&self, zone: ZoneId) -> bool {
+        self.table.is_some_and(|table| !table.pieces_of(zone).is_empty())
+    }
+}
+
 fn publish_zone(
     source: &Source<'_>,
     zone: ZoneId,
     known: &Known,
+    joins: bool,
     writer: &mut Writer<'_>,
 ) -> Result<()> {
     if let Some(table) = source.table.filter(|table| !table.pieces_of(zone).is_empty()) {
@@ -182,7 +200,7 @@ fn publish_zone(
     });
     let is_longer = covered < bytes.len();
     let pieces = known.table.pieces_of(zone).len();
-    if !is_same || pieces + usize::from(is_longer) > MAX_PIECES {
+    if joins || !is_same || pieces + usize::from(is_longer) > MAX_PIECES {
         return writer.add(zone, 0, bytes);
     }
     known.pieces_of(zone).for_each(|(piece, print)| writer.keep(&known.table, piece, print));

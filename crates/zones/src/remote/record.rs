@@ -34,7 +34,7 @@ const HEADER: usize = 16;
 const MAX_NOTE: usize = 64 << 10;
 
 /// The most bytes of a zone table for which a local file has room next to any note.
-const MOST_TABLE: usize = MOST_HOME as usize - HEADER - MAX_NOTE - 8;
+pub(super) const MOST_TABLE: usize = MOST_HOME as usize - HEADER - MAX_NOTE - 8;
 
 /// The bytes that a full zone takes in a table at least.
 const LEAST_OF_ZONE: usize = 10;

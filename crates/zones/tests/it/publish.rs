@@ -192,3 +192,31 @@ fn a_store_that_no_local_file_could_describe_is_refused_before_it_is_read() {
     assert!(refused.to_string().contains("too large"), "{refused}");
     assert_eq!(world.objects.list("", "").unwrap().entries, []);
 }
+
+#[test]
+fn zones_in_many_pieces_are_written_whole_before_the_table_has_no_room() {
+    let mut world = World::new();
+    let pin = world.filled(1, 1);
+    let nothing = (Known::default(), Marks::default());
+    let first = world.publish(&pin, (&nothing.0, &nothing.1), &mut vec![]);
+    let table = &first.known.table;
+    let zone = table.zones().next().unwrap();
+    let object = table.object(&table.pieces_of(zone)[0]);
+    // The same bytes in the same object, as eight pieces.
+    let mut known = Known::default();
+    for n in 0..8 {
+        known.table.add(zone, n << 20, 1 << 20, object, n << 20).unwrap();
+        known.fingerprints.push([0; 16]);
+    }
+    let kept = world.publish(&pin, (&known, &first.marks), &mut vec![]);
+    assert_eq!((kept.progress.objects, kept.known.table.pieces().len()), (0, 8));
+
+    // Pieces of other zones take half of the room.
+    for n in 0..180_000 {
+        let other = ZoneId(zone.0 + 1 + n / 15);
+        known.table.add(other, n % 15 * 4096, 4096, object, 0).unwrap();
+        known.fingerprints.push([0; 16]);
+    }
+    let joined = world.publish(&pin, (&known, &first.marks), &mut vec![]);
+    assert_eq!((joined.progress.objects, joined.known.table.pieces().len()), (1, 1));
+}
