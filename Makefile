@@ -4,7 +4,8 @@ CARGO ?= cargo
 KVFS   = target/release/kvfs
 
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
-	bounded many remote bench-remote measurements mutants redis-fuzz foreign-text soak \
+	bounded many remote remote-histories bench-remote measurements mutants redis-fuzz \
+	foreign-text soak \
 	crash-live crash-kept crash-transactions crash-remote bench-buckets wire wire-kills \
 	some-wire-kills \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
@@ -222,16 +223,24 @@ readme: build
 bench-remote: build
 	scripts/remote_servers.sh python3 scripts/bench_remote.py $(KVFS) $${FILES:-100000}
 
-## make remote       stores in buckets of real servers of S3: versitygw, and one that keeps no
-##                   conditions, which must be refused; what cannot be installed is said
+## make remote       stores in buckets of real servers of S3: failure cases on versitygw and MinIO,
+##                   and s3s-fs, which keeps no conditions and must be refused; the last lines say
+##                   what could not be installed (SERVERS="versitygw minio s3s-fs", KVFS_ROUNDS=20)
+SERVERS ?= versitygw minio s3s-fs
 remote:
 	$(CARGO) build --workspace --tests --quiet
-	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test it servers:: -- --ignored
-	scripts/remote_servers.sh $(CARGO) test --quiet --workspace --test it -- \
-		remote:: doctor_address:: --ignored --skip keeps_no
-	KVFS_S3_SERVER=s3s-fs scripts/remote_servers.sh \
-		$(CARGO) test --quiet --workspace --test it keeps_no -- --ignored \
-		|| [ $$? = 77 ]
+	CARGO="$(CARGO)" KVFS=target/debug/kvfs scripts/remote.sh $(SERVERS)
+
+## make remote-histories  machines that write, publish, sync, crash, fork, read, follow and collect
+##                   in a place that loses and damages requests; the parts by the time that they
+##                   take (HISTORIES=100000, SEED_BASE=n); seeds that fail are said
+remote-histories:
+	@failed=0; for part in collect_machine::=70 machines_that_take_turns=12 no_sync_is_lost=12 \
+		publications_under_faults=4 each_state_is_shown_whole=2; do \
+		KVFS_SEEDS=$$(($${HISTORIES:-100000} * $${part#*=} / 100)) \
+		KVFS_SEED_BASE=$${SEED_BASE:-0} \
+		$(SIMULATION) -p kvdb --test it $${part%=*} -- --nocapture || failed=1; \
+	done; exit $$failed
 
 ## make syscalls     the same random system calls on a mount and on ext4, each result compared
 ##                   (CALLS=1000000 SEED=1 MODE=plain|commit|abort|kill|remount|upgrade|restart)

@@ -41,7 +41,7 @@ install() {
 export GOBIN=$TOOLS
 case $SERVER in
 versitygw) install versitygw go install github.com/versity/versitygw/cmd/versitygw@v1.8.0 ;;
-minio) install minio go install github.com/minio/minio@latest ;;
+minio) install minio go install github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c ;;
 s3s-fs)
     install s3s-fs sh -c "env -u CARGO_TARGET_DIR cargo install s3s-fs --version 0.14.1 \
         --features binary --root '$TOOLS/cargo' && ln -sf cargo/bin/s3s-fs '$TOOLS/s3s-fs'"

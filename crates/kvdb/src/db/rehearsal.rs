@@ -13,9 +13,13 @@ use crate::error::Result;
 use crate::health::Health;
 use crate::manifest::Manifest;
 use crate::options::OpenOptions;
+use crate::read::version::Version;
 
 /// The memory of the store that is opened for the rehearsal, bytes.
 const MEMORY: usize = 2 << 20;
+
+/// The most bytes of index nodes and filters that are read. A state has room for 512 KiB in all.
+const MOST_INDEX: u64 = 384 << 10;
 
 /// Reads the data of a store that its users read first. Its changes are lost. See
 /// [`crate::Publisher::rehearse`].
@@ -45,7 +49,13 @@ impl Database {
         let open_and_read = || {
             let (db, _) = recovery::open(device.clone(), env, options)?;
             let db = Kvdb::of(db);
+            let opened = db.db.0.versions.load_full();
             rehearse(&db);
+            // It comes last, since there may be no room for it.
+            if let Err(e) = read_small_indexes(&opened) {
+                tracing::debug!("some of the index is not among the first reads: {e}");
+            }
+            drop(opened);
             db.close()
         };
         // The log messages of this opening are not about the store that is published.
@@ -54,4 +64,23 @@ impl Database {
         ended.unwrap_or_else(|e| tracing::debug!("a rehearsal ended early: {e}"));
         Ok(device.first_reads())
     }
+}
+
+/// Reads the index of those dictionaries of the main branch whose index is small, the oldest
+/// dictionaries first. After that a point read waits for tuples alone.
+fn read_small_indexes(version: &Version) -> Result<()> {
+    let mut room = MOST_INDEX;
+    for tree in version.trees.values().filter(|tree| tree.info().branch.is_empty()) {
+        let mut left = Some(room);
+        for (_, numbered) in tree.by_level() {
+            let Some(most) = left else { break };
+            left = numbered.run.index_len(most)?.map(|len| most - len);
+        }
+        let Some(left) = left else { continue };
+        room = left;
+        for (_, numbered) in tree.by_level() {
+            numbered.run.read_index()?;
+        }
+    }
+    Ok(())
 }

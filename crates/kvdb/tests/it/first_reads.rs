@@ -10,9 +10,9 @@ use crate::bucket::*;
 use crate::model::*;
 use bytes::Bytes;
 use env::{Machine, Simulated};
-use kvdb::{Durability, Kvdb, OpenOptions, Publisher, RemoteZones};
+use kvdb::{Batch, Durability, Kvdb, OpenOptions, Publisher, RemoteZones};
 use objects::{Condition, Key, Object, Objects, Page, Part, Rates, Tag};
-use zones::MemoryDevice;
+use zones::{MemoryDevice, Purpose};
 
 const KEYS: u64 = 40_000;
 
@@ -73,6 +73,50 @@ fn what_was_rehearsed_is_read_without_a_request() {
     // Without a rehearsal it takes requests.
     push(&db, &bucket.store("fruit"));
     assert!(asked(&bucket, read_some) > 2);
+}
+
+/// Reads keys all over, and returns the requests for zones, by purpose.
+fn read_all_over(bucket: &Bucket) -> [u64; Purpose::ALL.len()] {
+    let db = reader(&copied(&bucket.store("fruit"), 5), bucket);
+    let words = db.open_dictionary("words").unwrap();
+    for n in (0..KEYS).step_by(1999) {
+        assert!(words.get(key(n)).unwrap().is_some());
+    }
+    db.remote_stats().unwrap().gets
+}
+
+#[test]
+fn a_small_index_is_read_without_a_request() {
+    let bucket = Bucket::new();
+    let (db, mut publisher) = rehearsed(&bucket);
+    db.compact(db.open_dictionary("words").unwrap().id()).unwrap();
+    // Without a rehearsal.
+    push(&db, &bucket.store("fruit"));
+    assert!(read_all_over(&bucket)[Purpose::Index as usize] > 0);
+    publisher.rehearse(Box::new(|_| {}));
+    publish(&mut publisher);
+    let gets = read_all_over(&bucket);
+    assert_eq!(gets[Purpose::Index as usize], 0);
+    assert!(gets[Purpose::Tuples as usize] > 0);
+    assert_eq!(all(&reader(&copied(&bucket.store("fruit"), 6), &bucket)), all(&db));
+}
+
+#[test]
+fn an_index_that_is_too_large_takes_no_room_from_other_first_reads() {
+    let bucket = Bucket::new();
+    let (db, mut publisher) = rehearsed(&bucket);
+    let words = db.open_dictionary("words").unwrap();
+    for first in (0..10 * KEYS).step_by(1000) {
+        let mut some = Batch::new();
+        (first..first + 1000).for_each(|n| some.put(words.id(), key(n), &b"word"[..]));
+        db.commit(some, Durability::Buffered).unwrap();
+    }
+    db.compact(words.id()).unwrap();
+    publish(&mut publisher);
+    let state = bucket.store("fruit").head().unwrap().unwrap().state.unwrap();
+    assert!(state.object.is_none_or(|object| object.len < 384 << 10), "it has the index");
+    assert_eq!(asked(&bucket, read_some), 0);
+    assert!(read_all_over(&bucket)[Purpose::Index as usize] > 0);
 }
 
 #[test]

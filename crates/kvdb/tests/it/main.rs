@@ -7,6 +7,7 @@ mod history;
 mod model;
 mod place;
 mod script;
+mod seeded;
 
 mod anomalies;
 mod api;

@@ -28,6 +28,7 @@ mod drops_follow_writes;
 mod durable_views;
 mod everything;
 mod failed_store;
+mod first_byte;
 mod flips;
 mod following;
 mod fsync_beside_bulk;

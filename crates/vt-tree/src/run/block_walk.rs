@@ -1,5 +1,4 @@
-//! Walks over the places of a run's tuple blocks, in key order, without reading any of them, to
-//! prepare later reads.
+//! Walks over the index of a run without reading any of its tuple blocks, to prepare later reads.
 
 use std::sync::Arc;
 
@@ -50,5 +49,46 @@ impl BlockWalk {
             self.nodes[before..].reverse();
         }
         Ok(None)
+    }
+}
+
+impl Run {
+    /// Returns the bytes of the index, with its filters, or `None` if they are more than `most`. Of
+    /// the index, no leaf is read.
+    pub fn index_len(&self, most: u64) -> Result<Option<u64>> {
+        let (root, level) = self.root();
+        let mut nodes = vec![(root.at, level)];
+        let mut bytes = u64::from(root.at.len) + root.filter.map_or(0, |at| u64::from(at.len));
+        while let Some((at, level)) = nodes.pop().filter(|_| bytes <= most) {
+            if level <= 1 {
+                continue;
+            }
+            let node = self.cache().index_node(at, level)?;
+            for i in 0..node.len() {
+                let child = node.child_pointer(i).at;
+                bytes += u64::from(child.len) + node.filter(i).map_or(0, |at| u64::from(at.len));
+                nodes.push((child, level - 1));
+            }
+        }
+        Ok(Some(bytes).filter(|bytes| *bytes <= most))
+    }
+
+    /// Reads the index: all nodes, and then all filters.
+    pub fn read_index(&self) -> Result<()> {
+        let (root, level) = self.root();
+        let cache = self.cache();
+        let mut nodes = vec![(root.at, level)];
+        let mut filters: Vec<FramePointer> = root.filter.into_iter().collect();
+        while let Some((at, level)) = nodes.pop() {
+            let node = cache.index_node(at, level)?;
+            if level <= 1 {
+                continue;
+            }
+            for i in 0..node.len() {
+                nodes.push((node.child_pointer(i).at, level - 1));
+                filters.extend(node.filter(i));
+            }
+        }
+        filters.into_iter().try_for_each(|at| cache.filter(at).map(drop))
     }
 }

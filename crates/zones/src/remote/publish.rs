@@ -12,15 +12,22 @@ use objects::{Created, Objects, Patience, create};
 use sha2::{Digest, Sha256};
 
 use super::known::{Fingerprint, Known, Marks};
+use super::record::{MOST_TABLE, check_table, check_zones};
 use super::table::{MAX_PIECES, Piece, ZoneObject, ZoneTable};
 use crate::{Error, Result, ZONE_SIZE, ZoneId, ZoneUse};
 
 /// Pieces of at least this many bytes get an object of their own.
 const OWN_OBJECT: usize = 1 << 20;
-/// A shared object is written when it has this many bytes. It then takes twice that much memory.
+/// A shared object is queued when it has this many bytes. It then takes twice that much memory.
 const PACK: usize = 3 << 20;
 /// The most objects that are written at the same time.
 const AT_ONCE: usize = 8;
+/// If there are more pieces than this, their table takes about half of the room that local files
+/// have for it. Then each publication writes some zones whole: at most `JOINED` zones of more than
+/// `FEW` pieces.
+const CROWDED: usize = MOST_TABLE / 24;
+const FEW: usize = 4;
+const JOINED: usize = 4;
 
 /// The progress of a publication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +66,13 @@ fn fingerprint(bytes: &[u8]) -> Fingerprint {
     std::array::from_fn(|i| digest[i])
 }
 
+/// An object that has its name, and is not written yet.
+struct Queued {
+    name: ZoneObject,
+    bytes: Bytes,
+    pieces: Vec<Placed>,
+}
+
 /// A piece of the table that is being built.
 #[derive(Clone, Copy)]
 struct Placed {
@@ -92,7 +106,8 @@ pub struct Publication<'a> {
     pub shares: bool,
     /// The name of the first new object; the others are numbered from there.
     pub first: ZoneObject,
-    /// Bytes that zones in flight may take, or two zones if that is more.
+    /// Bytes that the objects being written may take, or one zone if that is more: as many objects
+    /// are written at the same time as there are zones in it, at most eight.
     pub memory: usize,
 }
 
@@ -110,6 +125,8 @@ pub(crate) fn publish(
     progress: &mut Watch<'_>,
 ) -> Result<Published> {
     let Publication { objects, known, marks, first, memory, .. } = *how;
+    // Before anything is read and written, if that can be known.
+    check_zones(uses.len())?;
     let mut seen = Marks::default();
     let mut writer = Writer {
         objects,
@@ -117,36 +134,49 @@ pub(crate) fn publish(
         next: first,
         placed: Vec::new(),
         pack: Vec::new(),
-        whole: Vec::new(),
+        queued: Vec::new(),
         progress: Progress { zones_total: uses.len() as u64, ..Progress::default() },
     };
+    let mut joinable = if known.table.pieces().len() > CROWDED { JOINED } else { 0 };
     for (zone, _) in uses.iter() {
         // The count is read before the zone is.
         let writes = (source.writes)(zone);
         seen.0.extend(writes.map(|count| (zone, count)));
         let is_as_known = writes.is_some() && marks.0.get(&zone) == writes.as_ref();
-        if is_as_known && !known.table.pieces_of(zone).is_empty() {
+        let pieces = known.table.pieces_of(zone).len();
+        let joins = pieces > FEW && joinable > 0 && !source.is_there(zone);
+        joinable -= usize::from(joins);
+        if is_as_known && pieces > 0 && !joins {
             known
                 .pieces_of(zone)
                 .for_each(|(piece, print)| writer.keep(&known.table, piece, print));
         } else {
-            publish_zone(&source, zone, known, &mut writer)?;
+            publish_zone(&source, zone, known, joins, &mut writer)?;
         }
         writer.progress.zones += 1;
         let (now, placed) = (writer.progress, &writer.placed);
         progress(now, &|| known_of(placed)?.over(known))?;
     }
-    writer.write_whole()?;
-    writer.write_pack()?;
+    writer.queue_pack()?;
+    writer.write_queued()?;
     let known = known_of(&writer.placed)?;
+    check_table(&known.table)?;
     progress(writer.progress, &|| Ok(known.clone()))?;
     Ok(Published { known, marks: seen, progress: writer.progress })
+}
+
+impl Source<'_> {
+    /// Returns whether a zone came from object storage, and has the same bytes there.
+    fn is_there(&self, zone: ZoneId) -> bool {
+        self.table.is_some_and(|table| !table.pieces_of(zone).is_empty())
+    }
 }
 
 fn publish_zone(
     source: &Source<'_>,
     zone: ZoneId,
     known: &Known,
+    joins: bool,
     writer: &mut Writer<'_>,
 ) -> Result<()> {
     if let Some(table) = source.table.filter(|table| !table.pieces_of(zone).is_empty()) {
@@ -170,7 +200,7 @@ fn publish_zone(
     });
     let is_longer = covered < bytes.len();
     let pieces = known.table.pieces_of(zone).len();
-    if !is_same || pieces + usize::from(is_longer) > MAX_PIECES {
+    if joins || !is_same || pieces + usize::from(is_longer) > MAX_PIECES {
         return writer.add(zone, 0, bytes);
     }
     known.pieces_of(zone).for_each(|(piece, print)| writer.keep(&known.table, piece, print));
@@ -194,8 +224,8 @@ struct Writer<'a> {
     placed: Vec<Placed>,
     /// The pieces that share the next object.
     pack: Vec<Fresh>,
-    /// The pieces that get an object each.
-    whole: Vec<Fresh>,
+    /// The objects that are written next, at the same time.
+    queued: Vec<Queued>,
     progress: Progress,
 }
 
@@ -223,13 +253,11 @@ impl Writer<'_> {
             bytes: bytes.into(),
         };
         if fresh.bytes.len() >= OWN_OBJECT {
-            self.whole.push(fresh);
-            if self.whole.len() >= self.at_once { self.write_whole() } else { Ok(()) }
-        } else {
-            self.pack.push(fresh);
-            let packed: usize = self.pack.iter().map(|f| f.bytes.len()).sum();
-            if packed >= PACK { self.write_pack() } else { Ok(()) }
+            return self.queue(&[fresh]);
         }
+        self.pack.push(fresh);
+        let packed: usize = self.pack.iter().map(|f| f.bytes.len()).sum();
+        if packed >= PACK { self.queue_pack() } else { Ok(()) }
     }
 
     fn take_name(&mut self) -> Result<ZoneObject> {
@@ -240,23 +268,45 @@ impl Writer<'_> {
         Ok(name)
     }
 
-    /// Writes the pieces that get an object each, several at the same time.
-    fn write_whole(&mut self) -> Result<()> {
-        let mut named = Vec::new();
-        for fresh in std::mem::take(&mut self.whole) {
-            named.push((self.take_name()?, fresh));
+    /// Queues the object with the pieces that share one.
+    fn queue_pack(&mut self) -> Result<()> {
+        let pack = std::mem::take(&mut self.pack);
+        if pack.is_empty() { Ok(()) } else { self.queue(&pack) }
+    }
+
+    /// Queues an object with these pieces, and writes the queue if it is full.
+    fn queue(&mut self, pieces: &[Fresh]) -> Result<()> {
+        let object = self.take_name()?;
+        let (mut placed, mut at) = (Vec::with_capacity(pieces.len()), 0);
+        for fresh in pieces {
+            let Fresh { zone, offset, fingerprint, ref bytes } = *fresh;
+            let len = bytes.len() as u32;
+            placed.push(Placed { zone, offset, len, object, at, fingerprint });
+            at += len;
         }
+        let bytes = match pieces {
+            [one] => one.bytes.clone(),
+            many => many.iter().map(|fresh| &fresh.bytes[..]).collect::<Vec<_>>().concat().into(),
+        };
+        self.queued.push(Queued { name: object, bytes, pieces: placed });
+        if self.queued.len() >= self.at_once { self.write_queued() } else { Ok(()) }
+    }
+
+    /// Writes the objects of the queue, all at the same time. Their pieces count as placed only
+    /// when all of these objects exist.
+    fn write_queued(&mut self) -> Result<()> {
+        let queued = std::mem::take(&mut self.queued);
         let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
         let write = || {
-            while let Some((name, fresh)) = named.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Err(e) = put(self.objects, *name, fresh.bytes.clone()) {
+            while let Some(object) = queued.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(e) = put(self.objects, object.name, object.bytes.clone()) {
                     failure.lock().get_or_insert(e);
                     return;
                 }
             }
         };
         thread::scope(|scope| {
-            for _ in 1..named.len() {
+            for _ in 1..queued.len() {
                 scope.spawn(write);
             }
             write();
@@ -264,36 +314,11 @@ impl Writer<'_> {
         if let Some(e) = failure.into_inner() {
             return Err(e);
         }
-        for (object, fresh) in named {
-            let Fresh { zone, offset, fingerprint, bytes } = fresh;
-            let len = bytes.len() as u32;
-            self.placed.push(Placed { zone, offset, len, object, at: 0, fingerprint });
+        for Queued { bytes, pieces, .. } in queued {
             self.progress.objects += 1;
-            self.progress.bytes += u64::from(len);
+            self.progress.bytes += bytes.len() as u64;
+            self.placed.extend(pieces);
         }
-        Ok(())
-    }
-
-    /// Writes the pieces that share an object.
-    fn write_pack(&mut self) -> Result<()> {
-        let pack = std::mem::take(&mut self.pack);
-        if pack.is_empty() {
-            return Ok(());
-        }
-        let object = self.take_name()?;
-        let mut bytes = Vec::new();
-        let mut placed = Vec::new();
-        for fresh in pack {
-            let (at, len) = (bytes.len() as u32, fresh.bytes.len() as u32);
-            let Fresh { zone, offset, fingerprint, .. } = fresh;
-            placed.push(Placed { zone, offset, len, object, at, fingerprint });
-            bytes.extend_from_slice(&fresh.bytes);
-        }
-        let len = bytes.len() as u64;
-        put(self.objects, object, bytes.into())?;
-        self.placed.extend(placed);
-        self.progress.objects += 1;
-        self.progress.bytes += len;
         Ok(())
     }
 }

@@ -33,6 +33,35 @@ const HEADER: usize = 16;
 /// The longest note of the crate above, bytes.
 const MAX_NOTE: usize = 64 << 10;
 
+/// The most bytes of a zone table for which a local file has room next to any note.
+pub(super) const MOST_TABLE: usize = MOST_HOME as usize - HEADER - MAX_NOTE - 8;
+
+/// The bytes that a full zone takes in a table at least.
+const LEAST_OF_ZONE: usize = 10;
+
+/// Fails if local files have no room for a table of this many zones.
+pub(crate) fn check_zones(zones: usize) -> Result<()> {
+    check_room(zones.saturating_mul(LEAST_OF_ZONE))
+}
+
+/// Fails if local files have no room for the table: a state with it could be opened nowhere.
+pub(crate) fn check_table(table: &ZoneTable) -> Result<()> {
+    let mut body = Vec::new();
+    table.encode(&mut body);
+    check_room(body.len())
+}
+
+fn check_room(bytes: usize) -> Result<()> {
+    if bytes <= MOST_TABLE {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "the store is too large, or in too many pieces, to be published: its zone table takes \
+         {bytes} bytes, and readers have room for {MOST_TABLE}; the state that was published last \
+         stays"
+    )))
+}
+
 /// The record of the object storage that the zones of a local file lie in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Home {
@@ -218,6 +247,28 @@ mod tests {
         device.grow(ZONE_SIZE).unwrap();
         home.write(&device).unwrap();
         assert_eq!(Home::read(&device).unwrap(), Home { first: FirstReads::default(), ..home });
+    }
+
+    #[test]
+    fn a_table_that_is_published_fits_with_the_longest_note() {
+        let mut table = ZoneTable::new();
+        let add = |n: u32| {
+            let object = ZoneObject { origin: [3; 16], epoch: 1, number: n };
+            table.add(ZoneId(1 + n), 0, ZONE_SIZE as u32, object, 0).unwrap();
+        };
+        // Next to the zones, the table has the number of them, and one origin.
+        let most = ((MOST_TABLE - 20) / LEAST_OF_ZONE) as u32;
+        (0..most).for_each(add);
+        check_table(&table).unwrap();
+        check_zones(most as usize).unwrap();
+        let home = Home { note: vec![7; MAX_NOTE], table, first: FirstReads::default() };
+        home.encode().unwrap();
+
+        let mut table = home.table;
+        let object = ZoneObject { origin: [3; 16], epoch: 1, number: most };
+        table.add(ZoneId(1 + most), 0, ZONE_SIZE as u32, object, 0).unwrap();
+        assert!(matches!(check_table(&table), Err(Error::Invalid(_))));
+        assert!(matches!(check_zones(most as usize + 3), Err(Error::Invalid(_))));
     }
 
     #[test]

@@ -1,11 +1,15 @@
 //! Zones are published again and again: what was not written since is not read, and a note of one
-//! that is cut off has all that the rest of it will refer to.
+//! that is cut off has all that the rest of it will refer to. Objects are written together.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
-use objects::{MemoryObjects, Objects};
+use bytes::Bytes;
+use objects::{Condition, CountObjects, Key, MemoryObjects, Object, Objects, Page, Part, Tag};
 use zones::remote::{Known, Marks, Publication, Published, ZoneObject};
-use zones::{FormatOptions, MemoryDevice, Priority, Purpose, ZONE_SIZE, ZoneId, ZonePin, Zones};
+use zones::{
+    FormatOptions, MemoryDevice, Priority, Purpose, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones,
+};
 
 struct World {
     zones: Arc<Zones>,
@@ -102,4 +106,117 @@ fn a_zone_is_read_again_if_it_was_written_and_not_else() {
     // What is marked and not known is read: marks alone say nothing of what lies there.
     let again = world.publish(&pin, (&nothing.0, &changed.marks), &mut vec![]);
     assert_eq!(again.progress.objects, 5);
+}
+
+/// A place in which a put waits until the other puts of its group have arrived. It gives up after
+/// ten seconds, and the count of the puts in flight shows that.
+#[derive(Debug)]
+struct Meeting {
+    memory: Arc<MemoryObjects>,
+    group: u64,
+    arrived: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Objects for Meeting {
+    fn get(&self, key: &Key, part: Part) -> objects::Result<Object> {
+        self.memory.get(key, part)
+    }
+    fn put(&self, key: &Key, bytes: Bytes, condition: Condition) -> objects::Result<Tag> {
+        let mut arrived = self.arrived.lock().unwrap();
+        *arrived += 1;
+        let whole = arrived.next_multiple_of(self.group);
+        self.changed.notify_all();
+        let (longest, waits) = (Duration::from_secs(10), |arrived: &mut u64| *arrived < whole);
+        drop(self.changed.wait_timeout_while(arrived, longest, waits).unwrap());
+        self.memory.put(key, bytes, condition)
+    }
+    fn delete(&self, key: &Key) -> objects::Result<()> {
+        self.memory.delete(key)
+    }
+    fn list(&self, prefix: &str, after: &str) -> objects::Result<Page> {
+        self.memory.list(prefix, after)
+    }
+    fn place(&self) -> String {
+        self.memory.place()
+    }
+}
+
+#[test]
+fn as_many_objects_are_written_at_once_as_the_memory_has_room_for() {
+    let world = World::new();
+    let mut writer = world.zones.extent_writer(Purpose::Pages, Priority::User);
+    // Three zones get an object each, and four share one.
+    for len in [ZONE_SIZE as usize; 3].into_iter().chain([900 << 10; 4]) {
+        let fill = |_, bytes: &mut [u8]| bytes[..len].fill(1);
+        writer.place(512, ZONE_SIZE as usize, fill).unwrap();
+    }
+    let pin = writer.finish().unwrap();
+    for at_once in [1, 2, 4] {
+        let memory = Arc::new(MemoryObjects::new());
+        let (arrived, changed) = (Mutex::new(0), Condvar::new());
+        let meeting = Meeting { memory: memory.clone(), group: at_once, arrived, changed };
+        let counts = Arc::new(CountObjects::new(Arc::new(meeting)));
+        let objects: Arc<dyn Objects> = counts.clone();
+        let how = Publication {
+            objects: &objects,
+            known: &Known::default(),
+            marks: &Marks::default(),
+            shares: true,
+            first: ZoneObject { origin: [1; 16], epoch: 1, number: 0 },
+            memory: (at_once * ZONE_SIZE) as usize,
+        };
+        let published = world.zones.publish(pin.uses(), &how, &mut |_, _| Ok(())).unwrap();
+        let counts = counts.counts();
+        assert_eq!((counts.most_in_flight, counts.put.requests), (at_once, 4));
+        // All of it is there when the call returns, and only then does a head name it.
+        assert_eq!((memory.count(), published.progress.objects), (4, 4));
+        assert_eq!(published.known.table.zones().count(), 7);
+    }
+}
+
+#[test]
+fn a_store_that_no_local_file_could_describe_is_refused_before_it_is_read() {
+    let world = World::new();
+    let mut uses = ZoneUse::new();
+    (1..420_000).for_each(|zone| uses.add(ZoneId(zone), ZONE_SIZE));
+    let how = Publication {
+        objects: &world.objects,
+        known: &Known::default(),
+        marks: &Marks::default(),
+        shares: true,
+        first: ZoneObject { origin: [1; 16], epoch: 1, number: 0 },
+        memory: 1 << 20,
+    };
+    let refused = world.zones.publish(&uses, &how, &mut |_, _| Ok(())).unwrap_err();
+    assert!(refused.to_string().contains("too large"), "{refused}");
+    assert_eq!(world.objects.list("", "").unwrap().entries, []);
+}
+
+#[test]
+fn zones_in_many_pieces_are_written_whole_before_the_table_has_no_room() {
+    let mut world = World::new();
+    let pin = world.filled(1, 1);
+    let nothing = (Known::default(), Marks::default());
+    let first = world.publish(&pin, (&nothing.0, &nothing.1), &mut vec![]);
+    let table = &first.known.table;
+    let zone = table.zones().next().unwrap();
+    let object = table.object(&table.pieces_of(zone)[0]);
+    // The same bytes in the same object, as eight pieces.
+    let mut known = Known::default();
+    for n in 0..8 {
+        known.table.add(zone, n << 20, 1 << 20, object, n << 20).unwrap();
+        known.fingerprints.push([0; 16]);
+    }
+    let kept = world.publish(&pin, (&known, &first.marks), &mut vec![]);
+    assert_eq!((kept.progress.objects, kept.known.table.pieces().len()), (0, 8));
+
+    // Pieces of other zones take half of the room.
+    for n in 0..180_000 {
+        let other = ZoneId(zone.0 + 1 + n / 15);
+        known.table.add(other, n % 15 * 4096, 4096, object, 0).unwrap();
+        known.fingerprints.push([0; 16]);
+    }
+    let joined = world.publish(&pin, (&known, &first.marks), &mut vec![]);
+    assert_eq!((joined.progress.objects, joined.known.table.pieces().len()), (1, 1));
 }

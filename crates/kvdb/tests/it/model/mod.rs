@@ -170,7 +170,10 @@ pub fn seeds(usual: u64) -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
     match number("KVFS_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("KVFS_SEEDS").unwrap_or(usual),
+        None => {
+            let base = number("KVFS_SEED_BASE").unwrap_or(0);
+            base..base + number("KVFS_SEEDS").unwrap_or(usual)
+        }
     }
 }
 

@@ -10,9 +10,10 @@ use crate::world::{USER, World};
 
 pub fn seeds(usual: u64) -> Vec<u64> {
     let read = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let base = read("KVFS_SEED_BASE").unwrap_or(0);
     match (read("KVFS_SEED"), read("KVFS_SEEDS")) {
         (Some(one), _) => vec![one],
-        (None, n) => (0..n.unwrap_or(usual)).collect(),
+        (None, n) => (base..base + n.unwrap_or(usual)).collect(),
     }
 }
 
