@@ -17,6 +17,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use kvdb_wire::TransactionKey;
 use kvfs_fuse::{Unmount, mounts, unmount};
 pub use mount8::run_as_mount_helper;
 use places::{Address, local_copies};
@@ -76,9 +77,14 @@ pub struct Args {
     /// prints its key.
     #[arg(long, requires = "txn")]
     durable: bool,
-    /// Continue the durable transaction that has this key.
+    /// Continue the durable transaction that has this key. Other users can read it in lists of
+    /// processes while the command runs; with --key-file they cannot.
     #[arg(long, requires = "txn", value_name = "KEY", value_parser = guest::parse_key)]
-    key: Option<kvdb_wire::TransactionKey>,
+    key: Option<TransactionKey>,
+    /// Like --key, with the key in the first line of this file, which others must not be able to
+    /// read.
+    #[arg(long, requires = "txn", value_name = "FILE", conflicts_with = "key")]
+    key_file: Option<PathBuf>,
     /// For kvfs+unix:SOCKET: wait at most this long for a server that does not answer; after that,
     /// calls fail (EIO) until it answers again. 0 waits without a limit.
     #[arg(long, value_name = "SECONDS")]
@@ -461,10 +467,18 @@ fn arguments(
 
 /// Starts the background process and waits until it answers.
 fn start(arguments: &[OsString]) -> Outcome<Record> {
+    start_with(arguments, None)
+}
+
+/// Does the same, with the key of a transaction in the environment: all users can list arguments.
+fn start_with(arguments: &[OsString], key: Option<&TransactionKey>) -> Outcome<Record> {
     let program = std::env::current_exe()
         .map_err(|e| Failure::io("cannot find this program's own file", &e))?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    // One that is in the environment of this process was meant for no mount.
+    command.env_remove(served::KEY);
+    command.envs(key.map(|key| (served::KEY, guest::key_text(key))));
     let mut child =
         command.spawn().map_err(|e| Failure::io("cannot start the background process", &e))?;
     let mut answer = String::new();

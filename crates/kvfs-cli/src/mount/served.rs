@@ -16,7 +16,9 @@ use std::time::Duration;
 use env::Machine;
 use kvdb::{Kvdb, ServedView};
 use kvdb_server::TlsClient;
-use kvdb_wire::{Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, Socket};
+use kvdb_wire::{
+    Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, Socket, TransactionKey,
+};
 use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::view_names::view_name;
 use kvfs_fuse::{FuseAdapter, MountOptions, Unmounter};
@@ -25,7 +27,7 @@ use rustix::process::{Pid, PidfdFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::{Args, absolute, announce, arguments, mount_point, say_ready, start, tell};
+use super::{Args, absolute, announce, arguments, mount_point, say_ready, start, start_with, tell};
 use crate::daemon;
 use crate::daemons::Record;
 use crate::failures;
@@ -34,6 +36,9 @@ use crate::mount_options::{self, Options};
 use crate::network;
 use crate::output::{Exit, Failure, Outcome, Output};
 
+/// The variable of the environment by which the process in the background has the key of the
+/// transaction that it takes up.
+pub const KEY: &str = "KVFS_KEY";
 /// A server that does not answer is waited for so long, in seconds, if no other time is given.
 const TIMEOUT: u32 = 60;
 
@@ -124,9 +129,6 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
         View::Transaction(asked) => {
             all.push("--txn".into());
             all.extend(asked.durable.then(|| "--durable".into()));
-            if let Some(key) = &asked.key {
-                all.extend(["--key".into(), guest::key_text(key).into()]);
-            }
         }
     }
     if let Some(timeout) = args.timeout {
@@ -137,7 +139,11 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
             all.extend([name.into(), absolute(path)?.into()]);
         }
     }
-    announce(output, &start(&all)?)
+    let key = match view {
+        View::Snapshot(_) => None,
+        View::Transaction(asked) => asked.key.as_ref(),
+    };
+    announce(output, &start_with(&all, key)?)
 }
 
 /// Mounts a transaction of its own for this process, in the background, and with it: it is aborted
@@ -185,7 +191,21 @@ fn view_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<View>
     if args.snapshot.is_some() || options.mount.read_only {
         return wrong("a snapshot does not change", "leave out --txn, or the snapshot and ro");
     }
-    Ok(View::Transaction(Asked { branch, durable: args.durable, key: args.key }))
+    Ok(View::Transaction(Asked { branch, durable: args.durable, key: key_of(args)? }))
+}
+
+/// The key of the transaction that is taken up. The process in the background has it from the one
+/// in front, by its environment.
+fn key_of(args: &Args) -> Outcome<Option<TransactionKey>> {
+    let word = match (&args.key_file, std::env::var(KEY)) {
+        (Some(file), _) => network::read_secret(file, "key")?,
+        (None, Ok(word)) if args.serving => word,
+        _ => return Ok(args.key),
+    };
+    // The word is in no message.
+    guest::parse_key(word.trim()).map(Some).map_err(|hint| {
+        Failure::new(Exit::Usage, "the key of a transaction is expected").hint(hint)
+    })
 }
 
 /// The snapshot that is mounted, of `--snapshot` or `-o snapshot=`.

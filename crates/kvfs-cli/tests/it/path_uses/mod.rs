@@ -22,6 +22,7 @@ pub const PATHS: &[(&str, &str, Use)] = &[
     ("mount", "cache", Store),
     ("mount", "upgrade", Store),
     ("mount", "log", Writes),
+    ("mount", "key_file", Reads),
     ("mount", "token_file", Reads),
     ("mount", "ca", Reads),
     ("umount", "target", Store),
