@@ -9,6 +9,7 @@
 //! `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`. A snapshot of a store that `kvfs serve`
 //! serves is mounted by `served`.
 
+mod credentials;
 mod mount8;
 mod served;
 
@@ -23,6 +24,7 @@ pub use mount8::run_as_mount_helper;
 use places::{Address, local_copies};
 pub use served::{Server, address, for_this_process};
 
+use self::credentials::Credentials;
 use crate::daemon::{self, Begin};
 use crate::daemons::Record;
 use crate::destination::{self, Judge};
@@ -89,14 +91,8 @@ pub struct Args {
     /// calls fail (EIO) until it answers again. 0 waits without a limit.
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u32>,
-    /// For kvfs://HOST:PORT: read the token from the first line of this file, which others must not
-    /// be able to read (default: the file that KVFS_TOKEN_FILE names, or the token in KVFS_TOKEN).
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<PathBuf>,
-    /// For kvfs://HOST:PORT: trust the certificates in this file (PEM) instead of those that the
-    /// machine trusts (default: the file that KVFS_CA names).
-    #[arg(long, value_name = "FILE")]
-    ca: Option<PathBuf>,
+    #[command(flatten)]
+    credentials: Credentials,
     /// Mount options, separated by commas; may be repeated.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
@@ -177,11 +173,10 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         return Err(Failure::new(Exit::Usage, what)
             .hint("in a store that is mounted here, kvfs txn begins transactions"));
     }
-    if args.timeout.is_some() || args.token_file.is_some() || args.ca.is_some() {
+    if args.timeout.is_some() || args.credentials.is_given() {
         let what = format!("{} is no address of a server", store.display());
-        return Err(
-            Failure::new(Exit::Usage, what).hint("leave out --timeout, --token-file and --ca")
-        );
+        let hint = "leave out --timeout, --token-file, --ca, --cert and --cert-key";
+        return Err(Failure::new(Exit::Usage, what).hint(hint));
     }
     args.options.extend(args.snapshot.take().map(|name| format!("snapshot={name}").into()));
     let address = Address::parse(&store)?;
