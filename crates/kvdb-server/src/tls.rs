@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ServerConfig, ServerConnection};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
 
 use crate::error::Error;
 use crate::relay::{HANDSHAKE, Relay, agree};
@@ -28,22 +29,41 @@ impl Tls {
     /// Reads PEM files: the server's certificate, followed by those that lead to a known authority,
     /// and its private key.
     pub fn from_files(certificates: &Path, key: &Path) -> Result<Tls, Error> {
-        let wrong = |path: &Path, why: &dyn std::fmt::Display| Error::Tls {
-            path: path.to_path_buf(),
-            why: why.to_string(),
-        };
-        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificates)
-            .and_then(|all| all.collect())
-            .map_err(|e| wrong(certificates, &e))?;
-        if chain.is_empty() {
-            return Err(wrong(certificates, &"there is no certificate in it"));
-        }
-        let own = PrivateKeyDer::from_pem_file(key).map_err(|e| wrong(key, &e))?;
+        let (chain, own) = pair(certificates, key)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, own))
             .map_err(|e| wrong(key, &e))?;
+        Ok(Tls(Arc::new(config)))
+    }
+
+    /// Reads PEM files like [`Tls::from_files`], and asks clients for a certificate that leads to an
+    /// authority of a third file. Where one is required, clients without are refused; those with
+    /// another one always are.
+    pub fn asking(
+        certificates: &Path,
+        key: &Path,
+        authorities: &Path,
+        required: bool,
+    ) -> Result<Tls, Error> {
+        let (chain, own) = pair(certificates, key)?;
+        let roots = Arc::new(roots(authorities)?);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
+        if !required {
+            verifier = verifier.allow_unauthenticated();
+        }
+        let verifier = verifier.build().map_err(|e| wrong(authorities, &e))?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .and_then(|builder| {
+                builder.with_client_cert_verifier(verifier).with_single_cert(chain, own)
+            })
+            .map_err(|e| wrong(key, &e))?;
+        // A session that is resumed has no proof of its own, and the certificate of the first one
+        // may have expired since.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Tls(Arc::new(config)))
     }
 
@@ -59,23 +79,57 @@ impl Tls {
     }
 
     /// Agrees on keys with a client, which may take a while, has `serve` take the end of the
-    /// connection that is to be served, and relays until it has ended. A client that takes nothing
-    /// for as long as `stall` is given up.
+    /// connection that is to be served, with the certificate that the client has proved to own, and
+    /// relays until it has ended. A client that takes nothing for as long as `stall` is given up.
     pub fn serve<T>(
         &self,
         mut client: TcpStream,
         stall: Duration,
-        serve: impl FnOnce(UnixStream) -> T,
+        serve: impl FnOnce(UnixStream, Option<&[u8]>) -> T,
     ) -> io::Result<T> {
         tcp::notices_the_end(&client)?;
         let tls = ServerConnection::new(self.0.clone()).map_err(io::Error::other)?;
         let mut tls = rustls::Connection::from(tls);
         agree(&mut tls, &mut client, Instant::now() + HANDSHAKE)?;
+        let shown = tls.peer_certificates().and_then(|chain| chain.first()).map(|own| own.to_vec());
         let (served, near) = UnixStream::pair()?;
         let relay = Relay::new(tls, client, near, stall)?;
-        let done = serve(served);
+        let done = serve(served, shown.as_deref());
         relay.run();
         Ok(done)
+    }
+}
+
+/// The error for a file that cannot be used.
+pub(crate) fn wrong(path: &Path, why: &dyn std::fmt::Display) -> Error {
+    Error::Tls { path: path.to_path_buf(), why: why.to_string() }
+}
+
+/// Reads the certificates of a server or client, its own first, and its private key.
+pub(crate) fn pair(
+    certificates: &Path,
+    key: &Path,
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), Error> {
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificates)
+        .and_then(|all| all.collect())
+        .map_err(|e| wrong(certificates, &e))?;
+    if chain.is_empty() {
+        return Err(wrong(certificates, &"there is no certificate in it"));
+    }
+    Ok((chain, PrivateKeyDer::from_pem_file(key).map_err(|e| wrong(key, &e))?))
+}
+
+/// Reads the authorities that are believed.
+pub(crate) fn roots(authorities: &Path) -> Result<RootCertStore, Error> {
+    let mut roots = RootCertStore::empty();
+    let all = CertificateDer::pem_file_iter(authorities).map_err(|e| wrong(authorities, &e))?;
+    for one in all {
+        let one = one.map_err(|e| wrong(authorities, &e))?;
+        roots.add(one).map_err(|e| wrong(authorities, &e))?;
+    }
+    match roots.is_empty() {
+        true => Err(wrong(authorities, &"there is no certificate in it")),
+        false => Ok(roots),
     }
 }
 

@@ -7,47 +7,47 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use crate::error::Error;
 use crate::relay::{Relay, agree};
 use crate::tcp;
+use crate::tls::{pair, roots, wrong};
 
-/// The authorities that a client believes, to which certificates of servers lead.
+/// The authorities that a client believes, to which certificates of servers lead, and its own
+/// certificate if it has one.
 #[derive(Clone)]
 pub struct TlsClient(Arc<ClientConfig>);
 
 impl TlsClient {
-    /// Believes the certificates of a file in PEM; without one, those that the machine does.
-    pub fn believing(authorities: Option<&Path>) -> Result<TlsClient, Error> {
-        let mut roots = RootCertStore::empty();
-        let wrong = |why: &dyn std::fmt::Display| Error::Tls {
-            path: authorities.unwrap_or(Path::new("what the machine believes")).to_path_buf(),
-            why: why.to_string(),
-        };
-        match authorities {
+    /// Believes the certificates of a file in PEM; without one, those that the machine does. `own`:
+    /// files with the certificate that it shows to servers which ask for one, and its key.
+    pub fn believing(
+        authorities: Option<&Path>,
+        own: Option<(&Path, &Path)>,
+    ) -> Result<TlsClient, Error> {
+        let believed = match authorities {
+            Some(path) => roots(path)?,
             None => {
-                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+                let mut all = RootCertStore::empty();
+                all.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+                all
             }
-            Some(path) => {
-                let all = CertificateDer::pem_file_iter(path).map_err(|e| wrong(&e))?;
-                for one in all {
-                    let one = one.map_err(|e| wrong(&e))?;
-                    roots.add(one).map_err(|e| wrong(&e))?;
-                }
-                if roots.is_empty() {
-                    return Err(wrong(&"there is no certificate in it"));
-                }
-            }
-        }
+        };
+        let machine = Path::new("what the machine believes");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
+        let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|e| wrong(&e))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+            .map_err(|e| wrong(authorities.unwrap_or(machine), &e))?
+            .with_root_certificates(believed);
+        let config = match own {
+            None => builder.with_no_client_auth(),
+            Some((certificates, key)) => {
+                let (chain, own) = pair(certificates, key)?;
+                builder.with_client_auth_cert(chain, own).map_err(|e| wrong(key, &e))?
+            }
+        };
         Ok(TlsClient(Arc::new(config)))
     }
 

@@ -1,5 +1,5 @@
-//! Who may do what: a token that a client shows, and the role that goes with it. Of tokens their
-//! hashes are known, so who reads the list can use none of them.
+//! Who may do what: a token or a certificate that a client shows, and the role that goes with it.
+//! Of tokens their hashes are known, so who reads the list can use none of them.
 
 use sha2::{Digest, Sha256};
 
@@ -58,13 +58,26 @@ fn matches(pattern: &[u8], text: &[u8]) -> bool {
     pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
-/// The tokens that a server knows, by their hashes, and what each of them lets a client do.
+/// The kind of a hash in the list. A certificate is no secret, so its bytes are never a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    Token,
+    Certificate,
+}
+
+/// The tokens and certificates that a server knows, by their hashes, and what each of them lets a
+/// client do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tokens(Vec<([u8; 32], Role)>);
+pub struct Tokens {
+    all: Vec<(Shown, [u8; 32], Role)>,
+    /// The role of a client whose certificate is known already: no token is looked at.
+    certified: Option<Role>,
+}
 
 impl Tokens {
-    /// Reads a list: in each line the SHA-256 of a token in hexadecimal digits, and words that say
-    /// what it lets do, `read=PATTERN`, `write`, `write=CLONE`, `admin`. `#` begins a comment.
+    /// Reads a list: in each line the SHA-256 of a token in hexadecimal digits, or that of a
+    /// certificate (its DER) after `cert:`, and words that say what it lets do, `read=PATTERN`,
+    /// `write`, `write=CLONE`, `admin`. `#` begins a comment.
     pub fn parse(text: &str) -> Result<Tokens, String> {
         let mut all = Vec::new();
         for (number, line) in text.lines().enumerate() {
@@ -73,8 +86,15 @@ impl Tokens {
             let mut words = words.take_while(|word| !word.starts_with('#'));
             let Some(hash) = words.next() else { continue };
             let wrong = |what: &str| Err(format!("line {}: {what}", number + 1));
-            let Some(hash) = hash_of_digits(hash) else {
-                return wrong("it does not begin with the SHA-256 of a token, 64 digits");
+            let (shown, digits) = match hash.strip_prefix("cert:") {
+                Some(digits) => (Shown::Certificate, digits),
+                None => (Shown::Token, hash),
+            };
+            let Some(hash) = hash_of_digits(digits) else {
+                return wrong(
+                    "it does not begin with the SHA-256 of a token, 64 digits, or with cert: and \
+                     that of a certificate",
+                );
             };
             let mut role = Role::default();
             for word in words {
@@ -89,24 +109,45 @@ impl Tokens {
             if role == Role::default() {
                 return wrong("it says not what the token lets do");
             }
-            all.push((hash, role));
+            all.push((shown, hash, role));
         }
-        Ok(Tokens(all))
+        Ok(Tokens { all, certified: None })
     }
 
     /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all.is_empty()
+    }
+
+    /// Returns whether a client may show a token.
+    pub fn has_tokens(&self) -> bool {
+        self.all.iter().any(|(shown, ..)| *shown == Shown::Token)
+    }
+
+    /// Returns whether a client may show a certificate.
+    pub fn has_certificates(&self) -> bool {
+        self.all.iter().any(|(shown, ..)| *shown == Shown::Certificate)
+    }
+
+    /// Returns the list for a client that has proved to own this certificate, in DER: it has the
+    /// role of its line, whatever token it shows. Returns `None` if there is no such line.
+    pub fn of_certificate(&self, der: &[u8]) -> Option<Tokens> {
+        let role = self.find(Shown::Certificate, der)?;
+        Some(Tokens { all: Vec::new(), certified: Some(role) })
     }
 
     /// The role of the client that shows a token. The time that it takes tells nothing of the
     /// tokens.
     pub fn role(&self, token: &[u8]) -> Option<Role> {
-        let hash: [u8; 32] = Sha256::digest(token).into();
+        self.certified.clone().or_else(|| self.find(Shown::Token, token))
+    }
+
+    fn find(&self, shown: Shown, bytes: &[u8]) -> Option<Role> {
+        let hash: [u8; 32] = Sha256::digest(bytes).into();
         let mut found = None;
-        for (known, role) in &self.0 {
+        for (kind, known, role) in &self.all {
             let differs = known.iter().zip(&hash).fold(0, |all, (a, b)| all | (a ^ b));
-            if std::hint::black_box(differs) == 0 {
+            if std::hint::black_box(differs) == 0 && *kind == shown {
                 found = Some(role);
             }
         }
@@ -170,10 +211,29 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_lets_do_what_its_line_says_and_its_bytes_are_no_token() {
+        let text = [line("token", "read=*"), format!("cert:{}", line("certificate", "write"))];
+        let tokens = Tokens::parse(&text.concat()).unwrap();
+        assert!(tokens.has_tokens() && tokens.has_certificates());
+        assert_eq!(tokens.role(b"certificate"), None);
+        assert_eq!(tokens.of_certificate(b"token"), None);
+        assert_eq!(tokens.of_certificate(b""), None);
+        let certified = tokens.of_certificate(b"certificate").unwrap();
+        for token in ["", "token", "wrong"] {
+            let role = certified.role(token.as_bytes()).unwrap();
+            assert!(role.may_write("") && !role.may_read("monday"), "{token:?}");
+        }
+        let tokens = Tokens::parse(&text[1]).unwrap();
+        assert!(!tokens.has_tokens() && tokens.has_certificates() && !tokens.is_empty());
+    }
+
+    #[test]
     fn a_list_that_says_something_else_is_refused() {
         for (text, what) in [
             ("secret admin\n".to_string(), "SHA-256"),
             (line("t", ""), "what the token lets do"),
+            ("cert:12 admin\n".to_string(), "SHA-256"),
+            (format!("cert: {}", line("t", "admin")), "SHA-256"),
             (line("t", "root"), "a word is none"),
             (line("t", "write="), "a word is none"),
             (format!("\n{}", line("t", "read")), "line 2"),

@@ -273,6 +273,12 @@ pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
     serde_json::from_str(&answer).map(Some).map_err(odd)
 }
 
+/// The command that takes up the durable transaction of a mount.
+pub fn taken_up(record: &Record, key: &str) -> String {
+    let store = text::show(record.store.as_os_str().as_bytes());
+    format!("kvfs mount {store} DIR --txn --key {key}")
+}
+
 /// Says what becomes of an open transaction when a mount ends.
 pub fn left_by(record: &Record, status: &Value) -> Option<String> {
     if status["result"] != "open" {
@@ -281,11 +287,7 @@ pub fn left_by(record: &Record, status: &Value) -> Option<String> {
     let id = &status["id"];
     Some(match status["durable"] == true {
         true => {
-            let (store, key) = (
-                text::show(record.store.as_os_str().as_bytes()),
-                status["key"].as_str()?.to_owned(),
-            );
-            format!("transaction {id} goes on: kvfs mount {store} DIR --txn --key {key}")
+            format!("transaction {id} goes on: {}", taken_up(record, status["key"].as_str()?))
         }
         false if status["in_doubt"] == true => format!(
             "transaction {id} was asked to commit, and it is not known whether it has: look at the \

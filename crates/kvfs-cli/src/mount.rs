@@ -9,6 +9,7 @@
 //! `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`. A snapshot of a store that `kvfs serve`
 //! serves is mounted by `served`.
 
+mod credentials;
 mod mount8;
 mod served;
 
@@ -17,11 +18,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use kvdb_wire::TransactionKey;
 use kvfs_fuse::{Unmount, mounts, unmount};
 pub use mount8::run_as_mount_helper;
 use places::{Address, local_copies};
 pub use served::{Server, address, for_this_process};
 
+use self::credentials::Credentials;
 use crate::daemon::{self, Begin};
 use crate::daemons::Record;
 use crate::destination::{self, Judge};
@@ -76,21 +79,20 @@ pub struct Args {
     /// prints its key.
     #[arg(long, requires = "txn")]
     durable: bool,
-    /// Continue the durable transaction that has this key.
+    /// Continue the durable transaction that has this key. Other users can read it in lists of
+    /// processes while the command runs; with --key-file they cannot.
     #[arg(long, requires = "txn", value_name = "KEY", value_parser = guest::parse_key)]
-    key: Option<kvdb_wire::TransactionKey>,
+    key: Option<TransactionKey>,
+    /// Like --key, with the key in the first line of this file, which others must not be able to
+    /// read.
+    #[arg(long, requires = "txn", value_name = "FILE", conflicts_with = "key")]
+    key_file: Option<PathBuf>,
     /// For kvfs+unix:SOCKET: wait at most this long for a server that does not answer; after that,
     /// calls fail (EIO) until it answers again. 0 waits without a limit.
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u32>,
-    /// For kvfs://HOST:PORT: read the token from the first line of this file, which others must not
-    /// be able to read (default: the file that KVFS_TOKEN_FILE names, or the token in KVFS_TOKEN).
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<PathBuf>,
-    /// For kvfs://HOST:PORT: trust the certificates in this file (PEM) instead of those that the
-    /// machine trusts (default: the file that KVFS_CA names).
-    #[arg(long, value_name = "FILE")]
-    ca: Option<PathBuf>,
+    #[command(flatten)]
+    credentials: Credentials,
     /// Mount options, separated by commas; may be repeated.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
@@ -172,11 +174,10 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         return Err(Failure::new(Exit::Usage, what)
             .hint("in a store that is mounted here, kvfs txn begins transactions"));
     }
-    if args.timeout.is_some() || args.token_file.is_some() || args.ca.is_some() {
+    if args.timeout.is_some() || args.credentials.is_given() {
         let what = format!("{} is no address of a server", store.display());
-        return Err(
-            Failure::new(Exit::Usage, what).hint("leave out --timeout, --token-file and --ca")
-        );
+        let hint = "leave out --timeout, --token-file, --ca, --cert and --cert-key";
+        return Err(Failure::new(Exit::Usage, what).hint(hint));
     }
     args.options.extend(args.snapshot.take().map(|name| format!("snapshot={name}").into()));
     let address = Address::parse(&store)?;
@@ -462,10 +463,18 @@ fn arguments(
 
 /// Starts the background process and waits until it answers.
 fn start(arguments: &[OsString]) -> Outcome<Record> {
+    start_with(arguments, None)
+}
+
+/// Does the same, with the key of a transaction in the environment: all users can list arguments.
+fn start_with(arguments: &[OsString], key: Option<&TransactionKey>) -> Outcome<Record> {
     let program = std::env::current_exe()
         .map_err(|e| Failure::io("cannot find this program's own file", &e))?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    // One that is in the environment of this process was meant for no mount.
+    command.env_remove(served::KEY);
+    command.envs(key.map(|key| (served::KEY, guest::key_text(key))));
     let mut child =
         command.spawn().map_err(|e| Failure::io("cannot start the background process", &e))?;
     let mut answer = String::new();

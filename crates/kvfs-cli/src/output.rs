@@ -203,6 +203,15 @@ impl Output {
         }
     }
 
+    /// Prints a remark that programs need as well: with `--json` it is a line on standard error.
+    pub fn note_with(&self, text: impl Display, value: impl serde::Serialize) {
+        if self.json {
+            eprintln!("{}", show_json(&value).unwrap_or_default());
+        } else {
+            self.note(text);
+        }
+    }
+
     /// Returns a progress bar on standard error for `length` units of work, `None` if unknown; it
     /// is hidden unless standard error is a terminal. With `bytes` the units are bytes.
     pub fn progress(&self, label: &str, length: Option<u64>, bytes: bool) -> ProgressBar {

@@ -43,8 +43,10 @@ mounted on a new directory, KVFS_MOUNT, in which the program runs:
 
   kvfs run kvfs+unix:/run/my.sock -- make install DESTDIR=.
 
---durable, --commit, --abort, --keep, --no-keep and --no-sync mean the same there. Changes are \
-compared on the server, so --ask and --rebase are not available.
+--durable, --commit, --abort, --keep, --no-keep and --no-sync mean the same there. With --durable \
+the command that continues the transaction, if this one is killed, is printed on standard error \
+before the program starts. Changes are compared on the server, so --ask and --rebase are not \
+available.
 
 Exit codes: that of the program, or 128 plus the signal that ended it. From kvfs run itself, if \
 nothing was changed: 75 others have changed the same files or keys since the start, or needed \

@@ -78,7 +78,9 @@ pub fn run(
     command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
     if matches!(namespace, Namespace::Directory { .. }) {
         // The program has its transaction, and not what lets it begin and commit others.
-        command.env_remove("KVFS_TOKEN").env_remove("KVFS_TOKEN_FILE");
+        for shown in ["KVFS_TOKEN", "KVFS_TOKEN_FILE", "KVFS_CERT", "KVFS_CERT_KEY"] {
+            command.env_remove(shown);
+        }
     }
     let mut inside = Inside::prepare(namespace)?;
     let waiting = Blocked::signals().map_err(|e| Failure::io("cannot wait for signals", &e))?;

@@ -52,6 +52,11 @@ Each line of the list is the SHA-256 of a token and its permissions: read=PATTER
 matching names (* stands for any characters); write, transactions of the files; write=PATTERN, \
 transactions of matching clones; admin, everything.
 
+With --client-ca, a line may begin with cert: and the SHA-256 of a client's certificate instead:
+
+  openssl x509 -in laptop.pem -outform DER | sha256sum | sed 's/^/cert:/; s/-$/write/' >> tokens
+  kvfs mount kvfs://HOST:7411 /mnt --txn --cert laptop.pem --cert-key laptop.key
+
 A mounted store is served by its mount: kvfs mount -o serve=unix:SOCKET.")]
 pub struct Args {
     /// Store to serve: a file or a block device made by `kvfs create`.
@@ -70,6 +75,10 @@ pub struct Args {
     /// For tls: file that lists the permissions of each token.
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
+    /// For tls: file with the authorities, in PEM, whose certificates clients may present; the list
+    /// of --tokens has a line for each certificate.
+    #[arg(long, value_name = "FILE")]
+    client_ca: Option<PathBuf>,
     /// Let clients begin transactions, which change the store when they commit.
     #[arg(long, short = 'w')]
     write: bool,
@@ -191,20 +200,22 @@ enum Address {
 fn address_of(args: &Args) -> Outcome<Address> {
     let wrong = |what: &str, hint: &str| Err(Failure::new(Exit::Usage, what).hint(hint));
     let files = [&args.cert, &args.key, &args.tokens];
+    let client_ca = args.client_ca.as_deref();
     let listen = args.listen.to_str().unwrap_or_default();
     if listen.starts_with("tcp:") {
         let what = "over plain TCP everybody on the way reads the files and the tokens";
         return wrong(what, "write tls:HOST:PORT, or on one machine unix:SOCKET");
     }
     let Some(at) = listen.strip_prefix("tls:") else {
-        if files.iter().any(|file| file.is_some()) {
-            return wrong("--cert, --key and --tokens are for tls:HOST:PORT", "leave them out");
+        if client_ca.is_some() || files.iter().any(|file| file.is_some()) {
+            let what = "--cert, --key, --tokens and --client-ca are for tls:HOST:PORT";
+            return wrong(what, "leave them out");
         }
         return socket_of(&args.listen).map(Address::Socket);
     };
     match files {
         [Some(cert), Some(key), Some(tokens)] => {
-            Ok(Address::Network(at.into(), Network::read(cert, key, tokens)?))
+            Ok(Address::Network(at.into(), Network::read(cert, key, tokens, client_ca)?))
         }
         _ => wrong(
             "tls: needs --cert, --key and --tokens: clients are told who serves, and say who they are",

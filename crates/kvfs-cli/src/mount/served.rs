@@ -7,6 +7,7 @@
 //! minute, or as long as `--timeout` says, until it answers again.
 
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,8 +16,9 @@ use std::time::Duration;
 
 use env::Machine;
 use kvdb::{Kvdb, ServedView};
-use kvdb_server::TlsClient;
-use kvdb_wire::{Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, Socket};
+use kvdb_wire::{
+    Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, Socket, TransactionKey,
+};
 use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::view_names::view_name;
 use kvfs_fuse::{FuseAdapter, MountOptions, Unmounter};
@@ -25,7 +27,9 @@ use rustix::process::{Pid, PidfdFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::{Args, absolute, announce, arguments, mount_point, say_ready, start, tell};
+use super::{
+    Args, Credentials, announce, arguments, mount_point, say_ready, start, start_with, tell,
+};
 use crate::daemon;
 use crate::daemons::Record;
 use crate::failures;
@@ -34,6 +38,9 @@ use crate::mount_options::{self, Options};
 use crate::network;
 use crate::output::{Exit, Failure, Outcome, Output};
 
+/// The variable of the environment by which the process in the background has the key of the
+/// transaction that it takes up.
+pub const KEY: &str = "KVFS_KEY";
 /// A server that does not answer is waited for so long, in seconds, if no other time is given.
 const TIMEOUT: u32 = 60;
 
@@ -97,14 +104,8 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     let address = server.address();
     let view = &view_of(&mut options, args, &address)?;
     let timeout = Duration::from_secs(args.timeout.unwrap_or(TIMEOUT).into());
-    let asked = Mounting {
-        server,
-        view,
-        timeout,
-        attached: args.attached,
-        token_file: args.token_file.as_deref(),
-        ca: args.ca.as_deref(),
-    };
+    let asked =
+        Mounting { server, view, timeout, attached: args.attached, credentials: &args.credentials };
     if args.serving {
         return serve_in_background(&asked, dir, options);
     }
@@ -124,20 +125,17 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
         View::Transaction(asked) => {
             all.push("--txn".into());
             all.extend(asked.durable.then(|| "--durable".into()));
-            if let Some(key) = &asked.key {
-                all.extend(["--key".into(), guest::key_text(key).into()]);
-            }
         }
     }
     if let Some(timeout) = args.timeout {
         all.extend(["--timeout".into(), timeout.to_string().into()]);
     }
-    for (name, path) in [("--token-file", &args.token_file), ("--ca", &args.ca)] {
-        if let Some(path) = path {
-            all.extend([name.into(), absolute(path)?.into()]);
-        }
-    }
-    announce(output, &start(&all)?)
+    all.extend(args.credentials.words()?);
+    let key = match view {
+        View::Snapshot(_) => None,
+        View::Transaction(asked) => asked.key.as_ref(),
+    };
+    announce(output, &start_with(&all, key)?)
 }
 
 /// Mounts a transaction of its own for this process, in the background, and with it: it is aborted
@@ -147,6 +145,7 @@ pub fn for_this_process(server: &Server, dir: &Path, durable: bool) -> Outcome<R
     let mut all = arguments("--serving", Path::new(&server.address()), dir, &[], &options);
     all.extend(["--txn".into(), "--attached".into(), std::process::id().to_string().into()]);
     all.extend(durable.then(|| "--durable".into()));
+    all.extend(Credentials::default().words()?);
     start(&all)
 }
 
@@ -158,8 +157,7 @@ struct Mounting<'a> {
     /// The mount ends with this process.
     attached: Option<i32>,
     /// Of the network.
-    token_file: Option<&'a Path>,
-    ca: Option<&'a Path>,
+    credentials: &'a Credentials,
 }
 
 /// The view that is mounted.
@@ -185,7 +183,21 @@ fn view_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<View>
     if args.snapshot.is_some() || options.mount.read_only {
         return wrong("a snapshot does not change", "leave out --txn, or the snapshot and ro");
     }
-    Ok(View::Transaction(Asked { branch, durable: args.durable, key: args.key }))
+    Ok(View::Transaction(Asked { branch, durable: args.durable, key: key_of(args)? }))
+}
+
+/// The key of the transaction that is taken up. The process in the background has it from the one
+/// in front, by its environment.
+fn key_of(args: &Args) -> Outcome<Option<TransactionKey>> {
+    let word = match (&args.key_file, std::env::var(KEY)) {
+        (Some(file), _) => network::read_secret(file, "key")?,
+        (None, Ok(word)) if args.serving => word,
+        _ => return Ok(args.key),
+    };
+    // The word is in no message.
+    guest::parse_key(word.trim()).map(Some).map_err(|hint| {
+        Failure::new(Exit::Usage, "the key of a transaction is expected").hint(hint)
+    })
 }
 
 /// The snapshot that is mounted, of `--snapshot` or `-o snapshot=`.
@@ -331,29 +343,6 @@ fn serve(
     served.map(drop).map_err(failures::of_mount)
 }
 
-/// Variables of the environment: a token, a file that has it, and one of certificates.
-const TOKEN: &str = "KVFS_TOKEN";
-const TOKEN_FILE: &str = "KVFS_TOKEN_FILE";
-const CA: &str = "KVFS_CA";
-
-fn path_in(variable: &str) -> Option<PathBuf> {
-    std::env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from)
-}
-
-/// The token that is shown to a server of the network.
-fn token(file: Option<&Path>) -> Outcome<String> {
-    let file = file.map(PathBuf::from).or_else(|| path_in(TOKEN_FILE));
-    match (file, std::env::var(TOKEN)) {
-        (Some(file), _) => network::read_secret(&file, "token"),
-        (None, Ok(token)) if !token.is_empty() => Ok(token),
-        _ => {
-            let what = "a server of the network wants a token";
-            Err(Failure::new(Exit::Usage, what)
-                .hint("give the file that has it: --token-file FILE"))
-        }
-    }
-}
-
 fn end(unmounter: &Unmounter) {
     if let Err(e) = unmounter.end() {
         tracing::warn!("{e}; it is left where it is, dead");
@@ -363,7 +352,7 @@ fn end(unmounter: &Unmounter) {
 
 /// Has a thread do something when the process has ended that has started this one.
 fn follow(process: i32, ended: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    let parent = Pid::from_raw(process).ok_or(std::io::ErrorKind::InvalidInput)?;
+    let parent = Pid::from_raw(process).ok_or(ErrorKind::InvalidInput)?;
     let open = rustix::process::pidfd_open(parent, PidfdFlags::empty());
     // Another process may have its number by now.
     let open = open.ok().filter(|_| rustix::process::getppid() == Some(parent));
@@ -391,6 +380,18 @@ impl Drop for Unmounted {
     }
 }
 
+/// Returns whether the server has ended a connection. A client that shows a wrong certificate has
+/// finished the handshake by then, and is told nothing else.
+fn is_cut(error: &kvdb_wire::Error) -> bool {
+    match error {
+        kvdb_wire::Error::Closed => true,
+        kvdb_wire::Error::Io(e) => {
+            matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+        }
+        _ => false,
+    }
+}
+
 /// The file system, who asks for it, and its transaction.
 fn open(
     asked: &Mounting<'_>,
@@ -413,6 +414,10 @@ fn open(
         (kvdb_wire::Error::Failed(failure), View::Transaction(_)) => {
             Failure::new(Exit::Failed, format!("{address}: {failure}"))
         }
+        (e, _) if matches!(server, Server::Network { .. }) && is_cut(&e) => {
+            Failure::new(Exit::Failed, format!("cannot read {address}: {e}"))
+                .hint("it may want another certificate of this client: --cert FILE --cert-key FILE")
+        }
         (e, _) => Failure::new(Exit::Failed, format!("cannot read {address}: {e}"))
             .hint("kvfs serve STORE --listen unix:SOCKET serves a store"),
     };
@@ -429,10 +434,8 @@ fn open(
             Client::connect(move |time| Socket::connect_unix(&socket, time), client_options)
         }
         Server::Network { host, port } => {
-            client_options.token = token(asked.token_file)?.into();
-            let ca = asked.ca.map(PathBuf::from).or_else(|| path_in(CA));
-            let tls = TlsClient::believing(ca.as_deref());
-            let tls = tls.map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
+            client_options.token = asked.credentials.token()?.into();
+            let tls = asked.credentials.tls()?;
             let (host, port) = (host.clone(), *port);
             let connect = move |time| tls.connect(&host, port, time).map(Socket::from);
             Client::connect(connect, client_options)

@@ -34,6 +34,13 @@ pub fn run(server: &Server, args: &Args, output: &Output) -> Outcome<sandbox::Co
             return Err(failure);
         }
     };
+    if let Some(key) = &there.record.key {
+        // Now, since a run that is killed says nothing any more.
+        let how = guest::taken_up(&there.record, key);
+        let paths = [("store", Some(&*there.record.store)), ("view", Some(&*there.dir))];
+        let value = with_paths(json!({"key": key}), &paths);
+        output.note_with(format!("if this is killed, {how} goes on with its transaction"), value);
+    }
     let namespace = Namespace::Directory { view: there.dir.clone() };
     let environment = [(mounted::MOUNT, there.dir.clone().into())];
     let code = match sandbox::run(&namespace, &args.command, &environment, None, output) {

@@ -1,4 +1,5 @@
-//! Clients on other machines: an address at which each connection is encrypted, and shows a token.
+//! Clients on other machines: an address at which each connection is encrypted, and shows a token
+//! or a certificate.
 //!
 //! A connection has a thread of its own, which agrees on keys and then relays. Of those that have
 //! not agreed yet there are so many at a time, for so long, and more are closed at once; a client
@@ -33,10 +34,15 @@ pub struct Network {
 }
 
 impl Network {
-    /// Reads the certificate, its key, and the list of tokens.
-    pub fn read(cert: &Path, key: &Path, tokens: &Path) -> Outcome<Network> {
+    /// Reads the certificate, its key, the list of tokens, and the authorities of clients that show
+    /// a certificate.
+    pub fn read(
+        cert: &Path,
+        key: &Path,
+        tokens: &Path,
+        client_ca: Option<&Path>,
+    ) -> Outcome<Network> {
         let wrong = |what: String| Failure::new(Exit::Usage, what);
-        let tls = Tls::from_files(cert, key).map_err(|e| wrong(e.to_string()))?;
         let cannot =
             |e: std::io::Error| Failure::io(format!("cannot read {}", tokens.display()), &e);
         let about = std::fs::metadata(tokens).map_err(cannot)?;
@@ -57,6 +63,22 @@ impl Network {
                 tokens.display()
             )));
         }
+        let tls = match client_ca {
+            None if parsed.has_certificates() => {
+                let what = format!("{} has certificates of clients", tokens.display());
+                return Err(wrong(what).hint("say which authority has signed them: --client-ca"));
+            }
+            Some(_) if !parsed.has_certificates() => {
+                let what = format!("{} has no certificate of a client", tokens.display());
+                return Err(
+                    wrong(what).hint("add a line that begins with cert:, or leave out --client-ca")
+                );
+            }
+            None => Tls::from_files(cert, key),
+            // Who could show a token needs no certificate.
+            Some(authorities) => Tls::asking(cert, key, authorities, !parsed.has_tokens()),
+        };
+        let tls = tls.map_err(|e| wrong(e.to_string()))?;
         Ok(Network { tls, tokens: Arc::new(parsed) })
     }
 }
@@ -132,10 +154,14 @@ impl Taking {
         }
         let (taking, handshake) = (self.clone(), Handshake(self.clone()));
         let serve = move || {
-            let done = taking.network.tls.serve(stream, STALL, |socket| {
+            let done = taking.network.tls.serve(stream, STALL, |socket, certificate| {
                 drop(handshake);
+                let tokens = &taking.network.tokens;
+                let own = certificate.and_then(|der| tokens.of_certificate(der)).map(Arc::new);
                 match taking.server.upgrade() {
-                    Some(server) => server.serve_with(socket.into(), &taking.network.tokens),
+                    Some(server) => {
+                        server.serve_with(socket.into(), own.as_ref().unwrap_or(tokens))
+                    }
                     None => Ok(()),
                 }
             });

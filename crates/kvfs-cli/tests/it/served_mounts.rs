@@ -1,9 +1,9 @@
 //! Mounts of transactions that a server has: written here, committed there, or thrown away.
 
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::served_place::{Place, TRY_AGAIN, awaits, kvfs, said, succeeds};
@@ -102,6 +102,25 @@ fn a_mount_whose_daemon_is_killed_leaves_nothing_and_an_unmount_aborts() {
     place.has("/new", None);
 }
 
+/// A file that only its owner can read.
+fn private_file(place: &Place, content: &str) -> PathBuf {
+    let file = place.path("key");
+    std::fs::write(&file, content).expect("written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("set");
+    file
+}
+
+/// The text is not in the arguments of the daemon of a mount, whose process `--json` has told: all
+/// users can read them.
+#[track_caller]
+fn assert_no_argument_has(mounted: &Output, text: &str) {
+    let told: serde_json::Value = serde_json::from_slice(&mounted.stdout).expect("JSON");
+    let arguments = std::fs::read(format!("/proc/{}/cmdline", told["pid"])).expect("it is there");
+    let arguments = String::from_utf8_lossy(&arguments);
+    assert!(arguments.contains("--txn"), "{arguments}");
+    assert!(!arguments.contains(text), "{arguments}");
+}
+
 #[test]
 fn a_durable_transaction_outlives_its_server_and_its_mount() {
     let Some(place) = Place::new() else { return };
@@ -123,7 +142,12 @@ fn a_durable_transaction_outlives_its_server_and_its_mount() {
     let key = told.split("--key ").nth(1).expect("the key of the transaction").trim();
     let key: String = key.chars().take_while(char::is_ascii_hexdigit).collect();
     assert!(mounted.contains(&format!("--key {key} ")), "{mounted}");
-    succeeds(place.mount("two").args(["--key", &key]));
+    let output = succeeds(place.mount("two").args(["--json", "--key", &key]));
+    assert_no_argument_has(&output, &key);
+    succeeds(kvfs().arg("umount").arg(place.path("two")));
+    let file = private_file(&place, &format!("{key}\n"));
+    let output = succeeds(place.mount("two").arg("--json").arg("--key-file").arg(&file));
+    assert_no_argument_has(&output, &key);
     write("two", "third");
     let output = place.end("commit", "two");
     assert!(output.status.success(), "{}", said(&output));
@@ -251,6 +275,10 @@ fn words_that_do_not_fit_are_refused() {
     refused(place.mount("one").args(["--snapshot", "s"]), 2, "a snapshot does not change");
     refused(place.mount("one").args(["--key", "12"]), 2, "32 digits");
     refused(place.mount("one").args(["--key", &"0".repeat(32)]), 1, "is over");
+    let file = private_file(&place, "12\n");
+    refused(place.mount("one").arg("--key-file").arg(&file), 2, "32 digits");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).expect("set");
+    refused(place.mount("one").arg("--key-file").arg(&file), 2, "every user may use the file");
     refused(place.mount("one").args(["-o", "clone=none"]), 1, "none");
     refused(kvfs().arg("commit").arg(place.path("one")), 3, "no store is mounted");
     let mut local = kvfs();

@@ -1,10 +1,10 @@
-//! A store that is served to other machines: encrypted, to clients that show a token, each of which
-//! may do what its token lets it do.
+//! A store that is served to other machines: encrypted, to clients that show a token or a
+//! certificate, each of which may do what that lets it do.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -56,7 +56,10 @@ fn serve_command(place: &Place, port: u16) -> Command {
 
 /// The server, and its port. Port 0 is any that is free.
 fn serve(place: &Place, port: u16) -> (Serving, u16) {
-    let mut command = serve_command(place, port);
+    begin(serve_command(place, port))
+}
+
+fn begin(mut command: Command) -> (Serving, u16) {
     let mut child = command.stdout(Stdio::piped()).spawn().expect("kvfs runs");
     let mut line = String::new();
     let out = child.stdout.as_mut().expect("a pipe");
@@ -289,4 +292,120 @@ fn what_would_let_anyone_in_is_refused() {
     refused(listen("tls:127.0.0.1:0", &all), "has no token");
     tokens(&format!("{} admin\n", "0".repeat(64)), 0o666);
     refused(listen("tls:127.0.0.1:0", &all), "can be written by others");
+}
+
+/// Makes an authority, whose certificate is in a file, and certificates that it has signed, in files
+/// such as `laptop.pem`, with their keys in `laptop.key`.
+fn certify(place: &Place, authority: &str, names: &[&str]) {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    let key = KeyPair::generate().expect("made");
+    let mut params = CertificateParams::new(Vec::<String>::new()).expect("made");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let made = params.self_signed(&key).expect("signed");
+    std::fs::write(place.path(authority), made.pem()).expect("written");
+    let issuer = Issuer::new(params, key);
+    for name in names {
+        let key = KeyPair::generate().expect("made");
+        let params = CertificateParams::new([name.to_string()]).expect("made");
+        let made = params.signed_by(&key, &issuer).expect("signed");
+        std::fs::write(place.path(&format!("{name}.pem")), made.pem()).expect("written");
+        std::fs::write(place.path(&format!("{name}.der")), made.der()).expect("written");
+        let file = place.path(&format!("{name}.key"));
+        std::fs::write(&file, key.serialize_pem()).expect("written");
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).expect("set");
+    }
+}
+
+/// A line of the list of tokens: what a certificate lets do.
+fn line_of(place: &Place, name: &str, words: &str) -> String {
+    let file = place.path(&format!("{name}.der"));
+    let output = succeeds(Command::new("sha256sum").arg(file));
+    let digits = String::from_utf8(output.stdout).expect("digits");
+    format!("cert:{} {words}\n", &digits[..64])
+}
+
+/// The command of a server that asks for certificates.
+fn asking(place: &Place, list: &str) -> Command {
+    std::fs::write(place.path("tokens"), list).expect("written");
+    let mut command = serve_command(place, 0);
+    command.arg("--client-ca").arg(place.path("clients.pem"));
+    command
+}
+
+/// A mount by the certificate of this name.
+fn mount_certified(place: &Place, port: u16, name: &str, words: &[&str]) -> Command {
+    let mut command = kvfs();
+    command.arg("mount").arg(format!("kvfs://localhost:{port}")).arg(place.path("one"));
+    command.arg("--ca").arg(place.path("cert.pem"));
+    command.arg("--cert").arg(place.path(&format!("{name}.pem")));
+    command.arg("--cert-key").arg(place.path(&format!("{name}.key"))).args(words);
+    command
+}
+
+fn text_of(file: &Path) -> String {
+    std::fs::read_to_string(file).expect("text")
+}
+
+#[test]
+fn a_certificate_lets_do_what_its_line_says_and_needs_no_token() {
+    let Some(place) = place() else { return };
+    certify(&place, "clients.pem", &["laptop", "unlisted"]);
+    certify(&place, "others.pem", &["foreign"]);
+    let lines = [line_of(&place, "laptop", "write"), line_of(&place, "foreign", "admin")].concat();
+    let (serving, port) = begin(asking(&place, &(text_of(&place.path("tokens")) + &lines)));
+    succeeds(&mut mount_certified(&place, port, "laptop", &["--txn"]));
+    std::fs::write(place.path("one").join("made"), "by a laptop").expect("written");
+    let output = place.end("commit", "one");
+    assert!(output.status.success(), "{}", said(&output));
+    refused(mount_certified(&place, port, "laptop", &["--snapshot", "monday"]), "does not let");
+    // A certificate without a line lets do nothing, and hinders no token.
+    let unlisted = mount_certified(&place, port, "unlisted", &["--txn"]);
+    refused(unlisted, "the token is none of this server");
+    let token = place.path("reader");
+    let token = ["--token-file", token.to_str().expect("text"), "--snapshot", "monday"];
+    succeeds(&mut mount_certified(&place, port, "unlisted", &token));
+    succeeds(kvfs().arg("umount").arg(place.path("one")));
+    succeeds(&mut mount(&place, port, "writer", &["--txn"]));
+    succeeds(kvfs().arg("umount").arg(place.path("one")));
+    // Another authority has signed this one, whatever its line says.
+    refused(mount_certified(&place, port, "foreign", &["--txn"]), "cannot read");
+    serving.ends_when_asked();
+    place.has("/made", Some("by a laptop"));
+}
+
+#[test]
+fn where_the_list_has_no_token_a_client_without_a_certificate_is_cut_off() {
+    let Some(place) = place() else { return };
+    certify(&place, "clients.pem", &["laptop"]);
+    let (serving, port) = begin(asking(&place, &line_of(&place, "laptop", "write")));
+    refused(mount(&place, port, "writer", &["--txn"]), "cannot read");
+    let mut run = kvfs();
+    // The files are found from the directory of the command, and the program has none of them.
+    run.current_dir(place.path(".")).env("KVFS_CA", "cert.pem");
+    run.env("KVFS_CERT", "laptop.pem").env("KVFS_CERT_KEY", "laptop.key");
+    run.arg("run").arg(format!("kvfs://localhost:{port}"));
+    let script = "test -z \"$KVFS_CERT$KVFS_CERT_KEY\" && echo ran >ran";
+    succeeds(run.args(["--", "sh", "-ec", script]));
+    serving.ends_when_asked();
+    place.has("/ran", Some("ran\n"));
+}
+
+#[test]
+fn certificates_of_clients_their_keys_and_their_authority_go_together() {
+    let Some(place) = place() else { return };
+    certify(&place, "clients.pem", &["laptop"]);
+    let tokens = text_of(&place.path("tokens"));
+    refused(asking(&place, &tokens), "has no certificate of a client");
+    std::fs::write(place.path("tokens"), line_of(&place, "laptop", "write")).expect("written");
+    refused(serve_command(&place, 0), "which authority has signed them");
+    let mut half = mount(&place, 1, "writer", &["--txn"]);
+    half.arg("--cert").arg(place.path("laptop.pem"));
+    refused(half, "go together");
+    let key = place.path("laptop.key");
+    std::fs::set_permissions(key, PermissionsExt::from_mode(0o644)).expect("set");
+    refused(mount_certified(&place, 1, "laptop", &["--txn"]), "every user may use the file");
+    let mut local = kvfs();
+    local.arg("serve").arg(place.path("store")).args(["--listen", "unix:socket"]);
+    local.arg("--client-ca").arg(place.path("clients.pem"));
+    refused(local, "are for tls:");
 }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-use crate::served_place::{Place, TRY_AGAIN, awaits, kvfs, said};
+use crate::served_place::{Place, TRY_AGAIN, awaits, kvfs, said, succeeds};
 
 /// `kvfs run` of a script. Directories for mounts are made in `tmp`.
 fn run(place: &Place, options: &[&str], script: &str) -> Command {
@@ -144,6 +144,35 @@ fn a_program_goes_on_over_a_server_that_is_killed_where_its_transaction_is_durab
     serving.ends_when_asked();
     place.has("/first", Some("first\n"));
     place.has("/second", Some("second\n"));
+}
+
+#[test]
+fn a_durable_run_tells_its_key_before_it_is_killed_and_is_gone_on_with() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    let script = "echo kept >kept; sync kept; echo $$ >\"$OUT.new\"; mv \"$OUT.new\" \"$OUT\"
+        exec sleep 600";
+    let told = std::fs::File::create(place.path("told")).expect("made");
+    let child = run(&place, &["--durable"], script).stderr(told).spawn().expect("kvfs runs");
+    let mut killed = Killed(child, place.path("out"));
+    awaits("the program runs", || place.path("out").exists());
+    killed.0.kill().expect("it is there");
+    awaits("the mount is gone", || places(&place).is_empty());
+    drop(killed);
+    let told = std::fs::read_to_string(place.path("told")).expect("text");
+    let how = format!("kvfs mount {} DIR --txn --key ", place.address());
+    let (_, key) = told.split_once(&how).unwrap_or_else(|| panic!("{told}"));
+    let key: String = key.chars().take_while(char::is_ascii_hexdigit).collect();
+    succeeds(place.mount("one").args(["--key", &key]));
+    let output = place.end("commit", "one");
+    assert!(output.status.success(), "{}", said(&output));
+    // With --json it is for programs.
+    let output = ran(run(&place, &["--json", "--durable", "--abort"], "true"), 0);
+    let line = String::from_utf8_lossy(&output.stderr).into_owned();
+    let told: serde_json::Value = serde_json::from_str(line.trim()).expect("JSON");
+    assert_eq!(told["key"].as_str().map(str::len), Some(32), "{line}");
+    serving.ends_when_asked();
+    place.has("/kept", Some("kept\n"));
 }
 
 #[test]
