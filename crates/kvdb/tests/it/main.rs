@@ -11,6 +11,7 @@ mod script;
 mod anomalies;
 mod api;
 mod branch_transactions;
+mod by_place;
 mod checkpoint;
 mod closed;
 mod collect;
