@@ -10,7 +10,7 @@ KVFS   = target/release/kvfs
 	some-wire-kills \
 	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
 	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis \
-	bench-ranks lint-bench lint-fuzz python lint-python install install-files deb boot \
+	bench-ranks bench-aged lint-bench lint-fuzz python lint-python install install-files deb boot \
 	packages clean
 
 help:
@@ -299,6 +299,12 @@ bench-papers: build
 	$(CARGO) build --release --quiet --package measure --bin kvdb_shape
 	python3 bench/papers/papers.py --kvfs $(KVFS) --rounds $(ROUNDS) --profile $(PROFILE) \
 		$(PAPERS_OPTIONS) --record docs/bench/papers.jsonl --out docs/bench/papers.md
+
+## make bench-aged  seeks a file of trees as people age them, by two builds in turn on a modelled
+##                   disk (BEFORE=another build of kvfs; SLOWDISK, PROFILE, AGED_OPTIONS)
+bench-aged: build
+	python3 bench/papers/aged.py --before $(BEFORE) --after $(KVFS) --rounds $(ROUNDS) \
+		--profile $(PROFILE) $(AGED_OPTIONS)
 
 ## make redis-suites  Redis' own tests against redis-server and KVFS (docs/bench/redis-suites.md;
 ##                   REDIS=checkout of Redis 7.0)

@@ -122,7 +122,7 @@ pub use transactions::{
     MAX_SAVEPOINTS, MergeRoutine, Merged, NestedBatch, Revision, Savepoint, Settled, StoredTuple,
     StoredTuples, Transaction, TransactionInfo, TransactionOptions, UndoableCommit,
 };
-pub use vt_tree::{Estimate, Update, read_alone, read_onward};
+pub use vt_tree::{Estimate, Update, read_alone, read_onward, value_waited};
 pub use zones::remote::RemoteStats;
 pub use zones::{Profile, ZoneInfo, ZoneState};
 

@@ -182,6 +182,15 @@ fn text(sources: &Sources) -> String {
         "Bytes that programs read from files.",
         files.bytes_read,
     );
+    page.counter(
+        "kvfs_files_read_ahead_total",
+        "Files whose pages were announced to the device, since they were likely to be read next.",
+        files.files_read_ahead,
+    );
+    let name = "kvfs_files_read_ahead_by_outcome_total";
+    page.family(name, "counter", "Files that were read ahead, by what became of them.");
+    page.labelled(name, &[("outcome", "used")], files.read_ahead_used);
+    page.labelled(name, &[("outcome", "wasted")], files.read_ahead_wasted);
     page.gauge("kvfs_transactions_open", "Open transactions.", sources.views.list().len() as u64);
     page.gauge("kvfs_snapshots", "Snapshots.", sources.db.snapshot_labels().len() as u64);
     page.gauge("kvfs_scrub_faults", "Places that the scrub could not read.", stats.scrub.faults);

@@ -404,6 +404,17 @@ fn show(all: &Value) -> String {
                 bytes(&f["dirty_bytes"])
             ),
         );
+        if count(&f["files_read_ahead"]) > 0 {
+            line(
+                "read ahead",
+                format!(
+                    "{} files by place, {} of them used, {} wasted",
+                    count(&f["files_read_ahead"]),
+                    count(&f["read_ahead_used"]),
+                    count(&f["read_ahead_wasted"])
+                ),
+            );
+        }
     }
     if let Some(transport) = all["transport"]["name"].as_str() {
         let round_trip = all["transport"]["round_trip_micros"].as_f64();

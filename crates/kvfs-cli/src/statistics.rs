@@ -48,6 +48,7 @@ pub fn of_store(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> Str
         all["files"] = serde_json::json!({
             "inodes_in_memory": s.inodes, "dirty_bytes": s.dirty_bytes, "commits": s.commits, "pages_written": s.pages_written,
             "pages_patched": s.pages_patched, "bytes_written": s.bytes_written, "bytes_read": s.bytes_read, "next_inode": s.next_ino, "zone_size": s.zone_size,
+            "files_read_ahead": s.files_read_ahead, "read_ahead_used": s.read_ahead_used, "read_ahead_wasted": s.read_ahead_wasted,
         });
     }
     if let Some(remote) = db.remote_stats() {

@@ -29,6 +29,7 @@ use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::layout;
 use crate::listing::Emitted;
+use crate::listing_order::Entry;
 use crate::listing_table::Listed;
 
 /// Positions after `.` and `..`; those of names are larger.
@@ -93,14 +94,30 @@ impl Fs {
             }
         }
 
+        // The order of the listing tells what will be read next.
+        let mut order: Vec<Entry> = Vec::new();
+        let mut end = if cookie == 0 { at(listing, AFTER_DOTS) } else { cookie };
+        let mut emit = |entry: DirEntry<'_>| {
+            let is_dir = entry.kind == FileKind::Dir;
+            let may_be_read = is_dir || entry.kind == FileKind::File;
+            let listed = may_be_read.then(|| Entry::new(entry.ino, is_dir));
+            let after = entry.cookie;
+            let taken = emit(entry);
+            if taken {
+                end = after;
+                order.extend(listed);
+            }
+            taken
+        };
         // Names are stored next to one another, and so are the nodes in most cases.
         let ahead = match entries {
             LARGE.. => entries.saturating_mul(ENTRY_BYTES),
             _ => 0,
         };
         let ended = kvdb::read_onward(ahead, || {
-            self.list_names((ino, &dir), (listing, after), plus, emit)
+            self.list_names((ino, &dir), (listing, after), plus, &mut emit)
         })?;
+        self.core.read_plans.listed(ino, (cookie, end), &order);
         if ended && cookie == 0 {
             // One call was enough; a later call can only continue from a position within the
             // entries that this one returned.

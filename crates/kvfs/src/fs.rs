@@ -35,6 +35,7 @@ use crate::layout::{self, Layout};
 use crate::listing_table::ListingTable;
 use crate::lost::Lost;
 use crate::promises::Promises;
+use crate::read_plan::ReadPlans;
 use crate::space_account::SpaceAccount;
 use crate::store::Store;
 use crate::ticker::Ticker;
@@ -60,6 +61,7 @@ pub(crate) struct Core {
     pub promises: Promises,
     pub lost: Lost,
     pub listings: ListingTable,
+    pub read_plans: ReadPlans,
     pub hash_key: [u8; 16],
     pub counters: Counters,
     /// Orphans whose removal has failed; see `orphans`.

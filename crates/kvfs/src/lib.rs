@@ -23,6 +23,8 @@
 //! - Calls: `namespace`, `rename`, `directory` (on `listing`, `listing_table`), `data`,
 //!   `attributes`, `xattr`, `allocate`, `reflink`, `statfs`. Every call begins in `fs`,
 //!   `freeze_lock` and `locks`; it reads and writes the store through `store`, or a scope of it.
+//! - Reading ahead, by place, what a reader of a tree will read next: `reading_ahead`, on
+//!   `read_plan` and `listing_order`.
 //! - In memory: `inode` (with the lock order), `partial_page`, `inode_cache`, `inode_allocator` (on
 //!   `reservation`). Uncommitted changes: `dirty`, `dirty_queue`, `sync`, `free_space` on
 //!   `space_account`. Writes out of a cache: `cached_writes`, `lost`. The thread of an interval:
@@ -68,6 +70,7 @@ mod inode_allocator;
 mod inode_cache;
 mod layout;
 mod listing;
+mod listing_order;
 mod listing_table;
 mod locks;
 mod losses;
@@ -81,6 +84,8 @@ pub mod parsers;
 mod partial_page;
 mod promised_ranges;
 mod promises;
+mod read_plan;
+mod reading_ahead;
 mod reflink;
 mod remove_tree;
 mod rename;

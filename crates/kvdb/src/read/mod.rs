@@ -3,6 +3,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod bounds;
+mod by_place;
 pub(crate) mod cursor;
 pub(crate) mod estimate;
 pub(crate) mod generation;

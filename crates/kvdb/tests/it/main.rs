@@ -12,6 +12,7 @@ mod seeded;
 mod anomalies;
 mod api;
 mod branch_transactions;
+mod by_place;
 mod checkpoint;
 mod closed;
 mod collect;

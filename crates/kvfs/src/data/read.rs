@@ -20,8 +20,9 @@ impl Fs {
 
     /// Like `read`, with hints about the caller.
     pub fn read_for(&self, ino: Ino, offset: u64, len: u32, hints: ReadHints) -> Result<Bytes> {
-        let data =
-            self.reading(ino, hints, |state| self.read_locked(ino, state, offset, u64::from(len)))?;
+        let data = self.reading(ino, (offset, u64::from(len)), hints, |state| {
+            self.read_locked(ino, state, offset, u64::from(len))
+        })?;
         self.core.counters.bytes_read.fetch_add(data.len() as u64, Ordering::Relaxed);
         Ok(data)
     }
@@ -39,7 +40,7 @@ impl Fs {
         room: &mut [u8],
         hints: ReadHints,
     ) -> Result<usize> {
-        let length = self.reading(ino, hints, |state| {
+        let length = self.reading(ino, (offset, room.len() as u64), hints, |state| {
             let end = offset.saturating_add(room.len() as u64).min(state.attr.size);
             let is_inline = matches!(state.attr.body, Body::Inline(_));
             if offset >= end || is_inline || offset / PAGE == (end - 1) / PAGE {
@@ -55,14 +56,17 @@ impl Fs {
         Ok(length)
     }
 
-    /// Runs `read` on the state of a file, and updates the access time if it is stale.
+    /// Runs `read`, which reads a number of bytes at an offset, on the state of a file, and updates
+    /// the access time if it is stale.
     fn reading<T>(
         &self,
         ino: Ino,
+        (offset, len): (u64, u64),
         hints: ReadHints,
         read: impl FnOnce(&InodeState) -> Result<T>,
     ) -> Result<T> {
         let _call = self.enter()?;
+        let in_order = self.will_read(ino, offset);
         let inode = self.inode(ino)?;
         let state = inode.state.read();
         if state.gone {
@@ -73,7 +77,10 @@ impl Fs {
             FileKind::Dir => return Err(Error::IsDirectory),
             _ => return Err(Error::Invalid("reading something that is not a file")),
         }
-        let data = read(&state)?;
+        let data = match in_order {
+            Some(dir) => self.timed(dir, len.min(state.attr.size), || read(&state))?,
+            None => read(&state)?,
+        };
         let stale = !hints.keep_atime && self.atime_is_stale(&state);
         drop(state);
         if stale {

@@ -24,6 +24,7 @@ use crate::layout::{self, Attributes, Body, ImapKey, Layout, Super};
 use crate::listing_table::ListingTable;
 use crate::lost::Lost;
 use crate::promises::Promises;
+use crate::read_plan::ReadPlans;
 use crate::space_account::SpaceAccount;
 use crate::store::Store;
 
@@ -193,6 +194,7 @@ impl Fs {
             promises,
             lost: Lost::default(),
             listings,
+            read_plans: ReadPlans::default(),
             hash_key,
             counters: Counters::default(),
             left_orphans: Mutex::default(),

@@ -22,6 +22,14 @@ pub struct Statistics {
     pub bytes_written: u64,
     /// Bytes that calls have read.
     pub bytes_read: u64,
+    /// Files whose pages were announced to the device, since a reader was expected to read them
+    /// next.
+    pub files_read_ahead: u64,
+    /// The part of `files_read_ahead` that was read afterwards, and the part that was not. The rest
+    /// is yet to be read.
+    pub read_ahead_used: u64,
+    /// See `read_ahead_used`.
+    pub read_ahead_wasted: u64,
     /// The next inode number that will be given out.
     pub next_ino: u64,
     /// The value of [`FsOptions::zone_size`] in force; 0 for a view that makes no files.
@@ -42,6 +50,7 @@ impl Fs {
     pub fn statistics(&self) -> Statistics {
         let c = &self.core.counters;
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let ahead = self.core.read_plans.counts();
         Statistics {
             inodes: self.core.inode_cache.len() as u64,
             dirty_bytes: self.core.space.dirty_bytes() as u64,
@@ -50,6 +59,9 @@ impl Fs {
             pages_patched: get(&c.pages_patched),
             bytes_written: get(&c.bytes_written),
             bytes_read: get(&c.bytes_read),
+            files_read_ahead: ahead.announced,
+            read_ahead_used: ahead.used,
+            read_ahead_wasted: ahead.wasted,
             next_ino: self.core.inode_allocator.next(),
             zone_size: self.core.options.zone_size.unwrap_or_default(),
         }

@@ -55,6 +55,7 @@ mod orphans;
 mod partial_writes;
 mod power_cut;
 mod promised_space;
+mod read_by_place;
 mod reading_around;
 mod rebase;
 mod remove_tree;

@@ -8,7 +8,7 @@ use crate::value::ExtentRef;
 /// Two spans whose gap is below this many bytes are announced as one: reading the gap takes less
 /// time than a second request. On a device whose seeks cost more, the gap may be as wide as a seek
 /// costs.
-const GAP: u64 = 16 << 10;
+pub(super) const GAP: u64 = 16 << 10;
 
 impl BlockCache {
     /// Announces to the device that these values will be read. Neighbours with small gaps are

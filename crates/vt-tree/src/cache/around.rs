@@ -103,6 +103,29 @@ impl ReadAround {
         }
         true
     }
+
+    /// Fetches the neighbourhoods of these places, one after the other, until about `most` bytes
+    /// were fetched. Returns the number of places that were dealt with, or `None` if the store does
+    /// not fit.
+    pub fn fetch_many(
+        &self,
+        zones: &Zones,
+        purpose: Purpose,
+        addresses: impl Iterator<Item = u64>,
+        most: u64,
+    ) -> Option<usize> {
+        let pieces = || self.0.lock().pieces;
+        let before = pieces();
+        let mut places = 0;
+        for addr in addresses {
+            let fetched = pieces().saturating_sub(before) * PIECE;
+            if fetched >= most || !self.fetch(zones, purpose, addr) {
+                break;
+            }
+            places += 1;
+        }
+        (places > 0).then_some(places)
+    }
 }
 
 /// Returns whether the rest of the store fits into half of the host's memory.

@@ -11,6 +11,7 @@
 mod again;
 mod announce;
 mod around;
+mod by_place;
 mod medium;
 mod reader_seeks;
 mod sequential;

@@ -28,6 +28,13 @@ impl BlockCache {
         self.reader_seeks.0.load(Relaxed)
     }
 
+    /// Notes that a reader has data read ahead, for which it would otherwise wait.
+    pub(super) fn note_reader_ahead(&self) {
+        if self.seeks_are_dear() {
+            self.reader_seeks.0.fetch_add(1, Relaxed);
+        }
+    }
+
     /// Notes that a reader has got the data that it waited for since `begun`.
     pub(super) fn note_reader(&self, begun: Instant) {
         if self.seeks_are_dear() && begun.elapsed() >= SEEK {

@@ -31,6 +31,7 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
         "View::scan",
         "View::cursor",
         "View::for_each",
+        "View::announce_by_place",
         "View::estimate",
         "View::dictionaries",
         "View::dictionaries_in",
@@ -70,6 +71,8 @@ pub fn read(w: &mut World) -> Result<(), Dead> {
     };
     assert_eq!(plain(w.ok(view.range(id, a.clone()..b.clone()).collect())?), want, "{}", w.what());
     if a < b {
+        let announced = w.ok(view.announce_by_place(id, &[(&a, &b)], u64::MAX))?;
+        assert_eq!(announced.len(), 1, "{}", w.what());
         assert_eq!(plain(w.ok(view.scan(id, &a, &b, usize::MAX))?), want, "{}", w.what());
         let mut walked = Vec::new();
         w.ok(view.for_each(id, &a, &b, |key, value| {
