@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use super::credentials::Credentials;
 use super::{Args, run};
 use crate::mount_options;
 use crate::output::{Exit, Failure, Outcome, Output};
@@ -97,8 +98,8 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             durable: false,
             key: None,
             attached: None,
-            token_file: None,
-            ca: None,
+            key_file: None,
+            credentials: Credentials::default(),
             timeout: None,
             options,
             foreground: false,

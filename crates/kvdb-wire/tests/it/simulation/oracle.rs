@@ -409,7 +409,8 @@ impl Host for Watched {
                 assert!(
                     changed.is_empty(),
                     "{label}, begun with {base}, commits {step:?} over what others did to \
-                     {changed:?}: {:#?}",
+                     {changed:?}, and leaves {:?}: {:#?}",
+                    content(&self.db, self.oracle.dict),
                     truth.states.iter().filter(|state| state.number >= base).collect::<Vec<_>>()
                 );
                 assert!(!truth.has(&label), "{label} commits once more");
