@@ -6,12 +6,11 @@ KVFS   = target/release/kvfs
 .PHONY: help setup build demo test over-io-uring lint test-long schedules ace every-io rest \
 	bounded many remote remote-histories bench-remote measurements mutants redis-fuzz \
 	foreign-text soak \
-	crash-live crash-kept crash-transactions crash-remote bench-buckets wire wire-kills \
-	some-wire-kills \
-	pages full real-world posix syscalls hostile fuzz readme bench-files bench-kv \
-	bench-transactions bench-branches bench-defrag bench-papers redis-suites bench-redis \
-	bench-ranks bench-aged lint-bench lint-fuzz python lint-python install install-files deb boot \
-	packages clean
+	crash-live crash-kept crash-transactions crash-remote bench-buckets bench-split wire \
+	wire-kills some-wire-kills pages full real-world posix syscalls hostile fuzz readme \
+	bench-files bench-kv bench-transactions bench-branches bench-defrag bench-papers \
+	redis-suites bench-redis bench-ranks bench-aged lint-bench lint-fuzz python lint-python \
+	install install-files deb boot packages clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -172,6 +171,12 @@ crash-remote: build
 ##                   (FILES=500 ROUNDS=3)
 bench-buckets: build
 	scripts/remote_servers.sh scripts/bench_buckets.py $(KVFS) $${FILES:-500} $${ROUNDS:-3}
+
+## make bench-split  KVFS over a wire, next to ext4 on NBD and to a local mount: bytes, requests and
+##                   times at 0.05, 0.2 and 2 ms (root, nbdkit, libnbd-bin, rsync; STAGES_OF_SPLIT,
+##                   SPLIT_NAMES=20000,200000 SPLIT_FILES=2000 SPLIT_ROUNDS=3 SPLIT_STORE=500000)
+bench-split: build
+	python3 scripts/bench_split.py $(KVFS) $(STAGES_OF_SPLIT)
 
 ## make wire-kills   SIGKILL of a server and of mounts of its transactions, at random moments
 ##                   (KVFS_KILLS=2000, SEED_BASE=n)
