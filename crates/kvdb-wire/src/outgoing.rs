@@ -10,7 +10,7 @@ use crate::changes::{MAX_CHANGES, size_of_change};
 use crate::request::Request;
 
 /// Bytes of changes of one request. One change alone may have more.
-const REQUEST_BYTES: usize = 4 << 20;
+pub(crate) const REQUEST_BYTES: usize = 4 << 20;
 
 /// Something that has a number among the batches of a transaction.
 #[derive(Clone, Debug)]

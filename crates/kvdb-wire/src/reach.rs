@@ -16,7 +16,7 @@ use env::sync::{Condvar, Mutex};
 use crate::error::{Error, Result};
 
 /// A wait for ever, about.
-pub(crate) const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The state of a server's connection, as its client has found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,8 +23,7 @@ use crate::deadline::left;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
 use crate::gathered::Gathered;
-use crate::outgoing::{Numbered, Outgoing};
-use crate::reach::FOR_EVER;
+use crate::outgoing::{Numbered, Outgoing, REQUEST_BYTES};
 use crate::reply::{ConflictKey, Reply};
 use crate::request::Request;
 use crate::single_flight::SingleFlight;
@@ -272,8 +271,9 @@ impl ServedTransaction {
     pub fn send(&self) -> kvdb::Result<()> {
         self.check()?;
         let made = self.state.lock().made;
+        // The thread that sends ends when the server is gone.
         let is_taken = |(): &()| self.state.lock().taken >= made;
-        let sent = self.sends.get(until_it_fails(), is_taken, || self.send_gathered());
+        let sent = self.sends.get(None, is_taken, || self.send_gathered());
         sent.map_err(|e| self.told(e))
     }
 
@@ -285,6 +285,11 @@ impl ServedTransaction {
         let made = {
             let mut state = self.state.lock();
             state.under_way = std::mem::take(&mut state.gathered);
+            if state.under_way.bytes() <= REQUEST_BYTES {
+                // A directory's node, for one, is put again with each name that is made in it. What
+                // is left is one unit, and fits a request.
+                state.under_way.compact();
+            }
             let changes = std::mem::take(&mut state.under_way.changes);
             let ends = std::mem::take(&mut state.under_way.ends);
             self.outgoing.lock().queue(changes, &ends);
@@ -294,6 +299,9 @@ impl ServedTransaction {
         let mut state = self.state.lock();
         state.under_way = Gathered::default();
         state.taken = state.taken.max(made);
+        if state.gathered.bytes() == 0 {
+            state.waits_since = None;
+        }
         Ok(())
     }
 
@@ -467,7 +475,7 @@ impl ServedTransaction {
         let mut number = 0;
         // As the only thread that sends: another one would be told what becomes of this.
         let sent = self.sends.get(
-            until_it_fails(),
+            None,
             |()| false,
             || {
                 self.send_gathered()?;
@@ -491,11 +499,6 @@ impl Drop for ServedTransaction {
     fn drop(&mut self) {
         self.leave();
     }
-}
-
-/// For as long as another thread sends, which ends when the server is gone.
-fn until_it_fails() -> Instant {
-    Instant::now() + FOR_EVER
 }
 
 /// Sends something that has a number, in as many requests as it takes. Where the server has no room

@@ -30,13 +30,15 @@ impl<T: Clone> SingleFlight<T> {
         SingleFlight { state: Mutex::new(state), ended: Condvar::new() }
     }
 
-    /// Returns what is here if it is `good`, and else what this thread or another one makes.
+    /// Returns what is here if it is `good`, and else what this thread or another one makes. Without
+    /// a deadline it waits for as long as another thread makes it.
     pub fn get(
         &self,
-        deadline: Instant,
+        deadline: impl Into<Option<Instant>>,
         good: impl Fn(&T) -> bool,
         make: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
+        let deadline = deadline.into();
         let mut state = self.state.lock();
         let begun = state.attempts;
         loop {
@@ -51,14 +53,20 @@ impl<T: Clone> SingleFlight<T> {
             if !state.is_making {
                 break;
             }
-            let time = left(deadline)?;
-            self.ended.wait_for(&mut state, time);
+            match deadline {
+                Some(deadline) => {
+                    let time = left(deadline)?;
+                    self.ended.wait_for(&mut state, time);
+                }
+                None => self.ended.wait(&mut state),
+            }
         }
         state.is_making = true;
         drop(state);
         // The turn ends even if `make` panics.
         let turn = Turn(self);
-        let made = left(deadline).map_err(Error::from).and_then(|_| make());
+        let has_time = deadline.map_or(Ok(()), |deadline| left(deadline).map(drop));
+        let made = has_time.map_err(Error::from).and_then(|()| make());
         let mut state = self.state.lock();
         match &made {
             Ok(made) => (state.made, state.failed) = (Some(made.clone()), None),

@@ -30,6 +30,8 @@ pub(crate) struct State {
     pub over: Option<String>,
     /// Set while a commit was asked for and neither its answer nor a refusal has come.
     pub commit_asked: bool,
+    /// When the first change was made that the server may not have.
+    pub waits_since: Option<Instant>,
     /// When the server has heard of it last, at the earliest.
     pub heard: Instant,
 }
@@ -48,6 +50,7 @@ impl State {
             refused: None,
             over: None,
             commit_asked: false,
+            waits_since: None,
             heard,
         }
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
+use env::Instant;
 use kvdb::{DictionaryId, PageRequest, ServedChange, ServedView, Space, TuplePage};
 
 use crate::asking::{first_keys, with_missing};
@@ -16,7 +17,9 @@ use crate::served_transaction::ServedTransaction;
 use crate::unfinished::MAX_CHANGE;
 
 /// Bytes of changes that are gathered before they are sent.
-const GATHERED: usize = 1 << 20;
+const GATHERED: usize = 3 << 20;
+/// Changes of a transaction that ends with its client wait for so long, to be sent with more.
+const GATHERING: Duration = Duration::from_secs(3);
 /// Deleted ranges that are gathered, which each read goes through.
 const RANGES: usize = 1024;
 /// Bytes that may wait while the server does not take them; then changes are refused.
@@ -192,6 +195,7 @@ impl ServedView for ServedTransaction {
         }
         let is_much = {
             let mut state = self.state.lock();
+            state.waits_since.get_or_insert_with(Instant::now);
             changes.into_iter().for_each(|change| state.change(change));
             state.gathered.end_unit();
             state.gathered.bytes() > GATHERED || state.gathered.ranges() > RANGES
@@ -211,7 +215,11 @@ impl ServedView for ServedTransaction {
     }
 
     fn sync_at_interval(&self) -> kvdb::Result<()> {
-        self.sync()?;
+        let waits_since = self.state.lock().waits_since;
+        let is_due = waits_since.is_none_or(|since| since.elapsed() >= GATHERING);
+        if self.durable || is_due {
+            self.sync()?;
+        }
         let silent = self.state.lock().heard.elapsed();
         match !self.lease.is_zero() && silent > self.lease / 4 {
             true => self.renew(),

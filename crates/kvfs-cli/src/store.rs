@@ -104,7 +104,7 @@ pub struct InHand {
 }
 
 /// The default memory budget of a store, in bytes.
-const MEMORY: u64 = 320 << 20;
+pub const MEMORY: u64 = 320 << 20;
 
 /// The shares of the memory budget, in bytes. (The database reserves an eighth of its share for the
 /// overhead of all of them.)

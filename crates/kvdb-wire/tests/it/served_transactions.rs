@@ -216,6 +216,49 @@ fn a_transaction_whose_client_says_that_it_is_there_outlives_its_lease() {
 }
 
 #[test]
+fn changes_that_later_ones_replace_are_not_sent() {
+    let (store, dict) = store();
+    let client = store.client();
+    let transaction = begin(&client);
+    let scope = Scope::Served(transaction.clone());
+    let before = client.counts().sent;
+    for i in 0..1000 {
+        put(&scope, dict, "directory", &format!("{i:0100}"));
+        put(&scope, dict, &format!("name {i}"), "node");
+    }
+    transaction.send().unwrap();
+    let sent = client.counts().sent - before;
+    assert!(sent < 40_000, "{sent} bytes of 1,000 names and one directory");
+    assert_eq!(transaction.commit(false).unwrap(), Outcome::Committed);
+    let directory = store.db.get(dict, b"directory").unwrap().unwrap();
+    assert_eq!(directory, format!("{:0100}", 999));
+    assert_eq!(store.db.view().scan(dict, b"name", b"namf", 2000).unwrap().len(), 1000);
+}
+
+#[test]
+fn what_ends_with_its_client_waits_a_moment_to_be_sent_with_more() {
+    let (store, dict) = store();
+    let (client, other) = (store.client(), store.client());
+    let (passing, lasting) = (begin(&client), durable(&other));
+    put(&Scope::Served(passing.clone()), dict, "apple", "red");
+    put(&Scope::Served(lasting.clone()), dict, "pear", "green");
+    let (before, before_other) = (client.counts().requests, other.counts().requests);
+    kvdb::ServedView::sync_at_interval(&*passing).unwrap();
+    assert_eq!(client.counts().requests, before, "it waits");
+    kvdb::ServedView::sync_at_interval(&*lasting).unwrap();
+    assert!(other.counts().requests > before_other, "it is to outlive this client");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while client.counts().requests == before {
+        assert!(Instant::now() < deadline, "it is sent");
+        kvdb::ServedView::sync_at_interval(&*passing).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    put(&Scope::Served(passing.clone()), dict, "apple", "green");
+    Scope::Served(passing.clone()).sync().unwrap();
+    assert_eq!(client.counts().requests, before + 2, "a sync does not wait");
+}
+
+#[test]
 fn a_durable_transaction_is_taken_up_by_its_key_by_another_client_of_another_server() {
     let (mut store, dict) = store();
     let client = store.client();

@@ -37,6 +37,7 @@ use crate::guest::{self, Asked, Guest, NETWORK_SCHEME, SCHEME};
 use crate::mount_options::{self, Options};
 use crate::network;
 use crate::output::{Exit, Failure, Outcome, Output};
+use crate::store::MEMORY;
 
 /// The variable of the environment by which the process in the background has the key of the
 /// transaction that it takes up.
@@ -421,13 +422,10 @@ fn open(
         (e, _) => Failure::new(Exit::Failed, format!("cannot read {address}: {e}"))
             .hint("kvfs serve STORE --listen unix:SOCKET serves a store"),
     };
-    let memory = options.memory.and_then(|memory| usize::try_from(memory).ok());
-    let mut client_options = ClientOptions { timeout, ..ClientOptions::default() };
-    let mut fs_options = FsOptions { zone_size: options.zone_size, ..FsOptions::default() };
-    if let Some(memory) = memory {
-        client_options.memory = memory / 2;
-        fs_options.inode_memory = memory / 4;
-    }
+    let memory = usize::try_from(options.memory.unwrap_or(MEMORY)).unwrap_or(usize::MAX);
+    let mut client_options = ClientOptions { timeout, memory: memory / 2, ..ClientOptions::default() };
+    let zone_size = options.zone_size;
+    let fs_options = FsOptions { zone_size, inode_memory: memory / 4, ..FsOptions::default() };
     let client = match server {
         Server::Unix(socket) => {
             let socket = socket.clone();
