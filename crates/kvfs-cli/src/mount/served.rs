@@ -423,7 +423,8 @@ fn open(
             .hint("kvfs serve STORE --listen unix:SOCKET serves a store"),
     };
     let memory = usize::try_from(options.memory.unwrap_or(MEMORY)).unwrap_or(usize::MAX);
-    let mut client_options = ClientOptions { timeout, memory: memory / 2, ..ClientOptions::default() };
+    let mut client_options =
+        ClientOptions { timeout, memory: memory / 2, ..ClientOptions::default() };
     let zone_size = options.zone_size;
     let fs_options = FsOptions { zone_size, inode_memory: memory / 4, ..FsOptions::default() };
     let client = match server {
