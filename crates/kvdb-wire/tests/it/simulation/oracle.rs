@@ -387,6 +387,8 @@ impl Host for Watched {
         let after = truth.with(&step);
         let result = Host::commit(&self.db, transaction, synced);
         say(|| format!("{label} commits {step:?}: {result:?}"));
+        let now = content(&self.db, self.oracle.dict);
+        // Asked after the content: the device may end at any time.
         if self.device.is_dead() {
             // Nothing of what is done now is told to any client, and one commit may be on disk.
             say(|| "the device of that is dead".into());
@@ -410,12 +412,12 @@ impl Host for Watched {
                     changed.is_empty(),
                     "{label}, begun with {base}, commits {step:?} over what others did to \
                      {changed:?}, and leaves {:?}: {:#?}",
-                    content(&self.db, self.oracle.dict),
+                    now,
                     truth.states.iter().filter(|state| state.number >= base).collect::<Vec<_>>()
                 );
                 assert!(!truth.has(&label), "{label} commits once more");
                 assert!(!truth.absent.contains(&label), "{label} commits after its end");
-                let now = content(&self.db, self.oracle.dict)?;
+                let now = now?;
                 assert_eq!(now, after, "the commit of {label}");
                 let number = truth.next;
                 truth.next += 1;
