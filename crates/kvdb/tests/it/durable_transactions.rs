@@ -201,6 +201,53 @@ fn a_serializable_one_cannot_be_durable() {
 }
 
 #[test]
+fn a_deletion_of_what_others_have_put_since_conflicts_after_a_crash_as_before_it() {
+    type Change = fn(&Transaction, DictionaryId);
+    let changes: [(&str, Change); 4] = [
+        ("deleted", |t, d| t.delete(d, "k").unwrap()),
+        ("range", |t, d| t.delete_range(d, "j", "l").unwrap()),
+        ("put and deleted", |t, d| {
+            t.put(d, "k", "t").unwrap();
+            t.delete(d, "k").unwrap();
+        }),
+        ("put and range", |t, d| {
+            t.put(d, "k", "t").unwrap();
+            t.delete_range(d, "j", "l").unwrap();
+        }),
+    ];
+    for (what, change) in changes {
+        // Bits: a crash before what others do, and one after it; the key was there before.
+        for way in 0..8 {
+            let mut world = World::new();
+            if way & 4 != 0 {
+                world.put("k", "0");
+            }
+            let id = {
+                let t = world.begin();
+                change(&t, world.d);
+                t.put(world.d, "other", "t").unwrap();
+                t.sync().unwrap();
+                t.id()
+            };
+            if way & 1 != 0 {
+                world = world.crash();
+            }
+            world.put("k", "others");
+            if way & 2 != 0 {
+                world = world.crash();
+            }
+            let committed = world.joined(id).commit(Durability::Synced);
+            assert!(
+                matches!(committed, Err(Error::Conflict { .. })),
+                "{what}, way {way}: {committed:?}, and then {:?}",
+                world.get("k")
+            );
+            assert_eq!(world.get("k").as_deref(), Some("others"), "{what}, way {way}");
+        }
+    }
+}
+
+#[test]
 fn one_that_begins_is_not_taken_for_one_that_has_ended() {
     let device = Arc::new(MemoryDevice::new());
     let open = OpenOptions { flush_interval: std::time::Duration::ZERO, ..options() };
