@@ -113,8 +113,8 @@ impl ServedTransaction {
         ServedTransaction::with_key(client, random_key()?, options, false)
     }
 
-    /// Goes on with an open transaction, whose key tells that it is this client's. What was applied
-    /// in it is seen.
+    /// Continues an open transaction. Its key proves that this client may do so. The changes
+    /// already applied to it are visible.
     pub fn take_up(client: &Arc<Client>, key: TransactionKey) -> Result<ServedTransaction> {
         ServedTransaction::with_key(client, key, BeginOptions::default(), true)
     }
