@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use env::sync::{Condvar, Mutex};
 
-/// A number of bytes of which callers reserve shares.
+/// A budget of bytes, of which callers reserve shares.
 pub struct Budget {
     most: usize,
     free: Mutex<usize>,

@@ -12,8 +12,8 @@ pub const MAX_CHANGES: usize = 1 << 16;
 /// Upper bound of the bytes of a change in a frame in addition to its key and value.
 pub(crate) const CHANGE_OVERHEAD: usize = 16;
 
-/// Bytes of puts for each deleted key or range up to which a batch still counts as one that
-/// releases space.
+/// A batch counts as one that releases space if it puts at most this number of bytes for each key
+/// or range that it deletes.
 const PUT_FOR_DELETED: usize = 1 << 10;
 
 const PUT: u8 = 1;
@@ -28,8 +28,8 @@ pub(crate) fn only_deletes(changes: &[ServedChange]) -> bool {
         .all(|change| matches!(change, ServedChange::Delete(..) | ServedChange::DeleteRange(..)))
 }
 
-/// Returns an estimate whether the changes release more space than they take. A removal also puts a
-/// little, for example the rest of what it has shortened.
+/// Estimates whether the changes release more space than they take. A removal also puts a few
+/// bytes, for the data that remains.
 pub(crate) fn gives_back(changes: &[ServedChange]) -> bool {
     let (mut put, mut deleted) = (0, 0);
     for change in changes {

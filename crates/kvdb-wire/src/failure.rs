@@ -94,8 +94,8 @@ pub(crate) fn of_store(error: kvdb::Error) -> Failure {
         kvdb::Error::Invalid(_) => FailureCode::Invalid,
         _ => FailureCode::Other,
     };
-    // The code tells the kind of the failure. For these kinds only the name is sent, of which the
-    // client makes its own message.
+    // The code tells the kind of the failure. For these kinds only the name is sent, from which the
+    // client composes its own message.
     let what = match error {
         kvdb::Error::NoSnapshot(what)
         | kvdb::Error::NoDictionary(what)

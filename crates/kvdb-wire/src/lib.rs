@@ -19,9 +19,8 @@
 //!
 //! The server: `server` (listens), `conversation` (one connection), `roles` (the rights of
 //! clients), `budget` (limits the answers of all connections), `transactions` (of all clients),
-//! `unfinished` (changes of which parts are missing), `host` (begins and ends transactions),
-//! `records` (the records of transactions in the store). Both sides use `counts` (requests and
-//! bytes).
+//! `unfinished` (incomplete changes), `host` (begins and ends transactions), `records` (the records
+//! of transactions in the store). Both sides use `counts` (requests and bytes).
 
 #![warn(missing_docs)]
 

@@ -88,7 +88,7 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Creates the queue of a transaction of which the server has `last` batches.
+    /// Creates the queue of a transaction whose batches up to number `last` are on the server.
     pub fn after(last: u64) -> Outgoing {
         Outgoing {
             last,

@@ -32,7 +32,7 @@ pub struct Pages {
 struct Page {
     dict: DictionaryId,
     keys_only: bool,
-    /// Start of the range of which the page has all tuples.
+    /// Start of the range that the page covers completely.
     start: Bytes,
     /// End of the requested range. The page covers it as far as its last tuple, and up to this end
     /// if it has ended.

@@ -119,8 +119,8 @@ impl Records {
         Ok(None)
     }
 
-    /// Makes the transaction note, as part of its commit, that it has committed, and its batches.
-    /// If the commit fails, the transaction is still open.
+    /// Makes the transaction note in its commit that it has committed, and the number of its
+    /// batches. If the commit fails, the transaction is still open.
     pub fn note_commit(
         &self,
         transaction: &Transaction,

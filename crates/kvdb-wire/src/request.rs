@@ -32,7 +32,7 @@ const APPLY_PART: u8 = 18;
 /// Flags of an iteration.
 const BACKWARD: u8 = 1;
 const KEYS_ONLY: u8 = 2;
-/// Flags of the begin of a transaction.
+/// Flags of a request to begin a transaction.
 const SERIALIZABLE: u8 = 1;
 const DURABLE: u8 = 2;
 const JOINS: u8 = 4;

@@ -217,8 +217,8 @@ impl ServedTransaction {
         });
         let mut state = self.state.lock();
         match &asked {
-            // Use the begin of the request, a lower bound of the time at which the server received
-            // it: the answer may have taken long.
+            // Use the time at which the request began, a lower bound of the time at which the
+            // server received it: the answer may have taken long.
             Ok(_) => state.heard = state.heard.max(begun),
             Err(Error::Failed(Failure { code: FailureCode::NoView, what })) => {
                 state.over.get_or_insert_with(|| what.clone());
@@ -464,8 +464,8 @@ impl ServedTransaction {
         let mut state = self.state.lock();
         state.pages.clear();
         state.new.clear();
-        // A concurrent read may return the state before the rollback. Counting a change keeps it
-        // out of the cache.
+        // A concurrent read may return the state before the rollback. Count a change, which keeps
+        // that state out of the cache.
         state.made += 1;
         Ok(())
     }
@@ -503,8 +503,8 @@ impl Drop for ServedTransaction {
     }
 }
 
-/// Returns the deadline for a wait until another thread has sent. There is no limit, since the wait
-/// ends when the server is gone.
+/// Returns the deadline for a wait until another thread has sent. It is practically unlimited,
+/// since the wait ends when the server is gone.
 fn until_it_fails() -> Instant {
     Instant::now() + FOR_EVER
 }

@@ -31,7 +31,7 @@ impl<T: Clone> SingleFlight<T> {
     }
 
     /// Returns the current value if it is `good`. Otherwise returns the value that this thread
-    /// makes, or another one that is already making it.
+    /// makes, or that another thread is already making.
     pub fn get(
         &self,
         deadline: Instant,

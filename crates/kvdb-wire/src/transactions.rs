@@ -32,7 +32,7 @@ const LEASE: Duration = Duration::from_secs(60);
 /// The time for which a serializable transaction waits for a lock. It is short because the wait
 /// occupies a thread of the connection.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
-/// Limit of the bytes of all clients' changes of which parts are missing.
+/// Limit of the bytes of the incomplete changes of all clients.
 const UNFINISHED: usize = 128 << 20;
 /// Limit of the inode numbers that are reserved at once.
 const MAX_RESERVED: u32 = 1 << 20;
@@ -71,7 +71,7 @@ pub(crate) struct Transactions {
     /// Limit of the bytes that all transactions may change together.
     most_together: u64,
     open: Mutex<HashMap<TransactionKey, Arc<Opened>>>,
-    /// Changes of which parts are missing.
+    /// Incomplete changes: some of their parts have not arrived.
     unfinished: Unfinished,
     /// Transactions that have ended during the life of this server, the oldest first.
     ended: Mutex<VecDeque<TransactionKey>>,
@@ -141,7 +141,7 @@ impl Transactions {
             ended: Mutex::default(),
             beginning: Mutex::default(),
         };
-        // Durable transactions count for the common limit before their clients reconnect.
+        // Durable transactions count towards the common limit before their clients reconnect.
         for info in all.db.transactions().iter().filter(|info| info.durable) {
             let Ok(transaction) = all.db.transaction(info.id) else { continue };
             let found = all.records.key_of(&transaction).map_err(|e| e.to_string());
@@ -337,7 +337,8 @@ impl Transactions {
         Failure { code: FailureCode::NoView, what: what.into() }
     }
 
-    /// Converts an error for the client, to which the transaction may be over.
+    /// Converts an error into the failure for the client. If the transaction is over, the failure
+    /// says so.
     fn failed(&self, opened: &Opened, error: kvdb::Error) -> Failure {
         match self.is_open(&opened.transaction) {
             true => of_store(error),

@@ -118,7 +118,7 @@ impl Unfinished {
         let is_next = |parts: &&mut Parts| parts.of == of && parts.count == part;
         let mut whole = match all.parts.get_mut(&connection).filter(is_next) {
             Some(parts) => {
-                // Prevents that it is finished twice.
+                // Prevents it from being finished twice.
                 parts.count = u32::MAX;
                 std::mem::take(&mut parts.changes)
             }

@@ -188,7 +188,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     let asked = mount_options::parse(&args.options)?;
     match &address {
         Some(address) => args.options.extend(words_for(address, &asked)?),
-        // A background process gets the path of the local file.
+        // A process that serves the mount is started with the path of the local file.
         None if asked.writing.is_some() && !is_started => {
             let refused =
                 format!("{} is a local store, which is written as it is", store.display());
@@ -267,7 +267,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         None => None,
     };
     if let Some(log) = &options.log {
-        // In the background process there would be no terminal to report a failure to.
+        // Check the path here, where a failure can still be reported.
         Judge::strict().judge_path(log)?;
     }
     // Claim the store after all options were checked: from here on no other machine may write it.

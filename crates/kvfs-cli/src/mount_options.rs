@@ -45,7 +45,7 @@ pub struct Options {
     pub serve: Option<PathBuf>,
     /// Set if these mounts may also begin transactions.
     pub serve_write: bool,
-    /// The interval at which everything is read again. `None` means no scrubs by itself.
+    /// The interval at which everything is read again. `None` means no automatic scrubs.
     pub scrub: Option<Interval>,
     /// The address at which the store is published automatically.
     pub publish: Option<Publication>,

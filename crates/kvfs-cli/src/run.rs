@@ -183,7 +183,7 @@ impl How {
 /// Limit of the rebases of a transaction that others repeatedly commit before.
 const REBASES: usize = 16;
 
-/// With the value `0`, git makes only the changes that it was asked for.
+/// The value `0` prevents git from making changes that it was not asked for.
 const GIT_LOCKS: &str = "GIT_OPTIONAL_LOCKS";
 
 /// Returns the view that a transaction replaces for a program, and its path.
@@ -269,8 +269,8 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     let label =
         args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
     if terminal.is_some() {
-        // Prevents that the program commits the transaction itself, or writes after the question is
-        // asked.
+        // Prevents the program from committing the transaction itself, and from changing the store
+        // in a way that bypasses the question.
         mounted.seal()?;
     }
     // Attached: if this process is killed, the transaction ends with it.

@@ -169,7 +169,8 @@ impl Serving {
 }
 
 impl Serving {
-    /// Returns the server, which has the counts of the requests, as long as it exists.
+    /// Returns a reference to the server, which has the counts of the requests. It is valid as long
+    /// as the store is served.
     pub fn server(&self) -> Weak<Server> {
         Arc::downgrade(&self.server)
     }

@@ -181,7 +181,7 @@ fn many_threads_read_over_one_connection() {
     assert_eq!(client.counts().connections, 1);
 }
 
-/// A view whose pages are answered, while requests for values get no answer.
+/// A view that answers requests for pages but, once `is_deaf` is set, none for values.
 struct Deaf {
     view: kvdb_wire::SnapshotView,
     is_deaf: AtomicBool,

@@ -353,7 +353,7 @@ fn end(unmounter: &Unmounter) {
 fn follow(process: i32, ended: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let parent = Pid::from_raw(process).ok_or(ErrorKind::InvalidInput)?;
     let open = rustix::process::pidfd_open(parent, PidfdFlags::empty());
-    // Another process may have its number by now.
+    // Another process may have its number in the meantime.
     let open = open.ok().filter(|_| rustix::process::getppid() == Some(parent));
     let follows = move || {
         if let Some(open) = &open {
