@@ -1,6 +1,6 @@
-//! How views of a client ask: again after a connection has failed, as long as the server is waited
-//! for, and for what they have not got yet. When it has been waited for in vain, one thread looks
-//! for it.
+//! Requests of a client's views, with retries. A request is sent again after its connection has
+//! failed, for as long as the client waits for the server, and again for the keys that an answer
+//! left out. Once the wait has been in vain, one thread probes for the server.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -17,22 +17,22 @@ use crate::reply::Reply;
 
 /// Pauses before a failed request is sent again: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
-/// A request is waited for so long before the server is asked whether it is there: at first, and at
-/// most. It gets longer each time that it is there, since it may take long to send the request.
+/// The initial and the longest time that a request waits before the client probes the server. The
+/// time doubles whenever the server responds, since sending the request may take long.
 const ATTEMPTS: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
-/// Time to find a server that has been gone.
+/// The time for one attempt to reach a server.
 const PROBE: Duration = Duration::from_secs(5);
-/// Bytes of the keys of one request, about.
+/// Approximate limit of the bytes of keys in one request.
 const KEY_BYTES: usize = 1 << 20;
 
 impl Client {
-    /// Calls `call` until its connection does not fail, or the server has been waited for in vain.
+    /// Calls `call` again until its connection does not fail, or the wait for the server is over.
     pub(crate) fn retried(&self, call: impl FnMut(Instant) -> Result<Reply>) -> Result<Reply> {
         self.retried_until(self.deadline()?, true, call)
     }
 
-    /// As [`Client::retried`], for a call that has less time than the server is waited for. That it
-    /// fails says nothing to others.
+    /// Like [`Client::retried`], for a call that has less time than the wait for the server. If
+    /// this call fails, other calls do not fail with it.
     pub(crate) fn retried_within(
         &self,
         time: Duration,
@@ -53,7 +53,7 @@ impl Client {
         loop {
             let begun = Instant::now();
             let time = deadline.saturating_duration_since(begun).min(most);
-            // The rest is for asking whether it is there.
+            // The rest of the time is reserved for the probe.
             let probe = if ends_all { PROBE.min(time / 4) } else { Duration::ZERO };
             let until = begun + (time - probe);
             let answer = call(until);
@@ -66,7 +66,8 @@ impl Client {
                 return answer;
             }
             if ends_all && Instant::now() >= until && self.is_there(until, probe, e) {
-                // It takes its time, and is not gone. No limit is known for how long it may take.
+                // The server is slow, but not gone. There is no known limit of the time that it may
+                // take.
                 tracing::debug!("asked again of a server that is there: {e}");
                 self.reachable.answered();
                 most = (time * 2).min(ATTEMPTS.1);
@@ -77,7 +78,7 @@ impl Client {
                 Next::Again => {}
                 Next::Fails => return answer,
                 Next::SaysGone => {
-                    // Others may wait on it for longer.
+                    // Other requests on this connection may have later deadlines: end them, too.
                     self.end_connection(e);
                     self.look_for_server();
                     return answer;
@@ -88,8 +89,8 @@ impl Client {
         }
     }
 
-    /// Returns whether the server greets within `time` after `from`, or has just before. A
-    /// connection from long before is ended: the server may know nothing of it any more.
+    /// Returns whether the server sends a greeting within `time` after `from`, or has sent one
+    /// shortly before. Ends a connection that is older than that: the server may no longer know it.
     fn is_there(&self, from: Instant, time: Duration, why: &Error) -> bool {
         let is_old = |one: &Arc<Connection>| from.saturating_duration_since(one.made) > time;
         if let Some(connection) = self.current.peek().filter(is_old) {
@@ -98,12 +99,12 @@ impl Client {
         self.connection(from + time).is_ok()
     }
 
-    /// Has a thread look for the server until it answers.
+    /// Starts a thread that probes for the server until it answers.
     pub(crate) fn look_for_server(&self) {
         let client = self.own.clone();
         let looks = env::thread::Builder::new().name("wire-probe".into());
         if let Err(e) = looks.spawn(move || look_for_server(&client)) {
-            // Then each call tries by itself.
+            // Without the thread, each call tries by itself.
             tracing::warn!("the server is not looked for: {e}");
             self.reachable.answered();
         }
@@ -125,7 +126,7 @@ fn look_for_server(client: &Weak<Client>) {
     }
 }
 
-/// The first of these keys, as many as one request may have.
+/// Returns the longest prefix of `keys` that fits one request.
 pub(crate) fn first_keys(keys: &[Bytes]) -> Vec<Bytes> {
     let mut bytes = 0;
     let fitting = keys.iter().take(MAX_KEYS).take_while(|key| {
@@ -135,8 +136,9 @@ pub(crate) fn first_keys(keys: &[Bytes]) -> Vec<Bytes> {
     fitting.cloned().collect()
 }
 
-/// The values of keys of which some are `found`. The others are asked for, each once, however often
-/// it is among them; an answer may be of the first ones only.
+/// Returns the values of `keys`, of which some are `found`. Each other key is requested once, even
+/// if it occurs several times. An answer may contain only the first values, so it asks again until
+/// all are known.
 pub(crate) fn with_missing(
     keys: &[Bytes],
     mut found: Vec<Option<Option<Bytes>>>,

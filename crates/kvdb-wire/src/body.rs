@@ -1,4 +1,4 @@
-//! The parts that bodies of messages consist of, and what limits them.
+//! The elements of message bodies, and their limits.
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, MAX_KEY, MAX_VALUE};
@@ -6,30 +6,30 @@ use zones::varint::{get_bytes, get_u32, get_u64, put_bytes, put_u64};
 
 use crate::error::{Error, Result};
 
-/// The first bytes of a greeting.
+/// The magic bytes at the start of a greeting.
 pub const MAGIC: [u8; 4] = *b"kvfw";
-/// Keys that one request may name.
+/// Limit of the keys in one request.
 pub const MAX_KEYS: usize = 4096;
-/// Tuples that one page may have.
+/// Limit of the tuples in one page.
 pub const MAX_TUPLES: u32 = 4096;
-/// Bytes of the longest name of a snapshot, a branch or a dictionary.
+/// Limit of the bytes of the name of a snapshot, a branch or a dictionary.
 pub const MAX_NAME: usize = 1024;
-/// Bytes of the longest token.
+/// Limit of the bytes of a token.
 pub const MAX_TOKEN: usize = 1024;
-/// Dictionaries that one view may tell of.
+/// Limit of the dictionaries that are listed for one view.
 pub const MAX_DICTIONARIES: usize = 4096;
-/// Keys in conflict that an answer tells at most.
+/// Limit of the keys in conflict that are listed in one answer.
 pub const MAX_CONFLICTS: usize = 64;
-/// Tells a transaction from all others: random bytes that its client draws. Who knows them may use
+/// Identifies a transaction: random bytes that its client draws. A client that knows them may use
 /// the transaction.
 pub type TransactionKey = [u8; 16];
-/// Bytes of keys and values that an answer has at most, unless the first one alone has more: the
-/// longest value fits a frame.
+/// Limit of the bytes of keys and values in one answer. If the first value alone is longer, it is
+/// sent alone: the longest value fits a frame.
 pub const ANSWER_BYTES: usize = 4 << 20;
-/// Says that a value follows.
+/// Flag: a value follows.
 const HERE: u8 = 1;
 
-/// Reads the parts of a body.
+/// Reads the elements of a body.
 pub(crate) struct Body<'a> {
     pub whole: &'a Bytes,
     pub rest: &'a [u8],
@@ -48,7 +48,7 @@ impl<'a> Body<'a> {
         Ok(byte)
     }
 
-    /// A byte in which no other bits are set than these.
+    /// Reads a byte of flags. Fails if a flag other than those in `known` is set.
     pub fn flags(&mut self, known: u8) -> Result<u8> {
         match self.byte()? {
             flags if flags & !known == 0 => Ok(flags),
@@ -72,7 +72,8 @@ impl<'a> Body<'a> {
         Ok(get_u32(&mut self.rest)?)
     }
 
-    /// How many of something follow, each of a byte or more.
+    /// Reads the number of elements that follow. Fails if there are more than `most`, or more than
+    /// bytes remain, since an element takes at least one byte.
     pub fn count(&mut self, most: usize) -> Result<usize> {
         match self.small()? as usize {
             count if count > most.min(self.rest.len()) => {
@@ -97,7 +98,8 @@ impl<'a> Body<'a> {
         self.bytes(MAX_KEY)
     }
 
-    /// The end of a range, which may be the least key after the longest one.
+    /// Reads the end of a range, which may be the successor of the longest key and so one byte
+    /// longer than a key.
     pub fn end(&mut self) -> Result<Bytes> {
         self.bytes(MAX_KEY + 1)
     }
@@ -110,7 +112,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// A value, or none.
+    /// Reads an optional value.
     pub fn value(&mut self) -> Result<Option<Bytes>> {
         match self.flags(HERE)? {
             0 => Ok(None),

@@ -1,19 +1,19 @@
-//! Bytes that all answers under way take together, of every connection. A connection that waits for
-//! them reads nothing more, so that its requests stay where they are.
+//! The memory budget that the pending answers of all connections share. A connection that waits for
+//! memory reads no further requests, so they remain in its socket (backpressure).
 
 use std::sync::Arc;
 
 use env::sync::{Condvar, Mutex};
 
-/// Bytes that are free, of so many.
+/// A budget of bytes, of which callers reserve shares.
 pub struct Budget {
     most: usize,
     free: Mutex<usize>,
-    /// Told when some are given back.
+    /// Notified when bytes are released.
     freed: Condvar,
 }
 
-/// A part of a budget, which is given back when it is dropped.
+/// A reserved part of a budget, released when it is dropped.
 pub struct Share {
     of: Arc<Budget>,
     bytes: usize,
@@ -24,7 +24,8 @@ impl Budget {
         Arc::new(Budget { most, free: Mutex::new(most), freed: Condvar::new() })
     }
 
-    /// Takes so many bytes, or all there are of a smaller budget, when they are free.
+    /// Waits until `bytes` are free, and reserves them. If the whole budget is smaller, it reserves
+    /// the whole budget.
     pub fn take(self: &Arc<Budget>, bytes: usize) -> Share {
         let bytes = bytes.min(self.most);
         let mut free = self.free.lock();
@@ -37,7 +38,7 @@ impl Budget {
 }
 
 impl Share {
-    /// Releases the bytes above this many.
+    /// Releases all but `to` bytes.
     pub fn shrink(&mut self, to: usize) {
         let spare = self.bytes.saturating_sub(to);
         if spare > 0 {

@@ -1,4 +1,4 @@
-//! A batch on the wire: changes in their order, each with a kind.
+//! The encoding of a batch: its changes in their order, each with a kind.
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, MAX_KEY, MAX_UPDATE, MAX_VALUE, ServedChange, Update};
@@ -7,12 +7,13 @@ use zones::varint::{get_bytes, get_u32, put_bytes, put_u64};
 use crate::body::Body;
 use crate::error::{Error, Result};
 
-/// Changes that one request may have. A few bytes stand for each in a frame, and more in memory.
+/// Limit of the changes in one request. A change of a few bytes in a frame takes more in memory.
 pub const MAX_CHANGES: usize = 1 << 16;
-/// Bytes of a change in a frame in addition to its key and its value, at most.
+/// Upper bound of the bytes of a change in a frame in addition to its key and value.
 pub(crate) const CHANGE_OVERHEAD: usize = 16;
 
-/// Bytes that are put for each key or range that is deleted, where something is removed.
+/// A batch counts as one that releases space if it puts at most this number of bytes for each key
+/// or range that it deletes.
 const PUT_FOR_DELETED: usize = 1 << 10;
 
 const PUT: u8 = 1;
@@ -20,15 +21,15 @@ const UPDATE: u8 = 2;
 const DELETE: u8 = 3;
 const DELETE_RANGE: u8 = 4;
 
-/// Says if changes are deletions alone.
+/// Returns whether all changes are deletions.
 pub(crate) fn only_deletes(changes: &[ServedChange]) -> bool {
     changes
         .iter()
         .all(|change| matches!(change, ServedChange::Delete(..) | ServedChange::DeleteRange(..)))
 }
 
-/// Says if changes give back more space than they take, as far as they tell: what is removed puts a
-/// little too, of what is left.
+/// Estimates whether the changes release more space than they take. A removal also puts a few
+/// bytes, for the data that remains.
 pub(crate) fn gives_back(changes: &[ServedChange]) -> bool {
     let (mut put, mut deleted) = (0, 0);
     for change in changes {
@@ -40,13 +41,13 @@ pub(crate) fn gives_back(changes: &[ServedChange]) -> bool {
     deleted > 0 && put <= deleted * PUT_FOR_DELETED
 }
 
-/// Adds changes to a body, after how many there are.
+/// Appends the number of changes and the changes to a body.
 pub(crate) fn put_changes(out: &mut Vec<u8>, changes: &[ServedChange]) {
     put_u64(out, changes.len() as u64);
     changes.iter().for_each(|change| put_change(out, change));
 }
 
-/// Takes changes off a body.
+/// Reads changes from a body.
 pub(crate) fn take_changes(body: &mut Body<'_>) -> Result<Vec<ServedChange>> {
     let count = body.count(MAX_CHANGES)?;
     let mut changes = Vec::new();
@@ -71,7 +72,7 @@ fn put_change(out: &mut Vec<u8>, change: &ServedChange) {
     }
 }
 
-/// Bytes that a change takes in a frame, about and at most.
+/// Returns an upper estimate of the bytes that a change takes in a frame.
 pub(crate) fn size_of_change(change: &ServedChange) -> usize {
     let bytes = match change {
         ServedChange::Put(_, key, value) => key.len() + value.len(),
@@ -82,12 +83,12 @@ pub(crate) fn size_of_change(change: &ServedChange) -> usize {
     bytes + CHANGE_OVERHEAD
 }
 
-/// Bytes that a change takes in memory, about and at most.
+/// Returns an upper estimate of the bytes that a change takes in memory.
 pub(crate) fn memory_of_change(change: &ServedChange) -> usize {
     size_of_change(change) + size_of::<ServedChange>()
 }
 
-/// The dictionary that a change is in.
+/// Returns the dictionary of a change.
 pub(crate) fn dictionary_of(change: &ServedChange) -> DictionaryId {
     match change {
         ServedChange::Put(dict, ..)
@@ -97,7 +98,7 @@ pub(crate) fn dictionary_of(change: &ServedChange) -> DictionaryId {
     }
 }
 
-/// Takes a change off the front of `input`, a part of `whole`.
+/// Reads a change from the front of `input`, which is a part of `whole`.
 fn take_change(whole: &Bytes, input: &mut &[u8]) -> Result<ServedChange> {
     let Some((&kind, rest)) = input.split_first() else {
         return Err(Error::Malformed("a change that is cut"));

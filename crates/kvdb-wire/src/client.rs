@@ -1,16 +1,16 @@
-//! A client: one connection at a time, on which any number of threads ask.
+//! A client: one connection at a time, shared by any number of threads.
 //!
-//! There is no thread that reads. Of those that wait for an answer, one reads frames and hands each
-//! to the thread that asked for it, until its own has come; then another one of them reads. So an
-//! answer is taken by the thread that waits for it, without waking another one, which would cost
-//! more than the answer does.
+//! There is no dedicated reader thread. One of the threads that wait for an answer reads frames,
+//! and hands each frame to the thread that sent its request, until its own answer has arrived; then
+//! another waiting thread takes over. So in the common case a thread reads its own answer, and no
+//! other thread has to be woken, which would cost more than the answer.
 //!
-//! A call has a deadline, by which all ends that it waits for: a turn to write, an answer, the
-//! thread that reads. The one that reads ends the connection at its own deadline, since it may have
-//! read a part of a frame.
+//! A call has a deadline, which limits every wait in it: for the turn to write, for the answer, for
+//! the thread that reads. The reading thread ends the connection at its own deadline, since it may
+//! have read part of a frame.
 //!
-//! A connection that has failed is of no use any more, and all that wait on it are told. The next
-//! request makes a new one.
+//! A connection that has failed is not used again, and all threads that wait on it are notified.
+//! The next request opens a new one.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader};
@@ -32,15 +32,15 @@ use crate::request::Request;
 use crate::single_flight::SingleFlight;
 use crate::socket::Socket;
 
-/// How a client behaves.
+/// Options of a client.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Tells the server who this is; may be empty.
+    /// Authenticates the client to the server; may be empty.
     pub token: Bytes,
-    /// For so long a server that does not answer is waited for, and requests are tried on one
-    /// connection after the other, before they fail; zero: for ever.
+    /// The time for which a server that does not answer is waited for, and requests are retried on
+    /// new connections, before they fail. Zero means no limit.
     pub timeout: Duration,
-    /// Bytes that a view may keep of what was read of it.
+    /// Limit of the bytes that a view may cache.
     pub memory: usize,
 }
 
@@ -50,16 +50,16 @@ impl Default for ClientOptions {
     }
 }
 
-/// Counts of all that a client has sent and received, since it was made.
+/// Traffic of a client since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Connections that were made.
+    /// Connections made.
     pub connections: u64,
-    /// Requests that were sent.
+    /// Requests sent.
     pub requests: u64,
-    /// Bytes of their frames.
+    /// Bytes of the frames of these requests.
     pub sent: u64,
-    /// Bytes of frames that came.
+    /// Bytes of the frames received.
     pub received: u64,
 }
 
@@ -72,12 +72,12 @@ pub(crate) struct Counters {
     by_request: ByRequest,
 }
 
-/// Bytes that are read at once, if there are so many.
+/// Size of the read buffer.
 const READ_BYTES: usize = 64 << 10;
 
-/// Time to tell the server what is not answered.
+/// Time limit for sending a request whose answer is not awaited.
 const TELLING: Duration = Duration::from_secs(1);
-/// An answer that takes longer is waited for.
+/// A client whose oldest request is pending for longer than this is reported as waiting.
 const SOON: Duration = Duration::from_secs(1);
 
 type Connect = dyn Fn(Duration) -> io::Result<Socket> + Send + Sync;
@@ -89,14 +89,14 @@ pub struct Client {
     pub(crate) current: SingleFlight<Arc<Connection>>,
     counters: Arc<Counters>,
     pub(crate) reachable: Reachable,
-    /// This one.
+    /// A reference to this client, for the thread that probes for the server.
     pub(crate) own: Weak<Client>,
 }
 
 impl Client {
-    /// Connects to a server by `connect`, which is called again after a connection has failed, and
-    /// has so much time. Fails if there is no server, or it speaks another version, or does not
-    /// know the token.
+    /// Connects to a server by `connect`, which is called again after a connection has failed. Its
+    /// argument is the time that it may take. Fails if the server cannot be reached, speaks another
+    /// version, or does not know the token.
     pub fn connect(
         connect: impl Fn(Duration) -> io::Result<Socket> + Send + Sync + 'static,
         options: ClientOptions,
@@ -113,12 +113,12 @@ impl Client {
         Ok(client)
     }
 
-    /// By when a call that begins now must be answered. Fails where the server is gone.
+    /// Returns the deadline of a call that begins now. Fails if the server is gone.
     pub(crate) fn deadline(&self) -> Result<Instant> {
         self.reachable.deadline(self.options.timeout)
     }
 
-    /// Returns whether the server is to be reached, as far as calls have shown it.
+    /// Returns whether the server can be reached, as far as calls have shown it.
     pub fn reach(&self) -> Reach {
         match self.reachable.reach() {
             Reach::Connected => {
@@ -130,7 +130,7 @@ impl Client {
         }
     }
 
-    /// Waits for the server no more: calls that do so fail, and others do until it answers.
+    /// Stops waiting for the server: pending calls fail, and so do new ones until it answers.
     pub fn give_up(&self) {
         let why = Error::Closed;
         if self.reachable.give_up(&why) {
@@ -139,14 +139,14 @@ impl Client {
         }
     }
 
-    /// Ends the connection that is in use.
+    /// Ends the current connection.
     pub(crate) fn end_connection(&self, why: &Error) {
         if let Some(connection) = self.current.peek() {
             connection.fail(why);
         }
     }
 
-    /// The connection that is in use, or a new one.
+    /// Returns the current connection, or a new one if it has failed.
     pub(crate) fn connection(&self, deadline: Instant) -> Result<Arc<Connection>> {
         let connect = || {
             let socket = (self.connect)(left(deadline)?)?;
@@ -158,7 +158,7 @@ impl Client {
         self.current.get(deadline, |connection| !connection.has_failed(), connect)
     }
 
-    /// Returns what was sent and received.
+    /// Returns the traffic so far.
     pub fn counts(&self) -> Counts {
         Counts {
             connections: self.counters.connections.load(Ordering::Relaxed),
@@ -168,23 +168,23 @@ impl Client {
         }
     }
 
-    /// Returns the same by requests.
+    /// Returns the traffic so far for each kind of request.
     pub fn counts_by_request(&self) -> Vec<(&'static str, RequestCounts)> {
         self.counters.by_request.counts()
     }
 }
 
-/// A connection after its greeting.
+/// A connection whose greeting is complete.
 pub(crate) struct Connection {
     socket: Socket,
-    /// When it was begun to be made.
+    /// The time at which connecting began.
     pub(crate) made: Instant,
-    /// Locked by the thread that reads.
+    /// Held by the thread that reads.
     reading: Mutex<BufReader<Until>>,
-    /// Locked by the thread that writes a frame.
+    /// Held by the thread that writes a frame.
     writing: Mutex<Until>,
     waiting: Mutex<Waiting>,
-    /// Told when an answer was handed over, or when no thread reads or writes any more.
+    /// Notified when an answer was handed over, and when the reading or writing thread is done.
     changed: Condvar,
     counters: Arc<Counters>,
 }
@@ -192,16 +192,15 @@ pub(crate) struct Connection {
 #[derive(Default)]
 struct Waiting {
     last: u64,
-    /// By the number of the request: since when it is under way, and its answer, once that is
-    /// here.
+    /// Pending requests by number: when each was sent, and its answer once it has arrived.
     answers: HashMap<u64, (Instant, Option<Frame>)>,
-    /// A thread reads.
+    /// Set while a thread reads.
     is_read: bool,
-    /// A thread writes. So the lock of what it writes to is never waited for.
+    /// Set while a thread writes, so that the `writing` lock is never contended.
     is_written: bool,
-    /// Says why there are no answers any more.
+    /// The reason why the connection no longer yields answers.
     failed: Option<String>,
-    /// Requests that may be under way.
+    /// Limit of the pending requests.
     most: usize,
 }
 
@@ -240,14 +239,14 @@ impl Connection {
         self.waiting.lock().failed.is_some()
     }
 
-    /// For how long the request is under way that was asked first.
+    /// Returns for how long the oldest pending request has been waiting.
     fn waits_for(&self) -> Option<Duration> {
         let waiting = self.waiting.lock();
         let unanswered = waiting.answers.values().filter(|(_, answer)| answer.is_none());
         unanswered.map(|(asked, _)| asked.elapsed()).max()
     }
 
-    /// Nothing is answered on this connection any more.
+    /// Ends the connection, and makes all requests on it fail.
     pub(crate) fn fail(&self, why: &Error) {
         let mut waiting = self.waiting.lock();
         waiting.failed.get_or_insert_with(|| why.to_string());
@@ -257,7 +256,8 @@ impl Connection {
         self.changed.notify_all();
     }
 
-    /// Asks, and waits for the answer. A failure that the server tells is an error here.
+    /// Sends a request, and waits for its answer. Returns an error if the server answers with a
+    /// failure.
     pub fn call(&self, request: &Request, deadline: Instant) -> Result<Reply> {
         let (kind, body) = request.encode();
         let number = self.turn_to_write(true, deadline)?;
@@ -277,19 +277,20 @@ impl Connection {
         }
     }
 
-    /// Asks for something that ends with the connection anyway, and does not wait for the answer.
+    /// Sends a request without waiting for its answer. It is for requests whose effect also takes
+    /// place when the connection ends.
     pub fn tell(&self, request: &Request) {
         let (kind, body) = request.encode();
         let deadline = Instant::now() + TELLING;
-        // No request that waits has this number, so its answer is left.
+        // No pending request has number 0, so the answer is ignored.
         let told = self.turn_to_write(false, deadline);
         if let Err(e) = told.and_then(|number| self.write(number, kind, &body, deadline)) {
             tracing::debug!("a server was not told: {e}");
         }
     }
 
-    /// Waits until no other thread writes and, for a request that is answered, until one more may
-    /// be under way. Returns the number of the request.
+    /// Waits until no other thread writes and, if the request is answered, until one more may be
+    /// pending. Returns the number of the request.
     fn turn_to_write(&self, is_answered: bool, deadline: Instant) -> Result<u64> {
         let mut waiting = self.waiting.lock();
         loop {
@@ -313,7 +314,7 @@ impl Connection {
         Ok(number)
     }
 
-    /// Writes a frame, and ends the turn.
+    /// Writes a frame, and ends the thread's turn to write.
     fn write(&self, number: u64, kind: u8, body: &[u8], deadline: Instant) -> Result<()> {
         let written = {
             let mut to = self.writing.lock();
@@ -326,7 +327,7 @@ impl Connection {
                 self.counters.sent.fetch_add(*bytes as u64, Ordering::Relaxed);
                 self.counters.by_request.asked(kind, *bytes);
             }
-            // A message that is too large was not begun.
+            // Nothing was written of a message that is too large.
             Err(Error::Malformed(_)) => {}
             Err(e) => self.fail(e),
         }
@@ -341,7 +342,7 @@ impl Connection {
             if let Some((_, Some(_))) = waiting.answers.get(&number) {
                 let frame = waiting.answers.remove(&number).and_then(|(_, frame)| frame);
                 drop(waiting);
-                // One may wait to ask, or to be the one that reads.
+                // Another thread may wait to send a request, or to take over reading.
                 self.changed.notify_all();
                 return frame.ok_or(Error::Unexpected);
             }
@@ -350,7 +351,8 @@ impl Connection {
                 waiting.answers.remove(&number);
                 return Err(Error::Io(why));
             }
-            // Checked by the one that reads, too: answers to others may come for ever.
+            // The reading thread checks its deadline, too: answers to other requests may arrive
+            // without end.
             let time = match left(deadline) {
                 Ok(time) => time,
                 Err(e) => {
@@ -379,7 +381,8 @@ impl Connection {
                         .received
                         .fetch_add((FRAME_OVERHEAD + frame.body.len()) as u64, Ordering::Relaxed);
                     let is_own = frame.number == number;
-                    // An answer that none waits for, as a second one to the same request, is left.
+                    // Ignore an answer to no pending request, for example a second answer to the
+                    // same request.
                     if let Some((_, answer @ None)) = waiting.answers.get_mut(&frame.number) {
                         *answer = Some(frame);
                     }

@@ -1,12 +1,13 @@
-//! One connection as the server has it: who asks, the views that are open, and what is answered.
+//! The server's side of one connection: the role of the client, its open views, and the answers to
+//! its requests.
 //!
-//! A few threads take turns to read: the one that has read a request answers it, while the next one
-//! reads. So requests of one connection are answered at the same time, and none of them is handed
+//! A few threads take turns to read: the thread that has read a request answers it while the next
+//! thread reads. So requests of one connection are answered concurrently, and no request is handed
 //! from one thread to another.
 //!
-//! All that a connection can make the server hold is bounded: a frame for each of its threads, an
-//! answer for each of them, and so many views. One that does not read its answers in time is ended.
-//! All connections together hold so many bytes of answers as the server's options say.
+//! The memory that a connection can make the server hold is bounded: one frame and one answer for
+//! each of its threads, and a limited number of views. A client that does not read its answers in
+//! time is disconnected. The answers of all connections share the budget in the server's options.
 
 use std::collections::HashMap;
 use std::io::BufReader;
@@ -32,35 +33,37 @@ use crate::roles::{Role, Tokens};
 use crate::socket::Socket;
 use crate::transactions::{Asked, Held, Transactions, no_dictionary};
 
-/// Requests of one connection that may be under way; more of them wait in the socket.
+/// Limit of the pending requests of one connection; further ones wait in the socket.
 const UNDER_WAY: u32 = 64;
-/// Bytes of the largest first frame of a connection.
+/// Limit of the bytes of the first frame of a connection.
 const MAX_GREETING: usize = 4 << 10;
-/// Views that one connection may have open.
+/// Limit of the open views of one connection.
 pub(crate) const MAX_VIEWS: usize = 256;
-/// Transactions that one connection may use.
+/// Limit of the transactions that one connection uses.
 pub(crate) const MAX_TRANSACTIONS: usize = 16;
-/// Bytes that are read at once.
+/// Size of the read buffer.
 const READ_BYTES: usize = 64 << 10;
 
-/// How a server behaves.
+/// Options of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Clients must send this; empty: nothing.
+    /// The token that clients must send. If it is empty, they must send an empty one.
     pub token: Bytes,
-    /// Connections at a time; more are closed at once.
+    /// Limit of the open connections; further ones are closed at once.
     pub connections: usize,
-    /// A client that has not greeted for so long is cut off.
+    /// A client that has not sent its greeting within this time is disconnected.
     pub greeting: Duration,
-    /// A client that has not taken all of an answer for so long is cut off.
+    /// A client that has not read an answer completely within this time is disconnected.
     pub patience: Duration,
-    /// Bytes that the answers under way may take together; more requests wait.
+    /// Limit of the bytes of all pending answers; further requests wait.
     pub answers: usize,
-    /// Transactions of clients that may be open.
+    /// Limit of the open transactions of clients.
     pub transactions: usize,
-    /// Bytes that each of them may change; `None`: as many as half of the store has.
+    /// Limit of the bytes of the changes of one transaction. `None` means half of the size of the
+    /// store.
     pub transaction_bytes: Option<u64>,
-    /// Bytes that all of them may change together; `None`: as many as half of the store has.
+    /// Limit of the bytes of the changes of all transactions together. `None` means half of the
+    /// size of the store.
     pub all_transactions_bytes: Option<u64>,
 }
 
@@ -83,17 +86,17 @@ impl Default for ServerOptions {
 pub(crate) struct Conversation {
     db: Kvdb,
     options: ServerOptions,
-    /// A client must show one of these; `None`: the one of the options.
+    /// The tokens and certificates that are accepted. `None` means the token in the options.
     tokens: Option<Arc<Tokens>>,
-    /// The role of the client, after it has greeted.
+    /// The role of the client, set by its greeting.
     role: OnceLock<Role>,
-    /// Of all connections.
+    /// The budget of answers, shared by all connections.
     answers: Arc<Budget>,
-    /// Of all connections; `None`: clients read only.
+    /// The transactions of all connections. `None` if clients may only read.
     transactions: Option<Arc<Transactions>>,
-    /// Of all connections.
+    /// The counts of requests of all connections.
     counts: Arc<ByRequest>,
-    /// Its number among those of the server that may write.
+    /// The number of this connection among those of a server that accepts writes, or 0.
     number: u64,
     socket: Socket,
     reading: Mutex<BufReader<Until>>,
@@ -108,7 +111,7 @@ struct Views {
     open: HashMap<u64, OpenView>,
 }
 
-/// The view or transaction that a number stands for.
+/// The view or transaction that a number denotes.
 #[derive(Clone)]
 enum OpenView {
     Snapshot(View),
@@ -124,7 +127,7 @@ impl Conversation {
         counts: Arc<ByRequest>,
         socket: Socket,
     ) -> Conversation {
-        // Of a client that is not known yet little is taken, and not for long.
+        // An unknown client may only send a small frame, and has little time for it.
         let greeted_by = Some(Instant::now() + options.greeting);
         let until = |deadline| Until { socket: socket.clone(), deadline };
         Conversation {
@@ -144,7 +147,8 @@ impl Conversation {
         }
     }
 
-    /// Answers the greeting, which comes before all else and is answered alone.
+    /// Answers the greeting, which must be the first request and is answered before any other is
+    /// read.
     pub fn greet(&self) -> Result<()> {
         self.answer_next(MAX_GREETING)?;
         self.reading.lock().get_mut().deadline = None;
@@ -154,7 +158,7 @@ impl Conversation {
         }
     }
 
-    /// Answers requests until the connection ends. Several threads may do so.
+    /// Answers requests until the connection ends. Several threads may call this.
     pub fn serve(&self) {
         loop {
             match self.answer_next(MAX_FRAME) {
@@ -178,8 +182,8 @@ impl Conversation {
         let Frame { number, kind, body } = read_frame_of(&mut *self.reading.lock(), most)?;
         let asked = kind;
         self.counts.asked(asked, FRAME_OVERHEAD + body.len());
-        // What cannot be read as a request may be one of a newer version, or anything: nothing that
-        // follows would be understood.
+        // Bytes that are not a request may belong to a newer version or be garbage. Give up:
+        // nothing that follows could be understood.
         let request = Request::decode(kind, &body)?;
         drop(body);
         let mut share = self.answers.take(most_of_answer(&request));
@@ -189,7 +193,7 @@ impl Conversation {
         };
         let (kind, body) = reply.encode();
         drop(reply);
-        // A client that reads slowly holds what its answer takes, and no more.
+        // A slow reader holds the memory of its answer, and no more.
         share.shrink(body.len());
         let mut to = self.writing.lock();
         to.deadline = Some(Instant::now() + self.options.patience);
@@ -284,7 +288,8 @@ impl Conversation {
                 };
                 added.map(|()| Reply::Done)
             }
-            // Only what was begun on this connection is ended, and its branch was looked at then.
+            // Commit and abort end only a transaction that was begun on this connection: `begin`
+            // has checked the client's right to its branch.
             Request::Commit { key, synced, batches } => {
                 all.commit(&key, batches, synced, self.held_of(&key).as_ref())
             }
@@ -316,7 +321,7 @@ impl Conversation {
         let (key, limit) = (asked.key, || {
             failure(FailureCode::Limit, "too many views and transactions are open: drop some")
         });
-        // Known before anything is begun for a connection that has no room for it.
+        // Check the limits before anything is begun for this connection.
         let is_full = |views: &Views| {
             let is_one = |view: &&OpenView| matches!(view, OpenView::Transaction(_));
             let transactions = views.open.values().filter(is_one).count();
@@ -360,7 +365,7 @@ impl Conversation {
         }
     }
 
-    /// The transaction of this key, if this connection has it.
+    /// Returns the transaction with this key if it is open on this connection.
     fn held_of(&self, key: &TransactionKey) -> Option<Held> {
         let views = self.views.lock();
         match views.number_of(key).and_then(|number| views.open.get(&number)) {
@@ -373,7 +378,7 @@ impl Conversation {
         let Some(role) = self.role_of(token) else {
             return Err(failure(FailureCode::NotAllowed, "the token is none of this server"));
         };
-        // A client of another version is told this one, and decides.
+        // A client of another version is told the version of the server, and decides what to do.
         if version == VERSION {
             let _ = self.role.set(role);
             self.greeted.store(true, Ordering::Relaxed);
@@ -385,7 +390,8 @@ impl Conversation {
         if let Some(tokens) = &self.tokens {
             return tokens.role(token);
         }
-        // Of a wrong token it is not told by the time how much of it is right.
+        // Compare in constant time, so that the time does not reveal how much of a wrong token is
+        // right.
         let differs = token.iter().zip(&self.options.token).fold(0, |all, (a, b)| all | (a ^ b));
         (differs == 0 && token.len() == self.options.token.len()).then(Role::all)
     }
@@ -398,15 +404,16 @@ impl Conversation {
     }
 
     fn view(&self, snapshot: Option<String>) -> std::result::Result<Reply, Failure> {
-        // The main branch goes on while it is read, and is the store's own.
+        // The main branch changes while it is read, and belongs to the store's own file system.
         let Some(name) = &snapshot else {
             return Err(failure(FailureCode::NotAllowed, "this server shows snapshots alone"));
         };
-        // Also of one that is not there, so that it is not told which there are.
+        // Check the right to read before the name is looked up, so that a client cannot find out
+        // which snapshots exist.
         self.may(|role| role.may_read(name))?;
         let label = self.db.snapshot_label(name).map(|label| label.id);
         let view = self.db.open_snapshot(name).map_err(of_store)?;
-        // Another one may have taken the name in between.
+        // Another snapshot may have taken the name in between.
         let id = self.db.snapshot_label(name).map(|label| label.id);
         let Some(id) = id.filter(|id| Some(*id) == label) else {
             return Err(failure(FailureCode::NoSnapshot, "the snapshot was dropped"));
@@ -424,7 +431,8 @@ impl Conversation {
         Ok(Reply::Viewed { view: number, snapshot: id, space: self.db.space(), dictionaries })
     }
 
-    /// Returns the state that is to be read. In a serializable transaction it is locked before.
+    /// Returns the view to read from. In a serializable transaction it locks the keys or the range
+    /// first.
     fn find(
         &self,
         view: u64,
@@ -465,7 +473,7 @@ impl Drop for Conversation {
 }
 
 impl Views {
-    /// The number of the transaction of this key.
+    /// Returns the number of the transaction with this key.
     fn number_of(&self, key: &TransactionKey) -> Option<u64> {
         let of = |view: &OpenView| match view {
             OpenView::Transaction(held) => held.key == *key,
@@ -475,13 +483,13 @@ impl Views {
     }
 }
 
-/// The part of a dictionary that is read.
+/// The keys or the range of a dictionary that a request reads.
 enum Reads<'a> {
     Keys(&'a [Bytes]),
     Range(&'a [u8], &'a [u8]),
 }
 
-/// Bytes that the answer to a request may take, about. One value alone may be longer.
+/// Returns an estimate of the largest answer to a request, in bytes. A single value may be longer.
 fn most_of_answer(request: &Request) -> usize {
     match request {
         Request::Iterate { bytes, .. } => (*bytes as usize).min(ANSWER_BYTES),
@@ -498,13 +506,13 @@ fn no_view() -> Failure {
     failure(FailureCode::NoView, "there is no such view on this connection")
 }
 
-/// Values of keys, so many as an answer has room for.
+/// Reads the values of as many of the first keys as fit an answer.
 fn get_many(
     view: &View,
     dict: DictionaryId,
     keys: &[Bytes],
 ) -> std::result::Result<Reply, Failure> {
-    // Lengths are known without a read, so it is settled first what is read.
+    // Lengths are known without reading values, so determine first how many values fit.
     let (mut bytes, mut taken) = (0, 0);
     if keys.len() > 1 {
         for key in keys {
@@ -540,7 +548,7 @@ fn get_part(
     }
 }
 
-/// How much of a range is asked for.
+/// The direction and the limits of a requested page.
 struct Page {
     backward: bool,
     keys_only: bool,

@@ -1,4 +1,4 @@
-//! Counts of what goes over a wire, by requests.
+//! Counts of the traffic of each kind of request.
 
 use env::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,11 +7,11 @@ use crate::request::NAMES;
 /// Counts of the requests of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestCounts {
-    /// How many there were.
+    /// Number of requests.
     pub requests: u64,
-    /// Bytes of their frames.
+    /// Bytes of the frames of these requests.
     pub asked: u64,
-    /// Bytes of the frames that answered them.
+    /// Bytes of the frames with their answers.
     pub answered: u64,
 }
 
@@ -22,7 +22,7 @@ struct Counter {
     answered: AtomicU64,
 }
 
-/// Counts of one side.
+/// The counts of one side of the wire.
 #[derive(Default)]
 pub(crate) struct ByRequest([Counter; NAMES.len()]);
 
@@ -44,7 +44,7 @@ impl ByRequest {
         }
     }
 
-    /// Returns the kinds that there were, by their names.
+    /// Returns the names and counts of the kinds that have occurred.
     pub fn counts(&self) -> Vec<(&'static str, RequestCounts)> {
         let one = |(name, counter): (&&'static str, &Counter)| {
             let counts = RequestCounts {

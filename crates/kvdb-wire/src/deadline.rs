@@ -1,6 +1,6 @@
-//! Deadlines: a call has one, and all that it waits for ends by it. A limit of a socket is one of
-//! each read and each write, and a peer that sends a byte now and then would never meet it; so it
-//! is set anew before each of them, to what is left.
+//! Deadlines: a call has one deadline, which limits all of its waits. A socket limits each read and
+//! each write separately, so a peer that sends a byte now and then would never exceed that limit.
+//! Therefore the limit is set before each of them to the time that remains.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use env::Instant;
 
 use crate::socket::Socket;
 
-/// The time until a deadline, or the error of one that is over.
+/// Returns the time until a deadline, or an error if it has passed.
 pub fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     match left.is_zero() {
@@ -18,7 +18,7 @@ pub fn left(deadline: Instant) -> io::Result<Duration> {
     }
 }
 
-/// Reads or writes of a socket, which end at a deadline. `None`: there is none.
+/// A socket whose reads or writes fail after a deadline, if there is one.
 pub struct Until {
     pub socket: Socket,
     pub deadline: Option<Instant>,
@@ -31,7 +31,7 @@ impl Until {
     }
 }
 
-/// The error of a limit of a socket does not name it.
+/// Replaces the error of a socket's limit, whose message does not mention the limit.
 fn in_time(e: io::Error) -> io::Error {
     match e.kind() {
         io::ErrorKind::WouldBlock => {

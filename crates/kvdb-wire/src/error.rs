@@ -4,7 +4,7 @@ use std::io;
 
 use crate::failure::Failure;
 
-/// Why a conversation, or a request of it, failed.
+/// The reason why a connection or a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The connection has failed.
@@ -13,24 +13,24 @@ pub enum Error {
     /// The other side has closed the connection.
     #[error("the connection was closed")]
     Closed,
-    /// Bytes are no frame or no message; no more can be read of the connection.
+    /// The bytes are not a valid frame or message. Nothing more can be read from the connection.
     #[error("malformed bytes on the wire: {0}")]
     Malformed(&'static str),
-    /// The other side speaks no version that this one does.
+    /// The two sides speak different versions.
     #[error("the other side speaks version {theirs} of the protocol, and this one {ours}")]
     Version {
-        /// Spoken by the other side.
+        /// The version of the other side.
         theirs: u16,
-        /// Spoken here.
+        /// The version of this side.
         ours: u16,
     },
     /// The server has answered with a failure.
     #[error("{0}")]
     Failed(Failure),
-    /// An answer is none to what was asked.
+    /// The answer does not fit the request.
     #[error("the server has answered something else than was asked")]
     Unexpected,
-    /// An address that leads nowhere.
+    /// The address is not that of a server.
     #[error("{0:?} is no address of a server: write unix:PATH")]
     Address(String),
 }
@@ -41,7 +41,7 @@ impl Error {
         matches!(self, Error::Io(_) | Error::Closed | Error::Malformed(_))
     }
 
-    /// The same failure, for another one that has met it.
+    /// Returns a copy, for another thread that fails for the same reason.
     pub(crate) fn again(&self) -> Error {
         match self {
             Error::Io(e) => Error::Io(io::Error::new(e.kind(), e.to_string())),
@@ -55,7 +55,7 @@ impl Error {
     }
 }
 
-/// A result of the wire.
+/// The result of an operation over the wire.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl From<zones::varint::Malformed> for Error {

@@ -1,13 +1,13 @@
-//! Failures as a server tells them: a code for programs, and a sentence for people.
+//! Failures that a server reports: a code for programs, and a sentence for people.
 
 use std::fmt;
 
-/// Why something could not be done.
+/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// For programs.
+    /// The kind of the failure, for programs.
     pub code: FailureCode,
-    /// For people.
+    /// The description, for people.
     pub what: String,
 }
 
@@ -26,7 +26,7 @@ macro_rules! codes {
         }
 
         impl FailureCode {
-            /// All of them.
+            /// All kinds.
             pub const ALL: &[FailureCode] = &[$(FailureCode::$name),*];
 
             pub(crate) fn code(self) -> u8 {
@@ -41,9 +41,9 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Something that has no code of its own.
+    /// Any failure without a code of its own.
     Other = 0,
-    /// The client may not do that.
+    /// The client has no right to do that.
     NotAllowed = 1,
     /// There is no such view or transaction on this connection.
     NoView = 2,
@@ -51,29 +51,29 @@ codes! {
     NoSnapshot = 3,
     /// There is no such dictionary.
     NoDictionary = 4,
-    /// Bytes in the store are not what was written there.
+    /// Bytes in the store differ from those that were written.
     Corrupt = 5,
-    /// The request is beyond a limit.
+    /// The request exceeds a limit.
     Limit = 6,
     /// The transaction is in conflict with another commit.
     Conflict = 7,
-    /// A lock was not to be had.
+    /// A lock could not be acquired.
     Locked = 8,
-    /// The store takes no writes.
+    /// The store accepts no writes.
     ReadOnly = 9,
     /// The store is full.
     NoSpace = 10,
     /// The name is taken.
     Exists = 11,
-    /// It is not possible as it was asked.
+    /// The request is invalid.
     Invalid = 12,
-    /// The transaction is committed, and perhaps not on disk.
+    /// The transaction is committed, but may not be on disk.
     NotSynced = 13,
     /// All parts of the change have to be sent again.
     Again = 14,
 }
 
-/// A failure of the store, as a client is told of it.
+/// Converts an error of the store into the failure that is sent to the client.
 pub(crate) fn of_store(error: kvdb::Error) -> Failure {
     let code = match &error {
         kvdb::Error::NoSnapshot(_) => FailureCode::NoSnapshot,
@@ -94,7 +94,8 @@ pub(crate) fn of_store(error: kvdb::Error) -> Failure {
         kvdb::Error::Invalid(_) => FailureCode::Invalid,
         _ => FailureCode::Other,
     };
-    // The code says what kind it is; a name alone is what the client makes its sentence of.
+    // The code tells the kind of the failure. For these kinds only the name is sent, from which the
+    // client composes its own message.
     let what = match error {
         kvdb::Error::NoSnapshot(what)
         | kvdb::Error::NoDictionary(what)

@@ -1,9 +1,10 @@
-//! Frames, in which messages travel. A frame has a length, a checksum of all that follows that, a
-//! number that pairs a request with its answer, a kind, and a body that `request` or
-//! `reply` reads.
+//! Frames, which carry messages. A frame has a length, a checksum of everything after the checksum,
+//! a number that pairs a request with its answer, a kind, and a body that `request` or `reply`
+//! decodes.
 //!
-//! A frame that is cut, flipped or too long ends the connection: after it nothing says where the
-//! next one begins. Memory is taken as bytes arrive, never for what a length claims.
+//! A frame that is truncated, corrupt or too long ends the connection, since the start of the next
+//! frame is then unknown. Memory is allocated as bytes arrive, and never for the length that a
+//! frame claims.
 
 use std::io::{self, Read, Write};
 
@@ -16,26 +17,26 @@ use crate::error::{Error, Result};
 pub const VERSION: u16 = 3;
 /// Bytes of a frame apart from its body: length, checksum, number, kind.
 pub const FRAME_OVERHEAD: usize = 4 + 4 + 8 + 1;
-/// Bytes of the largest frame, after its length and its checksum.
+/// Limit of the bytes of a frame after its length and its checksum.
 pub const MAX_FRAME: usize = 8 << 20;
-/// The part that is counted by the length, without a body.
+/// Bytes that the length counts in addition to the body.
 const NUMBER_AND_KIND: usize = 8 + 1;
-/// Bytes by which the memory for a frame grows while it arrives.
+/// Step by which the memory for a frame grows while it arrives.
 const STEP: usize = 64 << 10;
 
-/// A frame without its envelope.
+/// A decoded frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// Pairs an answer with its request.
     pub number: u64,
-    /// Says what the body is, see `docs/wire.md`.
+    /// The kind of the body, see `docs/wire.md`.
     pub kind: u8,
-    /// The message itself.
+    /// The encoded message.
     pub body: Bytes,
 }
 
-/// Returns the bytes of a frame. The body of a larger one than a frame may be is a mistake of the
-/// caller, which is told of it before a byte is sent.
+/// Encodes a frame. Fails before anything is sent if the body is too large, which is a mistake of
+/// the caller.
 pub fn encode(number: u64, kind: u8, body: &[u8]) -> Result<Vec<u8>> {
     let counted = NUMBER_AND_KIND + body.len();
     if counted > MAX_FRAME {
@@ -52,7 +53,7 @@ pub fn encode(number: u64, kind: u8, body: &[u8]) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Writes a frame with one call, and returns how many bytes that were.
+/// Writes a frame with one call, and returns the number of bytes written.
 pub fn write_frame(to: &mut impl Write, number: u64, kind: u8, body: &[u8]) -> Result<usize> {
     let bytes = encode(number, kind, body)?;
     to.write_all(&bytes)?;
@@ -60,12 +61,13 @@ pub fn write_frame(to: &mut impl Write, number: u64, kind: u8, body: &[u8]) -> R
     Ok(bytes.len())
 }
 
-/// Reads the next frame. `Closed`: the other side has ended between two frames.
+/// Reads the next frame. Returns `Closed` if the other side has ended the connection between two
+/// frames.
 pub fn read_frame(from: &mut impl Read) -> Result<Frame> {
     read_frame_of(from, MAX_FRAME)
 }
 
-/// Reads the next frame, which has so many bytes after its checksum at most.
+/// Reads the next frame. Fails if it has more than `most` bytes after its checksum.
 pub(crate) fn read_frame_of(from: &mut impl Read, most: usize) -> Result<Frame> {
     let mut head = [0; 8];
     match read_first(from, &mut head)? {
@@ -91,7 +93,7 @@ pub(crate) fn read_frame_of(from: &mut impl Read, most: usize) -> Result<Frame> 
     Ok(Frame { number, kind, body: Bytes::from(bytes).slice(NUMBER_AND_KIND..) })
 }
 
-/// Reads some bytes, or none at the end.
+/// Reads some bytes. Returns 0 at the end of the stream.
 fn read_first(from: &mut impl Read, room: &mut [u8]) -> io::Result<usize> {
     loop {
         match from.read(room) {

@@ -1,5 +1,5 @@
-//! Changes of a transaction that are not known to be applied where the store is: they are seen
-//! here, in place of what the server says of their keys.
+//! Changes of a transaction that the server may not have applied yet. Readers see them in place of
+//! the server's values of their keys.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -9,46 +9,46 @@ use kvdb::{DictionaryId, PageRequest, ServedChange, TuplePage};
 
 use crate::changes::size_of_change;
 
-/// A key that was changed.
+/// The state of a changed key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Point {
     Put(Bytes),
     Deleted,
-    /// Its value is one that only the server can tell.
+    /// Updated from an unknown value: only the server can compute the result.
     Updated,
 }
 
-/// Changes in their order, and what they make of keys.
+/// Changes in their order, and the states of the keys that they changed.
 #[derive(Default)]
 pub struct Gathered {
     pub changes: Vec<ServedChange>,
-    /// How many changes there are with each unit of them that is applied as a whole.
+    /// For each unit that is applied as a whole, the number of changes up to its end.
     pub ends: Vec<usize>,
     points: BTreeMap<(DictionaryId, Bytes), Point>,
-    /// Ranges that were deleted; points are of later changes.
+    /// Deleted ranges. The changes in `points` are later than these deletions.
     ranges: Vec<(DictionaryId, Bytes, Bytes)>,
     bytes: usize,
 }
 
 impl Gathered {
-    /// Bytes that the changes take, about.
+    /// Returns the approximate bytes of the changes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Ranges that were deleted, which each lookup goes through.
+    /// Returns the number of deleted ranges, all of which each lookup checks.
     pub fn ranges(&self) -> usize {
         self.ranges.len()
     }
 
-    /// The changes since the last unit are one.
+    /// Ends a unit, which consists of the changes since the end of the previous one.
     pub fn end_unit(&mut self) {
         if self.ends.last() != Some(&self.changes.len()) && !self.changes.is_empty() {
             self.ends.push(self.changes.len());
         }
     }
 
-    /// Adds a change. `known`: the value of its key, as far as that is known here.
+    /// Adds a change. `known` is the current value of its key if the client knows it.
     pub fn add(&mut self, change: ServedChange, known: Option<Option<Bytes>>) {
         self.bytes += size_of_change(&change);
         match &change {
@@ -78,7 +78,7 @@ impl Gathered {
         self.changes.push(change);
     }
 
-    /// Adds all of these, which are later.
+    /// Appends later changes.
     pub fn follow(&mut self, later: Gathered) {
         for (dict, start, end) in later.ranges {
             let inside = (dict, start.clone())..(dict, end.clone());
@@ -93,8 +93,8 @@ impl Gathered {
         self.bytes += later.bytes;
     }
 
-    /// Leaves out the changes whose keys are put or deleted by later ones. What is left is one
-    /// unit: a part of it alone would lack what was left out.
+    /// Drops the changes whose keys are put or deleted by later ones. The rest becomes one unit:
+    /// part of it alone would lack the changes that were dropped.
     pub fn compact(&mut self) {
         let mut settled: HashSet<(DictionaryId, Bytes)> = HashSet::new();
         let mut ranges: Vec<(DictionaryId, Bytes, Bytes)> = Vec::new();
@@ -128,7 +128,7 @@ impl Gathered {
         self.end_unit();
     }
 
-    /// Returns the point that the changes have made of a key; `None`: they have not touched it.
+    /// Returns the state that the changes have given a key, or `None` if they do not touch it.
     pub fn point(&self, dict: DictionaryId, key: &[u8]) -> Option<Point> {
         if let Some(point) = self.points.get(&(dict, Bytes::copy_from_slice(key))) {
             return Some(point.clone());
@@ -141,7 +141,7 @@ impl Gathered {
     }
 }
 
-/// The points and deletions that changes have made in a range.
+/// The changed keys and deleted ranges within a range of keys.
 #[derive(Default)]
 pub struct Overlay {
     points: BTreeMap<Bytes, Point>,
@@ -171,13 +171,14 @@ impl Overlay {
         }
     }
 
-    /// `true`: some values of the range only the server can tell.
+    /// Returns whether the range has values that only the server can compute.
     pub fn has_updated(&self) -> bool {
         self.points.values().any(|point| *point == Point::Updated)
     }
 
-    /// Puts the changes into a page that the server has sent, which may have some of them or none.
-    /// Returns the page, and how far it goes: to this key, not included; `None`: to the end.
+    /// Applies the changes to a page that the server has sent, which may already reflect some of
+    /// them. Returns the merged page and its last key on the server, up to and including which it
+    /// is complete, or `None` if it reaches the end of the range.
     pub fn merge(&self, request: &PageRequest<'_>, page: TuplePage) -> (TuplePage, Option<Bytes>) {
         let last = page.tuples.last().map(|(key, _)| key.clone()).filter(|_| !page.ended);
         let is_within = |key: &Bytes| match &last {
@@ -196,7 +197,7 @@ impl Overlay {
                     merged.insert(key.clone(), Bytes::new());
                 }
                 Point::Put(value) => drop(merged.insert(key.clone(), value.clone())),
-                // Its value is not asked for.
+                // Only its key is requested.
                 Point::Updated => drop(merged.entry(key.clone()).or_default()),
             }
         }
@@ -272,7 +273,8 @@ mod tests {
             (start, end, backward) in (key(), key(), any::<bool>()),
             tuples in 1u32..6,
         ) {
-            // Some changes came before; of the others the server may have applied the first ones.
+            // The changes before `sent` have arrived, and the server may also have applied the
+            // first of the others.
             let sent = sent.min(changes.len());
             let applied = applied.clamp(sent, changes.len().max(sent)).min(changes.len());
             let mut there = Model::new();

@@ -1,6 +1,6 @@
-//! A host of transactions: how they begin and end where the store is. A store of keys does so by
-//! itself; where a file system is open on it, memory and caches have to agree with each commit, so
-//! the program that has both passes its own way.
+//! The host of transactions, which begins and ends them where the store is. A store of keys is its
+//! own host. If a file system is open on the store, its memory and caches have to agree with each
+//! commit, so the program that has both provides a host of its own.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use kvdb::{
     TransactionOptions,
 };
 
-/// The dictionaries of a transaction's branch. Those of a durable one are in the snapshot that it
-/// began with, which lists them as of the main branch.
+/// Returns the dictionaries of a transaction's branch. Those of a durable transaction are in the
+/// snapshot that it began with, which lists them as those of the main branch.
 pub fn dictionaries_of(transaction: &Transaction) -> kvdb::Result<Vec<DictionaryInfo>> {
     let branch = if transaction.is_durable() { "" } else { transaction.branch() };
     Ok(transaction.view()?.dictionaries_in(branch))
@@ -22,18 +22,19 @@ pub trait Host: Send + Sync {
     /// Begins a transaction.
     fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction>;
 
-    /// Commits one. After a conflict it is open as before.
+    /// Commits a transaction. After a conflict it remains open.
     fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()>;
 
-    /// Ends one without its changes.
+    /// Ends a transaction and discards its changes.
     fn abort(&self, transaction: &Transaction) -> kvdb::Result<()>;
 
-    /// Names the file or the like that a key belongs to, for people who are told of a conflict.
+    /// Returns the name of the file or other object that a key belongs to, for people who are told
+    /// of a conflict.
     fn place(&self, _: &Transaction, _: DictionaryId, _: &Bytes) -> Option<String> {
         None
     }
 
-    /// Numbers of inodes that were never given, and are not given to others.
+    /// Reserves inode numbers that were never allocated, and that are not allocated to others.
     fn reserve_numbers(&self, _: &Transaction, _count: u32) -> kvdb::Result<Range<u64>> {
         Err(Error::Invalid("no file system is open where the store is".into()))
     }

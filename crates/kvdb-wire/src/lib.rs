@@ -1,22 +1,26 @@
-//! A store over a wire: a file system is here, and its transactional store is there.
+//! Client and server of a store over a wire: the file system runs in one process, and its
+//! transactional store in another.
 //!
-//! A [`Server`] answers frames on a socket out of a [`kvdb::Kvdb`]; a [`Client`] asks it, and opens
-//! views of snapshots ([`SnapshotView`]) and begins transactions ([`ServedTransaction`]). Both are
-//! [`kvdb::ServedView`]s, so that code that works on a [`kvdb::Scope`] works on them. Every byte is
-//! in `docs/wire.md`, and why it is so in `docs/decisions/160-the-seam.md` and
-//! `161-transactions-over-a-wire.md`.
+//! A [`Server`] answers frames on a socket out of a [`kvdb::Kvdb`]. A [`Client`] sends requests to
+//! it, opens views of snapshots ([`SnapshotView`]) and begins transactions ([`ServedTransaction`]).
+//! Both are [`kvdb::ServedView`]s, so that code that works on a [`kvdb::Scope`] works on them.
+//! `docs/wire.md` specifies every byte; `docs/decisions/160-the-seam.md` and
+//! `161-transactions-over-a-wire.md` give the reasons for the design.
 //!
-//! From the bytes up: `frame` (a length, a checksum, a number), `request` and `reply` (what they
-//! bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on), `deadline`
-//! (by when). The client: `client` (a connection that many threads ask on), `single_flight` (made
-//! by one of them), `asking` (until there is an answer), `reach` (or none for too long), `pages`
-//! (what it has read),
-//! `snapshot_view`; `served_transaction`, with `gathered` (changes that the server may not have),
-//! `outgoing` (batches and their numbers), `new_ranges` (where nothing has to be asked for),
-//! `transaction_state` and `transaction_view`. The server: `server` (listens), `conversation` (one
-//! connection), `roles` (who may do what), `budget` (of the answers of all of them), `counts` (by
-//! requests, of both sides), `transactions` (of all clients), `unfinished` (their changes that have
-//! not come whole), `host` (which begins and ends them), `records` (what the store keeps of them).
+//! From the bytes up: `frame` (a length, a checksum, a number), `request` and `reply` (the messages
+//! in frames, encoded by `body`, `changes` and `failure`), `socket` (the transport of frames),
+//! `deadline` (the time limits of reads and writes).
+//!
+//! The client: `client` (one connection that many threads share), `single_flight` (lets one thread
+//! connect for all), `asking` (retries), `reach` (whether the server answers), `pages` (the read
+//! cache), `snapshot_view`; `served_transaction`, with `gathered` (changes that the server may not
+//! have), `outgoing` (batches and their numbers), `new_ranges` (ranges in which the client knows
+//! all keys), `transaction_state` and `transaction_view`.
+//!
+//! The server: `server` (listens), `conversation` (one connection), `roles` (the rights of
+//! clients), `budget` (limits the answers of all connections), `transactions` (of all clients),
+//! `unfinished` (incomplete changes), `host` (begins and ends transactions), `records` (the records
+//! of transactions in the store). Both sides use `counts` (requests and bytes).
 
 #![warn(missing_docs)]
 

@@ -1,17 +1,17 @@
-//! Ranges of keys in which nothing was stored when a client made what lies there, as the names of a
-//! new directory. The client alone puts keys there, so it knows which there are: that one is not
-//! there has not to be asked.
+//! Ranges of keys that were empty when the client created their contents, for example the names of
+//! a new directory. Only this client puts keys there, so it knows all of them, and does not have to
+//! ask the server whether a key is missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use kvdb::DictionaryId;
 
-/// Bytes that a key or a range takes in addition to its own, about.
+/// Approximate bytes that a key or a range takes in addition to its own.
 const ENTRY: usize = 96;
 
 pub struct NewRanges {
-    /// Bytes that all of it may take. When that is too little, nothing of it is known any more.
+    /// Limit of the bytes of all ranges. If they exceed it, all of them are forgotten.
     most: usize,
     bytes: usize,
     ranges: BTreeMap<(DictionaryId, Bytes), NewRange>,
@@ -19,7 +19,7 @@ pub struct NewRanges {
 
 struct NewRange {
     end: Bytes,
-    /// The keys that have been put, and not been deleted since.
+    /// The keys that were put and have not been deleted since.
     keys: BTreeSet<Bytes>,
 }
 
@@ -28,7 +28,7 @@ impl NewRanges {
         NewRanges { most, bytes: 0, ranges: BTreeMap::new() }
     }
 
-    /// There is nothing in the range, which overlaps with no other one.
+    /// Adds a range that is empty and overlaps with no other one.
     pub fn add(&mut self, dict: DictionaryId, start: &[u8], end: &[u8]) {
         let own = Bytes::copy_from_slice;
         let new = NewRange { end: own(end), keys: BTreeSet::new() };
@@ -54,21 +54,22 @@ impl NewRanges {
         (*of == dict && *key < range.end).then_some(range)
     }
 
-    /// The client puts a key.
+    /// Records that the client puts a key.
     pub fn put(&mut self, dict: DictionaryId, key: &Bytes) {
         if self.find(dict, key).is_some_and(|range| range.keys.insert(key.clone())) {
             self.grow(key.len());
         }
     }
 
-    /// The client deletes a key.
+    /// Records that the client deletes a key.
     pub fn delete(&mut self, dict: DictionaryId, key: &Bytes) {
         if self.find(dict, key).is_some_and(|range| range.keys.remove(key)) {
             self.bytes -= ENTRY + key.len();
         }
     }
 
-    /// Says that the key is not there; `false`: that is not known.
+    /// Returns whether the key is known to be missing. Returns `false` if it exists, or if that is
+    /// not known.
     pub fn lacks(&self, dict: DictionaryId, key: &Bytes) -> bool {
         let at = self.ranges.range(..=(dict, key.clone())).next_back();
         at.is_some_and(|((of, _), range)| {

@@ -1,5 +1,5 @@
-//! Batches on their way to a server: those that wait, with the numbers that they are going to have,
-//! and those that are kept to be sent again.
+//! Batches on their way to a server: those that wait, with the numbers that they will have, and
+//! those that are kept in case they have to be sent again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use kvdb::ServedChange;
 use crate::changes::{MAX_CHANGES, size_of_change};
 use crate::request::Request;
 
-/// Bytes of changes of one request. One change alone may have more.
+/// Limit of the bytes of changes in one request. A single change may be longer.
 pub(crate) const REQUEST_BYTES: usize = 4 << 20;
 
-/// Something that has a number among the batches of a transaction.
+/// An element in the numbered sequence of a transaction's batches.
 #[derive(Clone, Debug)]
 pub enum Numbered {
     Changes(Arc<Vec<ServedChange>>),
@@ -21,8 +21,8 @@ pub enum Numbered {
 }
 
 impl Numbered {
-    /// The requests that bring it, which are sent on one connection, one after the other. The last
-    /// one has it done.
+    /// Returns the requests that transmit it. They are sent on one connection, in order, and the
+    /// last one makes the server apply it.
     pub fn requests(&self, transaction: u64, batch: u64) -> Vec<Request> {
         let changes = match self {
             Numbered::Changes(changes) => changes,
@@ -54,7 +54,7 @@ impl Numbered {
     }
 }
 
-/// Changes in pieces that fit a frame.
+/// Splits changes into parts that fit a frame.
 fn parts_of(mut changes: &[ServedChange]) -> Vec<&[ServedChange]> {
     let mut parts = Vec::new();
     while !changes.is_empty() {
@@ -71,23 +71,24 @@ fn parts_of(mut changes: &[ServedChange]) -> Vec<&[ServedChange]> {
     parts
 }
 
-/// The batches of a transaction.
+/// The outgoing batches of a transaction.
 pub struct Outgoing {
     /// The number of the last batch that the server has.
     last: u64,
-    /// After that one; the first may be under way.
+    /// The batches after `last`. The first of them may be in flight.
     waiting: VecDeque<Numbered>,
-    /// The first one may have arrived.
+    /// Set once the first waiting batch was sent, since the server may then have it.
     is_first_sent: bool,
-    /// Sent before, and not known to be on disk there: the last of them has the number `last`.
+    /// Batches that were sent and may not be on the server's disk. The last of them has the number
+    /// `last`.
     kept: VecDeque<Numbered>,
     kept_bytes: usize,
-    /// All up to this one are on disk there.
+    /// The number up to which all batches are on the server's disk.
     synced: u64,
 }
 
 impl Outgoing {
-    /// Of a transaction that has so many.
+    /// Creates the queue of a transaction whose batches up to number `last` are on the server.
     pub fn after(last: u64) -> Outgoing {
         Outgoing {
             last,
@@ -99,7 +100,7 @@ impl Outgoing {
         }
     }
 
-    /// The number of the last batch that the server has.
+    /// Returns the number of the last batch that the server has.
     pub fn last(&self) -> u64 {
         self.last
     }
@@ -108,9 +109,9 @@ impl Outgoing {
         self.kept_bytes
     }
 
-    /// Adds changes to what waits, in batches. `ends`: how many changes there are with each unit of
-    /// them that is applied as a whole, in rising order. A batch has whole units, and one alone if
-    /// that is longer than a request.
+    /// Appends changes to the queue, in batches. `ends` contains, in ascending order, the number of
+    /// changes up to the end of each unit that is applied as a whole. A batch consists of whole
+    /// units; a unit that is longer than a request is a batch of its own.
     pub fn queue(&mut self, changes: Vec<ServedChange>, ends: &[usize]) {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         let mut changes = changes.into_iter();
@@ -133,13 +134,13 @@ impl Outgoing {
         }
     }
 
-    /// Adds one to what waits. Returns the number that it is going to have.
+    /// Appends an element to the queue. Returns the number that it will have.
     pub fn add(&mut self, one: Numbered) -> u64 {
         self.waiting.push_back(one);
         self.last + self.waiting.len() as u64
     }
 
-    /// Takes the last one back, if it still waits.
+    /// Removes the element of this number if it is the last one and was not sent.
     pub fn withdraw(&mut self, number: u64) {
         let waits = self.last + self.waiting.len() as u64 == number;
         if waits && !(self.is_first_sent && self.waiting.len() == 1) {
@@ -147,14 +148,15 @@ impl Outgoing {
         }
     }
 
-    /// The next one to be sent.
+    /// Returns the next element to send, with its number, and marks it as sent.
     pub fn next(&mut self) -> Option<(u64, Numbered)> {
         let next = self.waiting.front().cloned()?;
         self.is_first_sent = true;
         Some((self.last + 1, next))
     }
 
-    /// The server has the one of this number.
+    /// Records that the server has the element of this number. If `keeps` is set, it is kept until
+    /// it is on disk.
     pub fn taken(&mut self, number: u64, keeps: bool) {
         if number != self.last + 1 {
             return;
@@ -169,8 +171,8 @@ impl Outgoing {
         }
     }
 
-    /// The server has refused it, and has not got it. What is none of changes is not asked for
-    /// again.
+    /// Records that the server has refused the element of this number, and so does not have it. A
+    /// savepoint or rollback that was refused is dropped, and only changes are sent again.
     pub fn refused(&mut self, number: u64) {
         if number != self.last + 1 {
             return;
@@ -181,7 +183,7 @@ impl Outgoing {
         }
     }
 
-    /// Takes all back that waits, if the server has nothing of it and it is changes alone.
+    /// Takes back all waiting batches if the server has none of them and all of them are changes.
     pub fn take_back(&mut self) -> Vec<Arc<Vec<ServedChange>>> {
         let is_changes = |one: &Numbered| matches!(one, Numbered::Changes(_));
         if self.is_first_sent || !self.waiting.iter().all(is_changes) {
@@ -195,12 +197,12 @@ impl Outgoing {
         waiting.filter_map(changes).collect()
     }
 
-    /// The number of the last one, if it is not known to be on disk there.
+    /// Returns the number of the last batch, unless it is known to be on the server's disk.
     pub fn to_be_synced(&self) -> Option<u64> {
         (self.synced < self.last).then_some(self.last)
     }
 
-    /// All up to this one are on disk there.
+    /// Records that all batches up to this one are on the server's disk, and drops them.
     pub fn synced(&mut self, number: u64) {
         self.synced = self.synced.max(number);
         while !self.kept.is_empty() && self.last - (self.kept.len() as u64) < number {
@@ -209,8 +211,9 @@ impl Outgoing {
         }
     }
 
-    /// Returns the batches that a server lacks which has those up to this one, as far as they were
-    /// sent before. `None`: it lacks some that are not here any more, or has other ones.
+    /// Returns the batches that have to be sent again to a server that has only the first `batches`
+    /// of them. Returns `None` if it lacks some that are no longer kept, or has some that were not
+    /// sent.
     pub fn again_after(&self, batches: u64) -> Option<Vec<(u64, Numbered)>> {
         let first_kept = self.last - self.kept.len() as u64;
         if batches < first_kept || batches > self.last + u64::from(self.is_first_sent) {

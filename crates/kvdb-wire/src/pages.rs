@@ -1,28 +1,28 @@
-//! Values and pages that a client keeps of a view. The view does not change, or by this client
-//! alone, which tells of it here; so what is kept is never stale, and nothing has to be asked
-//! before it is used: it only has to be bounded.
+//! The values and pages that a client caches of a view. The view does not change, or only this
+//! client changes it and updates the cache. So entries are never stale and need no validation
+//! before use; the cache only has to be bounded.
 //!
-//! Kept are values by their keys, and the last pages of tuples. A page answers each request for a
-//! part of its range, as where a listing goes on from call to call.
+//! The cache has values by their keys, and the last pages of tuples. A page answers every request
+//! for a part of its range, for example those of a listing that continues from call to call.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, PageRequest, TuplePage};
 
-/// Pages that are kept at most, so that looking through them stays cheap.
+/// Limit of the cached pages, so that searching them stays cheap.
 const PAGES: usize = 32;
-/// Values longer than this are not kept: who has read one has it.
+/// Longer values are not cached: their reader keeps its own copy.
 const LONGEST: usize = 64 << 10;
-/// Bytes that an entry takes in addition to its key and its value, about.
+/// Approximate bytes that an entry takes in addition to its key and its value.
 const ENTRY: usize = 96;
 
-/// Values and pages of one view.
+/// The cached values and pages of one view.
 pub struct Pages {
-    /// Bytes that each of both may take.
+    /// Limit of the bytes of the values, and of the bytes of the pages.
     most: usize,
     values: BTreeMap<(DictionaryId, Bytes), Option<Bytes>>,
-    /// The keys in the order in which they came, the oldest first.
+    /// The cached keys, the oldest first.
     order: VecDeque<(DictionaryId, Bytes)>,
     value_bytes: usize,
     pages: VecDeque<Page>,
@@ -32,9 +32,10 @@ pub struct Pages {
 struct Page {
     dict: DictionaryId,
     keys_only: bool,
-    /// The range that it has all tuples of: from here
+    /// Start of the range that the page covers completely.
     start: Bytes,
-    /// to its last tuple, and if it has ended to here.
+    /// End of the requested range. The page covers it as far as its last tuple, and up to this end
+    /// if it has ended.
     end: Bytes,
     page: TuplePage,
     bytes: usize,
@@ -52,7 +53,8 @@ impl Pages {
         }
     }
 
-    /// The value of a key, or that it has none; `None`: that is not known.
+    /// Returns the value of a key, or `Some(None)` if it is known to have none. Returns `None` if
+    /// that is not known.
     pub fn value(&self, dict: DictionaryId, key: &Bytes) -> Option<Option<Bytes>> {
         self.values.get(&(dict, key.clone())).cloned()
     }
@@ -61,15 +63,15 @@ impl Pages {
         if value.is_some_and(|value| value.len() > LONGEST) {
             return;
         }
-        // Both are parts of a whole frame, which they would keep.
+        // Copy both: as slices they would pin a whole frame.
         let own = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
         let (at, value) = ((dict, own(key)), value.map(own));
         let bytes = ENTRY + key.len() + value.as_ref().map_or(0, Bytes::len);
         self.value_bytes += bytes;
         match self.values.insert(at.clone(), value) {
             None => self.order.push_back(at),
-            // A server that sends another value than before is wrong, and the bound holds all the
-            // same.
+            // The bound holds even if the server sends another value than before, which would be
+            // wrong.
             Some(before) => {
                 self.value_bytes -= ENTRY + key.len() + before.map_or(0, |value| value.len());
             }
@@ -81,13 +83,13 @@ impl Pages {
     }
 
     fn remove(&mut self, at: &(DictionaryId, Bytes)) {
-        // One that was forgotten still has its place in the order.
+        // A key that was forgotten is still in `order`.
         if let Some(gone) = self.values.remove(at) {
             self.value_bytes -= ENTRY + at.1.len() + gone.map_or(0, |value| value.len());
         }
     }
 
-    /// The client has given a key this value, or deleted it.
+    /// Records that the client has put this value of a key, or has deleted the key.
     pub fn write_value(&mut self, dict: DictionaryId, key: &Bytes, value: Option<&Bytes>) {
         self.forget_pages(dict, key, None);
         match value {
@@ -96,7 +98,7 @@ impl Pages {
         }
     }
 
-    /// The client has changed a key, and does not know its value.
+    /// Records that the client has changed a key without knowing its new value.
     pub fn forget(&mut self, dict: DictionaryId, key: &Bytes) {
         self.forget_pages(dict, key, None);
         self.forget_value(dict, key);
@@ -111,7 +113,7 @@ impl Pages {
         }
     }
 
-    /// The client has deleted a range.
+    /// Records that the client has deleted a range.
     pub fn delete_range(&mut self, dict: DictionaryId, start: &Bytes, end: &Bytes) {
         if start >= end {
             return;
@@ -124,7 +126,7 @@ impl Pages {
         self.value_bytes -= bytes;
     }
 
-    /// Drops the pages that have a key, or one of those from it to before `end`.
+    /// Drops the pages whose range contains `key`, or any key from `key` to before `end`.
     fn forget_pages(&mut self, dict: DictionaryId, key: &Bytes, end: Option<&Bytes>) {
         let has = |page: &Page| {
             let begins_after = match end {
@@ -142,12 +144,13 @@ impl Pages {
         self.page_bytes -= bytes;
     }
 
-    /// All of it is another state's by now.
+    /// Drops everything, because the view now has another state.
     pub fn clear(&mut self) {
         *self = Pages { most: self.most, ..Pages::new(0) };
     }
 
-    /// Tuples of a page that was read before, some at least of those that are asked for.
+    /// Returns the first of the requested tuples from a cached page. There may be fewer than
+    /// requested.
     pub fn page(&self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<TuplePage> {
         if request.backward {
             return None;
@@ -158,8 +161,8 @@ impl Pages {
     pub fn keep_page(&mut self, dict: DictionaryId, request: &PageRequest<'_>, page: &TuplePage) {
         let size = |(key, value): &(Bytes, Bytes)| key.len() + value.len() + ENTRY;
         let bytes = page.tuples.iter().map(size).sum::<usize>() + ENTRY;
-        // One that takes a large part of the memory is one of a long read, which does not come
-        // back.
+        // A page that takes a large part of the memory belongs to a long scan, which will not read
+        // it again.
         if request.backward || bytes > self.most / 4 || !is_part_of_range(request, page) {
             return;
         }
@@ -179,8 +182,8 @@ impl Pages {
     }
 }
 
-/// Returns whether a page has tuples of the range, in order, as a server should have sent it. The
-/// reader refuses any other one, and would meet it again if it were kept.
+/// Returns whether a page contains tuples of the requested range, in order, as a correct server
+/// sends it. A reader refuses any other page, and would fail again if it were cached.
 fn is_part_of_range(request: &PageRequest<'_>, page: &TuplePage) -> bool {
     let inside =
         |key: &Bytes| key >= request.start && (request.end.is_empty() || key < request.end);

@@ -1,5 +1,6 @@
-//! The readers of bytes of this crate as functions of bytes, for the fuzz targets under `fuzz/` and
-//! the tests below: each takes any bytes, and must neither panic nor run away.
+//! The decoders of this crate as functions of bytes, for the fuzz targets under `fuzz/` and the
+//! tests below. Each of them accepts any bytes, and must neither panic nor take unbounded time or
+//! memory.
 
 use std::hint::black_box;
 
@@ -9,7 +10,8 @@ use crate::frame::{encode, read_frame};
 use crate::reply::Reply;
 use crate::request::Request;
 
-/// Frames that follow one another. Their checksums are put right, which fuzzing cannot guess.
+/// Decodes a series of frames, and then one frame with a correct checksum, which fuzzing could not
+/// guess.
 pub fn frames(data: &[u8]) {
     let mut rest = data;
     while let Ok(frame) = read_frame(&mut rest) {
@@ -22,8 +24,8 @@ pub fn frames(data: &[u8]) {
     }
 }
 
-/// The body of a request or an answer; the first byte is the kind. One that is read is written as
-/// it was, or at least read again as the same.
+/// Decodes the body of a request or an answer; the first byte is its kind. A decoded message must
+/// decode to the same message after it was encoded again.
 pub fn messages(data: &[u8]) {
     let Some((&kind, body)) = data.split_first() else { return };
     let body = Bytes::copy_from_slice(body);
@@ -263,7 +265,8 @@ mod tests {
 
     #[test]
     fn few_bytes_do_not_stand_for_much_memory() {
-        // Tuples whose keys share all of a long one: a megabyte would be gigabytes.
+        // Each key shares almost all of a long key with the one before: a megabyte would expand to
+        // gigabytes.
         let mut body = vec![0];
         zones::varint::put_u64(&mut body, 4096);
         body.push(0);
@@ -275,11 +278,11 @@ mod tests {
             body.push(0);
         }
         assert!(Reply::decode(134, &body.into()).is_err());
-        // A count of what is not there.
+        // A count of elements that do not follow.
         let mut body = vec![1, 1];
         zones::varint::put_u64(&mut body, 4096);
         assert!(Request::decode(3, &body.into()).is_err());
-        // Changes of four bytes, each of which takes more in memory.
+        // Changes of four bytes each, which take more in memory.
         let mut body = vec![1, 1];
         zones::varint::put_u64(&mut body, crate::MAX_CHANGES as u64 + 1);
         (0..=crate::MAX_CHANGES).for_each(|_| body.extend_from_slice(&[3, 1, 1, 7]));

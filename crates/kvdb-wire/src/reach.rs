@@ -1,10 +1,10 @@
-//! A client's knowledge of whether its server is to be reached. All that waits for a server ends
-//! together, and once.
+//! A client's knowledge of whether its server can be reached. All waits for a server end together,
+//! once.
 //!
-//! From the first failure of a connection on the server is waited for, as long as the client's
-//! options say, by all calls together: a later one waits until the same moment. Then those that
-//! wait fail, and further ones fail at once, until the server answers again, which one thread
-//! tries. So a call that fails costs one wait, and a hundred of them do not cost a hundred.
+//! The wait begins with the first failure of a connection, and lasts as long as the client's
+//! options say. All calls share it: a later call waits until the same moment. Then the waiting
+//! calls fail, and new ones fail at once, until the server answers again, for which one thread
+//! probes. So a failed server costs one wait, and not one wait for each of a hundred calls.
 
 use std::io;
 use std::time::Duration;
@@ -15,37 +15,37 @@ use env::sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 
-/// A wait for ever, about.
+/// A practically endless time.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// The state of a server's connection, as its client has found it.
+/// The state of the connection to a server, as its client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// It answers.
+    /// The server answers.
     Connected,
-    /// It is waited for, since so long.
+    /// The client has been waiting for the server for this time.
     Waiting(Duration),
-    /// It has not answered for so long, and calls fail until it does.
+    /// The server has not answered for this time, and calls fail until it does.
     Gone(Duration),
 }
 
 /// The next step of a call whose connection has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It is asked again.
+    /// The call sends its request again.
     Again,
-    /// It fails.
+    /// The call fails.
     Fails,
-    /// It fails, and is the first to say that the server is gone.
+    /// The call fails, and is the first to find that the server is gone.
     SaysGone,
 }
 
 #[derive(Default)]
 pub(crate) struct Reachable {
     trouble: Mutex<Option<Trouble>>,
-    /// Told when the server answers again, or is gone.
+    /// Notified when the server answers again, or is gone.
     changed: Condvar,
-    /// There is trouble. A call that is answered looks at nothing else.
+    /// Set while `trouble` is present, so that a call that is answered does not take its lock.
     is_troubled: AtomicBool,
 }
 
@@ -56,8 +56,8 @@ struct Trouble {
 }
 
 impl Reachable {
-    /// By when a call that begins now must be answered. Fails where the server is gone. A timeout
-    /// of zero is none.
+    /// Returns the deadline of a call that begins now. Fails if the server is gone. A timeout of
+    /// zero means no limit.
     pub fn deadline(&self, timeout: Duration) -> Result<Instant> {
         let timeout = if timeout.is_zero() { FOR_EVER } else { timeout };
         let from = match &*self.trouble.lock() {
@@ -72,8 +72,9 @@ impl Reachable {
         Ok(from + timeout)
     }
 
-    /// A connection has failed under a call. Pauses, unless the server answers again before, or
-    /// the deadline of the call is over. `ends_all`: that deadline is the one of all that wait.
+    /// Records that a connection has failed under a call, and returns the next step of the call. It
+    /// pauses first, until the server answers again or the deadline of the call has passed.
+    /// `ends_all` is set if that deadline is the common one of all waiting calls.
     pub fn failed(&self, why: &Error, pause: Duration, deadline: Instant, ends_all: bool) -> Next {
         let mut trouble = self.trouble.lock();
         let now = Instant::now();
@@ -104,7 +105,8 @@ impl Reachable {
         }
     }
 
-    /// The server is gone, whatever has been waited; `false`: it was before.
+    /// Marks the server as gone, however long it has been waited for. Returns `false` if it already
+    /// was.
     pub fn give_up(&self, why: &Error) -> bool {
         let mut trouble = self.trouble.lock();
         let since = match &*trouble {
@@ -118,7 +120,7 @@ impl Reachable {
         true
     }
 
-    /// The server has answered.
+    /// Records that the server has answered.
     pub fn answered(&self) {
         if !self.is_troubled.load(Ordering::Relaxed) {
             return;

@@ -1,13 +1,14 @@
-//! Records of clients' transactions in the store, in a dictionary of its own that no client sees.
+//! Records of the transactions of clients, in a dictionary of the store that no client sees.
 //!
-//! The record of a transaction is written by the transaction itself. So a durable one has the
-//! number of its last batch in the state that it has after a restart; and a commit that has
-//! happened has left its record, which a server that is begun again finds when a client asks for
-//! the outcome that it was not told. Those of the last commits are kept.
+//! A transaction writes its record itself. So a durable transaction has the number of its last
+//! batch in the state that it has after a restart. A commit leaves its record, which a restarted
+//! server finds when a client that got no answer asks for the outcome. The records of the last
+//! commits are kept.
 //!
-//! Key: that of the transaction. Value: a byte 0, the number of the last batch, and the holder,
-//! while it is open; a byte 1, the milliseconds of the clock at the commit, and both (varints). One
-//! that was written before holders were noted ends after the number.
+//! The key is that of the transaction. The value of an open transaction is a byte 0, the number of
+//! the last batch, and the holder. The value of a committed one is a byte 1, the time of the commit
+//! in milliseconds, and the same two numbers (varints). A record from before holders were noted
+//! ends after the number of the last batch.
 
 use std::collections::VecDeque;
 
@@ -20,22 +21,22 @@ use zones::varint::{get_u64, put_u64};
 
 use crate::body::TransactionKey;
 
-/// The name of the dictionary, in the branch of the store's own dictionaries.
+/// The name of the dictionary, which is one of the store's own.
 const NAME: &str = "served-transactions";
-/// Commits whose outcome is kept.
+/// Limit of the commits whose outcome is kept.
 pub(crate) const MAX_OUTCOMES: usize = 4096;
-/// Outcomes that are removed together.
+/// Number of outcomes that are removed together.
 const REMOVED_TOGETHER: usize = 256;
 
 const OPEN: u8 = 0;
 const COMMITTED: u8 = 1;
 
-/// The note of a transaction on itself.
+/// The state that a transaction records of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Noted {
     /// The number of its last batch.
     pub batches: u64,
-    /// The client that has it, as far as that is known.
+    /// The client that holds it, if known.
     pub holder: Option<u64>,
 }
 
@@ -56,7 +57,7 @@ impl Noted {
 pub(crate) struct Records {
     db: Kvdb,
     dict: DictionaryId,
-    /// Transactions that have committed, the oldest first.
+    /// The committed transactions, the oldest first.
     committed: Mutex<VecDeque<TransactionKey>>,
 }
 
@@ -72,7 +73,7 @@ impl Records {
         let mut all: Vec<(u64, TransactionKey)> = Vec::new();
         let mut cursor = db.view().cursor(dict, b"", b"")?;
         while let Some(tuple) = cursor.next()? {
-            // Another one is not of this version, and is left.
+            // Any other tuple belongs to another version, and is left alone.
             if let (Ok(key), Some(at)) = (tuple.key[..].try_into(), committed_at(&tuple.value()?)) {
                 all.push((at, key));
             }
@@ -86,14 +87,14 @@ impl Records {
         dict == self.dict
     }
 
-    /// Adds to `batch` that the transaction has the batches up to this one, and who has it.
+    /// Adds to `batch` the number of the last batch of the transaction, and its holder.
     pub fn note_batches(&self, batch: &mut Batch, key: &TransactionKey, noted: Noted) {
         let mut value = vec![OPEN];
         noted.put(&mut value);
         batch.put(self.dict, key.to_vec(), value);
     }
 
-    /// The last note of an open transaction.
+    /// Returns the last note of an open transaction.
     pub fn noted(
         &self,
         transaction: &Transaction,
@@ -102,13 +103,13 @@ impl Records {
         let Some(value) = transaction.get(self.dict, key)? else { return Ok(None) };
         Ok(match value.split_first() {
             Some((&OPEN, rest)) => Noted::of(rest),
-            // A commit that came to nothing: others were first, or the server ended before it.
+            // The commit did not take place: it had a conflict, or the server ended before it.
             Some((&COMMITTED, mut rest)) => get_u64(&mut rest).ok().and_then(|_| Noted::of(rest)),
             _ => None,
         })
     }
 
-    /// The key of a transaction that has noted its batches.
+    /// Returns the key of a transaction that has noted its batches.
     pub fn key_of(&self, transaction: &Transaction) -> kvdb::Result<Option<TransactionKey>> {
         for changed in transaction.changes_of(&[self.dict])? {
             if let (_, Changed::Put { key, .. }) = changed? {
@@ -118,8 +119,8 @@ impl Records {
         Ok(None)
     }
 
-    /// Has the transaction note that it has committed, in its commit, and with how many batches: it
-    /// is open if the commit comes to nothing.
+    /// Makes the transaction note in its commit that it has committed, and the number of its
+    /// batches. If the commit fails, the transaction is still open.
     pub fn note_commit(
         &self,
         transaction: &Transaction,
@@ -131,12 +132,12 @@ impl Records {
         noted.put(&mut value);
         let mut batch = Batch::new();
         batch.put(self.dict, key.to_vec(), value);
-        // A transaction at its limit must commit.
+        // A transaction at its limit must be able to commit.
         batch.releases_space();
         transaction.apply_at_commit(batch)
     }
 
-    /// A commit has happened: the oldest outcomes go when there are too many.
+    /// Records a commit, and removes the oldest outcomes if there are too many.
     pub fn committed(&self, key: TransactionKey) {
         let mut committed = self.committed.lock();
         committed.push_back(key);
@@ -158,7 +159,7 @@ impl Records {
     }
 }
 
-/// The time of the commit that a record tells of.
+/// Returns the time of the commit in a record.
 fn committed_at(value: &[u8]) -> Option<u64> {
     match value.split_first()? {
         (&COMMITTED, mut rest) => get_u64(&mut rest).ok(),

@@ -1,4 +1,4 @@
-//! Answers of a server, in the manner of `request`.
+//! Answers of a server, encoded like requests (`request`).
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, MAX_KEY, MAX_VALUE, Space};
@@ -23,7 +23,7 @@ const BEGUN: u8 = 135;
 const CONFLICT: u8 = 136;
 const RESERVED: u8 = 137;
 
-/// Of an iteration's answer.
+/// Flag of the answer to an iteration.
 const ENDED: u8 = 1;
 
 /// A key in conflict.
@@ -33,89 +33,90 @@ pub struct ConflictKey {
     pub dict: DictionaryId,
     /// The key.
     pub key: Bytes,
-    /// The path of the file that it belongs to, for people. Empty: that is not known.
+    /// The path of the file that it belongs to, for people. It is empty if that is not known.
     pub place: String,
 }
 
 /// An answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// It could not be done.
+    /// The request failed.
     Failed(Failure),
-    /// It is done.
+    /// The request is done.
     Done,
     /// The answer to a greeting.
     Welcome {
-        /// The version that is spoken.
+        /// The version of the server.
         version: u16,
-        /// Requests that may be under way.
+        /// Limit of the pending requests.
         under_way: u32,
-        /// Views and transactions that may be open.
+        /// Limit of the open views and transactions.
         views: u32,
     },
-    /// A view is open.
+    /// A view was opened.
     Viewed {
-        /// Its number.
+        /// The number of the view.
         view: u64,
-        /// The id of the snapshot; of no snapshot it is zero.
+        /// The id of the snapshot, or zero for a view of no snapshot.
         snapshot: [u8; 16],
         /// The space of the store.
         space: Space,
-        /// Its dictionaries.
+        /// The dictionaries of the view.
         dictionaries: Vec<(DictionaryId, String)>,
     },
-    /// Values, in the order of their keys. Keys at the end may be without an answer, if there was
-    /// no room for it.
+    /// Values, in the order of their keys. The last keys may be without a value if the answer has
+    /// no room for them.
     Values(Vec<Option<Bytes>>),
     /// A part of a value.
     Part {
-        /// Length of the whole value.
+        /// The length of the whole value.
         length: u64,
         /// The part.
         bytes: Bytes,
     },
     /// Tuples in their order.
     Tuples {
-        /// There are no more.
+        /// Set if there are no more tuples.
         ended: bool,
         /// Keys and values.
         tuples: Vec<(Bytes, Bytes)>,
     },
     /// A transaction has begun.
     Begun {
-        /// Its number on this connection, which is also that of the view that it has.
+        /// Its number on this connection, which is also the number of its view.
         transaction: u64,
         /// Its number in the store.
         id: u64,
-        /// The number of the last batch that it has.
+        /// The number of the last batch that the server has.
         batches: u64,
-        /// It ends when it was not asked of for so many milliseconds; 0: it does not.
+        /// The transaction ends if it gets no request for this time, in milliseconds. Zero means no
+        /// limit.
         lease: u32,
         /// The space of the store.
         space: Space,
         /// The dictionaries of its branch.
         dictionaries: Vec<(DictionaryId, String)>,
     },
-    /// A transaction is not committed, since others have changed the same since it began. It is
-    /// open as before.
+    /// A transaction was not committed, because others have changed the same data since it began.
+    /// It remains open.
     Conflict {
-        /// A sentence.
+        /// A description, for people.
         what: String,
-        /// The first of the keys, and the file or the like that each of them belongs to, if that is
-        /// known.
+        /// The first keys in conflict, each with the file or other object that it belongs to, if
+        /// that is known.
         keys: Vec<ConflictKey>,
     },
-    /// Numbers were taken.
+    /// Inode numbers were reserved.
     Reserved {
         /// The first of them.
         first: u64,
-        /// How many.
+        /// The number of them.
         count: u32,
     },
 }
 
 impl Reply {
-    /// The kind and the body of its frame.
+    /// Returns the kind and the body of the frame.
     pub fn encode(&self) -> (u8, Vec<u8>) {
         let mut out = Vec::new();
         let kind = match self {
@@ -188,7 +189,7 @@ impl Reply {
         (kind, out)
     }
 
-    /// Reads the answer of a frame.
+    /// Decodes the body of a frame.
     pub fn decode(kind: u8, whole: &Bytes) -> Result<Reply> {
         let mut body = Body::of(whole);
         let reply = match kind {
@@ -221,7 +222,8 @@ impl Reply {
                 let ended = body.flags(ENDED)? != 0;
                 let count = body.count(MAX_TUPLES as usize)?;
                 let mut tuples: Vec<(Bytes, Bytes)> = Vec::new();
-                // A few bytes may stand for a long key: all of them are bounded like a frame.
+                // A few bytes may encode a long key, so the keys together are limited to the size
+                // of a frame.
                 let mut room = MAX_FRAME;
                 for _ in 0..count {
                     let shared = body.small()? as usize;
@@ -267,7 +269,8 @@ impl Reply {
     }
 }
 
-/// A text as far as a name may be long: a longer one is cut, since it is for people.
+/// Truncates a text to the limit of a name. The rest is not essential, since the text is for
+/// people.
 fn within_name(text: &str) -> &[u8] {
     let mut end = text.len().min(MAX_NAME);
     while !text.is_char_boundary(end) {

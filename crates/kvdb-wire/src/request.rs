@@ -1,6 +1,6 @@
-//! Requests: the kind of a frame says which request its body is; `docs/wire.md` has every
-//! byte. A body that is longer or shorter than its request is malformed, as is one with a flag that
-//! is not known.
+//! Requests. The kind of a frame says which request its body contains; `docs/wire.md` specifies
+//! every byte. A body is malformed if it is longer or shorter than its request, or has an unknown
+//! flag.
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, ServedChange};
@@ -29,17 +29,17 @@ const ROLL_BACK: u8 = 16;
 const RESERVE: u8 = 17;
 const APPLY_PART: u8 = 18;
 
-/// Of an iteration.
+/// Flags of an iteration.
 const BACKWARD: u8 = 1;
 const KEYS_ONLY: u8 = 2;
-/// Of a transaction.
+/// Flags of a request to begin a transaction.
 const SERIALIZABLE: u8 = 1;
 const DURABLE: u8 = 2;
 const JOINS: u8 = 4;
 const TAKES: u8 = 8;
-/// Of a part of a change.
+/// Flag of a part of a change.
 const LAST: u8 = 1;
-/// Of a commit and a snapshot.
+/// Flag of a commit and of a snapshot.
 const SYNCED: u8 = 1;
 
 /// A request of a client.
@@ -47,17 +47,17 @@ const SYNCED: u8 = 1;
 pub enum Request {
     /// The first request of a connection.
     Hello {
-        /// The version that the client speaks.
+        /// The version of the client.
         version: u16,
-        /// Says who it is; may be empty.
+        /// Authenticates the client; may be empty.
         token: Bytes,
     },
     /// Opens a view.
     View {
-        /// A snapshot; `None`: the main branch as it is now.
+        /// The name of a snapshot. `None` means the current state of the main branch.
         snapshot: Option<String>,
     },
-    /// The values of keys.
+    /// Reads the values of keys.
     GetMany {
         /// The view.
         view: u64,
@@ -66,7 +66,7 @@ pub enum Request {
         /// The keys.
         keys: Vec<Bytes>,
     },
-    /// A part of a value.
+    /// Reads a part of a value.
     GetPart {
         /// The view.
         view: u64,
@@ -74,28 +74,28 @@ pub enum Request {
         dict: DictionaryId,
         /// The key.
         key: Bytes,
-        /// Its first byte.
+        /// The offset of its first byte.
         offset: u64,
-        /// At most so many bytes.
+        /// Limit of the bytes.
         length: u32,
     },
-    /// A page of tuples, see [`kvdb::PageRequest`].
+    /// Reads a page of tuples, see [`kvdb::PageRequest`].
     Iterate {
         /// The view.
         view: u64,
         /// The dictionary.
         dict: DictionaryId,
-        /// From the end, backward.
+        /// Iterates backward from the end.
         backward: bool,
-        /// Values are left out.
+        /// Leaves out the values.
         keys_only: bool,
-        /// At most so many tuples.
+        /// Limit of the tuples.
         tuples: u32,
-        /// The page ends after so many bytes.
+        /// Number of bytes after which the page ends.
         bytes: u32,
         /// The least key.
         start: Bytes,
-        /// The end of the range; empty: the end of the dictionary.
+        /// The end of the range. If it is empty, the range ends with the dictionary.
         end: Bytes,
     },
     /// Closes a view.
@@ -103,33 +103,35 @@ pub enum Request {
         /// The view.
         view: u64,
     },
-    /// Begins a transaction, or goes on with one: who knows its key is who has begun it.
+    /// Begins a transaction, or continues an open one. A client that knows its key counts as the
+    /// client that has begun it.
     Begin {
-        /// Tells it from all others. The client draws it.
+        /// Identifies the transaction. The client draws it at random.
         key: TransactionKey,
-        /// It locks what it reads.
+        /// The transaction locks the data that it reads.
         serializable: bool,
-        /// It survives its client and the server.
+        /// The transaction survives its client and the server.
         durable: bool,
-        /// It must be there, and none is begun.
+        /// Continues an open transaction, and fails if there is none.
         joins: bool,
-        /// Another client may have it, which may not go on with it then.
+        /// Takes the transaction from the client that holds it, which cannot use it after that.
         takes: bool,
-        /// Tells this client from others that know the key.
+        /// Tells this client from other clients that know the key.
         holder: u64,
-        /// It ends when it was not asked of for so many milliseconds. The server has limits.
+        /// The transaction ends if it gets no request for this time, in milliseconds. The server
+        /// limits the time.
         lease: u32,
-        /// The branch that it is of; empty: the main branch.
+        /// The branch of the transaction. If it is empty, the main branch.
         branch: String,
-        /// For people who look at a list of transactions.
+        /// A label for people who look at a list of transactions.
         label: String,
     },
-    /// Changes something in a transaction.
+    /// Applies changes to a transaction.
     Apply {
         /// The transaction.
         transaction: u64,
-        /// Counts the batches and savepoints of a transaction from 1, so that one that is sent
-        /// again is applied once.
+        /// The number of the batch: the batches and savepoints of a transaction are counted from 1,
+        /// so that a batch that is sent again is applied once.
         batch: u64,
         /// The changes.
         changes: Vec<ServedChange>,
@@ -138,69 +140,69 @@ pub enum Request {
     Commit {
         /// The key of the transaction.
         key: TransactionKey,
-        /// It is on disk before the answer.
+        /// The commit is on disk before the answer.
         synced: bool,
-        /// The number of the last batch, so that none is missing.
+        /// The number of the last batch, by which the server notices that one is missing.
         batches: u64,
     },
-    /// Ends a transaction without its changes.
+    /// Ends a transaction and discards its changes.
     Abort {
         /// The key of the transaction.
         key: TransactionKey,
     },
-    /// Syncs a durable transaction: all that was applied in it is on disk before the answer.
+    /// Syncs a durable transaction: all changes applied to it are on disk before the answer.
     Sync {
         /// The transaction.
         transaction: u64,
     },
-    /// Says that the client is still there.
+    /// Renews the lease of a transaction.
     Lease {
         /// The transaction.
         transaction: u64,
     },
-    /// Marks a state of a transaction.
+    /// Marks the state of a transaction.
     Savepoint {
         /// The transaction.
         transaction: u64,
-        /// Numbered as a batch is.
+        /// Its number in the sequence of batches.
         batch: u64,
     },
-    /// Goes back to a savepoint, which stays.
+    /// Rolls back to a savepoint, which remains.
     RollBack {
         /// The transaction.
         transaction: u64,
-        /// Numbered as a batch is.
+        /// Its number in the sequence of batches.
         batch: u64,
         /// The number of the savepoint.
         to: u64,
     },
-    /// A part of a batch that is longer than a frame. It is applied with its last part.
+    /// A part of a batch that is longer than a frame. The batch is applied with its last part.
     ApplyPart {
         /// The transaction.
         transaction: u64,
-        /// The number of the batch, which all of its parts have.
+        /// The number of the batch, which all of its parts carry.
         batch: u64,
         /// The number of the part, from 0.
         part: u32,
-        /// There are no more.
+        /// Set for the last part.
         last: bool,
-        /// Its changes.
+        /// The changes of the part.
         changes: Vec<ServedChange>,
     },
-    /// Takes numbers of inodes, for what is made in a transaction.
+    /// Reserves inode numbers, for files created in a transaction.
     Reserve {
         /// The transaction.
         transaction: u64,
-        /// How many.
+        /// The number of inode numbers.
         count: u32,
     },
     /// Makes a snapshot.
     Snapshot {
-        /// Of this branch; empty: the main branch.
+        /// The branch. If it is empty, the main branch.
         branch: String,
-        /// Its name.
+        /// The name of the snapshot.
         name: String,
-        /// It is on disk before the answer.
+        /// The snapshot is on disk before the answer.
         synced: bool,
     },
     /// Makes a clone of a snapshot.
@@ -212,7 +214,7 @@ pub enum Request {
     },
 }
 
-/// The kinds of requests, from 1 on, by the names that `docs/wire.md` has for them.
+/// The names of the kinds of requests in `docs/wire.md`, beginning with kind 1.
 pub(crate) const NAMES: [&str; APPLY_PART as usize] = [
     "HELLO",
     "VIEW",
@@ -235,7 +237,7 @@ pub(crate) const NAMES: [&str; APPLY_PART as usize] = [
 ];
 
 impl Request {
-    /// The kind and the body of its frame.
+    /// Returns the kind and the body of the frame.
     pub fn encode(&self) -> (u8, Vec<u8>) {
         let mut out = Vec::new();
         let kind = match self {
@@ -365,7 +367,7 @@ impl Request {
         (kind, out)
     }
 
-    /// Reads the request of a frame.
+    /// Decodes the body of a frame.
     pub fn decode(kind: u8, whole: &Bytes) -> Result<Request> {
         let mut body = Body::of(whole);
         let request = match kind {

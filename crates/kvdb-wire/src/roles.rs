@@ -1,33 +1,33 @@
-//! Who may do what: a token or a certificate that a client shows, and the role that goes with it.
-//! Of tokens their hashes are known, so who reads the list can use none of them.
+//! The rights of clients: a client shows a token or a certificate, which has a role. Tokens are
+//! stored as hashes, so that a reader of the list cannot use them.
 
 use sha2::{Digest, Sha256};
 
 /// The rights of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Role {
-    /// It reads the snapshots with these names; `*` stands for any characters.
+    /// Names of the snapshots that the client may read; `*` stands for any characters.
     pub reads: Vec<String>,
-    /// It begins transactions in these branches: `""` is the main one, and `*` stands for any
-    /// characters in the name of a clone.
+    /// Branches in which the client may begin transactions: `""` is the main branch, and `*` stands
+    /// for any characters in the name of a clone.
     pub writes: Vec<String>,
 }
 
 impl Role {
-    /// A client that may do everything.
+    /// Returns the role of a client that may do everything.
     pub fn all() -> Role {
         Role { reads: vec!["*".into()], writes: vec![String::new(), "*".into()] }
     }
 
-    /// Says if it may read a snapshot.
+    /// Returns whether the client may read a snapshot.
     pub fn may_read(&self, snapshot: &str) -> bool {
         self.reads.iter().any(|pattern| matches(pattern.as_bytes(), snapshot.as_bytes()))
     }
 
-    /// Says if it may begin and use transactions of a branch.
+    /// Returns whether the client may begin and use transactions in a branch.
     pub fn may_write(&self, branch: &str) -> bool {
         self.writes.iter().any(|pattern| match branch {
-            // No pattern of clones means the main files.
+            // A pattern for clones never matches the main branch.
             "" => pattern.is_empty(),
             branch => !pattern.is_empty() && matches(pattern.as_bytes(), branch.as_bytes()),
         })
@@ -36,7 +36,7 @@ impl Role {
 
 /// Returns whether `text` matches a pattern.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
-    // Where the last `*` was, and what it has stood for so far ends.
+    // The position of the last `*`, and the end of the text that it has matched so far.
     let mut star: Option<(usize, usize)> = None;
     let (mut p, mut t) = (0, 0);
     while t < text.len() {
@@ -58,30 +58,31 @@ fn matches(pattern: &[u8], text: &[u8]) -> bool {
     pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
-/// The kind of a hash in the list. A certificate is no secret, so its bytes are never a token.
+/// The kind of a hash in the list. A certificate is not secret, so its bytes never count as a
+/// token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     Token,
     Certificate,
 }
 
-/// The tokens and certificates that a server knows, by their hashes, and what each of them lets a
-/// client do.
+/// The tokens and certificates that a server knows, by their hashes, each with its role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
     all: Vec<(Shown, [u8; 32], Role)>,
-    /// The role of a client whose certificate is known already: no token is looked at.
+    /// The role of a client that has already proved its certificate. If it is set, tokens are
+    /// ignored.
     certified: Option<Role>,
 }
 
 impl Tokens {
-    /// Reads a list: in each line the SHA-256 of a token in hexadecimal digits, or that of a
-    /// certificate (its DER) after `cert:`, and words that say what it lets do, `read=PATTERN`,
-    /// `write`, `write=CLONE`, `admin`. `#` begins a comment.
+    /// Parses a list. Each line has the SHA-256 of a token in hexadecimal digits, or that of a
+    /// certificate (its DER) after `cert:`, and the rights as words: `read=PATTERN`, `write`,
+    /// `write=CLONE`, `admin`. `#` begins a comment.
     pub fn parse(text: &str) -> Result<Tokens, String> {
         let mut all = Vec::new();
         for (number, line) in text.lines().enumerate() {
-            // A comment begins with a word: names of snapshots may have a `#` within.
+            // A comment begins at a word: the name of a snapshot may contain a `#`.
             let words = line.split_ascii_whitespace();
             let mut words = words.take_while(|word| !word.starts_with('#'));
             let Some(hash) = words.next() else { continue };
@@ -114,30 +115,31 @@ impl Tokens {
         Ok(Tokens { all, certified: None })
     }
 
-    /// Returns whether there is none.
+    /// Returns whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Returns whether a client may show a token.
+    /// Returns whether the list has tokens.
     pub fn has_tokens(&self) -> bool {
         self.all.iter().any(|(shown, ..)| *shown == Shown::Token)
     }
 
-    /// Returns whether a client may show a certificate.
+    /// Returns whether the list has certificates.
     pub fn has_certificates(&self) -> bool {
         self.all.iter().any(|(shown, ..)| *shown == Shown::Certificate)
     }
 
-    /// Returns the list for a client that has proved to own this certificate, in DER: it has the
-    /// role of its line, whatever token it shows. Returns `None` if there is no such line.
+    /// Returns the list for a client that has proved to own this certificate, in DER: the client
+    /// has the role of the certificate's line, whichever token it shows. Returns `None` if there is
+    /// no such line.
     pub fn of_certificate(&self, der: &[u8]) -> Option<Tokens> {
         let role = self.find(Shown::Certificate, der)?;
         Some(Tokens { all: Vec::new(), certified: Some(role) })
     }
 
-    /// The role of the client that shows a token. The time that it takes tells nothing of the
-    /// tokens.
+    /// Returns the role of the client that shows a token. Its running time reveals nothing about
+    /// the tokens.
     pub fn role(&self, token: &[u8]) -> Option<Role> {
         self.certified.clone().or_else(|| self.find(Shown::Token, token))
     }

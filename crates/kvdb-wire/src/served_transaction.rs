@@ -1,11 +1,12 @@
-//! A transaction that a server has, as a view here that can be changed. No other client writes in
-//! it, so everything that was read of it is kept without asking, as of a snapshot.
+//! A transaction on a server, as a view on the client that can be changed. No other client writes
+//! in the transaction, so the data read from it is cached without validation, like that of a
+//! snapshot.
 //!
-//! Changes are gathered (`gathered`) and sent in numbered batches, when there are enough of them,
-//! at an interval, or when a sync asks for it. Until the server has said that it has a batch, its
-//! changes are seen here in place of what the server says. After a connection has failed, or the
-//! server was begun anew, the transaction is taken up by its key, and the batches are sent again
-//! that it has not got; those of a durable one are kept until they are on disk there.
+//! Changes are collected (`gathered`) and sent in numbered batches: when there are enough of them,
+//! at an interval, or when a sync requests it. Until the server has acknowledged a batch, readers
+//! see its changes in place of the server's values. After a connection has failed or the server was
+//! restarted, the transaction is taken up by its key, and the batches that the server lacks are
+//! sent again. The batches of a durable transaction are kept until they are on the server's disk.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,24 +30,26 @@ use crate::request::Request;
 use crate::single_flight::SingleFlight;
 use crate::transaction_state::State;
 
-/// Bytes of batches of a durable transaction that may be here and not on disk there.
+/// Limit of the bytes of a durable transaction's batches that are kept because they may not be on
+/// the server's disk.
 const KEPT: usize = 16 << 20;
 
-/// An abort waits so long for the server: without one, the transaction ends with its lease.
+/// The time for which an abort waits for the server. If it fails, the transaction ends with its
+/// lease.
 const ABORT: Duration = Duration::from_secs(10);
 
-/// How a transaction is begun.
+/// Options of a new transaction.
 #[derive(Clone, Debug)]
 pub struct BeginOptions {
-    /// It locks what it reads.
+    /// The transaction locks the data that it reads.
     pub serializable: bool,
-    /// It survives this client and the server, and ends when it is ended.
+    /// The transaction survives this client and the server, and ends only by a commit or an abort.
     pub durable: bool,
-    /// One that is not durable ends when the server has not heard of it for so long.
+    /// The time without a request after which the server ends a transaction that is not durable.
     pub lease: Duration,
-    /// The branch that it is of; empty: the main branch.
+    /// The branch of the transaction. If it is empty, the main branch.
     pub branch: String,
-    /// For people who look at a list of transactions.
+    /// A label for people who look at a list of transactions.
     pub label: String,
 }
 
@@ -65,39 +68,39 @@ impl Default for BeginOptions {
 /// The outcome of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It has committed.
+    /// The transaction has committed.
     Committed,
-    /// It has committed, and is perhaps not on disk.
+    /// The transaction has committed, but may not be on disk.
     NotSynced(String),
-    /// Others have changed the same since it began. It is open as before.
+    /// Others have changed the same data since the transaction began. It remains open.
     Conflict {
-        /// A sentence.
+        /// A description, for people.
         what: String,
-        /// The first of the keys.
+        /// The first keys in conflict.
         keys: Vec<ConflictKey>,
     },
 }
 
-/// A state of a transaction to go back to.
+/// A state of a transaction to which it can roll back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedSavepoint(u64);
 
-/// An open transaction of a server. One that is not durable is aborted when this is dropped.
+/// An open transaction on a server. It is aborted when this is dropped, unless it is durable.
 pub struct ServedTransaction {
     client: Arc<Client>,
     key: TransactionKey,
     pub(crate) durable: bool,
-    /// Tells this one from others with the key.
+    /// Tells this client from others that know the key.
     holder: u64,
     begun: BeginOptions,
     id: TransactionId,
     pub(crate) space: Space,
-    /// How long the server waits to hear of it; zero: for ever.
+    /// The time without a request after which the server ends the transaction. Zero means no limit.
     pub(crate) lease: Duration,
     pub(crate) dictionaries: HashMap<String, DictionaryId>,
-    /// The connection that it was taken up on last, and its number there.
+    /// The connection on which the transaction was last taken up, and its number there.
     open: SingleFlight<(Arc<Connection>, u64)>,
-    /// Made by the thread that sends for all.
+    /// Lets one thread send for all.
     sends: SingleFlight<()>,
     pub(crate) outgoing: Mutex<Outgoing>,
     pub(crate) state: Mutex<State>,
@@ -109,8 +112,8 @@ impl ServedTransaction {
         ServedTransaction::with_key(client, random_key()?, options, false)
     }
 
-    /// Goes on with an open transaction, whose key tells that it is this client's. What was applied
-    /// in it is seen.
+    /// Continues an open transaction. Its key proves that this client may do so. The changes
+    /// already applied to it are visible.
     pub fn take_up(client: &Arc<Client>, key: TransactionKey) -> Result<ServedTransaction> {
         ServedTransaction::with_key(client, key, BeginOptions::default(), true)
     }
@@ -136,7 +139,7 @@ impl ServedTransaction {
         Ok(ServedTransaction {
             client: client.clone(),
             key,
-            // One that does not end by itself.
+            // A transaction without a lease does not end by itself.
             durable: lease == 0,
             holder,
             begun,
@@ -151,18 +154,18 @@ impl ServedTransaction {
         })
     }
 
-    /// The key, by which another client may take it up when this one is gone.
+    /// Returns the key, by which another client can take up the transaction once this one is gone.
     pub fn key(&self) -> TransactionKey {
         self.key
     }
 
-    /// Its number in the store.
+    /// Returns the number of the transaction in the store.
     pub fn id(&self) -> TransactionId {
         self.id
     }
 
-    /// Returns the connection and the number of the transaction there. On a new one it is taken up,
-    /// and what the server has not got of it is sent again.
+    /// Returns the connection and the number of the transaction there. On a new connection, it
+    /// takes up the transaction and sends again the batches that the server lacks.
     fn opened(&self, deadline: Instant) -> Result<(Arc<Connection>, u64)> {
         let connection = self.client.connection(deadline)?;
         let is_there = |(there, _): &(Arc<Connection>, u64)| Arc::ptr_eq(there, &connection);
@@ -195,11 +198,12 @@ impl ServedTransaction {
     }
 
     fn outgoing_after(&self, batches: u64) -> Option<Vec<(u64, Numbered)>> {
-        // Only the thread that sends holds this for long, and none while it waits for an answer.
+        // Only the sending thread holds this lock for long, and no thread holds it while it waits
+        // for an answer.
         self.outgoing.lock().again_after(batches)
     }
 
-    /// Asks until there is an answer, or for as long as the client may.
+    /// Sends a request, and retries until there is an answer or the client gives up.
     pub(crate) fn ask(&self, request: impl Fn(u64) -> Request) -> Result<Reply> {
         self.ask_by(|there, transaction, deadline| there.call(&request(transaction), deadline))
     }
@@ -212,7 +216,8 @@ impl ServedTransaction {
         });
         let mut state = self.state.lock();
         match &asked {
-            // When the server has heard of it, at the latest: the answer may have taken long.
+            // Use the time at which the request began, a lower bound of the time at which the
+            // server received it: the answer may have taken long.
             Ok(_) => state.heard = state.heard.max(begun),
             Err(Error::Failed(Failure { code: FailureCode::NoView, what })) => {
                 state.over.get_or_insert_with(|| what.clone());
@@ -222,7 +227,7 @@ impl ServedTransaction {
         asked
     }
 
-    /// Fails where the transaction is over.
+    /// Fails if the transaction is over.
     pub(crate) fn check(&self) -> kvdb::Result<()> {
         match &self.state.lock().over {
             None => Ok(()),
@@ -230,24 +235,24 @@ impl ServedTransaction {
         }
     }
 
-    /// Returns whether a commit was asked for whose outcome is not known: the server did not answer
-    /// in time, or its answer was lost.
+    /// Returns whether a commit was requested whose outcome is unknown, because the server did not
+    /// answer in time or its answer was lost.
     pub fn is_in_doubt(&self) -> bool {
         let state = self.state.lock();
         state.commit_asked && state.over.is_none()
     }
 
-    /// Says why it is over, if it is.
+    /// Returns why the transaction is over, if it is.
     pub fn over(&self) -> Option<String> {
         self.state.lock().over.clone()
     }
 
-    /// Says why the server does not take what was changed, where it has no space for that.
+    /// Returns why the server refuses changes, if it does so for want of space.
     pub fn refused(&self) -> Option<String> {
         self.state.lock().refused.as_ref().map(|(why, _)| why.clone())
     }
 
-    /// The error that a user of the store meets.
+    /// Converts an error into the one that users of the store get.
     pub(crate) fn told(&self, error: Error) -> kvdb::Error {
         let Error::Failed(Failure { code, what }) = error else {
             let why =
@@ -267,7 +272,8 @@ impl ServedTransaction {
         }
     }
 
-    /// Sends what was changed before this call. Of several threads one sends for all.
+    /// Sends all changes made before this call. If several threads call it, one of them sends for
+    /// all.
     pub fn send(&self) -> kvdb::Result<()> {
         self.check()?;
         let made = self.state.lock().made;
@@ -277,10 +283,10 @@ impl ServedTransaction {
         sent.map_err(|e| self.told(e))
     }
 
-    /// Sends what waits, as the only thread that does.
+    /// Sends the pending changes, as the only thread that sends.
     fn send_gathered(&self) -> Result<()> {
         self.take_back();
-        // First what could not be sent before, with the numbers that it has.
+        // First send the batches that could not be sent before, under the numbers that they have.
         self.send_queue()?;
         let made = {
             let mut state = self.state.lock();
@@ -305,8 +311,8 @@ impl ServedTransaction {
         Ok(())
     }
 
-    /// Changes refused for want of space are put together with what was changed since: that may
-    /// have removed some of it.
+    /// Merges changes that were refused for want of space with those made since, which may have
+    /// removed some of the data.
     fn take_back(&self) {
         let mut state = self.state.lock();
         if state.refused.is_none() {
@@ -333,7 +339,7 @@ impl ServedTransaction {
         if self.durable && is_much {
             self.keep()?;
         }
-        // The server has all that was under way.
+        // The server has all batches that were in flight.
         self.state.lock().under_way = Gathered::default();
         Ok(())
     }
@@ -355,7 +361,7 @@ impl ServedTransaction {
                     tracing::warn!("changes of transaction {} are refused: {what}", self.id);
                 }
                 if !e.is_of_connection() {
-                    // The server has refused it, so it has not got this number.
+                    // The server has refused the batch, so it has no batch of this number.
                     self.outgoing.lock().refused(number);
                 }
                 Err(e)
@@ -363,7 +369,7 @@ impl ServedTransaction {
         }
     }
 
-    /// Has the server sync what it has.
+    /// Makes the server sync the batches that it has.
     pub(crate) fn keep(&self) -> Result<()> {
         let Some(last) = self.outgoing.lock().to_be_synced() else { return Ok(()) };
         self.ask(|transaction| Request::Sync { transaction })?;
@@ -371,15 +377,15 @@ impl ServedTransaction {
         Ok(())
     }
 
-    /// Says that this client is still there. The transaction ends when the server has not heard of
-    /// it for the time of its lease.
+    /// Tells the server that this client is alive. The transaction ends if the server gets no
+    /// request for the time of its lease.
     pub fn renew(&self) -> kvdb::Result<()> {
         self.check()?;
         let renewed = self.ask(|transaction| Request::Lease { transaction });
         renewed.map(drop).map_err(|e| self.told(e))
     }
 
-    /// Commits it, with all that was changed before this call. What is changed afterwards is lost.
+    /// Commits the transaction, with all changes made before this call. Later changes are lost.
     pub fn commit(&self, synced: bool) -> kvdb::Result<Outcome> {
         self.send()?;
         let batches = self.outgoing.lock().last();
@@ -407,13 +413,14 @@ impl ServedTransaction {
         Ok(outcome)
     }
 
-    /// Asks for a commit, or for an end without one. The answer may be lost after it has ended, and
-    /// then there is none to be taken up: so the end itself is asked for again.
+    /// Requests a commit or an abort, by the key. If the answer to an earlier attempt was lost, the
+    /// transaction may have ended and could not be taken up; the repeated request still gets its
+    /// answer.
     fn ask_for_end(&self, request: &Request, deadline: Instant) -> Result<Reply> {
         let connection = self.client.connection(deadline)?;
         match connection.call(request, deadline) {
-            // It is open, and not taken up on this connection yet. A server that was begun anew
-            // may lack batches, too.
+            // The transaction is open, but not taken up on this connection yet. A restarted server
+            // may also lack batches.
             Err(Error::Failed(Failure { code: FailureCode::Invalid, .. })) => {
                 let (there, _) = self.opened(deadline)?;
                 there.call(request, deadline)
@@ -422,8 +429,8 @@ impl ServedTransaction {
         }
     }
 
-    /// Ends it without its changes. A server that is not to be reached is not waited for as long as
-    /// it is for other calls.
+    /// Ends the transaction and discards its changes. It waits less than other calls for a server
+    /// that cannot be reached.
     pub fn abort(&self) -> kvdb::Result<()> {
         self.check()?;
         let request = Request::Abort { key: self.key };
@@ -434,13 +441,14 @@ impl ServedTransaction {
         Ok(())
     }
 
-    /// It is not used any more, whether the server is told of that or not.
+    /// Marks the transaction as no longer used, whether or not the server was told.
     pub fn forget(&self) {
         self.state.lock().over.get_or_insert_with(|| "its client has left it".into());
     }
 
-    /// Says that this client is gone: one that is not durable is aborted. The answer is not waited
-    /// for; where the server is not to be reached, the lease ends it.
+    /// Tells the server that this client is leaving, so that it aborts the transaction unless it is
+    /// durable. It does not wait for the answer. If the server cannot be reached, the transaction
+    /// ends with its lease.
     pub fn leave(&self) {
         let is_over = self.state.lock().over.is_some();
         if !self.durable
@@ -452,39 +460,41 @@ impl ServedTransaction {
         }
     }
 
-    /// Marks the state that it has now.
+    /// Marks the current state.
     pub fn savepoint(&self) -> kvdb::Result<ServedSavepoint> {
         self.numbered(Numbered::Savepoint).map(ServedSavepoint)
     }
 
-    /// Undoes what was changed since a savepoint, which stays. After an error of the connection it
-    /// may happen later.
+    /// Undoes the changes since a savepoint, which remains. After a connection error, the rollback
+    /// may still take place later.
     pub fn roll_back(&self, to: &ServedSavepoint) -> kvdb::Result<()> {
         self.numbered(Numbered::RollBack(to.0))?;
         let mut state = self.state.lock();
         state.pages.clear();
         state.new.clear();
-        // A read that is under way may be of the state before.
+        // A concurrent read may return the state before the rollback. Count a change, which keeps
+        // that state out of the cache.
         state.made += 1;
         Ok(())
     }
 
-    /// Sends what waits, and then this.
+    /// Sends the pending changes, and then this element.
     fn numbered(&self, one: Numbered) -> kvdb::Result<u64> {
         self.check()?;
         let mut number = 0;
-        // As the only thread that sends: another one would be told what becomes of this.
+        // Be the only thread that sends: otherwise another thread would get the outcome of this
+        // element.
         let sent = self.sends.get(
             None,
             |()| false,
             || {
                 self.send_gathered()?;
                 number = self.outgoing.lock().add(one);
-                // As if something was changed: if it is sent in vain, it is sent again.
+                // Count a change, so that a failed attempt is repeated.
                 self.state.lock().made += 1;
                 let sent = self.send_queue();
                 if sent.is_err() {
-                    // One that was not sent is not asked for any more.
+                    // Do not send it later if it was not sent.
                     self.outgoing.lock().withdraw(number);
                 }
                 sent
@@ -501,8 +511,8 @@ impl Drop for ServedTransaction {
     }
 }
 
-/// Sends something that has a number, in as many requests as it takes. Where the server has no room
-/// for a long change, or has none any more, it is begun again.
+/// Sends an element of the sequence, in as many requests as it takes. It starts again if the server
+/// has no memory for a long change, or has dropped its parts.
 fn send(
     there: &Connection,
     one: &Numbered,
@@ -549,7 +559,8 @@ fn random_holder() -> Result<u64> {
     Ok(u64::from_be_bytes(std::array::from_fn(|i| bytes[i])))
 }
 
-/// Bytes that no other client draws, nor guesses. Those of a simulated run are of its seed.
+/// Returns random bytes that no other client draws or can guess. In a simulation they depend on the
+/// seed.
 fn random_key() -> Result<TransactionKey> {
     let mut key = [0; 16];
     if let (Some(first), Some(second)) = (env::schedule::random(), env::schedule::random()) {

@@ -1,4 +1,4 @@
-//! The server: listens, and has each connection answered by threads of its own.
+//! The server: accepts connections, and answers each one on threads of its own.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,10 +21,10 @@ use crate::roles::Tokens;
 use crate::socket::Socket;
 use crate::transactions::Transactions;
 
-/// Threads that answer one connection.
+/// Number of threads for each connection.
 const THREADS: usize = 2;
 
-/// A server, which answers until it is dropped.
+/// A server. It answers until it is dropped.
 pub struct Server {
     shared: Arc<Shared>,
     listening: Option<JoinHandle<()>>,
@@ -34,20 +34,20 @@ struct Shared {
     db: Kvdb,
     options: ServerOptions,
     answers: Arc<Budget>,
-    /// `None`: clients read only.
+    /// `None` if clients may only read.
     transactions: Option<Arc<Transactions>>,
     counts: Arc<ByRequest>,
     /// Written to when the server stops.
     stop: OwnedFd,
     stopping: AtomicBool,
     open: Mutex<Vec<Weak<Conversation>>>,
-    /// Threads that answer.
+    /// Number of threads that answer.
     threads: Mutex<usize>,
-    /// Told when one of them has ended.
+    /// Notified when one of these threads has ended.
     ended: Condvar,
 }
 
-/// A thread that answers, until this is dropped.
+/// Counts a thread that answers, until it is dropped.
 struct Answering(Arc<Shared>);
 
 impl Drop for Answering {
@@ -58,12 +58,12 @@ impl Drop for Answering {
 }
 
 impl Server {
-    /// Answers for this store on the socket. Clients can read its snapshots, and change nothing.
+    /// Serves this store on the socket. Clients can read its snapshots, but change nothing.
     pub fn begin(db: Kvdb, listener: UnixListener, options: ServerOptions) -> Result<Server> {
         Server::begin_with(db, None, Some(listener), options)
     }
 
-    /// As [`Server::begin`], and clients can begin transactions, which this host has.
+    /// Like [`Server::begin`], but clients can also begin transactions, on this host.
     pub fn with_transactions(
         db: Kvdb,
         host: Arc<dyn Host>,
@@ -74,8 +74,8 @@ impl Server {
         Server::begin_with(db, Some(transactions), Some(listener), options)
     }
 
-    /// Answers the connections that it is given ([`Server::serve_with`]). With a host clients can
-    /// begin transactions.
+    /// Serves only the connections that are passed to it ([`Server::serve_with`]). If there is a
+    /// host, clients can begin transactions.
     pub fn without_socket(
         db: Kvdb,
         host: Option<Arc<dyn Host>>,
@@ -101,18 +101,17 @@ impl Server {
         Ok(Server { shared, listening: Some(listening) })
     }
 
-    /// Returns what clients have asked so far, by requests.
+    /// Returns the counts of the requests so far, by kind.
     pub fn counts_by_request(&self) -> Vec<(&'static str, RequestCounts)> {
         self.shared.counts.counts()
     }
 
-    /// Answers one more connection, however it was made.
+    /// Serves one more connection, which may be of any origin.
     pub fn serve(&self, socket: Socket) -> Result<()> {
         self.shared.serve(socket, None)
     }
 
-    /// As [`Server::serve`], for a client that shows one of these tokens, and may do what goes with
-    /// that.
+    /// Like [`Server::serve`], but the client must show one of these tokens, and has its role.
     pub fn serve_with(&self, socket: Socket, tokens: &Arc<Tokens>) -> Result<()> {
         self.shared.serve(socket, Some(tokens.clone()))
     }
@@ -136,7 +135,7 @@ impl Drop for Server {
         for conversation in self.shared.open.lock().drain(..).filter_map(|open| open.upgrade()) {
             conversation.end();
         }
-        // The store is closed after this, so none of them may still use it.
+        // The store is closed after this, so no thread may still use it.
         let mut threads = self.shared.threads.lock();
         while *threads > 0 {
             self.shared.ended.wait(&mut threads);
@@ -176,18 +175,19 @@ impl Shared {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.wait(listener, None),
                 Err(e) => {
                     tracing::warn!("no connection is accepted: {e}");
-                    // As when there are no more descriptors: others may give some back.
+                    // For example, the process has no more file descriptors. Wait, since some may
+                    // be closed.
                     self.wait(&self.stop, Some(Duration::from_millis(100)));
                 }
             }
         }
     }
 
-    /// Waits until there is something to accept, or the server stops.
+    /// Waits until `on` is readable, the server stops, or `time` has passed.
     fn wait(&self, on: &impl AsFd, time: Option<Duration>) {
         let mut on = [PollFd::new(on, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
         let time = time.and_then(|time| Timespec::try_from(time).ok());
-        // A signal ends it early, and the caller looks again.
+        // A signal ends the wait early, and the caller checks again.
         let _ = rustix::event::poll(&mut on, time.as_ref());
     }
 
@@ -200,7 +200,7 @@ impl Shared {
         {
             let mut open = self.open.lock();
             open.retain(|open| open.strong_count() > 0);
-            // The server ends those that it finds here when it stops.
+            // A stopping server ends the connections in this list, so none may be added after that.
             if self.stopping.load(Ordering::Relaxed) || open.len() >= self.options.connections {
                 conversation.end();
                 return Err(io::Error::other("there are too many, or the server stops").into());
@@ -227,7 +227,7 @@ impl Shared {
         *self.threads.lock() += 1;
         let answering = Answering(self.clone());
         let answer = move || {
-            // Its references to the store are dropped before it counts as ended.
+            // `serve` drops its references to the store before the thread counts as ended.
             let _answering = answering;
             serve();
         };

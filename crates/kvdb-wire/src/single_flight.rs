@@ -1,6 +1,6 @@
-//! Something that one thread makes for all that wait for it, as a connection. While it is made the
-//! others wait, each until its own deadline; if it cannot be made they fail as the maker does, so
-//! that a dead server costs them one attempt together, and not one after the other.
+//! Lets one thread make a value, for example a connection, for all threads that need it. The others
+//! wait, each until its own deadline. If the attempt fails, they fail with it, so that a dead
+//! server costs them one attempt together instead of one after the other.
 
 use env::Instant;
 use env::sync::{Condvar, Mutex};
@@ -8,19 +8,19 @@ use env::sync::{Condvar, Mutex};
 use crate::deadline::left;
 use crate::error::{Error, Result};
 
-/// Holds what was made last.
+/// The value that was made last, shared by all threads.
 pub struct SingleFlight<T> {
     state: Mutex<State<T>>,
-    /// Told when an attempt has ended.
+    /// Notified when an attempt has ended.
     ended: Condvar,
 }
 
 struct State<T> {
     made: Option<T>,
     is_making: bool,
-    /// Attempts that have ended.
+    /// Number of attempts that have ended.
     attempts: u64,
-    /// Why the last one of them failed.
+    /// The error of the last attempt, if it failed.
     failed: Option<Error>,
 }
 
@@ -30,8 +30,8 @@ impl<T: Clone> SingleFlight<T> {
         SingleFlight { state: Mutex::new(state), ended: Condvar::new() }
     }
 
-    /// Returns what is here if it is `good`, and else what this thread or another one makes. Without
-    /// a deadline it waits for as long as another thread makes it.
+    /// Returns the current value if it is `good`. Otherwise returns the value that this thread
+    /// makes, or that another thread is already making.
     pub fn get(
         &self,
         deadline: impl Into<Option<Instant>>,
@@ -63,7 +63,7 @@ impl<T: Clone> SingleFlight<T> {
         }
         state.is_making = true;
         drop(state);
-        // The turn ends even if `make` panics.
+        // The guard ends the attempt even if `make` panics.
         let turn = Turn(self);
         let has_time = deadline.map_or(Ok(()), |deadline| left(deadline).map(drop));
         let made = has_time.map_err(Error::from).and_then(|()| make());
@@ -77,12 +77,12 @@ impl<T: Clone> SingleFlight<T> {
         made
     }
 
-    /// Returns what is here.
+    /// Returns the current value.
     pub fn peek(&self) -> Option<T> {
         self.state.lock().made.clone()
     }
 
-    /// Takes what is here.
+    /// Takes the current value.
     pub fn take(&self) -> Option<T> {
         self.state.lock().made.take()
     }

@@ -1,6 +1,6 @@
-//! A snapshot that a server has, as a view here. After a connection has failed it is opened again
-//! on the next one, by the name of the snapshot, whose id and the numbers of whose dictionaries say
-//! that it is still the same.
+//! A snapshot on a server, as a view on the client. After a connection has failed, the snapshot is
+//! opened again on the next one, by its name. Its id and the numbers of its dictionaries show
+//! whether it is still the same.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct SnapshotView {
     id: [u8; 16],
     space: Space,
     dictionaries: HashMap<String, DictionaryId>,
-    /// The connection that it was opened on last, and its number there.
+    /// The connection on which the snapshot was last opened, and the number of the view there.
     open: SingleFlight<(Arc<Connection>, u64)>,
     pages: Mutex<Pages>,
 }
@@ -50,16 +50,17 @@ impl SnapshotView {
         })
     }
 
-    /// Returns the connection and the number of the view there, which is opened again if need be.
+    /// Returns the connection and the number of the view there. Opens the snapshot again if
+    /// necessary.
     fn opened(&self, deadline: Instant) -> Result<(Arc<Connection>, u64)> {
         let connection = self.client.connection(deadline)?;
         let is_there = |(there, _): &(Arc<Connection>, u64)| Arc::ptr_eq(there, &connection);
         self.open.get(deadline, is_there, || {
             let opened = open(&connection, &self.name, deadline)?;
-            // A copy of the store has the snapshot, and other numbers for its dictionaries.
+            // A copy of the store has the same snapshot, but other numbers of dictionaries.
             let is_same = opened.snapshot == self.id && opened.numbers() == self.dictionaries;
             if !is_same {
-                // The number that was opened ends with the connection.
+                // The view that was just opened ends with the connection.
                 let what = format!("{} was dropped, and another one has its name", self.name);
                 return Err(Error::Failed(Failure { code: FailureCode::NoSnapshot, what }));
             }
@@ -67,7 +68,7 @@ impl SnapshotView {
         })
     }
 
-    /// Asks until there is an answer, or for as long as the client may.
+    /// Sends a request, and retries until there is an answer or the client gives up.
     fn ask(&self, request: impl Fn(u64) -> Request) -> kvdb::Result<Reply> {
         let asked = self.client.retried(|deadline| {
             let (there, view) = self.opened(deadline)?;
@@ -76,7 +77,7 @@ impl SnapshotView {
         asked.map_err(|e| self.told(e))
     }
 
-    /// The error that a reader of the store meets.
+    /// Converts an error into the one that readers of the store get.
     fn told(&self, error: Error) -> kvdb::Error {
         match error {
             Error::Failed(Failure { code: FailureCode::Corrupt, what }) => {
@@ -99,7 +100,7 @@ impl SnapshotView {
         self.told(Error::Unexpected)
     }
 
-    /// The values of some of these keys, from the first one on.
+    /// Returns the values of some of these keys, from the first one on.
     fn values(&self, dict: DictionaryId, keys: &[Bytes]) -> kvdb::Result<Vec<Option<Bytes>>> {
         let asked = first_keys(keys);
         let request = |view| Request::GetMany { view, dict, keys: asked.clone() };
@@ -116,7 +117,7 @@ impl SnapshotView {
     }
 }
 
-/// All that a server tells of a view that it has opened.
+/// The server's description of a view that it has opened.
 struct Opened {
     view: u64,
     snapshot: [u8; 16],
@@ -189,7 +190,7 @@ impl ServedView for SnapshotView {
         while !rest.is_empty() {
             match self.values(dict, rest) {
                 Ok(values) => rest = &rest[values.len()..],
-                // The read of the key meets it again.
+                // The read of the key will get the same error.
                 Err(_) => break,
             }
         }

@@ -1,5 +1,5 @@
-//! Frames come and go on this: a connection, on which several threads read and write. That is a
-//! connected Unix socket, or whatever else carries bytes in their order.
+//! The transport of frames: a connection on which several threads read and write. It is a connected
+//! Unix socket, or anything else that carries bytes in order.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -12,20 +12,21 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// One end of a connection.
 pub trait Transport: Send + Sync {
-    /// Reads some bytes; none at the end. After the limit of reads the error is `WouldBlock`.
+    /// Reads some bytes. Returns 0 at the end of the stream. Fails with `WouldBlock` once the time
+    /// limit of reads has passed.
     fn read(&self, room: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes some bytes, and returns how many. After the limit of writes the error is
-    /// `WouldBlock`.
+    /// Writes some bytes, and returns the number of them. Fails with `WouldBlock` once the time
+    /// limit of writes has passed.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Ends the connection: reads and writes of both ends return.
+    /// Ends the connection, so that reads and writes of both ends return.
     fn end(&self);
 
-    /// A read that takes longer fails. `None`: it takes as long as it may.
+    /// Sets the time after which a read fails. `None` means no limit.
     fn limit_reads(&self, time: Option<Duration>) -> io::Result<()>;
 
-    /// A write that takes longer fails.
+    /// Sets the time after which a write fails. `None` means no limit.
     fn limit_writes(&self, time: Option<Duration>) -> io::Result<()>;
 }
 
@@ -39,7 +40,7 @@ impl Transport for UnixStream {
     }
 
     fn end(&self) {
-        // It may have ended by itself.
+        // Ignore the error of a connection that has already ended.
         let _ = self.shutdown(Shutdown::Both);
     }
 
@@ -52,7 +53,7 @@ impl Transport for UnixStream {
     }
 }
 
-/// A connection. Clones are the same one, which is closed with the last of them.
+/// A connection. Its clones share it, and it is closed when the last of them is dropped.
 #[derive(Clone)]
 pub struct Socket(Arc<dyn Transport>);
 
@@ -63,35 +64,35 @@ impl From<UnixStream> for Socket {
 }
 
 impl Socket {
-    /// A connection over this.
+    /// Returns a connection over this transport.
     pub fn over(transport: impl Transport + 'static) -> Socket {
         Socket(Arc::new(transport))
     }
 
-    /// Connects to the server that listens under this name. One that accepts no connection has a
-    /// full queue of them after a while, and is waited for so long.
+    /// Connects to the server that listens at this path. The queue of a server that accepts no
+    /// connections is full after a while; then this waits for at most `time`.
     pub fn connect_unix(path: &Path, time: Duration) -> io::Result<Socket> {
         let address = SocketAddrUnix::new(path)?;
         let flags = SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // The limit of writes is that of connecting, too.
+        // The time limit of writes also applies to connecting.
         let time = time.max(Duration::from_millis(1));
         net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Send, Some(time))?;
         rustix::io::retry_on_intr(|| net::connect(&socket, &address))?;
         Ok(UnixStream::from(socket).into())
     }
 
-    /// Ends the connection for all that use it: their reads and writes return.
+    /// Ends the connection for all its users: their reads and writes return.
     pub fn end(&self) {
         self.0.end();
     }
 
-    /// A read that takes longer fails.
+    /// Sets the time after which a read fails.
     pub fn limit_reads(&self, time: Option<Duration>) -> io::Result<()> {
         self.0.limit_reads(time)
     }
 
-    /// A write that takes longer fails: the other side does not read.
+    /// Sets the time after which a write fails, because the other side does not read.
     pub fn limit_writes(&self, time: Option<Duration>) -> io::Result<()> {
         self.0.limit_writes(time)
     }

@@ -1,5 +1,5 @@
-//! A client's knowledge of its transaction: the changes that the server may not have, and what was
-//! read.
+//! A client's knowledge of its transaction: the changes that the server may not have, and the data
+//! that was read.
 
 use bytes::Bytes;
 use env::Instant;
@@ -11,28 +11,28 @@ use crate::new_ranges::NewRanges;
 use crate::pages::Pages;
 
 pub(crate) struct State {
-    /// Not sent yet.
+    /// Changes that were not sent yet.
     pub gathered: Gathered,
-    /// On the way: the server may have some of it.
+    /// Changes in flight, of which the server may have some.
     pub under_way: Gathered,
-    /// Changes so far, and those that the server has.
+    /// The number of all changes so far, and of those that the server has.
     pub made: u64,
     pub taken: u64,
     /// Bytes of all changes so far.
     pub bytes: u64,
-    /// Values and pages that were read, with all changes in them.
+    /// Cached values and pages, with all changes applied.
     pub pages: Pages,
-    /// Ranges that have nothing but what was put here.
+    /// Ranges that contain only keys that were put by this client.
     pub new: NewRanges,
-    /// Says why the server has not taken changes, for want of space, and when it did so last.
+    /// If the server has refused changes for want of space: its message, and when it did so last.
     pub refused: Option<(String, Instant)>,
-    /// Says why it is over.
+    /// The reason why the transaction is over.
     pub over: Option<String>,
-    /// Set while a commit was asked for and neither its answer nor a refusal has come.
+    /// Set while a commit was requested and neither an answer nor a refusal has arrived.
     pub commit_asked: bool,
-    /// When the first change was made that the server may not have.
+    /// The time of the first change that the server may not have.
     pub waits_since: Option<Instant>,
-    /// When the server has heard of it last, at the earliest.
+    /// A lower bound of the time at which the server last heard of the transaction.
     pub heard: Instant,
 }
 
@@ -44,7 +44,7 @@ impl State {
             made: 0,
             taken: 0,
             bytes: 0,
-            // A quarter of it is for what is new.
+            // A quarter of the memory is for the new ranges.
             pages: Pages::new(memory - memory / 4),
             new: NewRanges::new(memory / 4),
             refused: None,
@@ -55,7 +55,8 @@ impl State {
         }
     }
 
-    /// Returns the value of a key as far as it is known here; `None`: the server must be asked.
+    /// Returns the value of a key if the client knows it. Returns `None` if the server must be
+    /// asked.
     pub fn known(&self, dict: DictionaryId, key: &Bytes) -> Option<Option<Bytes>> {
         let point = self.gathered.point(dict, key).or_else(|| self.under_way.point(dict, key));
         match point {
@@ -67,7 +68,7 @@ impl State {
         }
     }
 
-    /// `true`: the server must have all changes before it is asked for the key.
+    /// Returns whether the server must have all changes before it is asked for the key.
     pub fn is_updated(&self, dict: DictionaryId, key: &[u8]) -> bool {
         let point = self.gathered.point(dict, key).or_else(|| self.under_way.point(dict, key));
         point == Some(Point::Updated)
@@ -90,7 +91,8 @@ impl State {
                 self.new.put(*dict, key);
             }
             ServedChange::Delete(dict, key) => self.new.delete(*dict, key),
-            // Keys in the range are taken to be there still, and asked for.
+            // Deleted keys still count as present in new ranges, so that the server is asked for
+            // them.
             ServedChange::DeleteRange(..) => {}
         }
         match &change {

@@ -1,4 +1,4 @@
-//! A served transaction as a view: what was changed here is seen over what the server says.
+//! A served transaction as a view: the client's changes cover the server's values.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -16,21 +16,23 @@ use crate::request::Request;
 use crate::served_transaction::ServedTransaction;
 use crate::unfinished::MAX_CHANGE;
 
-/// Bytes of changes that are gathered before they are sent.
+/// Bytes of changes above which they are sent.
 const GATHERED: usize = 3 << 20;
-/// Changes of a transaction that ends with its client wait for so long, to be sent with more.
+/// Time for which changes of a transaction that ends with its client wait for more of them.
 const GATHERING: Duration = Duration::from_secs(3);
-/// Deleted ranges that are gathered, which each read goes through.
+/// Number of deleted ranges above which changes are sent, since each read checks all of them.
 const RANGES: usize = 1024;
-/// Bytes that may wait while the server does not take them; then changes are refused.
+/// Bytes of changes that may wait if the server does not take them. Above that, further changes are
+/// refused.
 const WAITING: usize = 16 << 20;
-/// Changes refused for want of space are not sent again for so long, unless something is removed.
+/// The time for which changes that were refused for want of space are not sent again, unless data
+/// is removed.
 const REFUSED: Duration = Duration::from_secs(1);
 
 impl ServedTransaction {
-    /// The values of some of these keys, from the first one on. `made`: how many changes there were
-    /// here when these keys were found to be unknown. A change since then may be newer than what
-    /// the server answers, so the answer is not kept.
+    /// Returns the values of some of these keys, from the first one on. `made` is the number of
+    /// changes when the keys were found to be unknown. A change since then may be newer than the
+    /// server's answer, so the answer is not cached.
     fn values(
         &self,
         dict: DictionaryId,
@@ -42,7 +44,7 @@ impl ServedTransaction {
         match self.ask(request).map_err(|e| self.told(e))? {
             Reply::Values(values) if (1..=asked.len()).contains(&values.len()) => {
                 let mut state = self.state.lock();
-                // Otherwise it may be another value by now.
+                // Otherwise the value may have changed in the meantime.
                 if state.made == made {
                     for (key, value) in asked.iter().zip(&values) {
                         state.pages.keep_value(dict, key, value.as_ref());
@@ -54,7 +56,7 @@ impl ServedTransaction {
         }
     }
 
-    /// A page as the server has it.
+    /// Returns a page in the state that the server has.
     fn page_there(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
         let request = |view| Request::Iterate {
             view,
@@ -79,7 +81,7 @@ impl ServedView for ServedTransaction {
     }
 
     fn space(&self) -> Space {
-        // Changes that are made here take of the space that was free when it began.
+        // Changes made by this client take from the space that was free when the transaction began.
         let free = self.space.free.saturating_sub(self.state.lock().bytes);
         Space { free, ..self.space }
     }
@@ -108,7 +110,8 @@ impl ServedView for ServedTransaction {
         let (mut from, mut to) = (page.start.to_vec(), page.end.to_vec());
         loop {
             let request = PageRequest { start: &from, end: &to, ..*page };
-            // The overlay is taken first: it has all that the server may lack when it answers.
+            // Take the overlay first, so that it has all changes that the server may lack when it
+            // answers.
             let (overlay, made) = {
                 let state = self.state.lock();
                 (state.overlay(dict, &request), state.made)
@@ -125,7 +128,7 @@ impl ServedView for ServedTransaction {
             if merged.tuples.is_empty()
                 && let Some(last) = last
             {
-                // All that it has was deleted here.
+                // All keys of the page were deleted by this client: continue after it.
                 match page.backward {
                     true => to = last.to_vec(),
                     false => from = [&last[..], &[0]].concat(),
@@ -152,7 +155,7 @@ impl ServedView for ServedTransaction {
         while !rest.is_empty() {
             match self.values(dict, rest, made) {
                 Ok(values) => rest = &rest[values.len()..],
-                // The read of the key meets it again.
+                // The read of the key will get the same error.
                 Err(_) => break,
             }
         }
@@ -181,8 +184,8 @@ impl ServedView for ServedTransaction {
             let refused = state.refused.as_ref().map(|(_, at)| at.elapsed());
             (state.gathered.bytes() + state.under_way.bytes(), refused)
         };
-        // Changes that the server does not take must not pile up here. Those that remove what is
-        // too much have to get there, and others are not tried each time.
+        // Changes that the server does not take must not accumulate without limit. Those that
+        // release space must reach the server, and others are not tried each time.
         let gives_back = gives_back(&changes);
         if waiting > WAITING && !gives_back && refused.is_some_and(|since| since < REFUSED) {
             return Err(kvdb::Error::NoSpace);

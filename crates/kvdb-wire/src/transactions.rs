@@ -1,10 +1,10 @@
-//! The transactions of clients, as a server has them. They belong to no connection: a client that
-//! comes back on another one goes on with its transaction by its key, and one that does not come
-//! back has it end with its lease, unless it is durable.
+//! The transactions of clients on a server. They do not belong to connections: a client that
+//! reconnects continues its transaction by its key. If it does not reconnect, the transaction ends
+//! with its lease, unless it is durable.
 //!
-//! Batches are numbered by the client from 1, without gaps. Of a transaction one is applied after
-//! the other, and one whose number was there before is not applied again, however late it comes. A
-//! commit says how many there are, and its outcome stays known (`records`).
+//! The client numbers the batches of a transaction from 1, without gaps. The server applies them in
+//! order, and never applies a number twice, however late it arrives again. A commit states the
+//! number of batches, and its outcome remains known (`records`).
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -25,26 +25,26 @@ use crate::records::{Noted, Records};
 use crate::reply::{ConflictKey, Reply};
 use crate::unfinished::Unfinished;
 
-/// Leases, at least and at most.
+/// The shortest and the longest lease.
 const LEASES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));
-/// Of one that is asked for without a time.
+/// The lease of a transaction that is requested without one.
 const LEASE: Duration = Duration::from_secs(60);
-/// A serializable one waits so long for a lock: longer than that, a thread of its connection would
-/// be missed.
+/// The time for which a serializable transaction waits for a lock. It is short because the wait
+/// occupies a thread of the connection.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of changes of all clients that have not come whole.
+/// Limit of the bytes of the incomplete changes of all clients.
 const UNFINISHED: usize = 128 << 20;
-/// Inode numbers that are taken at once, at most.
+/// Limit of the inode numbers that are reserved at once.
 const MAX_RESERVED: u32 = 1 << 20;
 
-/// Transactions that are known to have ended, and clients that are known to have had one, at most:
-/// what they have sent may come late, though not for long.
+/// Limits of the ended transactions, and of the former holders of each transaction, that are
+/// remembered. Their requests may arrive late, but not very late.
 const MAX_ENDED: usize = 4096;
 const MAX_FORMER: usize = 64;
 
 type Answer<T> = Result<T, Failure>;
 
-/// How a client asks for a transaction.
+/// A client's request for a transaction.
 pub(crate) struct Asked {
     pub key: TransactionKey,
     pub serializable: bool,
@@ -52,7 +52,7 @@ pub(crate) struct Asked {
     pub joins: bool,
     pub takes: bool,
     pub holder: u64,
-    /// The number of the connection on which it is asked for.
+    /// The number of the connection on which the request arrived.
     pub connection: u64,
     pub lease: u32,
     pub branch: String,
@@ -64,18 +64,18 @@ pub(crate) struct Transactions {
     db: Kvdb,
     host: Arc<dyn Host>,
     records: Records,
-    /// How many may be open.
+    /// Limit of the open transactions.
     most: usize,
-    /// Bytes that each may change.
+    /// Limit of the bytes that each transaction may change.
     most_bytes: u64,
-    /// Bytes that all may change together.
+    /// Limit of the bytes that all transactions may change together.
     most_together: u64,
     open: Mutex<HashMap<TransactionKey, Arc<Opened>>>,
-    /// Changes that have not come whole.
+    /// Incomplete changes: some of their parts have not arrived.
     unfinished: Unfinished,
-    /// Transactions that have ended with this server, the oldest first.
+    /// Transactions that have ended during the life of this server, the oldest first.
     ended: Mutex<VecDeque<TransactionKey>>,
-    /// Held while one is begun, so that a request that comes twice begins one.
+    /// Held while a transaction is begun, so that a repeated request does not begin a second one.
     beginning: Mutex<()>,
 }
 
@@ -83,19 +83,19 @@ pub(crate) struct Transactions {
 pub(crate) struct Opened {
     pub key: TransactionKey,
     pub transaction: Transaction,
-    /// The dictionaries of its branch, which its client may read and change.
+    /// The dictionaries of its branch, which the client may read and change.
     dictionaries: HashSet<DictionaryId>,
-    /// Bytes that its changes take, as it was measured last.
+    /// Bytes of its changes, as last measured.
     taken: AtomicU64,
     state: Mutex<State>,
 }
 
-/// An open transaction as a client has it that has begun it, or has gone on with it.
+/// An open transaction together with the client that has begun it or taken it up.
 #[derive(Clone)]
 pub(crate) struct Held {
     opened: Arc<Opened>,
     holder: u64,
-    /// The number of the connection. Of two that a client has made the later one has the greater.
+    /// The number of the connection. Later connections of a client have greater numbers.
     connection: u64,
 }
 
@@ -109,14 +109,15 @@ impl std::ops::Deref for Held {
 
 #[derive(Default)]
 struct State {
-    /// The number of the last batch, and the client that has it: what another one sends that had
-    /// it before is refused.
+    /// The number of the last batch, and the client that holds the transaction. Requests of former
+    /// holders are refused.
     noted: Noted,
-    /// Clients that had it before, the oldest first.
+    /// The former holders, the oldest first.
     former: VecDeque<u64>,
     savepoints: BTreeMap<u64, Savepoint>,
-    /// The batch that was refused last, and the connection on which it came: its client may have
-    /// made another one of that number, and what comes on an older connection is not that one.
+    /// The batch that was refused last, and the connection on which it arrived. Its client may have
+    /// made another batch of the same number; a batch of that number on an older connection is
+    /// stale.
     refused: Option<(u64, u64)>,
     is_over: bool,
 }
@@ -140,7 +141,7 @@ impl Transactions {
             ended: Mutex::default(),
             beginning: Mutex::default(),
         };
-        // Durable ones of clients that are yet to come take of the space of all.
+        // Durable transactions count towards the common limit before their clients reconnect.
         for info in all.db.transactions().iter().filter(|info| info.durable) {
             let Ok(transaction) = all.db.transaction(info.id) else { continue };
             let found = all.records.key_of(&transaction).map_err(|e| e.to_string());
@@ -153,8 +154,8 @@ impl Transactions {
         Ok(all)
     }
 
-    /// Begins a transaction, or goes on with the one that has this key. `may`: fails for branches
-    /// in which the client may not.
+    /// Begins a transaction, or continues the one that has this key. `may` fails for branches in
+    /// which the client has no rights.
     pub fn begin(&self, asked: Asked, may: &dyn Fn(&str) -> Answer<()>) -> Answer<Held> {
         let (holder, takes, connection) = (asked.holder, asked.takes, asked.connection);
         if !asked.joins {
@@ -168,12 +169,13 @@ impl Transactions {
         Ok(held)
     }
 
-    /// The transaction is this client's, if it takes it from another one or none is known to have
-    /// it. Of one that may outlive this server that is on disk before the client is told.
+    /// Makes this client the holder if it takes the transaction from another one, or if no holder
+    /// is known. If the transaction is durable and so may outlive this server, the change is on
+    /// disk before the client is told.
     fn take(&self, opened: &Opened, holder: u64, takes: bool) -> Answer<()> {
         let mut state = opened.state.lock();
         let had = state.noted.holder;
-        // A client that had it before has sent this before it lost it.
+        // A former holder sent this request before it lost the transaction.
         let is_late = state.former.contains(&holder);
         if had == Some(holder) || is_late || !(takes || had.is_none()) {
             return Ok(());
@@ -181,7 +183,7 @@ impl Transactions {
         let noted = Noted { holder: Some(holder), ..state.noted };
         if opened.transaction.is_durable() {
             let mut batch = Batch::new();
-            // One at its limit is taken up, too.
+            // A transaction at its limit can be taken up, too.
             batch.releases_space();
             self.records.note_batches(&mut batch, &opened.key, noted);
             let applied = opened.transaction.apply(batch);
@@ -203,14 +205,14 @@ impl Transactions {
         if let Some(opened) = self.find_begun(&asked.key)? {
             return Ok(opened);
         }
-        // The request of a client that has gone on elsewhere may come late.
-        // One that is here and was not found has ended by itself.
+        // A request may arrive late, after its client has gone on elsewhere. A transaction that is
+        // in `open` but was not found has ended by itself.
         let has_ended =
             self.open.lock().contains_key(&asked.key) || self.ended.lock().contains(&asked.key);
         if asked.joins || has_ended || self.records.has_committed(&asked.key).map_err(of_store)? {
             return Err(self.is_over(&asked.key));
         }
-        // Branches of the store itself have the logs and the records of others.
+        // The store's own branches contain the logs and the records of others.
         if asked.branch.starts_with('.') {
             let what = format!("{} is no clone", asked.branch);
             return Err(Failure { code: FailureCode::NotAllowed, what });
@@ -247,12 +249,12 @@ impl Transactions {
         let begun = || -> kvdb::Result<Arc<Opened>> {
             let noted = Noted { batches: 0, holder: Some(asked.holder) };
             if asked.durable {
-                // So that it is found by its key when it has no batch yet.
+                // Note it, so that it can be found by its key before it has a batch.
                 let mut batch = Batch::new();
                 self.records.note_batches(&mut batch, &asked.key, noted);
                 transaction.apply(batch)?;
-                // A crash that took the note and left the transaction would leave one that no key
-                // ends.
+                // If a crash lost the note but left the transaction, no client could end it by a
+                // key.
                 transaction.sync()?;
             }
             self.add(asked.key, transaction.clone(), noted)
@@ -279,7 +281,7 @@ impl Transactions {
         Ok(opened)
     }
 
-    /// The open transaction of this key.
+    /// Returns the open transaction with this key.
     fn find(&self, key: &TransactionKey) -> Answer<Option<Arc<Opened>>> {
         match self.known(key) {
             Some(opened) => Ok(Some(opened)),
@@ -295,18 +297,19 @@ impl Transactions {
         open.get(key).filter(|opened| self.is_open(&opened.transaction)).cloned()
     }
 
-    /// The open transaction of this key: one that is known, or a durable one that was begun with
-    /// another server. None is begun or found at the same time.
+    /// Returns the open transaction with this key: a known one, or a durable one that was begun on
+    /// an earlier server. The caller holds `beginning`, so that none is begun or found
+    /// concurrently.
     fn find_begun(&self, key: &TransactionKey) -> Answer<Option<Arc<Opened>>> {
         if let Some(opened) = self.known(key) {
             return Ok(Some(opened));
         }
         for info in self.db.transactions().iter().filter(|info| info.durable) {
             let Ok(transaction) = self.db.transaction(info.id) else { continue };
-            // One that has ended meanwhile is none of this key any more.
+            // A transaction that has ended in the meantime does not count.
             let noted = match self.records.noted(&transaction, key) {
                 Ok(noted) => noted,
-                // It is ending, and may be listed a moment longer.
+                // The transaction is just ending, and may still be listed for a moment.
                 Err(kvdb::Error::NoTransaction(_)) => None,
                 Err(e) if self.is_open(&transaction) => return Err(of_store(e)),
                 Err(_) => None,
@@ -334,7 +337,8 @@ impl Transactions {
         Failure { code: FailureCode::NoView, what: what.into() }
     }
 
-    /// As a client is told of it, to which the transaction may be over.
+    /// Converts an error into the failure for the client. If the transaction is over, the failure
+    /// says so.
     fn failed(&self, opened: &Opened, error: kvdb::Error) -> Failure {
         match self.is_open(&opened.transaction) {
             true => of_store(error),
@@ -353,12 +357,12 @@ impl Transactions {
         }
     }
 
-    /// Fails where the transaction is over, or another client's by now.
+    /// Fails if the transaction is over, or if another client has taken it up.
     pub fn check(&self, held: &Held) -> Answer<()> {
         self.lock(held).map(drop)
     }
 
-    /// Forgets transactions that have ended by themselves.
+    /// Removes transactions that have ended by themselves.
     fn forget_ended(&self, open: &mut HashMap<TransactionKey, Arc<Opened>>) {
         open.retain(|key, opened| {
             let is_open = self.is_open(&opened.transaction);
@@ -369,7 +373,7 @@ impl Transactions {
         });
     }
 
-    /// The transaction has ended: what began it and comes late begins no other one.
+    /// Remembers that the transaction has ended, so that a late request cannot begin it again.
     fn note_end(&self, key: &TransactionKey) {
         let mut ended = self.ended.lock();
         if ended.len() == MAX_ENDED {
@@ -378,8 +382,8 @@ impl Transactions {
         ended.push_back(*key);
     }
 
-    /// Fails unless an open transaction was begun or gone on with on this connection, as `held`,
-    /// by the client that has it: the end that another one has asked for may come late.
+    /// Fails unless the transaction was begun or taken up on this connection, as `held`, and its
+    /// client still holds it: the request of a former holder to end it may arrive late.
     fn check_end(&self, opened: &Arc<Opened>, state: &State, held: Option<&Held>) -> Answer<()> {
         match held.filter(|held| Arc::ptr_eq(&held.opened, opened)) {
             Some(held) if state.is_of(held.holder) => Ok(()),
@@ -391,7 +395,8 @@ impl Transactions {
         }
     }
 
-    /// `None`: the batch of this number is there already.
+    /// Locks the state for the batch of this number if it is the next one. Returns `None` if the
+    /// batch was already applied.
     fn next<'a>(&self, opened: &'a Held, number: u64) -> Answer<Option<MutexGuard<'a, State>>> {
         let state = self.lock(opened)?;
         match number {
@@ -404,7 +409,7 @@ impl Transactions {
                 Ok(Some(state))
             }
             number if number <= state.noted.batches && number > 0 => {
-                // Its client is there, which renews the lease.
+                // The client is alive, so renew the lease.
                 let renewed = opened.transaction.revision();
                 renewed.map(|_| None).map_err(|e| self.failed(opened, e))
             }
@@ -416,7 +421,8 @@ impl Transactions {
         }
     }
 
-    /// Says if the batch of this number is there already. Fails where it is not the next one.
+    /// Returns whether the batch of this number was already applied. Fails if it is not the next
+    /// one either.
     pub fn has(&self, opened: &Held, number: u64) -> Answer<bool> {
         self.next(opened, number).map(|next| next.is_none())
     }
@@ -425,7 +431,7 @@ impl Transactions {
         &self.unfinished
     }
 
-    /// Applies a batch, once.
+    /// Applies a batch, at most once.
     pub fn apply(&self, opened: &Held, number: u64, changes: Vec<ServedChange>) -> Answer<()> {
         if let Some(change) = changes.iter().find(|change| !opened.may(dictionary_of(change))) {
             return Err(no_dictionary(dictionary_of(change)));
@@ -439,7 +445,8 @@ impl Transactions {
         applied
     }
 
-    /// Applies the next batch, whose number no other one takes at the same time.
+    /// Applies the next batch. The caller holds the lock of the state, so no other batch takes this
+    /// number.
     fn apply_next(&self, opened: &Held, number: u64, changes: Vec<ServedChange>) -> Answer<()> {
         let mut batch = Batch::new();
         if self.admit(opened, &changes)? {
@@ -459,9 +466,10 @@ impl Transactions {
         Ok(())
     }
 
-    /// Fails where the transactions of clients would take more than they may together. Returns
-    /// whether the batch is one that gives space back, for which there is an eighth more, of that
-    /// and of what its transaction may take: what is too much has to be removed somehow.
+    /// Fails if the transactions of all clients would exceed their common limit. Returns whether
+    /// the batch releases space and may exceed its transaction's limit. A batch that releases space
+    /// may exceed both limits by an eighth, since otherwise a client at a limit could not remove
+    /// anything.
     fn admit(&self, opened: &Opened, changes: &[ServedChange]) -> Answer<bool> {
         let more = changes.iter().map(size_of_change).sum::<usize>() as u64;
         let with_eighth = |most: u64| most.saturating_add(most / 8);
@@ -475,8 +483,8 @@ impl Transactions {
             taken.fold(0, u64::saturating_add)
         };
         if taken(&open).saturating_add(more) > most {
-            // Ones that have ended by themselves count no more, and merges may have made others
-            // smaller.
+            // Transactions that have ended by themselves no longer count, and merges may have
+            // shrunk others.
             self.forget_ended(&mut open);
             open.values().for_each(|one| one.measure());
         }
@@ -492,7 +500,8 @@ impl Transactions {
         Err(Failure { code: FailureCode::NoSpace, what })
     }
 
-    /// Adds to a batch of a durable transaction which one it is.
+    /// Notes the number and the holder in the batch of a durable transaction, which is found by
+    /// this note.
     fn note(&self, opened: &Held, batch: &mut Batch, number: u64) {
         if opened.transaction.is_durable() {
             let noted = Noted { batches: number, holder: Some(opened.holder) };
@@ -506,7 +515,7 @@ impl Transactions {
         opened.transaction.apply(batch).map_err(|e| self.failed(opened, e))
     }
 
-    /// Marks a state, once.
+    /// Marks a state, at most once.
     pub fn savepoint(&self, opened: &Held, number: u64) -> Answer<()> {
         let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
         let savepoint = opened.transaction.savepoint().map_err(|e| self.failed(opened, e))?;
@@ -516,7 +525,7 @@ impl Transactions {
         Ok(())
     }
 
-    /// Goes back to a savepoint, once.
+    /// Rolls back to a savepoint, at most once.
     pub fn roll_back(&self, opened: &Held, number: u64, to: u64) -> Answer<()> {
         let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
         let Some(savepoint) = state.savepoints.get(&to) else {
@@ -527,20 +536,20 @@ impl Transactions {
         state.savepoints.split_off(&(to + 1));
         self.apply_note(opened, number)?;
         if opened.transaction.is_durable() {
-            // It could not be done again after a crash, with which savepoints end.
+            // The rollback could not be repeated after a crash, which ends all savepoints.
             opened.transaction.sync().map_err(|e| self.failed(opened, e))?;
         }
         state.noted.batches = number;
         Ok(())
     }
 
-    /// Has all that was applied on disk, if it is durable.
+    /// Syncs all applied batches if the transaction is durable.
     pub fn sync(&self, opened: &Held) -> Answer<()> {
         drop(self.lock(opened)?);
         opened.transaction.sync().map_err(|e| self.failed(opened, e))
     }
 
-    /// The client is still there.
+    /// Renews the lease.
     pub fn renew(&self, opened: &Held) -> Answer<()> {
         drop(self.lock(opened)?);
         opened.transaction.revision().map(drop).map_err(|e| self.failed(opened, e))
@@ -552,13 +561,14 @@ impl Transactions {
         let reserved = self.host.reserve_numbers(&opened.transaction, count);
         let reserved = reserved.map_err(|e| self.failed(opened, e))?;
         if opened.transaction.is_durable() {
-            // It may outlive this server, and so must the note that these numbers are given.
+            // The transaction may outlive this server, so the record that these numbers are taken
+            // must do so, too.
             self.db.sync().map_err(of_store)?;
         }
         Ok(reserved)
     }
 
-    /// Commits a transaction, once. Asked for again, it is told that it has committed.
+    /// Commits a transaction, at most once. A repeated request is told that it has committed.
     pub fn commit(
         &self,
         key: &TransactionKey,
@@ -573,7 +583,7 @@ impl Transactions {
                 Err(e) => Err(of_store(e)),
             };
         };
-        // Held until it is committed: no batch is applied from here on.
+        // Held until the commit is done, so that no further batch is applied.
         let mut state = opened.state.lock();
         if state.is_over {
             drop(state);
@@ -601,7 +611,7 @@ impl Transactions {
         }
     }
 
-    /// Answers for one that has committed before: it is on disk, where that is asked for.
+    /// Answers for a transaction that has already committed, after a sync if one is requested.
     fn after_commit(&self, synced: bool) -> Answer<Reply> {
         if synced {
             self.db.sync().map_err(kvdb::Error::after_commit).map_err(of_store)?;
@@ -618,7 +628,8 @@ impl Transactions {
         Reply::Conflict { what, keys: keys.into_iter().take(MAX_CONFLICTS).map(one).collect() }
     }
 
-    /// Ends a transaction without its changes. One that is over is none that fails.
+    /// Ends a transaction and discards its changes. Succeeds if it is already over without a
+    /// commit.
     pub fn abort(&self, key: &TransactionKey, held: Option<&Held>) -> Answer<()> {
         let Some(opened) = self.find(key)? else {
             return match self.records.has_committed(key) {
@@ -639,7 +650,8 @@ impl Transactions {
                 state.is_over = true;
                 self.open.lock().remove(key);
                 self.note_end(key);
-                // A durable one would come back after a crash, and never end by itself.
+                // Without this sync a durable transaction would reappear after a crash, and never
+                // end by itself.
                 match opened.transaction.is_durable() {
                     true => self.db.sync().map_err(of_store),
                     false => Ok(()),
@@ -648,7 +660,7 @@ impl Transactions {
         }
     }
 
-    /// The answer to a client that has begun it, or goes on with it.
+    /// Returns the answer to a client that has begun the transaction, or continues it.
     pub fn begun(&self, opened: &Held, transaction: u64) -> Answer<Reply> {
         let batches = self.lock(opened)?.noted.batches;
         let one = &opened.transaction;
@@ -667,7 +679,7 @@ impl Transactions {
 }
 
 impl State {
-    /// Says if it is this client's.
+    /// Returns whether this client holds the transaction.
     fn is_of(&self, holder: u64) -> bool {
         self.noted.holder == Some(holder)
     }
@@ -679,7 +691,7 @@ impl Opened {
         self.taken.store(info.memory + info.run_bytes, Ordering::Relaxed);
     }
 
-    /// Says if its client may read and change a dictionary.
+    /// Returns whether its client may read and change a dictionary.
     pub fn may(&self, dict: DictionaryId) -> bool {
         self.dictionaries.contains(&dict)
     }

@@ -1,10 +1,10 @@
-//! Changes that are longer than a frame, as a server has them while their parts come: aside, so
-//! that the transaction has all of a change or nothing of it.
+//! Changes that are longer than a frame, collected on the server until all of their parts have
+//! arrived, so that a transaction gets all of a change or nothing of it.
 //!
-//! The parts of a change come on one connection, one after the other, and the server forgets them
-//! with it. A client whose connection was cut sends all of them again, so nothing of a change
-//! outlives a client that was lost in the middle of it. All unfinished changes together have a
-//! limit; one that has stalled gives way to others.
+//! The parts of a change arrive on one connection, in order, and the server drops them with the
+//! connection. A client that was disconnected sends all parts again, so no part of a change
+//! outlives a client that was lost while sending it. All unfinished changes share a memory limit; a
+//! stalled change is dropped if others need its memory.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,33 +16,34 @@ use kvdb::ServedChange;
 use crate::changes::memory_of_change;
 use crate::failure::{Failure, FailureCode};
 
-/// Bytes that one change may take in memory.
+/// Limit of the bytes that one change takes in memory.
 pub(crate) const MAX_CHANGE: usize = 64 << 20;
-/// One whose next part has not come for so long gives way to others.
+/// The time without a further part after which a change counts as stalled.
 const STALLED: Duration = Duration::from_secs(10);
 
-/// A change of a transaction, as a connection has them: its number there, and that of the batch.
+/// Identifies a change on a connection: the number of the transaction there, and the number of the
+/// batch.
 pub(crate) type Of = (u64, u64);
 
 /// The unfinished changes of all connections.
 pub(crate) struct Unfinished {
-    /// Bytes that they may take together.
+    /// Limit of the bytes of all changes together.
     most: usize,
     all: Mutex<All>,
 }
 
 #[derive(Default)]
 struct All {
-    /// The connection that was told its number last.
+    /// The number that was last assigned to a connection.
     last: u64,
-    /// One for each connection.
+    /// The unfinished change of each connection.
     parts: HashMap<u64, Parts>,
 }
 
 struct Parts {
     of: Of,
     changes: Vec<ServedChange>,
-    /// How many have come.
+    /// Number of parts that have arrived.
     count: u32,
     bytes: usize,
     came: Instant,
@@ -57,14 +58,14 @@ impl Unfinished {
         Unfinished { most: most.max(MAX_CHANGE), all: Mutex::default() }
     }
 
-    /// Returns a number for a connection, by which its parts are found.
+    /// Assigns a number to a connection, under which its parts are kept.
     pub fn connection(&self) -> u64 {
         let mut all = self.all.lock();
         all.last += 1;
         all.last
     }
 
-    /// Keeps a part of a change. The first one begins it, also where it has come before.
+    /// Adds a part of a change. The first part begins the change, even if it arrived before.
     pub fn add(
         &self,
         connection: u64,
@@ -81,7 +82,7 @@ impl Unfinished {
             return Err(again("the parts before this one are not here: send all of them"));
         };
         if part < parts.count {
-            // It has come twice.
+            // The part has arrived twice.
             return Ok(());
         }
         if part > parts.count {
@@ -104,7 +105,8 @@ impl Unfinished {
         Ok(())
     }
 
-    /// Returns a whole change, whose last part this is. It counts until it is forgotten.
+    /// Returns a whole change, of which this is the last part. Its memory remains counted until
+    /// `forget`.
     pub fn finish(
         &self,
         connection: u64,
@@ -116,7 +118,7 @@ impl Unfinished {
         let is_next = |parts: &&mut Parts| parts.of == of && parts.count == part;
         let mut whole = match all.parts.get_mut(&connection).filter(is_next) {
             Some(parts) => {
-                // It is not finished twice.
+                // Prevents it from being finished twice.
                 parts.count = u32::MAX;
                 std::mem::take(&mut parts.changes)
             }
@@ -129,15 +131,15 @@ impl Unfinished {
         Ok(whole)
     }
 
-    /// The connection has ended, or its change is applied or refused.
+    /// Drops the parts of a connection that has ended, or whose change was applied or refused.
     pub fn forget(&self, connection: u64) {
         self.all.lock().parts.remove(&connection);
     }
 }
 
 impl All {
-    /// Makes room for so many bytes more of a connection: of those that have stalled, or else of
-    /// the connection itself, which frees it for another one.
+    /// Makes room for `bytes` of a connection by dropping stalled changes. If that does not
+    /// suffice, drops the connection's own change, which frees its memory for others.
     fn make_room(&mut self, most: usize, connection: u64, bytes: usize) {
         let taken = |all: &All| all.parts.values().map(|parts| parts.bytes).sum::<usize>();
         if taken(self) + bytes > most {

@@ -1,4 +1,4 @@
-//! `kvfs commit` and `kvfs abort`: the end of a mount that is a transaction which a server has.
+//! `kvfs commit` and `kvfs abort`: end a mount that is a transaction on a server.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -43,7 +43,8 @@ pub fn abort(args: AbortArgs, output: &Output) -> ExitCode {
     merge::end(end(&args.dir, "abort", output), output)
 }
 
-/// Returns whether it is committed, or aborted, and not in conflict.
+/// Ends the transaction of a mount by `request`. Returns `false` if it is in conflict and remains
+/// open.
 fn end(dir: &Path, request: &str, output: &Output) -> Outcome<bool> {
     let record = guest::record_at(dir)?;
     let answer = guest::ask(&record, request)?.filter(|answer| answer["result"] != "snapshot");

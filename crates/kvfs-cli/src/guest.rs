@@ -1,7 +1,8 @@
-//! `kvfs mount kvfs+unix:SOCKET DIR`: the files of a snapshot or a transaction are here, and a
-//! server has the store. The daemon of the mount holds the transaction, so that it is what commits
-//! or aborts it: `kvfs commit` and `kvfs abort` ask it at a socket that is its user's alone, by one
-//! line each way. `kvfs stat` asks there whether the server is to be reached.
+//! `kvfs mount kvfs+unix:SOCKET DIR`: the files of a snapshot or a transaction are mounted on this
+//! machine, and a server has the store. The daemon of the mount holds the transaction, so it
+//! commits or aborts it. `kvfs commit` and `kvfs abort` send it a request at a socket that only its
+//! user can use: one line for the request and one for the answer. `kvfs stat` asks there whether
+//! the server can be reached.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -23,31 +24,31 @@ use crate::figures;
 use crate::output::{Exit, Failure, Outcome};
 use crate::text;
 
-/// The beginning of an address of a server: at a socket of this machine, and at one of the network.
+/// The prefixes of the address of a server: at a socket of this machine, and on the network.
 pub const SCHEME: &[u8] = b"kvfs+unix:";
 pub const NETWORK_SCHEME: &[u8] = b"kvfs://";
-/// Bytes of the longest request.
+/// Limit of the bytes of a request.
 const REQUEST: u64 = 64;
-/// A daemon waits so long for a request that was begun.
+/// The time for which a daemon waits for the rest of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The transaction that is asked for.
+/// The transaction that a mount requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// The clone that it is of; empty: the store's main files.
+    /// The clone of the transaction. If it is empty, the main files of the store.
     pub branch: String,
-    /// It survives the mount and the server.
+    /// The transaction survives the mount and the server.
     pub durable: bool,
-    /// One that is open is taken up, whose key this is.
+    /// The key of an open transaction to take up, instead of beginning one.
     pub key: Option<TransactionKey>,
 }
 
-/// A key as people read and write it.
+/// Returns a key in hexadecimal digits, as users see it.
 pub fn key_text(key: &TransactionKey) -> String {
     key.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The key that a word stands for.
+/// Parses a key.
 pub fn parse_key(word: &str) -> Result<TransactionKey, String> {
     let wrong = || "write its key, 32 digits from 0 to f, as the mount has told it".to_string();
     let digits = word.as_bytes();
@@ -83,20 +84,20 @@ pub fn begin(
     begun.map(Arc::new)
 }
 
-/// A mount of what a server has.
+/// A mount of a snapshot or a transaction on a server.
 #[derive(Clone)]
 pub struct Guest {
     pub client: Arc<Client>,
-    /// `None`: it is a snapshot.
+    /// `None` if it is a mount of a snapshot.
     pub transaction: Option<Arc<ServedTransaction>>,
     pub fs: Fs,
     pub views: Views,
-    /// The mount ends with the process that has begun it.
+    /// Set if the mount ends with the process that has begun it.
     pub attached: Arc<AtomicBool>,
 }
 
 impl Guest {
-    /// Answers those who ask, until the process ends.
+    /// Answers the requests of commands until the process ends.
     pub fn listen(self) -> Outcome<PrivateSocket> {
         let cannot = |e: std::io::Error| Failure::io("cannot listen to kvfs commit", &e);
         daemons::make_directory().map_err(cannot)?;
@@ -107,7 +108,8 @@ impl Guest {
         let answers = move || {
             for stream in listener.incoming() {
                 let guest = self.clone();
-                // A commit may wait for the server, which others are to be told.
+                // Answer on a thread of its own: a commit may wait for the server, and other
+                // requests must still be answered.
                 let answered = stream.and_then(|stream| {
                     thread("kvfs-asked").spawn(move || {
                         if let Err(e) = guest.answer(&stream) {
@@ -204,7 +206,8 @@ impl Guest {
                 let why = format!("a commit was asked for, whose outcome is not known: {why}");
                 json!({"result": "failed", "id": id, "why": why})
             }
-            // Without its client it comes to the same.
+            // The server cannot be reached. The transaction is not durable, so leaving it has the
+            // same effect.
             Err(kvdb::Error::Io(e)) if !kvdb::ServedView::is_durable(transaction) => {
                 self.client.give_up();
                 transaction.forget();
@@ -217,7 +220,8 @@ impl Guest {
         }
     }
 
-    /// The mount has ended. What was written in a durable transaction is kept; another one ends.
+    /// Handles the end of the mount. The data written in a durable transaction is kept; any other
+    /// transaction ends.
     pub fn leave(&self) -> Outcome {
         let Some(transaction) = self.transaction.as_ref().filter(|open| open.over().is_none())
         else {
@@ -251,7 +255,8 @@ fn socket_of(daemon: i32) -> PathBuf {
     daemons::directory().join(format!("{daemon}.sock"))
 }
 
-/// Asks the daemon of such a mount. `None`: it is another mount.
+/// Sends a request to the daemon of a mount from a server. Returns `None` if it is another kind of
+/// mount.
 pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
     let store = record.store.as_os_str().as_bytes();
     if !(store.starts_with(SCHEME) || store.starts_with(NETWORK_SCHEME)) {
@@ -262,7 +267,7 @@ pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
         Failure::io(format!("the daemon of the mount on {at} does not answer"), &e)
     };
     let mut stream = match UnixStream::connect(socket_of(record.pid)) {
-        // It has ended.
+        // The daemon has ended.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         stream => stream.map_err(cannot)?,
     };
@@ -273,13 +278,13 @@ pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
     serde_json::from_str(&answer).map(Some).map_err(odd)
 }
 
-/// The command that takes up the durable transaction of a mount.
+/// Returns the command that takes up the durable transaction of a mount.
 pub fn taken_up(record: &Record, key: &str) -> String {
     let store = text::show(record.store.as_os_str().as_bytes());
     format!("kvfs mount {store} DIR --txn --key {key}")
 }
 
-/// Says what becomes of an open transaction when a mount ends.
+/// Describes what happens to an open transaction when its mount ends.
 pub fn left_by(record: &Record, status: &Value) -> Option<String> {
     if status["result"] != "open" {
         return None;
@@ -297,7 +302,7 @@ pub fn left_by(record: &Record, status: &Value) -> Option<String> {
     })
 }
 
-/// The mount at a directory.
+/// Returns the record of the mount at a directory.
 pub fn record_at(dir: &Path) -> Outcome<Record> {
     let none = || {
         let what = format!("no store is mounted on {}", dir.display());

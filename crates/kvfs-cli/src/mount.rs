@@ -1,13 +1,13 @@
-//! `kvfs mount`: puts a store's file system on a directory and goes to the background once it
-//! answers.
+//! `kvfs mount`: mounts a store's file system on a directory, and returns once it answers in the
+//! background.
 //!
-//! A daemon cannot fork once it has threads, so the background process is this program started anew
-//! (`--serving`): it reports through its standard output, a pipe, that the mount answers or what
-//! went wrong; the one in front prints that and ends.
+//! A daemon cannot fork once it has threads, so the background process is a new run of this program
+//! (`--serving`). It reports through its standard output, a pipe, that the mount answers or why it
+//! failed. The process in the foreground prints this and ends.
 //!
-//! mount(8) and `/etc/fstab` come in by `mount8`: as `mount.fuse.kvfs` or `mount.kvfs`, or through
-//! `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`. A snapshot of a store that `kvfs serve`
-//! serves is mounted by `served`.
+//! Calls by mount(8) and through `/etc/fstab` are handled by `mount8`: as `mount.fuse.kvfs` or
+//! `mount.kvfs`, or through `mount.fuse3`, which calls `kvfs STORE DIR -o OPTIONS`. `served` mounts
+//! a snapshot or a transaction of a store that `kvfs serve` serves.
 
 mod credentials;
 mod mount8;
@@ -155,7 +155,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     }
     if let Some(path) = &args.config {
         let config = Config::read(path)?;
-        // Later ones win.
+        // Later options take precedence.
         args.options = [config.options, args.options].concat();
         args.store = args.store.or(config.store);
         args.dir = args.dir.or(config.directory);
@@ -188,7 +188,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     let asked = mount_options::parse(&args.options)?;
     match &address {
         Some(address) => args.options.extend(words_for(address, &asked)?),
-        // A process that serves has the local file.
+        // A process that serves the mount is started with the path of the local file.
         None if asked.writing.is_some() && !is_started => {
             let refused =
                 format!("{} is a local store, which is written as it is", store.display());
@@ -203,7 +203,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     options.metrics = args.metrics.or(options.metrics);
     options.check()?;
     if let Some(publish) = &options.publish {
-        // A process that goes on with the mount works in another directory.
+        // A process that continues the mount works in another directory.
         let word = mount_options::escaped(format!("publish={}", publish.to).as_bytes());
         args.options.push(word);
     }
@@ -267,10 +267,10 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         None => None,
     };
     if let Some(log) = &options.log {
-        // Here it can still be told.
+        // Check the path here, where a failure can still be reported.
         Judge::strict().judge_path(log)?;
     }
-    // After all that may be wrong with the words: from here on no other machine may write it.
+    // Claim the store after all options were checked: from here on no other machine may write it.
     if let (Some(address), Some(writing), false) = (&address, options.writing, options.offline) {
         let copy = local_copies::claim(address, &store, writing.take)?.copy;
         let (name, file) = (text::show(address.to_string().as_bytes()), store.display());
@@ -294,7 +294,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
         |store: &Path| start(&arguments("--serving", store, &dir, &args.options, &options));
     let is_reader = options.writing.is_none() && !options.offline;
     let record = match (serving(&store), address.filter(|_| is_reader)) {
-        // Another mount has taken the file that was chosen; the next one is free.
+        // Another mount has taken the chosen local file; the next one is free.
         (Err(failure), Some(address)) if failure.exit == Exit::Busy => {
             serving(&local_copies::of(&address, args.cache.as_deref())?.path)?
         }
@@ -306,7 +306,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     announce(output, &record)
 }
 
-/// The options that follow from the address of what is mounted.
+/// Returns the options that follow from the address of the store.
 fn words_for(address: &Address, asked: &Options) -> Outcome<Vec<OsString>> {
     let wrong = |what: String| Err(Failure::new(Exit::Usage, what));
     let snapshot = address.snapshot.as_ref();
@@ -330,14 +330,14 @@ fn words_for(address: &Address, asked: &Options) -> Outcome<Vec<OsString>> {
     }
 }
 
-/// Fails where a store cannot be published to the address. That the place is not to be reached now
-/// is no reason: files come first, and it is tried again.
+/// Fails if a store cannot be published to the address. An address that cannot be reached now is
+/// not an error: the mount comes first, and publishing is retried.
 fn may_publish(to: &Address, output: &Output) -> Outcome {
     let later = |why: &dyn std::fmt::Display| {
         output.note(format!("nothing can be published now, which is tried again: {why}"));
         Ok(())
     };
-    // No folder is made: what it should be in may not be mounted yet.
+    // Do not create the folder: the file system that should contain it may not be mounted yet.
     let store = match to.store(false) {
         Err(e @ places::Error::Name(_)) => return Err(e.into()),
         Err(e) => return later(&e),
@@ -378,7 +378,7 @@ fn announce(output: &Output, record: &Record) -> Outcome {
     output.print(said, text::with_paths(value, &paths))
 }
 
-/// The store's full path: the daemon works in another directory.
+/// Returns the full path of the store, since the daemon works in another directory.
 fn existing(path: &Path) -> Outcome<PathBuf> {
     path.canonicalize().map_err(|e| {
         let failure = Failure::io(format!("cannot open the store {}", path.display()), &e);
@@ -390,20 +390,20 @@ fn existing(path: &Path) -> Outcome<PathBuf> {
     })
 }
 
-/// A path that leads there from any directory.
+/// Returns the absolute path, which is valid in any directory.
 fn absolute(path: &Path) -> Outcome<PathBuf> {
     let cannot = |e| Failure::io(format!("cannot use {}", path.display()), &e);
     std::path::absolute(path).map_err(cannot)
 }
 
-/// The full path of the directory, freed of dead mounts.
+/// Returns the full path of the directory, after removing dead mounts from it.
 fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     let _waiting = waiting::on(path);
     let cannot = |e: std::io::Error| Failure::io(format!("cannot mount on {}", path.display()), &e);
     let mut dead = 0;
     while mounts::is_dead(path) {
-        // Its daemon is gone, so nothing is lost that is not lost already; left there, it would be
-        // in the way for good.
+        // The daemon of a dead mount is gone, so its unmount loses nothing more. Left in place, the
+        // dead mount would block the directory for good.
         let dir = paths::full_path(path).map_err(cannot)?;
         let gone = mounts::mount_at(&dir).map_err(cannot)?.filter(|m| m.is_fuse());
         let Some(gone) = gone else {
@@ -441,7 +441,8 @@ fn mount_point(path: &Path, output: &Output) -> Outcome<PathBuf> {
     Ok(dir)
 }
 
-/// Returns the arguments of a process that serves a mount. `how`: in the background or in front.
+/// Returns the arguments of a process that serves a mount. `how` selects the background or the
+/// foreground.
 fn arguments(
     how: &str,
     store: &Path,
@@ -461,18 +462,19 @@ fn arguments(
     all
 }
 
-/// Starts the background process and waits until it answers.
+/// Starts the background process, and waits until it answers.
 fn start(arguments: &[OsString]) -> Outcome<Record> {
     start_with(arguments, None)
 }
 
-/// Does the same, with the key of a transaction in the environment: all users can list arguments.
+/// Like `start`, but passes the key of a transaction in the environment, since all users can list
+/// arguments.
 fn start_with(arguments: &[OsString], key: Option<&TransactionKey>) -> Outcome<Record> {
     let program = std::env::current_exe()
         .map_err(|e| Failure::io("cannot find this program's own file", &e))?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
-    // One that is in the environment of this process was meant for no mount.
+    // A key in the environment of this process is not meant for this mount.
     command.env_remove(served::KEY);
     command.envs(key.map(|key| (served::KEY, guest::key_text(key))));
     let mut child =
@@ -496,22 +498,22 @@ fn start_with(arguments: &[OsString], key: Option<&TransactionKey>) -> Outcome<R
     }))
 }
 
-/// Tells a failure to the process that started this one, which says it: saying it a second time on
+/// Reports a failure to the process that started this one, which prints it. Printing it again on
 /// standard error would only confuse.
 fn tell(failure: Failure) -> Failure {
     println!("{}", failure.to_line());
     std::process::exit(failure.exit as i32)
 }
 
-/// Tells the process in front that the mount stands, and lets go of it.
+/// Reports to the foreground process that the mount is ready, and closes the connection to it.
 fn say_ready(record: &Record) {
     let mut out = std::io::stdout().lock();
-    // If the process in front is gone, the mount stands all the same.
+    // If the foreground process is gone, the mount stays nevertheless.
     let _ = writeln!(out, "{}", record.to_line()).and_then(|()| out.flush());
     daemon::close_standard_streams();
 }
 
-/// The background process.
+/// Runs the background process.
 fn serve(
     store: &Path,
     dir: &Path,
@@ -537,7 +539,7 @@ fn serve(
     if is_ready || left.is_some() { outcome } else { outcome.map_err(tell) }
 }
 
-/// The background process where it is a keeper.
+/// Runs the background process if it is a keeper.
 fn keep(store: &Path, options: &Options, arguments: &[OsString]) -> Outcome {
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
@@ -546,7 +548,7 @@ fn keep(store: &Path, options: &Options, arguments: &[OsString]) -> Outcome {
     if options.log.is_none() {
         arguments.extend(log.iter().flat_map(|log| ["--log".into(), log.clone().into()]));
     }
-    // A daemon tells the process in front, by a copy of the stream that leads there.
+    // A daemon of the keeper reports to the foreground process, by a copy of the stream to it.
     let outcome = keeper::run(store, options, &arguments, daemon::close_terminal);
     let Err(failure) = outcome.map(drop) else { return Ok(()) };
     if let Some(mut log) = log.and_then(|log| destination::append(&log).ok()) {
@@ -555,8 +557,8 @@ fn keep(store: &Path, options: &Options, arguments: &[OsString]) -> Outcome {
     Err(tell(failure))
 }
 
-/// The daemon of a keeper. The first one that gets so far has somebody to tell that the mount
-/// stands.
+/// Runs the daemon of a keeper. The first daemon whose mount is ready reports to the foreground
+/// process.
 fn serve_kept(
     begin: Begin<'_>,
     options: &Options,

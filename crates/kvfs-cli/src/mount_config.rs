@@ -8,7 +8,7 @@
 //! scrub = 30
 //! ```
 //!
-//! A line is a name, or a name and a value; the names are those of `-o`, and `store` and
+//! A line is a name, or a name and a value. The names are those of `-o`, and `store` and
 //! `directory`. Nothing is skipped silently: an invalid line is an error with its number.
 
 use std::ffi::OsString;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use crate::mount_options;
 use crate::output::{Exit, Failure, Outcome};
 
-/// The limit of such a file in bytes: anything longer is some other file.
+/// Limit of the bytes of such a file. A longer file is not a configuration.
 const LONGEST: u64 = 1 << 20;
 
 /// The content of a configuration file.

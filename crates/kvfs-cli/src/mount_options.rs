@@ -1,7 +1,7 @@
-//! The `-o` options of a mount: those of mount(8), those of FUSE, and a few of our own.
+//! The `-o` options of a mount: those of mount(8), those of FUSE, and some of KVFS.
 //!
-//! Words that are for others (mount(8), systemd, `/etc/fstab`) are skipped; any other unknown word
-//! is an error that names it, for an option that silently does nothing is worse than none.
+//! Options for other programs (mount(8), systemd, `/etc/fstab`) are skipped. Any other unknown
+//! option is an error that names it, since an option that silently does nothing is worse than none.
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
@@ -21,57 +21,57 @@ use crate::scrubbing::Interval;
 use crate::sizes;
 use crate::store::Budget;
 
-/// Everything `-o` can say.
+/// The values of all `-o` options.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub mount: MountOptions,
-    /// `fsname=`, where given; otherwise the store's path is the source.
+    /// The source in the table of mounts, from `fsname=`. `None` means the path of the store.
     pub source: Option<OsString>,
     pub policy: Policy,
     pub memory: Option<u64>,
-    /// Parts fetched from object storage may take so much of the disk, bytes.
+    /// Limit of the disk space, in bytes, for parts fetched from object storage.
     pub cache_size: Option<u64>,
     pub log: Option<PathBuf>,
-    /// Others than their users may look into views.
+    /// Set if users may read views that other users have begun.
     pub open_views: bool,
-    /// Bytes of small files that a new directory reserves numbers for; `None`: as the store was
-    /// made.
+    /// Bytes of small files for which a new directory reserves numbers. `None` means the size
+    /// recorded in the store.
     pub zone_size: Option<u64>,
-    /// Where figures are given to Prometheus.
+    /// The address at which metrics are served to Prometheus.
     pub metrics: Option<SocketAddr>,
-    /// Where clients of the socket's commands are served, too.
+    /// A network address at which the commands of the socket are served, too.
     pub network: Network,
-    /// Socket at which snapshots are served to mounts that have not the store.
+    /// The socket at which snapshots are served to mounts elsewhere.
     pub serve: Option<PathBuf>,
-    /// They may begin transactions, too.
+    /// Set if these mounts may also begin transactions.
     pub serve_write: bool,
-    /// How often everything is read again; `None`: never by itself.
+    /// The interval at which everything is read again. `None` means no automatic scrubs.
     pub scrub: Option<Interval>,
-    /// Where the store is published by itself.
+    /// The address at which the store is published automatically.
     pub publish: Option<Publication>,
-    /// It is said how often, but not where to.
+    /// Set if options of a publication are given, but no address.
     publishes_nothing: bool,
     /// The store in object storage that is followed.
     pub follow: Option<Following>,
-    /// How often it is asked for; zero: it is not followed.
+    /// The interval at which it is checked for new states. Zero means that it is not followed.
     pub follow_every: Option<Duration>,
-    /// Object storage is not asked.
+    /// Set if no requests are sent to object storage.
     pub offline: bool,
-    /// A store in object storage is mounted to be written, and perhaps taken from another machine.
+    /// Set if a store in object storage is mounted writable.
     pub writing: Option<Writing>,
-    /// A keeper begins the daemon anew when it is killed.
+    /// Set if a keeper restarts the daemon when it is killed.
     pub keeper: bool,
 }
 
-/// How a store in object storage is written at its address.
+/// Options for writing a store in object storage at its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writing {
-    /// Also if another machine has it open.
+    /// Take the store even if another machine has it open.
     pub take: bool,
 }
 
 impl Options {
-    /// Fails if options that belong together are not.
+    /// Fails if an option is given without one that it requires.
     pub fn check(&self) -> Outcome {
         if self.publishes_nothing && self.writing.is_none() {
             let refused = "publish_every and durability are for mounts with publish=ADDRESS";
@@ -80,7 +80,7 @@ impl Options {
         self.network.check()
     }
 
-    /// Returns the share of the machine that the store may take.
+    /// Returns the resources of the machine that the store may use.
     pub fn budget(&self) -> Budget {
         Budget { memory: self.memory, cache: self.cache_size, offline: self.offline }
     }
@@ -174,7 +174,7 @@ Options for -o, separated by commas:
 Words for mount(8), systemd and fstab (x-*, _netdev, nofail, noauto, user, defaults, ...) are
 skipped.";
 
-/// Reads the words of all `-o` in order; a later one wins.
+/// Parses the options of all `-o` in order. Later ones take precedence.
 pub fn parse(lists: &[OsString]) -> Outcome<Options> {
     let mut options = Options {
         policy: Policy { transport: TransportChoice::Auto, ..Policy::default() },
@@ -417,7 +417,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
     Ok(options)
 }
 
-/// An address on this machine alone, as "127.0.0.1:9100".
+/// Parses an address that only this machine can reach, for example "127.0.0.1:9100".
 pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr =
         text.parse().map_err(|_| format!("'{text}' is no address: write it as 127.0.0.1:9100"))?;
@@ -430,7 +430,7 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// What mount(8), systemd and the readers of `/etc/fstab` keep for themselves.
+/// Returns whether an option is for mount(8), systemd or other readers of `/etc/fstab`.
 pub fn is_for_others(name: &str) -> bool {
     let words = [
         "defaults",
@@ -514,19 +514,19 @@ fn takes_a_value(name: &str) -> bool {
     .contains(&name)
 }
 
-/// A period in seconds.
+/// Parses a period in seconds.
 fn period(value: &OsStr) -> Option<Duration> {
     let seconds = value.to_str()?.parse::<f64>().ok()?;
     (0.1..=86400.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
 }
 
-/// A word as a list of options has it.
+/// Escapes an option for a list of options.
 pub fn escaped(word: &[u8]) -> OsString {
     let escape = |byte: &u8| if b",\\".contains(byte) { vec![b'\\', *byte] } else { vec![*byte] };
     OsString::from_vec(word.iter().flat_map(escape).collect())
 }
 
-/// Splits at commas; `\,` is a comma, `\\` a backslash.
+/// Splits a list at commas. `\,` is a comma, and `\\` a backslash.
 fn split(list: OsString) -> Vec<OsString> {
     let mut words = Vec::new();
     let mut word = Vec::new();
@@ -629,7 +629,7 @@ mod tests {
         ] {
             assert_eq!(read(wrong).expect_err(wrong).exit, Exit::Usage, "{wrong}");
         }
-        // Options that belong together may come from a file, a line for each.
+        // Options that require each other may come from a file, one in each line.
         let alone = read("publish_every=10").expect("valid by itself");
         assert_eq!(alone.check().expect_err("it says nowhere").exit, Exit::Usage);
         assert!(read("publish_every=10,write").expect("valid").check().is_ok());

@@ -1,4 +1,4 @@
-//! `kvfs run`: a program in a transaction; `there` is for one that a server has.
+//! `kvfs run`: runs a program in a transaction. `there` does so for a transaction on a server.
 
 mod there;
 
@@ -139,7 +139,7 @@ struct End {
 }
 
 impl How {
-    /// Begins a transaction: its number.
+    /// Begins a transaction. Returns its number.
     pub fn begin(
         &self,
         mounted: &mut Mounted,
@@ -160,7 +160,7 @@ impl How {
         let mut words = vec!["BEGIN", if self.isolation == Isolation::Ser { "SER" } else { "SI" }];
         words.push("INPLACE");
         words.extend(clone.iter().flat_map(|clone| ["OF", clone]));
-        // The commit into another one is undone by ending that.
+        // A commit into an outer transaction is undone by aborting that one.
         words.extend((!self.no_undo && within.is_none()).then_some("UNDOABLE"));
         words.extend(around.iter().flat_map(|id| ["WITHIN", id.as_str()]));
         words.extend(["LABEL", self.label.as_deref().unwrap_or(label)]);
@@ -180,13 +180,13 @@ impl How {
     }
 }
 
-/// How often a transaction is rebased before it counts as one that others come before for ever.
+/// Limit of the rebases of a transaction that others repeatedly commit before.
 const REBASES: usize = 16;
 
-/// `0`: git changes nothing that it was not asked to change.
+/// The value `0` prevents git from making changes that it was not asked for.
 const GIT_LOCKS: &str = "GIT_OPTIONAL_LOCKS";
 
-/// What a transaction takes the place of for a program, and where that is.
+/// Returns the view that a transaction replaces for a program, and its path.
 fn replaced(mounted: &mut Mounted, id: u64) -> Outcome<(View, PathBuf)> {
     if mounted.bound && matches!(mounted.view, View::Transaction(_)) {
         return Ok((mounted.view.clone(), mounted.mounted_at.clone()));
@@ -196,7 +196,8 @@ fn replaced(mounted: &mut Mounted, id: u64) -> Outcome<(View, PathBuf)> {
     Ok((of, place))
 }
 
-/// Where the program is to be, and what it is to be told. `ends_with`: see [`sandbox::run`].
+/// Runs the program in the view of a transaction, with the environment that tells it about the
+/// transaction. See [`sandbox::run`] for `ends_with`.
 pub fn enter(
     mounted: &mut Mounted,
     id: u64,
@@ -211,13 +212,13 @@ pub fn enter(
         return Err(Failure::new(Exit::NotFound, format!("{} is not there", view.display())));
     }
     let mut environment = vec![(mounted::TRANSACTION, OsString::from(id.to_string()))];
-    // `git status` writes its index anew whenever that was written in the second of a file's
-    // change, which is nothing that one who only looks wants to commit.
+    // `git status` rewrites its index if that was written in the same second as a file was changed.
+    // A user who only looks does not want to commit that.
     if std::env::var_os(GIT_LOCKS).is_none() {
         environment.push((GIT_LOCKS, "0".into()));
     }
     let namespace = if chroot {
-        // The socket is out of reach there.
+        // The socket cannot be reached in a chroot.
         environment.push((mounted::MOUNT, "/".into()));
         Namespace::Root { view }
     } else {
@@ -229,7 +230,7 @@ pub fn enter(
     sandbox::run(&namespace, command, &environment, ends_with, output)
 }
 
-/// Ends with the program's exit code.
+/// Runs the command, and exits with the program's exit code.
 pub fn run(args: Args, output: &Output) -> ExitCode {
     match run_and_end(&args, output) {
         Ok(code) => ExitCode::from(code),
@@ -268,10 +269,11 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     let label =
         args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
     if terminal.is_some() {
-        // It is not to commit itself, or to write past the question.
+        // Prevents the program from committing the transaction itself, and from changing the store
+        // in a way that bypasses the question.
         mounted.seal()?;
     }
-    // Attached: if we are killed, it ends with us.
+    // Attached: if this process is killed, the transaction ends with it.
     let mut id = args.how.begin(&mut mounted, within, true, &label)?;
     let code = match enter(&mut mounted, id, args.chroot, None, &args.command, output) {
         Ok(code) => code,
@@ -287,7 +289,7 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     let (end, state) = loop {
         let (end, state) = match &mut asked {
             Some(question) => question.ask(&mut mounted).map_err(|failure| {
-                // What the program did is not lost for a list that cannot be shown.
+                // If the list of changes cannot be shown, the program's changes are kept.
                 match mounted.txn(&["KEEP", &number]) {
                     Ok(_) => failure.hint(format!("it is kept as transaction {id}")),
                     Err(_) => failure,
@@ -329,8 +331,9 @@ fn run_and_end(args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     Ok(code)
 }
 
-/// Fails where the transaction has ended with the store's daemon. `sealed`: what the program had
-/// started was kept from ending it, which nothing does any more where the daemon is another one.
+/// Fails if the transaction has ended with the store's daemon. `sealed` is set if processes that
+/// the program has started were kept from ending the transaction; another daemon does not know of
+/// that seal.
 fn find_again(mounted: &mut Mounted, id: u64, sealed: bool) -> Outcome {
     if mounted.connect_again()? {
         return Ok(());
@@ -372,7 +375,8 @@ fn commit(
     if mounted.connect_again().unwrap_or(true) {
         return Err(NotCommitted::Failed(failure));
     }
-    // It was killed meanwhile. A transaction that goes on is not committed.
+    // The daemon was killed during the commit. If the transaction is still open, it was not
+    // committed.
     match mounted.txn(&["STATUS", &id.to_string()]) {
         Ok(_) => commit(mounted),
         Err(_) => Err(NotCommitted::Failed(failure.hint(format!(
@@ -382,8 +386,9 @@ fn commit(
     }
 }
 
-/// Commits; where that is wanted, what the program did is rebased as often as others commit the
-/// same files and keys before it, and `id` is the transaction that it has become.
+/// Commits. If `--rebase` is given, rebases the transaction whenever others have committed changes
+/// of the same files and keys before it, up to a limit; then `id` becomes the number of the rebased
+/// transaction.
 fn commit_rebased(
     mounted: &mut Mounted,
     id: &mut u64,
@@ -405,29 +410,29 @@ fn commit_rebased(
                 let what = format!("both have changed {}", proposed::some_of(&all));
                 return Err(NotCommitted::Conflict(Failure::new(Exit::Conflict, what)));
             }
-            // It is over, or cannot be rebased: then the conflict is all that there is to say.
+            // The transaction is over or cannot be rebased, so only the conflict is reported.
             Err(_) => return Err(NotCommitted::Conflict(failure)),
         }
     }
     commit(mounted, *id, args, state)
 }
 
-/// Keeps what the program did after a conflict, but where that is not wanted.
+/// Keeps the program's changes after a conflict, unless the user does not want that.
 fn not_committed(mounted: &mut Mounted, id: u64, args: &Args, why: NotCommitted) -> Failure {
     let what = match why {
         NotCommitted::Conflict(failure) if args.no_keep => {
-            // It has ended already but where it was to be rebased.
+            // The transaction has already ended, unless it was to be rebased.
             let _ = mounted.txn(&["ABORT", &id.to_string()]);
             return failure;
         }
-        // They may be at work still.
+        // The nested transactions may still be in use.
         NotCommitted::Nested(_) => "commit it when they have ended; what it did",
         _ => "run it again; what it did",
     };
     kept(mounted, id, what, why)
 }
 
-/// Adds to a conflict who else has changed the same files, as far as that is known.
+/// Adds to the message of a conflict who has changed the same files, as far as that is known.
 fn said_by_whom(mounted: &mut Mounted, id: u64, failure: Failure) -> Failure {
     let Ok(Reply::Array(all)) = mounted.txn(&["AGAINST", &id.to_string()]) else { return failure };
     let line = |one: &Reply| match one {
@@ -447,15 +452,15 @@ fn said_by_whom(mounted: &mut Mounted, id: u64, failure: Failure) -> Failure {
     }
 }
 
-/// Keeps a transaction that was to stay after it was refused, and says so of `what` was done in it:
-/// it may have taken hours.
+/// Keeps a transaction after its commit was refused, because its work may have taken hours. The
+/// message says that `what` is kept.
 pub fn kept(mounted: &mut Mounted, id: u64, what: &str, why: NotCommitted) -> Failure {
     let (failure, rebase) = match why {
         NotCommitted::Conflict(failure) => (said_by_whom(mounted, id, failure), true),
         NotCommitted::Nested(failure) => (failure, false),
         why => return why.into(),
     };
-    // A serializable one that gave way to another is over.
+    // A serializable transaction that gave way to another one is over.
     if mounted.txn(&["KEEP", &id.to_string()]).is_err() {
         return failure;
     }

@@ -1,6 +1,6 @@
-//! `kvfs serve`: has clients elsewhere read the snapshots of a store, whose file systems they
-//! mount, and write in transactions where that is allowed. The protocol is in `docs/wire.md`, and
-//! `kvdb-wire` speaks it; here are words and signals.
+//! `kvfs serve`: lets clients elsewhere read the snapshots of a store, whose file systems they
+//! mount, and write in transactions if that is allowed. `kvdb-wire` implements the protocol, which
+//! `docs/wire.md` specifies. This module handles options, messages and signals.
 
 mod network;
 
@@ -136,19 +136,20 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     store.close()
 }
 
-/// Percent of a store that the transactions of clients may take, if no other share is given.
+/// The default share of a store, in percent, that the transactions of clients may take.
 pub const SHARE: u8 = 50;
 
-/// Serves an open store at a socket, until it is dropped.
+/// Serves an open store at a socket until it is dropped.
 pub struct Serving {
-    // In this order: no client comes any more, and none of them is answered.
+    // The fields are dropped in this order: first no client can connect, then no request is
+    // answered.
     _socket: PrivateSocket,
     server: Arc<Server>,
 }
 
 impl Serving {
-    /// `views`: clients may begin transactions over these, which together may take so many percent
-    /// of the store.
+    /// Begins to serve. If there are `views`, clients may begin transactions over them, which
+    /// together may take `percent` of the store.
     pub fn begin(db: &Kvdb, views: Option<Views>, percent: u8, path: &Path) -> Outcome<Serving> {
         let refused = |why: String| Failure::new(Exit::Failed, why);
         let socket = PrivateSocket::listen(path).map_err(|e| refused(e.to_string()))?;
@@ -168,7 +169,8 @@ impl Serving {
 }
 
 impl Serving {
-    /// Has the counts of what clients have asked, as long as it serves.
+    /// Returns a reference to the server, which has the counts of the requests. It is valid as long
+    /// as the store is served.
     pub fn server(&self) -> Weak<Server> {
         Arc::downgrade(&self.server)
     }
@@ -179,7 +181,7 @@ fn options(db: &Kvdb, percent: u8) -> ServerOptions {
     ServerOptions { all_transactions_bytes: u64::try_from(share).ok(), ..ServerOptions::default() }
 }
 
-/// A server whose connections are made elsewhere.
+/// Returns a server that serves only connections that are passed to it.
 fn of_network(db: &Kvdb, views: Option<Views>, percent: u8) -> Outcome<Arc<Server>> {
     let (db, options) = (db.clone(), options(db, percent));
     let server = match views {
@@ -190,7 +192,7 @@ fn of_network(db: &Kvdb, views: Option<Views>, percent: u8) -> Outcome<Arc<Serve
     server.map(Arc::new).map_err(cannot)
 }
 
-/// Where clients come.
+/// The address to which clients connect.
 enum Address {
     Socket(PathBuf),
     /// HOST:PORT.
@@ -224,7 +226,7 @@ fn address_of(args: &Args) -> Outcome<Address> {
     }
 }
 
-/// The path in `unix:PATH`, in full.
+/// Returns the absolute path in `unix:PATH`.
 fn socket_of(address: &OsStr) -> Outcome<PathBuf> {
     let wrong = || {
         let what = format!("{} is no address to listen at", address.display());

@@ -1,7 +1,8 @@
-//! `kvfs stat`: what a store consists of and what it has done, or the attributes of a file in it.
+//! `kvfs stat`: shows the contents and the statistics of a store, or the attributes of a file in
+//! it.
 //!
-//! A mounted store is asked through its socket, so its figures are those of the running daemon; of
-//! a store that is not mounted they are what opening it for reading shows.
+//! The statistics of a mounted store come from the running daemon, through its socket. For a store
+//! that is not mounted, they are those after opening it for reading.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -81,7 +82,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
         (None, Some(record)) => {
             all.insert("daemon".into(), daemon(&record));
             if let Some(mut status) = guest::ask(&record, "status")? {
-                // Who knows it may use the transaction.
+                // A client that knows the key may use the transaction, so it is not shown.
                 status.as_object_mut().and_then(|status| status.remove("key"));
                 all.insert("server".into(), status["server"].take());
                 let what = if status["id"].is_null() { "snapshot" } else { "transaction" };
@@ -112,14 +113,15 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     output.print(show(&all), &all)
 }
 
-/// The clone that a path names, which neither lies deeper in it nor shows it as a mount.
+/// Returns the clone that a path names. Returns `None` for a path within a clone, and for a mount
+/// of a clone.
 fn clone_at(target: &Path) -> Outcome<Option<String>> {
     let place = place::of_target(target)?;
     let named = |place: Place| place.view.clone_name().map(String::from);
     Ok(place.filter(|place| !place.bound && place.rest.as_os_str().is_empty()).and_then(named))
 }
 
-/// A clone by itself.
+/// Shows one clone.
 fn clone(target: &Path, name: &str, output: &Output) -> Outcome {
     let mut mounted = Mounted::find_view(target)?;
     let all = clones::of_reply(mounted.call(&clones::LIST.map(str::as_bytes))?)?;
@@ -185,7 +187,7 @@ fn file(target: &Path, path: &[u8], output: &Output) -> Outcome {
     output.print(lines, &object)
 }
 
-/// The figures for people. Written from the JSON, because that is what a daemon answers with.
+/// Formats the statistics for people, from the JSON, since that is the answer of a daemon.
 fn show(all: &Value) -> String {
     let mut out = String::new();
     let bytes = |v: &Value| human_size(v.as_u64().unwrap_or(0));
@@ -195,7 +197,7 @@ fn show(all: &Value) -> String {
     };
     if let Some(pid) = all["daemon"]["pid"].as_i64() {
         let daemon = &all["daemon"];
-        // One that is no text is there in base 64 alone.
+        // A path that is not UTF-8 is present only in base64.
         let place = |name: &str| {
             let is_odd = daemon[format!("{name}_base64")].is_string();
             let none = if is_odd { "(its path is no text: --json has it)" } else { "-" };
@@ -433,7 +435,7 @@ fn show(all: &Value) -> String {
     }
     if all["clients"].is_object() {
         let s = &all["clients"];
-        // One of the connections is that of this command.
+        // Do not count the connection of this command.
         let connections = count(&s["connections"]).saturating_sub(1);
         line("clients", format!("{connections} connected, {} commands", count(&s["commands"])));
     }

@@ -1,4 +1,4 @@
-//! What is known about an open store and its mount, as one JSON object.
+//! Statistics of an open store and its mount, as one JSON object.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,35 +12,35 @@ use places::publishing::Shared;
 use crate::check;
 use crate::figures;
 
-/// Where the figures of a mount come from.
+/// The sources of the statistics of a mount.
 pub struct MountFigures {
     pub requests: Arc<Counters>,
     pub notifier: Arc<KernelNotifier>,
     pub uses_rings: bool,
-    /// How often a keeper has begun the daemon anew.
+    /// The number of restarts of the daemon by its keeper.
     pub begun_anew: Option<u64>,
-    /// Of a store that is published by itself.
+    /// Set for a store that is published automatically.
     pub publishing: Option<Weak<Shared>>,
-    /// Of a store that is served to mounts elsewhere.
+    /// Set for a store that is served to mounts elsewhere.
     pub served: Option<Weak<kvdb_wire::Server>>,
-    /// Of a store that follows what is published.
+    /// Set for a store that follows published states.
     pub following: Option<Weak<following::Shared>>,
 }
 
 impl MountFigures {
-    /// Who publishes the store by itself.
+    /// Returns the automatic publisher of the store.
     pub fn publishing(&self) -> Option<Arc<Shared>> {
         self.publishing.as_ref().and_then(Weak::upgrade)
     }
 }
 
-/// What a store has lost, as `kvfs check` lists it.
+/// Returns the losses of a store, as `kvfs check` lists them.
 pub fn lost(losses: Vec<kvfs::Loss>) -> serde_json::Value {
     losses.into_iter().map(|loss| check::Loss::from(loss).to_json()).collect()
 }
 
-/// What is known about an open store, as a JSON object: for `kvfs stat`, and for clients of the
-/// socket.
+/// Returns the statistics of an open store, as a JSON object: for `kvfs stat`, and for clients of
+/// the socket.
 pub fn of_store(db: &Kvdb, fs: Option<&Fs>, mount: Option<&MountFigures>) -> String {
     let mut all = serde_json::Value::Object(figures::engine(&db.stats()));
     if let Some(fs) = fs {

@@ -1,6 +1,6 @@
-//! Transactions and snapshots of the socket, over keys and files: begun and ended at the views, so
-//! that what programs have written reaches the transaction before it commits, and what it has
-//! changed reaches them.
+//! Transactions and snapshots of the socket, over keys and files. They begin and end at the views,
+//! so that the data that programs have written reaches the transaction before it commits, and its
+//! changes reach the programs.
 
 use std::io::Read;
 use std::time::Duration;
@@ -58,7 +58,7 @@ fn conflicting(one: MergeConflict) -> Conflicting {
 }
 
 impl OverFiles {
-    /// Merges the fork at a place, which is open for as long as this takes.
+    /// Merges the fork at a place. The fork is open only during the merge.
     fn merge_fork(&self, place: &[u8], merge: &Merge, settle: &SettleKey<'_>) -> Result<Merged> {
         let failed = |Failure { message, hint, .. }: Failure| {
             let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
@@ -72,7 +72,7 @@ impl OverFiles {
             transaction: merge.options.clone(),
         };
         let merged = self.0.merge_fork(&fork.db, &options, settle).map_err(of_store);
-        // Its file keeps the parts that were fetched.
+        // The file of the fork keeps the parts that were fetched.
         let closed = fork.close().map_err(failed);
         match (merged, closed) {
             (Ok(merged), Err(e)) => {
@@ -233,12 +233,12 @@ impl Transactions for OverFiles {
             Whose::Clone(name) => (begin(name)?, true),
             Whose::Snapshot(_) => return Err(of_store(kvfs::Error::ReadOnly)),
         };
-        // Whatever fails from here on, one of its own ends with it.
+        // From here on, dropping `import` after any failure ends a transaction of its own.
         let mut import = Import { views: self.0.clone(), id, own, importer: None, kept: 0 };
         let inside = self.0.fs(&ViewId::Transaction(id)).map_err(of_store)?;
         let owner = Caller { uid: user.unwrap_or_else(|| caller().uid), ..caller() };
         let untold = match own {
-            // Its commit notes what changes.
+            // The commit of this transaction notes the changes.
             true => Untold::default(),
             false => self.0.untold(&ViewId::Transaction(id)).map_err(of_store)?,
         };
@@ -251,7 +251,7 @@ impl Transactions for OverFiles {
     }
 
     fn export(&self, whose: Whose, path: &[u8], user: Option<u32>) -> Result<Box<dyn Walking>> {
-        // The store goes on while it is read; a transaction sees it as it is now.
+        // The store changes while it is read, so read a transaction, which sees its current state.
         let own = match whose {
             Whose::Store => {
                 let options =
@@ -283,8 +283,8 @@ impl Transactions for OverFiles {
     }
 }
 
-/// The state that a path to be copied from names, and the way in it; `None`: it is a path of the
-/// view itself.
+/// Returns the earlier state that the source path of a copy names, and the path in that state.
+/// Returns `None` if it is a path of the view itself.
 fn earlier(path: &[u8]) -> Result<Option<(Earlier, &[u8])>> {
     let (first, rest) = split_first(path);
     if first != b".kvfs" {
@@ -304,7 +304,7 @@ fn earlier(path: &[u8]) -> Result<Option<(Earlier, &[u8])>> {
     }
 }
 
-/// The first part of a path, and what is behind it.
+/// Returns the first component of a path, and the rest.
 fn split_first(path: &[u8]) -> (&[u8], &[u8]) {
     let begin = path.iter().position(|&byte| byte != b'/').unwrap_or(path.len());
     let path = &path[begin..];
@@ -331,7 +331,7 @@ impl Walking for Export {
     }
 }
 
-/// Bytes of entries of a walk that are sent together, about.
+/// Approximate bytes of the entries of a walk that are sent together.
 const WALK_PIECE: usize = 256 << 10;
 
 struct Walk(kvfs::Walk);
@@ -348,24 +348,24 @@ impl Walking for Walk {
     }
 }
 
-/// An import into a transaction of its own from which nothing comes for so long is given up.
+/// The time without data after which an import into a transaction of its own is aborted.
 const IDLE_IMPORT: Duration = Duration::from_secs(3600);
 
-/// Bytes of requests that are kept for files which are not made yet, at most, before a last one.
+/// Bytes of requests for files that are not made yet, above which they are made.
 const MOST_KEPT: usize = 8 << 20;
 
-/// Files that come over the socket.
+/// An import of files that arrive over the socket.
 struct Import {
     views: Views,
     id: TransactionId,
-    /// The transaction was begun for it.
+    /// Set if the transaction was begun for the import.
     own: bool,
     importer: Option<Importer>,
     /// Bytes of requests that files which are not made yet may keep in memory.
     kept: usize,
 }
 
-/// As the other end is told.
+/// Converts a failure into the error that the other end is told.
 fn said(failure: Failure) -> kvdb::Error {
     match failure.exit {
         Exit::NoSpace => kvdb::Error::NoSpace,
@@ -414,7 +414,7 @@ impl Importing for Import {
 impl Drop for Import {
     fn drop(&mut self) {
         if self.own {
-            // One that has committed is over, and this finds none.
+            // If the transaction has committed, it is over, and this abort finds none.
             let _ = self.views.abort(self.id);
         } else if let Some(importer) = &mut self.importer {
             let (names, inodes) =
@@ -478,7 +478,7 @@ pub fn listing(collapsed: bool) -> Listing {
     if collapsed { Listing::Collapsed } else { Listing::All }
 }
 
-/// As the socket's clients are told: the anchors first.
+/// Returns the changes in the form for clients of the socket: the anchors first.
 pub fn listed(all: kvfs::Difference) -> Vec<FileChange> {
     let kind = |kind| match kind {
         Some(FileKind::Dir) => 'd',
@@ -502,7 +502,7 @@ fn owned(value: &Option<impl AsRef<[u8]>>) -> Option<Vec<u8>> {
     value.as_ref().map(|value| value.as_ref().to_vec())
 }
 
-/// Everything in which the two sides differ.
+/// Returns everything in which the two sides differ.
 fn details(change: &kvfs::FileChange) -> Vec<FileDetail> {
     let mut details = Vec::new();
     let mut put = |what: &[u8], before: Option<Vec<u8>>, after: Option<Vec<u8>>| {

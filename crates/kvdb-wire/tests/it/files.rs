@@ -1,5 +1,5 @@
-//! A file system over the wire is that of the snapshot where the store is: every name, attribute
-//! and byte, however the connection fares.
+//! A file system over the wire equals that of the snapshot on the server in every name, attribute
+//! and byte, under all faults of the connection.
 
 use crate::wire;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::wire::{Cut, Proxy, Store, tree};
 use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT, Views};
 
-/// The same snapshot, here and over the wire.
+/// Returns the file systems of the same snapshot: local, and over the wire.
 fn both(store: &Store, client: &Arc<kvdb_wire::Client>) -> (Fs, Fs) {
     let views = Views::new(store.db.clone(), store.fs.clone());
     let here = views.fs(&kvfs::ViewId::Snapshot("monday".into())).unwrap();
@@ -23,7 +23,7 @@ fn a_tree_over_the_wire_is_the_tree_of_the_snapshot() {
     let (expected, found) = (tree(&here), tree(&there));
     assert!(expected.len() > 200, "{} entries", expected.len());
     assert_eq!(found, expected);
-    // A second read finds all but the content of files here.
+    // The second read requests only the contents of files; everything else is cached.
     let before = client.counts().requests;
     assert_eq!(tree(&there), expected);
     assert!(client.counts().requests - before <= expected.len() as u64);
@@ -66,7 +66,7 @@ fn the_first_listing_of_a_large_directory_takes_few_requests() {
     let mut cookie = 0;
     let mut names = 0;
     loop {
-        // As the kernel asks: some tens of entries a call.
+        // Like the kernel, request some tens of entries in each call.
         let (mut taken, from) = (0, cookie);
         let mut emit = |entry: kvfs::DirEntry<'_>| {
             if taken == 30 {
@@ -90,8 +90,8 @@ fn the_first_listing_of_a_large_directory_takes_few_requests() {
 fn a_connection_that_is_cut_anywhere_is_made_again_and_changes_nothing() {
     let store = Store::with_tree(10, 60);
     let expected = tree(&both(&store, &store.client()).0);
-    // Each connection is cut after so many bytes of requests, or of answers. With fewer than the
-    // longest of them has, that one never gets through.
+    // Each connection is cut after this number of bytes of requests or answers. A message that is
+    // longer than that never gets through.
     for (cut, longest) in [(Cut::Requests, 4 << 10), (Cut::Answers, 256 << 10)] {
         let mut after = 1;
         let mut cuts = 0;
@@ -181,7 +181,7 @@ fn many_threads_read_over_one_connection() {
     assert_eq!(client.counts().connections, 1);
 }
 
-/// A view whose pages are here, and whose values are with a server that does not answer.
+/// A view that answers requests for pages but, once `is_deaf` is set, none for values.
 struct Deaf {
     view: kvdb_wire::SnapshotView,
     is_deaf: AtomicBool,

@@ -1,5 +1,5 @@
-//! Clients that do not keep to the protocol, servers that do not, and a way between them that
-//! repeats frames: no other client is hurt, nothing runs away, and nothing wrong is believed.
+//! Clients and servers that violate the protocol, and a network that repeats frames: no other
+//! client is harmed, nothing runs without end, and nothing wrong is believed.
 
 use crate::wire;
 use std::io::Write;
@@ -16,7 +16,7 @@ use kvdb_wire::{
     SnapshotView, Socket, VERSION, read_frame, write_frame,
 };
 
-/// A client that says what a test says.
+/// A client that sends the messages that a test chooses.
 struct Raw(UnixStream);
 
 impl Raw {
@@ -102,7 +102,7 @@ fn bytes_that_are_no_request_end_their_connection_and_no_other() {
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[9, 0, 0, 0, 0, 0, 0, 0, 1, 2]] {
         let mut raw = Raw::greeted(&store);
         raw.0.write_all(bytes).unwrap();
-        // A part of a frame alone would wait for its rest.
+        // With part of a frame alone, the server would wait for the rest.
         raw.0.shutdown(std::net::Shutdown::Write).unwrap();
         assert!(raw.answer().is_err());
     }
@@ -195,7 +195,7 @@ fn a_client_that_takes_no_answers_is_cut_off() {
     let (kind, body) = request.encode();
     raw.0.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
     let ended = (0..1_000_000).find_map(|i| write_frame(&mut raw.0, i, kind, &body).err());
-    // Reset, when the server has closed it before it was written to again.
+    // The error is a reset if the server has closed the connection before the next write.
     let cut = [std::io::ErrorKind::BrokenPipe, std::io::ErrorKind::ConnectionReset];
     assert!(
         matches!(&ended, Some(kvdb_wire::Error::Io(e)) if cut.contains(&e.kind())),
@@ -203,7 +203,7 @@ fn a_client_that_takes_no_answers_is_cut_off() {
     );
 }
 
-/// A client of a server that answers as `answer` says.
+/// Returns a client of a server whose answers `answer` determines.
 fn scripted(answer: impl Fn(Request) -> Reply + Send + Sync + 'static) -> Arc<Client> {
     let answer = Arc::new(answer);
     let connect = move |_: Duration| {
@@ -255,11 +255,11 @@ fn tuples_that_were_not_asked_for_are_not_believed_and_no_walk_is_endless() {
         let mut cursor = scope.cursor(DICT, b"b", b"d").unwrap();
         assert!(matches!(cursor.next(), Err(Error::Corrupt(_))), "{keys:?}");
     }
-    // None, though there are more.
+    // An empty page that claims that there are more tuples.
     let empty = scope(&scripted(|_| tuples(&[], false)));
     assert!(matches!(empty.scan(DICT, b"b", b"d", 100), Err(Error::Corrupt(_))));
     assert!(matches!(empty.cursor(DICT, b"b", b"d").unwrap().next(), Err(Error::Corrupt(_))));
-    // The same page again and again.
+    // The same page repeatedly.
     let scope = scope(&scripted(|_| tuples(&["b", "c"], false)));
     let mut cursor = scope.cursor(DICT, b"b", b"d").unwrap();
     let steps: Vec<_> = (0..5).map(|_| cursor.next()).collect();
@@ -290,7 +290,7 @@ fn a_server_that_stops_in_the_middle_fails_the_call_in_time() {
         write_frame(&mut far, frame.number, kind, &body).unwrap();
         read_frame(&mut far).unwrap();
         far.write_all(&[200, 0, 0, 0, 1, 2]).unwrap();
-        // It stays open until the client has given up.
+        // The connection stays open until the client has given up.
         assert!(read_frame(&mut far).is_err());
     });
     let options = ClientOptions { timeout: Duration::from_millis(200), ..ClientOptions::default() };
@@ -331,7 +331,8 @@ fn requests_and_answers_that_come_twice_change_nothing() {
     assert_eq!(client.counts().connections, 1);
 }
 
-/// A client of a server that answers until `is_dead`, and then takes connections and is silent.
+/// Returns a client of a server that answers until `is_dead` is set. After that the server accepts
+/// connections, but does not answer.
 fn dying(timeout: Duration) -> (Arc<Client>, Arc<AtomicBool>) {
     let is_dead = Arc::new(AtomicBool::new(false));
     let dead = is_dead.clone();
@@ -378,7 +379,7 @@ fn a_dead_server_costs_all_that_wait_one_timeout_together() {
     assert!(took < Duration::from_secs(6), "{took:?}");
 }
 
-/// Runs what must end soon.
+/// Runs a function that must end soon.
 fn ends<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, is_done) = std::sync::mpsc::channel();
     std::thread::spawn(move || done.send(what()));
@@ -397,7 +398,7 @@ fn a_server_that_answers_all_but_one_request_does_not_hold_its_caller() {
         let greeting = read_frame(&mut far).unwrap();
         let (kind, body) = Reply::Welcome { version: VERSION, under_way: 4, views: 1 }.encode();
         write_frame(&mut far, greeting.number, kind, &body).unwrap();
-        // Answers to something else come for ever.
+        // Answers to another request arrive without end.
         let (kind, body) = Reply::Done.encode();
         while write_frame(&mut far, 99, kind, &body).is_ok() {
             std::thread::sleep(Duration::from_millis(10));
@@ -429,7 +430,7 @@ fn a_server_that_accepts_no_connection_does_not_hold_its_caller() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    // A queue for one connection.
+    // The queue has room for one connection.
     rustix::net::listen(&listener, 0).unwrap();
     let _first = UnixStream::connect(&path).unwrap();
     ends(move || assert!(wire::client(&path, Duration::from_millis(200)).is_err()));
@@ -469,7 +470,7 @@ fn a_snapshot_whose_dictionaries_have_other_numbers_is_not_taken_for_the_same() 
                             "d".into(),
                         )],
                     },
-                    // The connection ends, and the next one leads to another store.
+                    // End the connection; the next one leads to another store.
                     _ if opened.load(Ordering::Relaxed) == 1 => break,
                     _ => Reply::Values(vec![Some(Bytes::from_static(b"of another one"))]),
                 };
@@ -503,7 +504,7 @@ fn a_connection_that_does_not_greet_is_ended_and_so_is_a_long_greeting() {
     let mut silent = Raw(UnixStream::connect(&path).unwrap());
     let mut trickling = Raw(UnixStream::connect(&path).unwrap());
     let ended = std::thread::spawn(move || ends(move || silent.answer().is_err()));
-    // The beginning of a frame that would take a minute.
+    // The beginning of a frame whose rest would take a minute.
     trickling.0.write_all(&[0xa0, 0x0f, 0, 0, 1, 2, 3, 4]).unwrap();
     ends(move || {
         while trickling.0.write_all(&[0]).is_ok() {
@@ -511,12 +512,12 @@ fn a_connection_that_does_not_greet_is_ended_and_so_is_a_long_greeting() {
         }
     });
     assert!(ended.join().unwrap());
-    // One that is greeted may take its time.
+    // A client that has been greeted may take its time.
     let mut raw = Raw(UnixStream::connect(&path).unwrap());
     raw.ask(&Request::Hello { version: VERSION, token: Bytes::new() }).unwrap();
     std::thread::sleep(Duration::from_millis(400));
     assert!(matches!(raw.ask(&MONDAY()), Ok(Reply::Viewed { .. })));
-    // No byte of a longer frame than a greeting is waited for.
+    // A frame that is longer than a greeting may be is refused without waiting for its bytes.
     let mut long = Raw::connect(&store);
     long.0.write_all(&[0, 0x20, 0, 0, 1, 2, 3, 4]).unwrap();
     let begun = Instant::now();

@@ -1,5 +1,6 @@
-//! Frames that come late, and clients that go on with a transaction that another one has taken up:
-//! the transaction is that of the client that took it up last, and one that is over stays over.
+//! Frames that arrive late, and clients that go on with a transaction that another one has taken
+//! up: the transaction belongs to the client that took it up last, and a transaction that is over
+//! stays over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::served_transactions::{Raw, one, request, store};
 
 const KEY: TransactionKey = [7; 16];
 
-/// BEGIN of a durable transaction, by this client.
+/// Returns the BEGIN of a durable transaction by this client.
 fn durable(holder_is: u64, joins_it: bool, takes_it: bool) -> Request {
     let mut asked = request(KEY);
     let Request::Begin { durable, joins, takes, holder, .. } = &mut asked else {
@@ -50,7 +51,7 @@ fn who_had_a_transaction_before_neither_reads_nor_ends_it() {
     }
     assert!(matches!(second.ask(&get(now, dict)), Reply::Values(_)));
     second.does(&commit);
-    // Both are told of the commit that has happened.
+    // The first client is told of the commit that has taken place, too.
     first.does(&commit);
 }
 
@@ -83,7 +84,7 @@ fn who_has_a_durable_transaction_is_known_to_the_next_server() {
     let two = Arc::new(ServedTransaction::take_up(&second, one.key()).unwrap());
     store.stop_serving();
     store.serve();
-    // It comes first, and is refused all the same.
+    // The first client reconnects first, and is refused nevertheless.
     let refused = put(&one, "late").unwrap_err();
     assert!(matches!(refused, kvdb::Error::NoTransaction(_)), "{refused}");
     put(&two, "second").unwrap();
@@ -131,7 +132,7 @@ fn what_began_a_transaction_that_is_over_begins_none_when_it_comes_late() {
     raw.does(&Request::Abort { key: KEY });
     raw.is_refused(&durable(1, false, false), FailureCode::NoView);
     assert!(store.db.transactions().is_empty());
-    // Ended by its lease.
+    // This transaction is ended by its lease.
     let mut asked = request([8; 16]);
     let Request::Begin { lease, .. } = &mut asked else { unreachable!("it is one") };
     *lease = 100;

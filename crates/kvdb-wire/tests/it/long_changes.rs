@@ -11,7 +11,7 @@ use env::Random;
 use kvdb::{Batch, DictionaryId, Durability, Scope, ServedView, Update};
 use kvdb_wire::ServedTransaction;
 
-/// One change of so many values of two megabytes, which is longer than a frame.
+/// Returns one change of this number of values of two megabytes, which is longer than a frame.
 fn long_change(dict: DictionaryId, values: u8) -> Batch {
     let mut batch = Batch::new();
     for i in 0..values {
@@ -31,16 +31,16 @@ fn of_a_change_that_is_longer_than_a_frame_all_is_there_or_nothing_wherever_its_
     };
     const VALUES: u8 = 7;
     let mut seen = [0, 0];
-    // In the middle of its first part, of each further one, and after the last.
+    // Cut the connection in the middle of the first part, of each further one, and after the last.
     for megabytes in [1, 3, 5, 7, 9, 11, 13, 20] {
         let proxy = Proxy::new(store.path(), Cut::Requests, megabytes << 20);
-        // It is lost with what it has not sent.
+        // The client is lost together with the data that it has not sent.
         let client = proxy.client().unwrap();
         let lost = ServedTransaction::take_up(&client, key).unwrap();
         let scope = Scope::Served(Arc::new(lost));
         let sent = scope.apply(long_change(dict, VALUES), Durability::Buffered);
         let sent = sent.and_then(|()| scope.sync());
-        // Another client takes the transaction up elsewhere.
+        // Another client takes the transaction up over a connection that is not cut.
         let other = ServedTransaction::take_up(&store.client(), key).unwrap();
         let scope = Scope::Served(Arc::new(other));
         let there = scope.scan(dict, b"l", b"m", 99).unwrap().len();
@@ -56,7 +56,7 @@ fn of_a_change_that_is_longer_than_a_frame_all_is_there_or_nothing_wherever_its_
     assert!(seen[0] > 3 && seen[1] > 0, "{seen:?}");
 }
 
-/// Does something until it succeeds.
+/// Repeats an action until it succeeds.
 #[track_caller]
 fn persists(mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -71,7 +71,7 @@ fn a_long_change_is_applied_once_over_connections_that_are_cut_in_it() {
     let (store, dict) = store();
     for seed in 0..6 {
         let mut random = Random::new(seed);
-        // Each connection gets a little further than one change is long, or not quite.
+        // Each connection transmits a little more than one change, or not quite one.
         let cut = if seed % 2 == 0 { Cut::Requests } else { Cut::Answers };
         let after = match cut {
             Cut::Requests => (11 << 20) + random.below(4 << 20) as usize,

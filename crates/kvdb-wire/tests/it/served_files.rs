@@ -1,5 +1,5 @@
-//! Files in a transaction over the wire: what a client makes of a tree is, after its commit, the
-//! tree where the store is, in every name, attribute and byte.
+//! Files in a transaction over the wire: after a client's commit, the tree on the server equals the
+//! client's tree in every name, attribute and byte.
 
 use crate::wire;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use env::Machine;
 use kvdb_wire::{BeginOptions, Client, Outcome, ServedTransaction};
 use kvfs::{Caller, FileKind, Fs, Ino, ROOT};
 
-/// A transaction, and its file system here.
+/// A transaction, and the client's file system in it.
 struct Guest {
     transaction: Arc<ServedTransaction>,
     fs: Fs,
@@ -77,7 +77,7 @@ fn what_a_client_makes_of_a_tree_is_the_tree_there_after_its_commit() {
     let dir = guest.fs.mkdir(ROOT, b"made", 0o755, Caller::default()).unwrap();
     fill(&guest.fs, 2, 200..600);
     guest.fs.tick().unwrap();
-    // Some of what was there goes, and some moves.
+    // Remove some of the files, and move others.
     let mut names = Vec::new();
     let mut emit = |entry: kvfs::DirEntry<'_>| {
         if entry.kind != FileKind::Dir {
@@ -120,7 +120,7 @@ fn of_two_clients_that_write_one_file_the_second_is_told_its_path_and_nothing_of
     assert!(keys.iter().any(|key| key.place.contains("/notes")), "{keys:?}");
     assert_eq!(read(&store.fs, b"notes"), b"first one");
     assert!(store.fs.lookup(ROOT, b"other").is_err());
-    // It is still there, to be looked at.
+    // The second transaction is still open, and can be examined.
     assert_eq!(read(&second.fs, b"notes"), b"second one");
     second.transaction.abort().unwrap();
     assert!(store.fs.lookup(ROOT, b"other").is_err());
@@ -205,7 +205,7 @@ fn a_client_that_is_gone_leaves_nothing_in_the_files() {
     let guest = Guest::with(&client, options);
     write(&guest.fs, b"file", b"content");
     guest.fs.sync_all().unwrap();
-    // As if it was killed: it says nothing any more.
+    // Like a client that was killed, it sends nothing more.
     guest.fs.shutdown().unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while !store.db.transactions().is_empty() {
@@ -286,7 +286,7 @@ fn many_small_files_take_few_requests() {
     }
     guest.commits();
     let asked = client.counts().requests - begun;
-    // The directory is new, so that none of its names has to be asked for.
+    // The directory is new, so none of its names has to be requested.
     assert!(asked < 20, "{asked} requests");
     assert_eq!(tree(&store.fs).len(), 2001);
     is_sound(&store);

@@ -1,5 +1,5 @@
-//! Transactions over the wire, of keys: what a client changes is seen by it at once, by others when
-//! it has committed, and is applied once, however the connection and the server fare.
+//! Transactions of keys over the wire: a client sees its own changes at once, and others see them
+//! after its commit. Changes are applied once, under all faults of the connection and the server.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use kvdb_wire::{
     TransactionKey, VERSION, read_frame, write_frame,
 };
 
-/// A store with a dictionary, whose clients may write.
+/// Returns a store with a dictionary, whose clients may write.
 pub fn store() -> (Store, DictionaryId) {
     let store = Store::writable();
     let dict = store.db.open_dictionary("fruit").unwrap().id();
@@ -47,13 +47,13 @@ pub fn text(value: Option<Bytes>) -> Option<String> {
     value.map(|value| String::from_utf8(value.to_vec()).unwrap())
 }
 
-/// Waits until the store has so many transactions.
+/// Waits until the store has this number of transactions.
 #[track_caller]
 fn awaits_transactions(store: &Store, count: usize) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while store.db.transactions().len() != count {
         assert!(Instant::now() < deadline, "{:?}", store.db.transactions());
-        // The store has no threads of its own, whose clock ends what is idle.
+        // The store has no threads of its own: a step ends idle transactions.
         store.db.step().unwrap();
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -79,7 +79,7 @@ fn what_is_changed_is_seen_here_at_once_and_by_others_when_it_has_committed() {
 
 type Model = BTreeMap<Bytes, Bytes>;
 
-/// Changes the transaction and the model alike, and compares what both say.
+/// Makes the same change in the transaction and the model, or compares their contents.
 fn step(random: &mut Random, scope: &Scope, dict: DictionaryId, model: &mut Model) {
     let key = |random: &mut Random| Bytes::from(format!("{:03}", random.below(60)));
     let mut batch = Batch::new();
@@ -284,7 +284,7 @@ fn a_durable_transaction_is_taken_up_by_its_key_by_another_client_of_another_ser
     assert_eq!(store.db.view().scan(dict, b"", b"", 9).unwrap().len(), 2);
 }
 
-/// Else what one of them sends would be taken for what the other one has sent with that number.
+/// Otherwise a batch of one client would be taken for the other client's batch of the same number.
 #[test]
 fn of_two_clients_that_go_on_with_one_transaction_the_later_one_has_it() {
     let (store, dict) = store();
@@ -321,7 +321,7 @@ fn a_server_that_is_begun_again_between_batches_goes_on_with_a_durable_transacti
     assert_eq!(text(scope.get(dict, b"count").unwrap()).as_deref(), Some("10"));
     assert_eq!(transaction.commit(true).unwrap(), Outcome::Committed);
     assert_eq!(text(store.db.get(dict, b"count").unwrap()).as_deref(), Some("10"));
-    // One that is not durable ends with its server.
+    // A transaction that is not durable ends with its server.
     let transaction = begin(&client);
     let scope = Scope::Served(transaction.clone());
     add(&scope, dict, "count").unwrap();
@@ -346,7 +346,7 @@ fn a_durable_transaction_whose_commit_came_to_nothing_is_taken_up() {
     assert!(matches!(transaction.commit(true).unwrap(), Outcome::Conflict { .. }));
     store.stop_serving();
     store.serve();
-    // It goes on with the number that it had, for its client and for another one.
+    // The transaction continues with the number that it had, for its client and for another one.
     put(&scope, dict, "pear", "more");
     transaction.send().unwrap();
     assert!(matches!(transaction.commit(true).unwrap(), Outcome::Conflict { .. }));
@@ -394,7 +394,7 @@ fn a_session_that_is_cut_at_any_byte_is_applied_once_or_not_at_all() {
                     Ok(Outcome::Committed) => {
                         assert_eq!(found, Some(BATCHES.to_string()), "{cut:?} after {after}");
                     }
-                    // The answer to the commit may be what was lost.
+                    // The answer to the commit may have been lost.
                     Err(kvdb::Error::Io(_)) => {
                         assert!(found.is_none() || found == Some(BATCHES.to_string()), "{found:?}");
                     }
@@ -414,7 +414,7 @@ fn other(error: kvdb_wire::Error) -> kvdb::Error {
     kvdb::Error::Io(std::io::Error::other(error))
 }
 
-/// A client that says what a test says.
+/// A client that sends the messages that a test chooses.
 pub struct Raw(UnixStream);
 
 impl Raw {
@@ -481,7 +481,7 @@ fn a_batch_that_comes_again_or_late_is_applied_once_and_none_is_left_out() {
     assert_eq!(batches, 0);
     raw.does(&one(dict, number, 1, "first"));
     raw.does(&one(dict, number, 2, "second"));
-    // On another connection, as after a cut: the same transaction.
+    // On another connection, as after a cut, it is the same transaction.
     let (there, batches) = other.begin([1; 16]);
     assert_eq!(batches, 2);
     other.does(&one(dict, there, 1, "late"));
@@ -516,10 +516,10 @@ fn a_commit_that_is_asked_for_again_tells_the_first_outcome_also_of_another_serv
     let abort = |key| Request::Abort { key };
     let what = raw.is_refused(&abort([2; 16]), FailureCode::NoView);
     assert!(what.contains("has committed"), "{what}");
-    // What began it comes late: it begins no other one.
+    // The request that began the transaction arrives again, late: it begins no other one.
     raw.is_refused(&request([2; 16]), FailureCode::NoView);
     assert_eq!(store.db.transactions().len(), 0);
-    // One that was never there, and one that was aborted.
+    // A transaction that never existed, and one that was aborted.
     raw.is_refused(
         &Request::Commit { key: [3; 16], synced: true, batches: 0 },
         FailureCode::NoView,
@@ -546,7 +546,7 @@ fn a_connection_and_a_server_have_so_many_transactions_and_no_more() {
         raw.begin(key(i));
     }
     raw.is_refused(&request(key(16)), FailureCode::Limit);
-    // One of them again is no more.
+    // To begin one of them again does not count as another one.
     raw.begin(key(3));
     raw.does(&Request::Abort { key: key(3) });
     raw.begin(key(16));
@@ -595,7 +595,7 @@ fn a_client_reaches_no_dictionary_that_is_not_of_its_branch() {
     );
 }
 
-/// They have the logs and the records of others' transactions.
+/// These branches contain the logs and the records of others' transactions.
 #[test]
 fn no_client_begins_in_a_branch_of_the_store_itself() {
     let (store, _) = store();
@@ -625,7 +625,7 @@ fn a_client_that_floods_has_its_changes_refused_and_hurts_no_other() {
         scope.apply(batch, Durability::Buffered).err()
     });
     assert!(matches!(refused, Some(kvdb::Error::NoSpace)), "{refused:?}");
-    // Others still write.
+    // Other clients can still write.
     let other = begin(&store.client());
     put(&Scope::Served(other.clone()), dict, "apple", "red");
     assert_eq!(other.commit(true).unwrap(), Outcome::Committed);

@@ -1,12 +1,12 @@
-//! The share of a store that all transactions of clients may take together: more is refused, and
-//! what removes goes on.
+//! The share of a store that the transactions of all clients may take together: changes beyond it
+//! are refused, but removals are still accepted.
 
 use crate::served_transactions::{begin, durable, put, store};
 use crate::wire::Store;
 use kvdb::{Batch, DictionaryId, Durability, Scope};
 use kvdb_wire::Outcome;
 
-/// A store whose clients may change so many megabytes together.
+/// Returns a store whose clients may change this number of megabytes together.
 fn store_with_share(megabytes: u64) -> (Store, DictionaryId) {
     let (mut store, dict) = store();
     store.stop_serving();
@@ -15,7 +15,7 @@ fn store_with_share(megabytes: u64) -> (Store, DictionaryId) {
     (store, dict)
 }
 
-/// Puts and sends so many megabytes, or as many as are taken.
+/// Puts and syncs this number of megabytes, or as many as the server accepts.
 fn fill(scope: &Scope, dict: DictionaryId, megabytes: u32) -> (u32, kvdb::Result<()>) {
     for i in 0..megabytes {
         let mut batch = Batch::new();
@@ -42,7 +42,7 @@ fn all_transactions_together_take_no_more_than_their_share() {
     assert!(why.contains("together"), "{why}");
     let (third, refused) = fill(&scopes[2], dict, 15);
     assert!(third < 2 && refused.is_err(), "{third}: {refused:?}");
-    // An abort makes room for others, also for what was refused.
+    // An abort makes room for others, including the changes that were refused.
     all[0].abort().unwrap();
     scopes[1].sync().unwrap();
     assert_eq!(all[1].refused(), None);
@@ -59,7 +59,7 @@ fn what_removes_is_taken_where_the_share_of_all_is_used_up() {
     assert!(taken > 20 && refused.is_err(), "{taken}: {refused:?}");
     let here = Scope::Mainline(store.db.clone());
     put(&here, dict, "old", "value");
-    // Another one removes what was there, and puts what is left of its directory.
+    // Another transaction removes the old key, and puts the rest of its directory.
     let other = begin(&store.client());
     let scope = Scope::Served(other.clone());
     let mut batch = Batch::new();
@@ -67,7 +67,7 @@ fn what_removes_is_taken_where_the_share_of_all_is_used_up() {
     batch.delete(dict, "old");
     scope.apply(batch, Durability::Buffered).unwrap();
     scope.sync().unwrap();
-    // What was refused can be removed again, and the rest is kept.
+    // The refused changes can be removed again, and the rest is kept.
     let (_, refused) = fill(&scope, dict, 40);
     assert!(matches!(refused, Err(kvdb::Error::NoSpace)), "{refused:?}");
     let mut batch = Batch::new();

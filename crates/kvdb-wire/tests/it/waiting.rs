@@ -1,5 +1,5 @@
-//! A server that is gone: it is waited for by all calls together, once; then they fail at once,
-//! until it answers again.
+//! A server that is gone: all calls wait for it together, once. After that they fail at once, until
+//! it answers again.
 
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use kvdb_wire::{
     SnapshotView,
 };
 
-/// Far less than calls that wait one after the other would take.
+/// Far less time than calls would take that wait one after the other.
 const FAST: Duration = Duration::from_secs(5);
 
 #[track_caller]
@@ -25,7 +25,7 @@ fn awaits(what: &str, mut happens: impl FnMut() -> bool) {
     }
 }
 
-/// A value that was not asked for before.
+/// Reads a key that was not read before.
 fn ask(view: &dyn ServedView, key: u64) -> kvdb::Result<()> {
     let dict = view.dictionary("imap").unwrap();
     view.get_many(dict, &[&key.to_be_bytes()]).map(drop)
@@ -35,7 +35,7 @@ fn client(store: &Store, timeout: Duration) -> Arc<Client> {
     wire::client(&store.path(), timeout).unwrap()
 }
 
-/// The time that so many calls take, one after the other, which all fail.
+/// Returns the time that this number of calls take, one after the other. All of them must fail.
 #[track_caller]
 fn time_to_fail(view: &dyn ServedView, calls: u64) -> Duration {
     let begun = Instant::now();
@@ -64,7 +64,7 @@ fn a_server_that_is_gone_costs_one_wait_and_is_found_again() {
     let failing = time_to_fail(&view, 100);
     assert!(failing < FAST, "100 calls have waited {failing:?}");
     store.serve();
-    // No call is needed for that.
+    // The client finds the server without a call.
     awaits("the server is found", || client.reach() == Reach::Connected);
     ask(&view, 2).unwrap();
 }
@@ -116,18 +116,18 @@ fn a_server_that_answers_no_more_ends_all_that_wait_for_it_together() {
     let begun = Instant::now();
     std::thread::scope(|threads| {
         threads.spawn(|| assert!(ask(&view, 1).is_err()));
-        // No connection has failed, and it is seen all the same.
+        // The wait is reported even though no connection has failed.
         awaits("it is waited for", || matches!(client.reach(), Reach::Waiting(_)));
         threads.spawn(|| assert!(ask(&view, 2).is_err()));
     });
-    // The second one began a second later.
+    // The second call began a second later.
     assert!(begun.elapsed() < timeout + Duration::from_millis(900), "{:?}", begun.elapsed());
     stalls.store(false, Ordering::Relaxed);
     awaits("the server is found", || client.reach() == Reach::Connected);
     ask(&view, 3).unwrap();
 }
 
-/// A store whose commits wait until they may go on.
+/// A host whose commits wait until `goes_on` is set.
 struct Slow {
     db: Kvdb,
     commits: AtomicU64,
@@ -167,7 +167,7 @@ fn a_server_that_takes_long_over_a_request_is_not_gone() {
     let connections = client.counts().connections;
     std::thread::scope(|threads| {
         let commits = threads.spawn(|| one.commit(false));
-        // It is looked for more than once, and found each time.
+        // The client probes for the server more than once, and finds it each time.
         awaits("it is asked again", || {
             assert!(!matches!(client.reach(), Reach::Gone(_)) && !commits.is_finished());
             client.counts().connections >= connections + 2

@@ -1,5 +1,5 @@
-//! Proofs that a client shows to a server of the network, and whom it believes: files that options
-//! name, or variables of the environment, which are all that `kvfs run` has.
+//! The credentials of a client of a network server, and the authorities that it trusts: files named
+//! by options, or environment variables, which are the only source for `kvfs run`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::absolute;
 use crate::network;
 use crate::output::{Exit, Failure, Outcome};
 
-/// The variables: a token, and files.
+/// The variables with a token and with the names of files.
 const TOKEN: &str = "KVFS_TOKEN";
 const TOKEN_FILE: &str = "KVFS_TOKEN_FILE";
 const CA: &str = "KVFS_CA";
@@ -39,14 +39,14 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Returns whether an option of them is given.
+    /// Returns whether one of these options is given.
     pub fn is_given(&self) -> bool {
         let all = [&self.token_file, &self.ca, &self.cert, &self.cert_key];
         all.iter().any(|file| file.is_some())
     }
 
-    /// The arguments of a process that shows the same and works in another directory. A token of
-    /// the environment stays there.
+    /// Returns the arguments of a process with the same credentials that works in another
+    /// directory. A token in the environment stays there.
     pub fn words(&self) -> Outcome<Vec<OsString>> {
         let files = [
             ("--token-file", &self.token_file, TOKEN_FILE),
@@ -63,7 +63,7 @@ impl Credentials {
         Ok(all)
     }
 
-    /// The token. Who shows a certificate needs none.
+    /// Returns the token, which is empty if the client has a certificate and no token.
     pub fn token(&self) -> Outcome<String> {
         match (given(&self.token_file, TOKEN_FILE), std::env::var(TOKEN)) {
             (Some(file), _) => network::read_secret(&file, "token"),
@@ -78,7 +78,7 @@ impl Credentials {
         }
     }
 
-    /// Whom it believes, and its certificate.
+    /// Returns the TLS configuration: the trusted authorities, and the client's certificate.
     pub fn tls(&self) -> Outcome<TlsClient> {
         let own = self.certificate()?;
         if let Some((_, key)) = &own {
@@ -93,7 +93,7 @@ impl Credentials {
         tls.map_err(|e| Failure::new(Exit::Usage, e.to_string()))
     }
 
-    /// The files of its certificate and the key.
+    /// Returns the files of the client's certificate and its key.
     fn certificate(&self) -> Outcome<Option<(PathBuf, PathBuf)>> {
         match (given(&self.cert, CERT), given(&self.cert_key, CERT_KEY)) {
             (Some(cert), Some(key)) => Ok(Some((cert, key))),
@@ -106,7 +106,7 @@ impl Credentials {
     }
 }
 
-/// The file of an option, or else of a variable.
+/// Returns the file of an option, or else that of a variable.
 fn given(option: &Option<PathBuf>, variable: &str) -> Option<PathBuf> {
     let of_variable = || std::env::var_os(variable).filter(|path| !path.is_empty());
     option.clone().or_else(|| of_variable().map(PathBuf::from))

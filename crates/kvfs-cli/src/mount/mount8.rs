@@ -1,4 +1,4 @@
-//! The command as mount(8) calls its helpers: other words, other exit codes.
+//! The interface of a helper of mount(8), with other arguments and exit codes than `kvfs mount`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use crate::output::{Exit, Failure, Outcome, Output};
 const WRONG_USAGE: u8 = 1;
 const MOUNT_FAILED: u8 = 32;
 
-/// When called as mount(8) calls its helpers: does what it asks for and gives its exit code.
-/// `commands` are those of `kvfs` itself.
+/// Handles a call by mount(8) as one of its helpers, and returns the exit code. Returns `None` if
+/// it is no such call. `commands` are those of `kvfs` itself.
 pub fn run_as_mount_helper(
     arguments: &[OsString],
     commands: fn() -> clap::Command,
@@ -51,7 +51,7 @@ fn starts_with_dash(word: &OsString) -> bool {
     word.as_encoded_bytes().starts_with(b"-")
 }
 
-/// `STORE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`, in any order.
+/// Parses and runs `STORE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`, in any order.
 fn helper_mount(words: &[OsString]) -> Outcome {
     let mut places = Vec::new();
     let mut options = Vec::new();
@@ -85,7 +85,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
     if fake {
         return mount_options::parse(&options)?.check();
     }
-    // mount(8) itself says nothing when all is well.
+    // mount(8) itself prints nothing on success.
     let quiet = Output::quiet();
     run(
         Args {

@@ -1,10 +1,10 @@
 //! `kvfs mount kvfs+unix:SOCKET DIR`, with `--snapshot NAME` or `--txn`: the files of a snapshot or
-//! of a transaction are here, and its store is with a server (`kvfs serve`). The daemon has no
-//! store to lock, so it is far less than that of `daemon`: it answers the kernel until the mount
-//! ends. What it does for a transaction is in `guest`.
+//! of a transaction are mounted on this machine, and their store is on a server (`kvfs serve`). The
+//! daemon has no store to lock, so it does far less than that of `daemon`: it answers the kernel
+//! until the mount ends. `guest` handles the requests about its transaction.
 //!
-//! A server that is gone for a while is waited for; calls fail when that takes longer than a
-//! minute, or as long as `--timeout` says, until it answers again.
+//! The mount waits for a server that is gone for a while. If that takes longer than a minute, or
+//! than the time of `--timeout`, calls fail until the server answers again.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -39,22 +39,21 @@ use crate::network;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::MEMORY;
 
-/// The variable of the environment by which the process in the background has the key of the
-/// transaction that it takes up.
+/// The environment variable with the key of the transaction that the background process takes up.
 pub const KEY: &str = "KVFS_KEY";
-/// A server that does not answer is waited for so long, in seconds, if no other time is given.
+/// The default time, in seconds, for which a server that does not answer is waited for.
 const TIMEOUT: u32 = 60;
 
 /// A server.
 pub enum Server {
-    /// It listens on a socket of this machine.
+    /// A server that listens on a socket of this machine.
     Unix(PathBuf),
-    /// It listens on the network, and shows a certificate of this name.
+    /// A server that listens on the network, and shows a certificate with this host name.
     Network { host: String, port: u16 },
 }
 
 impl Server {
-    /// The address, which leads there from any directory.
+    /// Returns the address, which is valid in any directory.
     fn address(&self) -> OsString {
         match self {
             Server::Unix(socket) => {
@@ -70,7 +69,7 @@ impl Server {
     }
 }
 
-/// The server whose address this is; `None`: it is none of a server.
+/// Parses the address of a server. Returns `None` if `store` is not such an address.
 pub fn address(store: &Path) -> Option<Outcome<Server>> {
     let bytes = store.as_os_str().as_bytes();
     let wrong = |why: &str| {
@@ -96,7 +95,7 @@ pub fn address(store: &Path) -> Option<Outcome<Server>> {
     Some(socket.map(Server::Unix).map_err(|e| wrong(&e.to_string())))
 }
 
-/// Mounts, or is the process in the background that serves the mount.
+/// Mounts the view, or serves the mount if this is the background process.
 pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome {
     let mut options = mount_options::parse(&args.options)?;
     options.memory = args.memory.or(options.memory);
@@ -139,8 +138,8 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     announce(output, &start_with(&all, key)?)
 }
 
-/// Mounts a transaction of its own for this process, in the background, and with it: it is aborted
-/// when this process ends, unless it was told to be kept.
+/// Mounts a new transaction for this process, by a background process. The transaction is aborted
+/// and the mount ends when this process ends, unless it was requested to keep the mount.
 pub fn for_this_process(server: &Server, dir: &Path, durable: bool) -> Outcome<Record> {
     let options = Options::default();
     let mut all = arguments("--serving", Path::new(&server.address()), dir, &[], &options);
@@ -150,14 +149,14 @@ pub fn for_this_process(server: &Server, dir: &Path, durable: bool) -> Outcome<R
     start(&all)
 }
 
-/// The kind of mount.
+/// A request to mount.
 struct Mounting<'a> {
     server: &'a Server,
     view: &'a View,
     timeout: Duration,
-    /// The mount ends with this process.
+    /// If set, the mount ends with this process.
     attached: Option<i32>,
-    /// Of the network.
+    /// Credentials for a server on the network.
     credentials: &'a Credentials,
 }
 
@@ -167,8 +166,8 @@ enum View {
     Transaction(Asked),
 }
 
-/// Returns the view that the words of the command name. It is all that there is in the mount, so
-/// the options name none any more.
+/// Returns the view that the arguments name. It becomes the whole mount, so it is removed from the
+/// options.
 fn view_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<View> {
     if !args.txn {
         return snapshot_of(options, args, address).map(View::Snapshot);
@@ -187,21 +186,21 @@ fn view_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<View>
     Ok(View::Transaction(Asked { branch, durable: args.durable, key: key_of(args)? }))
 }
 
-/// The key of the transaction that is taken up. The process in the background has it from the one
-/// in front, by its environment.
+/// Returns the key of the transaction to take up. The background process gets it from the
+/// foreground process by its environment.
 fn key_of(args: &Args) -> Outcome<Option<TransactionKey>> {
     let word = match (&args.key_file, std::env::var(KEY)) {
         (Some(file), _) => network::read_secret(file, "key")?,
         (None, Ok(word)) if args.serving => word,
         _ => return Ok(args.key),
     };
-    // The word is in no message.
+    // The message must not contain the key.
     guest::parse_key(word.trim()).map(Some).map_err(|hint| {
         Failure::new(Exit::Usage, "the key of a transaction is expected").hint(hint)
     })
 }
 
-/// The snapshot that is mounted, of `--snapshot` or `-o snapshot=`.
+/// Returns the snapshot to mount, from `--snapshot` or `-o snapshot=`.
 fn snapshot_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<String> {
     let view = std::mem::take(&mut options.mount.root);
     let parts: Vec<&str> = view.iter().filter_map(OsStr::to_str).collect();
@@ -230,7 +229,7 @@ fn snapshot_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<S
     }
 }
 
-/// Fails where something is asked for that only a mount of a store has which is here.
+/// Fails if an option is given that requires a store on this machine.
 fn refuse_of_local_stores(options: &Options, args: &Args) -> Outcome {
     let is_local = args.write
         || args.take
@@ -280,7 +279,7 @@ fn serve(
     let is_new = matches!(asked.view, View::Transaction(Asked { key: None, .. }));
     let mut unmounted = Unmounted(transaction.clone().filter(|_| is_new));
     let address = asked.server.address();
-    // There is no view but this one, so the store of views is an empty one in memory.
+    // The mount has only this view, so the store of `Views` is an empty one in memory.
     let views = Views::new(Kvdb::in_memory(), fs.clone());
     let attached = Arc::new(AtomicBool::new(asked.attached.is_some()));
     let guest = Guest { client, transaction, fs, views: views.clone(), attached: attached.clone() };
@@ -322,7 +321,7 @@ fn serve(
         });
         follows.map_err(|e| Failure::io("cannot follow the process that has begun this", &e))?;
     }
-    // The first request: a program that was told "mounted" can rely on being answered.
+    // Make the first request, so that a program that was told "mounted" can rely on an answer.
     let at = mounted.mount_point();
     std::fs::metadata(at)
         .map_err(|e| Failure::io(format!("the mount on {} does not answer", at.display()), &e))?;
@@ -332,7 +331,7 @@ fn serve(
     handle.close();
     drop(listening);
     if attached.load(Ordering::Relaxed) {
-        // It was made for this.
+        // The directory was created for this mount.
         let _ = std::fs::remove_dir(dir);
     }
     if let Err(failure) = guest.leave() {
@@ -351,11 +350,11 @@ fn end(unmounter: &Unmounter) {
     }
 }
 
-/// Has a thread do something when the process has ended that has started this one.
+/// Starts a thread that calls `ended` when the process that has started this one has ended.
 fn follow(process: i32, ended: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let parent = Pid::from_raw(process).ok_or(ErrorKind::InvalidInput)?;
     let open = rustix::process::pidfd_open(parent, PidfdFlags::empty());
-    // Another process may have its number by now.
+    // Another process may have its number in the meantime.
     let open = open.ok().filter(|_| rustix::process::getppid() == Some(parent));
     let follows = move || {
         if let Some(open) = &open {
@@ -367,8 +366,8 @@ fn follow(process: i32, ended: impl FnOnce() + Send + 'static) -> std::io::Resul
     std::thread::Builder::new().name("kvfs-follow".into()).spawn(follows).map(drop)
 }
 
-/// A transaction that was begun for a mount that is not there yet. Without the mount it is of no
-/// use, and a durable one would stay, so it is aborted when this is dropped.
+/// A transaction that was begun for a mount that is not ready yet. It is useless without the mount,
+/// and a durable one would stay, so it is aborted when this is dropped.
 struct Unmounted(Option<Arc<ServedTransaction>>);
 
 impl Drop for Unmounted {
@@ -381,8 +380,8 @@ impl Drop for Unmounted {
     }
 }
 
-/// Returns whether the server has ended a connection. A client that shows a wrong certificate has
-/// finished the handshake by then, and is told nothing else.
+/// Returns whether the server has ended the connection. A client with a wrong certificate has
+/// finished the handshake by then, and gets no other error.
 fn is_cut(error: &kvdb_wire::Error) -> bool {
     match error {
         kvdb_wire::Error::Closed => true,
@@ -393,7 +392,7 @@ fn is_cut(error: &kvdb_wire::Error) -> bool {
     }
 }
 
-/// The file system, who asks for it, and its transaction.
+/// Opens the view. Returns its file system, the client and the transaction.
 fn open(
     asked: &Mounting<'_>,
     options: &Options,

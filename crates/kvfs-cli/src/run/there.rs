@@ -1,7 +1,7 @@
-//! `kvfs run kvfs+unix:SOCKET -- COMMAND`: a program in a transaction that a server has. It is
-//! mounted on a directory of this run alone, in which the program works, and which only its user
-//! can enter. The daemon of that mount ends with this process, however it does, unless something is
-//! kept there for its user.
+//! `kvfs run kvfs+unix:SOCKET -- COMMAND`: runs a program in a transaction on a server. The
+//! transaction is mounted on a directory for this run alone, in which the program works, and which
+//! only its user can enter. The daemon of that mount ends with this process, even if that is
+//! killed, unless the mount is kept for the user.
 
 use std::fs::remove_dir;
 use std::path::{Path, PathBuf};
@@ -20,12 +20,12 @@ use crate::sandbox::{self, Namespace};
 use crate::text::{self, with_paths};
 use crate::umount;
 
-/// Ends with the program's exit code.
+/// Runs the command. Returns the program's exit code.
 pub fn run(server: &Server, args: &Args, output: &Output) -> Outcome<sandbox::Code> {
     refuse_of_local_stores(args)?;
     let cannot = |e: std::io::Error| Failure::io("cannot make a directory to mount on", &e);
     let made = tempfile::Builder::new().prefix("kvfs-run-").tempdir().map_err(cannot)?;
-    // The mount there must not be removed with it.
+    // The mount must not be removed with the directory.
     let dir = made.keep();
     let there = match mount::for_this_process(server, &dir, args.how.durable) {
         Ok(record) => There { dir, record },
@@ -35,7 +35,7 @@ pub fn run(server: &Server, args: &Args, output: &Output) -> Outcome<sandbox::Co
         }
     };
     if let Some(key) = &there.record.key {
-        // Now, since a run that is killed says nothing any more.
+        // Print it before the program starts, since a run that is killed prints nothing.
         let how = guest::taken_up(&there.record, key);
         let paths = [("store", Some(&*there.record.store)), ("view", Some(&*there.dir))];
         let value = with_paths(json!({"key": key}), &paths);
@@ -69,7 +69,7 @@ pub fn run(server: &Server, args: &Args, output: &Output) -> Outcome<sandbox::Co
     Ok(code)
 }
 
-/// Fails where something is asked for that takes a store which is mounted here.
+/// Fails if an option is given that requires a store mounted on this machine.
 fn refuse_of_local_stores(args: &Args) -> Outcome {
     let refused = |what: &str, why: &str| {
         let what = format!("{what} is for a store that is mounted here: {why}");
@@ -102,7 +102,7 @@ fn refuse_of_local_stores(args: &Args) -> Outcome {
     }
 }
 
-/// A mount of this run.
+/// The mount of a run.
 struct There {
     dir: PathBuf,
     record: Record,
@@ -117,7 +117,7 @@ impl There {
         })
     }
 
-    /// The mount stays when this process ends.
+    /// Keeps the mount when this process ends.
     fn keep(&self) -> Outcome {
         self.ask("keep").map(drop)
     }
@@ -135,7 +135,7 @@ impl There {
     }
 
     fn take_down(&self) {
-        // Processes that the program has left may be in it.
+        // Processes that the program has left running may use the mount.
         if umount::unmount_clean(&self.dir).is_err() {
             let _ = unmount(&self.dir, Unmount::Lazy);
         }
@@ -179,7 +179,7 @@ impl There {
                 Failure::new(Exit::Failed, format!("{what}: {why}"))
             }
         };
-        // It may have taken hours.
+        // Keep the program's changes, since its work may have taken hours.
         self.keep()?;
         if answer["result"] != "unknown" {
             output.note("nothing was changed");

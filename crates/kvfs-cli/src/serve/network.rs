@@ -1,9 +1,10 @@
-//! Clients on other machines: an address at which each connection is encrypted, and shows a token
-//! or a certificate.
+//! Clients on other machines: a network address at which each connection is encrypted, and must
+//! show a token or a certificate.
 //!
-//! A connection has a thread of its own, which agrees on keys and then relays. Of those that have
-//! not agreed yet there are so many at a time, for so long, and more are closed at once; a client
-//! that has is counted by the server, as those at a socket are.
+//! Each connection has a thread of its own, which makes the TLS handshake and then relays. The
+//! number and the time of handshakes in progress are limited, and further connections are closed at
+//! once. After its handshake a client counts against the limits of the server, like those at a
+//! socket.
 
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -18,13 +19,13 @@ use kvdb_wire::{Server, Tokens};
 
 use crate::output::{Exit, Failure, Outcome};
 
-/// Connections that have not agreed on keys yet, at a time.
+/// Limit of the handshakes in progress.
 const HANDSHAKES: usize = 64;
-/// A client that takes nothing for so long is cut off.
+/// The time without progress after which a client is disconnected.
 const STALL: Duration = Duration::from_secs(30);
-/// After a failure to accept, as when there are no more descriptors.
+/// The pause after a failed accept, for example for lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Bytes of the longest list of tokens.
+/// Limit of the bytes of a list of tokens.
 const LONGEST: u64 = 1 << 20;
 
 /// The certificates and tokens for clients of the network.
@@ -75,7 +76,7 @@ impl Network {
                 );
             }
             None => Tls::from_files(cert, key),
-            // Who could show a token needs no certificate.
+            // A client that could show a token needs no certificate.
             Some(authorities) => Tls::asking(cert, key, authorities, !parsed.has_tokens()),
         };
         let tls = tls.map_err(|e| wrong(e.to_string()))?;
@@ -83,7 +84,7 @@ impl Network {
     }
 }
 
-/// Takes connections until it is dropped.
+/// Accepts connections until it is dropped.
 pub struct Listening {
     listener: Arc<TcpListener>,
     stopping: Arc<AtomicBool>,
@@ -91,7 +92,7 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// `at`: HOST:PORT.
+    /// Listens at `at`, which is HOST:PORT.
     pub fn begin(at: &str, network: Network, server: Weak<Server>) -> Outcome<Listening> {
         let cannot = |e: std::io::Error| Failure::io(format!("cannot listen at {at}"), &e);
         let addresses: Vec<SocketAddr> = at.to_socket_addrs().map_err(cannot)?.collect();
@@ -115,7 +116,7 @@ impl Listening {
         Ok(Listening { listener, stopping, accepting: Some(accepting.map_err(cannot)?) })
     }
 
-    /// The address, with the port that was taken.
+    /// Returns the address, with the port that was assigned.
     pub fn address(&self) -> Outcome<SocketAddr> {
         self.listener.local_addr().map_err(|e| Failure::io("cannot listen there", &e))
     }
@@ -124,7 +125,7 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Relaxed);
-        // It wakes the thread that accepts.
+        // Wake the thread that accepts.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Read);
         let _ = self.accepting.take().map(JoinHandle::join);
     }
@@ -136,7 +137,7 @@ struct Taking {
     handshakes: AtomicUsize,
 }
 
-/// One that has not agreed on keys yet.
+/// Counts a handshake in progress until it is dropped.
 struct Handshake(Arc<Taking>);
 
 impl Drop for Handshake {

@@ -1,15 +1,15 @@
-//! Several clients, the wire and a server under the schedules of many seeds: each run is a history
-//! of transactions over connections that delay, repeat, cut and swallow frames, with a server that
-//! is killed and begun again, alone or with the power of its machine, clients that are killed, and
-//! durable transactions that others take up. An oracle knows what each of them may see and what a
-//! commit must have made of the store (`oracle`), so that a change that is lost, applied twice, in
-//! part or out of order is found, as is a promise that a crash breaks.
+//! A simulation of several clients, the wire and a server, under the schedules of many seeds. Each
+//! run is a history of transactions over connections that delay, repeat, cut and swallow frames.
+//! The server is killed and restarted, alone or with the power of its machine; clients are killed;
+//! durable transactions are taken up by other clients. An oracle knows the state that each client
+//! may see and the state that each commit must produce (`oracle`). So it detects a change that is
+//! lost, applied twice, applied in part or out of order, and a promise that a crash breaks.
 //!
-//! A seed has the same history again most times, and not always; why is not known. A seed that fails
-//! is to be run a few times.
+//! A seed usually reproduces the same history, but not always; the reason is unknown. Run a failing
+//! seed several times.
 //!
-//! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` only this one, `KVFS_SEED_BASE=n` begins with it.
-//! Long runs: `make wire`.
+//! `KVFS_SEEDS=n` runs n seeds, `KVFS_SEED=n` runs only this one, `KVFS_SEED_BASE=n` sets the first
+//! seed. Long runs: `make wire`.
 #![cfg(debug_assertions)]
 
 mod oracle;
@@ -39,7 +39,7 @@ fn seeds(usual: u64) -> std::ops::Range<u64> {
     base..base + number("KVFS_SEEDS").unwrap_or(usual)
 }
 
-/// One history, from the beginning of its server to its rest.
+/// Runs one history, from the start of its server until all transactions are at rest.
 fn history(seed: u64, image: MemoryDevice) -> Counts {
     let mut random = Random::new(seed);
     let plan = Plan::new(&mut random);
@@ -76,12 +76,12 @@ fn history(seed: u64, image: MemoryDevice) -> Counts {
     for (what, count) in troubles.join().expect("a thread") {
         *counts.entry(what).or_default() += count;
     }
-    // All leases end. A crash takes no more than it may.
+    // Wait until all leases have ended. After that, a crash must lose no more than is allowed.
     world.serve();
     thread::sleep(Duration::from_millis(2 * plan.lease.1 + 60_000));
     for _ in 0..10 {
         world.step();
-        // A request that came late may have begun one more.
+        // A request that arrived late may have begun another transaction.
         if world.db().transactions().iter().any(|info| !info.durable) {
             thread::sleep(Duration::from_millis(2 * plan.lease.1));
         }
@@ -97,7 +97,7 @@ fn history(seed: u64, image: MemoryDevice) -> Counts {
     counts
 }
 
-/// Hurts the server, connections and clients until the clients are done.
+/// Injects faults into the server, connections and clients until the clients are done.
 fn troubles(world: &Arc<World>) -> Counts {
     let mut counts = Counts::new();
     while !world.is_calm.load(Ordering::Relaxed) {

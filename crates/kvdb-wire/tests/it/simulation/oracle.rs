@@ -1,9 +1,10 @@
-//! All that must hold, whatever the wire, the clients and the server met: what each transaction may
-//! show, what a commit makes of the store, and what is there after a crash.
+//! The invariants that must hold under all faults of the wire, the clients and the server: the
+//! state that each transaction may show, the state that a commit produces, and the state after a
+//! crash.
 //!
 //! The server asks the oracle's [`Watched`] host to begin and end transactions, one at a time, so
-//! the oracle knows the order of all commits. It compares each with what its client meant, and each
-//! opening of the store with what clients had been promised by then.
+//! the oracle knows the order of all commits. It compares each commit with the changes that its
+//! client intended, and each opened store with the promises that clients have received by then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -17,7 +18,7 @@ use zones::CrashDevice;
 
 pub type Model = BTreeMap<Bytes, Bytes>;
 
-/// Added to by many transactions, whose additions do not conflict.
+/// A key to which many transactions add. Additions do not conflict.
 pub const SUM: &[u8] = b"sum";
 
 pub fn number(value: Option<&Bytes>) -> i64 {
@@ -25,16 +26,16 @@ pub fn number(value: Option<&Bytes>) -> i64 {
     text.map_or(0, |text| text.parse().expect("a number"))
 }
 
-/// The state of a transaction after some of its changes.
+/// The expected state of a transaction after some of its changes.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
     pub model: Model,
-    /// Keys that it has changed, but for additions.
+    /// Keys that the transaction has changed, except by additions.
     pub touched: BTreeSet<Bytes>,
     pub added: i64,
 }
 
-/// A transaction as its client knows it. One that is taken up has another record from then on.
+/// A transaction as its client knows it. Once another client takes it up, it has a new record.
 pub struct Record {
     pub label: String,
     pub durable: bool,
@@ -43,21 +44,23 @@ pub struct Record {
 
 #[derive(Default)]
 pub struct RecordState {
-    /// Its states, each from before its change was made.
+    /// Its expected states. Each is added before its change is made.
     pub steps: Vec<Step>,
     /// Its number in the store.
     pub id: Option<u64>,
-    /// The first of the steps that a crash may leave; `None`: it may leave nothing of it.
+    /// The step that is on disk: a crash leaves this one or a later one. `None` if a crash may
+    /// leave nothing of the transaction.
     pub synced: Option<usize>,
-    /// In this life of the server it has this step, or a later one.
+    /// A life of the server, and the step that the server is known to have in it. It may have a
+    /// later one.
     pub acknowledged: Option<(u64, usize)>,
-    /// Steps that its client has asked to commit.
+    /// The steps whose commit its client has requested.
     pub committing: Vec<usize>,
-    /// Its client may end it without a commit, or is gone without having told its key.
+    /// Set if its client may end it without a commit, or is gone without having passed on its key.
     pub may_vanish: bool,
-    /// Its client was told that it has ended.
+    /// Set once its client was told that it has ended.
     pub is_over: bool,
-    /// Another client has taken it up.
+    /// Set once another client has taken it up.
     pub is_taken: bool,
 }
 
@@ -76,7 +79,7 @@ impl Record {
 }
 
 impl RecordState {
-    /// The last step, from the `first` one on, of this content.
+    /// Returns the last step with this content, searching from step `first` on.
     pub fn find(&self, first: usize, seen: &Model) -> Option<usize> {
         (first..self.steps.len()).rev().find(|&i| self.steps[i].model == *seen)
     }
@@ -87,34 +90,34 @@ impl RecordState {
 struct State {
     number: u64,
     model: Model,
-    /// The transaction whose commit has made it.
+    /// The transaction whose commit has produced it.
     label: String,
     touched: BTreeSet<Bytes>,
 }
 
 struct Truth {
-    /// In their order; what a crash took is not among them.
+    /// The committed states in order, without those that a crash has lost.
     states: Vec<State>,
     next: u64,
-    /// This one must survive each crash.
+    /// The number of the state that must survive every crash.
     floor: u64,
-    /// The commit that a crash interrupted.
+    /// The state of the commit that a crash interrupted.
     interrupted: Option<State>,
     records: BTreeMap<String, Arc<Record>>,
-    /// By label and number: the states that transactions began with.
+    /// The states with which transactions began, by label and number.
     bases: BTreeMap<(String, u64), u64>,
-    /// Transactions that a crash left before their client knew of them, by number: one that tries
-    /// again may begin another one.
+    /// Numbers of the transactions that a crash left before their clients knew of them. A client
+    /// that tries again may begin another one.
     strays: BTreeSet<u64>,
     committed: BTreeSet<String>,
-    /// Clients were told so, and that they are on disk.
+    /// Transactions whose clients were told that they have committed and are on disk.
     certain: BTreeSet<String>,
-    /// Clients were told that they are not committed.
+    /// Transactions whose clients were told that they have not committed.
     absent: BTreeSet<String>,
     life: u64,
 }
 
-/// Tells what happens, where one seed is looked at (`KVFS_TRACE`).
+/// Logs an event if `KVFS_TRACE` is set, to examine a single seed.
 pub fn say(what: impl FnOnce() -> String) {
     static TELLS: OnceLock<bool> = OnceLock::new();
     if *TELLS.get_or_init(|| std::env::var_os("KVFS_TRACE").is_some()) {
@@ -127,7 +130,7 @@ pub struct Oracle {
     truth: ScheduledMutex<Truth>,
 }
 
-/// The whole content of the dictionary that clients change.
+/// Returns the whole content of the dictionary that clients change.
 fn content(db: &Kvdb, dict: DictionaryId) -> kvdb::Result<Model> {
     Ok(db.view().scan(dict, b"", b"", usize::MAX)?.into_iter().collect())
 }
@@ -137,7 +140,7 @@ impl Truth {
         self.states.last().expect("the first one stays")
     }
 
-    /// The store with the changes of a transaction.
+    /// Returns the last state of the store with the changes of a transaction.
     fn with(&self, step: &Step) -> Model {
         let mut model = self.last().model.clone();
         for key in &step.touched {
@@ -180,7 +183,7 @@ impl Oracle {
         }
     }
 
-    /// How often the server was begun.
+    /// Returns how often the store was reopened after a crash.
     pub fn life(&self) -> u64 {
         self.truth.lock().life
     }
@@ -189,18 +192,18 @@ impl Oracle {
         self.truth.lock().records.insert(record.label.clone(), record.clone());
     }
 
-    /// The state that a transaction of this label and number must have seen when it began.
+    /// Returns the state that a transaction of this label and number must have seen when it began.
     pub fn base(&self, label: &str, id: u64) -> Model {
         let mut truth = self.truth.lock();
         truth.strays.remove(&id);
         let number = truth.bases.get(&(label.to_owned(), id));
         let number = *number.unwrap_or_else(|| panic!("{label} was not begun as {id}"));
         let base = truth.states.iter().find(|state| state.number == number);
-        // A crash has taken what it began with, and the transaction with that.
+        // If a crash has lost that state, it has also lost the transaction.
         base.map(|state| state.model.clone()).unwrap_or_default()
     }
 
-    /// A client was told that its transaction has committed.
+    /// Records that a client was told that its transaction has committed.
     pub fn told_committed(&self, record: &Record, synced: bool) {
         let mut truth = self.truth.lock();
         let label = &record.label;
@@ -218,7 +221,7 @@ impl Oracle {
         record.with(|state| state.is_over = true);
     }
 
-    /// A client was told that its transaction has not committed.
+    /// Records that a client was told that its transaction has not committed.
     pub fn told_absent(&self, record: &Record, why: &str) {
         let mut truth = self.truth.lock();
         let label = &record.label;
@@ -236,7 +239,7 @@ impl Oracle {
         self.truth.lock().has(label)
     }
 
-    /// The store was opened after a crash.
+    /// Checks the store after it was opened following a crash.
     pub fn reopened(&self, db: &Kvdb) {
         let mut truth = self.truth.lock();
         truth.life += 1;
@@ -262,7 +265,7 @@ impl Oracle {
         self.check_durable(db, &mut truth);
     }
 
-    /// Durable transactions are there as far as that was promised, and no others.
+    /// Checks that the durable transactions are open as promised, and no others.
     fn check_durable(&self, db: &Kvdb, truth: &mut Truth) {
         let mut open = BTreeSet::new();
         for info in db.transactions() {
@@ -277,7 +280,7 @@ impl Oracle {
             let seen = transaction.scan(self.dict, b"", b"", usize::MAX).expect("in memory");
             let seen: Model = seen.into_iter().collect();
             if record.with(|state| state.id) != Some(info.id.0) {
-                // Its server may not even have come to know that it had begun.
+                // The server may have crashed before it knew that the transaction had begun.
                 let base = truth.states.iter().rfind(|state| state.model == seen);
                 let base = base.unwrap_or_else(|| panic!("{label} began with {seen:?}")).number;
                 truth.bases.entry((label, info.id.0)).or_insert(base);
@@ -307,7 +310,7 @@ impl Oracle {
         }
     }
 
-    /// After the last client has gone and all leases have ended.
+    /// Checks the store after the last client has gone and all leases have ended.
     pub fn at_rest(&self, db: &Kvdb) {
         let truth = self.truth.lock();
         let now = content(db, self.dict).expect("a store in memory");
@@ -319,7 +322,8 @@ impl Oracle {
                 continue;
             }
             let record = truth.records.get(&label).expect("a client has begun it");
-            // A commit that was not synced may be lost, and then it is open again.
+            // A crash may have lost a commit that was not synced, and the transaction is open
+            // again.
             let is_over = record.with(|state| state.is_over);
             let may = !is_over || (truth.committed.contains(&label) && !truth.has(&label));
             assert!(may, "{label} was told that it has ended, and is open");
@@ -337,7 +341,7 @@ impl Oracle {
     }
 }
 
-/// The host of a server, which tells the oracle of all that it does.
+/// The host of a server, which reports everything that it does to the oracle.
 pub struct Watched {
     pub db: Kvdb,
     pub device: Arc<CrashDevice>,
@@ -372,7 +376,7 @@ impl Host for Watched {
         });
         let base = truth.bases.get(&(label.clone(), transaction.id().0)).copied();
         let base = base.expect("it was begun here");
-        // A deletion of what was not there may be no change.
+        // The deletion of a missing key may or may not count as a change.
         let by_others = |counts_all: bool| -> Vec<Bytes> {
             let later = || truth.states.windows(2).filter(|pair| pair[1].number > base);
             let is_changed = |key: &&Bytes| {
@@ -390,7 +394,7 @@ impl Host for Watched {
         let now = content(&self.db, self.oracle.dict);
         // Asked after the content: the device may end at any time.
         if self.device.is_dead() {
-            // Nothing of what is done now is told to any client, and one commit may be on disk.
+            // No client is told of anything from now on, but one commit may have reached the disk.
             say(|| "the device of that is dead".into());
             if matches!(result, Err(kvdb::Error::Conflict { .. })) {
                 return result;
@@ -399,10 +403,11 @@ impl Host for Watched {
             truth.next += 1;
             let touched = step.touched.clone();
             if result.is_ok() {
-                // Who has asked twice may have been told so before the device was gone.
+                // A client that has asked twice may have been told of it before the device was
+                // gone.
                 truth.committed.insert(label.clone());
             }
-            // Commits after the first one find no device.
+            // The first commit may have reached the disk; later ones find no device.
             truth.interrupted.get_or_insert(State { number, model: after, label, touched });
             return result;
         }
@@ -431,7 +436,7 @@ impl Host for Watched {
             Err(kvdb::Error::Conflict { .. }) => {
                 assert!(!touched.is_empty(), "{label} is in conflict with none");
             }
-            // Its lease has ended.
+            // The lease of the transaction has ended.
             Err(kvdb::Error::NoTransaction(_)) => {}
             Err(e) => panic!("the commit of {label}: {e}"),
         }

@@ -1,6 +1,6 @@
-//! A connection in memory, which does to bytes whatever a network may: it delays them, hands them
-//! over in pieces, is cut after any of them, or swallows all that follows. Frames may come twice
-//! and overtake each other, as over a way that is made of several connections.
+//! A connection in memory with the faults of a network: it delays bytes, delivers them in pieces,
+//! is cut after any of them, or swallows all that follow. Frames may be repeated and overtake each
+//! other, as if the path consisted of several connections.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,7 +11,7 @@ use env::schedule;
 use env::sync::{Condvar, Mutex};
 use kvdb_wire::{Socket, Transport};
 
-/// A number below `n`, from the seed of the run.
+/// Returns a number below `n`, from the seed of the run.
 pub fn below(n: u64) -> u64 {
     let number = schedule::random().expect("it is a thread of a run");
     ((u128::from(number) * u128::from(n)) >> 64) as u64
@@ -21,42 +21,42 @@ pub fn one_in(n: u64) -> bool {
     n > 0 && below(n) == 0
 }
 
-/// Troubles that the bytes of a connection meet: each once in so many connections, frames or
-/// calls; 0: never.
+/// The faults of a connection. Each occurs once in this number of connections, frames or calls; 0
+/// means never.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Troubles {
     /// Connections that are cut after some bytes.
     pub cut: u64,
-    /// Connections that swallow what follows some bytes, and tell neither side.
+    /// Connections that swallow everything after some bytes, without notifying either side.
     pub swallow: u64,
-    /// Frames that are late.
+    /// Frames that are delayed.
     pub delay: u64,
-    /// Milliseconds that they are late, at most.
+    /// Limit of the delay in milliseconds.
     pub delay_ms: u64,
-    /// Frames that come twice.
+    /// Frames that arrive twice.
     pub twice: u64,
     /// Frames that others may overtake.
     pub overtaken: u64,
-    /// Reads and writes of a part of what they could have.
+    /// Reads and writes that transfer only part of the bytes.
     pub pieces: u64,
 }
 
-/// One way of a connection.
+/// One direction of a connection.
 #[derive(Default)]
 struct Way {
-    /// A frame that is being written.
+    /// The frame that is being written.
     partial: Vec<u8>,
-    /// Frames that were written, with the moments when they arrive.
+    /// Frames that were written, with the times at which they arrive.
     coming: Vec<(Duration, Vec<u8>)>,
-    /// When the last one in order arrives.
+    /// The time at which the last frame in order arrives.
     last: Duration,
     /// The frame that is being read.
     current: VecDeque<u8>,
     frames: u64,
-    /// Its writer has ended it.
+    /// Set once the writer has ended the connection.
     ended: bool,
     read: usize,
-    /// After so many bytes it is cut, or swallows what follows.
+    /// The number of bytes after which this direction is cut or swallows the rest.
     stops_after: Option<(usize, Stop)>,
     limit: Option<Duration>,
 }
@@ -68,9 +68,9 @@ enum Stop {
 }
 
 struct Ways {
-    /// Requests, answers.
+    /// The directions of requests and of answers.
     ways: [Way; 2],
-    /// Nothing passes any more.
+    /// Set once the connection is cut.
     is_cut: bool,
 }
 
@@ -81,11 +81,12 @@ pub struct Link {
     troubles: Troubles,
 }
 
-/// The end of the client (0) or of the server (1), by the way that it writes to.
+/// The end of the client (0) or of the server (1): the index is that of the direction to which it
+/// writes.
 struct End(Arc<Link>, usize);
 
 impl Link {
-    /// A connection, and its ends: of the client and of the server.
+    /// Creates a connection. Returns it with the end of the client and the end of the server.
     pub fn new(troubles: Troubles) -> (Arc<Link>, Socket, Socket) {
         let mut ways = [Way::default(), Way::default()];
         let stop = match (one_in(troubles.cut), one_in(troubles.swallow)) {
@@ -94,7 +95,7 @@ impl Link {
             _ => None,
         };
         if let Some(stop) = stop {
-            // Few of them in the greeting, most in what follows.
+            // A few connections are cut within the greeting, most of them later.
             let after = 1 + below(1 << (3 + below(9)));
             ways[below(2) as usize].stops_after = Some((after as usize, stop));
         }
@@ -108,7 +109,7 @@ impl Link {
         (link, client, server)
     }
 
-    /// Nothing passes any more. What has arrived may still be read, or not.
+    /// Cuts the connection. Bytes that have arrived may or may not still be read.
     pub fn cut(&self) {
         let mut ways = self.ways.lock();
         ways.is_cut = true;
@@ -124,7 +125,7 @@ impl Link {
 }
 
 impl Way {
-    /// Takes whole frames of what was written on their way.
+    /// Takes the whole frames of the written bytes, and schedules their arrival.
     fn send(&mut self, troubles: &Troubles) {
         loop {
             let Some(head) = self.partial.first_chunk::<4>() else { return };
@@ -139,7 +140,7 @@ impl Way {
                 true => Duration::from_millis(below(1 + below(troubles.delay_ms))),
                 false => Duration::ZERO,
             };
-            // The greeting comes before all else, and once.
+            // The greeting arrives first, and only once.
             self.frames += 1;
             let is_greeting = self.frames == 1;
             let at = now + late(troubles);
@@ -156,7 +157,8 @@ impl Way {
         }
     }
 
-    /// The frame that comes next, if it has arrived; otherwise when it does.
+    /// Makes the next frame readable if it has arrived. Otherwise returns the time at which it
+    /// does.
     fn arrive(&mut self) -> Option<Duration> {
         let next = self.coming.iter().enumerate().min_by_key(|(_, (at, _))| *at);
         let (place, at) = next.map(|(place, (at, _))| (place, *at))?;
@@ -263,7 +265,7 @@ impl Transport for End {
         let mut all = link.ways.lock();
         let way = &mut all.ways[*side];
         way.ended = true;
-        // The part of a frame that was written arrives, too.
+        // The written part of an incomplete frame arrives, too.
         if !way.partial.is_empty() {
             let part = (way.last, std::mem::take(&mut way.partial));
             way.coming.push(part);
@@ -278,7 +280,7 @@ impl Transport for End {
     }
 
     fn limit_writes(&self, _: Option<Duration>) -> io::Result<()> {
-        // Writes wait for nothing here.
+        // Writes never wait in this transport.
         Ok(())
     }
 }

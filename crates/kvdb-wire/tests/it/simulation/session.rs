@@ -1,5 +1,5 @@
-//! A client of a run: begins transactions, changes and reads in them what the seed says, and ends
-//! them, while it compares all that it is told with what must hold.
+//! A client of a run. It begins transactions, reads and changes data in them as the seed says, and
+//! ends them. It compares every answer with the expected state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +19,11 @@ use super::oracle::{Model, Record, RecordState, SUM, Step, number};
 use super::stale::{Stale, append, changed, keep};
 use super::world::World;
 
-/// Counts of what happened in a run.
+/// Counts of the events of a run.
 pub type Counts = BTreeMap<&'static str, u64>;
 
-/// All of these happen in many runs, or the runs test less than they say.
+/// Events that must all occur in a large number of runs; otherwise the runs test less than they
+/// claim.
 pub const KINDS: [&str; 14] = [
     "commits",
     "commits without an answer",
@@ -54,42 +55,43 @@ pub struct Session {
     counts: Counts,
 }
 
-/// How a transaction goes on.
+/// The next step of a transaction.
 enum Next {
-    /// As before.
+    /// Its client continues it.
     On,
-    /// Not at all, as far as its client knows.
+    /// It is over, as far as its client knows.
     Over,
-    /// A client with its key takes it up.
+    /// Another client takes it up by its key.
     TakeUp,
 }
 
-/// A transaction in the hands of a client.
+/// A transaction that a client holds.
 struct Held {
     transaction: Arc<ServedTransaction>,
     record: Arc<Record>,
     client: u64,
-    /// Servers that had been begun or ended by then.
+    /// The number of servers begun or ended up to then.
     servers: u64,
-    /// The server was begun so often after a crash.
+    /// The number of crashes up to then.
     life: u64,
     heart: Heart,
     savepoints: Vec<(ServedSavepoint, Step, u64)>,
     lease: Duration,
-    /// A commit was asked for and not answered, by this client or one before.
+    /// Set if a commit was requested and not answered, by this client or an earlier one.
     may_have_committed: bool,
 }
 
-/// Says at an interval that the client is still there, as the daemon of a mount does.
+/// Renews the lease at an interval, as the daemon of a mount does.
 struct Heart {
     stop: Arc<AtomicBool>,
-    /// When the last call began that succeeded.
+    /// The begin of the last call that succeeded.
     heard: Arc<Mutex<Duration>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Heart {
-    /// `beats`: it does; otherwise its lease ends when nothing else is asked for long enough.
+    /// If `beats` is not set, the lease is not renewed, and the transaction ends when nothing else
+    /// is requested for long enough.
     fn new(
         transaction: &Arc<ServedTransaction>,
         begun: Duration,
@@ -104,7 +106,7 @@ impl Heart {
                 match of.sync_at_interval() {
                     Ok(()) => *hears.lock() = begun,
                     Err(Error::NoTransaction(_) | Error::Locked(_)) => break,
-                    // A request of another thread is sent again, and may be refused.
+                    // The request of another thread is repeated, and may be refused.
                     Err(Error::Io(_) | Error::Invalid(_)) => {}
                     Err(e) => panic!("a sync at its interval: {e}"),
                 }
@@ -141,7 +143,7 @@ impl Session {
         self.counts
     }
 
-    /// A client that was not killed.
+    /// Returns a client that was not killed.
     fn connected(&mut self) -> Option<(u64, Arc<Client>)> {
         if self.client.as_ref().is_none_or(|(number, _)| self.world.is_dead(*number)) {
             self.client = self.world.client();
@@ -167,7 +169,7 @@ impl Session {
         let transaction = match ServedTransaction::begin(&wire, options) {
             Ok(transaction) => Arc::new(transaction),
             Err(e) if e.is_of_connection() => return self.count("calls without an answer"),
-            // Its lease may be shorter than its first answer takes.
+            // The lease may be shorter than the time until the first answer.
             Err(kvdb_wire::Error::Failed(Failure { code: FailureCode::NoView, .. }))
                 if !durable =>
             {
@@ -201,7 +203,7 @@ impl Session {
                 Next::Over | Next::On => return,
                 Next::TakeUp => {}
             }
-            // A client that had it may not know that another one has it.
+            // A former holder may go on without knowing that another client has the transaction.
             let before = held.transaction.clone();
             let stale = (one_of(&mut self.random, plan.stale)).then(|| {
                 let stale = Stale {
@@ -226,9 +228,9 @@ impl Session {
         held.heart.end();
     }
 
-    /// Changes and reads, and ends it or does not.
+    /// Reads and changes data in a transaction, and ends or abandons it.
     fn work(&mut self, held: &mut Held) -> Next {
-        // So that each commit changes something of its own.
+        // Append first, so that each commit changes a key of its own.
         let first = self.append(held);
         let mut result = first.map(|()| Next::On);
         for _ in 0..self.random.below(self.world.plan.operations) {
@@ -249,7 +251,7 @@ impl Session {
         match ended {
             Ok(next) => next,
             Err(Error::NoTransaction(_)) => self.gone(held),
-            // It has waited for one that was just being ended.
+            // The call has waited for a transaction that was just being ended.
             Err(Error::Locked(_)) if !held.record.durable => self.gone(held),
             Err(Error::Io(_)) => {
                 self.count("calls without an answer");
@@ -259,7 +261,7 @@ impl Session {
         }
     }
 
-    /// Its client is gone, or leaves it.
+    /// Handles a transaction whose client is gone, or abandons it.
     fn left(&mut self, held: &Held) -> Next {
         match held.record.durable {
             true => Next::TakeUp,
@@ -270,7 +272,7 @@ impl Session {
         }
     }
 
-    /// Its client was told that it is over.
+    /// Handles a transaction whose client was told that it is over.
     fn gone(&mut self, held: &Held) -> Next {
         self.count("transactions that are gone");
         let (record, label) = (&held.record, &held.record.label);
@@ -286,8 +288,8 @@ impl Session {
             if why.contains("has committed") && self.world.oracle.has_ever(label) {
                 return Next::Over;
             }
-            // Of two attempts to take it up the first one may come later.
-            // Its client sends again what a server has lost.
+            // The first of two attempts to take it up may arrive after the second one. The client
+            // sends the batches again that a server has lost, so there is no other reason.
             assert!(
                 why.contains("another client"),
                 "{label} is durable, and its client is told: {why}"
@@ -414,7 +416,8 @@ impl Session {
             _ => {
                 let most = 1 << self.random.below(12);
                 let most = Duration::from_millis(self.random.below(most));
-                // Some are silent for longer than their lease, but for what the interval says.
+                // Half of the pauses exceed the lease, which only the thread of `Heart` renews
+                // then.
                 let silent = if self.random.one_in(2) { 2 * held.lease } else { most };
                 thread::sleep(silent);
                 Ok(Next::On)
@@ -442,7 +445,7 @@ impl Session {
                 held.savepoints.clear();
                 Ok(Next::On)
             }
-            // It may happen later, or not.
+            // The rollback may still take place later, or not.
             Err(Error::Io(_)) => {
                 self.count("calls without an answer");
                 Ok(self.left(held))
@@ -488,7 +491,7 @@ impl Session {
                 Ok(Outcome::Conflict { keys, .. }) => {
                     self.count("conflicts");
                     assert!(!keys.is_empty(), "{} is in conflict with none", record.label);
-                    // Changes since a savepoint may be those in conflict.
+                    // The changes since a savepoint may be those in conflict.
                     let before = record.with(|state| state.steps.len());
                     match self.roll_back(held)? {
                         Next::On => {}
@@ -498,7 +501,7 @@ impl Session {
                         return self.abort(held);
                     }
                 }
-                // It may have committed, and is asked for again.
+                // The commit may have taken place, so request it again.
                 Err(Error::Io(_)) => {
                     self.count("commits without an answer");
                     held.may_have_committed = true;
@@ -509,7 +512,7 @@ impl Session {
         Ok(self.left(held))
     }
 
-    /// Goes on with a durable transaction, as another client that has its key.
+    /// Takes up a durable transaction, as another client that has its key.
     fn take_up(&mut self, held: &Held) -> Option<Held> {
         let (record, label) = (&held.record, &held.record.label);
         let key = held.transaction.key();

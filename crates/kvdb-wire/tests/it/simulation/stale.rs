@@ -12,7 +12,7 @@ use kvdb_wire::{Outcome, ServedTransaction};
 use super::oracle::{Model, Record, Step};
 use super::world::World;
 
-/// A client that had a transaction before another one took it up, and goes on with it.
+/// A former holder of a transaction, which goes on with it after another client has taken it up.
 pub struct Stale {
     pub world: Arc<World>,
     pub transaction: Arc<ServedTransaction>,
@@ -21,7 +21,7 @@ pub struct Stale {
 }
 
 impl Stale {
-    /// Returns how often it was refused.
+    /// Returns the number of refusals.
     pub fn run(mut self) -> u64 {
         let (mut refused, label) = (0, self.record.label.clone());
         for _ in 0..1 + self.random.below(4) {
@@ -73,7 +73,7 @@ impl Stale {
     }
 }
 
-/// Changes a transaction, and what its client knows of it.
+/// Changes a transaction and the record of its client alike.
 pub fn changed(
     record: Arc<Record>,
     transaction: &Arc<ServedTransaction>,
@@ -85,7 +85,7 @@ pub fn changed(
     Scope::Served(transaction.clone()).apply(batch, Durability::Buffered)
 }
 
-/// Adds to the end of a value that no other transaction changes, so that its order shows.
+/// Appends to a value that no other transaction changes and that shows the order of the appends.
 pub fn append(
     record: &Arc<Record>,
     transaction: &Arc<ServedTransaction>,
@@ -102,7 +102,7 @@ pub fn append(
     })
 }
 
-/// Sends all changes, or syncs them.
+/// Syncs all changes, or only sends them.
 pub fn keep(
     world: &World,
     record: &Record,

@@ -18,30 +18,31 @@ use super::pipe::{Link, Troubles, below};
 
 const DICTIONARY: &str = "fruit";
 
-/// The plan of a run. Drawn from the seed, so that runs differ in what they have at all: a trouble
-/// alone is met more often than among all others.
+/// The plan of a run. It is drawn from the seed, so that runs differ in the kinds of faults that
+/// they have: a fault is more likely to find a bug alone than among all others.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub clients: u64,
     pub transactions: u64,
     pub operations: u64,
     pub troubles: Troubles,
-    /// The server is killed, once in so many moments; with the power of its machine, or alone.
+    /// The server is killed once in this number of moments, alone or with the power of its machine.
     pub kills: u64,
-    /// It ends in an orderly way, and another one goes on with the store.
+    /// The server ends in an orderly way once in this number of moments, and another one continues
+    /// with the store.
     pub restarts: u64,
     pub cuts: u64,
     pub client_kills: u64,
-    /// Milliseconds between moments, at most.
+    /// Limit of the milliseconds between moments.
     pub moments: u64,
-    /// Durable transactions, in ten.
+    /// Durable transactions out of ten.
     pub durable: u64,
-    /// A client goes on with a transaction that another one has taken up.
+    /// Once in this number of takeovers, the former client goes on with the transaction.
     pub stale: u64,
     pub lease: (u64, u64),
     pub timeout: Duration,
     pub memory: usize,
-    /// Clients say at an interval that they are there.
+    /// Set if clients renew their leases at an interval.
     pub hearts: bool,
 }
 
@@ -88,7 +89,7 @@ struct Running {
     db: Option<Kvdb>,
     server: Option<Server>,
     links: Vec<(u64, Arc<Link>)>,
-    /// Clients that were killed: none of their connections is made.
+    /// Clients that were killed. They cannot connect.
     dead: BTreeSet<u64>,
     clients: u64,
 }
@@ -97,15 +98,15 @@ pub struct World {
     pub plan: Plan,
     pub oracle: Arc<Oracle>,
     running: Mutex<Running>,
-    /// From here on nothing goes wrong any more.
+    /// Set once no more faults are injected.
     pub is_calm: AtomicBool,
     pub is_over: AtomicBool,
-    /// Servers that were begun, and those that ended.
+    /// Number of servers that were begun or ended.
     servers: AtomicU64,
 }
 
-/// A store with a few keys, made once for all runs. To be called where no schedule is, so that the
-/// first run is as all others, and none meets another one at its locks.
+/// Returns a store with a few keys, made once for all runs. Call it outside of any schedule, so
+/// that the first run is like all others, and runs do not contend for its lock.
 pub fn image() -> MemoryDevice {
     static IMAGE: OnceLock<MemoryDevice> = OnceLock::new();
     let made = IMAGE.get_or_init(|| {
@@ -161,7 +162,7 @@ impl World {
         Arc::new(world)
     }
 
-    /// Begins a server, on a store that is opened if it was not open.
+    /// Starts a server. Opens the store if it is not open.
     pub fn serve(&self) {
         let mut running = self.running.lock();
         if running.server.is_some() {
@@ -182,13 +183,14 @@ impl World {
         running.server = Some(server.expect("a server"));
     }
 
-    /// Kills the server: with the power of its machine, or alone.
+    /// Kills the server, alone or with the power of its machine.
     pub fn kill_server(&self, power: bool) {
         let mut running = self.running.lock();
         if running.db.is_none() {
             return;
         }
-        // None is told anything from here on, as the server may yet find that its device is gone.
+        // Cut the connections first: from now on no client may be told anything, for example that
+        // the server finds its device gone.
         running.links.drain(..).for_each(|(_, link)| link.cut());
         self.servers.fetch_add(1, Ordering::Relaxed);
         running.device.cut_power();
@@ -208,7 +210,7 @@ impl World {
         running.server = None;
     }
 
-    /// Servers that were begun or ended so far.
+    /// Returns the number of servers that were begun or ended so far.
     pub fn servers(&self) -> u64 {
         self.servers.load(Ordering::Relaxed)
     }
@@ -237,7 +239,7 @@ impl World {
         self.running.lock().dead.contains(&client)
     }
 
-    /// Gives the store time for what it does by itself, as to end what is idle.
+    /// Lets the store do its background work, for example end idle transactions.
     pub fn step(&self) {
         let (db, device) = {
             let running = self.running.lock();
@@ -249,12 +251,12 @@ impl World {
         }
     }
 
-    /// The store, which is open.
+    /// Returns the store, which must be open.
     pub fn db(&self) -> Kvdb {
         self.running.lock().db.clone().expect("it is open")
     }
 
-    /// A client, and its number. It is tried for a while to reach the server.
+    /// Returns a new client and its number. Tries for a while to reach the server.
     pub fn client(self: &Arc<World>) -> Option<(u64, Arc<Client>)> {
         let number = {
             let mut running = self.running.lock();

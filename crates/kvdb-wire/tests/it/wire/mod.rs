@@ -1,5 +1,5 @@
-//! A store that is served on a socket of its own, a proxy that cuts connections, and what a tree of
-//! files looks like from outside.
+//! Helpers of the tests: a store that is served on a socket of its own, a proxy that cuts
+//! connections, and a description of a tree of files as users see it.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -19,19 +19,19 @@ pub struct Store {
     pub db: Kvdb,
     pub fs: Fs,
     server: Option<Server>,
-    /// Clients may begin transactions.
+    /// Set if clients may begin transactions.
     writes: bool,
     pub options: ServerOptions,
     directory: tempfile::TempDir,
 }
 
 impl Store {
-    /// With an empty file system.
+    /// Returns a store with an empty file system.
     pub fn new() -> Store {
         Store::of(Kvdb::in_memory())
     }
 
-    /// A store whose snapshots may be without one.
+    /// Returns a store over `db`, whose snapshots may lack a file system.
     pub fn of(db: Kvdb) -> Store {
         let fs = Fs::open(db.clone(), Arc::new(Machine::default()), options()).unwrap();
         let directory = tempfile::tempdir().unwrap();
@@ -47,7 +47,7 @@ impl Store {
         store
     }
 
-    /// With the snapshot `monday` of a random tree.
+    /// Returns a store with the snapshot `monday` of a random tree.
     pub fn with_tree(seed: u64, calls: u64) -> Store {
         let store = Store::new();
         fill(&store.fs, seed, 0..calls);
@@ -55,7 +55,7 @@ impl Store {
         store
     }
 
-    /// With clients that write, in the files too.
+    /// Returns a store whose clients can write, including its files.
     pub fn writable() -> Store {
         let mut store = Store::new();
         store.stop_serving();
@@ -96,7 +96,7 @@ impl Store {
     }
 }
 
-/// Of a file system that looking at it does not change.
+/// Returns options with which reading does not change the file system.
 pub fn options() -> FsOptions {
     FsOptions { atime: Atime::Never, ..FsOptions::default() }
 }
@@ -117,7 +117,8 @@ pub fn served(client: &Arc<Client>, snapshot: &str) -> Fs {
     try_served(client, snapshot).unwrap()
 }
 
-/// Random files, directories, links and attributes; the numbers of calls are in their names.
+/// Makes random files, directories, links and attributes, whose names contain the number of the
+/// call.
 pub fn fill(fs: &Fs, seed: u64, calls: std::ops::Range<u64>) {
     let mut random = Random::new(seed);
     let caller = Caller { uid: 7, gid: 8, pid: 1 };
@@ -148,7 +149,7 @@ pub fn fill(fs: &Fs, seed: u64, calls: std::ops::Range<u64>) {
                 let most = 1 << random.below(18);
                 let mut content = vec![0; random.below(most) as usize];
                 random.fill(&mut content);
-                // Holes, too.
+                // Some files get a hole.
                 let offset = if random.one_in(4) { random.below(100_000) } else { 0 };
                 fs.write(file, offset, &content, Default::default()).unwrap();
                 files.push(file);
@@ -157,7 +158,7 @@ pub fn fill(fs: &Fs, seed: u64, calls: std::ops::Range<u64>) {
     }
 }
 
-/// All that can be seen of a file.
+/// All visible properties of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Seen {
     attr: Attr,
@@ -204,14 +205,14 @@ pub fn try_tree(fs: &Fs) -> Result<Tree, kvfs::Error> {
     Ok(all)
 }
 
-/// The way on which a proxy counts.
+/// The direction in which a proxy counts bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     Requests,
     Answers,
 }
 
-/// Forwards connections to a server, each until so many bytes have passed on one way.
+/// Forwards connections to a server, and cuts each one after a number of bytes in one direction.
 pub struct Proxy {
     directory: tempfile::TempDir,
     cuts: Arc<AtomicU64>,
@@ -223,7 +224,8 @@ impl Proxy {
         let listener = UnixListener::bind(directory.path().join("proxy")).unwrap();
         let cuts = Arc::new(AtomicU64::new(0));
         let counts = cuts.clone();
-        // It ends with the test's process: a proxy that is dropped has no more connections.
+        // The thread ends with the test's process. A proxy that is dropped gets no more
+        // connections.
         std::thread::spawn(move || {
             for near in listener.incoming() {
                 let (Ok(near), Ok(far)) = (near, UnixStream::connect(&server)) else { continue };
@@ -247,7 +249,7 @@ impl Proxy {
         Proxy { directory, cuts }
     }
 
-    /// A client with little patience, for where no request gets through.
+    /// Returns a client with a short timeout, since sometimes no request gets through.
     pub fn client(&self) -> kvdb_wire::Result<Arc<Client>> {
         client(&self.directory.path().join("proxy"), Duration::from_millis(200))
     }
@@ -257,8 +259,7 @@ impl Proxy {
     }
 }
 
-/// Forwards connections to a server; while it stalls, bytes stay where they are, and no connection
-/// ends.
+/// Forwards connections to a server. While it stalls, bytes are held back, and no connection ends.
 pub struct Stalling(tempfile::TempDir);
 
 impl Stalling {
@@ -297,7 +298,8 @@ impl Stalling {
     }
 }
 
-/// `true`: it was cut, and did not end.
+/// Forwards at most this number of bytes. Returns `true` if it stopped there, and `false` if the
+/// stream ended before.
 fn forward(mut from: &UnixStream, mut to: &UnixStream, mut most: usize) -> bool {
     let mut room = [0; 4096];
     while most > 0 {
@@ -315,7 +317,7 @@ fn forward(mut from: &UnixStream, mut to: &UnixStream, mut most: usize) -> bool 
     true
 }
 
-/// The transactions of clients in a store with files.
+/// The host of clients' transactions in a store with files.
 pub struct Files(pub Views);
 
 impl Files {
