@@ -19,7 +19,7 @@ use crate::reply::Reply;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 /// The initial and the longest time that a request waits before the client probes the server. The
 /// time doubles whenever the server responds, since sending the request may take long.
-const ATTEMPTS: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+const ATTEMPTS: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(600));
 /// The time for one attempt to reach a server.
 const PROBE: Duration = Duration::from_secs(5);
 /// Approximate limit of the bytes of keys in one request.
@@ -28,7 +28,7 @@ const KEY_BYTES: usize = 1 << 20;
 impl Client {
     /// Calls `call` again until its connection does not fail, or the wait for the server is over.
     pub(crate) fn retried(&self, call: impl FnMut(Instant) -> Result<Reply>) -> Result<Reply> {
-        self.retried_until(self.deadline()?, true, call)
+        self.retried_until(self.deadline()?, (true, true), call)
     }
 
     /// Like [`Client::retried`], for a call that has less time than the wait for the server. If
@@ -39,22 +39,27 @@ impl Client {
         call: impl FnMut(Instant) -> Result<Reply>,
     ) -> Result<Reply> {
         let (own, all) = (Instant::now() + time, self.deadline()?);
-        self.retried_until(own.min(all), all <= own, call)
+        self.retried_until(own.min(all), (all <= own, false), call)
     }
 
+    /// `ends_all`: all calls fail when this one does. `extends`: a server that is there is waited
+    /// for beyond the deadline.
     fn retried_until(
         &self,
         mut deadline: Instant,
-        ends_all: bool,
+        (ends_all, extends): (bool, bool),
         mut call: impl FnMut(Instant) -> Result<Reply>,
     ) -> Result<Reply> {
         let mut pause = PAUSES.0;
-        let mut most = ATTEMPTS.0;
+        let mut most = match self.options.timeout {
+            Duration::ZERO => ATTEMPTS.0,
+            timeout => timeout.min(ATTEMPTS.0),
+        };
         loop {
             let begun = Instant::now();
             let time = deadline.saturating_duration_since(begun).min(most);
             // The rest of the time is reserved for the probe.
-            let probe = if ends_all { PROBE.min(time / 4) } else { Duration::ZERO };
+            let probe = if extends { PROBE.min(time / 4) } else { Duration::ZERO };
             let until = begun + (time - probe);
             let answer = call(until);
             let Err(e) = &answer else {
@@ -65,14 +70,21 @@ impl Client {
                 self.reachable.answered();
                 return answer;
             }
-            if ends_all && Instant::now() >= until && self.is_there(until, probe, e) {
+            if extends && Instant::now() >= until && self.is_there(until, probe, e) {
                 // The server is slow, but not gone. There is no known limit of the time that it may
                 // take.
                 tracing::debug!("asked again of a server that is there: {e}");
                 self.reachable.answered();
-                most = (time * 2).min(ATTEMPTS.1);
+                most = (most * 2).min(ATTEMPTS.1);
                 deadline = self.deadline()?.max(Instant::now() + most);
                 continue;
+            }
+            if extends {
+                // A server that was there, and is not any more, is waited for as by all others.
+                match self.deadline() {
+                    Ok(all) => deadline = deadline.min(all),
+                    Err(_) => return answer,
+                }
             }
             match self.reachable.failed(e, pause, deadline, ends_all) {
                 Next::Again => {}
@@ -89,10 +101,11 @@ impl Client {
         }
     }
 
-    /// Returns whether the server sends a greeting within `time` after `from`, or has sent one
-    /// shortly before. Ends a connection that is older than that: the server may no longer know it.
+    /// Returns whether the server sends a greeting within `time` after `from`. Ends a connection
+    /// that is older than `from`: the server may no longer know it, and a request that is sent
+    /// again is told from its first copy by the connection.
     fn is_there(&self, from: Instant, time: Duration, why: &Error) -> bool {
-        let is_old = |one: &Arc<Connection>| from.saturating_duration_since(one.made) > time;
+        let is_old = |one: &Arc<Connection>| one.made < from;
         if let Some(connection) = self.current.peek().filter(is_old) {
             connection.fail(why);
         }

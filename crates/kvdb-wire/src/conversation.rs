@@ -445,9 +445,6 @@ impl Conversation {
             OpenView::Transaction(held) if held.may(dict) => held,
             OpenView::Transaction(_) => return Err(no_dictionary(dict)),
         };
-        if let Some(all) = &self.transactions {
-            all.check(&held)?;
-        }
         let transaction = &held.transaction;
         let locked = match read {
             _ if transaction.isolation() == Isolation::Snapshot => Ok(()),
@@ -457,10 +454,15 @@ impl Conversation {
             Reads::Range(start, end) => transaction.lock_range(dict, start, end, false),
         };
         let view = locked.and_then(|()| transaction.view());
-        view.map_err(|e| match self.db.transaction(transaction.id()) {
+        let view = view.map_err(|e| match self.db.transaction(transaction.id()) {
             Ok(_) => of_store(e),
             Err(_) => failure(FailureCode::NoView, "the transaction is over"),
-        })
+        })?;
+        // After the view is made: a holder of later than that has changed nothing in it.
+        if let Some(all) = &self.transactions {
+            all.check(&held)?;
+        }
+        Ok(view)
     }
 }
 

@@ -80,7 +80,7 @@ impl Tokens {
     /// certificate (its DER) after `cert:`, and the rights as words: `read=PATTERN`, `write`,
     /// `write=CLONE`, `admin`. `#` begins a comment.
     pub fn parse(text: &str) -> Result<Tokens, String> {
-        let mut all = Vec::new();
+        let mut all: Vec<(Shown, [u8; 32], Role)> = Vec::new();
         for (number, line) in text.lines().enumerate() {
             // A comment begins at a word: the name of a snapshot may contain a `#`.
             let words = line.split_ascii_whitespace();
@@ -109,6 +109,9 @@ impl Tokens {
             }
             if role == Role::default() {
                 return wrong("it says not what the token lets do");
+            }
+            if all.iter().any(|(kind, known, _)| *kind == shown && *known == hash) {
+                return wrong("it has the same hash as an earlier line");
             }
             all.push((shown, hash, role));
         }
@@ -239,6 +242,7 @@ mod tests {
             (line("t", "root"), "a word is none"),
             (line("t", "write="), "a word is none"),
             (format!("\n{}", line("t", "read")), "line 2"),
+            ([line("t", "write"), line("t", "admin")].concat(), "earlier line"),
         ] {
             let refused = Tokens::parse(&text).unwrap_err();
             assert!(refused.contains(what), "{refused}");

@@ -33,6 +33,9 @@ use crate::transaction_state::State;
 /// Limit of the bytes of a durable transaction's batches that are kept because they may not be on
 /// the server's disk.
 const KEPT: usize = 16 << 20;
+/// Number of deleted ranges up to which replaced changes are left out: each change is compared with
+/// all of them.
+const MAX_RANGES: usize = 64;
 
 /// The time for which an abort waits for the server. If it fails, the transaction ends with its
 /// lease.
@@ -291,7 +294,8 @@ impl ServedTransaction {
         let made = {
             let mut state = self.state.lock();
             state.under_way = std::mem::take(&mut state.gathered);
-            if state.under_way.bytes() <= REQUEST_BYTES {
+            let is_short = state.under_way.ranges() <= MAX_RANGES;
+            if is_short && state.under_way.bytes() <= REQUEST_BYTES {
                 // A directory's node, for one, is put again with each name that is made in it. What
                 // is left is one unit, and fits a request.
                 state.under_way.compact();
@@ -422,8 +426,15 @@ impl ServedTransaction {
             // The transaction is open, but not taken up on this connection yet. A restarted server
             // may also lack batches.
             Err(Error::Failed(Failure { code: FailureCode::Invalid, .. })) => {
-                let (there, _) = self.opened(deadline)?;
-                there.call(request, deadline)
+                match self.opened(deadline) {
+                    Ok((there, _)) => there.call(request, deadline),
+                    // A copy of the request came late on an earlier connection, and has ended the
+                    // transaction in the meantime: the answer to the request says how.
+                    Err(Error::Failed(Failure { code: FailureCode::NoView, .. })) => {
+                        self.client.connection(deadline)?.call(request, deadline)
+                    }
+                    Err(e) => Err(e),
+                }
             }
             answer => answer,
         }
@@ -468,14 +479,15 @@ impl ServedTransaction {
     /// Undoes the changes since a savepoint, which remains. After a connection error, the rollback
     /// may still take place later.
     pub fn roll_back(&self, to: &ServedSavepoint) -> kvdb::Result<()> {
-        self.numbered(Numbered::RollBack(to.0))?;
+        let rolled_back = self.numbered(Numbered::RollBack(to.0));
+        // Also after an error: the server may have rolled back.
         let mut state = self.state.lock();
         state.pages.clear();
         state.new.clear();
         // A concurrent read may return the state before the rollback. Count a change, which keeps
         // that state out of the cache.
         state.made += 1;
-        Ok(())
+        rolled_back.map(drop)
     }
 
     /// Sends the pending changes, and then this element.
@@ -527,7 +539,10 @@ fn send(
         match &sent {
             Err(Error::Failed(Failure { code: FailureCode::Again, what })) => {
                 tracing::debug!("batch {number} is sent again: {what}");
-                env::thread::sleep(pause.min(left(deadline)?));
+                // When its time is over it fails: a server that has no memory is there all the same,
+                // and would be waited for without an end.
+                let Ok(time) = left(deadline) else { return sent };
+                env::thread::sleep(pause.min(time));
                 pause = (pause * 2).min(Duration::from_secs(1));
             }
             _ => return sent,

@@ -87,6 +87,8 @@ pub(crate) struct Opened {
     dictionaries: HashSet<DictionaryId>,
     /// Bytes of its changes, as last measured.
     taken: AtomicU64,
+    /// The client that has it, as in the state: reads do not wait for that.
+    holder: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -191,6 +193,9 @@ impl Transactions {
             synced.map_err(|e| self.failed(opened, e))?;
         }
         state.noted = noted;
+        opened.holder.store(holder, Ordering::Release);
+        // Requests of the former holder are refused by its number.
+        state.refused = None;
         if let Some(had) = had {
             state.former.push_back(had);
             if state.former.len() > MAX_FORMER {
@@ -275,7 +280,8 @@ impl Transactions {
         let dictionaries = dictionaries.filter(|dict| !self.records.is_own(*dict)).collect();
         let state = Mutex::new(State { noted, ..State::default() });
         let taken = AtomicU64::new(0);
-        let opened = Arc::new(Opened { key, transaction, dictionaries, taken, state });
+        let holder = AtomicU64::new(noted.holder.unwrap_or(0));
+        let opened = Arc::new(Opened { key, transaction, dictionaries, taken, holder, state });
         opened.measure();
         self.open.lock().insert(key, opened.clone());
         Ok(opened)
@@ -357,9 +363,12 @@ impl Transactions {
         }
     }
 
-    /// Fails if the transaction is over, or if another client has taken it up.
+    /// Fails if another client has taken the transaction up. Does not wait for batches or commits.
     pub fn check(&self, held: &Held) -> Answer<()> {
-        self.lock(held).map(drop)
+        match held.opened.holder.load(Ordering::Acquire) == held.holder {
+            true => Ok(()),
+            false => Err(taken_up()),
+        }
     }
 
     /// Removes transactions that have ended by themselves.
@@ -438,11 +447,7 @@ impl Transactions {
         }
         let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
         let applied = self.apply_next(opened, number, changes);
-        match &applied {
-            Ok(()) => state.noted.batches = number,
-            Err(_) => state.refused = Some((number, opened.connection)),
-        }
-        applied
+        state.end(opened, number, applied)
     }
 
     /// Applies the next batch. The caller holds the lock of the state, so no other batch takes this
@@ -518,16 +523,23 @@ impl Transactions {
     /// Marks a state, at most once.
     pub fn savepoint(&self, opened: &Held, number: u64) -> Answer<()> {
         let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
-        let savepoint = opened.transaction.savepoint().map_err(|e| self.failed(opened, e))?;
-        self.apply_note(opened, number)?;
-        state.savepoints.insert(number, savepoint);
-        state.noted.batches = number;
-        Ok(())
+        let savepoint = opened.transaction.savepoint().map_err(|e| self.failed(opened, e));
+        let done = savepoint.and_then(|savepoint| {
+            self.apply_note(opened, number)?;
+            state.savepoints.insert(number, savepoint);
+            Ok(())
+        });
+        state.end(opened, number, done)
     }
 
     /// Rolls back to a savepoint, at most once.
     pub fn roll_back(&self, opened: &Held, number: u64, to: u64) -> Answer<()> {
         let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
+        let done = self.roll_back_next(opened, &mut state, number, to);
+        state.end(opened, number, done)
+    }
+
+    fn roll_back_next(&self, opened: &Held, state: &mut State, number: u64, to: u64) -> Answer<()> {
         let Some(savepoint) = state.savepoints.get(&to) else {
             let what = "there is no such savepoint: it is gone with a later one, or a restart";
             return Err(Failure { code: FailureCode::Invalid, what: what.into() });
@@ -539,7 +551,6 @@ impl Transactions {
             // The rollback could not be repeated after a crash, which ends all savepoints.
             opened.transaction.sync().map_err(|e| self.failed(opened, e))?;
         }
-        state.noted.batches = number;
         Ok(())
     }
 
@@ -679,6 +690,15 @@ impl Transactions {
 }
 
 impl State {
+    /// Notes the outcome of the element of this number.
+    fn end(&mut self, of: &Held, number: u64, done: Answer<()>) -> Answer<()> {
+        match &done {
+            Ok(()) => self.noted.batches = number,
+            Err(_) => self.refused = Some((number, of.connection)),
+        }
+        done
+    }
+
     /// Returns whether this client holds the transaction.
     fn is_of(&self, holder: u64) -> bool {
         self.noted.holder == Some(holder)

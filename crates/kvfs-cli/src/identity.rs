@@ -96,7 +96,14 @@ impl Identity {
 pub fn daemon_of(path: &Path) -> Option<Record> {
     Record::of_store(path).or_else(|| {
         let identity = Identity::of_path(path)?;
-        let is_it = |record: &Record| Identity::of_path(&record.store) == Some(identity);
+        // Stores in files are compared by what was noted of them: a path of somebody else may be on
+        // a file system that does not answer.
+        let is_it = |record: &Record| match record.store.starts_with("/dev") {
+            true => Identity::of_path(&record.store) == Some(identity),
+            false => record
+                .file
+                .is_some_and(|(device, inode)| Identity::File { device, inode } == identity),
+        };
         Record::of_living().into_iter().find(is_it)
     })
 }

@@ -78,7 +78,7 @@ pub fn run(
     command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
     if matches!(namespace, Namespace::Directory { .. }) {
         // The program has its transaction, and not what lets it begin and commit others.
-        for shown in ["KVFS_TOKEN", "KVFS_TOKEN_FILE", "KVFS_CERT", "KVFS_CERT_KEY"] {
+        for shown in ["KVFS_TOKEN", "KVFS_TOKEN_FILE", "KVFS_CERT", "KVFS_CERT_KEY", "KVFS_KEY"] {
             command.env_remove(shown);
         }
     }

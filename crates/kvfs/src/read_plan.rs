@@ -177,9 +177,11 @@ impl Plans {
         let order = self.orders.follow(ino);
         let in_order = order.map(|order| order.dir);
         let waits = order.is_some_and(|order| order.files >= FILES && order.waits >= WAITS);
+        // Of a listing that was read from memory a few reads wait, too, as those that were preempted.
+        let often = order.is_some_and(|order| order.waits.saturating_mul(4) >= order.files);
         let extension = match (self.ahead.remove(&ino), in_order) {
             (Some(number), _) => self.used(number, ino),
-            (None, Some(dir)) => self.not_planned(dir, waits),
+            (None, Some(dir)) => self.not_planned(dir, waits, often),
             (None, None) => None,
         };
         Step { dir: in_order, extension }
@@ -202,7 +204,7 @@ impl Plans {
 
     /// A file was read in the order of a listing, but had not been announced: it lies in its node,
     /// or the walk has not begun, or has ended.
-    fn not_planned(&mut self, dir: Ino, waits: bool) -> Option<Extension> {
+    fn not_planned(&mut self, dir: Ino, waits: bool, often: bool) -> Option<Extension> {
         match self.walks.iter().find(|walk| walk.covered.contains(&dir)) {
             Some(walk) if walk.barren => None,
             // The listing may have gone on.
@@ -217,7 +219,7 @@ impl Plans {
                 let number = walk.number;
                 self.extend(number)
             }
-            None if waits => self.begin(dir),
+            None if waits && often => self.begin(dir),
             None => None,
         }
     }

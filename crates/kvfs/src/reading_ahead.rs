@@ -94,7 +94,8 @@ impl Fs {
                 extension.is_cut = true;
                 break;
             }
-            if announced.len() * 2 >= extension.files {
+            // Where none of the files is small, more of them are not worth their lookups.
+            if announced.is_empty() || announced.len() * 2 >= extension.files {
                 break;
             }
         }

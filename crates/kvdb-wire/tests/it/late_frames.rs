@@ -114,6 +114,36 @@ fn a_batch_that_is_still_on_its_way_where_a_later_one_was_refused_is_not_applied
 }
 
 #[test]
+fn a_refusal_holds_for_the_client_that_was_refused_alone() {
+    let (mut store, dict) = store();
+    store.stop_serving();
+    store.options.all_transactions_bytes = Some(1 << 20);
+    store.serve();
+    let (mut other, mut first) = (Raw::greeted(&store), Raw::greeted(&store));
+    let on_first = begun(&mut first, &durable(1, false, false));
+    let large = vec![ServedChange::Put(dict, "large".into(), vec![7; 2 << 20].into())];
+    let large = Request::Apply { transaction: on_first, batch: 1, changes: large };
+    first.is_refused(&large, FailureCode::NoSpace);
+    // Its connection is the older one.
+    let on_other = begun(&mut other, &durable(2, true, true));
+    other.does(&one(dict, on_other, 1, "of another one"));
+}
+
+#[test]
+fn a_savepoint_that_was_refused_takes_no_number_when_it_comes_late() {
+    let (store, dict) = store();
+    let (mut first, mut second) = (Raw::greeted(&store), Raw::greeted(&store));
+    let on_first = begun(&mut first, &durable(1, false, false));
+    let on_second = begun(&mut second, &durable(1, true, false));
+    let back = |transaction| Request::RollBack { transaction, batch: 1, to: 7 };
+    second.is_refused(&back(on_second), FailureCode::Invalid);
+    let late = Request::Savepoint { transaction: on_first, batch: 1 };
+    first.is_refused(&late, FailureCode::Invalid);
+    second.does(&one(dict, on_second, 1, "new"));
+    assert!(matches!(second.ask(&get(on_second, dict)), Reply::Values(v) if v[0].is_some()));
+}
+
+#[test]
 fn a_request_that_takes_up_comes_once() {
     let (store, _) = store();
     let (mut first, mut second) = (Raw::greeted(&store), Raw::greeted(&store));

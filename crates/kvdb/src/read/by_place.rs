@@ -55,10 +55,14 @@ impl View {
                 && let Some(tuple) = cursor.current()
                 && tuple.key < end.as_ref()
             {
-                if let ValueRef::Extent(e) = tuple.value {
-                    values.push((e, range));
-                    of_range += u64::from(e.stored);
-                }
+                of_range += match &tuple.value {
+                    ValueRef::Extent(e) => {
+                        values.push((*e, range));
+                        u64::from(e.stored)
+                    }
+                    // It was read with its block.
+                    ValueRef::Inline(value, ..) => (tuple.key.len() + value.len()) as u64,
+                };
             }
             if of_range > each {
                 values.truncate(first);

@@ -173,6 +173,10 @@ impl Changes {
     /// Returns the choices at and below a path; at the root, those of all files. Fails if one of
     /// them extends beyond the path.
     pub fn choices_at(&self, path: &[u8]) -> Outcome<Vec<Choice>> {
+        if path.is_empty() {
+            // As from a variable of a script that is not set.
+            return Err(Failure::new(Exit::Usage, "a path is empty").hint("\".\" is all files"));
+        }
         let path = &*bare(path);
         if path.is_empty() {
             let all = self.choices().into_iter().filter(|choice| choice.key.is_none());

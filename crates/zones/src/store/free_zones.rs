@@ -227,29 +227,33 @@ impl Zones {
     /// Takes a free zone, requesting more from the host if there is none. The pin counts no bytes
     /// in it.
     pub(super) fn acquire(&self, priority: Priority) -> Result<ZonePin> {
-        let take = || {
+        let take = |priority| {
             let mut state = self.allocator.lock();
             if !state.started {
                 return Err(Error::NotStarted);
             }
             Ok(state.take(priority))
         };
+        // Zones that were promised are taken by others only if the host has no more.
+        let spares_promises =
+            priority != Priority::Promised && self.allocator.lock().promised() > 0;
+        let first = if spares_promises { Priority::User } else { priority };
         let pin = |zone| {
             let mut uses = ZoneUse::new();
             uses.add(zone, 0);
             ZonePin::counted(&self.allocator, uses)
         };
-        if let Some(zone) = take()? {
+        if let Some(zone) = take(first)? {
             return Ok(pin(zone));
         }
         let _growing = self.growing.lock();
         loop {
-            if let Some(zone) = take()? {
+            if let Some(zone) = take(first)? {
                 return Ok(pin(zone));
             }
-            if !self.grow(priority)? {
+            if !self.grow(first)? {
                 // A pin may have been dropped in the meantime.
-                return take()?.map(pin).ok_or(Error::NoSpace);
+                return take(priority)?.map(pin).ok_or(Error::NoSpace);
             }
         }
     }
@@ -306,8 +310,9 @@ impl Zones {
     /// that both are there even if others fill the host. Fails with [`Error::NoSpace`] if the host
     /// has not enough. The capacity of the store is not examined: see [`Zones::space`].
     pub fn back_promises(&self) -> Result<()> {
-        let _growing = self.growing.lock();
         loop {
+            // Held for one request at a time, so that others take zones in between.
+            let _growing = self.growing.lock();
             {
                 let state = self.allocator.lock();
                 if state.backed() >= state.floor(Priority::User) || state.is_all_backed() {
