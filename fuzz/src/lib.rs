@@ -36,6 +36,8 @@ mod import_mounted;
 mod importer;
 #[path = "../../crates/kvfs-cli/src/mount_options.rs"]
 mod mount_options;
+#[path = "../../crates/kvfs-cli/src/mount_words.rs"]
+mod mount_words;
 #[path = "../../crates/kvfs-cli/src/mounted.rs"]
 mod mounted;
 #[path = "../../crates/kvfs-cli/src/network.rs"]

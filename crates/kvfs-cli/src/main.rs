@@ -56,6 +56,7 @@ mod metrics;
 mod mount;
 mod mount_config;
 mod mount_options;
+mod mount_words;
 mod mounted;
 mod network;
 mod output;

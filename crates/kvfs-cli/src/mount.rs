@@ -11,6 +11,7 @@
 
 mod credentials;
 mod mount8;
+mod options_help;
 mod served;
 
 use std::ffi::OsString;
@@ -34,6 +35,7 @@ use crate::handover::{self, Resumed};
 use crate::keeper::{self, Held};
 use crate::mount_config::Config;
 use crate::mount_options::{self, Options};
+use crate::mount_words;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::paths;
 use crate::place;
@@ -46,7 +48,7 @@ use crate::waiting;
 
 /// Mount a store's file system on a directory.
 #[derive(clap::Args)]
-#[command(after_help = mount_options::HELP)]
+#[command(after_help = options_help::HELP)]
 pub struct Args {
     /// Store to mount: a file or a block device made by `kvfs create`; or dir:FOLDER/NAME or
     /// s3://BUCKET/NAME in object storage, which is mounted read-only and shows the published state
@@ -204,7 +206,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     options.check()?;
     if let Some(publish) = &options.publish {
         // A process that continues the mount works in another directory.
-        let word = mount_options::escaped(format!("publish={}", publish.to).as_bytes());
+        let word = mount_words::escaped(format!("publish={}", publish.to).as_bytes());
         args.options.push(word);
     }
     if args.fits {
@@ -314,7 +316,7 @@ fn words_for(address: &Address, asked: &Options) -> Outcome<Vec<OsString>> {
         let word = match snapshot {
             Some(name) => Some(format!("snapshot={name}").into()),
             None if asked.offline => None,
-            None => Some(mount_options::escaped(format!("follow={address}").as_bytes())),
+            None => Some(mount_words::escaped(format!("follow={address}").as_bytes())),
         };
         return Ok(["ro".into()].into_iter().chain(word).collect());
     }
@@ -324,7 +326,7 @@ fn words_for(address: &Address, asked: &Options) -> Outcome<Vec<OsString>> {
     match &asked.publish {
         None if asked.offline => Ok(vec![]),
         Some(_) if asked.offline => wrong("nothing is published without the place".into()),
-        None => Ok(vec![mount_options::escaped(format!("publish={address}").as_bytes())]),
+        None => Ok(vec![mount_words::escaped(format!("publish={address}").as_bytes())]),
         Some(publish) if publish.to.is_same(address) => Ok(vec![]),
         Some(_) => wrong(format!("{address} is published there, where it is written")),
     }

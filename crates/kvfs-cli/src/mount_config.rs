@@ -16,6 +16,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use crate::mount_options;
+use crate::mount_words;
 use crate::output::{Exit, Failure, Outcome};
 
 /// Limit of the bytes of such a file. A longer file is not a configuration.
@@ -80,7 +81,7 @@ impl Config {
             }
             return Ok(());
         }
-        if mount_options::is_for_others(&shown) {
+        if mount_words::is_for_others(&shown) {
             return Err(wrong("is a word for fstab, and means nothing here"));
         }
         let mut word = name.to_vec();
@@ -88,7 +89,7 @@ impl Config {
             word.push(b'=');
             word.extend_from_slice(value);
         }
-        let word = mount_options::escaped(&word);
+        let word = mount_words::escaped(&word);
         mount_options::parse(std::slice::from_ref(&word))?;
         self.options.push(word);
         Ok(())

@@ -1,7 +1,7 @@
-//! The `-o` options of a mount: those of mount(8), those of FUSE, and some of KVFS.
+//! The `-o` options of a mount: those of mount(8), those of FUSE, and a few of our own.
 //!
-//! Options for other programs (mount(8), systemd, `/etc/fstab`) are skipped. Any other unknown
-//! option is an error that names it, since an option that silently does nothing is worse than none.
+//! Words that are for others (mount(8), systemd, `/etc/fstab`) are skipped; any other unknown word
+//! is an error that names it, for an option that silently does nothing is worse than none.
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
@@ -15,63 +15,64 @@ use places::following::{self, Following};
 use places::publishing::{self, Publication};
 
 use crate::failures;
+use crate::mount_words::{is_for_others, split, takes_a_value, takes_no_value};
 use crate::network::Network;
 use crate::output::{Exit, Failure, Outcome};
 use crate::scrubbing::Interval;
 use crate::sizes;
 use crate::store::Budget;
 
-/// The values of all `-o` options.
+/// Everything `-o` can say.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub mount: MountOptions,
-    /// The source in the table of mounts, from `fsname=`. `None` means the path of the store.
+    /// `fsname=`, where given; otherwise the store's path is the source.
     pub source: Option<OsString>,
     pub policy: Policy,
     pub memory: Option<u64>,
-    /// Limit of the disk space, in bytes, for parts fetched from object storage.
+    /// Parts fetched from object storage may take so much of the disk, bytes.
     pub cache_size: Option<u64>,
     pub log: Option<PathBuf>,
-    /// Set if users may read views that other users have begun.
+    /// Others than their users may look into views.
     pub open_views: bool,
-    /// Bytes of small files for which a new directory reserves numbers. `None` means the size
-    /// recorded in the store.
+    /// Bytes of small files that a new directory reserves numbers for. Without it, the value that
+    /// the store was made with holds.
     pub zone_size: Option<u64>,
-    /// The address at which metrics are served to Prometheus.
+    /// Where figures are given to Prometheus.
     pub metrics: Option<SocketAddr>,
-    /// A network address at which the commands of the socket are served, too.
+    /// Where clients of the socket's commands are served, too.
     pub network: Network,
-    /// The socket at which snapshots are served to mounts elsewhere.
+    /// Socket at which snapshots are served to mounts that have not the store.
     pub serve: Option<PathBuf>,
-    /// Set if these mounts may also begin transactions.
+    /// They may begin transactions, too.
     pub serve_write: bool,
-    /// The interval at which everything is read again. `None` means no automatic scrubs.
+    /// The interval at which everything is read again. Without it, nothing is read by itself.
     pub scrub: Option<Interval>,
-    /// The address at which the store is published automatically.
+    /// Where the store is published by itself.
     pub publish: Option<Publication>,
-    /// Set if options of a publication are given, but no address.
+    /// It is said how often, but not where to.
     publishes_nothing: bool,
     /// The store in object storage that is followed.
     pub follow: Option<Following>,
-    /// The interval at which it is checked for new states. Zero means that it is not followed.
+    /// The interval at which it is asked for. Zero if it is not followed.
     pub follow_every: Option<Duration>,
-    /// Set if no requests are sent to object storage.
+    /// Object storage is not asked.
     pub offline: bool,
-    /// Set if a store in object storage is mounted writable.
+    /// A store in object storage is mounted to be written, and perhaps taken from another machine.
     pub writing: Option<Writing>,
-    /// Set if a keeper restarts the daemon when it is killed.
+    /// A keeper starts the daemon again when it is killed.
     pub keeper: bool,
 }
 
-/// Options for writing a store in object storage at its address.
+/// The way in which a store in object storage is written at its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writing {
-    /// Take the store even if another machine has it open.
+    /// The store is taken even if another machine has it open.
     pub take: bool,
 }
 
 impl Options {
-    /// Fails if an option is given without one that it requires.
+    /// Fails if options that belong together are not.
     pub fn check(&self) -> Outcome {
         if self.publishes_nothing && self.writing.is_none() {
             let refused = "publish_every and durability are for mounts with publish=ADDRESS";
@@ -80,101 +81,13 @@ impl Options {
         self.network.check()
     }
 
-    /// Returns the resources of the machine that the store may use.
+    /// Returns the share of the machine that the store may take.
     pub fn budget(&self) -> Budget {
         Budget { memory: self.memory, cache: self.cache_size, offline: self.offline }
     }
 }
 
-/// Shown with `kvfs mount --help`.
-pub const HELP: &str = "\
-Options for -o, separated by commas:
-  ro, rw                      read-only, writable (default)
-  allow_other                 give other users access (the kernel checks permissions)
-  open_views                  with allow_other: let all users read snapshots, clones and open
-                              transactions of others, if the modes of the files there allow it
-                              (default: only root, the user who mounted, and the user who began
-                              the transaction)
-  nodefault_permissions       only for root, which is not bound by modes: save a request for each
-                              change of a name, since the kernel checks no permissions. Modes then
-                              do not bind a uid 0 without CAP_DAC_OVERRIDE, either. Refused with
-                              allow_other, to other users, and to a root that is bound by modes
-  suid, nosuid, dev, nodev    honour set-user-ID bits and device nodes (default: neither)
-  exec, noexec                allow programs to be run (default: allowed)
-  sync, async, dirsync        write through immediately, or not (default)
-  relatime, noatime           update access times on reads (default: relatime). A read that the
-                              kernel answers from its cache does not update them, so strictatime is
-                              refused
-  cache=through, back, auto   where written data is when a write returns. through: in the daemon.
-                              back: in the kernel, which batches writes: many small writes get
-                              cheaper, changes of names more expensive, and more is lost if the
-                              machine or the daemon crashes. auto (default): the faster one over
-                              all measured programs, which is through. writeback and nowriteback
-                              are cache=back and cache=through
-  fsname=NAME, subtype=NAME   source and type in the table of mounts (default: the store, and
-                              kvfs; an empty subtype leaves the type plain `fuse`)
-  memory=SIZE, log=FILE, metrics=ADDRESS
-                              as --memory, --log and --metrics
-  cache_size=SIZE             for a store in object storage: limit the disk space of fetched data
-                              (default: all available space)
-  snapshot=NAME, clone=NAME   mount only this view of the files of the store (a snapshot read-only,
-                              a clone with its transactions and snapshots); requires the right to
-                              mount. For a store that is already mounted, use .kvfs in its root
-  listen=ADDRESS, password_file=FILE
-                              also serve keys at this address (127.0.0.1:6379), as on the store's
-                              socket, to clients that know the password in the first line of the
-                              file, which must be private to its user
-  tls_cert=FILE, tls_key=FILE encrypt connections to that address: a certificate, followed by those
-                              that lead to a known authority, and its key, in PEM
-  max_clients=N               limit open connections to the socket and the address (default: 10000,
-                              or fewer if the limit of descriptors is lower)
-  serve=unix:SOCKET           serve snapshots to mounts elsewhere, as kvfs serve does; SOCKET is an
-                              absolute path
-  serve_write                 also let those mounts begin transactions, which change the store when
-                              they commit
-  transport=auto, uring, device
-                              how requests come from the kernel. uring: over io_uring, which
-                              requires Linux 6.14, and root or
-                              /sys/module/fuse/parameters/enable_uring set to Y by root; not with
-                              writeback. device: over /dev/fuse. auto (default): over io_uring if
-                              that parameter is set
-  zone_size=SIZE              bytes that a directory created from now on reserves for its small
-                              files, so that they are stored together (default: as recorded in the
-                              store, see kvfs create); 0: none
-  threads=N                   threads that answer requests from /dev/fuse (default: one per core, 2
-                              to 8)
-  scrub=DAYS, scrub_rate=MIB  read everything again every DAYS days, at MIB per second (default: 30
-                              and 16 if one of the two is given, otherwise no scrubs): see kvfs
-                              scrub
-  publish=ADDRESS, publish_every=SECONDS
-                              publish the store to dir:FOLDER/NAME or s3://BUCKET/NAME, SECONDS
-                              after a commit (default: 10) and at unmount: if the machine is lost,
-                              only later commits are lost. See kvfs push
-  durability=local, remote    for a store that is published, or written in object storage: what a
-                              sync waits for. local (default): the disk of this machine. remote:
-                              also until the commits are in object storage, so that the loss of
-                              this machine loses nothing that was synced
-  follow_every=SECONDS        for a store in object storage that is mounted read-only by its
-                              address: check for new publications every SECONDS (default: 10), and
-                              show them; 0: show the store as of the mount
-  write                       for a store in object storage: mount it writable, and publish changes
-                              as with publish=ADDRESS. Only one machine can write it at a time
-  take                        like write, even if another machine has the store open; unpublished
-                              changes of that machine stay in its local file
-  offline                     for a store in object storage: send no requests. Data that was not
-                              fetched cannot be read (EIO); changes are published after the next
-                              mount without this option
-  keeper                      restart the daemon when it is killed or crashes: programs wait for a
-                              moment and notice nothing else, and completed calls lose nothing.
-                              Each change takes longer, since it is committed before its call
-                              returns. Requires Linux 6.9; not with transport=uring
-  noxattr                     no extended attributes: one request less for every new file
-  btime, nobtime              show creation times in statx(2), or not (default: not, since a program
-                              that asks for them costs one request more for each file)
-Words for mount(8), systemd and fstab (x-*, _netdev, nofail, noauto, user, defaults, ...) are
-skipped.";
-
-/// Parses the options of all `-o` in order. Later ones take precedence.
+/// Reads the words of all `-o` in order; a later one wins.
 pub fn parse(lists: &[OsString]) -> Outcome<Options> {
     let mut options = Options {
         policy: Policy { transport: TransportChoice::Auto, ..Policy::default() },
@@ -417,7 +330,7 @@ pub fn parse(lists: &[OsString]) -> Outcome<Options> {
     Ok(options)
 }
 
-/// Parses an address that only this machine can reach, for example "127.0.0.1:9100".
+/// An address on this machine alone, as "127.0.0.1:9100".
 pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr =
         text.parse().map_err(|_| format!("'{text}' is no address: write it as 127.0.0.1:9100"))?;
@@ -430,116 +343,10 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Returns whether an option is for mount(8), systemd or other readers of `/etc/fstab`.
-pub fn is_for_others(name: &str) -> bool {
-    let words = [
-        "defaults",
-        "_netdev",
-        "nofail",
-        "fail",
-        "auto",
-        "noauto",
-        "user",
-        "nouser",
-        "users",
-        "nousers",
-        "owner",
-        "noowner",
-        "group",
-        "nogroup",
-        "comment",
-        "silent",
-        "loud",
-        "lazytime",
-        "nolazytime",
-        "helper",
-        "uhelper",
-    ];
-    words.contains(&name) || name.starts_with("x-") || name.starts_with("X-")
-}
-
-fn takes_no_value(name: &str) -> bool {
-    [
-        "ro",
-        "rw",
-        "write",
-        "take",
-        "allow_other",
-        "default_permissions",
-        "suid",
-        "nosuid",
-        "dev",
-        "nodev",
-        "exec",
-        "noexec",
-        "sync",
-        "async",
-        "noatime",
-        "relatime",
-        "writeback",
-        "keeper",
-    ]
-    .contains(&name)
-}
-
-fn takes_a_value(name: &str) -> bool {
-    [
-        "fsname",
-        "subtype",
-        "cache_size",
-        "memory",
-        "log",
-        "threads",
-        "transport",
-        "cache",
-        "scrub",
-        "scrub_rate",
-        "metrics",
-        "snapshot",
-        "clone",
-        "listen",
-        "serve",
-        "serve_write",
-        "max_clients",
-        "password_file",
-        "tls_cert",
-        "tls_key",
-        "zone_size",
-        "publish",
-        "publish_every",
-        "follow",
-        "follow_every",
-        "durability",
-    ]
-    .contains(&name)
-}
-
-/// Parses a period in seconds.
+/// A period in seconds.
 fn period(value: &OsStr) -> Option<Duration> {
     let seconds = value.to_str()?.parse::<f64>().ok()?;
     (0.1..=86400.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds))
-}
-
-/// Escapes an option for a list of options.
-pub fn escaped(word: &[u8]) -> OsString {
-    let escape = |byte: &u8| if b",\\".contains(byte) { vec![b'\\', *byte] } else { vec![*byte] };
-    OsString::from_vec(word.iter().flat_map(escape).collect())
-}
-
-/// Splits a list at commas. `\,` is a comma, and `\\` a backslash.
-fn split(list: OsString) -> Vec<OsString> {
-    let mut words = Vec::new();
-    let mut word = Vec::new();
-    let mut bytes = list.into_vec().into_iter();
-    while let Some(b) = bytes.next() {
-        match b {
-            b',' => words.push(OsString::from_vec(std::mem::take(&mut word))),
-            b'\\' => word.extend(bytes.next()),
-            b => word.push(b),
-        }
-    }
-    words.push(OsString::from_vec(word));
-    words
 }
 
 #[cfg(test)]
@@ -629,7 +436,7 @@ mod tests {
         ] {
             assert_eq!(read(wrong).expect_err(wrong).exit, Exit::Usage, "{wrong}");
         }
-        // Options that require each other may come from a file, one in each line.
+        // Options that belong together may come from a file, a line for each.
         let alone = read("publish_every=10").expect("valid by itself");
         assert_eq!(alone.check().expect_err("it says nowhere").exit, Exit::Usage);
         assert!(read("publish_every=10,write").expect("valid").check().is_ok());

@@ -193,28 +193,6 @@ fn a_transaction_adds_any_number_of_times_to_keys_that_keep_their_type() {
 }
 
 #[test]
-fn a_conflict_names_the_commit_of_others_and_its_label_if_it_has_one() {
-    let served = serve(ServerOptions::default());
-    let (mut inside, mut outside) = (served.connect(), served.connect());
-    outside.expect(&[("SET k 0", "OK")]);
-    for (label, said) in [("", " s ago)"), ("LABEL mine", ", \"mine\", ")] {
-        let id = begin(&mut inside, "SI");
-        inside.expect(&[(&format!("TXN JOIN {id}"), "OK"), ("SET k 1", "OK")]);
-        let other = begin(&mut outside, &format!("UNDOABLE {label}"));
-        outside.expect(&[
-            (&format!("TXN JOIN {other}"), "OK"),
-            ("SET k 2", "OK"),
-            ("TXN COMMIT", "OK"),
-            ("SET other 1", "OK"),
-        ]);
-        let reply = inside.run("TXN COMMIT");
-        assert!(reply.contains(" (by commit ") && reply.contains(said), "{reply}");
-        assert!(!reply.contains("\"\""), "an empty label is left out: {reply}");
-        inside.run("TXN LEAVE");
-    }
-}
-
-#[test]
 fn an_abort_leaves_nothing() {
     let served = serve(ServerOptions::default());
     served.connect().expect(&[

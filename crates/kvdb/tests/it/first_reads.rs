@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::bucket::*;
 use crate::model::*;
 use bytes::Bytes;
-use env::{Machine, Simulated};
+use env::{Machine, Random, Simulated};
 use kvdb::{Batch, Durability, Kvdb, OpenOptions, Publisher, RemoteZones};
 use objects::{Condition, Key, Object, Objects, Page, Part, Rates, Tag};
 use zones::{MemoryDevice, Purpose};
@@ -106,9 +106,13 @@ fn an_index_that_is_too_large_takes_no_room_from_other_first_reads() {
     let bucket = Bucket::new();
     let (db, mut publisher) = rehearsed(&bucket);
     let words = db.open_dictionary("words").unwrap();
-    for first in (0..10 * KEYS).step_by(1000) {
+    let (mut random, mut word) = (Random::new(2), [0; 1500]);
+    for first in (0..4 * KEYS).step_by(1000) {
         let mut some = Batch::new();
-        (first..first + 1000).for_each(|n| some.put(words.id(), key(n), &b"word"[..]));
+        for n in first..first + 1000 {
+            random.fill(&mut word);
+            some.put(words.id(), key(n), word.to_vec());
+        }
         db.commit(some, Durability::Buffered).unwrap();
     }
     db.compact(words.id()).unwrap();

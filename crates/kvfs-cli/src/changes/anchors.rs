@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 
+use kvfs::Difference;
 use serde_json::{Map, Value};
 
 use super::file::File;
@@ -15,21 +16,13 @@ use crate::text;
 #[derive(Clone, Default)]
 pub(super) struct Anchors(Vec<Vec<u8>>);
 
-/// Splits a path into the number of its anchor and the rest; 0 is the root.
-fn parted(path: &[u8]) -> (usize, &[u8]) {
-    let Some(within) = path.strip_prefix(b"/") else { return (0, path) };
-    let end = within.iter().position(|byte| *byte == b'/').unwrap_or(within.len());
-    let number = std::str::from_utf8(&within[..end]).ok().and_then(|n| n.parse().ok());
-    (number.unwrap_or(0), within.get(end + 1..).unwrap_or_default())
-}
-
 impl Anchors {
     /// Adds the next anchor of a list.
     pub fn push(&mut self, name: &[u8], path: Option<Vec<u8>>) -> Outcome {
         let path = path.ok_or_else(odd)?;
         let number = self.0.len() + 1;
         // An anchor may only refer to an earlier one, so that every path ends at the root.
-        if name != format!("/{number}").as_bytes() || parted(&path).0 >= number {
+        if name != format!("/{number}").as_bytes() || Difference::parted(&path).0 >= number {
             return Err(odd());
         }
         self.0.push(path);
@@ -38,13 +31,13 @@ impl Anchors {
 
     /// Resolves a path to one from the root.
     pub fn whole<'a>(&self, path: &'a [u8]) -> Cow<'a, [u8]> {
-        let (mut number, rest) = parted(path);
+        let (mut number, rest) = Difference::parted(path);
         if number == 0 {
             return path.into();
         }
         let mut parts = vec![rest];
         while let Some(anchor) = number.checked_sub(1).and_then(|at| self.0.get(at)) {
-            let (above, rest) = parted(anchor);
+            let (above, rest) = Difference::parted(anchor);
             parts.push(rest);
             number = above;
         }
@@ -56,7 +49,7 @@ impl Anchors {
     /// root.
     pub fn parent<'a>(&'a self, path: &'a [u8]) -> Option<&'a [u8]> {
         let directory = &path[..path.iter().rposition(|byte| *byte == b'/')?];
-        match parted(directory) {
+        match Difference::parted(directory) {
             (number, b"") if number > 0 => self.0.get(number - 1).map(Vec::as_slice),
             _ => Some(directory),
         }
@@ -64,19 +57,20 @@ impl Anchors {
 
     /// Returns a sort key by which a directory precedes everything below it.
     pub fn depth(path: &[u8]) -> (usize, usize) {
-        (parted(path).0, path.len())
+        (Difference::parted(path).0, path.len())
     }
 
     /// Returns whether a path is longer than a system call takes.
     pub fn is_deep(path: &[u8]) -> bool {
-        parted(path).0 > 0
+        Difference::parted(path).0 > 0
     }
 
     /// Returns the lines for the anchors that a file needs and that are not printed yet. The first
     /// `told` anchors are.
     pub fn lines(&self, file: &File, told: &mut usize) -> Vec<String> {
         let paths = [Some(&file.path[..]), file.from.as_deref(), file.linked_to()];
-        let needed = paths.into_iter().flatten().map(|path| parted(path).0).max().unwrap_or(0);
+        let needed =
+            paths.into_iter().flatten().map(|path| Difference::parted(path).0).max().unwrap_or(0);
         let needed = needed.min(self.0.len());
         let line =
             |number: usize| format!("=  /{:<39}  {}/", number + 1, text::show(&self.0[number]));

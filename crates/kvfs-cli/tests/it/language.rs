@@ -48,7 +48,6 @@ const ALLOWED: &[(&str, usize)] = &[
     ("crates/kvfs-cli/src/merge.rs", 1),
     ("crates/kvfs-cli/src/mount.rs", 1),
     ("crates/kvfs-cli/src/mount/served.rs", 2),
-    ("crates/kvfs-cli/src/mount_options.rs", 7),
     ("crates/kvfs-cli/src/run.rs", 5),
     ("crates/kvfs-cli/src/statistics.rs", 7),
     ("crates/kvfs-cli/src/transactions.rs", 3),

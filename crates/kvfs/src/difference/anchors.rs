@@ -34,14 +34,6 @@ fn prefix(number: usize) -> Vec<u8> {
     format!("/{number}").into_bytes()
 }
 
-/// Splits a path into the number of its anchor, 0 for the root, and the rest.
-fn parted(path: &[u8]) -> (usize, &[u8]) {
-    let Some(within) = path.strip_prefix(b"/") else { return (0, path) };
-    let end = within.iter().position(|byte| *byte == b'/').unwrap_or(within.len());
-    let number = std::str::from_utf8(&within[..end]).ok().and_then(|n| n.parse().ok());
-    (number.unwrap_or(0), within.get(end + 1..).unwrap_or_default())
-}
-
 impl Anchors {
     /// Returns the anchor's prefix for a name of `name_len` bytes in the directory `path`, which
     /// has `path_len` bytes. Returns `None` if the path and the name fit together without an
@@ -79,7 +71,7 @@ impl Anchors {
     pub fn list(self, changes: impl Iterator<Item = FileChange>) -> Difference {
         let mut changes: Vec<FileChange> = changes.collect();
         // Within an anchor, the changes are in the order of their paths already.
-        changes.sort_by_key(|change| parted(&change.path).0);
+        changes.sort_by_key(|change| Difference::parted(&change.path).0);
         Difference { anchors: self.0.into_inner().paths, changes }
     }
 }
@@ -96,18 +88,21 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Returns the anchor at which a path begins, or `None` for the root.
-    pub fn anchor_of(path: &[u8]) -> Option<usize> {
-        Some(parted(path).0).filter(|number| *number > 0)
+    /// Splits a path of the list into the number of its anchor, 0 for the root, and the rest.
+    pub fn parted(path: &[u8]) -> (usize, &[u8]) {
+        let Some(within) = path.strip_prefix(b"/") else { return (0, path) };
+        let end = within.iter().position(|byte| *byte == b'/').unwrap_or(within.len());
+        let number = std::str::from_utf8(&within[..end]).ok().and_then(|n| n.parse().ok());
+        (number.unwrap_or(0), within.get(end + 1..).unwrap_or_default())
     }
 
     /// Returns a path of the list as a path from the root.
     pub fn whole(&self, path: &[u8]) -> Vec<u8> {
-        let (mut number, rest) = parted(path);
+        let (mut number, rest) = Difference::parted(path);
         let mut parts = vec![rest];
         // An anchor's path begins at an earlier anchor.
         while let Some(anchor) = number.checked_sub(1).and_then(|at| self.anchors.get(at)) {
-            let (above, rest) = parted(anchor);
+            let (above, rest) = Difference::parted(anchor);
             parts.push(rest);
             number = above.min(number - 1);
         }
@@ -154,10 +149,7 @@ mod tests {
         let list = anchors.list(std::iter::empty());
         assert_eq!(list.anchors.len(), 49);
         assert!(all.iter().all(|(path, whole)| list.whole(path) == *whole));
-        assert_eq!(
-            (Difference::anchor_of(&all[0].0), Difference::anchor_of(&path)),
-            (None, Some(49))
-        );
+        assert_eq!((Difference::parted(&all[0].0).0, Difference::parted(&path).0), (0, 49));
     }
 
     #[test]

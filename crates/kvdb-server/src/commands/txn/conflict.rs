@@ -1,0 +1,127 @@
+//! The message of a conflict: the keys that others have changed, by the names that users know, and
+//! the commits that changed them.
+
+use bytes::Bytes;
+use kvdb::{DictionaryId, TransactionId};
+
+use crate::keyspace::{TYPES_PREFIX, key_in_tuple, owner_key, parse_element};
+use crate::session::Session;
+
+/// Returns the conflict's message, which names the changed keys in the user's terms. The
+/// transaction was within `around`, and began after the commit `since`.
+pub(super) fn conflict(
+    s: &Session,
+    (around, since): (Option<TransactionId>, u64),
+    keys: &[(DictionaryId, Bytes)],
+    stays: bool,
+) -> String {
+    const SHOWN: usize = 3;
+    let mut all = names_in(s, around, keys, SHOWN);
+    let more =
+        if all.len() > SHOWN { format!(" and {} more", all.len() - SHOWN) } else { String::new() };
+    all.truncate(SHOWN);
+    for name in &mut all {
+        let of_name = |key: &&(DictionaryId, Bytes)| {
+            names_in(s, around, std::slice::from_ref(*key), 1).first() == Some(&*name)
+        };
+        // A commit into an enclosing transaction has no commit number.
+        let key = keys.iter().take(SHOWN * 16).find(of_name).filter(|_| around.is_none());
+        if let Some(by) = key.and_then(|(dict, key)| changed_by(s, since, *dict, key)) {
+            name.push_str(&by);
+        }
+    }
+    let end = if stays { "nothing was committed" } else { "nothing was changed: begin again" };
+    format!("others have changed {}{more} meanwhile; {end}", all.join(", "))
+}
+
+/// Returns the newest undoable commit after number `since` that has changed a key, and its age.
+/// Returns `None` if the key was changed outside of transactions, or in a transaction that cannot
+/// be undone.
+fn changed_by(s: &Session, since: u64, dict: DictionaryId, key: &[u8]) -> Option<String> {
+    let now = s.db().wall_clock();
+    let mut commits = s.db().undoable_commits();
+    commits.retain(|commit| commit.number > since);
+    commits.into_iter().rev().find_map(|commit| {
+        let (before, after) = s.db().states_around(commit.number).ok()?;
+        // A state without the dictionary has no such key.
+        let value = |state: &kvdb::View| state.get(dict, key).ok().flatten();
+        if value(&before) == value(&after) {
+            return None;
+        }
+        let ago = now.saturating_sub(commit.created).as_secs();
+        let label = match commit.label.is_empty() {
+            true => String::new(),
+            false => format!(" \"{}\",", commit.label.escape_debug()),
+        };
+        Some(format!(" (by commit {},{label} {ago} s ago)", commit.number))
+    })
+}
+
+/// Returns the names of keys in the user's terms, without duplicates. Finding the name of a file is
+/// expensive, so it is done only for the first `shown` keys.
+pub fn names_of(s: &Session, keys: &[(DictionaryId, Bytes)], shown: usize) -> Vec<String> {
+    names_in(s, None, keys, shown)
+}
+
+/// Does the same as [`names_of`], with the file names of the transaction `around`, if given.
+fn names_in(
+    s: &Session,
+    around: Option<TransactionId>,
+    keys: &[(DictionaryId, Bytes)],
+    shown: usize,
+) -> Vec<String> {
+    // Includes the dictionaries of clones.
+    let dictionaries = s.db().view().dictionaries();
+    let mut all = Vec::new();
+    for (dict, key) in keys {
+        let name = match dictionaries.iter().find(|d| d.id == *dict) {
+            Some(d) if d.options.reserved => {
+                let end = [&key[..], &[0]].concat();
+                let describe = || match (around, &s.shared.describe) {
+                    (Some(id), _) => s.shared.transactions.describe(id, &d.name, key, &end),
+                    (None, Some(describe)) => describe(&d.name, key, &end),
+                    (None, None) => None,
+                };
+                of_a_file((all.len() < shown).then(describe).flatten())
+            }
+            found => {
+                let name = found.map_or_else(|| dict.0.to_string(), |d| d.name.clone());
+                let types = name.strip_prefix(TYPES_PREFIX);
+                let (name, key) = match types {
+                    Some(of) => (of, key_of_tuple(s, *dict, key)),
+                    None => (name.as_str(), key.clone()),
+                };
+                let more = if key.len() > 40 { "…" } else { "" };
+                format!(
+                    "key \"{}\"{more} of dictionary {name}",
+                    key[..key.len().min(40)].escape_ascii()
+                )
+            }
+        };
+        if !all.contains(&name) {
+            all.push(name);
+        }
+    }
+    all
+}
+
+/// Returns the name of a file for a description of one of its keys: that a key has its attributes,
+/// and a number of a file without a name, say nothing to the user.
+fn of_a_file(description: Option<String>) -> String {
+    let Some(description) = description else { return "a file or directory".to_string() };
+    match description.strip_prefix("the node of ") {
+        Some(path) if path.starts_with('/') => path.to_string(),
+        None if !description.starts_with("nodes from inode ") => description,
+        _ => "a file or directory".to_string(),
+    }
+}
+
+/// Returns the key that a tuple of a types dictionary belongs to, or the tuple's own key if that is
+/// not known.
+fn key_of_tuple(s: &Session, types: DictionaryId, tuple: &Bytes) -> Bytes {
+    if let Some(key) = key_in_tuple(tuple) {
+        return key;
+    }
+    let owner = parse_element(tuple).and_then(|(id, ..)| s.db().get(types, &owner_key(id)).ok());
+    owner.flatten().unwrap_or_else(|| tuple.clone())
+}

@@ -1,0 +1,106 @@
+//! The ends of a transaction: `TXN COMMIT`, `TXN ABORT`, and the error for one that has ended.
+
+use kvdb::{CommitOptions, Durability, TransactionId};
+
+use super::conflict::conflict;
+use super::{arity, id_of, over};
+use crate::commands::is;
+use crate::commands::tell::tell_all;
+use crate::dictionaries::{self, Place};
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::session::Session;
+
+/// `TXN COMMIT [id] [SYNC] [IF state] [STAY] [ABORTNESTED]`. `IF` commits only in the state that
+/// `TXN STATE` returned; any other state is the error `CHANGED`. With `STAY` the transaction stays
+/// open after a conflict. With `ABORTNESTED` open transactions within it are aborted; without it
+/// they are the error `NESTED`.
+pub(super) fn commit(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 2, 8)?;
+    let durability = if s.durable { Durability::Synced } else { Durability::Buffered };
+    let mut options = CommitOptions { durability, ..CommitOptions::default() };
+    let mut id = None;
+    let mut words = args.from(2);
+    while let Some(word) = words.next() {
+        match word {
+            o if is(o, "sync") => options.durability = Durability::Synced,
+            o if is(o, "stay") => options.stays = true,
+            o if is(o, "abortnested") => options.aborts_nested = true,
+            o if is(o, "if") => {
+                let state = words.next().and_then(|word| std::str::from_utf8(word).ok());
+                options.only_in = Some(state.ok_or(Failure::SYNTAX)?.parse()?);
+            }
+            o if id.is_none() => id = Some(o),
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
+    let id = id_of(s, id)?;
+    let (around, branch, since) = match s.db().transaction(id) {
+        Ok(transaction) => {
+            (transaction.within(), transaction.branch().to_owned(), transaction.begun_after())
+        }
+        Err(_) => (None, String::new(), u64::MAX),
+    };
+    let done = s.shared.transactions.commit(id, options);
+    // The commit has happened all the same.
+    let (done, unsynced) = match done {
+        Err(error @ kvdb::Error::NotSynced(_)) => (Ok(()), Some(error)),
+        done => (done, None),
+    };
+    match done {
+        Err(kvdb::Error::Conflict { keys }) => {
+            if !options.stays {
+                over(s, id);
+            }
+            Err(Failure::Conflict(conflict(s, (around, since), &keys, options.stays)))
+        }
+        Err(error) => {
+            if s.db().transaction(id).is_err() {
+                over(s, id);
+            }
+            Err(ended(s, id, error).into())
+        }
+        Ok(()) => {
+            if let Some(state) = s.shared.transaction_states.end(id) {
+                let effects = state.effects.lock().take().unwrap_or_default();
+                match around {
+                    Some(around) => s.settle_in(around, effects),
+                    None => s.shared.reached().carry_out(effects),
+                }
+            }
+            if s.shared.transaction_states.is_older(id) {
+                let place = Place::of_branch(&branch);
+                let all = dictionaries::listed_at(&place, s.db()).into_iter().map(|(name, _)| name);
+                tell_all("lost", &branch, all, s);
+            }
+            s.shared.waiters.wake_all();
+            over(s, id);
+            if let Some(error) = unsynced {
+                return Err(error.into());
+            }
+            out.ok();
+            Ok(())
+        }
+    }
+}
+
+pub(super) fn abort(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    arity(args, 2, 3)?;
+    let id = id_of(s, args.get(2))?;
+    over(s, id);
+    s.shared.transactions.abort(id).map_err(|error| ended(s, id, error))?;
+    // A connection that waits in this transaction must notice that it has ended.
+    s.shared.waiters.wake_all();
+    out.ok();
+    Ok(())
+}
+
+/// For a transaction that has ended already, returns the error that tells whether a retry is
+/// worthwhile.
+pub(super) fn ended(s: &Session, id: TransactionId, error: kvdb::Error) -> kvdb::Error {
+    match error {
+        kvdb::Error::NoTransaction(_) => s.db().lost_to_another(id).unwrap_or(error),
+        other => other,
+    }
+}
