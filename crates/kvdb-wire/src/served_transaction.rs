@@ -480,7 +480,7 @@ impl ServedTransaction {
     /// may still take place later.
     pub fn roll_back(&self, to: &ServedSavepoint) -> kvdb::Result<()> {
         let rolled_back = self.numbered(Numbered::RollBack(to.0));
-        // Also after an error: the server may have rolled back.
+        // The server may have rolled back even if there was an error.
         let mut state = self.state.lock();
         state.pages.clear();
         state.new.clear();

@@ -452,7 +452,7 @@ mod tests {
         }
         let mut map = PersistentMap::default();
         for key in 0..10_000 {
-            // Of a version that others read, each node on the path is copied.
+            // Each node on the path is copied while another version shares it.
             let _copy = (key % 7 == 0).then(|| map.clone());
             map.insert(key, key);
         }

@@ -83,12 +83,20 @@ pub(crate) struct Step {
     pub extension: Option<Extension>,
 }
 
+/// A file that was announced and not read.
+struct Ahead {
+    /// Its position in the walk.
+    position: u64,
+    ino: Ino,
+    bytes: u64,
+}
+
 struct Walk {
     number: u64,
     /// `None` while a thread extends the walk.
     frontier: Option<Frontier>,
-    /// Files that were announced and not read, in the order of the walk, each with its bytes.
-    ahead: VecDeque<(Ino, u64)>,
+    /// Files that were announced and not read, in the order of the walk.
+    ahead: VecDeque<Ahead>,
     /// The bytes of these, and of those that the last extension has announced.
     bytes: u64,
     announced: u64,
@@ -177,7 +185,7 @@ impl Plans {
         let order = self.orders.follow(ino);
         let in_order = order.map(|order| order.dir);
         let waits = order.is_some_and(|order| order.files >= FILES && order.waits >= WAITS);
-        // Of a listing that was read from memory a few reads wait, too, as those that were preempted.
+        // A few reads of a listing in memory wait, too: their thread was preempted.
         let often = order.is_some_and(|order| order.waits.saturating_mul(4) >= order.files);
         let extension = match (self.ahead.remove(&ino), in_order) {
             (Some(number), _) => self.used(number, ino),
@@ -190,15 +198,15 @@ impl Plans {
     /// A file was read that had been announced.
     fn used(&mut self, number: u64, ino: Ino) -> Option<Extension> {
         let walk = self.walks.iter_mut().find(|walk| walk.number == number)?;
-        let at = walk.ahead.iter().position(|(ahead, _)| *ahead == ino)?;
-        walk.bytes -= walk.ahead.remove(at).map_or(0, |(_, bytes)| bytes);
+        let at = walk.ahead.iter().position(|ahead| ahead.ino == ino)?;
+        walk.bytes -= walk.ahead.remove(at).map_or(0, |ahead| ahead.bytes);
         (walk.used, walk.last) = (walk.used + 1, self.clock);
         self.counts.used += 1;
         self.recent.0 += 1;
-        let passed: Vec<(Ino, u64)> = walk.ahead.drain(..at.saturating_sub(PASSED)).collect();
-        walk.bytes -= passed.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let passed: Vec<Ahead> = walk.ahead.drain(..at.saturating_sub(PASSED)).collect();
+        walk.bytes -= passed.iter().map(|ahead| ahead.bytes).sum::<u64>();
         walk.wasted += passed.len() as u64;
-        self.waste(passed);
+        self.waste(passed.into_iter().map(|ahead| ahead.ino));
         self.extend(number)
     }
 
@@ -296,7 +304,7 @@ impl Plans {
     fn extended(&mut self, mut extension: Extension, files: Vec<(Ino, u64)>) {
         let Some(walk) = self.walks.iter_mut().find(|walk| walk.number == extension.walk) else {
             self.counts.announced += files.len() as u64;
-            return self.waste(files);
+            return self.waste(files.into_iter().map(|(ino, _)| ino));
         };
         walk.covered.extend(extension.frontier.take_entered());
         let excess = walk.covered.len().saturating_sub(COVERED);
@@ -306,30 +314,34 @@ impl Plans {
             // Twice what can be announced at a time: the next half while this one is read.
             walk.window = (files.len() * 2).clamp(WINDOW_MIN, walk.window);
         }
-        walk.frontier = Some(extension.frontier);
         walk.announced = files.iter().map(|(_, bytes)| bytes).sum();
         for (ino, bytes) in files {
             // A file with several names may be announced for each of them, and counts once.
             if let hash_map::Entry::Vacant(vacant) = self.ahead.entry(ino) {
                 vacant.insert(walk.number);
                 walk.bytes += bytes;
-                walk.ahead.push_back((ino, bytes));
+                let position = extension.frontier.take_position(ino);
+                walk.ahead.push_back(Ahead { position, ino, bytes });
                 self.counts.announced += 1;
             }
         }
+        // A file that was put back is announced after ones that are read after it.
+        walk.ahead.make_contiguous().sort_unstable_by_key(|ahead| ahead.position);
+        extension.frontier.settle();
+        walk.frontier = Some(extension.frontier);
     }
 
     fn give_up(&mut self, number: u64) {
         let Some(at) = self.walks.iter().position(|walk| walk.number == number) else { return };
         let walk = self.walks.remove(at);
-        self.waste(walk.ahead);
+        self.waste(walk.ahead.into_iter().map(|ahead| ahead.ino));
     }
 
     /// Counts files that were announced and will not be read, and stops planning if less than half
     /// of the last ones were used.
-    fn waste(&mut self, files: impl IntoIterator<Item = (Ino, u64)>) {
+    fn waste(&mut self, files: impl IntoIterator<Item = Ino>) {
         let mut wasted = 0;
-        for (ino, _) in files {
+        for ino in files {
             self.ahead.remove(&ino);
             wasted += 1;
         }

@@ -174,7 +174,7 @@ impl Changes {
     /// them extends beyond the path.
     pub fn choices_at(&self, path: &[u8]) -> Outcome<Vec<Choice>> {
         if path.is_empty() {
-            // As from a variable of a script that is not set.
+            // A script with a variable that is not set gives an empty path.
             return Err(Failure::new(Exit::Usage, "a path is empty").hint("\".\" is all files"));
         }
         let path = &*bare(path);

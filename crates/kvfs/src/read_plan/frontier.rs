@@ -1,7 +1,7 @@
 //! The frontier of a walk: the files that a reader of a tree is expected to read, in order. It
 //! takes entries of directories as they are needed, so it knows no store.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::attr::Ino;
 use crate::listing_order::Entry;
@@ -36,6 +36,10 @@ pub(crate) struct Frontier {
     first: VecDeque<Ino>,
     /// The innermost directory is the last.
     frames: Vec<Frame>,
+    /// The number of files that were returned, and the positions of those whose place among the
+    /// others is not asked for yet.
+    returned: u64,
+    positions: HashMap<Ino, u64>,
     /// Directories that were entered; see [`Frontier::take_entered`].
     entered: Vec<Ino>,
 }
@@ -47,7 +51,11 @@ impl Frontier {
         }
         while let Some(frame) = self.frames.last_mut() {
             match frame.entries.next() {
-                Some(entry) if !entry.is_dir() => return Next::File(entry.ino()),
+                Some(entry) if !entry.is_dir() => {
+                    self.returned += 1;
+                    self.positions.entry(entry.ino()).or_insert(self.returned);
+                    return Next::File(entry.ino());
+                }
                 Some(entry) if frame.descends => return Next::Names(entry.ino(), None),
                 Some(_) => {}
                 None => match frame.after.take() {
@@ -80,6 +88,18 @@ impl Frontier {
     /// Puts back files, in order, that were not announced.
     pub fn put_back(&mut self, files: impl DoubleEndedIterator<Item = Ino>) {
         files.rev().for_each(|ino| self.first.push_front(ino));
+    }
+
+    /// Takes the position of a file among all that were returned. A file that was put back has the
+    /// position that it had at first.
+    pub fn take_position(&mut self, ino: Ino) -> u64 {
+        self.positions.remove(&ino).unwrap_or(self.returned)
+    }
+
+    /// Forgets the positions of files that were neither put back nor asked for.
+    pub fn settle(&mut self) {
+        let left: HashSet<Ino> = self.first.iter().copied().collect();
+        self.positions.retain(|ino, _| left.contains(ino));
     }
 
     /// Takes the directories that were entered since the last call.
