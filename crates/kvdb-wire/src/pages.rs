@@ -2,37 +2,55 @@
 //! alone, which tells of it here; so what is kept is never stale, and nothing has to be asked
 //! before it is used: it only has to be bounded.
 //!
-//! Kept are values by their keys, and the last pages of tuples. A page answers each request for a
-//! part of its range, as where a listing goes on from call to call.
+//! Kept are values by their keys, and the ranges of which all keys are among them, as of a page of
+//! a listing: a key of such a range that has no value is not there. They answer each request for a
+//! part of a range, and each lookup in it. Pages of keys without values are kept as they came.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, PageRequest, TuplePage};
 
-/// Pages that are kept at most, so that looking through them stays cheap.
+/// Pages of keys that are kept at most, so that looking through them stays cheap.
 const PAGES: usize = 32;
-/// Values longer than this are not kept: who has read one has it.
+/// A value that was read by itself and is longer than this is not kept: its reader has it.
 const LONGEST: usize = 64 << 10;
+/// Longer values have a bound of their own, so that contents of files do not take the place of
+/// names and nodes.
+const SMALL: usize = 1 << 10;
 /// Bytes that an entry takes in addition to its key and its value, about.
 const ENTRY: usize = 96;
 
 /// Values and pages of one view.
 pub struct Pages {
-    /// Bytes that each of both may take.
-    most: usize,
+    /// Bytes that all of it may take.
+    memory: usize,
     values: BTreeMap<(DictionaryId, Bytes), Option<Bytes>>,
-    /// The keys in the order in which they came, the oldest first.
-    order: VecDeque<(DictionaryId, Bytes)>,
-    value_bytes: usize,
+    /// Of the small values, and of the others.
+    queues: [Queue; 2],
+    /// Where the ranges begin and end of which `values` has all keys that are there; an empty end
+    /// is that of the dictionary. No two of them overlap or touch.
+    ranges: BTreeMap<(DictionaryId, Bytes), Bytes>,
+    range_bytes: usize,
     pages: VecDeque<Page>,
     page_bytes: usize,
 }
 
+/// Values that go together, the oldest first.
+#[derive(Default)]
+struct Queue {
+    /// The keys in the order in which they came. One that was forgotten, or has a value of the
+    /// other kind, still has its place here.
+    order: VecDeque<(DictionaryId, Bytes)>,
+    bytes: usize,
+    most: usize,
+}
+
+/// Keys without their values.
 struct Page {
     dict: DictionaryId,
-    keys_only: bool,
-    /// The range that it has all tuples of: from here
+    /// The range that it has all keys of: from here
     start: Bytes,
     /// to its last tuple, and if it has ended to here.
     end: Bytes,
@@ -40,13 +58,39 @@ struct Page {
     bytes: usize,
 }
 
+/// Returns the queue of a value.
+fn kind_of(value: Option<&Bytes>) -> usize {
+    usize::from(value.is_some_and(|value| value.len() > SMALL))
+}
+
+fn size_of_entry(key: &Bytes, value: Option<&Bytes>) -> usize {
+    ENTRY + key.len() + value.map_or(0, Bytes::len)
+}
+
+/// Returns a copy. What comes with a frame is a part of it, and would keep all of it.
+fn own(bytes: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(bytes)
+}
+
+/// Returns the least key above this one.
+fn after(key: &[u8]) -> Bytes {
+    [key, &[0]].concat().into()
+}
+
+/// Returns whether a range with this end goes on after `key`, or to it.
+fn is_before(key: &[u8], end: &Bytes) -> bool {
+    end.is_empty() || key < end
+}
+
 impl Pages {
     pub fn new(memory: usize) -> Pages {
+        let queue = |most| Queue { most, ..Queue::default() };
         Pages {
-            most: memory / 2,
+            memory,
             values: BTreeMap::new(),
-            order: VecDeque::new(),
-            value_bytes: 0,
+            queues: [queue(memory / 2), queue(memory / 4)],
+            ranges: BTreeMap::new(),
+            range_bytes: 0,
             pages: VecDeque::new(),
             page_bytes: 0,
         }
@@ -54,36 +98,62 @@ impl Pages {
 
     /// The value of a key, or that it has none; `None`: that is not known.
     pub fn value(&self, dict: DictionaryId, key: &Bytes) -> Option<Option<Bytes>> {
-        self.values.get(&(dict, key.clone())).cloned()
+        if let Some(value) = self.values.get(&(dict, key.clone())) {
+            return Some(value.clone());
+        }
+        self.range_of(dict, key).map(|_| None)
     }
 
     pub fn keep_value(&mut self, dict: DictionaryId, key: &Bytes, value: Option<&Bytes>) {
         if value.is_some_and(|value| value.len() > LONGEST) {
             return;
         }
-        // Both are parts of a whole frame, which they would keep.
-        let own = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
-        let (at, value) = ((dict, own(key)), value.map(own));
-        let bytes = ENTRY + key.len() + value.as_ref().map_or(0, Bytes::len);
-        self.value_bytes += bytes;
-        match self.values.insert(at.clone(), value) {
-            None => self.order.push_back(at),
+        self.insert((dict, own(key)), value.map(|value| own(value)));
+    }
+
+    fn insert(&mut self, at: (DictionaryId, Bytes), value: Option<Bytes>) {
+        let kind = kind_of(value.as_ref());
+        self.queues[kind].bytes += size_of_entry(&at.1, value.as_ref());
+        let is_in_queue = match self.values.insert(at.clone(), value) {
+            None => false,
             // A server that sends another value than before is wrong, and the bound holds all the
             // same.
             Some(before) => {
-                self.value_bytes -= ENTRY + key.len() + before.map_or(0, |value| value.len());
+                let of = kind_of(before.as_ref());
+                self.queues[of].bytes -= size_of_entry(&at.1, before.as_ref());
+                of == kind
             }
+        };
+        if !is_in_queue {
+            self.queues[kind].order.push_back(at);
+            self.tidy(kind);
         }
-        while self.value_bytes > self.most {
-            let Some(oldest) = self.order.pop_front() else { break };
-            self.remove(&oldest);
+        while self.queues[kind].bytes > self.queues[kind].most {
+            let Some(oldest) = self.queues[kind].order.pop_front() else { break };
+            if self.values.get(&oldest).is_some_and(|value| kind_of(value.as_ref()) == kind) {
+                self.remove(&oldest);
+            }
         }
     }
 
     fn remove(&mut self, at: &(DictionaryId, Bytes)) {
-        // One that was forgotten still has its place in the order.
-        if let Some(gone) = self.values.remove(at) {
-            self.value_bytes -= ENTRY + at.1.len() + gone.map_or(0, |value| value.len());
+        let Some(gone) = self.values.remove(at) else { return };
+        self.queues[kind_of(gone.as_ref())].bytes -= size_of_entry(&at.1, gone.as_ref());
+        // Without it, the range would say that the key is not there.
+        if gone.is_some() {
+            self.cut(at.0, &at.1);
+        }
+    }
+
+    /// Drops places of the order that are of no value any more, when there are many.
+    fn tidy(&mut self, kind: usize) {
+        let (values, order) = (&self.values, &mut self.queues[kind].order);
+        if order.len() > 2 * values.len() + PAGES {
+            let mut seen = BTreeSet::new();
+            let is_here = |at: &(DictionaryId, Bytes)| {
+                values.get(at).is_some_and(|value| kind_of(value.as_ref()) == kind)
+            };
+            order.retain(|at| is_here(at) && seen.insert(at.clone()));
         }
     }
 
@@ -104,11 +174,8 @@ impl Pages {
 
     fn forget_value(&mut self, dict: DictionaryId, key: &Bytes) {
         self.remove(&(dict, key.clone()));
-        if self.order.len() > 2 * self.values.len() + PAGES {
-            let mut seen = BTreeSet::new();
-            let values = &self.values;
-            self.order.retain(|at| values.contains_key(at) && seen.insert(at.clone()));
-        }
+        self.cut(dict, key);
+        (0..self.queues.len()).for_each(|kind| self.tidy(kind));
     }
 
     /// The client has deleted a range.
@@ -117,11 +184,10 @@ impl Pages {
             return;
         }
         self.forget_pages(dict, start, Some(end));
-        let mut bytes = 0;
-        for (_, value) in self.values.range_mut((dict, start.clone())..(dict, end.clone())) {
-            bytes += value.take().map_or(0, |value| value.len());
-        }
-        self.value_bytes -= bytes;
+        let inside = self.values.range((dict, start.clone())..(dict, end.clone()));
+        let there = inside.filter(|(_, value)| value.is_some()).map(|(at, _)| at.clone());
+        let there: Vec<_> = there.collect();
+        there.into_iter().for_each(|at| self.insert(at, None));
     }
 
     /// Drops the pages that have a key, or one of those from it to before `end`.
@@ -144,15 +210,108 @@ impl Pages {
 
     /// All of it is another state's by now.
     pub fn clear(&mut self) {
-        *self = Pages { most: self.most, ..Pages::new(0) };
+        *self = Pages::new(self.memory);
     }
 
-    /// Tuples of a page that was read before, some at least of those that are asked for.
+    /// Returns the last range that begins at a key or before it.
+    fn range_before(&self, dict: DictionaryId, key: &Bytes) -> Option<(Bytes, Bytes)> {
+        let ((of, start), end) = self.ranges.range(..=(dict, key.clone())).next_back()?;
+        (*of == dict).then(|| (start.clone(), end.clone()))
+    }
+
+    /// Returns the range that has a key.
+    fn range_of(&self, dict: DictionaryId, key: &Bytes) -> Option<(Bytes, Bytes)> {
+        self.range_before(dict, key).filter(|(_, end)| is_before(key, end))
+    }
+
+    fn insert_range(&mut self, dict: DictionaryId, start: Bytes, end: Bytes) {
+        self.range_bytes += ENTRY + start.len() + end.len();
+        self.ranges.insert((dict, start), end);
+        while self.range_bytes > self.memory / 8 {
+            let Some(((_, start), end)) = self.ranges.pop_first() else { break };
+            self.range_bytes -= ENTRY + start.len() + end.len();
+        }
+    }
+
+    fn remove_range(&mut self, dict: DictionaryId, start: &Bytes) {
+        if let Some(end) = self.ranges.remove(&(dict, start.clone())) {
+            self.range_bytes -= ENTRY + start.len() + end.len();
+        }
+    }
+
+    /// All keys of this range are known, as one range with those that overlap it or touch it.
+    fn add_range(&mut self, dict: DictionaryId, mut start: Bytes, mut end: Bytes) {
+        let further = |one: Bytes, other: Bytes| match one.is_empty() || other.is_empty() {
+            true => Bytes::new(),
+            false => one.max(other),
+        };
+        if !is_before(&start, &end) {
+            return;
+        }
+        if let Some((first, last)) = self.range_before(dict, &start)
+            && (last.is_empty() || last >= start)
+        {
+            self.remove_range(dict, &first);
+            (start, end) = (first, further(last, end));
+        }
+        loop {
+            let from = Bound::Included((dict, start.clone()));
+            let next = self.ranges.range((from, Bound::Unbounded)).next();
+            let next =
+                next.filter(|((of, first), _)| *of == dict && (end.is_empty() || *first <= end));
+            let Some((first, last)) = next.map(|((_, first), last)| (first.clone(), last.clone()))
+            else {
+                break;
+            };
+            self.remove_range(dict, &first);
+            end = further(last, end);
+        }
+        self.insert_range(dict, start, end);
+    }
+
+    /// Of this key it is not known any more if it is there.
+    fn cut(&mut self, dict: DictionaryId, key: &Bytes) {
+        let Some((start, end)) = self.range_of(dict, key) else { return };
+        self.remove_range(dict, &start);
+        let next = after(key);
+        if start < *key {
+            self.insert_range(dict, start, own(key));
+        }
+        if is_before(&next, &end) {
+            self.insert_range(dict, next, end);
+        }
+    }
+
+    /// Tuples of a range that is known, some at least of those that are asked for.
     pub fn page(&self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<TuplePage> {
-        if request.backward {
+        if request.backward || (!request.end.is_empty() && request.start >= request.end) {
             return None;
         }
-        self.pages.iter().rev().find_map(|kept| kept.part(dict, request))
+        let kept = || self.pages.iter().rev().find_map(|kept| kept.part(dict, request));
+        let kept = request.keys_only.then(kept).flatten();
+        kept.or_else(|| self.part(dict, request))
+    }
+
+    fn part(&self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<TuplePage> {
+        let start = own(request.start);
+        let (_, end) = self.range_of(dict, &start)?;
+        let has_all = end.is_empty() || (!request.end.is_empty() && end >= request.end);
+        let to = match if has_all { request.end } else { &end[..] } {
+            [] => Bound::Excluded((DictionaryId(dict.0.saturating_add(1)), Bytes::new())),
+            to => Bound::Excluded((dict, own(to))),
+        };
+        let (mut tuples, mut bytes, mut ended) = (Vec::new(), 0, has_all);
+        for ((of, key), value) in self.values.range((Bound::Included((dict, start)), to)) {
+            let Some(value) = value.as_ref().filter(|_| *of == dict) else { continue };
+            if tuples.len() >= request.tuples as usize || bytes >= request.bytes as usize {
+                ended = false;
+                break;
+            }
+            bytes += key.len() + value.len();
+            let value = if request.keys_only { Bytes::new() } else { value.clone() };
+            tuples.push((key.clone(), value));
+        }
+        (ended || !tuples.is_empty()).then_some(TuplePage { tuples, ended })
     }
 
     pub fn keep_page(&mut self, dict: DictionaryId, request: &PageRequest<'_>, page: &TuplePage) {
@@ -160,19 +319,41 @@ impl Pages {
         let bytes = page.tuples.iter().map(size).sum::<usize>() + ENTRY;
         // One that takes a large part of the memory is one of a long read, which does not come
         // back.
-        if request.backward || bytes > self.most / 4 || !is_part_of_range(request, page) {
+        if request.backward || bytes > self.memory / 8 || !is_part_of_range(request, page) {
             return;
         }
+        if request.keys_only {
+            self.keep_keys(dict, request, page, bytes);
+            return;
+        }
+        let end = match page.tuples.last() {
+            _ if page.ended => own(request.end),
+            Some((last, _)) => after(last),
+            None => return,
+        };
+        // The range comes first: it is cut where one of its values has to go at once.
+        self.add_range(dict, own(request.start), end);
+        for (key, value) in &page.tuples {
+            self.insert((dict, own(key)), Some(own(value)));
+        }
+    }
+
+    fn keep_keys(
+        &mut self,
+        dict: DictionaryId,
+        request: &PageRequest<'_>,
+        page: &TuplePage,
+        bytes: usize,
+    ) {
         self.page_bytes += bytes;
         self.pages.push_back(Page {
             dict,
-            keys_only: request.keys_only,
-            start: Bytes::copy_from_slice(request.start),
-            end: Bytes::copy_from_slice(request.end),
+            start: own(request.start),
+            end: own(request.end),
             page: page.clone(),
             bytes,
         });
-        while self.page_bytes > self.most || self.pages.len() > PAGES {
+        while self.page_bytes > self.memory / 8 || self.pages.len() > PAGES {
             let Some(oldest) = self.pages.pop_front() else { break };
             self.page_bytes -= oldest.bytes;
         }
@@ -192,11 +373,7 @@ fn is_part_of_range(request: &PageRequest<'_>, page: &TuplePage) -> bool {
 
 impl Page {
     fn part(&self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<TuplePage> {
-        let same = self.dict == dict
-            && self.keys_only == request.keys_only
-            && self.end == request.end
-            && self.start <= request.start;
-        if !same {
+        if self.dict != dict || self.end != request.end || self.start > request.start {
             return None;
         }
         let from = self.page.tuples.partition_point(|(key, _)| key < request.start);
@@ -225,20 +402,58 @@ mod tests {
         TuplePage { tuples, ended }
     }
 
+    fn bytes(key: &'static str) -> Bytes {
+        Bytes::from(key)
+    }
+
     #[test]
     fn a_page_answers_for_each_part_of_its_range() {
         let mut pages = Pages::new(1 << 20);
         pages.keep_page(DICT, &request(b"b", b"x", 3), &page(&["c", "e", "g"], false));
         assert_eq!(pages.page(DICT, &request(b"d", b"x", 10)), Some(page(&["e", "g"], false)));
         assert_eq!(pages.page(DICT, &request(b"b", b"x", 1)), Some(page(&["c"], false)));
+        assert_eq!(pages.page(DICT, &request(b"b", b"f", 9)), Some(page(&["c", "e"], true)));
+        assert_eq!(pages.page(DICT, &request(b"d", b"", 9)), Some(page(&["e", "g"], false)));
         assert_eq!(pages.page(DICT, &request(b"h", b"x", 10)), None, "after its last tuple");
         assert_eq!(pages.page(DICT, &request(b"a", b"x", 10)), None, "before its range");
-        assert_eq!(pages.page(DICT, &request(b"d", b"y", 10)), None, "another end");
         assert_eq!(pages.page(DictionaryId(2), &request(b"d", b"x", 10)), None);
         pages.keep_page(DICT, &request(b"g\0", b"x", 3), &page(&["h"], true));
         assert_eq!(pages.page(DICT, &request(b"h", b"x", 10)), Some(page(&["h"], true)));
         assert_eq!(pages.page(DICT, &request(b"i", b"x", 10)), Some(page(&[], true)));
-        assert_eq!(pages.page(DICT, &request(b"h", b"x", 0)), Some(page(&[], false)));
+        assert_eq!(
+            pages.page(DICT, &request(b"b", b"x", 9)),
+            Some(page(&["c", "e", "g", "h"], true))
+        );
+        let few = PageRequest { bytes: 2, ..request(b"b", b"x", 9) };
+        assert_eq!(pages.page(DICT, &few), Some(page(&["c", "e"], false)));
+        assert_eq!(pages.ranges.len(), 1, "they touch");
+    }
+
+    #[test]
+    fn keys_without_values_are_no_values() {
+        let mut pages = Pages::new(1 << 20);
+        let keys = PageRequest { keys_only: true, ..request(b"b", b"x", 9) };
+        pages.keep_page(DICT, &keys, &page(&["c", "e"], true));
+        assert_eq!(pages.page(DICT, &keys), Some(page(&["c", "e"], true)));
+        assert_eq!(pages.page(DICT, &request(b"b", b"x", 9)), None);
+        assert_eq!(pages.value(DICT, &bytes("c")), None);
+        pages.write_value(DICT, &bytes("d"), Some(&bytes("new")));
+        assert_eq!((pages.page(DICT, &keys), pages.page_bytes), (None, 0));
+    }
+
+    #[test]
+    fn of_a_range_that_was_read_each_key_is_known() {
+        let mut pages = Pages::new(1 << 20);
+        let mut read = page(&["c", "e"], true);
+        read.tuples[1].1 = bytes("five");
+        pages.keep_page(DICT, &request(b"b", b"x", 9), &read);
+        assert_eq!(pages.value(DICT, &bytes("e")), Some(Some(bytes("five"))));
+        assert_eq!(pages.value(DICT, &bytes("d")), Some(None), "it is not there");
+        assert_eq!(pages.value(DICT, &bytes("a")), None);
+        assert_eq!(pages.value(DICT, &bytes("x")), None);
+        assert_eq!(pages.value(DictionaryId(2), &bytes("e")), None);
+        let keys = PageRequest { keys_only: true, ..request(b"b", b"x", 9) };
+        assert_eq!(pages.page(DICT, &keys), Some(page(&["c", "e"], true)));
     }
 
     #[test]
@@ -247,40 +462,76 @@ mod tests {
         let key = Bytes::from_static(b"k");
         for len in [0, 60_000, 10] {
             pages.keep_value(DICT, &key, Some(&Bytes::from(vec![0; len])));
-            assert_eq!(pages.value_bytes, ENTRY + 1 + len);
+            assert_eq!(pages.queues[0].bytes + pages.queues[1].bytes, ENTRY + 1 + len);
         }
         pages.keep_value(DICT, &key, None);
-        assert_eq!((pages.value_bytes, pages.order.len()), (ENTRY + 1, 1));
+        assert_eq!((pages.queues[0].bytes, pages.queues[1].bytes), (ENTRY + 1, 0));
+        assert_eq!(pages.values.len(), 1);
     }
 
     #[test]
     fn what_a_client_has_changed_is_not_read_from_what_was_kept() {
-        let mut pages = Pages::new(1 << 20);
-        let key = |key: &'static str| Bytes::from_static(key.as_bytes());
-        let kept = page(&["c", "e", "g"], true);
-        for kept_anew in 0..3 {
+        for how in 0..5 {
+            let mut pages = Pages::new(1 << 20);
+            let mut kept = page(&["c", "e", "g"], true);
+            kept.tuples[1].1 = bytes("old");
             pages.keep_page(DICT, &request(b"b", b"x", 9), &kept);
-            pages.keep_value(DICT, &key("e"), Some(&key("old")));
-            match kept_anew {
-                0 => pages.write_value(DICT, &key("e"), Some(&key("new"))),
-                1 => pages.delete_range(DICT, &key("d"), &key("f")),
-                _ => pages.forget(DICT, &key("e")),
+            let long = Bytes::from(vec![0; LONGEST + 1]);
+            match how {
+                0 => pages.write_value(DICT, &bytes("e"), Some(&bytes("new"))),
+                1 => pages.write_value(DICT, &bytes("e"), None),
+                2 => pages.delete_range(DICT, &bytes("d"), &bytes("f")),
+                3 => pages.forget(DICT, &bytes("e")),
+                _ => pages.write_value(DICT, &bytes("e"), Some(&long)),
             }
-            let value = pages.value(DICT, &key("e"));
-            assert_eq!(value, [Some(Some(key("new"))), Some(None), None][kept_anew].clone());
-            assert_eq!(pages.page(DICT, &request(b"b", b"x", 9)), None, "{kept_anew}");
-            assert_eq!(pages.page_bytes, 0);
+            let value = pages.value(DICT, &bytes("e"));
+            let found = pages.page(DICT, &request(b"b", b"x", 9));
+            match how {
+                0 => {
+                    kept.tuples[1].1 = bytes("new");
+                    assert_eq!((value, found), (Some(Some(bytes("new"))), Some(kept)));
+                }
+                1 | 2 => assert_eq!((value, found), (Some(None), Some(page(&["c", "g"], true)))),
+                _ => {
+                    assert_eq!((value, found), (None, Some(page(&["c"], false))), "{how}");
+                    let rest = pages.page(DICT, &request(b"e\0", b"x", 9));
+                    assert_eq!(rest, Some(page(&["g"], true)));
+                    assert_eq!(pages.page(DICT, &request(b"e", b"x", 9)), None);
+                }
+            }
         }
-        pages.keep_page(DICT, &request(b"b", b"x", 9), &kept);
-        pages.write_value(DICT, &key("y"), None);
-        pages.delete_range(DICT, &key("x"), &key("z"));
-        pages.delete_range(DICT, &key("a"), &key("b"));
-        assert_eq!(pages.page(DICT, &request(b"b", b"x", 9)), Some(kept));
+        let mut pages = Pages::new(1 << 20);
+        pages.keep_page(DICT, &request(b"b", b"x", 9), &page(&["c"], true));
+        pages.write_value(DICT, &bytes("d"), Some(&bytes("")));
+        assert_eq!(pages.page(DICT, &request(b"b", b"x", 9)), Some(page(&["c", "d"], true)));
         for _ in 0..1000 {
-            pages.write_value(DICT, &key("k"), Some(&key("v")));
-            pages.forget(DICT, &key("k"));
+            pages.write_value(DICT, &bytes("k"), Some(&bytes("v")));
+            pages.forget(DICT, &bytes("k"));
         }
-        assert!(pages.order.len() < 100, "{}", pages.order.len());
+        assert!(pages.queues[0].order.len() < 100, "{}", pages.queues[0].order.len());
+        pages.clear();
+        assert_eq!(pages.value(DICT, &bytes("c")), None);
+        assert_eq!(pages.page(DICT, &request(b"b", b"x", 9)), None);
+    }
+
+    #[test]
+    fn a_key_that_had_to_go_is_not_taken_for_one_that_is_not_there() {
+        let mut pages = Pages::new(20_000);
+        let all: Vec<Bytes> = (0..200u32).map(|i| own(&i.to_be_bytes())).collect();
+        // The first one is the oldest, though the page has it again.
+        pages.keep_value(DICT, &all[9], Some(&bytes("v")));
+        for part in all.chunks(10) {
+            let tuples = part.iter().map(|key| (key.clone(), bytes("v"))).collect();
+            let ended = part[9] == all[199];
+            let request = PageRequest { bytes: 9000, ..request(&part[0], b"", 10) };
+            pages.keep_page(DICT, &request, &TuplePage { tuples, ended });
+            for key in &all {
+                assert_ne!(pages.value(DICT, key), Some(None));
+            }
+        }
+        assert_eq!(pages.value(DICT, &all[199]), Some(Some(bytes("v"))));
+        assert_eq!(pages.value(DICT, &all[0]), None, "it is too old");
+        assert_eq!(pages.value(DICT, &own(&[0, 0, 0, 199, 1])), Some(None));
     }
 
     #[test]
@@ -289,10 +540,15 @@ mod tests {
         for i in 0..10_000u32 {
             let key = Bytes::from(i.to_be_bytes().to_vec());
             pages.keep_value(DICT, &key, Some(&Bytes::from(vec![0; 1000])));
-            let tuples = vec![(key.clone(), Bytes::from(vec![0; 1000]))];
-            pages.keep_page(DICT, &request(&key, b"", 1), &TuplePage { tuples, ended: false });
-            assert!(pages.value_bytes <= 50_000 && pages.page_bytes <= 50_000);
-            assert_eq!(pages.values.len(), pages.order.len());
+            let tuples = vec![(key.clone(), Bytes::from(vec![0; 1000 + i as usize % 100]))];
+            let page = TuplePage { tuples, ended: false };
+            pages.keep_page(DICT, &request(&key, b"", 1), &page);
+            let keys = PageRequest { keys_only: true, ..request(&key, b"", 1) };
+            pages.keep_page(DICT, &keys, &page);
+            assert!(pages.queues[0].bytes <= 50_000 && pages.queues[1].bytes <= 25_000);
+            assert!(pages.page_bytes <= 12_500 && pages.range_bytes <= 12_500);
+            let places = pages.queues.iter().map(|queue| queue.order.len()).sum::<usize>();
+            assert!(places <= 4 * pages.values.len() + 2 * PAGES, "{places}");
         }
         let last = Bytes::from(9_999u32.to_be_bytes().to_vec());
         assert!(pages.value(DICT, &last).is_some(), "the newest one is kept");

@@ -291,3 +291,41 @@ fn many_small_files_take_few_requests() {
     assert_eq!(tree(&store.fs).len(), 2001);
     is_sound(&store);
 }
+
+#[test]
+fn what_a_listing_has_brought_is_not_asked_for_again_to_remove_it() {
+    let store = Store::writable();
+    for i in 0..500 {
+        write(&store.fs, format!("file{i:03}").as_bytes(), b"content");
+    }
+    store.fs.sync_all().unwrap();
+    let client = store.client();
+    let guest = Guest::new(&client);
+    let begun = client.counts().requests;
+    let mut listed = Vec::new();
+    let mut emit = |entry: kvfs::DirEntry<'_>| {
+        listed.push((entry.name.to_vec(), entry.ino));
+        true
+    };
+    guest.fs.readdir(ROOT, 2, true, &mut emit).unwrap();
+    assert_eq!(listed.len(), 500);
+    for (name, ino) in &listed {
+        guest.fs.unlink(ROOT, name).unwrap();
+        guest.fs.forget(*ino, 1);
+    }
+    // The listing has told what is not there, too, and knows what was changed since.
+    assert!(guest.fs.lookup(ROOT, b"file1000").is_err());
+    write(&guest.fs, b"file100", b"made anew");
+    let mut names = Vec::new();
+    let mut emit = |entry: kvfs::DirEntry<'_>| {
+        names.push(entry.name.to_vec());
+        true
+    };
+    guest.fs.readdir(ROOT, 2, false, &mut emit).unwrap();
+    assert_eq!(names, [b"file100"]);
+    let asked = client.counts().requests - begun;
+    assert!(asked < 30, "{asked} requests");
+    guest.commits();
+    assert_eq!(tree(&store.fs).len(), 1);
+    is_sound(&store);
+}
