@@ -12,6 +12,8 @@ use std::ops::Bound;
 use bytes::Bytes;
 use kvdb::{DictionaryId, PageRequest, TuplePage};
 
+use crate::ahead::{Ahead, Plan};
+
 /// Pages of keys that are kept at most, so that looking through them stays cheap.
 const PAGES: usize = 32;
 /// A value that was read by itself and is longer than this is not kept: its reader has it.
@@ -35,6 +37,7 @@ pub struct Pages {
     range_bytes: usize,
     pages: VecDeque<Page>,
     page_bytes: usize,
+    ahead: Ahead,
 }
 
 /// Values that go together, the oldest first.
@@ -93,6 +96,7 @@ impl Pages {
             range_bytes: 0,
             pages: VecDeque::new(),
             page_bytes: 0,
+            ahead: Ahead::new(),
         }
     }
 
@@ -102,6 +106,39 @@ impl Pages {
             return Some(value.clone());
         }
         self.range_of(dict, key).map(|_| None)
+    }
+
+    /// Counts what was looked up, as far as it was known.
+    pub fn looked_up(&mut self, found: &[Option<Option<Bytes>>]) {
+        self.ahead.looked_up(found);
+    }
+
+    /// Returns what is to be read first, where a key is not known: [`Ahead::plan`]. Nothing of it
+    /// is known by itself. After a range, [`Pages::has_read_ahead`] must be called.
+    pub fn plan(&mut self, dict: DictionaryId, key: &Bytes) -> Option<Plan> {
+        if self.range_of(dict, key).is_some() {
+            return None;
+        }
+        let mut plan = self.ahead.plan(dict, key)?;
+        // A range that begins before the key ends before it, or with it.
+        if let Some((_, end)) = self.range_before(dict, key) {
+            plan.start = plan.start.max(end);
+        }
+        let from = Bound::Excluded((dict, key.clone()));
+        if let Some(((of, next), _)) = self.ranges.range((from, Bound::Unbounded)).next()
+            && *of == dict
+            && is_before(next, &plan.end)
+        {
+            plan.end = next.clone();
+        }
+        Some(plan)
+    }
+
+    /// A page was read as planned; `None`: it could not be.
+    pub fn has_read_ahead(&mut self, dict: DictionaryId, page: Option<&TuplePage>) {
+        let size = |(key, value): &(Bytes, Bytes)| key.len() + value.len();
+        let bytes = page.map_or(0, |page| page.tuples.iter().map(size).sum());
+        self.ahead.has_read(dict, bytes);
     }
 
     pub fn keep_value(&mut self, dict: DictionaryId, key: &Bytes, value: Option<&Bytes>) {

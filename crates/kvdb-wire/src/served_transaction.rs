@@ -87,6 +87,9 @@ pub struct ServedTransaction {
     client: Arc<Client>,
     key: TransactionKey,
     pub(crate) durable: bool,
+    /// Reading locks nothing, so that more may be read than is asked for. Of one that was taken up
+    /// that is not known.
+    pub(crate) reads_ahead: bool,
     /// Tells this one from others with the key.
     holder: u64,
     begun: BeginOptions,
@@ -138,6 +141,7 @@ impl ServedTransaction {
             key,
             // One that does not end by itself.
             durable: lease == 0,
+            reads_ahead: !joins && !begun.serializable,
             holder,
             begun,
             id: TransactionId(id),

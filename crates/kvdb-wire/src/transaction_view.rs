@@ -54,6 +54,35 @@ impl ServedTransaction {
         }
     }
 
+    /// Reads what lies around a key that is not known, where that is likely to be asked for, too.
+    /// Returns whether more is known then. An error is not reported, since the read of the key
+    /// meets it again.
+    fn read_ahead(&self, dict: DictionaryId, key: &Bytes) -> bool {
+        if !self.reads_ahead {
+            return false;
+        }
+        // As in `page`, the overlay is taken first.
+        let (plan, overlay, made) = {
+            let mut state = self.state.lock();
+            let Some(plan) = state.pages.plan(dict, key) else { return false };
+            let overlay = state.overlay(dict, &plan.request());
+            (plan, overlay, state.made)
+        };
+        let request = plan.request();
+        // Values that only the server can tell are not waited for here.
+        let page = match overlay.has_updated() {
+            true => None,
+            false => self.page_there(dict, &request).ok(),
+        };
+        let page = page.filter(|page| page.ended || !page.tuples.is_empty());
+        let mut state = self.state.lock();
+        state.pages.has_read_ahead(dict, page.as_ref());
+        let Some(page) = page.filter(|_| state.made == made) else { return false };
+        let (merged, _) = overlay.merge(&request, page);
+        state.pages.keep_page(dict, &request, &merged);
+        true
+    }
+
     /// A page as the server has it.
     fn page_there(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
         let request = |view| Request::Iterate {
@@ -88,13 +117,19 @@ impl ServedView for ServedTransaction {
         self.check()?;
         let keys: Vec<Bytes> = keys.iter().map(|key| Bytes::copy_from_slice(key)).collect();
         let look = || {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
             let found: Vec<_> = keys.iter().map(|key| state.known(dict, key)).collect();
+            state.pages.looked_up(&found);
             (found, keys.iter().any(|key| state.is_updated(dict, key)), state.made)
         };
         let (mut found, is_updated, mut made) = look();
         if is_updated {
             self.send()?;
+            (found, _, made) = look();
+        }
+        if let Some(first) = found.iter().position(Option::is_none)
+            && self.read_ahead(dict, &keys[first])
+        {
             (found, _, made) = look();
         }
         with_missing(&keys, found, |missing| self.values(dict, missing, made))

@@ -329,3 +329,74 @@ fn what_a_listing_has_brought_is_not_asked_for_again_to_remove_it() {
     assert_eq!(tree(&store.fs).len(), 1);
     is_sound(&store);
 }
+
+/// Makes directories with so many files in each, and returns them as the names that a client looks
+/// up.
+fn made(store: &Store, dirs: u64, files: u64, content: &[u8]) -> Vec<(String, Vec<String>)> {
+    let (fs, caller) = (&store.fs, Caller::default());
+    let mut all = Vec::new();
+    for dir in 0..dirs {
+        let name = format!("dir{dir}");
+        let ino = fs.mkdir(ROOT, name.as_bytes(), 0o755, caller).unwrap().ino;
+        let mut names = Vec::new();
+        for file in 0..files {
+            let name = format!("file{file:04}");
+            let attr = fs.mknod(ino, name.as_bytes(), FileKind::File, 0o644, 0, caller).unwrap();
+            fs.write(attr.ino, 0, content, Default::default()).unwrap();
+            names.push(name);
+        }
+        all.push((name, names));
+    }
+    fs.sync_all().unwrap();
+    all
+}
+
+#[test]
+fn files_that_are_looked_up_one_by_one_are_asked_for_together() {
+    let store = Store::writable();
+    let all = made(&store, 4, 250, b"some content");
+    let client = store.client();
+    let guest = Guest::new(&client);
+    let begun = client.counts().requests;
+    for (dir, names) in &all {
+        let dir = guest.fs.lookup(ROOT, dir.as_bytes()).unwrap().ino;
+        for name in names {
+            assert_eq!(guest.fs.lookup(dir, name.as_bytes()).unwrap().size, 12);
+            let absent = guest.fs.lookup(dir, format!("{name}.lock").as_bytes());
+            assert!(matches!(absent, Err(kvfs::Error::NotFound)), "{absent:?}");
+        }
+    }
+    let asked = client.counts().requests - begun;
+    assert!(asked < 80, "{asked} requests for the names and nodes of a thousand files");
+}
+
+#[test]
+fn files_that_are_renamed_and_removed_in_no_order_are_asked_for_together() {
+    let store = Store::writable();
+    let all = made(&store, 2, 500, b"some content");
+    let client = store.client();
+    let guest = Guest::new(&client);
+    let begun = client.counts().requests;
+    let dirs: Vec<Ino> =
+        all.iter().map(|(dir, _)| guest.fs.lookup(ROOT, dir.as_bytes()).unwrap().ino).collect();
+    for i in 0..1000 {
+        let i = i * 367 % 1000;
+        let (dir, name) = (dirs[i % 2], &all[i % 2].1[i / 2]);
+        if i % 3 == 0 {
+            guest.fs.unlink(dir, name.as_bytes()).unwrap();
+        } else {
+            let to = format!("moved{i:04}");
+            let options = Default::default();
+            guest.fs.rename(dir, name.as_bytes(), dir, to.as_bytes(), options).unwrap();
+        }
+        // What was changed is seen, whatever was read with it before.
+        assert!(guest.fs.lookup(dir, name.as_bytes()).is_err());
+    }
+    let asked = client.counts().requests - begun;
+    assert!(asked < 300, "{asked} requests for a thousand files");
+    let found = tree(&guest.fs);
+    assert_eq!(found.len(), 2 + 1000 - 334);
+    guest.commits();
+    assert!(tree(&store.fs) == found);
+    is_sound(&store);
+}
