@@ -10,8 +10,9 @@
 //! bring, on `body`, `changes` and `failure`), `socket` (what frames come and go on), `deadline`
 //! (by when). The client: `client` (a connection that many threads ask on), `single_flight` (made
 //! by one of them), `asking` (until there is an answer), `reach` (or none for too long), `pages`
-//! (what it has read), `ahead` (what it reads before it is asked for), `snapshot_view`; `served_transaction`, with `gathered` (changes that the server may not have),
-//! `outgoing` (batches and their numbers), `new_ranges` (where nothing has to be asked for),
+//! (what it has read), `ahead` (what it reads before it is asked for), `snapshot_view`;
+//! `served_transaction`, with `gathered` (changes that the server may not have), `outgoing`
+//! (batches and their numbers), `new_ranges` (where nothing has to be asked for),
 //! `transaction_state` and `transaction_view`. The server: `server` (listens), `conversation` (one
 //! connection), `roles` (who may do what), `budget` (of the answers of all of them), `counts` (by
 //! requests, of both sides), `transactions` (of all clients), `unfinished` (their changes that have

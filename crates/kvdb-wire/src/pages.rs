@@ -12,7 +12,7 @@ use std::ops::Bound;
 use bytes::Bytes;
 use kvdb::{DictionaryId, PageRequest, TuplePage};
 
-use crate::ahead::{Ahead, Plan};
+use crate::ahead::{Ahead, Asked, Plan};
 
 /// Pages of keys that are kept at most, so that looking through them stays cheap.
 const PAGES: usize = 32;
@@ -108,6 +108,13 @@ impl Pages {
         self.range_of(dict, key).map(|_| None)
     }
 
+    /// As [`Pages::page`]; what is returned is counted.
+    pub fn answer(&mut self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<TuplePage> {
+        let page = self.page(dict, request)?;
+        self.ahead.looked_at(&page);
+        Some(page)
+    }
+
     /// Counts what was looked up, as far as it was known.
     pub fn looked_up(&mut self, found: &[Option<Option<Bytes>>]) {
         self.ahead.looked_up(found);
@@ -115,11 +122,11 @@ impl Pages {
 
     /// Returns what is to be read first, where a key is not known: [`Ahead::plan`]. Nothing of it
     /// is known by itself. After a range, [`Pages::has_read_ahead`] must be called.
-    pub fn plan(&mut self, dict: DictionaryId, key: &Bytes) -> Option<Plan> {
+    pub fn plan(&mut self, dict: DictionaryId, key: &Bytes, asked: Asked) -> Option<Plan> {
         if self.range_of(dict, key).is_some() {
             return None;
         }
-        let mut plan = self.ahead.plan(dict, key)?;
+        let mut plan = self.ahead.plan(dict, key, asked)?;
         // A range that begins before the key ends before it, or with it.
         if let Some((_, end)) = self.range_before(dict, key) {
             plan.start = plan.start.max(end);

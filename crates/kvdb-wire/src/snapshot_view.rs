@@ -10,6 +10,7 @@ use env::Instant;
 use env::sync::Mutex;
 use kvdb::{DictionaryId, PageRequest, ServedView, Space, TuplePage};
 
+use crate::ahead::{Asked, first_of_dense};
 use crate::asking::{first_keys, with_missing};
 use crate::body::{ANSWER_BYTES, MAX_TUPLES};
 use crate::client::{Client, Connection};
@@ -120,8 +121,8 @@ impl SnapshotView {
     /// Reads what lies around a key that is not known, where that is likely to be asked for, too.
     /// Returns whether more is known then. An error is not reported, since the read of the key
     /// meets it again.
-    fn read_ahead(&self, dict: DictionaryId, key: &Bytes) -> bool {
-        let Some(plan) = self.pages.lock().plan(dict, key) else { return false };
+    fn read_ahead(&self, dict: DictionaryId, key: &Bytes, asked: Asked) -> bool {
+        let Some(plan) = self.pages.lock().plan(dict, key, asked) else { return false };
         let request = plan.request();
         let page = self.page_there(dict, &request).ok();
         let mut pages = self.pages.lock();
@@ -190,7 +191,7 @@ impl ServedView for SnapshotView {
         };
         let mut found = look();
         if let Some(first) = found.iter().position(Option::is_none)
-            && self.read_ahead(dict, &keys[first])
+            && self.read_ahead(dict, &keys[first], Asked::Keys)
         {
             found = look();
         }
@@ -198,7 +199,15 @@ impl ServedView for SnapshotView {
     }
 
     fn page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
-        if let Some(kept) = self.pages.lock().page(dict, page) {
+        if let Some(kept) = self.pages.lock().answer(dict, page) {
+            return Ok(kept);
+        }
+        // Of files and directories next to this one, too, but for keys alone.
+        if !page.backward
+            && !page.keys_only
+            && self.read_ahead(dict, &Bytes::copy_from_slice(page.start), Asked::Range)
+            && let Some(kept) = self.pages.lock().answer(dict, page)
+        {
             return Ok(kept);
         }
         let answer = self.page_there(dict, page)?;
@@ -207,11 +216,17 @@ impl ServedView for SnapshotView {
     }
 
     fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) {
-        let keys: Vec<Bytes> = {
+        let unknown = || -> Vec<Bytes> {
             let pages = self.pages.lock();
             let keys = keys.iter().map(|key| Bytes::copy_from_slice(key));
             keys.filter(|key| pages.value(dict, key).is_none()).collect()
         };
+        let mut keys = unknown();
+        if let Some(first) = first_of_dense(&keys)
+            && self.read_ahead(dict, first, Asked::Keys)
+        {
+            keys = unknown();
+        }
         let mut rest = &keys[..];
         while !rest.is_empty() {
             match self.values(dict, rest) {

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use env::Instant;
 use kvdb::{DictionaryId, PageRequest, ServedChange, ServedView, Space, TuplePage};
 
+use crate::ahead::{Asked, first_of_dense};
 use crate::asking::{first_keys, with_missing};
 use crate::body::{ANSWER_BYTES, MAX_TUPLES};
 use crate::changes::{gives_back, memory_of_change};
@@ -57,14 +58,14 @@ impl ServedTransaction {
     /// Reads what lies around a key that is not known, where that is likely to be asked for, too.
     /// Returns whether more is known then. An error is not reported, since the read of the key
     /// meets it again.
-    fn read_ahead(&self, dict: DictionaryId, key: &Bytes) -> bool {
+    fn read_ahead(&self, dict: DictionaryId, key: &Bytes, asked: Asked) -> bool {
         if !self.reads_ahead {
             return false;
         }
         // As in `page`, the overlay is taken first.
         let (plan, overlay, made) = {
             let mut state = self.state.lock();
-            let Some(plan) = state.pages.plan(dict, key) else { return false };
+            let Some(plan) = state.pages.plan(dict, key, asked) else { return false };
             let overlay = state.overlay(dict, &plan.request());
             (plan, overlay, state.made)
         };
@@ -128,7 +129,7 @@ impl ServedView for ServedTransaction {
             (found, _, made) = look();
         }
         if let Some(first) = found.iter().position(Option::is_none)
-            && self.read_ahead(dict, &keys[first])
+            && self.read_ahead(dict, &keys[first], Asked::Keys)
         {
             (found, _, made) = look();
         }
@@ -137,7 +138,15 @@ impl ServedView for ServedTransaction {
 
     fn page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
         self.check()?;
-        if let Some(kept) = self.state.lock().pages.page(dict, page) {
+        if let Some(kept) = self.state.lock().pages.answer(dict, page) {
+            return Ok(kept);
+        }
+        // Of files and directories next to this one, too, but for keys alone.
+        if !page.backward
+            && !page.keys_only
+            && self.read_ahead(dict, &Bytes::copy_from_slice(page.start), Asked::Range)
+            && let Some(kept) = self.state.lock().pages.answer(dict, page)
+        {
             return Ok(kept);
         }
         let (mut from, mut to) = (page.start.to_vec(), page.end.to_vec());
@@ -176,13 +185,19 @@ impl ServedView for ServedTransaction {
     }
 
     fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) {
-        let (keys, made): (Vec<Bytes>, u64) = {
+        let unknown = || -> (Vec<Bytes>, u64) {
             let state = self.state.lock();
             let keys = keys.iter().map(|key| Bytes::copy_from_slice(key));
             let unknown =
                 keys.filter(|key| state.known(dict, key).is_none() && !state.is_updated(dict, key));
             (unknown.collect(), state.made)
         };
+        let (mut keys, mut made) = unknown();
+        if let Some(first) = first_of_dense(&keys)
+            && self.read_ahead(dict, first, Asked::Keys)
+        {
+            (keys, made) = unknown();
+        }
         let mut rest = &keys[..];
         while !rest.is_empty() {
             match self.values(dict, rest, made) {

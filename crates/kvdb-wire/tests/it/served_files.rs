@@ -389,7 +389,7 @@ fn files_that_are_renamed_and_removed_in_no_order_are_asked_for_together() {
             let options = Default::default();
             guest.fs.rename(dir, name.as_bytes(), dir, to.as_bytes(), options).unwrap();
         }
-        // What was changed is seen, whatever was read with it before.
+        // The change is seen, whatever was read with the name before.
         assert!(guest.fs.lookup(dir, name.as_bytes()).is_err());
     }
     let asked = client.counts().requests - begun;
