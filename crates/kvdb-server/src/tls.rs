@@ -38,9 +38,9 @@ impl Tls {
         Ok(Tls(Arc::new(config)))
     }
 
-    /// Reads PEM files like [`Tls::from_files`], and asks clients for a certificate that leads to an
-    /// authority of a third file. Where one is required, clients without are refused; those with
-    /// another one always are.
+    /// Reads PEM files like [`Tls::from_files`], and asks clients for a certificate that leads to
+    /// an authority of a third file. Where one is required, clients without are refused; those
+    /// with another one always are.
     pub fn asking(
         certificates: &Path,
         key: &Path,

@@ -24,6 +24,7 @@
 
 #![warn(missing_docs)]
 
+mod ahead;
 mod asking;
 mod body;
 mod budget;

@@ -6,33 +6,53 @@
 //! for a part of its range, for example those of a listing that continues from call to call.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 
 use bytes::Bytes;
 use kvdb::{DictionaryId, PageRequest, TuplePage};
 
-/// Limit of the cached pages, so that searching them stays cheap.
+use crate::ahead::{Ahead, Asked, Plan};
+
+/// Pages of keys that are kept at most, so that looking through them stays cheap.
 const PAGES: usize = 32;
-/// Longer values are not cached: their reader keeps its own copy.
+/// A value that was read by itself and is longer than this is not kept: its reader has it.
 const LONGEST: usize = 64 << 10;
-/// Approximate bytes that an entry takes in addition to its key and its value.
+/// Longer values have a bound of their own, so that contents of files do not take the place of
+/// names and nodes.
+const SMALL: usize = 1 << 10;
+/// Bytes that an entry takes in addition to its key and its value, about.
 const ENTRY: usize = 96;
 
 /// The cached values and pages of one view.
 pub struct Pages {
-    /// Limit of the bytes of the values, and of the bytes of the pages.
-    most: usize,
+    /// Bytes that all of it may take.
+    memory: usize,
     values: BTreeMap<(DictionaryId, Bytes), Option<Bytes>>,
-    /// The cached keys, the oldest first.
-    order: VecDeque<(DictionaryId, Bytes)>,
-    value_bytes: usize,
+    /// The queues of the small values and of the others.
+    queues: [Queue; 2],
+    /// Where the ranges begin and end of which `values` has all keys that are there; an empty end
+    /// is that of the dictionary. No two of them overlap or touch.
+    ranges: BTreeMap<(DictionaryId, Bytes), Bytes>,
+    range_bytes: usize,
     pages: VecDeque<Page>,
     page_bytes: usize,
+    ahead: Ahead,
 }
 
+/// Values that go together, the oldest first.
+#[derive(Default)]
+struct Queue {
+    /// The keys in the order in which they came. One that was forgotten, or has a value of the
+    /// other kind, still has its place here.
+    order: VecDeque<(DictionaryId, Bytes)>,
+    bytes: usize,
+    most: usize,
+}
+
+/// Keys without their values.
 struct Page {
     dict: DictionaryId,
-    keys_only: bool,
-    /// Start of the range that the page covers completely.
+    /// The range that it has all keys of: from here
     start: Bytes,
     /// End of the requested range. The page covers it as far as its last tuple, and up to this end
     /// if it has ended.
@@ -41,51 +61,144 @@ struct Page {
     bytes: usize,
 }
 
+/// Returns the queue of a value.
+fn kind_of(value: Option<&Bytes>) -> usize {
+    usize::from(value.is_some_and(|value| value.len() > SMALL))
+}
+
+fn size_of_entry(key: &Bytes, value: Option<&Bytes>) -> usize {
+    ENTRY + key.len() + value.map_or(0, Bytes::len)
+}
+
+/// Returns a copy. What comes with a frame is a part of it, and would keep all of it.
+fn own(bytes: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(bytes)
+}
+
+/// Returns the least key above this one.
+fn after(key: &[u8]) -> Bytes {
+    [key, &[0]].concat().into()
+}
+
+/// Returns whether a range with this end goes on after `key`, or to it.
+fn is_before(key: &[u8], end: &Bytes) -> bool {
+    end.is_empty() || key < end
+}
+
 impl Pages {
     pub fn new(memory: usize) -> Pages {
+        let queue = |most| Queue { most, ..Queue::default() };
         Pages {
-            most: memory / 2,
+            memory,
             values: BTreeMap::new(),
-            order: VecDeque::new(),
-            value_bytes: 0,
+            queues: [queue(memory / 2), queue(memory / 4)],
+            ranges: BTreeMap::new(),
+            range_bytes: 0,
             pages: VecDeque::new(),
             page_bytes: 0,
+            ahead: Ahead::new(),
         }
     }
 
     /// Returns the value of a key, or `Some(None)` if it is known to have none. Returns `None` if
     /// that is not known.
     pub fn value(&self, dict: DictionaryId, key: &Bytes) -> Option<Option<Bytes>> {
-        self.values.get(&(dict, key.clone())).cloned()
+        if let Some(value) = self.values.get(&(dict, key.clone())) {
+            return Some(value.clone());
+        }
+        self.range_of(dict, key).map(|_| None)
+    }
+
+    /// Does the same as [`Pages::page`], and counts the tuples that it returns.
+    pub fn answer(&mut self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<TuplePage> {
+        let page = self.page(dict, request)?;
+        self.ahead.looked_at(&page);
+        Some(page)
+    }
+
+    /// Counts what was looked up, as far as it was known.
+    pub fn looked_up(&mut self, found: &[Option<Option<Bytes>>]) {
+        self.ahead.looked_up(found);
+    }
+
+    /// Returns what is to be read first, where a key is not known: [`Ahead::plan`]. Nothing of it
+    /// is known by itself. After a range, [`Pages::has_read_ahead`] must be called.
+    pub fn plan(&mut self, dict: DictionaryId, key: &Bytes, asked: Asked) -> Option<Plan> {
+        if self.range_of(dict, key).is_some() {
+            return None;
+        }
+        let mut plan = self.ahead.plan(dict, key, asked)?;
+        // A range that begins before the key ends before it, or with it.
+        if let Some((_, end)) = self.range_before(dict, key) {
+            plan.start = plan.start.max(end);
+        }
+        let from = Bound::Excluded((dict, key.clone()));
+        if let Some(((of, next), _)) = self.ranges.range((from, Bound::Unbounded)).next()
+            && *of == dict
+            && is_before(next, &plan.end)
+        {
+            plan.end = next.clone();
+        }
+        Some(plan)
+    }
+
+    /// Notes that a page was read as planned, or that it could not be read.
+    pub fn has_read_ahead(&mut self, dict: DictionaryId, page: Option<&TuplePage>) {
+        let size = |(key, value): &(Bytes, Bytes)| key.len() + value.len();
+        let bytes = page.map_or(0, |page| page.tuples.iter().map(size).sum());
+        self.ahead.has_read(dict, bytes);
     }
 
     pub fn keep_value(&mut self, dict: DictionaryId, key: &Bytes, value: Option<&Bytes>) {
         if value.is_some_and(|value| value.len() > LONGEST) {
             return;
         }
-        // Copy both: as slices they would pin a whole frame.
-        let own = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
-        let (at, value) = ((dict, own(key)), value.map(own));
-        let bytes = ENTRY + key.len() + value.as_ref().map_or(0, Bytes::len);
-        self.value_bytes += bytes;
-        match self.values.insert(at.clone(), value) {
-            None => self.order.push_back(at),
-            // The bound holds even if the server sends another value than before, which would be
-            // wrong.
+        self.insert((dict, own(key)), value.map(|value| own(value)));
+    }
+
+    fn insert(&mut self, at: (DictionaryId, Bytes), value: Option<Bytes>) {
+        let kind = kind_of(value.as_ref());
+        self.queues[kind].bytes += size_of_entry(&at.1, value.as_ref());
+        let is_in_queue = match self.values.insert(at.clone(), value) {
+            None => false,
+            // A server that sends another value than before is wrong, and the bound holds all the
+            // same.
             Some(before) => {
-                self.value_bytes -= ENTRY + key.len() + before.map_or(0, |value| value.len());
+                let of = kind_of(before.as_ref());
+                self.queues[of].bytes -= size_of_entry(&at.1, before.as_ref());
+                of == kind
             }
+        };
+        if !is_in_queue {
+            self.queues[kind].order.push_back(at);
+            self.tidy(kind);
         }
-        while self.value_bytes > self.most {
-            let Some(oldest) = self.order.pop_front() else { break };
-            self.remove(&oldest);
+        while self.queues[kind].bytes > self.queues[kind].most {
+            let Some(oldest) = self.queues[kind].order.pop_front() else { break };
+            if self.values.get(&oldest).is_some_and(|value| kind_of(value.as_ref()) == kind) {
+                self.remove(&oldest);
+            }
         }
     }
 
     fn remove(&mut self, at: &(DictionaryId, Bytes)) {
-        // A key that was forgotten is still in `order`.
-        if let Some(gone) = self.values.remove(at) {
-            self.value_bytes -= ENTRY + at.1.len() + gone.map_or(0, |value| value.len());
+        let Some(gone) = self.values.remove(at) else { return };
+        self.queues[kind_of(gone.as_ref())].bytes -= size_of_entry(&at.1, gone.as_ref());
+        // Without it, the range would say that the key is not there.
+        if gone.is_some() {
+            self.cut(at.0, &at.1);
+        }
+    }
+
+    /// Drops places of the order that are of no value any more, when there are many.
+    fn tidy(&mut self, kind: usize) {
+        let (values, order) = (&self.values, &mut self.queues[kind].order);
+        if order.len() > 2 * values.len() + PAGES {
+            let mut seen = BTreeSet::new();
+            let is_here = |at: &(DictionaryId, Bytes)| {
+                values.get(at).is_some_and(|value| kind_of(value.as_ref()) == kind)
+            };
+            order.retain(|at| is_here(at) && seen.insert(at.clone()));
         }
     }
 
@@ -106,11 +219,8 @@ impl Pages {
 
     fn forget_value(&mut self, dict: DictionaryId, key: &Bytes) {
         self.remove(&(dict, key.clone()));
-        if self.order.len() > 2 * self.values.len() + PAGES {
-            let mut seen = BTreeSet::new();
-            let values = &self.values;
-            self.order.retain(|at| values.contains_key(at) && seen.insert(at.clone()));
-        }
+        self.cut(dict, key);
+        (0..self.queues.len()).for_each(|kind| self.tidy(kind));
     }
 
     /// Records that the client has deleted a range.
@@ -119,11 +229,10 @@ impl Pages {
             return;
         }
         self.forget_pages(dict, start, Some(end));
-        let mut bytes = 0;
-        for (_, value) in self.values.range_mut((dict, start.clone())..(dict, end.clone())) {
-            bytes += value.take().map_or(0, |value| value.len());
-        }
-        self.value_bytes -= bytes;
+        let inside = self.values.range((dict, start.clone())..(dict, end.clone()));
+        let there = inside.filter(|(_, value)| value.is_some()).map(|(at, _)| at.clone());
+        let there: Vec<_> = there.collect();
+        there.into_iter().for_each(|at| self.insert(at, None));
     }
 
     /// Drops the pages whose range contains `key`, or any key from `key` to before `end`.
@@ -146,36 +255,150 @@ impl Pages {
 
     /// Drops everything, because the view now has another state.
     pub fn clear(&mut self) {
-        *self = Pages { most: self.most, ..Pages::new(0) };
+        *self = Pages::new(self.memory);
     }
 
-    /// Returns the first of the requested tuples from a cached page. There may be fewer than
-    /// requested.
+    /// Returns the last range that begins at a key or before it.
+    fn range_before(&self, dict: DictionaryId, key: &Bytes) -> Option<(Bytes, Bytes)> {
+        let ((of, start), end) = self.ranges.range(..=(dict, key.clone())).next_back()?;
+        (*of == dict).then(|| (start.clone(), end.clone()))
+    }
+
+    /// Returns the range that has a key.
+    fn range_of(&self, dict: DictionaryId, key: &Bytes) -> Option<(Bytes, Bytes)> {
+        self.range_before(dict, key).filter(|(_, end)| is_before(key, end))
+    }
+
+    fn insert_range(&mut self, dict: DictionaryId, start: Bytes, end: Bytes) {
+        self.range_bytes += ENTRY + start.len() + end.len();
+        self.ranges.insert((dict, start), end);
+        while self.range_bytes > self.memory / 8 {
+            let Some(((_, start), end)) = self.ranges.pop_first() else { break };
+            self.range_bytes -= ENTRY + start.len() + end.len();
+        }
+    }
+
+    fn remove_range(&mut self, dict: DictionaryId, start: &Bytes) {
+        if let Some(end) = self.ranges.remove(&(dict, start.clone())) {
+            self.range_bytes -= ENTRY + start.len() + end.len();
+        }
+    }
+
+    /// All keys of this range are known, as one range with those that overlap it or touch it.
+    fn add_range(&mut self, dict: DictionaryId, mut start: Bytes, mut end: Bytes) {
+        let further = |one: Bytes, other: Bytes| match one.is_empty() || other.is_empty() {
+            true => Bytes::new(),
+            false => one.max(other),
+        };
+        if !is_before(&start, &end) {
+            return;
+        }
+        if let Some((first, last)) = self.range_before(dict, &start)
+            && (last.is_empty() || last >= start)
+        {
+            self.remove_range(dict, &first);
+            (start, end) = (first, further(last, end));
+        }
+        loop {
+            let from = Bound::Included((dict, start.clone()));
+            let next = self.ranges.range((from, Bound::Unbounded)).next();
+            let next =
+                next.filter(|((of, first), _)| *of == dict && (end.is_empty() || *first <= end));
+            let Some((first, last)) = next.map(|((_, first), last)| (first.clone(), last.clone()))
+            else {
+                break;
+            };
+            self.remove_range(dict, &first);
+            end = further(last, end);
+        }
+        self.insert_range(dict, start, end);
+    }
+
+    /// Forgets whether this key exists.
+    fn cut(&mut self, dict: DictionaryId, key: &Bytes) {
+        let Some((start, end)) = self.range_of(dict, key) else { return };
+        self.remove_range(dict, &start);
+        let next = after(key);
+        if start < *key {
+            self.insert_range(dict, start, own(key));
+        }
+        if is_before(&next, &end) {
+            self.insert_range(dict, next, end);
+        }
+    }
+
+    /// Tuples of a range that is known, some at least of those that are asked for.
     pub fn page(&self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<TuplePage> {
-        if request.backward {
+        if request.backward || (!request.end.is_empty() && request.start >= request.end) {
             return None;
         }
-        self.pages.iter().rev().find_map(|kept| kept.part(dict, request))
+        let kept = || self.pages.iter().rev().find_map(|kept| kept.part(dict, request));
+        let kept = request.keys_only.then(kept).flatten();
+        kept.or_else(|| self.part(dict, request))
+    }
+
+    fn part(&self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<TuplePage> {
+        let start = own(request.start);
+        let (_, end) = self.range_of(dict, &start)?;
+        let has_all = end.is_empty() || (!request.end.is_empty() && end >= request.end);
+        let to = match if has_all { request.end } else { &end[..] } {
+            [] => Bound::Excluded((DictionaryId(dict.0.saturating_add(1)), Bytes::new())),
+            to => Bound::Excluded((dict, own(to))),
+        };
+        let (mut tuples, mut bytes, mut ended) = (Vec::new(), 0, has_all);
+        for ((of, key), value) in self.values.range((Bound::Included((dict, start)), to)) {
+            let Some(value) = value.as_ref().filter(|_| *of == dict) else { continue };
+            if tuples.len() >= request.tuples as usize || bytes >= request.bytes as usize {
+                ended = false;
+                break;
+            }
+            bytes += key.len() + value.len();
+            let value = if request.keys_only { Bytes::new() } else { value.clone() };
+            tuples.push((key.clone(), value));
+        }
+        (ended || !tuples.is_empty()).then_some(TuplePage { tuples, ended })
     }
 
     pub fn keep_page(&mut self, dict: DictionaryId, request: &PageRequest<'_>, page: &TuplePage) {
         let size = |(key, value): &(Bytes, Bytes)| key.len() + value.len() + ENTRY;
         let bytes = page.tuples.iter().map(size).sum::<usize>() + ENTRY;
-        // A page that takes a large part of the memory belongs to a long scan, which will not read
-        // it again.
-        if request.backward || bytes > self.most / 4 || !is_part_of_range(request, page) {
+        // One that takes a large part of the memory is one of a long read, which does not come
+        // back.
+        if request.backward || bytes > self.memory / 8 || !is_part_of_range(request, page) {
             return;
         }
+        if request.keys_only {
+            self.keep_keys(dict, request, page, bytes);
+            return;
+        }
+        let end = match page.tuples.last() {
+            _ if page.ended => own(request.end),
+            Some((last, _)) => after(last),
+            None => return,
+        };
+        // The range comes first: it is cut where one of its values has to go at once.
+        self.add_range(dict, own(request.start), end);
+        for (key, value) in &page.tuples {
+            self.insert((dict, own(key)), Some(own(value)));
+        }
+    }
+
+    fn keep_keys(
+        &mut self,
+        dict: DictionaryId,
+        request: &PageRequest<'_>,
+        page: &TuplePage,
+        bytes: usize,
+    ) {
         self.page_bytes += bytes;
         self.pages.push_back(Page {
             dict,
-            keys_only: request.keys_only,
-            start: Bytes::copy_from_slice(request.start),
-            end: Bytes::copy_from_slice(request.end),
+            start: own(request.start),
+            end: own(request.end),
             page: page.clone(),
             bytes,
         });
-        while self.page_bytes > self.most || self.pages.len() > PAGES {
+        while self.page_bytes > self.memory / 8 || self.pages.len() > PAGES {
             let Some(oldest) = self.pages.pop_front() else { break };
             self.page_bytes -= oldest.bytes;
         }
@@ -195,11 +418,7 @@ fn is_part_of_range(request: &PageRequest<'_>, page: &TuplePage) -> bool {
 
 impl Page {
     fn part(&self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<TuplePage> {
-        let same = self.dict == dict
-            && self.keys_only == request.keys_only
-            && self.end == request.end
-            && self.start <= request.start;
-        if !same {
+        if self.dict != dict || self.end != request.end || self.start > request.start {
             return None;
         }
         let from = self.page.tuples.partition_point(|(key, _)| key < request.start);
@@ -214,90 +433,4 @@ impl Page {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const DICT: DictionaryId = DictionaryId(1);
-
-    fn request<'a>(start: &'a [u8], end: &'a [u8], tuples: u32) -> PageRequest<'a> {
-        PageRequest { start, end, backward: false, keys_only: false, tuples, bytes: 1000 }
-    }
-
-    fn page(keys: &[&'static str], ended: bool) -> TuplePage {
-        let tuples = keys.iter().map(|key| (Bytes::from(*key), Bytes::new())).collect();
-        TuplePage { tuples, ended }
-    }
-
-    #[test]
-    fn a_page_answers_for_each_part_of_its_range() {
-        let mut pages = Pages::new(1 << 20);
-        pages.keep_page(DICT, &request(b"b", b"x", 3), &page(&["c", "e", "g"], false));
-        assert_eq!(pages.page(DICT, &request(b"d", b"x", 10)), Some(page(&["e", "g"], false)));
-        assert_eq!(pages.page(DICT, &request(b"b", b"x", 1)), Some(page(&["c"], false)));
-        assert_eq!(pages.page(DICT, &request(b"h", b"x", 10)), None, "after its last tuple");
-        assert_eq!(pages.page(DICT, &request(b"a", b"x", 10)), None, "before its range");
-        assert_eq!(pages.page(DICT, &request(b"d", b"y", 10)), None, "another end");
-        assert_eq!(pages.page(DictionaryId(2), &request(b"d", b"x", 10)), None);
-        pages.keep_page(DICT, &request(b"g\0", b"x", 3), &page(&["h"], true));
-        assert_eq!(pages.page(DICT, &request(b"h", b"x", 10)), Some(page(&["h"], true)));
-        assert_eq!(pages.page(DICT, &request(b"i", b"x", 10)), Some(page(&[], true)));
-        assert_eq!(pages.page(DICT, &request(b"h", b"x", 0)), Some(page(&[], false)));
-    }
-
-    #[test]
-    fn a_value_that_replaces_another_one_is_counted_in_its_place() {
-        let mut pages = Pages::new(1 << 20);
-        let key = Bytes::from_static(b"k");
-        for len in [0, 60_000, 10] {
-            pages.keep_value(DICT, &key, Some(&Bytes::from(vec![0; len])));
-            assert_eq!(pages.value_bytes, ENTRY + 1 + len);
-        }
-        pages.keep_value(DICT, &key, None);
-        assert_eq!((pages.value_bytes, pages.order.len()), (ENTRY + 1, 1));
-    }
-
-    #[test]
-    fn what_a_client_has_changed_is_not_read_from_what_was_kept() {
-        let mut pages = Pages::new(1 << 20);
-        let key = |key: &'static str| Bytes::from_static(key.as_bytes());
-        let kept = page(&["c", "e", "g"], true);
-        for kept_anew in 0..3 {
-            pages.keep_page(DICT, &request(b"b", b"x", 9), &kept);
-            pages.keep_value(DICT, &key("e"), Some(&key("old")));
-            match kept_anew {
-                0 => pages.write_value(DICT, &key("e"), Some(&key("new"))),
-                1 => pages.delete_range(DICT, &key("d"), &key("f")),
-                _ => pages.forget(DICT, &key("e")),
-            }
-            let value = pages.value(DICT, &key("e"));
-            assert_eq!(value, [Some(Some(key("new"))), Some(None), None][kept_anew].clone());
-            assert_eq!(pages.page(DICT, &request(b"b", b"x", 9)), None, "{kept_anew}");
-            assert_eq!(pages.page_bytes, 0);
-        }
-        pages.keep_page(DICT, &request(b"b", b"x", 9), &kept);
-        pages.write_value(DICT, &key("y"), None);
-        pages.delete_range(DICT, &key("x"), &key("z"));
-        pages.delete_range(DICT, &key("a"), &key("b"));
-        assert_eq!(pages.page(DICT, &request(b"b", b"x", 9)), Some(kept));
-        for _ in 0..1000 {
-            pages.write_value(DICT, &key("k"), Some(&key("v")));
-            pages.forget(DICT, &key("k"));
-        }
-        assert!(pages.order.len() < 100, "{}", pages.order.len());
-    }
-
-    #[test]
-    fn what_is_kept_is_bounded() {
-        let mut pages = Pages::new(100_000);
-        for i in 0..10_000u32 {
-            let key = Bytes::from(i.to_be_bytes().to_vec());
-            pages.keep_value(DICT, &key, Some(&Bytes::from(vec![0; 1000])));
-            let tuples = vec![(key.clone(), Bytes::from(vec![0; 1000]))];
-            pages.keep_page(DICT, &request(&key, b"", 1), &TuplePage { tuples, ended: false });
-            assert!(pages.value_bytes <= 50_000 && pages.page_bytes <= 50_000);
-            assert_eq!(pages.values.len(), pages.order.len());
-        }
-        let last = Bytes::from(9_999u32.to_be_bytes().to_vec());
-        assert!(pages.value(DICT, &last).is_some(), "the newest one is kept");
-    }
-}
+mod tests;

@@ -93,7 +93,10 @@ pub struct ServedTransaction {
     client: Arc<Client>,
     key: TransactionKey,
     pub(crate) durable: bool,
-    /// Tells this client from others that know the key.
+    /// Reading locks nothing, so that more may be read than is asked for. Of one that was taken up
+    /// that is not known.
+    pub(crate) reads_ahead: bool,
+    /// Tells this one from others with the key.
     holder: u64,
     begun: BeginOptions,
     id: TransactionId,
@@ -144,6 +147,7 @@ impl ServedTransaction {
             key,
             // A transaction without a lease does not end by itself.
             durable: lease == 0,
+            reads_ahead: !joins && !begun.serializable,
             holder,
             begun,
             id: TransactionId(id),
@@ -539,8 +543,8 @@ fn send(
         match &sent {
             Err(Error::Failed(Failure { code: FailureCode::Again, what })) => {
                 tracing::debug!("batch {number} is sent again: {what}");
-                // When its time is over it fails: a server that has no memory is there all the same,
-                // and would be waited for without an end.
+                // Fail when the time is over: a server without memory does answer, and would be
+                // waited for without an end.
                 let Ok(time) = left(deadline) else { return sent };
                 env::thread::sleep(pause.min(time));
                 pause = (pause * 2).min(Duration::from_secs(1));

@@ -10,6 +10,7 @@ use env::Instant;
 use env::sync::Mutex;
 use kvdb::{DictionaryId, PageRequest, ServedView, Space, TuplePage};
 
+use crate::ahead::{Asked, first_of_dense};
 use crate::asking::{first_keys, with_missing};
 use crate::body::{ANSWER_BYTES, MAX_TUPLES};
 use crate::client::{Client, Connection};
@@ -100,7 +101,39 @@ impl SnapshotView {
         self.told(Error::Unexpected)
     }
 
-    /// Returns the values of some of these keys, from the first one on.
+    /// A page as the server has it.
+    fn page_there(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
+        let request = |view| Request::Iterate {
+            view,
+            dict,
+            backward: page.backward,
+            keys_only: page.keys_only,
+            tuples: page.tuples.min(MAX_TUPLES),
+            bytes: page.bytes.min(ANSWER_BYTES as u32),
+            start: Bytes::copy_from_slice(page.start),
+            end: Bytes::copy_from_slice(page.end),
+        };
+        match self.ask(request)? {
+            Reply::Tuples { ended, tuples } => Ok(TuplePage { tuples, ended }),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Reads what lies around a key that is not known, where that is likely to be asked for, too.
+    /// Returns whether more is known then. An error is not reported, since the read of the key
+    /// meets it again.
+    fn read_ahead(&self, dict: DictionaryId, key: &Bytes, asked: Asked) -> bool {
+        let Some(plan) = self.pages.lock().plan(dict, key, asked) else { return false };
+        let request = plan.request();
+        let page = self.page_there(dict, &request).ok();
+        let mut pages = self.pages.lock();
+        pages.has_read_ahead(dict, page.as_ref());
+        let Some(page) = page else { return false };
+        pages.keep_page(dict, &request, &page);
+        true
+    }
+
+    /// The values of some of these keys, from the first one on.
     fn values(&self, dict: DictionaryId, keys: &[Bytes]) -> kvdb::Result<Vec<Option<Bytes>>> {
         let asked = first_keys(keys);
         let request = |view| Request::GetMany { view, dict, keys: asked.clone() };
@@ -151,41 +184,50 @@ impl ServedView for SnapshotView {
 
     fn get_many(&self, dict: DictionaryId, keys: &[&[u8]]) -> kvdb::Result<Vec<Option<Bytes>>> {
         let keys: Vec<Bytes> = keys.iter().map(|key| Bytes::copy_from_slice(key)).collect();
-        let found = {
-            let pages = self.pages.lock();
-            keys.iter().map(|key| pages.value(dict, key)).collect()
+        let look = || {
+            let mut pages = self.pages.lock();
+            let found: Vec<_> = keys.iter().map(|key| pages.value(dict, key)).collect();
+            pages.looked_up(&found);
+            found
         };
+        let mut found = look();
+        if let Some(first) = found.iter().position(Option::is_none)
+            && self.read_ahead(dict, &keys[first], Asked::Keys)
+        {
+            found = look();
+        }
         with_missing(&keys, found, |missing| self.values(dict, missing))
     }
 
     fn page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
-        if let Some(kept) = self.pages.lock().page(dict, page) {
+        if let Some(kept) = self.pages.lock().answer(dict, page) {
             return Ok(kept);
         }
-        let request = |view| Request::Iterate {
-            view,
-            dict,
-            backward: page.backward,
-            keys_only: page.keys_only,
-            tuples: page.tuples.min(MAX_TUPLES),
-            bytes: page.bytes.min(ANSWER_BYTES as u32),
-            start: Bytes::copy_from_slice(page.start),
-            end: Bytes::copy_from_slice(page.end),
-        };
-        let Reply::Tuples { ended, tuples } = self.ask(request)? else {
-            return Err(self.unexpected());
-        };
-        let answer = TuplePage { tuples, ended };
+        // The page covers the files and directories next to this one, unless keys alone are read.
+        if !page.backward
+            && !page.keys_only
+            && self.read_ahead(dict, &Bytes::copy_from_slice(page.start), Asked::Range)
+            && let Some(kept) = self.pages.lock().answer(dict, page)
+        {
+            return Ok(kept);
+        }
+        let answer = self.page_there(dict, page)?;
         self.pages.lock().keep_page(dict, page, &answer);
         Ok(answer)
     }
 
     fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) {
-        let keys: Vec<Bytes> = {
+        let unknown = || -> Vec<Bytes> {
             let pages = self.pages.lock();
             let keys = keys.iter().map(|key| Bytes::copy_from_slice(key));
             keys.filter(|key| pages.value(dict, key).is_none()).collect()
         };
+        let mut keys = unknown();
+        if let Some(first) = first_of_dense(&keys)
+            && self.read_ahead(dict, first, Asked::Keys)
+        {
+            keys = unknown();
+        }
         let mut rest = &keys[..];
         while !rest.is_empty() {
             match self.values(dict, rest) {

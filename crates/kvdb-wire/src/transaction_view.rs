@@ -7,6 +7,7 @@ use bytes::Bytes;
 use env::Instant;
 use kvdb::{DictionaryId, PageRequest, ServedChange, ServedView, Space, TuplePage};
 
+use crate::ahead::{Asked, first_of_dense};
 use crate::asking::{first_keys, with_missing};
 use crate::body::{ANSWER_BYTES, MAX_TUPLES};
 use crate::changes::{gives_back, memory_of_change};
@@ -56,7 +57,36 @@ impl ServedTransaction {
         }
     }
 
-    /// Returns a page in the state that the server has.
+    /// Reads what lies around a key that is not known, where that is likely to be asked for, too.
+    /// Returns whether more is known then. An error is not reported, since the read of the key
+    /// meets it again.
+    fn read_ahead(&self, dict: DictionaryId, key: &Bytes, asked: Asked) -> bool {
+        if !self.reads_ahead {
+            return false;
+        }
+        // The overlay is taken first, as in `page`.
+        let (plan, overlay, made) = {
+            let mut state = self.state.lock();
+            let Some(plan) = state.pages.plan(dict, key, asked) else { return false };
+            let overlay = state.overlay(dict, &plan.request());
+            (plan, overlay, state.made)
+        };
+        let request = plan.request();
+        // Values that only the server can tell are not waited for here.
+        let page = match overlay.has_updated() {
+            true => None,
+            false => self.page_there(dict, &request).ok(),
+        };
+        let page = page.filter(|page| page.ended || !page.tuples.is_empty());
+        let mut state = self.state.lock();
+        state.pages.has_read_ahead(dict, page.as_ref());
+        let Some(page) = page.filter(|_| state.made == made) else { return false };
+        let (merged, _) = overlay.merge(&request, page);
+        state.pages.keep_page(dict, &request, &merged);
+        true
+    }
+
+    /// A page as the server has it.
     fn page_there(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
         let request = |view| Request::Iterate {
             view,
@@ -90,8 +120,9 @@ impl ServedView for ServedTransaction {
         self.check()?;
         let keys: Vec<Bytes> = keys.iter().map(|key| Bytes::copy_from_slice(key)).collect();
         let look = || {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
             let found: Vec<_> = keys.iter().map(|key| state.known(dict, key)).collect();
+            state.pages.looked_up(&found);
             (found, keys.iter().any(|key| state.is_updated(dict, key)), state.made)
         };
         let (mut found, is_updated, mut made) = look();
@@ -99,12 +130,25 @@ impl ServedView for ServedTransaction {
             self.send()?;
             (found, _, made) = look();
         }
+        if let Some(first) = found.iter().position(Option::is_none)
+            && self.read_ahead(dict, &keys[first], Asked::Keys)
+        {
+            (found, _, made) = look();
+        }
         with_missing(&keys, found, |missing| self.values(dict, missing, made))
     }
 
     fn page(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
         self.check()?;
-        if let Some(kept) = self.state.lock().pages.page(dict, page) {
+        if let Some(kept) = self.state.lock().pages.answer(dict, page) {
+            return Ok(kept);
+        }
+        // The page covers the files and directories next to this one, unless keys alone are read.
+        if !page.backward
+            && !page.keys_only
+            && self.read_ahead(dict, &Bytes::copy_from_slice(page.start), Asked::Range)
+            && let Some(kept) = self.state.lock().pages.answer(dict, page)
+        {
             return Ok(kept);
         }
         let (mut from, mut to) = (page.start.to_vec(), page.end.to_vec());
@@ -144,13 +188,19 @@ impl ServedView for ServedTransaction {
     }
 
     fn announce(&self, dict: DictionaryId, keys: &[&[u8]]) {
-        let (keys, made): (Vec<Bytes>, u64) = {
+        let unknown = || -> (Vec<Bytes>, u64) {
             let state = self.state.lock();
             let keys = keys.iter().map(|key| Bytes::copy_from_slice(key));
             let unknown =
                 keys.filter(|key| state.known(dict, key).is_none() && !state.is_updated(dict, key));
             (unknown.collect(), state.made)
         };
+        let (mut keys, mut made) = unknown();
+        if let Some(first) = first_of_dense(&keys)
+            && self.read_ahead(dict, first, Asked::Keys)
+        {
+            (keys, made) = unknown();
+        }
         let mut rest = &keys[..];
         while !rest.is_empty() {
             match self.values(dict, rest, made) {

@@ -181,7 +181,62 @@ fn many_threads_read_over_one_connection() {
     assert_eq!(client.counts().connections, 1);
 }
 
-/// A view that answers requests for pages but, once `is_deaf` is set, none for values.
+#[test]
+fn a_walk_over_many_small_directories_takes_few_requests() {
+    let store = Store::new();
+    let (fs, caller) = (&store.fs, Caller::default());
+    for dir in 0..60 {
+        let dir = fs.mkdir(ROOT, format!("dir{dir}").as_bytes(), 0o755, caller).unwrap().ino;
+        for file in 0..10 {
+            let name = format!("file{file}");
+            fs.mknod(dir, name.as_bytes(), FileKind::File, 0o644, 0, caller).unwrap();
+        }
+    }
+    store.snapshot("monday");
+    let client = store.client();
+    let there = wire::served(&client, "monday");
+    let begun = client.counts().requests;
+    let (mut dirs, mut found, mut next) = (vec![ROOT], 0, 0);
+    while let Some(&dir) = dirs.get(next) {
+        next += 1;
+        let mut emit = |entry: kvfs::DirEntry<'_>| {
+            assert!(entry.attr.is_some());
+            found += 1;
+            if entry.kind == FileKind::Dir {
+                dirs.push(entry.ino);
+            }
+            true
+        };
+        there.readdir(dir, 2, true, &mut emit).unwrap();
+    }
+    assert_eq!(found, 60 + 600);
+    let asked = client.counts().requests - begun;
+    assert!(asked < 40, "{asked} requests for sixty directories");
+}
+
+#[test]
+fn contents_of_small_files_come_with_those_next_to_them() {
+    let store = Store::new();
+    let (fs, caller) = (&store.fs, Caller::default());
+    let content = |i: usize| vec![i as u8; [3000, 9000, 20_000][i % 3]];
+    for i in 0..200 {
+        let name = format!("file{i:03}");
+        let file = fs.mknod(ROOT, name.as_bytes(), FileKind::File, 0o644, 0, caller).unwrap().ino;
+        fs.write(file, 0, &content(i), Default::default()).unwrap();
+    }
+    store.snapshot("monday");
+    let client = store.client();
+    let there = wire::served(&client, "monday");
+    let begun = client.counts().requests;
+    for i in 0..200 {
+        let file = there.lookup(ROOT, format!("file{i:03}").as_bytes()).unwrap();
+        assert!(there.read(file.ino, 0, file.size as u32).unwrap() == content(i), "{i}");
+    }
+    let asked = client.counts().requests - begun;
+    assert!(asked < 60, "{asked} requests for two hundred files");
+}
+
+/// A view whose pages are here, and whose values are with a server that does not answer.
 struct Deaf {
     view: kvdb_wire::SnapshotView,
     is_deaf: AtomicBool,

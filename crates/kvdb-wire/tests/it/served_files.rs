@@ -291,3 +291,112 @@ fn many_small_files_take_few_requests() {
     assert_eq!(tree(&store.fs).len(), 2001);
     is_sound(&store);
 }
+
+#[test]
+fn what_a_listing_has_brought_is_not_asked_for_again_to_remove_it() {
+    let store = Store::writable();
+    for i in 0..500 {
+        write(&store.fs, format!("file{i:03}").as_bytes(), b"content");
+    }
+    store.fs.sync_all().unwrap();
+    let client = store.client();
+    let guest = Guest::new(&client);
+    let begun = client.counts().requests;
+    let mut listed = Vec::new();
+    let mut emit = |entry: kvfs::DirEntry<'_>| {
+        listed.push((entry.name.to_vec(), entry.ino));
+        true
+    };
+    guest.fs.readdir(ROOT, 2, true, &mut emit).unwrap();
+    assert_eq!(listed.len(), 500);
+    for (name, ino) in &listed {
+        guest.fs.unlink(ROOT, name).unwrap();
+        guest.fs.forget(*ino, 1);
+    }
+    // The listing has told what is not there, too, and knows what was changed since.
+    assert!(guest.fs.lookup(ROOT, b"file1000").is_err());
+    write(&guest.fs, b"file100", b"made anew");
+    let mut names = Vec::new();
+    let mut emit = |entry: kvfs::DirEntry<'_>| {
+        names.push(entry.name.to_vec());
+        true
+    };
+    guest.fs.readdir(ROOT, 2, false, &mut emit).unwrap();
+    assert_eq!(names, [b"file100"]);
+    let asked = client.counts().requests - begun;
+    assert!(asked < 30, "{asked} requests");
+    guest.commits();
+    assert_eq!(tree(&store.fs).len(), 1);
+    is_sound(&store);
+}
+
+/// Makes directories with so many files in each, and returns them as the names that a client looks
+/// up.
+fn made(store: &Store, dirs: u64, files: u64, content: &[u8]) -> Vec<(String, Vec<String>)> {
+    let (fs, caller) = (&store.fs, Caller::default());
+    let mut all = Vec::new();
+    for dir in 0..dirs {
+        let name = format!("dir{dir}");
+        let ino = fs.mkdir(ROOT, name.as_bytes(), 0o755, caller).unwrap().ino;
+        let mut names = Vec::new();
+        for file in 0..files {
+            let name = format!("file{file:04}");
+            let attr = fs.mknod(ino, name.as_bytes(), FileKind::File, 0o644, 0, caller).unwrap();
+            fs.write(attr.ino, 0, content, Default::default()).unwrap();
+            names.push(name);
+        }
+        all.push((name, names));
+    }
+    fs.sync_all().unwrap();
+    all
+}
+
+#[test]
+fn files_that_are_looked_up_one_by_one_are_asked_for_together() {
+    let store = Store::writable();
+    let all = made(&store, 4, 250, b"some content");
+    let client = store.client();
+    let guest = Guest::new(&client);
+    let begun = client.counts().requests;
+    for (dir, names) in &all {
+        let dir = guest.fs.lookup(ROOT, dir.as_bytes()).unwrap().ino;
+        for name in names {
+            assert_eq!(guest.fs.lookup(dir, name.as_bytes()).unwrap().size, 12);
+            let absent = guest.fs.lookup(dir, format!("{name}.lock").as_bytes());
+            assert!(matches!(absent, Err(kvfs::Error::NotFound)), "{absent:?}");
+        }
+    }
+    let asked = client.counts().requests - begun;
+    assert!(asked < 80, "{asked} requests for the names and nodes of a thousand files");
+}
+
+#[test]
+fn files_that_are_renamed_and_removed_in_no_order_are_asked_for_together() {
+    let store = Store::writable();
+    let all = made(&store, 2, 500, b"some content");
+    let client = store.client();
+    let guest = Guest::new(&client);
+    let begun = client.counts().requests;
+    let dirs: Vec<Ino> =
+        all.iter().map(|(dir, _)| guest.fs.lookup(ROOT, dir.as_bytes()).unwrap().ino).collect();
+    for i in 0..1000 {
+        let i = i * 367 % 1000;
+        let (dir, name) = (dirs[i % 2], &all[i % 2].1[i / 2]);
+        if i % 3 == 0 {
+            guest.fs.unlink(dir, name.as_bytes()).unwrap();
+        } else {
+            let to = format!("moved{i:04}");
+            let options = Default::default();
+            guest.fs.rename(dir, name.as_bytes(), dir, to.as_bytes(), options).unwrap();
+        }
+        // The change is seen, whatever was read with the name before.
+        assert!(guest.fs.lookup(dir, name.as_bytes()).is_err());
+    }
+    let asked = client.counts().requests - begun;
+    assert!(asked < 300, "{asked} requests for a thousand files");
+    let found = tree(&guest.fs);
+    assert_eq!(found.len(), 2 + 1000 - 334);
+    guest.commits();
+    assert!(tree(&store.fs) == found);
+    is_sound(&store);
+}

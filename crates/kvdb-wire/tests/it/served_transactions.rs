@@ -81,7 +81,8 @@ type Model = BTreeMap<Bytes, Bytes>;
 
 /// Makes the same change in the transaction and the model, or compares their contents.
 fn step(random: &mut Random, scope: &Scope, dict: DictionaryId, model: &mut Model) {
-    let key = |random: &mut Random| Bytes::from(format!("{:03}", random.below(60)));
+    // They begin with the same eight bytes, so that some are read ahead.
+    let key = |random: &mut Random| Bytes::from(format!("fruit/00{:03}", random.below(60)));
     let mut batch = Batch::new();
     match random.below(12) {
         0..5 => {
@@ -683,4 +684,65 @@ fn many_threads_write_in_one_transaction() {
     assert_eq!(text(store.db.get(dict, b"count").unwrap()).as_deref(), Some("2400"));
     assert_eq!(store.db.view().scan(dict, b"", b"", usize::MAX).unwrap().len(), 2401);
     assert!(client.counts().requests < 200, "{} requests", client.counts().requests);
+}
+
+#[test]
+fn keys_near_one_another_are_read_together_unless_reading_locks_them() {
+    let (store, dict) = store();
+    let here = Scope::Mainline(store.db.clone());
+    for i in 0..10 {
+        put(&here, dict, &format!("fruit/00{i}"), "red");
+    }
+    let client = store.client();
+    for (serializable, requests) in [(false, [1, 1, 0, 0, 0]), (true, [1; 5])] {
+        let options = BeginOptions { serializable, ..BeginOptions::default() };
+        let transaction = Arc::new(ServedTransaction::begin(&client, options).unwrap());
+        let scope = Scope::Served(transaction.clone());
+        for (key, requests) in ["001", "002", "003", "0035", "009"].into_iter().zip(requests) {
+            let before = client.counts().requests;
+            let value = text(scope.get(dict, format!("fruit/{key}").as_bytes()).unwrap());
+            let is_there = key.len() == 3;
+            assert_eq!(value.as_deref(), is_there.then_some("red"), "{key}");
+            assert_eq!(client.counts().requests - before, requests, "{key}, {serializable}");
+        }
+    }
+}
+
+#[test]
+fn what_was_read_ahead_is_not_seen_over_later_changes_nor_after_they_are_undone() {
+    let (store, dict) = store();
+    let here = Scope::Mainline(store.db.clone());
+    for i in 0..10 {
+        put(&here, dict, &format!("fruit/00{i}"), "red");
+    }
+    let client = store.client();
+    let transaction = begin(&client);
+    let scope = Scope::Served(transaction.clone());
+    let get = |i: u32| text(scope.get(dict, format!("fruit/00{i}").as_bytes()).unwrap());
+    let point = transaction.savepoint().unwrap();
+    put(&scope, dict, "fruit/003", "green");
+    // The second one brings the others, from a server that does not have the change.
+    (0..2).for_each(|i| assert_eq!(get(i).as_deref(), Some("red")));
+    put(&scope, dict, "fruit/004", "blue");
+    let mut batch = Batch::new();
+    batch.delete_range(dict, "fruit/005", "fruit/007");
+    batch.delete(dict, "fruit/008");
+    batch.update(dict, "fruit/007", Update::append(b"dish").unwrap());
+    scope.apply(batch, Durability::Buffered).unwrap();
+    let all = |scope: &Scope| {
+        let found = scope.scan(dict, b"fruit/00", b"fruit/01", usize::MAX).unwrap();
+        found.into_iter().map(|(_, value)| text(Some(value)).unwrap()).collect::<Vec<_>>()
+    };
+    let expected = ["red", "red", "red", "green", "blue", "reddish", "red"];
+    for _ in 0..2 {
+        assert_eq!(get(3).as_deref(), Some("green"));
+        assert_eq!(get(4).as_deref(), Some("blue"));
+        assert_eq!((get(5), get(6), get(8)), (None, None, None));
+        assert_eq!(get(7).as_deref(), Some("reddish"));
+        assert_eq!(all(&scope), expected);
+        transaction.send().unwrap();
+    }
+    transaction.roll_back(&point).unwrap();
+    (0..9).for_each(|i| assert_eq!(get(i).as_deref(), Some("red"), "{i}"));
+    assert_eq!(all(&scope).len(), 10);
 }

@@ -294,8 +294,8 @@ fn what_would_let_anyone_in_is_refused() {
     refused(listen("tls:127.0.0.1:0", &all), "can be written by others");
 }
 
-/// Makes an authority, whose certificate is in a file, and certificates that it has signed, in files
-/// such as `laptop.pem`, with their keys in `laptop.key`.
+/// Makes an authority, whose certificate is in a file, and certificates that it has signed, in
+/// files such as `laptop.pem`, with their keys in `laptop.key`.
 fn certify(place: &Place, authority: &str, names: &[&str]) {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
     let key = KeyPair::generate().expect("made");
