@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustls::Connection;
 
-/// How long a side may take to agree on keys.
+/// The time that a side may take to agree on keys.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Bytes that are relayed at once.
 const PIECE: usize = 16 << 10;
@@ -67,7 +67,7 @@ pub(crate) struct Relay {
     stall: Duration,
 }
 
-/// `None`: the socket would have to be waited for.
+/// Returns `None` if the socket would have to be waited for.
 fn at_once<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Ok(done) => Ok(Some(done)),
@@ -120,7 +120,7 @@ impl Relay {
         }
     }
 
-    /// `true`: something was taken.
+    /// Returns `true` if something was taken.
     fn pass_near(&mut self) -> io::Result<bool> {
         let mut taken = 0;
         while taken < self.inbound.len() {

@@ -54,7 +54,7 @@ pub(crate) const LARGEST_ZONE: u64 = 1 << 20;
 
 /// The counter of the numbers that all branches of a store have given.
 pub(crate) struct Counter {
-    /// The dictionary of its notes; `None`: nothing is noted.
+    /// The dictionary of its notes, or `None` if nothing is noted.
     pub notes: Option<DictionaryId>,
     next: AtomicU64,
     /// Reserved numbers below this are void in all branches: a branch received from another store
@@ -81,9 +81,9 @@ struct Left {
 
 /// The notes that must be made before numbers are used.
 pub(crate) struct Note {
-    /// The bound to note; `None`: the noted bound is enough.
+    /// The bound to note, or `None` if the noted bound is enough.
     pub bound: Option<Ino>,
-    /// The reservations to note; `None`: the branch has its mark.
+    /// The reservations to note, or `None` if the branch has its mark.
     pub reserved: Option<Reserved>,
 }
 

@@ -36,7 +36,7 @@ use crate::inode_allocator::InodeAllocator;
 /// The state of a view before a change.
 pub(crate) struct SupersededState {
     pub fs: Fs,
-    /// The inodes that have changed; `None`: any may have changed.
+    /// The inodes that have changed, or `None` if any may have changed.
     changes: Option<HashSet<Ino>>,
     /// The bytes that calls have written since the change.
     pub rewritten: Rewritten,
