@@ -433,9 +433,15 @@ impl ServedTransaction {
                 match self.opened(deadline) {
                     Ok((there, _)) => there.call(request, deadline),
                     // A copy of the request came late on an earlier connection, and has ended the
-                    // transaction in the meantime: the answer to the request says how.
-                    Err(Error::Failed(Failure { code: FailureCode::NoView, .. })) => {
-                        self.client.connection(deadline)?.call(request, deadline)
+                    // transaction in the meantime: the answer to the request says how. Or another
+                    // client has taken it up, and the request is refused as before.
+                    Err(Error::Failed(over)) if over.code == FailureCode::NoView => {
+                        match self.client.connection(deadline)?.call(request, deadline) {
+                            Err(Error::Failed(Failure { code: FailureCode::Invalid, .. })) => {
+                                Err(Error::Failed(over))
+                            }
+                            answer => answer,
+                        }
                     }
                     Err(e) => Err(e),
                 }
