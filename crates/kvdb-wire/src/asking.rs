@@ -39,7 +39,7 @@ impl Client {
         call: impl FnMut(Instant) -> Result<Reply>,
     ) -> Result<Reply> {
         let (own, all) = (Instant::now() + time, self.deadline()?);
-        self.retried_until(own.min(all), (all <= own, false), call)
+        self.retried_until(own.min(all), (false, false), call)
     }
 
     /// `ends_all`: all calls fail when this one does. `extends`: a server that is there is waited
@@ -82,6 +82,8 @@ impl Client {
             if extends {
                 // A server that was there, and is not any more, is waited for as by all others.
                 match self.deadline() {
+                    // A connection that broke before the time was over begins the common wait.
+                    Ok(all) if Instant::now() < until => deadline = all,
                     Ok(all) => deadline = deadline.min(all),
                     Err(_) => return answer,
                 }

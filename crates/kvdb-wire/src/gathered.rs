@@ -160,7 +160,9 @@ impl Overlay {
         }
         let from = Bound::Included((dict, Bytes::copy_from_slice(start)));
         let to = match end {
-            [] => Bound::Excluded((DictionaryId(dict.0.saturating_add(1)), Bytes::new())),
+            [] => dict.0.checked_add(1).map_or(Bound::Unbounded, |next| {
+                Bound::Excluded((DictionaryId(next), Bytes::new()))
+            }),
             end if end < start => return,
             end => Bound::Excluded((dict, Bytes::copy_from_slice(end))),
         };
@@ -174,6 +176,11 @@ impl Overlay {
     /// Returns whether the range has values that only the server can compute.
     pub fn has_updated(&self) -> bool {
         self.points.values().any(|point| *point == Point::Updated)
+    }
+
+    /// Forgets the points of keys whose values only the server can tell.
+    pub fn forget_updated(&mut self) {
+        self.points.retain(|_, point| *point != Point::Updated);
     }
 
     /// Applies the changes to a page that the server has sent, which may already reflect some of

@@ -157,6 +157,14 @@ impl Pages {
     }
 
     fn insert(&mut self, at: (DictionaryId, Bytes), value: Option<Bytes>) {
+        if value.is_none() && self.range_of(at.0, &at.1).is_some() {
+            // The range says that the key is not there.
+            if let Some(gone) = self.values.remove(&at) {
+                self.queues[kind_of(gone.as_ref())].bytes -= size_of_entry(&at.1, gone.as_ref());
+            }
+            (0..self.queues.len()).for_each(|kind| self.tidy(kind));
+            return;
+        }
         let kind = kind_of(value.as_ref());
         self.queues[kind].bytes += size_of_entry(&at.1, value.as_ref());
         let is_in_queue = match self.values.insert(at.clone(), value) {
@@ -271,9 +279,15 @@ impl Pages {
 
     fn insert_range(&mut self, dict: DictionaryId, start: Bytes, end: Bytes) {
         self.range_bytes += ENTRY + start.len() + end.len();
-        self.ranges.insert((dict, start), end);
+        let at = (dict, start);
+        self.ranges.insert(at.clone(), end);
         while self.range_bytes > self.memory / 8 {
-            let Some(((_, start), end)) = self.ranges.pop_first() else { break };
+            // The new one stays as long as there are others.
+            let popped = match self.ranges.first_key_value() {
+                Some((first, _)) if *first != at => self.ranges.pop_first(),
+                _ => self.ranges.pop_last(),
+            };
+            let Some(((_, start), end)) = popped else { break };
             self.range_bytes -= ENTRY + start.len() + end.len();
         }
     }
@@ -319,12 +333,20 @@ impl Pages {
         let Some((start, end)) = self.range_of(dict, key) else { return };
         self.remove_range(dict, &start);
         let next = after(key);
-        if start < *key {
+        if start < *key && self.has_value(dict, &start, key) {
             self.insert_range(dict, start, own(key));
         }
-        if is_before(&next, &end) {
+        if is_before(&next, &end) && self.has_value(dict, &next, &end) {
             self.insert_range(dict, next, end);
         }
+    }
+
+    /// Returns whether a value is known in a range. A part of a range without one is not worth its
+    /// entry.
+    fn has_value(&self, dict: DictionaryId, start: &Bytes, end: &Bytes) -> bool {
+        let from = Bound::Included((dict, start.clone()));
+        let first = self.values.range((from, Bound::Unbounded)).next();
+        first.is_some_and(|((of, key), _)| *of == dict && is_before(key, end))
     }
 
     /// Tuples of a range that is known, some at least of those that are asked for.
@@ -342,7 +364,9 @@ impl Pages {
         let (_, end) = self.range_of(dict, &start)?;
         let has_all = end.is_empty() || (!request.end.is_empty() && end >= request.end);
         let to = match if has_all { request.end } else { &end[..] } {
-            [] => Bound::Excluded((DictionaryId(dict.0.saturating_add(1)), Bytes::new())),
+            [] => dict.0.checked_add(1).map_or(Bound::Unbounded, |next| {
+                Bound::Excluded((DictionaryId(next), Bytes::new()))
+            }),
             to => Bound::Excluded((dict, own(to))),
         };
         let (mut tuples, mut bytes, mut ended) = (Vec::new(), 0, has_all);
@@ -395,7 +419,11 @@ impl Pages {
             dict,
             start: own(request.start),
             end: own(request.end),
-            page: page.clone(),
+            page: TuplePage {
+                // Copies, since slices would pin whole frames.
+                tuples: page.tuples.iter().map(|(key, _)| (own(key), Bytes::new())).collect(),
+                ended: page.ended,
+            },
             bytes,
         });
         while self.page_bytes > self.memory / 8 || self.pages.len() > PAGES {

@@ -353,13 +353,21 @@ impl ServedTransaction {
     }
 
     fn send_one(&self, number: u64, one: Numbered) -> Result<()> {
+        let is_rollback = matches!(one, Numbered::RollBack(_));
         let sent = self.ask_by(|there, transaction, deadline| {
             send(there, &one, transaction, number, deadline)
         });
         match sent {
             Ok(_) => {
                 self.outgoing.lock().taken(number, self.durable);
-                self.state.lock().refused = None;
+                let mut state = self.state.lock();
+                state.refused = None;
+                if is_rollback {
+                    // Reads may have followed an error of its first attempt.
+                    state.pages.clear();
+                    state.new.clear();
+                    state.made += 1;
+                }
                 Ok(())
             }
             Err(e) => {

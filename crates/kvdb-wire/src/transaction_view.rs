@@ -123,7 +123,10 @@ impl ServedView for ServedTransaction {
             let mut state = self.state.lock();
             let found: Vec<_> = keys.iter().map(|key| state.known(dict, key)).collect();
             state.pages.looked_up(&found);
-            (found, keys.iter().any(|key| state.is_updated(dict, key)), state.made)
+            let is_updated = keys.iter().any(|key| state.is_updated(dict, key));
+            // The server may lack the update of such a key, so its answer is not kept.
+            let made = if is_updated { u64::MAX } else { state.made };
+            (found, is_updated, made)
         };
         let (mut found, is_updated, mut made) = look();
         if is_updated {
@@ -152,17 +155,25 @@ impl ServedView for ServedTransaction {
             return Ok(kept);
         }
         let (mut from, mut to) = (page.start.to_vec(), page.end.to_vec());
+        let mut has_sent = false;
         loop {
             let request = PageRequest { start: &from, end: &to, ..*page };
             // Take the overlay first, so that it has all changes that the server may lack when it
             // answers.
-            let (overlay, made) = {
+            let (mut overlay, mut made) = {
                 let state = self.state.lock();
                 (state.overlay(dict, &request), state.made)
             };
             if !page.keys_only && overlay.has_updated() {
-                self.send()?;
-                continue;
+                if !has_sent {
+                    self.send()?;
+                    has_sent = true;
+                    continue;
+                }
+                // Other threads have updated keys since this call began. It need not return that,
+                // and would wait for them without an end. The page is not kept.
+                overlay.forget_updated();
+                made = u64::MAX;
             }
             let there = self.page_there(dict, &request)?;
             if !there.ended && there.tuples.is_empty() {

@@ -93,7 +93,7 @@ impl Frontier {
     /// Takes the position of a file among all that were returned. A file that was put back has the
     /// position that it had at first.
     pub fn take_position(&mut self, ino: Ino) -> u64 {
-        self.positions.remove(&ino).unwrap_or(self.returned)
+        self.positions.remove(&ino).unwrap_or(u64::MAX)
     }
 
     /// Forgets the positions of files that were neither put back nor asked for.

@@ -228,12 +228,6 @@ fn what_was_allocated_can_be_written_when_others_have_filled_the_host() {
     let file = |name: &[u8]| fs.mknod(ROOT, name, FileKind::File, 0o644, 0, USER).unwrap().ino;
     let (ino, late) = (file(b"f"), file(b"late"));
     fs.fallocate(ino, ALLOCATE, 0, 40 * MIB).unwrap();
-    // Zones of flushes and merges are not taken of those that were promised.
-    let keys = db.open_dictionary("keys").unwrap().id();
-    for i in 0..40_000u32 {
-        db.put(keys, &i.to_be_bytes(), &[7; 1200], Durability::Buffered).unwrap();
-    }
-    db.sync().unwrap();
     // Free zones are not given back while they are promised.
     while db.step().unwrap() {}
     host.is_full.store(true, Ordering::Relaxed);

@@ -227,33 +227,29 @@ impl Zones {
     /// Takes a free zone, requesting more from the host if there is none. The pin counts no bytes
     /// in it.
     pub(super) fn acquire(&self, priority: Priority) -> Result<ZonePin> {
-        let take = |priority| {
+        let take = || {
             let mut state = self.allocator.lock();
             if !state.started {
                 return Err(Error::NotStarted);
             }
             Ok(state.take(priority))
         };
-        // Zones that were promised are taken by others only if the host has no more.
-        let spares_promises =
-            priority != Priority::Promised && self.allocator.lock().promised() > 0;
-        let first = if spares_promises { Priority::User } else { priority };
         let pin = |zone| {
             let mut uses = ZoneUse::new();
             uses.add(zone, 0);
             ZonePin::counted(&self.allocator, uses)
         };
-        if let Some(zone) = take(first)? {
+        if let Some(zone) = take()? {
             return Ok(pin(zone));
         }
         let _growing = self.growing.lock();
         loop {
-            if let Some(zone) = take(first)? {
+            if let Some(zone) = take()? {
                 return Ok(pin(zone));
             }
-            if !self.grow(first)? {
+            if !self.grow(priority)? {
                 // A pin may have been dropped in the meantime.
-                return take(priority)?.map(pin).ok_or(Error::NoSpace);
+                return take()?.map(pin).ok_or(Error::NoSpace);
             }
         }
     }
