@@ -223,8 +223,7 @@ impl Snapshotter {
         };
         let all: Vec<(Arc<Snapshot>, Arc<Version>)> = all.into_iter().map(with_version).collect();
         let figures = bytes_of(&all).into_iter().zip(unique);
-        let info = |(state, figures): (&(Arc<Snapshot>, Arc<Version>), (u64, u64))| {
-            let ((snapshot, version), (bytes, unique_bytes)) = (state, figures);
+        let infos = all.iter().zip(figures).map(|((snapshot, version), (bytes, unique_bytes))| {
             SnapshotInfo {
                 name: snapshot.label.name.clone(),
                 branch: snapshot.label.branch.clone(),
@@ -235,7 +234,7 @@ impl Snapshotter {
                 bytes,
                 unique_bytes,
             }
-        };
-        all.iter().zip(figures).map(info).collect()
+        });
+        infos.collect()
     }
 }
