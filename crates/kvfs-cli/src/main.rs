@@ -128,7 +128,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Create(create::Args),
-    Mount(mount::Args),
+    Mount(Box<mount::Args>),
     Umount(umount::Args),
     Commit(commit::Args),
     Abort(commit::AbortArgs),
@@ -237,7 +237,7 @@ fn main() -> ExitCode {
         Command::Merge(args) => return merge::run(args, &output),
         Command::Rebase(args) => return merge::rebase(args, &output),
         Command::Create(args) => create::run(args, &output),
-        Command::Mount(args) => mount::run(args, &output),
+        Command::Mount(args) => mount::run(*args, &output),
         Command::Umount(args) => umount::run(args, &output),
         Command::List(args) => list::run(args, &output),
         Command::Mcp(args) => mcp::run(args, &output),

@@ -84,7 +84,7 @@ fn follow_states(seed: u64) -> [u64; 3] {
     change(&source, &mut random, 60);
     push(&source, &bucket.store("fruit"));
     let mut device = copied(&bucket.store("fruit"), 50 + seed);
-    let cache_bytes = if seed % 3 == 0 { 64 << 10 } else { u64::MAX };
+    let cache_bytes = if seed.is_multiple_of(3) { 64 << 10 } else { u64::MAX };
     let mut db = reader_with(&device, &bucket, cache_bytes);
     let mut follows = follower(&db, &bucket);
     let mut views: Vec<(View, Model, u64)> = Vec::new();
