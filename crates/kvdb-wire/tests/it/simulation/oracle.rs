@@ -388,8 +388,16 @@ impl Host for Watched {
             step.touched.iter().filter(is_changed).cloned().collect()
         };
         let (changed, touched) = (by_others(false), by_others(true));
-        let after = truth.with(&step);
         let result = Host::commit(&self.db, transaction, synced);
+        // Its own deletion of a key that was not there may be no change either: then it is in no
+        // conflict, and the value of others stays.
+        let first = truth.states.iter().find(|state| state.number == base);
+        let was_there = |key: &Bytes| first.is_none_or(|first| first.model.contains_key(key));
+        let is_none = |key: &Bytes| !was_there(key) && !step.model.contains_key(key);
+        let (none, changed): (Vec<Bytes>, Vec<Bytes>) = changed.into_iter().partition(is_none);
+        let mut step = step;
+        step.touched.retain(|key| !none.contains(key));
+        let after = truth.with(&step);
         say(|| format!("{label} commits {step:?}: {result:?}"));
         let now = content(&self.db, self.oracle.dict);
         // Asked after the content: the device may end at any time.
@@ -447,7 +455,8 @@ impl Host for Watched {
         let truth = self.oracle.truth.lock();
         let label = &transaction.options().label;
         let record = truth.records.get(label).expect("a client has begun it");
-        let may = record.with(|state| state.may_vanish);
+        // An error ends a transaction whose client has not been told yet that it has begun.
+        let may = record.with(|state| state.may_vanish || state.id.is_none());
         let may = may || self.device.is_dead();
         say(|| format!("{label} is aborted: {}", transaction.id()));
         assert!(may, "{label} is aborted, and the client that has it did not ask for that");
