@@ -3,10 +3,12 @@
 //! flag.
 
 use bytes::Bytes;
-use kvdb::{DictionaryId, ServedChange};
+use kvdb::{DictionaryId, PageRequest, ServedChange};
 use zones::varint::{put_bytes, put_u64};
 
-use crate::body::{Body, MAGIC, MAX_KEYS, MAX_TOKEN, TransactionKey, flag, put_dict};
+use crate::body::{
+    ANSWER_BYTES, Body, MAGIC, MAX_KEYS, MAX_TOKEN, MAX_TUPLES, TransactionKey, flag, put_dict,
+};
 use crate::changes::{put_changes, take_changes};
 use crate::error::{Error, Result};
 
@@ -237,6 +239,20 @@ pub(crate) const NAMES: [&str; APPLY_PART as usize] = [
 ];
 
 impl Request {
+    /// Returns the request for a page of a view, within the bounds of one answer.
+    pub(crate) fn page(view: u64, dict: DictionaryId, page: &PageRequest<'_>) -> Request {
+        Request::Iterate {
+            view,
+            dict,
+            backward: page.backward,
+            keys_only: page.keys_only,
+            tuples: page.tuples.min(MAX_TUPLES),
+            bytes: page.bytes.min(ANSWER_BYTES as u32),
+            start: Bytes::copy_from_slice(page.start),
+            end: Bytes::copy_from_slice(page.end),
+        }
+    }
+
     /// Returns the kind and the body of the frame.
     pub fn encode(&self) -> (u8, Vec<u8>) {
         let mut out = Vec::new();

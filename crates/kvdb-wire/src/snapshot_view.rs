@@ -12,7 +12,6 @@ use kvdb::{DictionaryId, PageRequest, ServedView, Space, TuplePage};
 
 use crate::ahead::{Asked, first_of_dense};
 use crate::asking::{first_keys, with_missing};
-use crate::body::{ANSWER_BYTES, MAX_TUPLES};
 use crate::client::{Client, Connection};
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
@@ -101,19 +100,10 @@ impl SnapshotView {
         self.told(Error::Unexpected)
     }
 
-    /// A page as the server has it.
+    /// Returns a page in the state that the server has.
     fn page_there(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
-        let request = |view| Request::Iterate {
-            view,
-            dict,
-            backward: page.backward,
-            keys_only: page.keys_only,
-            tuples: page.tuples.min(MAX_TUPLES),
-            bytes: page.bytes.min(ANSWER_BYTES as u32),
-            start: Bytes::copy_from_slice(page.start),
-            end: Bytes::copy_from_slice(page.end),
-        };
-        match self.ask(request)? {
+        let asked = self.ask(|view| Request::page(view, dict, page))?;
+        match asked {
             Reply::Tuples { ended, tuples } => Ok(TuplePage { tuples, ended }),
             _ => Err(self.unexpected()),
         }

@@ -9,7 +9,6 @@ use kvdb::{DictionaryId, PageRequest, ServedChange, ServedView, Space, TuplePage
 
 use crate::ahead::{Asked, first_of_dense};
 use crate::asking::{first_keys, with_missing};
-use crate::body::{ANSWER_BYTES, MAX_TUPLES};
 use crate::changes::{gives_back, memory_of_change};
 use crate::error::Error;
 use crate::reply::Reply;
@@ -86,19 +85,10 @@ impl ServedTransaction {
         true
     }
 
-    /// A page as the server has it.
+    /// Returns a page in the state that the server has.
     fn page_there(&self, dict: DictionaryId, page: &PageRequest<'_>) -> kvdb::Result<TuplePage> {
-        let request = |view| Request::Iterate {
-            view,
-            dict,
-            backward: page.backward,
-            keys_only: page.keys_only,
-            tuples: page.tuples.min(MAX_TUPLES),
-            bytes: page.bytes.min(ANSWER_BYTES as u32),
-            start: Bytes::copy_from_slice(page.start),
-            end: Bytes::copy_from_slice(page.end),
-        };
-        match self.ask(request).map_err(|e| self.told(e))? {
+        let asked = self.ask(|view| Request::page(view, dict, page)).map_err(|e| self.told(e))?;
+        match asked {
             Reply::Tuples { ended, tuples } => Ok(TuplePage { tuples, ended }),
             _ => Err(self.told(Error::Unexpected)),
         }
