@@ -544,9 +544,14 @@ impl Transactions {
             let what = "there is no such savepoint: it is gone with a later one, or a restart";
             return Err(Failure { code: FailureCode::Invalid, what: what.into() });
         };
-        opened.transaction.rollback_to(savepoint).map_err(|e| self.failed(opened, e))?;
+        // The rollback undoes the notes of later batches, so it must be noted in the same step: a
+        // crash in between would leave a transaction that lacks batches which its client has seen
+        // synced and no longer keeps.
+        let mut batch = Batch::new();
+        self.note(opened, &mut batch, number);
+        let done = opened.transaction.rollback_and_apply(savepoint, batch);
+        done.map_err(|e| self.failed(opened, e))?;
         state.savepoints.split_off(&(to + 1));
-        self.apply_note(opened, number)?;
         if opened.transaction.is_durable() {
             // The rollback could not be repeated after a crash, which ends all savepoints.
             opened.transaction.sync().map_err(|e| self.failed(opened, e))?;

@@ -181,10 +181,36 @@ impl Transactions {
         log: DictionaryId,
         at: u64,
         changes: &Ops,
+        claim: (SpaceClaim, Option<Note>),
+    ) -> Result<()> {
+        self.log_in(Batch::new(), log, at, changes, claim)
+    }
+
+    /// Removes the log entries of all changes after the first `keep`, and logs `changes` as made
+    /// after `at` others. Both are one commit: a crash leaves both or neither.
+    pub(super) fn log_after_cut(
+        &self,
+        log: DictionaryId,
+        keep: u64,
+        at: u64,
+        changes: &Ops,
+        claim: SpaceClaim,
+    ) -> Result<()> {
+        let mut batch = Batch::new();
+        batch.delete_range(log, Bytes::copy_from_slice(&keep.to_be_bytes()), &END[..]);
+        batch.releases_space();
+        self.log_in(batch, log, at, changes, (claim, None))
+    }
+
+    fn log_in(
+        &self,
+        mut batch: Batch,
+        log: DictionaryId,
+        at: u64,
+        changes: &Ops,
         (claim, note): (SpaceClaim, Option<Note>),
     ) -> Result<()> {
         let changes = whole(&self.parts.cache, changes)?;
-        let mut batch = Batch::new();
         note.into_iter().for_each(|note| batch.note(note));
         if claim.promised {
             batch.takes_promised_space();
@@ -244,11 +270,6 @@ impl Transactions {
             put(&mut piece)?;
         }
         transaction.commit(Durability::Buffered)
-    }
-
-    /// Removes the log entries of all changes after the first `at`.
-    pub(super) fn cut_log(&self, log: DictionaryId, at: u64) -> Result<()> {
-        self.delete_log(log, Bytes::copy_from_slice(&at.to_be_bytes()))
     }
 
     fn delete_log(&self, log: DictionaryId, from: Bytes) -> Result<()> {

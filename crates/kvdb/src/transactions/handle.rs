@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use env::sync::{RwLockReadGuard, RwLockWriteGuard};
 use vt_tree::{Lookup, Update};
+use zones::ZonePin;
 
 use super::nested_batch::NestedBatch;
 use super::options::{CommitOptions, Isolation, TransactionInfo, TransactionOptions};
@@ -468,6 +469,24 @@ impl Transaction {
     /// Undoes all changes since a savepoint, which stays valid. Later savepoints are dropped, and
     /// transactions that were begun within this one after the savepoint are aborted.
     pub fn rollback_to(&self, savepoint: &Savepoint) -> Result<()> {
+        self.roll_back(savepoint, &Ops::new(), SpaceClaim::default(), ZonePin::default())
+    }
+
+    /// Undoes all changes since a savepoint like [`Transaction::rollback_to`] and applies a batch,
+    /// in one step: after a crash a durable transaction has done both or neither. It is for the
+    /// owner's note of a rollback, so the transaction's limit in bytes does not apply.
+    pub fn rollback_and_apply(&self, savepoint: &Savepoint, batch: Batch) -> Result<()> {
+        let Valid { changes, claim, pin, .. } = self.validate(batch)?;
+        self.roll_back(savepoint, &changes, claim, pin)
+    }
+
+    fn roll_back(
+        &self,
+        savepoint: &Savepoint,
+        changes: &Ops,
+        claim: SpaceClaim,
+        pin: ZonePin,
+    ) -> Result<()> {
         let mut state = self.write()?;
         let Some(open) = &mut state.open else { return Err(Error::NoTransaction(self.shared.id)) };
         let Some(at) = open.savepoints.iter().position(|mark| mark.id == savepoint.id) else {
@@ -477,13 +496,17 @@ impl Transaction {
         };
         let mark = &open.savepoints[at];
         if let Some(log) = open.log {
-            self.shared.registry.cut_log(log, mark.at)?;
+            let after = open.write_set.at;
+            self.shared.registry.log_after_cut(log, mark.at, after, changes, claim)?;
         }
         open.write_set.cut(&mark.parts);
         open.revision += 1;
         open.savepoints.truncate(at + 1);
         // Later changes go into parts of their own again.
         open.write_set.mark();
+        if !changes.is_empty() {
+            open.write_set.write(changes, pin);
+        }
         self.shared.count(open);
         let begun_since = open.leave_nested_since(savepoint.id);
         drop(state);

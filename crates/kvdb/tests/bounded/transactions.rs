@@ -44,7 +44,10 @@ pub const STEPS: &[Step] = &[
         ],
         depend,
     ),
-    (&["Transaction::savepoint", "Transaction::rollback_to"], savepoints),
+    (
+        &["Transaction::savepoint", "Transaction::rollback_to", "Transaction::rollback_and_apply"],
+        savepoints,
+    ),
     (&["Transaction::nested_batch"], nested),
     (&["Transaction::nested"], within),
     (&["Transaction::changes", "Transaction::changes_of", "Transaction::changes_in"], changes),

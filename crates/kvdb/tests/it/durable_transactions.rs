@@ -9,7 +9,7 @@ use kvdb::{
     Batch, CreateOptions, DictionaryId, Durability, Error, Isolation, Kvdb, OpenOptions,
     Transaction, TransactionId, TransactionOptions,
 };
-use zones::{Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose};
+use zones::{CrashDevice, Device, Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Purpose};
 
 fn options() -> OpenOptions {
     OpenOptions {
@@ -401,4 +401,44 @@ fn commits_are_synced_at_the_interval_though_a_log_cannot_be_read() {
     let (again, _) = Kvdb::open(image, env, options()).unwrap();
     assert_eq!(again.get(world.d, b"k").unwrap().as_deref(), Some(&b"v"[..]));
     assert_eq!(again.transactions().len(), 1, "it goes on when its log can be read");
+}
+
+/// The owner's note of a rollback says that it was done, so a crash must not come between them.
+#[test]
+fn a_rollback_and_the_batch_that_is_applied_with_it_survive_a_crash_together() {
+    let (mut neither, mut both) = (0, 0);
+    let note = |text: &str| text.repeat(8 << 10);
+    for operations in 0.. {
+        let device = Arc::new(CrashDevice::new());
+        let create = CreateOptions { open: options(), ..Default::default() };
+        let db = Kvdb::create(device.clone(), Arc::new(Machine::default()), create).unwrap();
+        let d = db.open_dictionary("d").unwrap().id();
+        let options = || TransactionOptions { durable: true, ..Default::default() };
+        let t = db.begin_with(options()).unwrap();
+        let savepoint = t.savepoint().unwrap();
+        t.put(d, "a", "1").unwrap();
+        t.put(d, "note", note("1")).unwrap();
+        t.sync().unwrap();
+        device.cut_power_after(operations);
+        let mut batch = Batch::new();
+        batch.put(d, "note", note("2"));
+        let done = t.rollback_and_apply(&savepoint, batch).and_then(|()| t.sync());
+        let is_over = !device.is_dead();
+        for seed in 0..20 {
+            let image = Arc::new(device.crash(seed));
+            let (again, _) =
+                Kvdb::open(image, Arc::new(Machine::default()), self::options()).unwrap();
+            let t = again.transaction(t.id()).unwrap();
+            match (value(&t, d, "a").as_deref(), value(&t, d, "note").unwrap()) {
+                (Some("1"), noted) if noted == note("1") => neither += 1,
+                (None, noted) if noted == note("2") => both += 1,
+                (a, noted) => panic!("after {operations} operations: {a:?}, {}", &noted[..1]),
+            }
+        }
+        if is_over {
+            done.unwrap();
+            break;
+        }
+    }
+    assert!(neither > 0 && both >= 20, "{neither} {both}");
 }

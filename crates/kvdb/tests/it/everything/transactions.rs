@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kvdb::{
-    CommitOptions, DictionaryId, Durability, Error, Isolation, Savepoint, Scope, Transaction,
-    TransactionOptions,
+    Batch, CommitOptions, DictionaryId, Durability, Error, Isolation, Savepoint, Scope,
+    Transaction, TransactionOptions,
 };
 
 use super::oracle::{Change, Kind, ManifestState, branch_of, seen, tuples};
@@ -292,8 +292,13 @@ fn in_one(w: &mut World, open: &mut Open) -> Result<(), Dead> {
         }
         11 | 12 if !open.savepoints.is_empty() => {
             let at = w.random.below(open.savepoints.len() as u64) as usize;
-            w.call("Transaction::rollback_to");
-            w.ok(t.rollback_to(&open.savepoints[at].0))?;
+            if w.random.one_in(2) {
+                w.call("Transaction::rollback_to");
+                w.ok(t.rollback_to(&open.savepoints[at].0))?;
+            } else {
+                w.call("Transaction::rollback_and_apply");
+                w.ok(t.rollback_and_apply(&open.savepoints[at].0, Batch::new()))?;
+            }
             open.sees = open.savepoints[at].1.clone();
             open.changes.truncate(open.savepoints[at].2);
             open.savepoints.truncate(at + 1);
