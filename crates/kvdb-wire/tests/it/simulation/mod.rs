@@ -132,7 +132,7 @@ fn troubles(world: &Arc<World>) -> Counts {
 #[test]
 fn a_history_over_the_wire_keeps_what_was_promised_whatever_happens() {
     let (mut all, mut points) = (BTreeMap::new(), 0);
-    let seeds = seeds(50);
+    let seeds = seeds(200);
     let histories = seeds.end - seeds.start;
     for seed in seeds {
         let image = world::image();

@@ -387,12 +387,16 @@ impl Host for Watched {
             };
             step.touched.iter().filter(is_changed).cloned().collect()
         };
-        let (changed, touched) = (by_others(false), by_others(true));
+        let (mut changed, touched) = (by_others(false), by_others(true));
         let result = Host::commit(&self.db, transaction, synced);
         // Its own deletion of a key that was not there may be no change either: then it is in no
         // conflict, and the value of others stays.
         let first = truth.states.iter().find(|state| state.number == base);
         let was_there = |key: &Bytes| first.is_none_or(|first| first.model.contains_key(key));
+        // A key that others have put and deleted again is as it was for a transaction that has
+        // never seen it: a merge may have dropped both changes.
+        let last = truth.last();
+        changed.retain(|key| was_there(key) || last.model.contains_key(key));
         let is_none = |key: &Bytes| !was_there(key) && !step.model.contains_key(key);
         let (none, changed): (Vec<Bytes>, Vec<Bytes>) = changed.into_iter().partition(is_none);
         let mut step = step;

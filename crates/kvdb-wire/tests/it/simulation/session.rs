@@ -170,9 +170,10 @@ impl Session {
             Ok(transaction) => Arc::new(transaction),
             Err(e) if e.is_of_connection() => return self.count("calls without an answer"),
             // The lease may be shorter than the time until the first answer.
-            Err(kvdb_wire::Error::Failed(Failure { code: FailureCode::NoView, .. }))
-                if !durable =>
-            {
+            Err(kvdb_wire::Error::Failed(Failure {
+                code: FailureCode::NoView | FailureCode::Locked,
+                ..
+            })) if !durable => {
                 return self.count("transactions that are gone");
             }
             Err(e) => panic!("{label} does not begin: {e}"),
