@@ -103,15 +103,15 @@ impl Client {
         }
     }
 
-    /// Returns whether the server sends a greeting within `time` after `from`. Ends a connection
-    /// that is older than `from`: the server may no longer know it, and a request that is sent
-    /// again is told from its first copy by the connection.
+    /// Returns whether the server answers a greeting within `time` after `from`, if only that there
+    /// is no place. Ends a connection that is older than `from`: the server may no longer know it,
+    /// and a request that is sent again is told from its first copy by the connection.
     fn is_there(&self, from: Instant, time: Duration, why: &Error) -> bool {
         let is_old = |one: &Arc<Connection>| one.made < from;
         if let Some(connection) = self.current.peek().filter(is_old) {
             connection.fail(why);
         }
-        self.connection(from + time).is_ok()
+        matches!(self.connection(from + time), Ok(_) | Err(Error::NoPlace(_)))
     }
 
     /// Starts a thread that probes for the server until it answers.

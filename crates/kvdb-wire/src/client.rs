@@ -25,6 +25,7 @@ use env::sync::{Condvar, Mutex};
 use crate::counts::{ByRequest, RequestCounts};
 use crate::deadline::{Until, left};
 use crate::error::{Error, Result};
+use crate::failure::{Failure, FailureCode};
 use crate::frame::{FRAME_OVERHEAD, Frame, VERSION, read_frame, write_frame};
 use crate::reach::{Reach, Reachable};
 use crate::reply::Reply;
@@ -223,7 +224,13 @@ impl Connection {
             counters,
         };
         let hello = Request::Hello { version: VERSION, token: token.clone() };
-        match connection.call(&hello, deadline)? {
+        let greeted = connection.call(&hello, deadline).map_err(|e| match e {
+            // Other clients of the token have all of its places. A view waits for one, as it waits
+            // for a server: the server may not know yet that an earlier connection has failed.
+            Error::Failed(Failure { code: FailureCode::Limit, what }) => Error::NoPlace(what),
+            e => e,
+        })?;
+        match greeted {
             Reply::Welcome { version: VERSION, under_way, .. } => {
                 connection.waiting.lock().most = (under_way as usize).max(1);
                 Ok(connection)

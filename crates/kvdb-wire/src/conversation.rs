@@ -7,7 +7,8 @@
 //!
 //! The memory that a connection can make the server hold is bounded: one frame and one answer for
 //! each of its threads, and a limited number of views. A client that does not read its answers in
-//! time is disconnected. The answers of all connections share the budget in the server's options.
+//! time is disconnected. The answers of all connections share the budget in the server's options, of
+//! which those of one token have a share (`tenants`).
 
 use std::collections::HashMap;
 use std::io::BufReader;
@@ -29,8 +30,9 @@ use crate::failure::{Failure, FailureCode, of_store};
 use crate::frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
 use crate::reply::Reply;
 use crate::request::Request;
-use crate::roles::{Role, Tokens};
+use crate::roles::{Line, Role, Tokens};
 use crate::socket::Socket;
+use crate::tenants::{Connected, Tenant, Tenants};
 use crate::transactions::{Asked, Held, Transactions, no_dictionary};
 
 /// Limit of the pending requests of one connection; further ones wait in the socket.
@@ -90,6 +92,9 @@ pub(crate) struct Conversation {
     tokens: Option<Arc<Tokens>>,
     /// The role of the client, set by its greeting.
     role: OnceLock<Role>,
+    /// The client's tenant, if it has one, set by its greeting.
+    tenant: OnceLock<Connected>,
+    tenants: Arc<Tenants>,
     /// The budget of answers, shared by all connections.
     answers: Arc<Budget>,
     /// The transactions of all connections. `None` if clients may only read.
@@ -122,7 +127,7 @@ impl Conversation {
     pub fn new(
         db: Kvdb,
         (options, tokens): (ServerOptions, Option<Arc<Tokens>>),
-        answers: Arc<Budget>,
+        (answers, tenants): (Arc<Budget>, Arc<Tenants>),
         transactions: Option<Arc<Transactions>>,
         counts: Arc<ByRequest>,
         socket: Socket,
@@ -135,6 +140,8 @@ impl Conversation {
             options,
             tokens,
             role: OnceLock::new(),
+            tenant: OnceLock::new(),
+            tenants,
             answers,
             number: transactions.as_ref().map_or(0, |all| all.unfinished().connection()),
             transactions,
@@ -186,7 +193,10 @@ impl Conversation {
         // nothing that follows could be understood.
         let request = Request::decode(kind, &body)?;
         drop(body);
-        let mut share = self.answers.take(most_of_answer(&request));
+        // The share of the tenant comes first: a client that waits for it holds nothing of others.
+        let most = most_of_answer(&request);
+        let mut own = self.tenant.get().map(|connected| connected.0.answers.take(most));
+        let mut share = self.answers.take(most);
         let reply = match self.answer(request) {
             Ok(reply) => reply,
             Err(failure) => Reply::Failed(failure),
@@ -195,6 +205,9 @@ impl Conversation {
         drop(reply);
         // A slow reader holds the memory of its answer, and no more.
         share.shrink(body.len());
+        if let Some(own) = &mut own {
+            own.shrink(body.len());
+        }
         let mut to = self.writing.lock();
         to.deadline = Some(Instant::now() + self.options.patience);
         self.counts.answered(asked, write_frame(&mut *to, number, kind, &body)?);
@@ -263,6 +276,7 @@ impl Conversation {
                     takes,
                     holder,
                     connection: self.number,
+                    tenant: self.tenant.get().map(|connected| connected.0.clone()),
                     lease,
                     branch,
                     label,
@@ -375,25 +389,46 @@ impl Conversation {
     }
 
     fn hello(&self, version: u16, token: &Bytes) -> std::result::Result<Reply, Failure> {
-        let Some(role) = self.role_of(token) else {
+        let Some((role, line)) = self.role_of(token) else {
             return Err(failure(FailureCode::NotAllowed, "the token is none of this server"));
         };
         // A client of another version is told the version of the server, and decides what to do.
         if version == VERSION {
+            if let Some(line) = line {
+                self.join(&self.tenants.of(line))?;
+            }
             let _ = self.role.set(role);
             self.greeted.store(true, Ordering::Relaxed);
         }
         Ok(Reply::Welcome { version: VERSION, under_way: UNDER_WAY, views: MAX_VIEWS as u32 })
     }
 
-    fn role_of(&self, token: &Bytes) -> Option<Role> {
+    /// Counts this connection as one of the tenant.
+    fn join(&self, tenant: &Arc<Tenant>) -> std::result::Result<(), Failure> {
+        let connected = tenant.connect(self.options.connections).map_err(|open| {
+            let what = format!(
+                "the clients of this token or certificate have {open} connections, and may not \
+                 have more: end some of them"
+            );
+            failure(FailureCode::Limit, &what)
+        })?;
+        if let Some(all) = &self.transactions {
+            all.unfinished().join(self.number, tenant);
+        }
+        let _ = self.tenant.set(connected);
+        Ok(())
+    }
+
+    /// Returns the role of the client with a token, and its line if the server has a list.
+    fn role_of(&self, token: &Bytes) -> Option<(Role, Option<&Line>)> {
         if let Some(tokens) = &self.tokens {
-            return tokens.role(token);
+            return tokens.line(token).map(|line| (line.role.clone(), Some(line)));
         }
         // Compare in constant time, so that the time does not reveal how much of a wrong token is
         // right.
         let differs = token.iter().zip(&self.options.token).fold(0, |all, (a, b)| all | (a ^ b));
-        (differs == 0 && token.len() == self.options.token.len()).then(Role::all)
+        let is_right = differs == 0 && token.len() == self.options.token.len();
+        is_right.then(|| (Role::all(), None))
     }
 
     fn may(&self, what: impl Fn(&Role) -> bool) -> std::result::Result<(), Failure> {
@@ -469,7 +504,7 @@ impl Conversation {
 impl Drop for Conversation {
     fn drop(&mut self) {
         if let Some(all) = &self.transactions {
-            all.unfinished().forget(self.number);
+            all.unfinished().leave(self.number);
         }
     }
 }

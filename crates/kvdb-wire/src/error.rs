@@ -27,6 +27,9 @@ pub enum Error {
     /// The server has answered with a failure.
     #[error("{0}")]
     Failed(Failure),
+    /// The server has no place for another connection of this client, for now.
+    #[error("{0}")]
+    NoPlace(String),
     /// The answer does not fit the request.
     #[error("the server has answered something else than was asked")]
     Unexpected,
@@ -38,7 +41,7 @@ pub enum Error {
 impl Error {
     /// Returns whether the same request may succeed on another connection.
     pub fn is_of_connection(&self) -> bool {
-        matches!(self, Error::Io(_) | Error::Closed | Error::Malformed(_))
+        matches!(self, Error::Io(_) | Error::Closed | Error::Malformed(_) | Error::NoPlace(_))
     }
 
     /// Returns a copy, for another thread that fails for the same reason.
@@ -49,6 +52,7 @@ impl Error {
             Error::Malformed(what) => Error::Malformed(what),
             Error::Version { theirs, ours } => Error::Version { theirs: *theirs, ours: *ours },
             Error::Failed(failure) => Error::Failed(failure.clone()),
+            Error::NoPlace(what) => Error::NoPlace(what.clone()),
             Error::Unexpected => Error::Unexpected,
             Error::Address(address) => Error::Address(address.clone()),
         }

@@ -18,9 +18,10 @@
 //! all keys), `transaction_state` and `transaction_view`.
 //!
 //! The server: `server` (listens), `conversation` (one connection), `roles` (the rights of
-//! clients), `budget` (limits the answers of all connections), `transactions` (of all clients),
-//! `unfinished` (incomplete changes), `host` (begins and ends transactions), `records` (the records
-//! of transactions in the store). Both sides use `counts` (requests and bytes).
+//! clients), `tenants` (the places of the clients of one token), `budget` (limits the answers of all
+//! connections), `transactions` (of all clients), `unfinished` (incomplete changes), `host` (begins
+//! and ends transactions), `records` (the records of transactions in the store). Both sides use
+//! `counts` (requests and bytes).
 
 #![warn(missing_docs)]
 
@@ -53,6 +54,7 @@ mod server;
 mod single_flight;
 mod snapshot_view;
 mod socket;
+mod tenants;
 mod transaction_state;
 mod transaction_view;
 mod transactions;

@@ -1,5 +1,6 @@
 //! The rights of clients: a client shows a token or a certificate, which has a role. Tokens are
-//! stored as hashes, so that a reader of the list cannot use them.
+//! stored as hashes, so that a reader of the list cannot use them. A line of the list also limits
+//! the places that its clients take (`tenants`).
 
 use sha2::{Digest, Sha256};
 
@@ -60,27 +61,48 @@ fn matches(pattern: &[u8], text: &[u8]) -> bool {
 
 /// The kind of a hash in the list. A certificate is not secret, so its bytes never count as a
 /// token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shown {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Shown {
     Token,
     Certificate,
+}
+
+/// A line of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    shown: Shown,
+    hash: [u8; 32],
+    pub role: Role,
+    /// Limit of the connections of its clients, and of their transactions. `None` means a share of
+    /// those of the server.
+    pub most: Option<usize>,
+    /// Set if the list has no other line, so that its clients need not leave room for others.
+    pub is_only: bool,
+}
+
+impl Line {
+    /// Returns the properties that tell it from all other lines.
+    pub fn id(&self) -> (Shown, [u8; 32]) {
+        (self.shown, self.hash)
+    }
 }
 
 /// The tokens and certificates that a server knows, by their hashes, each with its role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
-    all: Vec<(Shown, [u8; 32], Role)>,
-    /// The role of a client that has already proved its certificate. If it is set, tokens are
+    all: Vec<Line>,
+    /// The line of a client that has already proved its certificate. If it is set, tokens are
     /// ignored.
-    certified: Option<Role>,
+    certified: Option<Line>,
 }
 
 impl Tokens {
     /// Parses a list. Each line has the SHA-256 of a token in hexadecimal digits, or that of a
     /// certificate (its DER) after `cert:`, and the rights as words: `read=PATTERN`, `write`,
-    /// `write=CLONE`, `admin`. `#` begins a comment.
+    /// `write=CLONE`, `admin`. `most=N` limits its connections and its transactions. `#` begins a
+    /// comment.
     pub fn parse(text: &str) -> Result<Tokens, String> {
-        let mut all: Vec<(Shown, [u8; 32], Role)> = Vec::new();
+        let mut all: Vec<Line> = Vec::new();
         for (number, line) in text.lines().enumerate() {
             // A comment begins at a word: the name of a snapshot may contain a `#`.
             let words = line.split_ascii_whitespace();
@@ -97,23 +119,35 @@ impl Tokens {
                      that of a certificate",
                 );
             };
-            let mut role = Role::default();
+            let (mut role, mut most) = (Role::default(), None);
             for word in words {
                 match word.split_once('=') {
                     None if word == "write" => role.writes.push(String::new()),
                     None if word == "admin" => role = Role::all(),
                     Some(("read", pattern)) => role.reads.push(pattern.into()),
                     Some(("write", clone)) if !clone.is_empty() => role.writes.push(clone.into()),
-                    _ => return wrong("a word is none of read=PATTERN, write, write=CLONE, admin"),
+                    Some(("most", number)) => match number.parse() {
+                        Ok(number @ 1..) if most.is_none() => most = Some(number),
+                        _ => return wrong("most= has one number, which is at least 1"),
+                    },
+                    _ => {
+                        return wrong(
+                            "a word is none of read=PATTERN, write, write=CLONE, admin, most=N",
+                        );
+                    }
                 }
             }
             if role == Role::default() {
                 return wrong("it says not what the token lets do");
             }
-            if all.iter().any(|(kind, known, _)| *kind == shown && *known == hash) {
+            let line = Line { shown, hash, role, most, is_only: false };
+            if all.iter().any(|earlier| earlier.id() == line.id()) {
                 return wrong("it has the same hash as an earlier line");
             }
-            all.push((shown, hash, role));
+            all.push(line);
+        }
+        if let [line] = &mut all[..] {
+            line.is_only = true;
         }
         Ok(Tokens { all, certified: None })
     }
@@ -125,38 +159,43 @@ impl Tokens {
 
     /// Returns whether the list has tokens.
     pub fn has_tokens(&self) -> bool {
-        self.all.iter().any(|(shown, ..)| *shown == Shown::Token)
+        self.all.iter().any(|line| line.shown == Shown::Token)
     }
 
     /// Returns whether the list has certificates.
     pub fn has_certificates(&self) -> bool {
-        self.all.iter().any(|(shown, ..)| *shown == Shown::Certificate)
+        self.all.iter().any(|line| line.shown == Shown::Certificate)
     }
 
     /// Returns the list for a client that has proved to own this certificate, in DER: the client
     /// has the role of the certificate's line, whichever token it shows. Returns `None` if there is
     /// no such line.
     pub fn of_certificate(&self, der: &[u8]) -> Option<Tokens> {
-        let role = self.find(Shown::Certificate, der)?;
-        Some(Tokens { all: Vec::new(), certified: Some(role) })
+        let line = self.find(Shown::Certificate, der)?;
+        Some(Tokens { all: Vec::new(), certified: Some(line.clone()) })
     }
 
     /// Returns the role of the client that shows a token. Its running time reveals nothing about
     /// the tokens.
     pub fn role(&self, token: &[u8]) -> Option<Role> {
-        self.certified.clone().or_else(|| self.find(Shown::Token, token))
+        self.line(token).map(|line| line.role.clone())
     }
 
-    fn find(&self, shown: Shown, bytes: &[u8]) -> Option<Role> {
+    /// Returns the line of the client that shows a token, like [`Tokens::role`].
+    pub(crate) fn line(&self, token: &[u8]) -> Option<&Line> {
+        self.certified.as_ref().or_else(|| self.find(Shown::Token, token))
+    }
+
+    fn find(&self, shown: Shown, bytes: &[u8]) -> Option<&Line> {
         let hash: [u8; 32] = Sha256::digest(bytes).into();
         let mut found = None;
-        for (kind, known, role) in &self.all {
-            let differs = known.iter().zip(&hash).fold(0, |all, (a, b)| all | (a ^ b));
-            if std::hint::black_box(differs) == 0 && *kind == shown {
-                found = Some(role);
+        for line in &self.all {
+            let differs = line.hash.iter().zip(&hash).fold(0, |all, (a, b)| all | (a ^ b));
+            if std::hint::black_box(differs) == 0 && line.shown == shown {
+                found = Some(line);
             }
         }
-        found.cloned()
+        found
     }
 }
 
@@ -233,6 +272,20 @@ mod tests {
     }
 
     #[test]
+    fn a_line_says_how_many_places_it_takes_and_whether_there_are_others() {
+        let text = [line("few", "most=3 read=* write"), line("any", "admin")].concat();
+        let tokens = Tokens::parse(&text).unwrap();
+        let places = |tokens: &Tokens, token: &str| {
+            let line = tokens.line(token.as_bytes()).unwrap();
+            (line.most, line.is_only)
+        };
+        assert_eq!(places(&tokens, "few"), (Some(3), false));
+        assert_eq!(places(&tokens, "any"), (None, false));
+        let alone = Tokens::parse(&line("any", "admin")).unwrap();
+        assert_eq!(places(&alone, "any"), (None, true));
+    }
+
+    #[test]
     fn a_list_that_says_something_else_is_refused() {
         for (text, what) in [
             ("secret admin\n".to_string(), "SHA-256"),
@@ -241,6 +294,10 @@ mod tests {
             (format!("cert: {}", line("t", "admin")), "SHA-256"),
             (line("t", "root"), "a word is none"),
             (line("t", "write="), "a word is none"),
+            (line("t", "write most=0"), "at least 1"),
+            (line("t", "write most=many"), "at least 1"),
+            (line("t", "write most=2 most=3"), "one number"),
+            (line("t", "most=2"), "what the token lets do"),
             (format!("\n{}", line("t", "read")), "line 2"),
             ([line("t", "write"), line("t", "admin")].concat(), "earlier line"),
         ] {

@@ -19,6 +19,7 @@ use crate::error::Result;
 use crate::host::Host;
 use crate::roles::Tokens;
 use crate::socket::Socket;
+use crate::tenants::Tenants;
 use crate::transactions::Transactions;
 
 /// Number of threads for each connection.
@@ -34,6 +35,7 @@ struct Shared {
     db: Kvdb,
     options: ServerOptions,
     answers: Arc<Budget>,
+    tenants: Arc<Tenants>,
     /// `None` if clients may only read.
     transactions: Option<Arc<Transactions>>,
     counts: Arc<ByRequest>,
@@ -111,7 +113,8 @@ impl Server {
         self.shared.serve(socket, None)
     }
 
-    /// Like [`Server::serve`], but the client must show one of these tokens, and has its role.
+    /// Like [`Server::serve`], but the client must show one of these tokens, and has its role and
+    /// its share of the places.
     pub fn serve_with(&self, socket: Socket, tokens: &Arc<Tokens>) -> Result<()> {
         self.shared.serve(socket, Some(tokens.clone()))
     }
@@ -153,6 +156,7 @@ impl Shared {
         Ok(Arc::new(Shared {
             db,
             answers: Budget::new(options.answers),
+            tenants: Tenants::new(options.answers),
             options,
             transactions,
             counts: Arc::default(),
@@ -192,10 +196,11 @@ impl Shared {
     }
 
     fn serve(self: &Arc<Shared>, socket: Socket, tokens: Option<Arc<Tokens>>) -> Result<()> {
-        let (db, options, answers) = (self.db.clone(), self.options.clone(), self.answers.clone());
+        let (db, options) = (self.db.clone(), self.options.clone());
+        let budgets = (self.answers.clone(), self.tenants.clone());
         let (transactions, counts) = (self.transactions.clone(), self.counts.clone());
         let conversation =
-            Conversation::new(db, (options, tokens), answers, transactions, counts, socket);
+            Conversation::new(db, (options, tokens), budgets, transactions, counts, socket);
         let conversation = Arc::new(conversation);
         {
             let mut open = self.open.lock();

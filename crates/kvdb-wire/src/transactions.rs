@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use env::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +23,7 @@ use crate::failure::{Failure, FailureCode, of_store};
 use crate::host::{Host, dictionaries_of};
 use crate::records::{Noted, Records};
 use crate::reply::{ConflictKey, Reply};
+use crate::tenants::Tenant;
 use crate::unfinished::Unfinished;
 
 /// The shortest and the longest lease.
@@ -54,6 +55,8 @@ pub(crate) struct Asked {
     pub holder: u64,
     /// The number of the connection on which the request arrived.
     pub connection: u64,
+    /// The client's tenant, if it has one.
+    pub tenant: Option<Arc<Tenant>>,
     pub lease: u32,
     pub branch: String,
     pub label: String,
@@ -85,6 +88,9 @@ pub(crate) struct Opened {
     pub transaction: Transaction,
     /// The dictionaries of its branch, which the client may read and change.
     dictionaries: HashSet<DictionaryId>,
+    /// The tenant with which it counts: the one that has begun it, or has taken it up first on this
+    /// server.
+    tenant: OnceLock<Arc<Tenant>>,
     /// Bytes of its changes, as last measured.
     taken: AtomicU64,
     /// The client that has it, as in the state: reads do not wait for that.
@@ -160,6 +166,7 @@ impl Transactions {
     /// which the client has no rights.
     pub fn begin(&self, asked: Asked, may: &dyn Fn(&str) -> Answer<()>) -> Answer<Held> {
         let (holder, takes, connection) = (asked.holder, asked.takes, asked.connection);
+        let tenant = asked.tenant.clone();
         if !asked.joins {
             may(&asked.branch)?;
         }
@@ -168,6 +175,7 @@ impl Transactions {
         self.take(&opened, holder, takes)?;
         let held = Held { opened, holder, connection };
         drop(self.lock(&held)?);
+        held.count_with(tenant);
         Ok(held)
     }
 
@@ -222,13 +230,23 @@ impl Transactions {
             let what = format!("{} is no clone", asked.branch);
             return Err(Failure { code: FailureCode::NotAllowed, what });
         }
-        let open = {
+        let (open, own) = {
             let mut open = self.open.lock();
             self.forget_ended(&mut open);
-            open.len()
+            let own = asked.tenant.as_ref().map(|tenant| {
+                (open.values().filter(|one| one.is_of(tenant)).count(), tenant.places(self.most))
+            });
+            (open.len(), own)
         };
         if open >= self.most {
             let what = format!("{open} transactions of clients are open: end some of them");
+            return Err(Failure { code: FailureCode::Limit, what });
+        }
+        if let Some((own, most)) = own.filter(|(own, most)| own >= most) {
+            let what = format!(
+                "{own} transactions of this token or certificate are open, which may have {most}: \
+                 end some of them"
+            );
             return Err(Failure { code: FailureCode::Limit, what });
         }
         let lease = match asked.lease {
@@ -262,7 +280,9 @@ impl Transactions {
                 // key.
                 transaction.sync()?;
             }
-            self.add(asked.key, transaction.clone(), noted)
+            let opened = self.add(asked.key, transaction.clone(), noted)?;
+            opened.count_with(asked.tenant);
+            Ok(opened)
         };
         begun().map_err(|e| {
             let _ = self.host.abort(&transaction);
@@ -281,7 +301,9 @@ impl Transactions {
         let state = Mutex::new(State { noted, ..State::default() });
         let taken = AtomicU64::new(0);
         let holder = AtomicU64::new(noted.holder.unwrap_or(0));
-        let opened = Arc::new(Opened { key, transaction, dictionaries, taken, holder, state });
+        let tenant = OnceLock::new();
+        let opened = Opened { key, transaction, dictionaries, tenant, taken, holder, state };
+        let opened = Arc::new(opened);
         opened.measure();
         self.open.lock().insert(key, opened.clone());
         Ok(opened)
@@ -471,36 +493,45 @@ impl Transactions {
         Ok(())
     }
 
-    /// Fails if the transactions of all clients would exceed their common limit. Returns whether
-    /// the batch releases space and may exceed its transaction's limit. A batch that releases space
-    /// may exceed both limits by an eighth, since otherwise a client at a limit could not remove
-    /// anything.
+    /// Fails if the transactions of all clients would exceed their common limit, or those of one
+    /// tenant its share of it. Returns whether the batch releases space and may exceed its
+    /// transaction's limit. A batch that releases space may exceed all limits by an eighth, since
+    /// otherwise a client at a limit could not remove anything.
     fn admit(&self, opened: &Opened, changes: &[ServedChange]) -> Answer<bool> {
         let more = changes.iter().map(size_of_change).sum::<usize>() as u64;
         let with_eighth = |most: u64| most.saturating_add(most / 8);
         let gives_back = gives_back(changes);
         let own = opened.taken.load(Ordering::Relaxed).saturating_add(more);
         let releases = gives_back && own <= with_eighth(self.most_bytes);
-        let most = if gives_back { with_eighth(self.most_together) } else { self.most_together };
-        let mut open = self.open.lock();
-        let taken = |open: &HashMap<TransactionKey, Arc<Opened>>| {
-            let taken = open.values().map(|one| one.taken.load(Ordering::Relaxed));
-            taken.fold(0, u64::saturating_add)
+        let share = opened.tenant.get().map(|of| (Some(of), of.share(self.most_together)));
+        // Returns the limit that would be exceeded, and the bytes that count towards it.
+        let exceeded = |open: &HashMap<TransactionKey, Arc<Opened>>| {
+            let limits = [(None, self.most_together)].into_iter().chain(share);
+            let mut limits = limits.map(|(of, most): (Option<&Arc<Tenant>>, u64)| {
+                let counted = open.values().filter(|one| of.is_none_or(|of| one.is_of(of)));
+                let taken = counted.map(|one| one.taken.load(Ordering::Relaxed));
+                (of, most, taken.fold(0, u64::saturating_add))
+            });
+            limits.find(|(_, most, taken)| {
+                let most = if gives_back { with_eighth(*most) } else { *most };
+                taken.saturating_add(more) > most
+            })
         };
-        if taken(&open).saturating_add(more) > most {
+        let mut open = self.open.lock();
+        if exceeded(&open).is_some() {
             // Transactions that have ended by themselves no longer count, and merges may have
             // shrunk others.
             self.forget_ended(&mut open);
             open.values().for_each(|one| one.measure());
         }
-        let taken = taken(&open);
-        if taken.saturating_add(more) <= most || only_deletes(changes) {
+        let Some((of, most, taken)) = exceeded(&open) else { return Ok(releases) };
+        if only_deletes(changes) {
             return Ok(releases);
         }
+        let whose = if of.is_some() { "of this token or certificate" } else { "of clients" };
         let what = format!(
-            "the transactions of clients take {taken} bytes of the store, and may take {} \
-             together: commit or abort some of them, or remove something",
-            self.most_together
+            "the transactions {whose} take {taken} bytes of the store, and may take {most} \
+             together: commit or abort some of them, or remove something"
         );
         Err(Failure { code: FailureCode::NoSpace, what })
     }
@@ -714,6 +745,17 @@ impl Opened {
     fn measure(&self) {
         let info = self.transaction.info();
         self.taken.store(info.memory + info.run_bytes, Ordering::Relaxed);
+    }
+
+    /// Counts it with a tenant from now on, unless it already counts with one.
+    fn count_with(&self, tenant: Option<Arc<Tenant>>) {
+        if let Some(tenant) = tenant {
+            let _ = self.tenant.set(tenant);
+        }
+    }
+
+    fn is_of(&self, tenant: &Arc<Tenant>) -> bool {
+        self.tenant.get().is_some_and(|own| Arc::ptr_eq(own, tenant))
     }
 
     /// Returns whether its client may read and change a dictionary.

@@ -4,9 +4,10 @@
 //! The parts of a change arrive on one connection, in order, and the server drops them with the
 //! connection. A client that was disconnected sends all parts again, so no part of a change
 //! outlives a client that was lost while sending it. All unfinished changes share a memory limit; a
-//! stalled change is dropped if others need its memory.
+//! stalled change is dropped if others need its memory. The clients of one token have a share of it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use env::Instant;
@@ -15,6 +16,7 @@ use kvdb::ServedChange;
 
 use crate::changes::memory_of_change;
 use crate::failure::{Failure, FailureCode};
+use crate::tenants::Tenant;
 
 /// Limit of the bytes that one change takes in memory.
 pub(crate) const MAX_CHANGE: usize = 64 << 20;
@@ -38,6 +40,8 @@ struct All {
     last: u64,
     /// The unfinished change of each connection.
     parts: HashMap<u64, Parts>,
+    /// The tenants of the connections that have one.
+    tenants: HashMap<u64, Arc<Tenant>>,
 }
 
 struct Parts {
@@ -131,7 +135,19 @@ impl Unfinished {
         Ok(whole)
     }
 
-    /// Drops the parts of a connection that has ended, or whose change was applied or refused.
+    /// Counts the parts of a connection as those of its tenant.
+    pub fn join(&self, connection: u64, tenant: &Arc<Tenant>) {
+        self.all.lock().tenants.insert(connection, tenant.clone());
+    }
+
+    /// Drops the parts of a connection that has ended.
+    pub fn leave(&self, connection: u64) {
+        let mut all = self.all.lock();
+        all.parts.remove(&connection);
+        all.tenants.remove(&connection);
+    }
+
+    /// Drops the parts of a connection whose change was applied or refused.
     pub fn forget(&self, connection: u64) {
         self.all.lock().parts.remove(&connection);
     }
@@ -141,14 +157,27 @@ impl All {
     /// Makes room for `bytes` of a connection by dropping stalled changes. If that does not
     /// suffice, drops the connection's own change, which frees its memory for others.
     fn make_room(&mut self, most: usize, connection: u64, bytes: usize) {
-        let taken = |all: &All| all.parts.values().map(|parts| parts.bytes).sum::<usize>();
-        if taken(self) + bytes > most {
+        if !self.has_room(most, connection, bytes) {
             self.parts
                 .retain(|other, parts| *other == connection || parts.came.elapsed() < STALLED);
         }
-        if taken(self) + bytes > most {
+        if !self.has_room(most, connection, bytes) {
             self.parts.remove(&connection);
         }
+    }
+
+    fn has_room(&self, most: usize, connection: u64, bytes: usize) -> bool {
+        let taken: usize = self.parts.values().map(|parts| parts.bytes).sum();
+        let own = self.tenants.get(&connection).is_none_or(|tenant| {
+            let is_own = |other: &u64| {
+                self.tenants.get(other).is_some_and(|other| Arc::ptr_eq(other, tenant))
+            };
+            let own = self.parts.iter().filter(|(other, _)| is_own(other));
+            let taken: usize = own.map(|(_, parts)| parts.bytes).sum();
+            // One change of the greatest length fits the share.
+            taken + bytes <= (tenant.share(most as u64) as usize).max(MAX_CHANGE)
+        });
+        own && taken + bytes <= most
     }
 }
 
@@ -215,5 +244,21 @@ mod tests {
         unfinished.all.lock().parts.values_mut().for_each(|parts| parts.came = long_ago);
         unfinished.add(other, (1, 1), 0, put(0, 60 << 20)).unwrap();
         assert!(unfinished.finish(one, (1, 1), 1, put(1, 9)).is_err());
+    }
+
+    #[test]
+    fn the_changes_of_one_tenant_leave_room_for_those_of_others() {
+        let unfinished = Unfinished::new(2 * MAX_CHANGE);
+        let connections: Vec<u64> = (0..3).map(|_| unfinished.connection()).collect();
+        let tenant = Tenant::new(None, false, 0);
+        for connection in &connections[..2] {
+            unfinished.join(*connection, &tenant);
+        }
+        unfinished.add(connections[0], (1, 1), 0, put(0, 60 << 20)).unwrap();
+        let refused = unfinished.add(connections[1], (1, 1), 0, put(0, 60 << 20)).unwrap_err();
+        assert_eq!(refused.code, FailureCode::Again, "it is more than the share");
+        unfinished.add(connections[2], (1, 1), 0, put(0, 60 << 20)).unwrap();
+        unfinished.leave(connections[0]);
+        unfinished.add(connections[1], (1, 1), 0, put(0, 60 << 20)).unwrap();
     }
 }

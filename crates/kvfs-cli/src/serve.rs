@@ -50,7 +50,8 @@ Clients on other machines connect by TLS and present a token:
 
 Each line of the list is the SHA-256 of a token and its permissions: read=PATTERN, snapshots with \
 matching names (* stands for any characters); write, transactions of the files; write=PATTERN, \
-transactions of matching clones; admin, everything.
+transactions of matching clones; admin, everything. The clients of one token have at most three \
+quarters of the connections and transactions if there are others; most=N limits them to N of each.
 
 With --client-ca, a line may begin with cert: and the SHA-256 of a client's certificate instead:
 

@@ -11,4 +11,5 @@ mod served_files;
 mod served_transactions;
 mod shares;
 mod simulation;
+mod tenants;
 mod waiting;

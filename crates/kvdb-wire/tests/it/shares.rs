@@ -16,7 +16,7 @@ fn store_with_share(megabytes: u64) -> (Store, DictionaryId) {
 }
 
 /// Puts and syncs this number of megabytes, or as many as the server accepts.
-fn fill(scope: &Scope, dict: DictionaryId, megabytes: u32) -> (u32, kvdb::Result<()>) {
+pub fn fill(scope: &Scope, dict: DictionaryId, megabytes: u32) -> (u32, kvdb::Result<()>) {
     for i in 0..megabytes {
         let mut batch = Batch::new();
         batch.put(dict, [b"fill", &i.to_be_bytes()[..]].concat(), vec![7; 1 << 20]);

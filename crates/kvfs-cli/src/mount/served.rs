@@ -411,6 +411,9 @@ fn open(
             Failure::new(Exit::NotPermitted, format!("{address}: {failure}"))
                 .hint("kvfs serve STORE --write --listen unix:SOCKET lets clients write")
         }
+        (kvdb_wire::Error::NoPlace(what), _) => {
+            Failure::new(Exit::Busy, format!("{address}: {what}"))
+        }
         (kvdb_wire::Error::Failed(failure), View::Transaction(_)) => {
             Failure::new(Exit::Failed, format!("{address}: {failure}"))
         }

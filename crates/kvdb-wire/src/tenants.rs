@@ -1,0 +1,86 @@
+//! The tenants of a server: the clients of one line of its list of tokens, who together take a share
+//! of its places. The places are connections, open transactions, the bytes of transactions, and the
+//! memory of answers and of incomplete changes. So a token or a certificate that takes as many as it
+//! can leaves room for the clients of others.
+//!
+//! Clients at a socket of this machine show no token of a list, and are no tenants.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use env::sync::Mutex;
+
+use crate::budget::Budget;
+use crate::roles::{Line, Shown};
+
+/// The tenants that have connected to a server. There are as many as lines in the list at most.
+pub(crate) struct Tenants {
+    /// Limit of the bytes of all pending answers.
+    answers: usize,
+    all: Mutex<HashMap<(Shown, [u8; 32]), Arc<Tenant>>>,
+}
+
+/// The clients of one line.
+pub(crate) struct Tenant {
+    /// Limit of the connections and of the transactions, if the line has one.
+    most: Option<usize>,
+    /// Set if there are no others to leave room for.
+    is_only: bool,
+    connections: Mutex<usize>,
+    /// The budget of the pending answers, which they take from that of the server, too.
+    pub answers: Arc<Budget>,
+}
+
+/// A connection of a tenant. It is counted until this is dropped.
+pub(crate) struct Connected(pub Arc<Tenant>);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        *self.0.connections.lock() -= 1;
+    }
+}
+
+impl Tenants {
+    pub fn new(answers: usize) -> Arc<Tenants> {
+        Arc::new(Tenants { answers, all: Mutex::default() })
+    }
+
+    /// Returns the tenant of a line.
+    pub fn of(&self, line: &Line) -> Arc<Tenant> {
+        let new = || Tenant::new(line.most, line.is_only, self.answers);
+        self.all.lock().entry(line.id()).or_insert_with(new).clone()
+    }
+}
+
+impl Tenant {
+    pub fn new(most: Option<usize>, is_only: bool, answers: usize) -> Arc<Tenant> {
+        let answers = Budget::new(share(is_only, answers as u64) as usize);
+        Arc::new(Tenant { most, is_only, connections: Mutex::new(0), answers })
+    }
+
+    /// Returns how many of `all` connections, or of `all` transactions, it may have.
+    pub fn places(&self, all: usize) -> usize {
+        self.most.map_or(self.share(all as u64) as usize, |most| most.min(all))
+    }
+
+    /// Returns how many of `all` bytes it may take.
+    pub fn share(&self, all: u64) -> u64 {
+        share(self.is_only, all)
+    }
+
+    /// Counts one more of the server's `all` connections. Returns how many there are if it may not
+    /// have more.
+    pub fn connect(self: &Arc<Tenant>, all: usize) -> Result<Connected, usize> {
+        let mut connections = self.connections.lock();
+        if *connections >= self.places(all) {
+            return Err(*connections);
+        }
+        *connections += 1;
+        Ok(Connected(self.clone()))
+    }
+}
+
+/// Returns the share of a tenant: all but a quarter, which others can rely on.
+fn share(is_only: bool, all: u64) -> u64 {
+    if is_only { all } else { all - all / 4 }
+}

@@ -1,0 +1,147 @@
+//! The places of a server and the clients of one token: these take their share of the connections
+//! and of the transactions, and others go on.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdb::{DictionaryId, Kvdb, Scope};
+use kvdb_wire::{
+    BeginOptions, Client, ClientOptions, Error, FailureCode, Outcome, Result, ServedTransaction,
+    Server, ServerOptions, Tokens,
+};
+use sha2::{Digest, Sha256};
+
+use crate::shares::fill;
+
+/// A server of the clients of two tokens, `flood` and `other`.
+struct Served {
+    server: Arc<Server>,
+    tokens: Arc<Tokens>,
+    dict: DictionaryId,
+}
+
+impl Served {
+    /// `words` are what the line of `flood` says in addition.
+    fn new(words: &str, options: ServerOptions) -> Served {
+        let lines = [("flood", words), ("other", "")].map(|(token, words)| {
+            let hash: [u8; 32] = Sha256::digest(token).into();
+            let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("{digits} write {words}\n")
+        });
+        let tokens = Arc::new(Tokens::parse(&lines.concat()).unwrap());
+        let db = Kvdb::in_memory();
+        let dict = db.open_dictionary("fruit").unwrap().id();
+        let server = Server::without_socket(db.clone(), Some(Arc::new(db)), options).unwrap();
+        Served { server: Arc::new(server), tokens, dict }
+    }
+
+    fn client(&self, token: &'static str) -> Result<Arc<Client>> {
+        let (server, tokens) = (self.server.clone(), self.tokens.clone());
+        let options = ClientOptions { token: token.into(), ..ClientOptions::default() };
+        let connect = move |_| {
+            let (near, far) = UnixStream::pair()?;
+            server.serve_with(far.into(), &tokens).map_err(io::Error::other)?;
+            Ok(near.into())
+        };
+        Client::connect(connect, options)
+    }
+}
+
+fn begin(client: &Arc<Client>) -> Result<ServedTransaction> {
+    ServedTransaction::begin(client, BeginOptions::default())
+}
+
+/// Makes as many as the server lets, and returns them with the error of the one after.
+#[track_caller]
+fn as_many_as_possible<T>(mut make: impl FnMut() -> Result<T>) -> (Vec<T>, Error) {
+    let mut made = Vec::new();
+    while made.len() < 100 {
+        match make() {
+            Ok(one) => made.push(one),
+            Err(e) => return (made, e),
+        }
+    }
+    panic!("there is no limit");
+}
+
+#[track_caller]
+fn persists<T>(mut make: impl FnMut() -> Result<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match make() {
+            Ok(made) => return made,
+            Err(e) => assert!(Instant::now() < deadline, "{e}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_token_that_begins_as_many_transactions_as_it_can_leaves_room_for_others() {
+    let served = Served::new("", ServerOptions { transactions: 8, ..ServerOptions::default() });
+    let (flood, other) = (served.client("flood").unwrap(), served.client("other").unwrap());
+    let (mut open, refused) = as_many_as_possible(|| begin(&flood));
+    assert_eq!(open.len(), 6, "three quarters");
+    let Error::Failed(failure) = &refused else { panic!("{refused:?}") };
+    assert_eq!(failure.code, FailureCode::Limit);
+    assert!(failure.what.contains("of this token"), "{refused}");
+    // The transactions that are open go on, also with another client of the token.
+    let key = open[0].key();
+    let _again = ServedTransaction::take_up(&served.client("flood").unwrap(), key).unwrap();
+    let (others, refused) = as_many_as_possible(|| begin(&other));
+    assert_eq!(others.len(), 2, "what is left: {refused}");
+    assert!(!refused.to_string().contains("of this token"), "{refused}");
+    // One that has ended makes room for another one.
+    open.pop().unwrap().abort().unwrap();
+    begin(&flood).unwrap();
+    assert_eq!(others[0].commit(false).unwrap(), Outcome::Committed);
+}
+
+#[test]
+fn a_token_that_connects_as_often_as_it_can_leaves_room_for_others() {
+    let served = Served::new("", ServerOptions { connections: 8, ..ServerOptions::default() });
+    let (mut clients, refused) = as_many_as_possible(|| served.client("flood"));
+    assert_eq!(clients.len(), 6, "three quarters");
+    assert!(matches!(&refused, Error::NoPlace(what) if what.contains("token")), "{refused:?}");
+    let other = persists(|| served.client("other"));
+    begin(&other).unwrap();
+    // A connection that has ended makes room for another one.
+    clients.pop();
+    persists(|| served.client("flood"));
+}
+
+#[test]
+fn a_line_says_how_many_places_its_clients_have() {
+    let served = Served::new("most=2", ServerOptions::default());
+    let (clients, _) = as_many_as_possible(|| served.client("flood"));
+    assert_eq!(clients.len(), 2);
+    let (open, refused) = as_many_as_possible(|| begin(&clients[0]));
+    assert_eq!(open.len(), 2, "{refused}");
+    let other = served.client("other").unwrap();
+    let others: Vec<_> = (0..5).map(|_| begin(&other).unwrap()).collect();
+    assert_eq!(others.len(), 5);
+}
+
+#[test]
+fn the_transactions_of_a_token_leave_space_to_those_of_others() {
+    let options =
+        ServerOptions { all_transactions_bytes: Some(24 << 20), ..ServerOptions::default() };
+    let served = Served::new("", options);
+    let (flood, other) = (served.client("flood").unwrap(), served.client("other").unwrap());
+    let (first, second) = (Arc::new(begin(&flood).unwrap()), Arc::new(begin(&flood).unwrap()));
+    let (taken, done) = fill(&Scope::Served(first.clone()), served.dict, 10);
+    assert!(taken == 10 && done.is_ok(), "{taken}: {done:?}");
+    let (more, refused) = fill(&Scope::Served(second.clone()), served.dict, 20);
+    assert!((4..10).contains(&more), "{more}");
+    assert!(matches!(refused, Err(kvdb::Error::NoSpace)), "{refused:?}");
+    let why = second.refused().expect("it is told why");
+    assert!(why.contains("of this token"), "{why}");
+    let own = Arc::new(begin(&other).unwrap());
+    let (taken, done) = fill(&Scope::Served(own.clone()), served.dict, 3);
+    assert!(taken == 3 && done.is_ok(), "{taken}: {done:?}");
+    assert_eq!(own.commit(false).unwrap(), Outcome::Committed);
+    first.abort().unwrap();
+    second.send().unwrap();
+}
