@@ -7,7 +7,7 @@ use std::ops::Bound;
 use bytes::Bytes;
 use kvdb::{DictionaryId, PageRequest, ServedChange, TuplePage};
 
-use crate::changes::size_of_change;
+use crate::changes::{memory_of_change, size_of_change};
 
 /// The state of a changed key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,12 +28,19 @@ pub struct Gathered {
     /// Deleted ranges. The changes in `points` are later than these deletions.
     ranges: Vec<(DictionaryId, Bytes, Bytes)>,
     bytes: usize,
+    memory: usize,
 }
 
 impl Gathered {
     /// Returns the approximate bytes of the changes.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Returns the bytes that the changes take in the memory of a server that gets them as one
+    /// unit.
+    pub fn memory(&self) -> usize {
+        self.memory
     }
 
     /// Returns the number of deleted ranges, all of which each lookup checks.
@@ -51,6 +58,7 @@ impl Gathered {
     /// Adds a change. `known` is the current value of its key if the client knows it.
     pub fn add(&mut self, change: ServedChange, known: Option<Option<Bytes>>) {
         self.bytes += size_of_change(&change);
+        self.memory += memory_of_change(&change);
         match &change {
             ServedChange::Put(dict, key, value) => {
                 self.points.insert((*dict, key.clone()), Point::Put(value.clone()));
@@ -91,6 +99,17 @@ impl Gathered {
         self.changes.extend(later.changes);
         self.ends.extend(later.ends.into_iter().map(|end| before + end));
         self.bytes += later.bytes;
+        self.memory += later.memory;
+    }
+
+    /// Like [`Gathered::compact`], unless the one unit would still take more than `most` bytes in
+    /// memory: then the units stay as they are.
+    pub fn compact_within(&mut self, most: usize) {
+        let before = (self.changes.clone(), self.ends.clone(), self.bytes, self.memory);
+        self.compact();
+        if self.memory > most {
+            (self.changes, self.ends, self.bytes, self.memory) = before;
+        }
     }
 
     /// Drops the changes whose keys are put or deleted by later ones. The rest becomes one unit:
@@ -123,6 +142,7 @@ impl Gathered {
         }
         kept.reverse();
         self.bytes = kept.iter().map(size_of_change).sum();
+        self.memory = kept.iter().map(memory_of_change).sum();
         self.changes = kept;
         self.ends.clear();
         self.end_unit();
@@ -345,6 +365,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn units_become_one_only_where_it_is_not_too_long() {
+        let gathered = |most: usize| {
+            let mut gathered = Gathered::default();
+            for key in [&b"a"[..], b"b", b"a"] {
+                let key = Bytes::from_static(key);
+                gathered.add(ServedChange::Put(DICT, key, Bytes::from(vec![7; 100])), None);
+                gathered.end_unit();
+            }
+            let memory = gathered.memory();
+            gathered.compact_within(most);
+            (gathered.ends, gathered.memory, memory)
+        };
+        let (ends, after, before) = gathered(usize::MAX);
+        assert_eq!((ends, 3 * after), (vec![2], 2 * before));
+        assert_eq!(gathered(after), (vec![2], after, before));
+        assert_eq!(gathered(after - 1), (vec![1, 2, 3], before, before));
     }
 
     #[test]

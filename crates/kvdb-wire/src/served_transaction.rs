@@ -29,6 +29,7 @@ use crate::reply::{ConflictKey, Reply};
 use crate::request::Request;
 use crate::single_flight::SingleFlight;
 use crate::transaction_state::State;
+use crate::unfinished::MAX_CHANGE;
 
 /// Limit of the bytes of a durable transaction's batches that are kept because they may not be on
 /// the server's disk.
@@ -320,7 +321,8 @@ impl ServedTransaction {
     }
 
     /// Merges changes that were refused for want of space with those made since, which may have
-    /// removed some of the data.
+    /// removed some of the data. They become one unit, unless that would be longer than a unit may
+    /// be: the server would refuse it each time.
     fn take_back(&self) {
         let mut state = self.state.lock();
         if state.refused.is_none() {
@@ -332,9 +334,12 @@ impl ServedTransaction {
         }
         let later = std::mem::take(&mut state.gathered);
         let mut all = std::mem::take(&mut state.under_way);
-        all.changes = back.iter().flat_map(|changes| changes.iter().cloned()).collect();
+        for changes in back {
+            all.changes.extend(changes.iter().cloned());
+            all.end_unit();
+        }
         all.follow(later);
-        all.compact();
+        all.compact_within(MAX_CHANGE);
         state.gathered = all;
     }
 

@@ -226,24 +226,31 @@ impl ServedView for ServedTransaction {
 
     fn apply(&self, changes: Vec<ServedChange>) -> kvdb::Result<()> {
         self.check()?;
-        if changes.iter().map(memory_of_change).sum::<usize>() > MAX_CHANGE {
+        let more = changes.iter().map(memory_of_change).sum::<usize>();
+        if more > MAX_CHANGE {
             let what = format!("changes of more than {MAX_CHANGE} bytes at once");
             return Err(kvdb::Error::Limit(what));
         }
-        let (waiting, refused) = {
+        let (waiting, is_long, refused) = {
             let state = self.state.lock();
             let refused = state.refused.as_ref().map(|(_, at)| at.elapsed());
-            (state.gathered.bytes() + state.under_way.bytes(), refused)
+            let waiting = state.gathered.bytes() + state.under_way.bytes();
+            // If the server refuses them, all that wait become one unit, with what removes some of
+            // them.
+            let memory = state.gathered.memory() + state.under_way.memory();
+            (waiting, memory + more > MAX_CHANGE, refused)
         };
         // Changes that the server does not take must not accumulate without limit. Those that
         // release space must reach the server, and others are not tried each time.
         let gives_back = gives_back(&changes);
-        if waiting > WAITING && !gives_back && refused.is_some_and(|since| since < REFUSED) {
+        let is_full = waiting > WAITING || is_long;
+        if is_full && !gives_back && refused.is_some_and(|since| since < REFUSED) {
             return Err(kvdb::Error::NoSpace);
         }
-        if waiting > WAITING
+        let may_exceed = gives_back && !is_long && waiting < WAITING + WAITING / 8;
+        if is_full
             && let Err(e) = self.send()
-            && !(matches!(e, kvdb::Error::NoSpace) && gives_back && waiting < WAITING + WAITING / 8)
+            && !(matches!(e, kvdb::Error::NoSpace) && may_exceed)
         {
             return Err(e);
         }

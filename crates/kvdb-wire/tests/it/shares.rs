@@ -81,6 +81,37 @@ fn what_removes_is_taken_where_the_share_of_all_is_used_up() {
 }
 
 #[test]
+fn changes_that_were_refused_never_become_longer_than_a_unit_may_be() {
+    let (store, dict) = store_with_share(8);
+    let transaction = begin(&store.client());
+    let scope = Scope::Served(transaction.clone());
+    let (_, refused) = fill(&scope, dict, 40);
+    assert!(matches!(refused, Err(kvdb::Error::NoSpace)), "{refused:?}");
+    // As much waits for the server as may wait, and a unit comes that would be taken by itself.
+    let put = |name: &str, megabytes: u8| {
+        let mut batch = Batch::new();
+        for i in 0..megabytes {
+            batch.put(dict, [b"fill", name.as_bytes(), &[i]].concat(), vec![7; 1 << 20]);
+        }
+        scope.apply(batch, Durability::Buffered)
+    };
+    for i in 0..12 {
+        put(&format!("one {i}"), 1).unwrap();
+    }
+    let refused = put("long", 60).unwrap_err();
+    assert!(matches!(refused, kvdb::Error::NoSpace), "{refused}");
+    // What is removed reaches the server, and the transaction goes on.
+    let mut batch = Batch::new();
+    batch.delete_range(dict, &b"fill"[..], &b"film"[..]);
+    batch.put(dict, "kept", "value");
+    scope.apply(batch, Durability::Buffered).unwrap();
+    scope.sync().unwrap();
+    assert_eq!(transaction.refused(), None);
+    assert_eq!(transaction.commit(true).unwrap(), Outcome::Committed);
+    assert_eq!(store.db.view().scan(dict, b"", b"", 9).unwrap().len(), 1);
+}
+
+#[test]
 fn removals_that_put_take_no_more_than_an_eighth_beyond_the_share() {
     let (store, dict) = store_with_share(8);
     let transaction = begin(&store.client());
