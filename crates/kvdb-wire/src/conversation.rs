@@ -292,10 +292,15 @@ impl Conversation {
                 }
                 let (of, unfinished) = ((transaction, batch), all.unfinished());
                 let added = match last {
-                    false => unfinished.add(self.number, of, part, changes),
+                    false => {
+                        let added = unfinished.add(self.number, of, part, changes);
+                        added.or_else(|why| all.refuse(&held, batch, why))
+                    }
                     true => {
-                        let whole = unfinished.finish(self.number, of, part, changes);
-                        let applied = whole.and_then(|whole| all.apply(&held, batch, whole));
+                        let applied = match unfinished.finish(self.number, of, part, changes) {
+                            Ok(whole) => all.apply(&held, batch, whole),
+                            Err(why) => all.refuse(&held, batch, why),
+                        };
                         unfinished.forget(self.number);
                         applied
                     }

@@ -462,11 +462,18 @@ impl Transactions {
         &self.unfinished
     }
 
+    /// Fails with `why`, after noting that a part of this batch was refused: its client may send
+    /// another batch of the same number, which none that comes late on an earlier connection may
+    /// take. Succeeds if the batch was applied in the meantime.
+    pub fn refuse(&self, opened: &Held, number: u64, why: Failure) -> Answer<()> {
+        match self.next(opened, number)? {
+            Some(mut state) => state.end(opened, number, Err(why)),
+            None => Ok(()),
+        }
+    }
+
     /// Applies a batch, at most once.
     pub fn apply(&self, opened: &Held, number: u64, changes: Vec<ServedChange>) -> Answer<()> {
-        if let Some(change) = changes.iter().find(|change| !opened.may(dictionary_of(change))) {
-            return Err(no_dictionary(dictionary_of(change)));
-        }
         let Some(mut state) = self.next(opened, number)? else { return Ok(()) };
         let applied = self.apply_next(opened, number, changes);
         state.end(opened, number, applied)
@@ -475,6 +482,9 @@ impl Transactions {
     /// Applies the next batch. The caller holds the lock of the state, so no other batch takes this
     /// number.
     fn apply_next(&self, opened: &Held, number: u64, changes: Vec<ServedChange>) -> Answer<()> {
+        if let Some(change) = changes.iter().find(|change| !opened.may(dictionary_of(change))) {
+            return Err(no_dictionary(dictionary_of(change)));
+        }
         let mut batch = Batch::new();
         if self.admit(opened, &changes)? {
             batch.releases_space();

@@ -114,6 +114,30 @@ fn a_batch_that_is_still_on_its_way_where_a_later_one_was_refused_is_not_applied
 }
 
 #[test]
+fn a_batch_is_not_applied_late_where_a_part_of_it_was_refused_on_a_later_connection() {
+    for last in [false, true] {
+        let (store, dict) = store();
+        let (mut first, mut second) = (Raw::greeted(&store), Raw::greeted(&store));
+        let on_first = begun(&mut first, &durable(1, false, false));
+        let on_second = begun(&mut second, &durable(1, true, false));
+        // The server has no parts before this one, as where others need their memory.
+        let part = Request::ApplyPart {
+            transaction: on_second,
+            batch: 1,
+            part: 1,
+            last,
+            changes: vec![ServedChange::Put(dict, "key".into(), "of parts".into())],
+        };
+        second.is_refused(&part, FailureCode::Again);
+        let what = first.is_refused(&one(dict, on_first, 1, "old"), FailureCode::Invalid);
+        assert!(what.contains("later connection"), "{what}");
+        second.does(&one(dict, on_second, 1, "new"));
+        second.does(&Request::Commit { key: KEY, synced: false, batches: 1 });
+        assert_eq!(store.db.get(dict, b"key").unwrap().as_deref(), Some(&b"new"[..]));
+    }
+}
+
+#[test]
 fn a_refusal_holds_for_the_client_that_was_refused_alone() {
     let (mut store, dict) = store();
     store.stop_serving();
