@@ -1,6 +1,9 @@
 //! Requests of a client's views, with retries. A request is sent again after its connection has
 //! failed, for as long as the client waits for the server, and again for the keys that an answer
 //! left out. Once the wait has been in vain, one thread probes for the server.
+//!
+//! A server that answers probes may take any time over a request. It may vanish without a word
+//! then, as a machine does that loses its power, so it is probed again and again.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -8,6 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::Instant;
+use env::sync::{Condvar, Mutex};
 
 use crate::body::MAX_KEYS;
 use crate::client::{Client, Connection};
@@ -51,17 +55,21 @@ impl Client {
         mut call: impl FnMut(Instant) -> Result<Reply>,
     ) -> Result<Reply> {
         let mut pause = PAUSES.0;
-        let mut most = match self.options.timeout {
+        let first = match self.options.timeout {
             Duration::ZERO => ATTEMPTS.0,
             timeout => timeout.min(ATTEMPTS.0),
         };
+        let mut most = first;
         loop {
             let begun = Instant::now();
             let time = deadline.saturating_duration_since(begun).min(most);
             // The rest of the time is reserved for the probe.
             let probe = if extends { PROBE.min(time / 4) } else { Duration::ZERO };
             let until = begun + (time - probe);
+            // A longer attempt than the first one is for a server that is there.
+            let watch = (most > first).then(|| self.watch(first));
             let answer = call(until);
+            drop(watch);
             let Err(e) = &answer else {
                 self.reachable.answered();
                 return answer;
@@ -114,6 +122,19 @@ impl Client {
         matches!(self.connection(from + time), Ok(_) | Err(Error::NoPlace(_)))
     }
 
+    /// Starts a thread that probes the server each time that this time has passed, until the watch
+    /// is dropped. It ends the current connection if there is no answer.
+    fn watch(&self, time: Duration) -> Watch {
+        let watch = Watch(Arc::default());
+        let (client, over) = (self.own.clone(), watch.0.clone());
+        let watches = env::thread::Builder::new().name("wire-watch".into());
+        if let Err(e) = watches.spawn(move || watch_server(&client, &over, time)) {
+            // Without the thread, the call waits as long as its attempt may take.
+            tracing::warn!("the server is not watched: {e}");
+        }
+        watch
+    }
+
     /// Starts a thread that probes for the server until it answers.
     pub(crate) fn look_for_server(&self) {
         let client = self.own.clone();
@@ -122,6 +143,51 @@ impl Client {
             // Without the thread, each call tries by itself.
             tracing::warn!("the server is not looked for: {e}");
             self.reachable.answered();
+        }
+    }
+}
+
+/// Watches the server over a request that takes long, until this is dropped.
+struct Watch(Arc<Over>);
+
+/// Set when a watch is over.
+#[derive(Default)]
+struct Over {
+    is_over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        *self.0.is_over.lock() = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Over {
+    /// Waits for this time. Returns whether the watch is over before.
+    fn within(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        let mut is_over = self.is_over.lock();
+        while !*is_over {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.changed.wait_for(&mut is_over, left);
+        }
+        true
+    }
+}
+
+fn watch_server(client: &Weak<Client>, over: &Over, time: Duration) {
+    while !over.within(time) {
+        let Some(client) = client.upgrade() else { return };
+        let current = client.current.peek();
+        // The request may fill the line, so that a probe takes long, too.
+        if let Err(e) = client.probe(Instant::now() + time) {
+            tracing::debug!("the server is not there any more: {e}");
+            return current.iter().for_each(|connection| connection.fail(&e));
         }
     }
 }

@@ -149,14 +149,26 @@ impl Client {
 
     /// Returns the current connection, or a new one if it has failed.
     pub(crate) fn connection(&self, deadline: Instant) -> Result<Arc<Connection>> {
-        let connect = || {
-            let socket = (self.connect)(left(deadline)?)?;
-            let counters = self.counters.clone();
-            let connection = Connection::new(socket, &self.options.token, counters, deadline)?;
-            self.counters.connections.fetch_add(1, Ordering::Relaxed);
-            Ok(Arc::new(connection))
-        };
+        let connect = || self.greeted((self.connect)(left(deadline)?)?, deadline).map(Arc::new);
         self.current.get(deadline, |connection| !connection.has_failed(), connect)
+    }
+
+    fn greeted(&self, socket: Socket, deadline: Instant) -> Result<Connection> {
+        let counters = self.counters.clone();
+        let connection = Connection::new(socket, &self.options.token, counters, deadline)?;
+        self.counters.connections.fetch_add(1, Ordering::Relaxed);
+        Ok(connection)
+    }
+
+    /// Fails unless the server answers on a connection of its own before the deadline. The current
+    /// connection stays as it is.
+    pub(crate) fn probe(&self, deadline: Instant) -> Result<()> {
+        let socket = (self.connect)(left(deadline)?)?;
+        match self.greeted(socket, deadline) {
+            Err(e) if left(deadline).is_err() => Err(e),
+            // A server that ends the connection is there, and has no place for another one.
+            _ => Ok(()),
+        }
     }
 
     /// Returns the traffic so far.

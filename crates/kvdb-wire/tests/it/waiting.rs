@@ -2,6 +2,7 @@
 //! it answers again.
 
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -150,20 +151,45 @@ impl Host for Slow {
     }
 }
 
+/// A server whose commits take long, and a change in a transaction of a client of it.
+struct Slowly {
+    host: Arc<Slow>,
+    _server: Server,
+    directory: tempfile::TempDir,
+    dict: kvdb::DictionaryId,
+}
+
+impl Slowly {
+    fn new() -> Slowly {
+        let db = Kvdb::in_memory();
+        let dict = db.open_dictionary("fruit").unwrap().id();
+        let directory = tempfile::tempdir().unwrap();
+        let (commits, goes_on) = (AtomicU64::new(0), AtomicBool::new(false));
+        let host = Arc::new(Slow { db: db.clone(), commits, goes_on });
+        let listener = UnixListener::bind(directory.path().join("socket")).unwrap();
+        let options = ServerOptions::default();
+        let server = Server::with_transactions(db, host.clone(), listener, options).unwrap();
+        Slowly { host, _server: server, directory, dict }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    fn changed(&self, client: &Arc<Client>) -> ServedTransaction {
+        let one = ServedTransaction::begin(client, BeginOptions::default()).unwrap();
+        let put = kvdb::ServedChange::Put(self.dict, "key".into(), "value".into());
+        one.apply(vec![put]).unwrap();
+        one
+    }
+}
+
 #[test]
 fn a_server_that_takes_long_over_a_request_is_not_gone() {
-    let db = Kvdb::in_memory();
-    let dict = db.open_dictionary("fruit").unwrap().id();
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("socket");
-    let slow = Slow { db: db.clone(), commits: AtomicU64::new(0), goes_on: AtomicBool::new(false) };
-    let host = Arc::new(slow);
-    let listener = UnixListener::bind(&path).unwrap();
-    let options = ServerOptions::default();
-    let _server = Server::with_transactions(db.clone(), host.clone(), listener, options).unwrap();
-    let client = wire::client(&path, Duration::from_millis(400)).unwrap();
-    let one = Arc::new(ServedTransaction::begin(&client, BeginOptions::default()).unwrap());
-    one.apply(vec![kvdb::ServedChange::Put(dict, "key".into(), "value".into())]).unwrap();
+    let slowly = Slowly::new();
+    let host = &slowly.host;
+    let client = wire::client(&slowly.path(), Duration::from_millis(400)).unwrap();
+    let one = slowly.changed(&client);
     let connections = client.counts().connections;
     std::thread::scope(|threads| {
         let commits = threads.spawn(|| one.commit(false));
@@ -176,8 +202,36 @@ fn a_server_that_takes_long_over_a_request_is_not_gone() {
         assert_eq!(commits.join().unwrap().unwrap(), Outcome::Committed);
     });
     assert_eq!(host.commits.load(Ordering::Relaxed), 1, "it has committed once");
-    assert_eq!(db.get(dict, b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(host.db.get(slowly.dict, b"key").unwrap().as_deref(), Some(&b"value"[..]));
     assert_eq!(client.reach(), Reach::Connected);
+}
+
+#[test]
+fn a_server_that_vanishes_while_it_takes_long_is_waited_for_no_longer_than_others() {
+    let slowly = Slowly::new();
+    let stalls = Arc::new(AtomicBool::new(false));
+    let proxy = wire::Stalling::new(slowly.path(), stalls.clone());
+    let client = wire::client(&proxy.path(), Duration::from_millis(400)).unwrap();
+    let one = slowly.changed(&client);
+    let asked = || {
+        let all = client.counts_by_request();
+        all.iter().find(|(kind, _)| *kind == "COMMIT").map_or(0, |(_, counts)| counts.requests)
+    };
+    std::thread::scope(|threads| {
+        let commits = threads.spawn(|| one.commit(false).is_err());
+        // Each attempt takes twice as long as the one before: the fifth one more than six seconds.
+        awaits("it is asked again", || {
+            assert!(!commits.is_finished());
+            asked() >= 5
+        });
+        stalls.store(true, Ordering::Relaxed);
+        let begun = Instant::now();
+        assert!(commits.join().unwrap());
+        assert!(begun.elapsed() < FAST, "{:?}", begun.elapsed());
+        assert!(matches!(client.reach(), Reach::Gone(_)), "{:?}", client.reach());
+    });
+    slowly.host.goes_on.store(true, Ordering::Relaxed);
+    stalls.store(false, Ordering::Relaxed);
 }
 
 #[test]
