@@ -12,6 +12,7 @@
 mod credentials;
 mod mount8;
 mod options_help;
+mod secrets;
 mod served;
 
 use std::ffi::OsString;
@@ -26,6 +27,7 @@ use places::{Address, local_copies};
 pub use served::{Server, address, for_this_process};
 
 use self::credentials::Credentials;
+use self::secrets::Secrets;
 use crate::daemon::{self, Begin};
 use crate::daemons::Record;
 use crate::destination::{self, Judge};
@@ -140,6 +142,9 @@ pub struct Args {
     /// Run as the background process.
     #[arg(long, hide = true)]
     serving: bool,
+    /// Receive the secrets of the background process from standard input.
+    #[arg(long, hide = true, requires = "serving")]
+    secrets: bool,
     /// Continue a mount from the state at this descriptor.
     #[arg(long, hide = true)]
     resume: Option<i32>,
@@ -466,21 +471,19 @@ fn arguments(
 
 /// Starts the background process, and waits until it answers.
 fn start(arguments: &[OsString]) -> Outcome<Record> {
-    start_with(arguments, None)
+    start_with(arguments, &Secrets::default())
 }
 
-/// Like `start`, but passes the key of a transaction in the environment, since all users can list
-/// arguments.
-fn start_with(arguments: &[OsString], key: Option<&TransactionKey>) -> Outcome<Record> {
+/// Like `start`, but passes secrets to it.
+fn start_with(arguments: &[OsString], secrets: &Secrets) -> Outcome<Record> {
     let program = std::env::current_exe()
         .map_err(|e| Failure::io("cannot find this program's own file", &e))?;
     let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
-    // A key in the environment of this process is not meant for this mount.
-    command.env_remove(served::KEY);
-    command.envs(key.map(|key| (served::KEY, guest::key_text(key))));
+    command.args(arguments).stdout(Stdio::piped());
+    secrets.prepare(&mut command);
     let mut child =
         command.spawn().map_err(|e| Failure::io("cannot start the background process", &e))?;
+    secrets.send(&mut child);
     let mut answer = String::new();
     if let Some(pipe) = child.stdout.take() {
         BufReader::new(pipe)

@@ -11,7 +11,7 @@ use crate::network;
 use crate::output::{Exit, Failure, Outcome};
 
 /// The variables with a token and with the names of files.
-const TOKEN: &str = "KVFS_TOKEN";
+pub const TOKEN: &str = "KVFS_TOKEN";
 const TOKEN_FILE: &str = "KVFS_TOKEN_FILE";
 const CA: &str = "KVFS_CA";
 const CERT: &str = "KVFS_CERT";
@@ -46,7 +46,7 @@ impl Credentials {
     }
 
     /// Returns the arguments of a process with the same credentials that works in another
-    /// directory. A token in the environment stays there.
+    /// directory. A token in the environment is passed by other means (`secrets`).
     pub fn words(&self) -> Outcome<Vec<OsString>> {
         let files = [
             ("--token-file", &self.token_file, TOKEN_FILE),
@@ -63,11 +63,17 @@ impl Credentials {
         Ok(all)
     }
 
+    /// Returns the token in the environment, unless a file has the token.
+    pub fn token_of_environment(&self) -> Option<String> {
+        let is_in_file = given(&self.token_file, TOKEN_FILE).is_some();
+        std::env::var(TOKEN).ok().filter(|token| !is_in_file && !token.is_empty())
+    }
+
     /// Returns the token, which is empty if the client has a certificate and no token.
     pub fn token(&self) -> Outcome<String> {
-        match (given(&self.token_file, TOKEN_FILE), std::env::var(TOKEN)) {
+        match (given(&self.token_file, TOKEN_FILE), self.token_of_environment()) {
             (Some(file), _) => network::read_secret(&file, "token"),
-            (None, Ok(token)) if !token.is_empty() => Ok(token),
+            (None, Some(token)) => Ok(token),
             _ if self.certificate()?.is_some() => Ok(String::new()),
             _ => {
                 let what = "a server of the network wants a token, or a certificate of the client";

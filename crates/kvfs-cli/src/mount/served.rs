@@ -28,7 +28,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::{
-    Args, Credentials, announce, arguments, mount_point, say_ready, start, start_with, tell,
+    Args, Credentials, Secrets, announce, arguments, mount_point, say_ready, start_with, tell,
 };
 use crate::daemon;
 use crate::daemons::Record;
@@ -39,8 +39,6 @@ use crate::network;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::store::MEMORY;
 
-/// The environment variable with the key of the transaction that the background process takes up.
-pub const KEY: &str = "KVFS_KEY";
 /// The default time, in seconds, for which a server that does not answer is waited for.
 const TIMEOUT: u32 = 60;
 
@@ -102,10 +100,14 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     options.log = args.log.clone().or(options.log);
     refuse_of_local_stores(&options, args)?;
     let address = server.address();
-    let view = &view_of(&mut options, args, &address)?;
+    let secrets = match args.secrets {
+        true => Secrets::receive().map_err(tell)?,
+        false => Secrets::default(),
+    };
+    let view = &view_of(&mut options, args, &address, &secrets)?;
     let timeout = Duration::from_secs(args.timeout.unwrap_or(TIMEOUT).into());
-    let asked =
-        Mounting { server, view, timeout, attached: args.attached, credentials: &args.credentials };
+    let (attached, credentials) = (args.attached, &args.credentials);
+    let asked = Mounting { server, view, timeout, attached, credentials, secrets: &secrets };
     if args.serving {
         return serve_in_background(&asked, dir, options);
     }
@@ -133,9 +135,10 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     all.extend(args.credentials.words()?);
     let key = match view {
         View::Snapshot(_) => None,
-        View::Transaction(asked) => asked.key.as_ref(),
+        View::Transaction(asked) => asked.key,
     };
-    announce(output, &start_with(&all, key)?)
+    let token = token_for(server, &args.credentials);
+    announce(output, &start_with(&all, &Secrets { key, token })?)
 }
 
 /// Mounts a new transaction for this process, by a background process. The transaction is aborted
@@ -145,8 +148,18 @@ pub fn for_this_process(server: &Server, dir: &Path, durable: bool) -> Outcome<R
     let mut all = arguments("--serving", Path::new(&server.address()), dir, &[], &options);
     all.extend(["--txn".into(), "--attached".into(), std::process::id().to_string().into()]);
     all.extend(durable.then(|| "--durable".into()));
-    all.extend(Credentials::default().words()?);
-    start(&all)
+    let credentials = Credentials::default();
+    all.extend(credentials.words()?);
+    let token = token_for(server, &credentials);
+    start_with(&all, &Secrets { key: None, token })
+}
+
+/// Returns the token that the background process needs and cannot read from a file.
+fn token_for(server: &Server, credentials: &Credentials) -> Option<String> {
+    match server {
+        Server::Unix(_) => None,
+        Server::Network { .. } => credentials.token_of_environment(),
+    }
 }
 
 /// A request to mount.
@@ -158,6 +171,8 @@ struct Mounting<'a> {
     attached: Option<i32>,
     /// Credentials for a server on the network.
     credentials: &'a Credentials,
+    /// The secrets from the foreground process, if this is the background process.
+    secrets: &'a Secrets,
 }
 
 /// The view that is mounted.
@@ -168,7 +183,12 @@ enum View {
 
 /// Returns the view that the arguments name. It becomes the whole mount, so it is removed from the
 /// options.
-fn view_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<View> {
+fn view_of(
+    options: &mut Options,
+    args: &Args,
+    address: &OsStr,
+    secrets: &Secrets,
+) -> Outcome<View> {
     if !args.txn {
         return snapshot_of(options, args, address).map(View::Snapshot);
     }
@@ -183,17 +203,13 @@ fn view_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<View>
     if args.snapshot.is_some() || options.mount.read_only {
         return wrong("a snapshot does not change", "leave out --txn, or the snapshot and ro");
     }
-    Ok(View::Transaction(Asked { branch, durable: args.durable, key: key_of(args)? }))
+    Ok(View::Transaction(Asked { branch, durable: args.durable, key: key_of(args, secrets)? }))
 }
 
-/// Returns the key of the transaction to take up. The background process gets it from the
-/// foreground process by its environment.
-fn key_of(args: &Args) -> Outcome<Option<TransactionKey>> {
-    let word = match (&args.key_file, std::env::var(KEY)) {
-        (Some(file), _) => network::read_secret(file, "key")?,
-        (None, Ok(word)) if args.serving => word,
-        _ => return Ok(args.key),
-    };
+/// Returns the key of the transaction to take up.
+fn key_of(args: &Args, secrets: &Secrets) -> Outcome<Option<TransactionKey>> {
+    let Some(file) = &args.key_file else { return Ok(secrets.key.or(args.key)) };
+    let word = network::read_secret(file, "key")?;
     // The message must not contain the key.
     guest::parse_key(word.trim()).map(Some).map_err(|hint| {
         Failure::new(Exit::Usage, "the key of a transaction is expected").hint(hint)
@@ -435,7 +451,9 @@ fn open(
             Client::connect(move |time| Socket::connect_unix(&socket, time), client_options)
         }
         Server::Network { host, port } => {
-            client_options.token = asked.credentials.token()?.into();
+            let token =
+                asked.secrets.token.clone().map_or_else(|| asked.credentials.token(), Ok)?;
+            client_options.token = token.into();
             let tls = asked.credentials.tls()?;
             let (host, port) = (host.clone(), *port);
             let connect = move |time| tls.connect(&host, port, time).map(Socket::from);

@@ -110,15 +110,18 @@ fn private_file(place: &Place, content: &str) -> PathBuf {
     file
 }
 
-/// The text is not in the arguments of the daemon of a mount, whose process `--json` has told: all
-/// users can read them.
+/// The text is neither in the arguments of the daemon of a mount, whose process `--json` has told,
+/// which all users can read, nor in its environment, which its user can.
 #[track_caller]
-fn assert_no_argument_has(mounted: &Output, text: &str) {
+fn assert_no_process_shows(mounted: &Output, text: &str) {
     let told: serde_json::Value = serde_json::from_slice(&mounted.stdout).expect("JSON");
     let arguments = std::fs::read(format!("/proc/{}/cmdline", told["pid"])).expect("it is there");
     let arguments = String::from_utf8_lossy(&arguments);
     assert!(arguments.contains("--txn"), "{arguments}");
     assert!(!arguments.contains(text), "{arguments}");
+    let environment = std::fs::read(format!("/proc/{}/environ", told["pid"])).expect("it is there");
+    let environment = String::from_utf8_lossy(&environment);
+    assert!(!environment.contains(text), "{environment}");
 }
 
 #[test]
@@ -143,11 +146,11 @@ fn a_durable_transaction_outlives_its_server_and_its_mount() {
     let key: String = key.chars().take_while(char::is_ascii_hexdigit).collect();
     assert!(mounted.contains(&format!("--key {key} ")), "{mounted}");
     let output = succeeds(place.mount("two").args(["--json", "--key", &key]));
-    assert_no_argument_has(&output, &key);
+    assert_no_process_shows(&output, &key);
     succeeds(kvfs().arg("umount").arg(place.path("two")));
     let file = private_file(&place, &format!("{key}\n"));
     let output = succeeds(place.mount("two").arg("--json").arg("--key-file").arg(&file));
-    assert_no_argument_has(&output, &key);
+    assert_no_process_shows(&output, &key);
     write("two", "third");
     let output = place.end("commit", "two");
     assert!(output.status.success(), "{}", said(&output));

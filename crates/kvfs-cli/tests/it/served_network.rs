@@ -112,6 +112,31 @@ fn files_are_written_over_tls_by_a_client_with_a_token() {
 }
 
 #[test]
+fn a_token_of_the_environment_is_not_in_that_of_the_daemon() {
+    let Some(place) = place() else { return };
+    let (serving, port) = serve(&place, 0);
+    let mut command = kvfs();
+    command.arg("mount").arg(format!("kvfs://localhost:{port}")).arg(place.path("one"));
+    command.args(["--txn", "--json", "--ca"]).arg(place.path("cert.pem"));
+    // A variable of another kind stays, so that the environment was read.
+    let output = succeeds(command.env("KVFS_TOKEN", TOKENS[1].0).env("STAYS", "it-stays"));
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let environment = std::fs::read(format!("/proc/{}/environ", told["pid"])).expect("it is there");
+    let environment = String::from_utf8_lossy(&environment);
+    assert!(environment.contains("it-stays"), "{environment}");
+    assert!(!environment.contains(TOKENS[1].0) && !environment.contains("KVFS_TOKEN"));
+    std::fs::write(place.path("one").join("made"), "by that token").expect("written");
+    let output = place.end("commit", "one");
+    assert!(output.status.success(), "{}", said(&output));
+    let mut run = kvfs();
+    run.env("KVFS_TOKEN", TOKENS[1].0).env("KVFS_CA", place.path("cert.pem"));
+    run.arg("run").arg(format!("kvfs://localhost:{port}"));
+    succeeds(run.args(["--", "sh", "-ec", "test -z \"$KVFS_TOKEN\" && cp made copy"]));
+    serving.ends_when_asked();
+    place.has("/copy", Some("by that token"));
+}
+
+#[test]
 fn each_token_lets_do_what_its_line_says_and_nothing_else() {
     let Some(place) = place() else { return };
     let (_serving, port) = serve(&place, 0);
