@@ -142,10 +142,8 @@ impl Pages {
         Some(plan)
     }
 
-    /// Notes that a page was read as planned, or that it could not be read.
-    pub fn has_read_ahead(&mut self, dict: DictionaryId, page: Option<&TuplePage>) {
-        let size = |(key, value): &(Bytes, Bytes)| key.len() + value.len();
-        let bytes = page.map_or(0, |page| page.tuples.iter().map(size).sum());
+    /// Notes that a page of this number of bytes was read as planned, or 0 that none could be read.
+    pub fn has_read_ahead(&mut self, dict: DictionaryId, bytes: usize) {
         self.ahead.has_read(dict, bytes);
     }
 

@@ -16,6 +16,7 @@ use crate::client::{Client, Connection};
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
 use crate::pages::Pages;
+use crate::prefetch::read_ahead;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::single_flight::SingleFlight;
@@ -109,18 +110,8 @@ impl SnapshotView {
         }
     }
 
-    /// Reads what lies around a key that is not known, where that is likely to be asked for, too.
-    /// Returns whether more is known then. An error is not reported, since the read of the key
-    /// meets it again.
     fn read_ahead(&self, dict: DictionaryId, key: &Bytes, asked: Asked) -> bool {
-        let Some(plan) = self.pages.lock().plan(dict, key, asked) else { return false };
-        let request = plan.request();
-        let page = self.page_there(dict, &request).ok();
-        let mut pages = self.pages.lock();
-        pages.has_read_ahead(dict, page.as_ref());
-        let Some(page) = page else { return false };
-        pages.keep_page(dict, &request, &page);
-        true
+        read_ahead(&self.pages, dict, (key, asked), |page| self.page_there(dict, page))
     }
 
     /// The values of some of these keys, from the first one on.

@@ -3,12 +3,13 @@
 
 use bytes::Bytes;
 use env::Instant;
-use kvdb::{DictionaryId, PageRequest, ServedChange};
+use kvdb::{DictionaryId, PageRequest, ServedChange, TuplePage};
 
 use crate::changes::size_of_change;
 use crate::gathered::{Gathered, Overlay, Point};
 use crate::new_ranges::NewRanges;
 use crate::pages::Pages;
+use crate::prefetch::Prefetches;
 
 pub(crate) struct State {
     /// Changes that were not sent yet.
@@ -114,5 +115,31 @@ impl State {
         self.made += 1;
         self.bytes += size_of_change(&change) as u64;
         self.gathered.add(change, known);
+    }
+}
+
+impl Prefetches for State {
+    /// With the number of all changes at that time.
+    type Changes = (Overlay, u64);
+
+    fn pages(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
+    fn changes(&self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<(Overlay, u64)> {
+        let overlay = self.overlay(dict, request);
+        (!overlay.has_updated()).then_some((overlay, self.made))
+    }
+
+    fn merge(
+        (overlay, _): &(Overlay, u64),
+        request: &PageRequest<'_>,
+        page: TuplePage,
+    ) -> TuplePage {
+        overlay.merge(request, page).0
+    }
+
+    fn holds(&self, (_, made): &(Overlay, u64)) -> bool {
+        self.made == *made
     }
 }

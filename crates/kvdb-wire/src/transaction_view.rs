@@ -11,6 +11,7 @@ use crate::ahead::{Asked, first_of_dense};
 use crate::asking::{first_keys, with_missing};
 use crate::changes::{gives_back, memory_of_change};
 use crate::error::Error;
+use crate::prefetch::read_ahead;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::served_transaction::ServedTransaction;
@@ -56,33 +57,9 @@ impl ServedTransaction {
         }
     }
 
-    /// Reads what lies around a key that is not known, where that is likely to be asked for, too.
-    /// Returns whether more is known then. An error is not reported, since the read of the key
-    /// meets it again.
     fn read_ahead(&self, dict: DictionaryId, key: &Bytes, asked: Asked) -> bool {
-        if !self.reads_ahead {
-            return false;
-        }
-        // The overlay is taken first, as in `page`.
-        let (plan, overlay, made) = {
-            let mut state = self.state.lock();
-            let Some(plan) = state.pages.plan(dict, key, asked) else { return false };
-            let overlay = state.overlay(dict, &plan.request());
-            (plan, overlay, state.made)
-        };
-        let request = plan.request();
-        // Values that only the server can tell are not waited for here.
-        let page = match overlay.has_updated() {
-            true => None,
-            false => self.page_there(dict, &request).ok(),
-        };
-        let page = page.filter(|page| page.ended || !page.tuples.is_empty());
-        let mut state = self.state.lock();
-        state.pages.has_read_ahead(dict, page.as_ref());
-        let Some(page) = page.filter(|_| state.made == made) else { return false };
-        let (merged, _) = overlay.merge(&request, page);
-        state.pages.keep_page(dict, &request, &merged);
-        true
+        self.reads_ahead
+            && read_ahead(&self.state, dict, (key, asked), |page| self.page_there(dict, page))
     }
 
     /// Returns a page in the state that the server has.

@@ -237,7 +237,7 @@ fn step(random: &mut Random, pages: &mut Pages, model: &mut Model) {
             }
             if let Some(plan) = pages.plan(DICT, &at, Asked::Keys) {
                 assert!(plan.start <= at && is_before(&at, &plan.end));
-                pages.has_read_ahead(DICT, None);
+                pages.has_read_ahead(DICT, 0);
             }
         }
     }
