@@ -193,6 +193,29 @@ fn a_transaction_adds_any_number_of_times_to_keys_that_keep_their_type() {
 }
 
 #[test]
+fn a_conflict_names_its_commit_without_a_label_and_with_one() {
+    let served = serve(ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    outside.expect(&[("SET k 0", "OK")]);
+    let words = ["", "LABEL mine", ""];
+    for (n, said) in [" s ago)", ", \"mine\", ", " s ago)"].into_iter().enumerate() {
+        let id = begin(&mut inside, "SI");
+        inside.expect(&[(&format!("TXN JOIN {id}"), "OK"), ("SET k mine", "OK")]);
+        let other = begin(&mut outside, &format!("UNDOABLE {}", words[n]));
+        outside.expect(&[
+            (&format!("TXN JOIN {other}"), "OK"),
+            // A commit is found by the value that it has changed.
+            (&format!("SET k theirs{n}"), "OK"),
+            ("TXN COMMIT", "OK"),
+            ("SET other 1", "OK"),
+        ]);
+        let reply = inside.run("TXN COMMIT");
+        assert!(reply.contains(" (by commit ") && reply.contains(said), "{n}: {reply}");
+        assert!(!reply.contains("\"\""), "{n}: an empty label is left out: {reply}");
+    }
+}
+
+#[test]
 fn an_abort_leaves_nothing() {
     let served = serve(ServerOptions::default());
     served.connect().expect(&[

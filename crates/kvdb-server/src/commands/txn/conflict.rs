@@ -36,7 +36,8 @@ pub(super) fn conflict(
 
 /// Returns the newest undoable commit after number `since` that has changed a key, and its age.
 /// Returns `None` if the key was changed outside of transactions, or in a transaction that cannot
-/// be undone.
+/// be undone. A commit that has written the value that the key had already is in conflict, too, but
+/// is not found: its two states are equal.
 fn changed_by(s: &Session, since: u64, dict: DictionaryId, key: &[u8]) -> Option<String> {
     let now = s.db().wall_clock();
     let mut commits = s.db().undoable_commits();
