@@ -48,7 +48,7 @@ fn add(s: &Session, key: &[u8], by: i64, out: &mut Output) -> Outcome {
         // An expired key still has a tuple: it must be replaced, not added to.
         match commutes && (live.exists() || live.head.is_none()) {
             true => batch.update(space.strings, Bytes::copy_from_slice(key), Update::add(by)),
-            false => seen.change_string(key, &live, sum.to_string(), batch),
+            false => seen.change_string(key, &live, sum.to_string(), batch)?,
         }
         seen.event(Classes::STRING, "incrby", key);
         Ok(sum)

@@ -461,7 +461,7 @@ pub fn rewrite<T>(
         let (live, old) = seen.number(key, otherwise())?;
         let (value, result) = change(old.as_deref())?;
         if let Some(value) = value {
-            seen.change_string(key, &live, value, batch);
+            seen.change_string(key, &live, value, batch)?;
             seen.event(Classes::STRING, event, key);
         }
         Ok(result)

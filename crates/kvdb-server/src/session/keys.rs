@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kvdb::{
-    Batch, DictionaryId, DictionaryOptions, Durability, Isolation, Kvdb, Transaction,
+    Batch, DictionaryId, DictionaryOptions, Durability, Isolation, Join, Kvdb, Transaction,
     TransactionOptions,
 };
 
@@ -98,7 +98,23 @@ impl Session {
     /// Returns the selected dictionary, and creates it if necessary; with its types dictionary if
     /// [`Session::existing`] creates that.
     pub fn writable(&self) -> Result<Keyspace, Failure> {
-        if self.locks_what_it_reads() { self.typed() } else { self.made() }
+        if self.locks_what_it_reads() {
+            return self.typed();
+        }
+        let space = self.made()?;
+        let joined = !matches!(self.executing, Some(Executing::Own(_))) && self.inside().is_some();
+        // There the type of a key is told by the types dictionary alone, see
+        // [`Seen::exclude_others`].
+        match joined && space.types.is_none() && self.joins_deletions(space.strings) {
+            true => self.typed(),
+            false => Ok(space),
+        }
+    }
+
+    /// Returns whether the rule of a dictionary joins the deletion of a key with a change of it.
+    pub fn joins_deletions(&self, strings: DictionaryId) -> bool {
+        let info = self.db().dictionary_info(strings);
+        info.is_some_and(|info| info.options.join == Join::Union)
     }
 
     fn made(&self) -> Result<Keyspace, Failure> {

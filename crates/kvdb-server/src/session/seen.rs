@@ -10,7 +10,7 @@ use kvdb::{Batch, Cursor, DictionaryId, NestedBatch, Reads, Transaction, Update,
 
 use super::Session;
 use crate::effects::Effect;
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
     Head, Keyspace, Kind, Live, WRONGTYPE, count_key, deadline_key, head_key, owner_key,
 };
@@ -411,10 +411,14 @@ impl<'a> Seen<'a> {
             (Some(strings), Some(types)) if value.len() > self.limits().tuple => {
                 // The tombstone makes two transactions conflict if one stores a short string under
                 // the key and the other a long one.
+                self.exclude_others(self.strings, key)?;
                 batch.delete(strings, name);
                 return self.put_pages(types, key, &value, batch);
             }
-            (Some(strings), _) => batch.put(strings, name, value),
+            (Some(strings), _) => {
+                self.exclude_others(self.types, &head_key(key))?;
+                batch.put(strings, name, value);
+            }
             (None, _) => {}
         }
         Ok(Live { kind: Some(Kind::String), head: None, count: 0 })
@@ -426,13 +430,39 @@ impl<'a> Seen<'a> {
         live: &Live,
         value: impl Into<Bytes>,
         batch: &mut Batch,
-    ) {
+    ) -> Outcome {
         if !live.exists() {
             self.clear(key, live, batch);
             self.event(Classes::NEW, "new", key);
         }
         if let Some(strings) = self.strings {
+            self.exclude_others(self.types, &head_key(key))?;
             batch.put(strings, Bytes::copy_from_slice(key), value);
+        }
+        Ok(())
+    }
+    /// Makes the commit of the transaction a conflict if others change this tuple, which tells them
+    /// of another type of the key: the head for a string, the string for another type. Most
+    /// dictionaries need no such note, as the deletion of the string conflicts with any change of
+    /// it; but a union of lines joins the two, and would leave a string next to a collection. A
+    /// durable transaction keeps no reads, and any other keeps a limited number: then nothing is
+    /// noted.
+    fn exclude_others(&self, dict: Option<DictionaryId>, tuple: &[u8]) -> Outcome {
+        let transaction = match &self.source {
+            Source::Session(session) => session.inside(),
+            Source::Own(own) => Some(*own),
+            Source::View | Source::Condition(_) => None,
+        };
+        let (Some(transaction), Some(dict), Some(strings)) = (transaction, dict, self.strings)
+        else {
+            return Ok(());
+        };
+        if !transaction.checks_conflicts() || !self.session.joins_deletions(strings) {
+            return Ok(());
+        }
+        match transaction.read_conflict_key(dict, tuple) {
+            Ok(()) | Err(kvdb::Error::Invalid(_) | kvdb::Error::Limit(_)) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
     /// Sets or removes the deadline of an existing key.
@@ -497,6 +527,7 @@ impl<'a> Seen<'a> {
         batch: &mut Batch,
     ) -> Result<Collection, Failure> {
         let types = self.types.ok_or(WRONGTYPE)?;
+        self.exclude_others(self.strings, key)?;
         let mut id = random();
         while self.get(types, &count_key(id))?.is_some() {
             id = random();

@@ -216,6 +216,61 @@ fn a_conflict_names_its_commit_without_a_label_and_with_one() {
 }
 
 #[test]
+fn a_string_and_a_collection_under_one_key_conflict_whatever_the_rule_of_the_dictionary() {
+    let served = serve(ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    let kinds: &[&str] = &["SET k one", "APPEND k one", "SADD k one", "LPUSH k one"];
+    let is_string = |command: &str| command.starts_with("SET") || command.starts_with("APPEND");
+    for rule in ["none", "union"] {
+        // The types dictionary is missing at first, or was made by the command before.
+        for (typed, mine, theirs) in [false, true].into_iter().flat_map(|typed| {
+            kinds.iter().flat_map(move |mine| kinds.iter().map(move |theirs| (typed, mine, theirs)))
+        }) {
+            if is_string(mine) == is_string(theirs) {
+                continue;
+            }
+            let what = format!("{rule}: {mine} | {theirs}, typed {typed}");
+            outside.expect(&[("USE 0", "OK"), (&format!("DICT CREATE d merge {rule}"), "OK")]);
+            outside.expect(&[("USE d", "OK")]);
+            inside.expect(&[("USE d", "OK")]);
+            if typed {
+                outside.run("SADD other member");
+            }
+            let id = begin(&mut inside, "SI");
+            let other = begin(&mut outside, "SI");
+            inside.expect(&[(&format!("TXN JOIN {id}"), "OK")]);
+            outside.expect(&[(&format!("TXN JOIN {other}"), "OK")]);
+            inside.run(mine);
+            outside.run(theirs);
+            assert_eq!(outside.run("TXN COMMIT"), "OK", "{what}");
+            let reply = inside.run("TXN COMMIT");
+            assert!(reply.contains("CONFLICT") && reply.contains("\"k\""), "{what}: {reply}");
+            let kept = outside.run("TYPE k");
+            assert_eq!(kept == "string", is_string(theirs), "{what}: {kept}");
+            outside.expect(&[("USE 0", "OK"), ("DICT DROP d", "OK")]);
+            inside.expect(&[("USE 0", "OK")]);
+        }
+    }
+}
+
+#[test]
+fn lines_that_several_transactions_add_to_a_union_are_joined_next_to_collections() {
+    let served = serve(ServerOptions::default());
+    let (mut inside, mut outside) = (served.connect(), served.connect());
+    outside.expect(&[("DICT CREATE d merge union", "OK"), ("USE d", "OK")]);
+    inside.expect(&[("USE d", "OK")]);
+    for key in ["new", "typed"] {
+        let id = begin(&mut inside, "SI");
+        inside.expect(&[(&format!("TXN JOIN {id}"), "OK")]);
+        inside.expect(&[(&format!("SET {key} mine"), "OK")]);
+        outside.expect(&[(&format!("SET {key} theirs"), "OK")]);
+        inside.expect(&[("TXN COMMIT", "OK"), (&format!("GET {key}"), "\"theirs\\nmine\"")]);
+        // The types dictionary exists from here on.
+        outside.run("SADD other member");
+    }
+}
+
+#[test]
 fn an_abort_leaves_nothing() {
     let served = serve(ServerOptions::default());
     served.connect().expect(&[

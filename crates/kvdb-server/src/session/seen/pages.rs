@@ -316,6 +316,7 @@ impl Seen<'_> {
         }
         // Two transactions that change the string both change this tuple, so that they conflict.
         if let Some(strings) = self.strings {
+            self.exclude_others(self.strings, key)?;
             batch.delete(strings, Bytes::copy_from_slice(key));
         }
         self.put_head_of_pages(types, key, &head, batch);
@@ -338,8 +339,9 @@ impl Seen<'_> {
         let update = update.ok_or(Failure::TOO_LONG)?;
         if text.len() <= PUT_UP_TO as u64 || update.bytes().len() > PUT_UP_TO {
             let value = update.apply(self.string(key)?.1.as_deref());
-            self.change_string(key, live, value, batch);
+            self.change_string(key, live, value, batch)?;
         } else {
+            self.exclude_others(self.types, &head_key(key))?;
             batch.update(strings, Bytes::copy_from_slice(key), update);
         }
         Ok(())
