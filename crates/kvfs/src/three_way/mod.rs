@@ -15,6 +15,7 @@
 //! - `structure`: the consequences for the tree: removed directories must be empty, no directory
 //!   gets two places or becomes its own descendant, and no inode that both sides have loses its
 //!   last name.
+//! - `entries`: the entries of `into` that the merge changes, by place and by inode.
 //! - `sound`: a check that the result is a tree; each violation is a conflict.
 //! - `write`: writes the decisions as changes of a transaction. Counts of names and entries are
 //!   those of `into` plus the sum of the changes.
@@ -23,6 +24,7 @@
 //! its path.
 
 mod counterparts;
+mod entries;
 mod names;
 mod nodes;
 mod paths;
@@ -41,6 +43,7 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::{self, ImapKey};
 use crate::merging::{Choice, Choices, Deed, MergeConflict};
+use entries::Entries;
 
 /// The three states.
 pub(crate) struct Sides {
@@ -60,12 +63,6 @@ struct NameChange {
     place: Place,
     base: Entry,
     from: Entry,
-}
-
-/// An entry of `into`, before and after the merge.
-struct Replaced {
-    before: Entry,
-    after: Entry,
 }
 
 /// The source of a file's new content in `into`: the file of `from` with this number.
@@ -95,7 +92,7 @@ pub(crate) struct Plan<'a> {
     made_at: HashMap<Ino, Place>,
     /// Directories of `from` and their counterparts in `into`.
     dirs: HashMap<Ino, Option<Ino>>,
-    entries: BTreeMap<Place, Replaced>,
+    entries: Entries,
     /// New content, by inodes of `into`.
     content: BTreeMap<Ino, Content>,
     /// New attributes of inodes of `into`; all others stay.
@@ -153,7 +150,7 @@ pub(crate) fn merge(
         paged: HashSet::new(),
         made_at: HashMap::new(),
         dirs: HashMap::new(),
-        entries: BTreeMap::new(),
+        entries: Entries::default(),
         content: BTreeMap::new(),
         attributes: BTreeMap::new(),
         times: BTreeMap::new(),
@@ -238,25 +235,15 @@ impl Plan<'_> {
 
     fn set(&mut self, place: Place, after: Entry) -> Result<()> {
         let before = self.entry_of(&place)?;
-        let entry = self.entries.entry(place).or_insert(Replaced { before, after: None });
-        entry.after = after;
+        self.entries.set(place, before, after);
         Ok(())
-    }
-
-    /// Returns the places with changed entries that lead to an inode before or after the merge.
-    fn places_of(&self, ino: Ino) -> Vec<Place> {
-        let leads = |entry: &Entry| entry.is_some_and(|(there, _)| there == ino);
-        let all = self.entries.iter().filter(|(_, r)| leads(&r.before) || leads(&r.after));
-        all.map(|(place, _)| place.clone()).collect()
     }
 
     /// Restores the names that an inode had in `into`.
     fn restore(&mut self, ino: Ino) {
-        for place in self.places_of(ino) {
+        for place in self.entries.places_of(ino) {
             self.kept_in.insert(place.0);
-            if let Some(replaced) = self.entries.get_mut(&place) {
-                replaced.after = replaced.before;
-            }
+            self.entries.restore(&place);
         }
     }
 

@@ -13,7 +13,7 @@ impl Plan<'_> {
     /// a directory that has several places, or no place and entries left in it.
     pub(super) fn check_tree(&mut self) -> Result<()> {
         let mut unsound = BTreeSet::new();
-        for ((dir, name), replaced) in &self.entries {
+        for ((dir, name), replaced) in self.entries.iter() {
             let Some((ino, kind)) = replaced.after else { continue };
             let leads_to_one = match kind {
                 FileKind::Dir => self.places_after(ino)? == 1,

@@ -22,7 +22,7 @@ pub(super) struct Sums {
 impl Plan<'_> {
     pub(super) fn sums(&self) -> Sums {
         let mut sums = Sums::default();
-        for ((dir, _), replaced) in &self.entries {
+        for ((dir, _), replaced) in self.entries.iter() {
             for (entry, by) in [(replaced.before, -1), (replaced.after, 1)] {
                 let Some((ino, kind)) = entry else { continue };
                 *sums.names.entry(ino).or_default() += by;
@@ -59,22 +59,16 @@ impl Plan<'_> {
 
     /// Drops entries in new directories that have got no place.
     fn unplaced(&mut self) -> Result<bool> {
-        let dirs: BTreeSet<Ino> = self.entries.keys().map(|(dir, _)| *dir).collect();
+        let dirs: BTreeSet<Ino> = self.entries.iter().map(|((dir, _), _)| *dir).collect();
         let mut without = BTreeSet::new();
         for dir in dirs {
             if self.names_added(dir) <= 0 && self.sides.into.node(dir)?.is_none() {
                 without.insert(dir);
             }
         }
-        let mut changed = false;
-        for ((dir, _), replaced) in &mut self.entries {
-            if let Some((ino, _)) = replaced.after.filter(|_| without.contains(dir)) {
-                replaced.after = None;
-                self.passed_by.insert(ino);
-                changed = true;
-            }
-        }
-        Ok(changed)
+        let dropped = self.entries.drop_in(&without);
+        self.passed_by.extend(&dropped);
+        Ok(!dropped.is_empty())
     }
 
     /// Handles inodes that `from` and `into` have moved to different places.
@@ -89,11 +83,7 @@ impl Plan<'_> {
             if !dir && (!self.moved_away.contains(&ino) || !self.has_own_name(ino)?) {
                 continue;
             }
-            let put = self.entries.values().any(|r| {
-                let leads = |entry: super::Entry| entry.is_some_and(|(to, _)| to == ino);
-                leads(r.after) && !leads(r.before)
-            });
-            if !put || self.settled_moves.contains(&ino) {
+            if !self.entries.puts(ino) || self.settled_moves.contains(&ino) {
                 continue;
             }
             let path = self.path_of_inode(ino)?;
@@ -260,22 +250,16 @@ impl Plan<'_> {
     fn keep_whole(&mut self, dir: Ino) {
         let mut dirs = vec![dir];
         while let Some(dir) = dirs.pop() {
-            for ((at, _), replaced) in &mut self.entries {
-                if *at == dir && replaced.before.is_some() && replaced.after.is_none() {
-                    replaced.after = replaced.before;
-                    if let Some((ino, FileKind::Dir)) = replaced.before {
-                        self.stays.insert(ino);
-                        dirs.push(ino);
-                    }
-                }
-            }
+            let kept = self.entries.keep_in(dir);
+            self.stays.extend(&kept);
+            dirs.extend(kept);
         }
     }
 
     /// Prevents moved directories from becoming their own descendants.
     fn circles(&mut self) -> Result<bool> {
         let mut places: HashMap<Ino, Ino> = HashMap::new();
-        for ((at, _), replaced) in &self.entries {
+        for ((at, _), replaced) in self.entries.iter() {
             if let Some((ino, FileKind::Dir)) =
                 replaced.after.filter(|_| replaced.before != replaced.after)
             {

@@ -50,7 +50,7 @@ impl Plan<'_> {
         let layout = self.sides.into.layout;
         let mut changes = Changes { transaction, layout, batch: Batch::new() };
         let mut parents: HashMap<Ino, Ino> = HashMap::new();
-        for ((dir, name), replaced) in &self.entries {
+        for ((dir, name), replaced) in self.entries.iter() {
             if replaced.before == replaced.after {
                 continue;
             }
