@@ -1,5 +1,7 @@
 //! The options and results of a merge of two branches, and of the rebase of a transaction.
 
+use std::collections::{BTreeSet, HashMap};
+
 use kvdb::{Clash, Settled, Transaction, TransactionId, TransactionOptions};
 
 use crate::error::Result;
@@ -144,8 +146,13 @@ pub type SettleKeys<'a> = dyn Fn(&str, &Clash<'_>) -> Settled + 'a;
 /// `false` if there are conflicts all the same, which the caller names.
 pub type FinishRebase<'a> = dyn Fn(&Transaction) -> Result<bool> + 'a;
 
-/// The choices, by path.
-pub(crate) struct Choices(Vec<(Vec<u8>, Choice)>);
+/// The choices, by path. A look-up costs no more than the length of the path for each length that
+/// a choice has, whatever the number of choices.
+pub(crate) struct Choices {
+    all: HashMap<Vec<u8>, Choice>,
+    /// The lengths of their paths, the greatest first: the longest path wins.
+    lengths: Vec<usize>,
+}
 
 impl Choices {
     pub fn new(choices: &[(Vec<u8>, Choice)]) -> Choices {
@@ -154,28 +161,78 @@ impl Choices {
                 path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
             parts.join(&b'/')
         };
-        let mut all: Vec<_> = choices.iter().map(|(path, one)| (trimmed(path), *one)).collect();
-        // The longest path is first, since it wins.
-        all.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
-        Choices(all)
+        let mut all = HashMap::new();
+        for (path, choice) in choices {
+            // The first choice for a path wins.
+            all.entry(trimmed(path)).or_insert(*choice);
+        }
+        let lengths: BTreeSet<usize> = all.keys().map(Vec::len).collect();
+        Choices { all, lengths: lengths.into_iter().rev().collect() }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all.is_empty()
     }
 
     pub fn of(&self, path: &[u8]) -> Option<Choice> {
-        let covers = |above: &[u8]| {
-            above.is_empty()
-                || path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
-        };
-        self.0.iter().find(|(above, _)| covers(above)).map(|(_, choice)| *choice)
+        let ends = |len: &&usize| **len == 0 || path.get(**len).is_none_or(|next| *next == b'/');
+        let mut fits = self.lengths.iter().filter(|len| **len <= path.len()).filter(ends);
+        fits.find_map(|len| self.all.get(&path[..*len]).copied())
     }
 
     /// Returns the choice for a key, by the key's name or that of its dictionary.
     pub fn of_key(&self, dictionary: &str, shown: &[u8]) -> Option<Choice> {
-        let named = |path: &Vec<u8>| path == shown || path == dictionary.as_bytes();
-        let found = self.0.iter().find(|(path, _)| named(path)).map(|(_, choice)| *choice);
-        found.or_else(|| self.0.iter().find(|(path, _)| path.is_empty()).map(|(_, all)| *all))
+        let by = [shown, dictionary.as_bytes(), b""];
+        by.into_iter().find_map(|path| self.all.get(path).copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choices(all: &[(&str, Choice)]) -> Choices {
+        let all: Vec<_> = all.iter().map(|(path, one)| (path.as_bytes().to_vec(), *one)).collect();
+        Choices::new(&all)
+    }
+
+    #[test]
+    fn the_longest_path_wins_and_of_two_choices_for_one_path_the_first() {
+        let all = choices(&[
+            ("", Choice::Ours),
+            ("/a/", Choice::Theirs),
+            ("a//b", Choice::Both),
+            ("a/b", Choice::Ours),
+        ]);
+        for (path, expected) in [
+            ("a/b", Choice::Both),
+            ("a/b/c", Choice::Both),
+            ("a/bc", Choice::Theirs),
+            ("a", Choice::Theirs),
+            ("ab", Choice::Ours),
+            ("", Choice::Ours),
+        ] {
+            assert_eq!(all.of(path.as_bytes()), Some(expected), "{path}");
+        }
+        assert_eq!(choices(&[("a", Choice::Ours)]).of(b"ab"), None);
+        assert_eq!(choices(&[("a/b", Choice::Ours)]).of(b"a"), None);
+        assert_eq!(choices(&[]).of(b"a"), None);
+    }
+
+    #[test]
+    fn a_key_has_the_choice_of_its_name_before_that_of_its_dictionary() {
+        let all = choices(&[("d", Choice::Ours), ("d:key", Choice::Theirs)]);
+        assert_eq!(all.of_key("d", b"d:key"), Some(Choice::Theirs));
+        assert_eq!(all.of_key("d", b"d:other"), Some(Choice::Ours));
+        assert_eq!(all.of_key("e", b"e:key"), None);
+        assert_eq!(choices(&[("", Choice::Both)]).of_key("e", b"e:key"), Some(Choice::Both));
+    }
+
+    #[test]
+    fn many_choices_have_few_lengths_to_look_up() {
+        let all: Vec<_> = (0..10_000).map(|n| (format!("d/{n:04}").into(), Choice::Ours)).collect();
+        let all = Choices::new(&all);
+        assert_eq!(all.lengths, [6]);
+        assert_eq!(all.of(b"d/9999"), Some(Choice::Ours));
     }
 }
