@@ -570,7 +570,7 @@ class Historian:
         else:
             state.names, state.files, state.keys = result.names, result.files, result.keys
         try:
-            txn, _, _, conflicts = self.client.call("TXN", "MERGE", name, *words)
+            txn, _, _, conflicts, *_ = self.client.call("TXN", "MERGE", name, *words)
             if conflicts:
                 # A directory was removed and another one made of its name, say.
                 self.client.call("TXN", "ABORT", txn.decode())

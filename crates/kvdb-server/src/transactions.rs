@@ -171,6 +171,8 @@ pub struct Merging {
     pub from: String,
     /// The changes of both sides to the same paths or keys.
     pub conflicts: Vec<Conflicting>,
+    /// The number of such changes that are not named, since there are too many.
+    pub more: u64,
     /// The number of the newest commit that both sides have; `None` if it is not known.
     pub since: Option<u64>,
 }
@@ -182,6 +184,8 @@ pub struct Rebased {
     pub id: Option<TransactionId>,
     /// Changes of both the transaction and others; *ours* is the change of the transaction.
     pub conflicts: Vec<Conflicting>,
+    /// The number of such changes that are not named, since there are too many.
+    pub more: u64,
 }
 
 /// A path or key that both sides have changed.

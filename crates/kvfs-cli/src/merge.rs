@@ -382,12 +382,13 @@ fn print(done: Done, args: &Args, source: &Source, output: &Output) -> Outcome {
 }
 
 fn print_conflicts(against: &Begun, source: &Source, output: &Output) -> Outcome {
-    let Begun { into, from, conflicts, .. } = against;
+    let Begun { into, from, conflicts, more, .. } = against;
     if output.is_json() {
         let all: Vec<Value> = conflicts.iter().map(Conflict::json).collect();
-        return output.print("", json!({"into": into, "from": from, "conflicts": all}));
+        return output
+            .print("", json!({"into": into, "from": from, "conflicts": all, "more": more}));
     }
-    output.print(listed(conflicts, &source.named(into), &source.named(from)), ())
+    output.print(listed(conflicts, *more, &source.named(into), &source.named(from)), ())
 }
 
 fn run_as(args: Args, rebase: bool, output: &Output) -> Outcome<bool> {

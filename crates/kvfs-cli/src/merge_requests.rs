@@ -60,6 +60,8 @@ pub struct Begun {
     pub into: String,
     pub from: String,
     pub conflicts: Vec<Conflict>,
+    /// The number of conflicts that are not named, since there are too many.
+    pub more: u64,
 }
 
 /// A conflict: a path or a key that both sides have changed, with both kinds of change.
@@ -124,6 +126,16 @@ fn conflict(reply: &Reply) -> Outcome<Conflict> {
     Ok(Conflict { path: path.to_vec(), key, ours, theirs, by: Author::of(by)? })
 }
 
+/// Parses the number of conflicts that are not named. A daemon of an older version does not send
+/// it.
+fn unnamed(rest: &[Reply]) -> Outcome<u64> {
+    match rest {
+        [] => Ok(0),
+        [Reply::Integer(more)] => u64::try_from(*more).map_err(|_| odd()),
+        _ => Err(odd()),
+    }
+}
+
 /// Begins a merge. `call` sends the command to the store's daemon.
 pub fn begin(ask: &Ask<'_>, call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>) -> Outcome<Begun> {
     let mut words = vec![&b"TXN"[..], b"MERGE", ask.clone.as_bytes()];
@@ -134,20 +146,20 @@ pub fn begin(ask: &Ask<'_>, call: impl FnOnce(&[&[u8]]) -> Outcome<Reply>) -> Ou
     words.extend(ask.choices.words());
     words.extend(ask.attached.then_some(&b"ATTACHED"[..]));
     let Reply::Array(reply) = call(&words)? else { return Err(odd()) };
-    let [Reply::Integer(id), into, from, Reply::Array(conflicts)] = &reply[..] else {
+    let [Reply::Integer(id), into, from, Reply::Array(conflicts), more @ ..] = &reply[..] else {
         return Err(odd());
     };
     let id = u64::try_from(*id).map_err(|_| odd())?;
     let conflicts = conflicts.iter().map(conflict).collect::<Outcome<_>>()?;
-    Ok(Begun { id, into: text(into)?, from: text(from)?, conflicts })
+    Ok(Begun { id, into: text(into)?, from: text(from)?, conflicts, more: unnamed(more)? })
 }
 
 /// The result of rebasing a transaction.
 pub enum Rebased {
     /// The new transaction that it continues as.
     Done(u64),
-    /// The conflicts; the transaction is unchanged.
-    Against(Vec<Conflict>),
+    /// The conflicts, and the number of those that are not named; the transaction is unchanged.
+    Against(Vec<Conflict>, u64),
 }
 
 /// Rebases a transaction: its changes become a new transaction on the current state.
@@ -161,9 +173,10 @@ pub fn rebase_transaction(
     words.extend(choices.words());
     let Reply::Array(reply) = call(&words)? else { return Err(odd()) };
     match &reply[..] {
-        [Reply::Integer(id), _] => Ok(Rebased::Done(u64::try_from(*id).map_err(|_| odd())?)),
-        [_, Reply::Array(all)] => {
-            Ok(Rebased::Against(all.iter().map(conflict).collect::<Outcome<_>>()?))
+        [Reply::Integer(id), ..] => Ok(Rebased::Done(u64::try_from(*id).map_err(|_| odd())?)),
+        [_, Reply::Array(all), more @ ..] => {
+            let all = all.iter().map(conflict).collect::<Outcome<_>>()?;
+            Ok(Rebased::Against(all, unnamed(more)?))
         }
         _ => Err(odd()),
     }
@@ -178,9 +191,19 @@ pub fn named(branch: &str) -> String {
     }
 }
 
-/// Returns one line for each conflict.
-pub fn listed(conflicts: &[Conflict], ours: &str, theirs: &str) -> String {
-    conflicts.iter().map(|conflict| format!("C  {}\n", conflict.line(ours, theirs))).collect()
+/// Returns one line for each conflict, and one for those that are not named.
+pub fn listed(conflicts: &[Conflict], more: u64, ours: &str, theirs: &str) -> String {
+    let line = |conflict: &Conflict| format!("C  {}\n", conflict.line(ours, theirs));
+    let lines = conflicts.iter().map(line);
+    lines.chain((more > 0).then(|| format!("{}\n", and_more(more)))).collect()
+}
+
+/// Says how many conflicts are not named.
+pub fn and_more(more: u64) -> String {
+    match more {
+        1 => "and 1 more conflict".into(),
+        _ => format!("and {more} more conflicts"),
+    }
 }
 
 impl Conflict {
@@ -209,5 +232,26 @@ mod tests {
         let author = |label: &str| Author { commit: 8, label: label.into(), time: 0 };
         assert!(author("make").words().starts_with("by commit 8 (make), "));
         assert!(author("").words().starts_with("by commit 8, "));
+    }
+
+    fn one(path: &str) -> Conflict {
+        let (ours, theirs) = ("made".into(), "changed".into());
+        Conflict { path: path.into(), key: false, ours, theirs, by: None }
+    }
+
+    #[test]
+    fn a_list_that_is_cut_says_how_many_conflicts_are_missing() {
+        let line = "C  a/b: made in it, changed in another\n";
+        let list = |more| listed(&[one("a/b")], more, "it", "another");
+        assert_eq!(list(0), line);
+        assert_eq!(list(1), format!("{line}and 1 more conflict\n"));
+        assert_eq!(list(20), format!("{line}and 20 more conflicts\n"));
+    }
+
+    #[test]
+    fn a_reply_without_the_number_of_unnamed_conflicts_has_none() {
+        assert_eq!(unnamed(&[]).ok(), Some(0));
+        assert_eq!(unnamed(&[Reply::Integer(7)]).ok(), Some(7));
+        assert!(unnamed(&[Reply::Integer(-1)]).is_err() && unnamed(&[Reply::Null]).is_err());
     }
 }

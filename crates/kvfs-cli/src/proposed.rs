@@ -69,8 +69,13 @@ pub fn again<T>(mut work: impl FnMut() -> Outcome<T>) -> Outcome<T> {
 
 /// Joins the first names of a list for a sentence.
 pub fn some_of(names: &[String]) -> String {
+    some_of_all(names, names.len())
+}
+
+/// Does the same if only the first of `all` names are known.
+pub fn some_of_all(names: &[String], all: usize) -> String {
     const SHOWN: usize = 8;
-    let more = names.len().saturating_sub(SHOWN);
+    let more = all.saturating_sub(names.len().min(SHOWN));
     let more = if more > 0 { format!(", and {more} more") } else { String::new() };
     format!("{}{more}", names[..names.len().min(SHOWN)].join(", "))
 }

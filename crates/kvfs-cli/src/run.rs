@@ -403,11 +403,12 @@ fn commit_rebased(
         let choices = Choices::default();
         match rebase_transaction(*id, &choices, |words| mounted.call(words)) {
             Ok(Rebased::Done(new)) => *id = new,
-            Ok(Rebased::Against(conflicts)) => {
+            Ok(Rebased::Against(conflicts, more)) => {
                 let ours = format!("transaction {id}");
                 let all: Vec<String> =
                     conflicts.iter().map(|one| one.line(&ours, "what is there now")).collect();
-                let what = format!("both have changed {}", proposed::some_of(&all));
+                let total = all.len().saturating_add(usize::try_from(more).unwrap_or(usize::MAX));
+                let what = format!("both have changed {}", proposed::some_of_all(&all, total));
                 return Err(NotCommitted::Conflict(Failure::new(Exit::Conflict, what)));
             }
             // The transaction is over or cannot be rebased, so only the conflict is reported.

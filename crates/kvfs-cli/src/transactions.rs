@@ -126,7 +126,7 @@ impl Transactions for OverFiles {
         };
         let conflicts = merged.conflicts.into_iter().map(conflicting).collect();
         let (id, into, from) = (merged.transaction, merged.into, merged.from);
-        Ok(Merging { id, into, from, conflicts, since: merged.since })
+        Ok(Merging { id, into, from, conflicts, more: merged.more_conflicts, since: merged.since })
     }
 
     fn rebase(
@@ -139,7 +139,7 @@ impl Transactions for OverFiles {
         let finish = |transaction: &Transaction| Ok(finish(transaction)?);
         let rebased = self.0.rebase(id, &choices(preferred), settle, &finish).map_err(of_store)?;
         let conflicts = rebased.conflicts.into_iter().map(conflicting).collect();
-        Ok(Rebased { id: rebased.transaction, conflicts })
+        Ok(Rebased { id: rebased.transaction, conflicts, more: rebased.more_conflicts })
     }
 
     fn followed(&self, branch: &str) -> Vec<DictionaryId> {

@@ -163,14 +163,15 @@ fn rebase(mut mounted: Mounted, id: u64, choices: &Choices, output: &Output) -> 
             output.print(new, with_paths(value, &[("view", Some(&mounted.view(new)))]))?;
             Ok(true)
         }
-        Rebased::Against(conflicts) => {
+        Rebased::Against(conflicts, more) => {
             let all: Vec<Value> = conflicts.iter().map(Conflict::json).collect();
             let text = merge_requests::listed(
                 &conflicts,
+                more,
                 &format!("transaction {id}"),
                 "what is there now",
             );
-            output.print(text, json!({"conflicts": all}))?;
+            output.print(text, json!({"conflicts": all, "more": more}))?;
             output.note(
                 "others have changed these, too, and the transaction is as it was: choose with \
                  --ours, --theirs or --both PATH",

@@ -75,6 +75,9 @@ pub struct Merged {
     pub from: String,
     /// The conflicts for which no choice was given.
     pub conflicts: Vec<MergeConflict>,
+    /// The number of such conflicts that are not named, since there are too many. A repeated
+    /// conflict of one object may count twice.
+    pub more_conflicts: u64,
     /// The number of the newest commit that both sides have, or `None` if the branches belong to
     /// two stores.
     pub since: Option<u64>,
@@ -87,6 +90,8 @@ pub struct Rebased {
     pub transaction: Option<TransactionId>,
     /// The conflicts for which no choice was given; *ours* is the change of the transaction.
     pub conflicts: Vec<MergeConflict>,
+    /// The number of conflicts that are not named; see [`Merged::more_conflicts`].
+    pub more_conflicts: u64,
 }
 
 /// An object or a key that both sides have changed in different ways since they had it in common.
@@ -102,6 +107,20 @@ pub struct MergeConflict {
     pub theirs: Deed,
 }
 
+/// The conflicts of a merge.
+#[derive(Default)]
+pub(crate) struct Conflicts {
+    pub named: Vec<MergeConflict>,
+    /// The number of conflicts that are not named.
+    pub more: u64,
+}
+
+impl Conflicts {
+    pub fn is_empty(&self) -> bool {
+        self.named.is_empty()
+    }
+}
+
 impl MergeConflict {
     /// Returns the same conflict as the other side sees it.
     pub(crate) fn swapped(self) -> MergeConflict {
@@ -110,7 +129,7 @@ impl MergeConflict {
 }
 
 /// The change that a side has made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Deed {
     /// The object was made.
     Made,

@@ -25,8 +25,9 @@ use crate::transactions::{Conflicting, Merge, Merging, Preferred, Rebased};
 /// when it commits. It replies with the transaction's number, the clone that it commits to and the
 /// one whose changes are merged (empty for the store itself), and the conflicts. Each conflict has
 /// its path or key, `path` or `key`, the change on each side, and the commit that made it on the
-/// other side (number, label, seconds since 1970, or null). A transaction with conflicts can be
-/// read, but not committed. `REBASE` merges in the opposite direction. `DRY` means that the merge
+/// other side (number, label, seconds since 1970, or null). Last is the number of conflicts that
+/// are not named, since there are too many. A transaction with conflicts can be read, but not
+/// committed. `REBASE` merges in the opposite direction. `DRY` means that the merge
 /// is not going to be committed. `INTO` merges into the given branch (empty for the main one),
 /// which must share a state with the clone, instead of the branch that the clone was made from.
 /// `FORK` merges a fork of this store, at an address or in a file on this machine, under the name
@@ -70,7 +71,7 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
         label: format!("{verb} {}", merge.clone),
         ..TransactionOptions::default()
     };
-    let Merging { id, into, from, conflicts, since } = begin(s, &merge)?;
+    let Merging { id, into, from, conflicts, more, since } = begin(s, &merge)?;
     let transaction = s.db().transaction(id)?;
     let finish = || -> Result<Vec<Conflicting>, Failure> {
         if !conflicts.is_empty() {
@@ -94,14 +95,14 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     if attached {
         attach(s, id);
     }
-    out.array(4);
+    out.array(5);
     out.integer(id.0 as i64);
     out.bulk(into.as_bytes());
     out.bulk(from.as_bytes());
     // The authors are searched on the side opposite to the clone's.
     let branch = if merge.rebase { &from } else { &into };
     let since = since.map(|since| (branch.as_str(), since, merge.options.label.as_str()));
-    list(s, since, &conflicts, out);
+    list(s, since, (&conflicts[..], more), out);
     Ok(())
 }
 
@@ -146,10 +147,10 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     };
     let settle = |name: &str, clash: &Clash<'_>| keys.settle(name, clash);
     let rebased = s.shared.transactions.rebase(id, &choices, &settle, &finish)?;
-    let Rebased { id: new, mut conflicts } = rebased;
+    let Rebased { id: new, mut conflicts, more } = rebased;
     conflicts.extend(meet.into_inner()?);
     keys.name(&mut conflicts);
-    out.array(2);
+    out.array(3);
     match new {
         Some(new) => {
             take_over(s, id, new, attached)?;
@@ -157,7 +158,7 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         None => out.null(),
     }
-    list(s, Some((old.branch(), old.begun_after(), "")), &conflicts, out);
+    list(s, Some((old.branch(), old.begun_after(), "")), (&conflicts[..], more), out);
     Ok(())
 }
 
@@ -196,11 +197,11 @@ fn choice(whose: &[u8], path: Option<&[u8]>) -> Result<(Vec<u8>, Preferred), Fai
 
 /// Writes the conflicts. `since` is the branch whose commits are searched for authors, the number
 /// of the newest commit that both sides have, and a label that does not count. It is `None` if that
-/// commit is not known.
+/// commit is not known. `more` is the number of conflicts that are not named.
 fn list(
     s: &Session,
     since: Option<(&str, u64, &str)>,
-    conflicts: &[Conflicting],
+    (conflicts, more): (&[Conflicting], u64),
     out: &mut Output,
 ) {
     let paths: Vec<_> = conflicts.iter().map(|one| (&*one.path, one.key)).collect();
@@ -218,6 +219,7 @@ fn list(
         authors::put(author.as_ref(), out);
         out.send_if_large();
     }
+    out.integer(i64::try_from(more).unwrap_or(i64::MAX));
 }
 
 /// Begins a merge. Tuples of collections are settled, and named in conflicts, by the key that they

@@ -93,9 +93,9 @@ fn rebase_open(session: &mut Session, given: &Arguments<'_>, id: u64) -> Outcome
             )
             .into())
         }
-        Rebased::Against(conflicts) => {
+        Rebased::Against(conflicts, more) => {
             let ours = format!("transaction {id}");
-            Ok(against(session, &conflicts, &ours, "what is there now"))
+            Ok(against(session, (&conflicts[..], more), &ours, "what is there now"))
         }
     }
 }
@@ -105,10 +105,18 @@ fn choices(given: &Arguments<'_>) -> Choices {
     Choices { ours: texts("ours"), theirs: texts("theirs"), both: texts("both") }
 }
 
-fn against(session: &Session, conflicts: &[Conflict], ours: &str, theirs: &str) -> Told {
+fn against(
+    session: &Session,
+    (conflicts, more): (&[Conflict], u64),
+    ours: &str,
+    theirs: &str,
+) -> Told {
     let mut text = String::from("both sides have changed these, and nothing was changed:\n");
     for conflict in conflicts {
         let _ = writeln!(text, "{}", conflict.line(ours, theirs));
+    }
+    if more > 0 {
+        let _ = writeln!(text, "{}", merge_requests::and_more(more));
     }
     text.push_str("choose for each with `ours`, `theirs` or `both`\n");
     Told { text: cut(&text, session.limits.output), failed: true }
@@ -126,11 +134,11 @@ fn begin_merge(session: &mut Session, given: &Arguments<'_>, rebase: bool) -> Ou
         attached: true,
         choices: &choices,
     };
-    let Begun { id, into, from, conflicts } =
+    let Begun { id, into, from, conflicts, more } =
         merge_requests::begin(&ask, |words| session.mounted.call(words))?;
     if !conflicts.is_empty() {
         session.mounted.txn(&["ABORT", &id.to_string()])?;
-        return Ok(against(session, &conflicts, &named(&into), &named(&from)));
+        return Ok(against(session, (&conflicts[..], more), &named(&into), &named(&from)));
     }
     session.begun.push(id);
     Ok(format!(

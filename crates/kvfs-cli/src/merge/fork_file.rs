@@ -169,14 +169,14 @@ impl Fork {
                 let value = json!({"rebased": false, "changes": changes.json(detail)});
                 output.print("nothing was changed\n", value).map(|()| true)
             }
-            Merged::Against(Begun { conflicts, .. }) => {
+            Merged::Against(Begun { conflicts, more, .. }) => {
                 let swapped =
                     |one: Conflict| Conflict { ours: one.theirs, theirs: one.ours, ..one };
                 let conflicts: Vec<Conflict> = conflicts.into_iter().map(swapped).collect();
                 let all: Vec<_> = conflicts.iter().map(Conflict::json).collect();
                 let theirs = self.address.to_string();
-                let text = listed(&conflicts, "the fork", &show(theirs.as_bytes()));
-                output.print(text, json!({"rebased": false, "conflicts": all}))?;
+                let text = listed(&conflicts, more, "the fork", &show(theirs.as_bytes()));
+                output.print(text, json!({"rebased": false, "conflicts": all, "more": more}))?;
                 output.note(
                     "both sides have changed these, and nothing was changed: choose with --ours, \
                      --theirs or --both PATH",

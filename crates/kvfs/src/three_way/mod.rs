@@ -42,7 +42,7 @@ use crate::difference::{Side, StoredNode};
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::layout::{self, ImapKey};
-use crate::merging::{Choice, Choices, Deed, MergeConflict};
+use crate::merging::{Choice, Choices, Conflicts, Deed, MergeConflict};
 use entries::Entries;
 
 /// The three states.
@@ -122,6 +122,10 @@ pub(crate) struct Plan<'a> {
     named: usize,
     /// A conflict was not named, and so no later one is.
     cut: bool,
+    /// The number of conflicts that were not named.
+    more: u64,
+    /// Conflicts of steps that are repeated until nothing changes, which count once.
+    repeated: HashSet<(Ino, Deed, Deed)>,
     paths: paths::Paths,
 }
 
@@ -139,7 +143,7 @@ pub(crate) fn merge(
     suffix: &str,
     fs: &Fs,
     transaction: &Transaction,
-) -> Result<Vec<MergeConflict>> {
+) -> Result<Conflicts> {
     let mut plan = Plan {
         sides,
         choices,
@@ -166,6 +170,8 @@ pub(crate) fn merge(
         conflicts: BTreeSet::new(),
         named: 0,
         cut: false,
+        more: 0,
+        repeated: HashSet::new(),
         paths: paths::Paths::default(),
     };
     plan.collect()?;
@@ -179,7 +185,7 @@ pub(crate) fn merge(
     if plan.conflicts.is_empty() {
         plan.write(transaction)?;
     }
-    Ok(plan.conflicts.into_iter().collect())
+    Ok(Conflicts { named: plan.conflicts.into_iter().collect(), more: plan.more })
 }
 
 impl Plan<'_> {
@@ -255,6 +261,14 @@ impl Plan<'_> {
             self.conflicts.insert(MergeConflict { path, key: false, ours, theirs });
         } else {
             self.cut = true;
+            self.more += 1;
+        }
+    }
+
+    /// Adds a conflict of an inode that a repeated step may find again.
+    fn conflict_of(&mut self, ino: Ino, path: Vec<u8>, ours: Deed, theirs: Deed) {
+        if self.repeated.insert((ino, ours, theirs)) {
+            self.conflict(path, ours, theirs);
         }
     }
 
@@ -263,6 +277,15 @@ impl Plan<'_> {
         let least =
             MergeConflict { path: path.to_vec(), key: false, ours: Deed::Made, theirs: Deed::Made };
         self.conflicts.range(least..).next().is_some_and(|conflict| conflict.path == path)
+    }
+
+    /// Does the same as [`Plan::choose`] in a step that is repeated.
+    fn choose_of(&mut self, ino: Ino, path: Vec<u8>, ours: Deed, theirs: Deed) -> Option<Choice> {
+        let choice = self.choices.of(&path);
+        if choice.is_none() {
+            self.conflict_of(ino, path, ours, theirs);
+        }
+        choice
     }
 
     /// Returns the choice for a path. Without a choice, adds a conflict.

@@ -87,7 +87,7 @@ impl Plan<'_> {
                 continue;
             }
             let path = self.path_of_inode(ino)?;
-            match self.choose(path, Deed::Moved, Deed::Moved) {
+            match self.choose_of(ino, path, Deed::Moved, Deed::Moved) {
                 None => {}
                 Some(Choice::Ours) => {
                     self.restore(ino);
@@ -155,7 +155,7 @@ impl Plan<'_> {
             }
             // Each side has removed the names that the other one has kept.
             let path = self.path_of_inode(ino)?;
-            match self.choose(path, Deed::Removed, Deed::Removed) {
+            match self.choose_of(ino, path, Deed::Removed, Deed::Removed) {
                 None => {}
                 Some(Choice::Theirs) => {
                     self.take_names(ino, into.attr.kind)?;
@@ -218,7 +218,7 @@ impl Plan<'_> {
                 true => Deed::Filled,
                 false => Deed::Moved,
             };
-            match self.choose(path, ours, Deed::Removed) {
+            match self.choose_of(there, path, ours, Deed::Removed) {
                 None => {}
                 Some(Choice::Theirs) => {
                     self.remove_below(there)?;
@@ -292,7 +292,7 @@ impl Plan<'_> {
                     self.restore(dir);
                     return Ok(true);
                 }
-                _ => self.conflict(path, Deed::Moved, Deed::Moved),
+                _ => self.conflict_of(dir, path, Deed::Moved, Deed::Moved),
             }
         }
         Ok(false)

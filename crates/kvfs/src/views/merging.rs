@@ -10,7 +10,9 @@ use crate::difference::{Numbering, Side};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::layout::Layout;
-use crate::merging::{Choice, Choices, Deed, MergeConflict, MergeOptions, Merged, SettleKeys};
+use crate::merging::{
+    Choice, Choices, Conflicts, Deed, MergeConflict, MergeOptions, Merged, SettleKeys,
+};
 use crate::three_way::{self, Sides};
 
 /// Limit of the keys of a dictionary that are named in conflicts.
@@ -178,7 +180,7 @@ impl Views {
         let begun = TransactionOptions { branch: into.into(), ..options.transaction.clone() };
         let (transaction, parent) = self.begin_at_rest(begun)?;
         let mut since = None;
-        let merged = || -> Result<(Vec<MergeConflict>, Vec<u64>)> {
+        let merged = || -> Result<(Conflicts, Vec<u64>)> {
             let (view, layout) = (transaction.view()?, parent.fs.core.layout);
             let notes = [
                 common_states::marks_of(state, &from_state.layout, relation)?,
@@ -215,7 +217,8 @@ impl Views {
         let entry = self.open_begun(transaction, parent)?;
         self.tell(|watcher| watcher.appeared(&entry.view));
         let (into, from) = (into.to_owned(), from.to_owned());
-        Ok((Merged { transaction: id, into, from, conflicts, since }, marks))
+        let Conflicts { named: conflicts, more: more_conflicts } = conflicts;
+        Ok((Merged { transaction: id, into, from, conflicts, more_conflicts, since }, marks))
     }
 
     /// Makes the dictionaries that `from` has, but neither the branch `into` nor the common origin.
@@ -244,7 +247,7 @@ impl Three<'_> {
         rules: &Rules<'_>,
         fs: &Fs,
         transaction: &Transaction,
-    ) -> Result<Vec<MergeConflict>> {
+    ) -> Result<Conflicts> {
         let Three { base, from, into } = self;
         let sides = Sides { base: base.side(), from: from.side(), into: into.side() };
         let mut conflicts = three_way::merge(&sides, rules.choices, rules.suffix, fs, transaction)?;
@@ -256,7 +259,7 @@ impl Three<'_> {
         &self,
         rules: &Rules<'_>,
         transaction: &Transaction,
-        conflicts: &mut Vec<MergeConflict>,
+        conflicts: &mut Conflicts,
     ) -> Result<()> {
         let (base, from) = (self.base.view, self.from.view);
         let [before, there, into] = [&self.base, &self.from, &self.into].map(|s| &s.dictionaries);
@@ -273,7 +276,7 @@ impl Three<'_> {
                 (Some(was), Some(is), None) => {
                     let changed = base.difference(was, from, is)?.next().transpose()?;
                     if changed.is_some() && rules.choices.of_key(name, b"").is_none() {
-                        conflicts.push(of_dictionary(name, Deed::Removed, Deed::Changed));
+                        conflicts.named.push(of_dictionary(name, Deed::Removed, Deed::Changed));
                     }
                 }
                 (Some(was), None, Some(here)) => {
@@ -282,7 +285,7 @@ impl Three<'_> {
                         None | Some(Some(Choice::Theirs)) => self.empty(here, transaction)?,
                         Some(Some(_)) => {}
                         Some(None) => {
-                            conflicts.push(of_dictionary(name, Deed::Changed, Deed::Removed));
+                            conflicts.named.push(of_dictionary(name, Deed::Changed, Deed::Removed));
                         }
                     }
                 }
@@ -313,12 +316,12 @@ impl Rules<'_> {
             DictionaryId,
         ),
         transaction: &Transaction,
-        conflicts: &mut Vec<MergeConflict>,
+        conflicts: &mut Conflicts,
     ) -> Result<()> {
         let shown = |key: &[u8]| [name.as_bytes(), b":", key].concat();
-        let named: usize = conflicts.iter().map(|one| one.path.len()).sum();
+        let named: usize = conflicts.named.iter().map(|one| one.path.len()).sum();
         let (mut room, is_first) = (NAMED_BYTES.saturating_sub(named), conflicts.is_empty());
-        let mut found = Vec::new();
+        let (mut found, mut more) = (Vec::new(), 0);
         let mut settle = |clash: Clash<'_>| {
             let settled = (self.settle)(name, &clash);
             if settled != Settled::Conflict {
@@ -334,13 +337,16 @@ impl Rules<'_> {
                     if fits || is_first && found.is_empty() {
                         room = left.unwrap_or(0);
                         found.push(of_clash(path, &clash));
+                    } else {
+                        more += 1;
                     }
                     Settled::Conflict
                 }
             }
         };
         transaction.carry(base, from, here, &mut settle)?;
-        conflicts.append(&mut found);
+        conflicts.named.append(&mut found);
+        conflicts.more += more;
         Ok(())
     }
 }

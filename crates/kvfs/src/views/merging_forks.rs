@@ -11,7 +11,7 @@ use crate::difference::Numbering;
 use crate::error::{Error, Result};
 use crate::fs::counter::{check_possible, forked_at, noted_bound, notes_of, shown_below};
 use crate::layout::{self, Layout, Super};
-use crate::merging::{Choices, MergeForkOptions, Merged, SettleKeys};
+use crate::merging::{Choices, Conflicts, MergeForkOptions, Merged, SettleKeys};
 
 /// Limit of the numbers that are set aside for a fork: enough for a million large directories. An
 /// untrusted fork must not use up all numbers of the store.
@@ -64,12 +64,13 @@ impl Views {
             let rules = Rules { choices: &choices, settle, suffix: &options.name };
             three.merge(&rules, &parent.fs, &transaction)
         };
-        let conflicts = merged().inspect_err(|_| transaction.abort())?;
+        let Conflicts { named: conflicts, more: more_conflicts } =
+            merged().inspect_err(|_| transaction.abort())?;
         let id = transaction.id();
         let entry = self.open_begun(transaction, parent)?;
         self.tell(|watcher| watcher.appeared(&entry.view));
         let (into, from) = (String::new(), options.name.clone());
-        Ok(Merged { transaction: id, into, from, conflicts, since: None })
+        Ok(Merged { transaction: id, into, from, conflicts, more_conflicts, since: None })
     }
 
     /// Sets numbers aside for all numbers that the fork has given since it began.

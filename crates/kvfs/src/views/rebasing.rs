@@ -8,7 +8,9 @@ use kvdb::{Isolation, TransactionId, TransactionOptions};
 use super::merging::{Rules, State, Three};
 use super::{ViewId, Views};
 use crate::error::{Error, Result};
-use crate::merging::{Choice, Choices, FinishRebase, MergeConflict, Rebased, SettleKeys};
+use crate::merging::{
+    Choice, Choices, Conflicts, FinishRebase, MergeConflict, Rebased, SettleKeys,
+};
 
 impl Views {
     /// Begins a transaction like `id`, in the current state, and applies the changes of `id` in it:
@@ -67,7 +69,7 @@ impl Views {
         // kernel holds back.
         let (transaction, parent) = self.begin_at_rest(options)?;
         let mut frozen = entry.fs.core.freeze_lock.freeze();
-        let merged = || -> Result<(Vec<MergeConflict>, bool)> {
+        let merged = || -> Result<(Conflicts, bool)> {
             if frozen.ended() {
                 return Err(kvdb::Error::NoTransaction(id).into());
             }
@@ -84,8 +86,9 @@ impl Views {
                 choices.iter().map(|(path, choice)| (path.clone(), choice.swapped())).collect();
             let suffix = format!("txn-{id}");
             let rules = Rules { choices: &Choices::new(&choices), settle, suffix: &suffix };
-            let conflicts = three.merge(&rules, &parent.fs, &transaction)?;
-            let conflicts: Vec<_> = conflicts.into_iter().map(MergeConflict::swapped).collect();
+            let Conflicts { named, more } = three.merge(&rules, &parent.fs, &transaction)?;
+            let named = named.into_iter().map(MergeConflict::swapped).collect();
+            let conflicts = Conflicts { named, more };
             let done = conflicts.is_empty() && finish(&transaction)?;
             if done {
                 // If the old transaction was durable, the new one is synced in its place.
@@ -94,9 +97,10 @@ impl Views {
             Ok((conflicts, done))
         };
         let (conflicts, done) = merged().inspect_err(|_| transaction.abort())?;
+        let Conflicts { named: conflicts, more: more_conflicts } = conflicts;
         if !done {
             transaction.abort();
-            return Ok(Rebased { transaction: None, conflicts });
+            return Ok(Rebased { transaction: None, conflicts, more_conflicts });
         }
         let new = transaction.id();
         let opened = self.open_begun(transaction, parent)?;
@@ -106,6 +110,6 @@ impl Views {
         drop(frozen);
         self.end_view(&entry, None);
         self.tell(|watcher| watcher.appeared(&opened.view));
-        Ok(Rebased { transaction: Some(new), conflicts })
+        Ok(Rebased { transaction: Some(new), conflicts, more_conflicts })
     }
 }

@@ -47,7 +47,7 @@ impl Store {
 
     #[track_caller]
     fn rebased(&self, id: TransactionId, choices: &[(&str, Choice)]) -> (TransactionId, Fs) {
-        let Rebased { transaction, conflicts } = self.rebase(id, choices).expect("rebased");
+        let Rebased { transaction, conflicts, .. } = self.rebase(id, choices).expect("rebased");
         assert_eq!(conflicts, []);
         let new = transaction.expect("without conflicts");
         assert!(self.views.transaction(id).is_err(), "it has ended");
@@ -150,7 +150,7 @@ fn with_conflicts_it_goes_on_as_it_was_and_one_can_choose() {
     write(&s.w.fs, "f", 0, b"2");
     write(&s.w.fs, "g", 0, b"2");
     make(&s.w.fs, ROOT, "new", b"outside");
-    let Rebased { transaction, conflicts } = s.rebase(id, &[]).expect("looked at");
+    let Rebased { transaction, conflicts, .. } = s.rebase(id, &[]).expect("looked at");
     assert_eq!(transaction, None);
     let expected = [
         conflict("f", Deed::Changed, Deed::Changed),
@@ -392,7 +392,7 @@ fn conflicts_at_each_level_of_a_deep_tree_and_in_a_wide_directory_cost_one_walk(
     set(&s.w.fs, 0o711);
 
     let started = Instant::now();
-    let Rebased { transaction, conflicts } = s.rebase(id, &[]).expect("looked at");
+    let Rebased { transaction, conflicts, .. } = s.rebase(id, &[]).expect("looked at");
     assert!(transaction.is_none());
     let mut want: Vec<Vec<u8>> = (1..=depth).map(|n| vec![&b"d"[..]; n].join(&b'/')).collect();
     want.extend((0..width).map(|i| format!("wide/f{i:04}").into_bytes()));
@@ -419,11 +419,11 @@ fn conflicts_are_named_up_to_a_limit_and_choices_hold_beyond_it() {
             fs.setattr(ino, &mode, USER).expect("set");
         }
     }
-    let named = s.rebase(id, &[]).expect("looked at").conflicts;
-    assert_eq!(named.len(), 10_000);
+    let Rebased { conflicts: named, more_conflicts, .. } = s.rebase(id, &[]).expect("looked at");
+    assert_eq!((named.len(), more_conflicts), (10_000, 100));
     assert!(named.iter().all(|one| one.path.starts_with(b"wide/f")));
-    let last = s.rebase(id, &[("wide/f10099", Choice::Ours)]).expect("looked at").conflicts;
-    assert_eq!(last.len(), 10_000);
+    let last = s.rebase(id, &[("wide/f10099", Choice::Ours)]).expect("looked at");
+    assert_eq!((last.conflicts.len(), last.more_conflicts), (10_000, 99));
     let (_, rebased) = s.rebased(id, &[("wide", Choice::Theirs), ("wide/f10099", Choice::Ours)]);
     let perm = |at: usize| rebased.getattr(files[at]).expect("there").perm;
     assert_eq!((perm(0), perm(10_098), perm(10_099)), (0o640, 0o640, 0o600));
@@ -440,7 +440,8 @@ fn the_names_of_keys_in_conflict_take_a_limited_number_of_bytes() {
         transaction.put(d.id(), key(n), "mine").expect("put");
         d.insert(key(n), "theirs").expect("put");
     }
-    let named = s.rebase(id, &[]).expect("looked at").conflicts;
+    let Rebased { conflicts: named, more_conflicts, .. } = s.rebase(id, &[]).expect("looked at");
+    assert_eq!(named.len() as u64 + more_conflicts, 1_200);
     let bytes: usize = named.iter().map(|one| one.path.len()).sum();
     assert!(named.len() > 1_000 && bytes <= 16 << 20, "{} of {bytes} bytes", named.len());
     let (new, _) = s.rebased(id, &[("d", Choice::Theirs)]);
