@@ -11,6 +11,10 @@
 //! - Names that were made, replaced or removed are looked up again. They are expired and not torn
 //!   out (`INVAL_ENTRY_EXPIRE`), since tearing out would take away the working directories of
 //!   programs and mounts that lie below.
+//! - Names of removed files are torn out, so that the kernel gives back its references and the space
+//!   of the files is free at once, and not after the next look-up. This is done only if nothing is
+//!   mounted below and the commit has moved no directory that the kernel knows: its old name, still
+//!   there, follows it to the new one with all programs that work in it.
 //! - Attributes and pages of changed inodes are dropped. Only inodes that the kernel refers to are
 //!   worth a message.
 //! - **Size and times of files** are set through the mount to their actual values (`size_setter`).
@@ -35,6 +39,7 @@
 //! (`unshared_thread`): otherwise a daemon that is killed in the middle of one would never end.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -66,6 +71,8 @@ const KEEP_ATIME: ReadHints = ReadHints { keep_atime: true };
 #[derive(Default)]
 struct Invalidations {
     names: Vec<(NodeId, Box<[u8]>)>,
+    /// Names of removed files: they are torn out if nothing is mounted below.
+    removed: Vec<(NodeId, Box<[u8]>)>,
     inodes: Vec<NodeId>,
     /// The files among them, with their current attributes, and whether their size has changed.
     files: Vec<(NodeAttr, bool)>,
@@ -74,6 +81,10 @@ struct Invalidations {
 /// The most inodes of an ended view that are dropped by the thread that ends it; more are left to
 /// another thread.
 const DROPPED_BY_CALLER: usize = 64;
+
+/// The most names made by a commit among which moved directories are looked for. If more were made,
+/// no name is torn out.
+const MADE: usize = 10_000;
 
 /// The rounds of the quiesce barrier after which the kernel has returned the references that it
 /// dropped. Any that are left only cost memory.
@@ -366,13 +377,11 @@ impl Invalidations {
     fn of(&mut self, number: u16, fs: &Fs, changes: &ChangeSet) {
         let known = |ino: &Ino| fs.is_referenced(*ino);
         let wire = |ino| node_id::of(number, ino);
-        self.names.extend(
-            changes
-                .names
-                .iter()
-                .filter(|(dir, ..)| known(dir))
-                .map(|(dir, name, _)| (wire(*dir), name.clone())),
-        );
+        let tear_out = frees_files(fs, changes);
+        for (dir, name, removed) in changes.names.iter().filter(|(dir, ..)| known(dir)) {
+            let names = if *removed && tear_out { &mut self.removed } else { &mut self.names };
+            names.push((wire(*dir), name.clone()));
+        }
         for &(ino, _) in changes.inodes.iter().filter(|(ino, _)| known(ino)) {
             self.inodes.push(wire(ino));
             if let Ok(attr) = fs.getattr(ino)
@@ -383,6 +392,25 @@ impl Invalidations {
             }
         }
     }
+}
+
+/// Returns whether the kernel has references to inodes that were removed, and no directory that it
+/// knows was moved.
+fn frees_files(fs: &Fs, changes: &ChangeSet) -> bool {
+    let known = |ino: Ino| fs.is_referenced(ino);
+    if !changes.inodes.iter().any(|(ino, removed)| *removed && known(*ino)) {
+        return false;
+    }
+    let made = changes.names.iter().filter(|(.., removed)| !removed);
+    if made.clone().count() > MADE {
+        return false;
+    }
+    let is_known_dir = |(dir, name, _): &(Ino, Box<[u8]>, bool)| match fs.peek(*dir, name) {
+        Ok(Some((ino, FileKind::Dir))) => known(ino),
+        Ok(_) => false,
+        Err(_) => true,
+    };
+    !made.clone().any(is_known_dir)
 }
 
 /// The result of a round that makes the kernel hand over pages.
@@ -518,6 +546,15 @@ impl KernelNotifier {
         }
         for (dir, name) in &invalidations.names {
             result = result.and(self.invalidator.expire_name(*dir, name));
+        }
+        // Tearing a name out would tear out a mount on it as well.
+        let tear_out = !invalidations.removed.is_empty()
+            && matches!(self.mount_root.mounted_below(Path::new("")), Ok(None));
+        for (dir, name) in &invalidations.removed {
+            result = result.and(match tear_out {
+                true => self.invalidator.remove_name(*dir, name),
+                false => self.invalidator.expire_name(*dir, name),
+            });
         }
         if invalidations.files.is_empty() {
             return result;

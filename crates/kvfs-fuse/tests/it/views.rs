@@ -4,7 +4,7 @@
 
 use crate::way;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::IntoRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -259,6 +259,52 @@ fn a_program_that_works_in_a_directory_goes_on_there(write_back: bool) {
     m.commit(id);
     assert_eq!(shell.ask("ls; cat f g; cd ..; ls"), "f\ng\ntwo\ng\nother\nsub\n");
     assert_eq!(shell.ask("cd sub; /bin/pwd"), format!("{}\n", m.path("work/sub").display()));
+}
+
+fn files_that_a_commit_removes_are_gone_from_the_store_without_a_lookup(write_back: bool) {
+    let Some(m) = Mount::new(write_back) else { return };
+    sh(
+        m.dir.path(),
+        "mkdir -p d/sub moved; for f in f d/g d/sub/h; do head -c 100000 /dev/zero > $f; done; sync",
+    );
+    sh(m.dir.path(), "cat f d/g d/sub/h > /dev/null; ls -lR > /dev/null");
+    let mut shell = Shell::new(&m.path("moved"));
+    let mainline = m.views.fs(&ViewId::Mainline).expect("there");
+    let stored = || {
+        let report = mainline.verify().expect("verified");
+        (report.orphans, report.pages)
+    };
+    assert_eq!(stored().0, 0);
+    assert!(stored().1 > 0, "the files have pages");
+    let mut open = File::open(m.path("f")).expect("open");
+    let (id, t) = m.begin();
+    sh(&t, "rm -r f d");
+    m.commit(id);
+    await_stored(stored, |(orphans, _)| orphans == 1);
+    let mut content = Vec::new();
+    open.read_to_end(&mut content).expect("a file that is open goes on");
+    assert_eq!(content.len(), 100_000);
+    drop(open);
+    await_stored(stored, |found| found == (0, 0));
+    // A directory that moves, in a commit that removes a file, keeps the programs in it.
+    fs::write(m.path("last"), vec![7; 100_000]).expect("written");
+    let (id, t) = m.begin();
+    sh(&t, "rm last; mv moved there");
+    m.commit(id);
+    assert_eq!(fs::metadata(m.path("last")).map_err(|e| e.kind()).err(), Some(ErrorKind::NotFound));
+    assert!(m.path("there").is_dir());
+    assert_eq!(shell.ask("/bin/pwd"), format!("{}\n", m.path("there").display()));
+}
+
+/// Waits until what is stored, orphans and pages, is as `wanted`. The kernel gives references back
+/// without an answer.
+#[track_caller]
+fn await_stored(stored: impl Fn() -> (u64, u64), wanted: impl Fn((u64, u64)) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !wanted(stored()) {
+        assert!(Instant::now() < deadline, "orphans and pages: {:?}", stored());
+        std::thread::yield_now();
+    }
 }
 
 fn the_hidden_directory_is_found_but_not_listed(write_back: bool) {
@@ -563,6 +609,7 @@ in_both_modes!(
     an_abort_leaves_the_mainline_as_it_is,
     what_is_open_already_shows_a_commit_at_once,
     a_program_that_works_in_a_directory_goes_on_there,
+    files_that_a_commit_removes_are_gone_from_the_store_without_a_lookup,
     the_hidden_directory_is_found_but_not_listed,
     views_share_no_inode_numbers_and_nothing_moves_between_them,
     what_is_open_in_a_view_is_stale_when_it_ends,
