@@ -31,18 +31,7 @@ impl Anchors {
 
     /// Resolves a path to one from the root.
     pub fn whole<'a>(&self, path: &'a [u8]) -> Cow<'a, [u8]> {
-        let (mut number, rest) = Difference::parted(path);
-        if number == 0 {
-            return path.into();
-        }
-        let mut parts = vec![rest];
-        while let Some(anchor) = number.checked_sub(1).and_then(|at| self.0.get(at)) {
-            let (above, rest) = Difference::parted(anchor);
-            parts.push(rest);
-            number = above;
-        }
-        parts.reverse();
-        parts.join(&b'/').into()
+        Difference::whole_from(&self.0, path)
     }
 
     /// Returns the directory of a path, in the form in which it is listed, or `None` if that is the

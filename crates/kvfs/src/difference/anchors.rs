@@ -8,6 +8,7 @@
 //! a list thus depends on the number of its entries, and not on their depth, and the list still
 //! identifies the place of each entry.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -98,16 +99,24 @@ impl Difference {
 
     /// Returns a path of the list as a path from the root.
     pub fn whole(&self, path: &[u8]) -> Vec<u8> {
+        Difference::whole_from(&self.anchors, path).into_owned()
+    }
+
+    /// Returns a path that may begin at one of these anchors as a path from the root.
+    pub fn whole_from<'a>(anchors: &[Vec<u8>], path: &'a [u8]) -> Cow<'a, [u8]> {
         let (mut number, rest) = Difference::parted(path);
+        if number == 0 {
+            return path.into();
+        }
         let mut parts = vec![rest];
         // An anchor's path begins at an earlier anchor.
-        while let Some(anchor) = number.checked_sub(1).and_then(|at| self.anchors.get(at)) {
+        while let Some(anchor) = number.checked_sub(1).and_then(|at| anchors.get(at)) {
             let (above, rest) = Difference::parted(anchor);
             parts.push(rest);
             number = above.min(number - 1);
         }
         parts.reverse();
-        parts.join(&b'/')
+        parts.join(&b'/').into()
     }
 }
 
