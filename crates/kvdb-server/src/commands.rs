@@ -7,6 +7,7 @@ use crate::output::Output;
 use crate::request::Arguments;
 use crate::session::Session;
 
+mod administration;
 mod authors;
 mod bits;
 mod blocking;
@@ -24,6 +25,7 @@ mod eval;
 mod expiry;
 mod feed;
 mod hashes;
+mod info;
 mod introspection;
 mod keys;
 mod lcs;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,8 @@ pub struct CommandCounters {
 }
 
 pub struct Metrics {
+    /// 40 hexadecimal digits that no other start of a server has.
+    pub run_id: String,
     pub started: Instant,
     pub connected: AtomicU64,
     pub accepted: AtomicU64,
@@ -41,7 +44,10 @@ pub struct Metrics {
 impl Metrics {
     /// Makes counters of zero, with one set for each command name.
     pub fn new(commands: impl Iterator<Item = &'static str>) -> Self {
+        let random = RandomState::new();
+        let digits: String = (0u8..3).map(|i| format!("{:016x}", random.hash_one(i))).collect();
         Metrics {
+            run_id: digits[..40].to_string(),
             started: Instant::now(),
             connected: AtomicU64::new(0),
             accepted: AtomicU64::new(0),

@@ -96,7 +96,7 @@ impl Budget {
     pub fn give_back(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Relaxed);
     }
-    #[cfg(test)]
+    /// Returns the bytes that are taken.
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }

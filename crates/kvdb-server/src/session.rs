@@ -93,6 +93,8 @@ pub struct Shared {
     pub unsent: Arc<Budget>,
     /// Bytes of requests that were read ahead (`Limits::all_ahead`).
     pub ahead: Arc<Budget>,
+    /// Time of the last sync that a client has asked for, seconds since 1970.
+    pub last_sync: AtomicU64,
     /// `WATCH` commands that are in force.
     pub watches: AtomicUsize,
     /// Limit on the number of connections.
@@ -117,6 +119,7 @@ impl Shared {
             transaction_states: TransactionStates::of_store(&db),
             seals: Seals::default(),
             snapshots: Arc::new(db.clone()),
+            last_sync: AtomicU64::new(db.wall_clock().as_secs()),
             db,
             whole_replies: Arc::new(Budget::new(limits.whole_replies)),
             unsent: Arc::new(Budget::new(limits.all_unsent)),

@@ -9,10 +9,10 @@ use crate::clients::{Connection, Unblocked};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
-use crate::session::{Replies, Session};
+use crate::session::{Replies, Session, Shared};
 
 pub const USAGE: &str = "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST [TYPE type] [ID id ...] | \
-     KILL address | KILL [ID id] [ADDR address] [TYPE type] [USER name] [SKIPME yes|no] | UNBLOCK id [TIMEOUT|ERROR] | \
+     KILL address | KILL [ID id] [ADDR address] [LADDR address] [TYPE type] [USER name] [SKIPME yes|no] | UNBLOCK id [TIMEOUT|ERROR] | \
      PAUSE milliseconds [WRITE|ALL] | UNPAUSE | REPLY ON|OFF|SKIP | NO-EVICT ON|OFF | TRACKING OFF | GETREDIR";
 
 pub fn name(name: &[u8]) -> Result<String, Failure> {
@@ -49,7 +49,7 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
         }
         (c, 2) if is(c, "info") => {
             s.show(out.resp3);
-            out.verbatim(&line(&s.connection));
+            out.verbatim(&line(&s.connection, &s.shared));
         }
         (c, _) if is(c, "list") => list(s, args, out)?,
         (c, 3..) if is(c, "kill") => kill(s, args, out)?,
@@ -134,8 +134,16 @@ fn reply(s: &mut Session, wanted: &[u8], out: &mut Output) -> Outcome {
     Ok(())
 }
 
+/// Returns the address of the listener that a client has connected to.
+fn local_address(client: &Connection, shared: &Shared) -> String {
+    match shared.tcp.filter(|_| client.address.contains(':')) {
+        Some(address) => address.to_string(),
+        None => client.address.clone(),
+    }
+}
+
 /// Returns the row of a connection in `CLIENT LIST`.
-fn line(client: &Connection) -> String {
+fn line(client: &Connection, shared: &Shared) -> String {
     let shown = client.shown.lock().clone();
     let mut flags = String::new();
     for (letter, set) in [
@@ -151,10 +159,12 @@ fn line(client: &Connection) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "id={} addr={} name={} age={} idle={} flags={} db={} sub={} psub={} ssub={} multi={} oll={waiting} omem={bytes} cmd={} user=default \
-         redir=-1 resp={} lib-name={} lib-ver={}",
+        "id={} addr={} laddr={} fd=-1 name={} age={} idle={} flags={} db={} sub={} psub={} ssub={} multi={} qbuf=0 qbuf-free=0 argv-mem=0 \
+         multi-mem=0 rbs=0 rbp=0 obl=0 oll={waiting} omem={bytes} tot-mem={bytes} events=r cmd={} user=default redir=-1 resp={} \
+         lib-name={} lib-ver={}",
         client.id,
         client.address,
+        local_address(client, shared),
         shown.name,
         client.since.elapsed().as_secs(),
         client.idle().as_secs(),
@@ -206,7 +216,7 @@ fn list(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         }
         _ => return Err(Failure::SYNTAX),
     };
-    out.verbatim(&found.iter().map(|client| line(client)).collect::<String>());
+    out.verbatim(&found.iter().map(|client| line(client, &s.shared)).collect::<String>());
     Ok(())
 }
 
@@ -215,6 +225,7 @@ fn list(s: &Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 struct Killed<'a> {
     id: Option<u64>,
     address: Option<&'a [u8]>,
+    local: Option<&'a [u8]>,
     kind: Option<&'a [u8]>,
     user: Option<&'a [u8]>,
     with_me: bool,
@@ -235,6 +246,7 @@ impl<'a> Killed<'a> {
                     killed.id = Some(number(value, wrong)?);
                 }
                 o if is(o, "addr") => killed.address = Some(value),
+                o if is(o, "laddr") => killed.local = Some(value),
                 o if is(o, "type") => killed.kind = Some(value),
                 o if is(o, "user") && is(value, "default") => killed.user = Some(value),
                 o if is(o, "user") => {
@@ -249,12 +261,14 @@ impl<'a> Killed<'a> {
         Ok(killed)
     }
 
-    fn has(&self, client: &Connection, me: u64) -> Result<bool, Failure> {
+    fn has(&self, client: &Connection, s: &Session) -> Result<bool, Failure> {
         let of_type = self.kind.map_or(Ok(true), |kind| is_of_type(client, kind))?;
+        let at = |local: &[u8]| local == local_address(client, &s.shared).as_bytes();
         Ok(of_type
+            && self.local.is_none_or(at)
             && self.id.is_none_or(|id| id == client.id)
             && self.address.is_none_or(|address| address == client.address.as_bytes())
-            && (self.with_me || client.id != me))
+            && (self.with_me || client.id != s.id))
     }
 }
 
@@ -264,7 +278,7 @@ fn kill(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let killed = Killed::parse(args)?;
     let mut count = 0;
     for client in s.shared.clients.all() {
-        if !killed.has(&client, s.id)? {
+        if !killed.has(&client, s)? {
             continue;
         }
         count += 1;

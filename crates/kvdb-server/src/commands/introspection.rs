@@ -155,7 +155,8 @@ pub fn slowlog(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-pub const LATENCY_USAGE: &str = "LATEST | HISTORY event | RESET [event ...] | DOCTOR";
+pub const LATENCY_USAGE: &str =
+    "LATEST | HISTORY event | RESET [event ...] | HISTOGRAM [command ...] | DOCTOR";
 
 /// There is no latency monitor, so all its lists are empty.
 pub fn latency(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -163,6 +164,7 @@ pub fn latency(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
         (c, 2) if is(c, "latest") => out.array(0),
         (c, 3) if is(c, "history") => out.array(0),
         (c, _) if is(c, "reset") => out.integer(0),
+        (c, _) if is(c, "histogram") => out.map(0),
         (c, 2) if is(c, "doctor") => out.verbatim(
             "Latencies are not monitored here. SLOWLOG GET has the commands that took long, INFO commandstats what each \
              command takes, and `kvfs top` what the store does.",

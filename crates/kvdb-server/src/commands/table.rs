@@ -1,10 +1,10 @@
 //! The rows of the table of commands, and the words in which they are written.
 
 use super::{
-    Command, Handler, InMulti, bits, blocking, client, config, connection, debug, defrag, dict,
-    dump, eval, expiry, feed, hashes, introspection, keys, lcs, lists, multi, numbers, pubsub,
-    ranges, scan, scrub, server, sets, snapshot, sort, sorted_sets, streams, strings, tree, txn,
-    zones,
+    Command, Handler, InMulti, administration, bits, blocking, client, config, connection, debug,
+    defrag, dict, dump, eval, expiry, feed, hashes, info, introspection, keys, lcs, lists, multi,
+    numbers, pubsub, ranges, scan, scrub, server, sets, snapshot, sort, sorted_sets, streams,
+    strings, tree, txn, zones,
 };
 
 const fn open(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
@@ -77,8 +77,11 @@ const SET_USAGE: &str = "key value [NX|XX] [GET] [EX seconds|PX milliseconds|EXA
 
 /// All commands, sorted by name.
 pub static COMMANDS: &[Command] = &[
+    reads("acl", administration::ACL_USAGE, -2, NONE, administration::acl),
     writes("append", "key value", 3, FIRST, strings::append),
+    reads("asking", "", 1, NONE, administration::cluster),
     in_multi(InMulti::Refused, open("auth", "[user] password", -2, connection::auth)),
+    in_multi(InMulti::Refused, reads("bgsave", "[SCHEDULE]", -1, NONE, server::bgsave)),
     reads("bitcount", "key [start end [BYTE|BIT]]", -2, FIRST, bits::bitcount),
     writes(
         "bitfield",
@@ -111,6 +114,7 @@ pub static COMMANDS: &[Command] = &[
         InMulti::Refused,
         writes("clonetree", "from to [from to ...] [TXN id]", -3, NONE, tree::clonetree),
     ),
+    reads("cluster", "INFO", -2, NONE, administration::cluster),
     reads(
         "command",
         "[COUNT | LIST [FILTERBY PATTERN pattern] | INFO [name ...] | DOCS [name ...] | GETKEYS command ...]",
@@ -158,6 +162,7 @@ pub static COMMANDS: &[Command] = &[
     in_multi(InMulti::Refused, reads("export", tree::WALK_USAGE, -2, NONE, tree::export)),
     writes("flushall", "[ASYNC|SYNC]", -1, NONE, ranges::flushall),
     writes("flushdb", "[ASYNC|SYNC]", -1, NONE, ranges::flushdb),
+    reads("function", administration::FUNCTION_USAGE, -2, NONE, administration::function),
     reads("get", "key", 2, FIRST, strings::get),
     reads("getbit", "key offset", 3, FIRST, bits::getbit),
     writes("getdel", "key", 2, FIRST, strings::getdel),
@@ -188,12 +193,13 @@ pub static COMMANDS: &[Command] = &[
     writes("incr", "key", 2, FIRST, numbers::incr),
     writes("incrby", "key increment", 3, FIRST, numbers::incrby),
     writes("incrbyfloat", "key increment", 3, FIRST, numbers::incrbyfloat),
-    reads("info", "[section ...]", -1, NONE, server::info),
+    reads("info", "[section ...]", -1, NONE, info::info),
     reads("keys", "pattern", 2, NONE, scan::keys),
     in_multi(InMulti::Refused, reads("kvfs.check", "", 1, NONE, server::check)),
     in_multi(InMulti::Refused, reads("kvfs.push", "address", 2, NONE, server::push)),
     reads("kvfs.stat", "", 1, NONE, server::stat),
     reads("kvfs.zones", "[cells]", -1, NONE, zones::zones),
+    reads("lastsave", "", 1, NONE, server::lastsave),
     reads("latency", introspection::LATENCY_USAGE, -2, NONE, introspection::latency),
     reads("lcs", "key1 key2 [LEN] [IDX] [MINMATCHLEN length] [WITHMATCHLEN]", -3, TWO, lcs::lcs),
     reads("lindex", "key index", 3, FIRST, lists::lindex),
@@ -209,8 +215,9 @@ pub static COMMANDS: &[Command] = &[
     writes("lrem", "key count element", 4, FIRST, lists::lrem),
     writes("lset", "key index element", 4, FIRST, lists::lset),
     writes("ltrim", "key start stop", 4, FIRST, lists::ltrim),
-    reads("memory", "USAGE key [SAMPLES count]", -2, NONE, keys::memory),
+    reads("memory", "USAGE key [SAMPLES count] | DOCTOR | PURGE", -2, NONE, keys::memory),
     reads("mget", "key ...", -2, EACH, strings::mget),
+    reads("module", "LIST", -2, NONE, administration::module),
     writes("mset", "key value ...", -3, PAIRS, strings::mset),
     writes("msetnx", "key value ...", -3, PAIRS, strings::msetnx),
     in_multi(InMulti::AtOnce, reads("multi", "", 1, NONE, multi::multi)),
@@ -235,6 +242,8 @@ pub static COMMANDS: &[Command] = &[
         NONE,
         ranges::range,
     ),
+    reads("readonly", "", 1, NONE, administration::cluster),
+    reads("readwrite", "", 1, NONE, administration::cluster),
     writes("rename", "key newkey", 3, TWO, keys::rename),
     writes("renamenx", "key newkey", 3, TWO, keys::renamenx),
     in_multi(InMulti::AtOnce, open("reset", "", 1, connection::reset)),
@@ -246,6 +255,7 @@ pub static COMMANDS: &[Command] = &[
         dump::restore,
     ),
     in_multi(InMulti::Refused, writes("rmtree", "path [TXN id]", -2, NONE, tree::rmtree)),
+    reads("role", "", 1, NONE, administration::role),
     writes("rpop", "key [count]", -2, FIRST, lists::rpop),
     typed("rpoplpush", "source destination", 3, TWO, lists::rpoplpush),
     typed("rpush", "key element ...", -3, FIRST, lists::rpush),

@@ -1,9 +1,10 @@
 //! What clients see of each other and of the server, and what they do to others: `CLIENT`,
 //! `SLOWLOG`, `CONFIG`, `LATENCY`, `INFO errorstats`.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::served::{Raw, serve, show};
+use crate::served::{Raw, clocked_store, serve, serve_db, show};
 use kvdb_server::{Reply, ServerOptions};
 
 fn id(c: &mut Raw) -> String {
@@ -182,4 +183,174 @@ fn errors_are_counted_by_their_codes() {
     assert_eq!(stats, ["# Errorstats", "errorstat_ERR:count=2", "errorstat_WRONGTYPE:count=1"]);
     c.run("CONFIG RESETSTAT");
     assert_eq!(lines(&mut c, "INFO errorstats"), ["# Errorstats"]);
+}
+
+/// The fields of a text of `INFO` or `CLIENT INFO`, each of which is there once.
+fn fields(text: &[String], ends: &[char]) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for field in text.iter().flat_map(|line| line.split(' ')).filter(|word| !word.is_empty()) {
+        if let Some((name, value)) = field.split_once(ends) {
+            let before = found.insert(name.to_string(), value.to_string());
+            assert!(before.is_none(), "{name} is there twice");
+        }
+    }
+    found
+}
+
+#[test]
+fn the_fields_that_programs_index_are_there() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    // Those which redis-py, redis-cli, exporters and consoles read without asking first.
+    let info = fields(&lines(&mut c, "INFO"), &[':']);
+    for name in [
+        "redis_version",
+        "redis_git_sha1",
+        "redis_mode",
+        "os",
+        "arch_bits",
+        "multiplexing_api",
+        "process_id",
+        "run_id",
+        "tcp_port",
+        "uptime_in_seconds",
+        "uptime_in_days",
+        "hz",
+        "lru_clock",
+        "executable",
+        "config_file",
+        "connected_clients",
+        "blocked_clients",
+        "tracking_clients",
+        "used_memory",
+        "used_memory_human",
+        "used_memory_rss",
+        "used_memory_peak",
+        "used_memory_peak_human",
+        "used_memory_lua",
+        "total_system_memory",
+        "maxmemory",
+        "maxmemory_policy",
+        "mem_fragmentation_ratio",
+        "mem_allocator",
+        "loading",
+        "rdb_changes_since_last_save",
+        "rdb_bgsave_in_progress",
+        "rdb_last_save_time",
+        "rdb_last_bgsave_status",
+        "aof_enabled",
+        "aof_rewrite_in_progress",
+        "total_connections_received",
+        "total_commands_processed",
+        "instantaneous_ops_per_sec",
+        "rejected_connections",
+        "expired_keys",
+        "evicted_keys",
+        "keyspace_hits",
+        "keyspace_misses",
+        "pubsub_channels",
+        "pubsub_patterns",
+        "latest_fork_usec",
+        "total_error_replies",
+        "role",
+        "connected_slaves",
+        "master_replid",
+        "master_repl_offset",
+        "used_cpu_sys",
+        "used_cpu_user",
+        "used_cpu_sys_children",
+        "used_cpu_user_children",
+        "cluster_enabled",
+    ] {
+        assert!(info.contains_key(name), "INFO has no {name}");
+    }
+    assert_eq!(info["run_id"].len(), 40);
+    assert!(info["used_memory"].parse::<u64>().is_ok_and(|bytes| bytes > 1 << 20));
+    assert!(info["used_memory_human"].ends_with(['M', 'G']), "{}", info["used_memory_human"]);
+    assert!(info["used_cpu_user"].parse::<f64>().is_ok());
+    assert_eq!(lines(&mut c, "INFO cpu")[0], "# CPU");
+    assert_eq!(lines(&mut c, "INFO modules"), ["# Modules"]);
+    assert_eq!(lines(&mut c, "INFO cluster"), ["# Cluster", "cluster_enabled:0"]);
+    let client = fields(&lines(&mut c, "CLIENT INFO"), &['=']);
+    for name in [
+        "id",
+        "addr",
+        "laddr",
+        "fd",
+        "name",
+        "age",
+        "idle",
+        "flags",
+        "db",
+        "sub",
+        "psub",
+        "ssub",
+        "multi",
+        "qbuf",
+        "qbuf-free",
+        "argv-mem",
+        "multi-mem",
+        "rbs",
+        "rbp",
+        "obl",
+        "oll",
+        "omem",
+        "tot-mem",
+        "events",
+        "cmd",
+        "user",
+        "redir",
+        "resp",
+        "lib-name",
+        "lib-ver",
+    ] {
+        assert!(client.contains_key(name), "CLIENT INFO has no {name}");
+    }
+    c.expect(&[("CLIENT KILL LADDR elsewhere SKIPME no", "(integer) 0")]);
+    assert_eq!(c.run("CLIENT KILL LADDR unix SKIPME no"), "(integer) 1");
+}
+
+#[test]
+fn what_is_not_there_is_told_in_the_words_of_redis() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    const NO_CLUSTER: &str = "(error) ERR This instance has cluster support disabled";
+    c.expect(&[
+        ("ROLE", "[\"master\" (integer) 0 []]"),
+        ("MODULE LIST", "[]"),
+        ("ACL WHOAMI", "\"default\""),
+        ("ACL USERS", "[\"default\"]"),
+        ("ACL LIST", "[\"user default on nopass ~* &* +@all\"]"),
+        ("ACL GETUSER nobody", "(nil)"),
+        ("ACL SETUSER me on", "(error) ERR there are no users here except 'default'"),
+        ("CLUSTER INFO", NO_CLUSTER),
+        ("CLUSTER KEYSLOT k", NO_CLUSTER),
+        ("READONLY", NO_CLUSTER),
+        ("FUNCTION LIST", "[]"),
+        ("FUNCTION FLUSH", "OK"),
+        ("LATENCY HISTOGRAM", "[]"),
+        ("MEMORY PURGE", "OK"),
+        ("BGSAVE NOW", "(error) ERR syntax error"),
+        ("MULTI", "OK"),
+        ("ROLE", "QUEUED"),
+        ("EXEC", "[[\"master\" (integer) 0 []]]"),
+    ]);
+    assert!(c.run("FUNCTION LOAD x").contains("use EVAL"));
+}
+
+#[test]
+fn a_save_is_a_sync_and_lastsave_tells_when() {
+    let (clock, db) = clocked_store();
+    let served = serve_db(db, ServerOptions::default());
+    let mut c = served.connect();
+    let saved = |c: &mut Raw| c.run("LASTSAVE").replace("(integer) ", "").parse::<u64>();
+    let before = saved(&mut c).expect("a time");
+    for command in ["BGSAVE", "SAVE", "SYNC", "BGSAVE SCHEDULE"] {
+        clock.advance(Duration::from_secs(2));
+        let last = saved(&mut c).expect("a time");
+        let reply = c.run(command);
+        assert!(["OK", "Background saving started"].contains(&&reply[..]), "{command}: {reply}");
+        assert_eq!(saved(&mut c), Ok(last + 2), "{command}");
+    }
+    assert_eq!(saved(&mut c), Ok(before + 8));
 }

@@ -1,0 +1,116 @@
+//! Answers to programs that ask about parts of Redis that this server does not have: replicas,
+//! modules, users, a cluster, functions. Each says so, and has nothing to change.
+
+use super::{is, unknown_subcommand};
+use crate::failure::{Failure, Outcome};
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::session::Session;
+
+/// Replies with the role of a master without replicas.
+pub fn role(_: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    out.array(3);
+    out.bulk(b"master");
+    out.integer(0);
+    out.array(0);
+    Ok(())
+}
+
+/// `MODULE LIST`
+pub fn module(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match (args.at(1), args.len()) {
+        (c, 2) if is(c, "list") => out.array(0),
+        (c, 3..) if is(c, "load") || is(c, "loadex") || is(c, "unload") => {
+            return Err(Failure::request("modules of Redis cannot be loaded here"));
+        }
+        _ => return Err(unknown_subcommand(args, "MODULE")),
+    }
+    Ok(())
+}
+
+pub const ACL_USAGE: &str = "WHOAMI | USERS | LIST | GETUSER default";
+
+/// `ACL`: there is one user, who may do everything.
+pub fn acl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match (args.at(1), args.len()) {
+        (c, 2) if is(c, "whoami") => out.bulk(b"default"),
+        (c, 2) if is(c, "users") => {
+            out.array(1);
+            out.bulk(b"default");
+        }
+        (c, 2) if is(c, "list") => {
+            out.array(1);
+            let password = if s.shared.password.is_none() { "nopass" } else { "#" };
+            out.bulk(format!("user default on {password} ~* &* +@all").as_bytes());
+        }
+        (c, 3) if is(c, "getuser") => get_user(s, args.at(2), out),
+        (c, 3..) if is(c, "setuser") || is(c, "deluser") => {
+            return Err(Failure::request("there are no users here except 'default'"));
+        }
+        (c, 2) if is(c, "help") => {
+            out.array(1);
+            out.status(&format!("ACL {ACL_USAGE}"));
+        }
+        _ => return Err(unknown_subcommand(args, "ACL")),
+    }
+    Ok(())
+}
+
+fn get_user(s: &Session, name: &[u8], out: &mut Output) {
+    if name != b"default" {
+        return out.null();
+    }
+    let open = s.shared.password.is_none();
+    out.map(6);
+    out.bulk(b"flags");
+    out.set(if open { 2 } else { 1 });
+    out.bulk(b"on");
+    if open {
+        out.bulk(b"nopass");
+    }
+    out.bulk(b"passwords");
+    out.array(0);
+    for (name, value) in [("commands", "+@all"), ("keys", "~*"), ("channels", "&*")] {
+        out.bulk(name.as_bytes());
+        out.bulk(value.as_bytes());
+    }
+    out.bulk(b"selectors");
+    out.array(0);
+}
+
+/// `CLUSTER`, `READONLY`, `READWRITE`, `ASKING`
+pub fn cluster(_: &mut Session, _: Arguments<'_>, _: &mut Output) -> Outcome {
+    Err(Failure::request("This instance has cluster support disabled"))
+}
+
+pub const FUNCTION_USAGE: &str = "LIST [LIBRARYNAME pattern] [WITHCODE] | STATS | FLUSH";
+
+/// `FUNCTION`: there are none, so there is nothing to remove either.
+pub fn function(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    match (args.at(1), args.len()) {
+        (c, _) if is(c, "list") => out.array(0),
+        (c, 2 | 3) if is(c, "flush") => out.ok(),
+        (c, 2) if is(c, "stats") => {
+            out.map(2);
+            out.bulk(b"running_script");
+            out.null();
+            out.bulk(b"engines");
+            out.map(1);
+            out.bulk(b"LUA");
+            out.map(2);
+            for name in ["libraries_count", "functions_count"] {
+                out.bulk(name.as_bytes());
+                out.integer(0);
+            }
+        }
+        (c, 2) if is(c, "help") => {
+            out.array(1);
+            out.status(&format!("FUNCTION {FUNCTION_USAGE}"));
+        }
+        (c, 3..) if ["load", "delete", "restore"].iter().any(|name| is(c, name)) => {
+            return Err(Failure::request("functions are not kept here: use EVAL and EVALSHA"));
+        }
+        _ => return Err(unknown_subcommand(args, "FUNCTION")),
+    }
+    Ok(())
+}
