@@ -198,6 +198,8 @@ pub struct Session {
     /// The client must authenticate before anything else.
     pub needs_password: bool,
     pub authenticated: bool,
+    /// The client has announced itself as a replica.
+    pub is_replica: bool,
     /// The connection ends after the reply is sent.
     pub closing: bool,
     /// The transaction that commands work in, and the state shared with other connections in it.
@@ -282,6 +284,7 @@ impl Session {
             durable: shared.durable,
             needs_password,
             authenticated: !needs_password,
+            is_replica: false,
             closing: false,
             joined: None,
             attached: Vec::new(),

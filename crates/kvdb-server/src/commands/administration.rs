@@ -114,3 +114,28 @@ pub fn function(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outco
     }
     Ok(())
 }
+
+/// The error of a client that wants to become a replica.
+pub const NO_REPLICAS: Failure = Failure::Request(std::borrow::Cow::Borrowed(
+    "the store cannot be copied as an RDB file or followed by a replica: use SNAPSHOT SEND, or `kvfs send`",
+));
+
+/// `REPLCONF`: a client that announces itself as a replica goes on with `SYNC`, which is another
+/// command here. It must not take the reply to that for the length of a file.
+pub fn replconf(s: &mut Session, _: Arguments<'_>, _: &mut Output) -> Outcome {
+    s.is_replica = true;
+    Err(NO_REPLICAS)
+}
+
+pub fn psync(_: &mut Session, _: Arguments<'_>, _: &mut Output) -> Outcome {
+    Err(NO_REPLICAS)
+}
+
+/// `REPLICAOF`, `SLAVEOF`: this server is a master already.
+pub fn replicaof(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    if !is(args.at(1), "no") || !is(args.at(2), "one") {
+        return Err(Failure::request("the store cannot become a replica of another server"));
+    }
+    out.ok();
+    Ok(())
+}

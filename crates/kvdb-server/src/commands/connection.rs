@@ -47,7 +47,7 @@ pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     if s.replies == Replies::Off {
         out.unmute();
     }
-    s.replies = Replies::On;
+    (s.replies, s.is_replica) = (Replies::On, false);
     s.dictionary = Selected::default();
     s.durable = s.shared.durable;
     s.name.clear();

@@ -229,6 +229,7 @@ pub static COMMANDS: &[Command] = &[
     reads("ping", "[message]", -1, NONE, connection::ping),
     typed("psetex", "key milliseconds value", 4, FIRST, strings::psetex),
     pushes("psubscribe", "pattern ...", -2, pubsub::psubscribe),
+    in_multi(InMulti::Refused, reads("psync", "replid offset", -3, NONE, administration::psync)),
     reads("pttl", "key", 2, FIRST, expiry::pttl),
     reads("publish", "channel message", 3, NONE, pubsub::publish),
     reads("pubsub", pubsub::PUBSUB_USAGE, -2, NONE, pubsub::pubsub),
@@ -246,6 +247,11 @@ pub static COMMANDS: &[Command] = &[
     reads("readwrite", "", 1, NONE, administration::cluster),
     writes("rename", "key newkey", 3, TWO, keys::rename),
     writes("renamenx", "key newkey", 3, TWO, keys::renamenx),
+    in_multi(
+        InMulti::Refused,
+        reads("replconf", "option value ...", -1, NONE, administration::replconf),
+    ),
+    in_multi(InMulti::Refused, reads("replicaof", "NO ONE", 3, NONE, administration::replicaof)),
     in_multi(InMulti::AtOnce, open("reset", "", 1, connection::reset)),
     typed(
         "restore",
@@ -281,6 +287,7 @@ pub static COMMANDS: &[Command] = &[
     reads("sintercard", "numkeys key ... [LIMIT limit]", -3, NONE, sets::sintercard),
     typed("sinterstore", "destination key ...", -3, EACH, sets::sinterstore),
     reads("sismember", "key member", 3, FIRST, sets::sismember),
+    in_multi(InMulti::Refused, reads("slaveof", "NO ONE", 3, NONE, administration::replicaof)),
     reads("slowlog", "GET [count] | LEN | RESET", -2, NONE, introspection::slowlog),
     reads("smembers", "key", 2, FIRST, sets::smembers),
     reads("smismember", "key member ...", -3, FIRST, sets::smismember),

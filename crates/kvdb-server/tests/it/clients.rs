@@ -97,6 +97,25 @@ fn redis_cli_works() {
 }
 
 #[test]
+fn redis_cli_is_refused_a_copy_at_once() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    let refused = "(error) ERR the store cannot be copied";
+    for command in ["PSYNC ? -1", "REPLCONF capa eof", "SYNC"] {
+        assert!(c.run(command).starts_with(refused), "{command}");
+    }
+    // It is the other command again once the connection is reset.
+    c.expect(&[("SAVE", "OK"), ("RESET", "RESET"), ("SYNC", "OK"), ("REPLICAOF NO ONE", "OK")]);
+    assert!(c.run("REPLICAOF there 6379").starts_with("(error) ERR the store cannot become"));
+    // It would wait for the file forever, if the reply were not an error.
+    let file = served.dir.path().join("copy.rdb").display().to_string();
+    match redis_cli(&served, &["--rdb", &file]) {
+        None => eprintln!("redis-cli is not installed; nothing to see here"),
+        Some(said) => assert!(said.contains("the store cannot be copied"), "{said}"),
+    }
+}
+
+#[test]
 fn redis_cli_shows_transactions() {
     let served = serve(ServerOptions::default());
     let run = |args: &[&str]| redis_cli(&served, args);
