@@ -53,7 +53,16 @@ SPANS = [b"-", b"-", b"+", b"+", b"(1-1", b"1", b"(5-5", b"3", b"0", b"(-", b"x"
          b"18446744073709551615", b"(18446744073709551615-18446744073709551615"]
 GROUPS = [b"g", b"g", b"h", "é".encode(), b""]
 CONSUMERS = [b"one", b"two", b""]
-KINDS = {"k": KEYS, "f": FIELDS, "v": VALUES, "n": NUMBERS, "x": FLOATS, "s": SCORES, "b": BOUNDS,
+# Places all over the map, its edges, and some near one another.
+EARTH = random.Random(7)
+PLACES = [f"{EARTH.uniform(-180, 180):.6f}".encode() for _ in range(60)]
+LONGITUDES = [*PLACES, b"0", b"180", b"-180", b"179.999", b"13.361389", b"13.4", b"181", b"x"]
+LATITUDES = [*(b"%.6f" % (float(at) / 180 * 85) for at in PLACES), b"0", b"85.05112878", b"-85",
+             b"38.115556", b"38.2", b"86", b""]
+RADII = [b"0", b"1", b"100", b"166274.1517", b"1000", b"5000", b"20000", b"1e7", b"-1", b"inf",
+         b"x", b"0.5"]
+MEMBERS = [b"m%d" % i for i in range(40)]
+KINDS = {"L": LONGITUDES, "A": LATITUDES, "R": RADII, "m": MEMBERS, "k": KEYS, "f": FIELDS, "v": VALUES, "n": NUMBERS, "x": FLOATS, "s": SCORES, "b": BOUNDS,
          "l": LEX, "i": INDEXES, "c": COUNTS, "t": TIMES, "o": BITS, "y": STREAMS, "e": ENTRIES,
          "a": ADDED, "r": SPANS, "g": GROUPS, "w": CONSUMERS}
 
@@ -176,6 +185,23 @@ ZUNIONSTORE %k 2 %k %k [WEIGHTS] [%s] [%s] [AGGREGATE] [SUM|MIN|MAX]
 ZINTERSTORE %k 2 %k %k [AGGREGATE] [SUM|MIN|MAX]
 ZDIFFSTORE %k 2 %k %k
 ZINTERCARD 2 %k %k [LIMIT] [%c]
+GEOADD geo [NX|XX] [CH] %L %A %m
+GEOADD geo %L %A %m %L %A %m %L %A %m
+GEOADD %k %L %A %f
+GEOPOS geo %m*
+GEOPOS %k %f
+GEOHASH geo %m*
+GEOHASH %k %f
+GEODIST geo %m %m [m|km|ft|mi|x]
+GEOSEARCH geo FROMLONLAT %L %A BYRADIUS %R m|km|ft|mi [ASC|DESC] [WITHCOORD] [WITHDIST] [WITHHASH]
+GEOSEARCH geo FROMMEMBER %m BYBOX %R %R km|mi [ASC|DESC] [WITHDIST]
+GEOSEARCH geo FROMMEMBER %m BYRADIUS %R km COUNT 1|3|x [ANY]
+GEORADIUS geo %L %A %R km|mi|m [WITHDIST] [WITHHASH] [WITHCOORD] [DESC]
+GEORADIUS geo %L %A %R km STORE|STOREDIST %k
+GEORADIUS_RO %k %L %A %R km [ASC]
+GEORADIUSBYMEMBER geo %m %R km|mi|m [WITHDIST] [ASC] [COUNT] [%c]
+GEORADIUSBYMEMBER_RO %k %f %R km
+GEOSEARCHSTORE %k geo FROMLONLAT %L %A BYBOX %R %R km|mi [STOREDIST]
 LPUSH %k %v*
 RPUSH %k %v*
 LPUSHX %k %v

@@ -110,6 +110,9 @@ impl Command {
         if self.name == "sort" {
             return args.from(1).take(1).chain(sort::destination(args)).collect();
         }
+        if matches!(self.name, "georadius" | "georadiusbymember") {
+            return args.from(1).take(1).chain(sorted_sets::destination(args)).collect();
+        }
         let len = args.len() as i32;
         let last = if last < 0 { len + last + 1 } else { (last + 1).min(len) };
         let last = usize::try_from(last).unwrap_or(0);
@@ -131,18 +134,41 @@ pub enum InMulti {
 /// reply.
 pub type Handler = fn(&mut Session, Arguments<'_>, &mut Output) -> Outcome;
 
-/// The names as integers, in the same order, so that two names are compared in two instructions.
-const NAMES: [u128; COMMANDS.len()] = {
-    let mut names = [0; COMMANDS.len()];
+/// A name as two integers, so that two names are compared in few instructions.
+type Name = (u128, u64);
+
+/// Longest name that has this form.
+const NAME: usize = 24;
+
+const fn packed(name: &[u8; NAME]) -> Name {
+    let (mut first, mut second, mut at) = ([0; 16], [0; 8], 0);
+    while at < NAME {
+        if at < 16 {
+            first[at] = name[at];
+        } else {
+            second[at - 16] = name[at];
+        }
+        at += 1;
+    }
+    (u128::from_be_bytes(first), u64::from_be_bytes(second))
+}
+
+/// The names of the commands, in the same order.
+const NAMES: [Name; COMMANDS.len()] = {
+    let mut names = [(0, 0); COMMANDS.len()];
     let mut i = 0;
     while i < names.len() {
-        let (name, mut bytes, mut at) = (COMMANDS[i].name.as_bytes(), [0; 16], 0);
+        let (name, mut bytes, mut at) = (COMMANDS[i].name.as_bytes(), [0; NAME], 0);
         while at < name.len() {
             bytes[at] = name[at];
             at += 1;
         }
-        names[i] = u128::from_be_bytes(bytes);
-        assert!(i == 0 || names[i - 1] < names[i], "the table is in the order of its names");
+        names[i] = packed(&bytes);
+        if i > 0 {
+            let (before, this) = (names[i - 1], names[i]);
+            let sorted = before.0 < this.0 || before.0 == this.0 && before.1 < this.1;
+            assert!(sorted, "the table is in the order of its names");
+        }
         i += 1;
     }
     names
@@ -150,10 +176,10 @@ const NAMES: [u128; COMMANDS.len()] = {
 
 /// Returns the index in `COMMANDS` of the command of this name, in any case.
 pub fn find(name: &[u8]) -> Option<usize> {
-    let mut lower = [0; 16];
+    let mut lower = [0; NAME];
     lower.get_mut(..name.len())?.copy_from_slice(name);
     lower.make_ascii_lowercase();
-    let place = NAMES.binary_search(&u128::from_be_bytes(lower)).ok()?;
+    let place = NAMES.binary_search(&packed(&lower)).ok()?;
     // A name with trailing zero bytes is another name.
     (COMMANDS[place].name.len() == name.len()).then_some(place)
 }
@@ -170,6 +196,7 @@ fn may_need_types(args: Arguments<'_>, tuple: usize) -> bool {
     let plain = |command: &Command| match command.name {
         "set" => args.len() == 3,
         "sort" => sort::destination(args).is_none(),
+        "georadius" | "georadiusbymember" => sorted_sets::destination(args).is_none(),
         "getex" => args.len() == 2,
         _ => false,
     };

@@ -22,9 +22,11 @@ use crate::session::Session;
 use crate::session::seen::{Collection, Seen};
 
 mod algebra;
+mod geo;
 mod ranges;
 
 pub use algebra::*;
+pub use geo::*;
 pub use ranges::*;
 
 /// Parses a number like Redis: NaN is refused, and so is a number that overflows or underflows.
@@ -156,13 +158,24 @@ fn add(s: &Session, args: Arguments<'_>, at: usize, adding: &Adding, out: &mut O
         check_element(s, member)?;
         pairs.push((number(score).ok_or(Failure::NOT_A_FLOAT)?, member));
     }
+    add_pairs(s, key, &pairs, adding, out)
+}
+
+/// Adds members with their scores, and replies as `ZADD`.
+fn add_pairs(
+    s: &Session,
+    key: &[u8],
+    pairs: &[(f64, &[u8])],
+    adding: &Adding,
+    out: &mut Output,
+) -> Outcome {
     let (added, changed, last) = s.change(s.typed()?, [key], |seen, batch| {
         let mut changes = Batch::new();
         let of = seen.begin_collection(key, Kind::SortedSet, || s.random(), &mut changes)?;
         let (mut added, mut changed, mut last) = (0, 0, None);
         // Scores that this command has set already: the batch cannot be read.
         let mut given: HashMap<&[u8], f64> = HashMap::new();
-        for (value, member) in &pairs {
+        for (value, member) in pairs {
             let old = match given.get(member) {
                 Some(score) => Some(*score),
                 None => score(seen, &of, member)?,

@@ -32,6 +32,17 @@ impl Output {
             false => self.bulk(text.as_bytes()),
         }
     }
+    /// Writes a number with up to 17 digits after the point, as Redis writes coordinates: a RESP3
+    /// double, or a string in RESP2.
+    pub fn decimals(&mut self, value: f64) {
+        // Both zeros are written as one.
+        let text = format!("{:.17}", value + 0.0);
+        let text = text.trim_end_matches('0').trim_end_matches('.');
+        match self.resp3 {
+            true => self.line(b',', text.as_bytes()),
+            false => self.bulk(text.as_bytes()),
+        }
+    }
     /// Writes a text for people; RESP3 clients show it verbatim.
     pub fn verbatim(&mut self, text: &str) {
         if self.resp3 {

@@ -16,6 +16,7 @@ mod dump;
 mod expiry;
 mod feed;
 mod feed_model;
+mod geo;
 mod histories;
 mod introspection;
 mod lock_waits;
