@@ -185,6 +185,14 @@ ZUNIONSTORE %k 2 %k %k [WEIGHTS] [%s] [%s] [AGGREGATE] [SUM|MIN|MAX]
 ZINTERSTORE %k 2 %k %k [AGGREGATE] [SUM|MIN|MAX]
 ZDIFFSTORE %k 2 %k %k
 ZINTERCARD 2 %k %k [LIMIT] [%c]
+PFADD pf:1|pf:2|pf:3 %m*
+PFADD %k %v*
+PFADD pf:1 %v %x %m %f %L
+PFCOUNT pf:1|pf:2|pf:3
+PFCOUNT %k* pf:1
+PFMERGE pf:1|pf:2|pf:3 pf:1|pf:2|pf:3
+PFMERGE pf:3 %k pf:1
+GETRANGE pf:1|pf:2|pf:3 16 -1
 GEOADD geo [NX|XX] [CH] %L %A %m
 GEOADD geo %L %A %m %L %A %m %L %A %m
 GEOADD %k %L %A %f

@@ -25,6 +25,7 @@ mod eval;
 mod expiry;
 mod feed;
 mod hashes;
+mod hyperloglog;
 mod info;
 mod introspection;
 mod keys;

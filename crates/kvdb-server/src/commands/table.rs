@@ -2,7 +2,7 @@
 
 use super::{
     Command, Handler, InMulti, administration, bits, blocking, client, config, connection, debug,
-    defrag, dict, dump, eval, expiry, feed, hashes, info, introspection, keys, lcs, lists, multi,
+    defrag, dict, dump, eval, expiry, feed, hashes, hyperloglog, info, introspection, keys, lcs, lists, multi,
     numbers, pubsub, ranges, scan, scrub, server, sets, snapshot, sort, sorted_sets, streams,
     strings, tree, txn, zones,
 };
@@ -278,6 +278,9 @@ pub static COMMANDS: &[Command] = &[
     typed("pexpire", "key milliseconds [NX|XX|GT|LT]", -3, FIRST, expiry::pexpire),
     typed("pexpireat", "key unix-time-milliseconds [NX|XX|GT|LT]", -3, FIRST, expiry::pexpireat),
     reads("pexpiretime", "key", 2, FIRST, expiry::pexpiretime),
+    writes("pfadd", "key [element ...]", -2, FIRST, hyperloglog::pfadd),
+    reads("pfcount", "key ...", -2, EACH, hyperloglog::pfcount),
+    writes("pfmerge", "destination [source ...]", -2, EACH, hyperloglog::pfmerge),
     reads("ping", "[message]", -1, NONE, connection::ping),
     typed("psetex", "key milliseconds value", 4, FIRST, strings::psetex),
     pushes("psubscribe", "pattern ...", -2, pubsub::psubscribe),

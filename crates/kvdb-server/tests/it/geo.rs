@@ -125,6 +125,6 @@ fn what_is_found_is_stored() {
     c.send(b"GEORADIUS m 1 1 1 km WITHDIST WITHCOORD\r\n");
     assert_eq!(
         show(&c.reply().expect("a reply")),
-        "[[\"a\" \"0.0601\" [\"0.99999994039535522\" \"0.99999945914297683\"]]]"
+        "[[\"a\" \"0.0001\" [\"0.99999994039535522\" \"0.99999945914297683\"]]]"
     );
 }

@@ -18,6 +18,7 @@ mod feed;
 mod feed_model;
 mod geo;
 mod histories;
+mod hyperloglog;
 mod introspection;
 mod lock_waits;
 mod long_string_edges;

@@ -1,0 +1,111 @@
+//! `PFADD`, `PFCOUNT`, `PFMERGE`: strings that tell about how many different elements were added
+//! to them (`sketch`).
+
+use crate::failure::{Failure, Outcome};
+use crate::notifications::Classes;
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::session::Session;
+use crate::session::seen::Seen;
+
+mod sketch;
+
+use sketch::{Broken, DENSE, Registers, Sketch};
+
+impl From<Broken> for Failure {
+    fn from(_: Broken) -> Failure {
+        Failure::coded("INVALIDOBJ Corrupted HLL object detected")
+    }
+}
+
+/// Parses the string of a key.
+fn parse(bytes: &[u8]) -> Result<Sketch, Failure> {
+    let wrong = |_| Failure::coded("WRONGTYPE Key is not a valid HyperLogLog string value.");
+    Sketch::new(bytes).map_err(wrong)
+}
+
+fn read(seen: &Seen<'_>, key: &[u8]) -> Result<Option<Sketch>, Failure> {
+    seen.string(key)?.1.map(|bytes| parse(&bytes)).transpose()
+}
+
+/// Replaces the HyperLogLog of a key by that which `change` makes of it, unless it returns `false`.
+/// The deadline stays.
+fn change(
+    s: &Session,
+    keys: &[&[u8]],
+    mut change: impl FnMut(&Seen<'_>, &mut Sketch, bool) -> Result<bool, Failure>,
+) -> Result<bool, Failure> {
+    let key = keys[0];
+    s.check_key(key)?;
+    s.change(s.writable_for(DENSE)?, keys.iter().copied(), |seen, batch| {
+        let (live, old) = seen.string(key)?;
+        let mut sketch = old.as_deref().map(parse).transpose()?.unwrap_or_default();
+        let changed = change(seen, &mut sketch, old.is_none())?;
+        if changed {
+            sketch.touch();
+            let deadline = live.deadline().filter(|_| live.exists());
+            let live = seen.put_string(key, &live, sketch.into_bytes(), batch)?;
+            if deadline.is_some() {
+                seen.set_deadline(key, &live, deadline, batch);
+            }
+            seen.event(Classes::STRING, "pfadd", key);
+        }
+        Ok(changed)
+    })
+}
+
+/// `PFADD key [element ...]`
+pub fn pfadd(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let changed = change(s, &[args.at(1)], |_, sketch, new| {
+        let mut changed = new;
+        for element in args.from(2) {
+            changed |= sketch.add(element)?;
+        }
+        Ok(changed)
+    })?;
+    out.integer(i64::from(changed));
+    Ok(())
+}
+
+/// `PFMERGE destination [source ...]`
+pub fn pfmerge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let keys: Vec<&[u8]> = args.from(1).collect();
+    change(s, &keys, |seen, sketch, _| {
+        let mut registers = Registers::default();
+        let mut dense = sketch.is_dense();
+        registers.merge(sketch)?;
+        for key in args.from(2) {
+            if let Some(other) = read(seen, key)? {
+                dense |= other.is_dense();
+                registers.merge(&other)?;
+            }
+        }
+        if dense {
+            sketch.make_dense()?;
+        }
+        sketch.raise_all(&registers)?;
+        Ok(true)
+    })?;
+    out.ok();
+    Ok(())
+}
+
+/// `PFCOUNT key ...`: the number of elements of all keys together. It only reads: the number is not
+/// kept in the string, so that transactions that count do not conflict.
+pub fn pfcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let seen = s.see()?;
+    let count = match args.len() {
+        2 => read(&seen, args.at(1))?.map_or(Ok(0), |sketch| sketch.count())?,
+        _ => {
+            let mut registers = Registers::default();
+            for key in args.from(1) {
+                if let Some(sketch) = read(&seen, key)? {
+                    registers.merge(&sketch)?;
+                }
+            }
+            registers.count()
+        }
+    };
+    out.integer(i64::try_from(count).unwrap_or(i64::MAX));
+    Ok(())
+}
