@@ -19,7 +19,7 @@ use env::sync::Mutex;
 use crate::clients::Connection;
 use crate::failure::{Failure, Outcome};
 use crate::glob;
-use crate::mailbox::{Delivery, Put, Via};
+use crate::mailbox::{Delivery, Via};
 
 /// Approximate size of a subscription in addition to its name, bytes.
 const OVERHEAD: usize = 128;
@@ -233,11 +233,7 @@ impl Channels {
 
     fn put(&self, channel: &Bytes, via: Via, payload: &Bytes, connection: &Arc<Connection>) {
         let delivery = Delivery { via, channel: channel.clone(), payload: payload.clone() };
-        match connection.mailbox.put(delivery, self.most_waiting) {
-            Put::Waits => {}
-            Put::First => connection.bell.ring(),
-            Put::Overrun => connection.close(),
-        }
+        connection.send(delivery, self.most_waiting);
     }
 
     /// Returns how many subscribers a message would reach now.

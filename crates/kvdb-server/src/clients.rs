@@ -10,7 +10,7 @@ use env::sync::Mutex;
 use env::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use crate::bell::Bell;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Delivery, Mailbox, Put};
 
 /// Closes a connection from another thread: reads and waits of the connection end.
 pub type Closer = Box<dyn Fn() + Send + Sync>;
@@ -29,6 +29,8 @@ pub struct Shown {
     pub patterns: usize,
     /// Shard channels.
     pub shards: usize,
+    /// The client is shown all commands.
+    pub monitors: bool,
 }
 
 /// The way in which another connection ends a wait (`CLIENT UNBLOCK`).
@@ -89,6 +91,15 @@ impl Connection {
             close();
         }
         self.bell.ring();
+    }
+
+    /// Puts a message into the mailbox. A connection is closed if more than `most` bytes wait for it.
+    pub fn send(&self, delivery: Delivery, most: usize) {
+        match self.mailbox.put(delivery, most) {
+            Put::Waits => {}
+            Put::First => self.bell.ring(),
+            Put::Overrun => self.close(),
+        }
     }
 
     /// Records the connection's last command, by its index in the table.

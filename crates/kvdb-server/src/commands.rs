@@ -33,6 +33,7 @@ mod lcs;
 mod lists;
 mod long_double;
 mod merge;
+mod monitor;
 mod multi;
 mod numbers;
 mod pubsub;

@@ -54,6 +54,7 @@ mod limits;
 mod locks;
 mod mailbox;
 mod metrics;
+mod monitors;
 mod notifications;
 mod output;
 #[doc(hidden)]

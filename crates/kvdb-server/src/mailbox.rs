@@ -17,6 +17,8 @@ pub enum Via {
     Pattern(Bytes),
     /// The channel of a shard.
     Shard,
+    /// No channel: the connection is shown all commands, and the payload is the line of one.
+    Monitor,
 }
 
 /// A message on its way to one subscriber.

@@ -21,6 +21,7 @@ use crate::failure::{Failure, Outcome};
 use crate::limits::Limits;
 use crate::locks::{Held, KeyLocks};
 use crate::metrics::Metrics;
+use crate::monitors::Monitors;
 use crate::notifications::{Classes, Notifications};
 use crate::output::Budget;
 use crate::pause::Pause;
@@ -79,6 +80,7 @@ pub struct Shared {
     pub scripts: Scripts,
     pub clients: Clients,
     pub channels: Channels,
+    pub monitors: Monitors,
     pub notifications: Notifications,
     pub waiters: Waiters,
     pub pause: Pause,
@@ -130,6 +132,7 @@ impl Shared {
             scripts: Scripts::new(None, &limits),
             clients: Clients::default(),
             channels: Channels::new(limits.subscriptions, limits.mailbox),
+            monitors: Monitors::new(limits.mailbox),
             notifications: Notifications::default(),
             waiters: Waiters::default(),
             pause: Pause::default(),
@@ -185,6 +188,12 @@ pub struct Session {
     /// The part of the connection that others use.
     pub connection: Arc<Connection>,
     pub subscriptions: Subscriptions,
+    /// The client is shown all commands.
+    pub monitors: bool,
+    /// The commands of the transaction under way, as they will be shown.
+    pub monitored: Vec<Bytes>,
+    /// The command under way was called by a script.
+    pub in_script: bool,
     pub replies: Replies,
     /// Effects of the commands of an `EXEC`, carried out after it has committed.
     pub effects: RefCell<Effects>,
@@ -272,6 +281,9 @@ impl Session {
             id,
             connection: Arc::new(Connection::new(id, address, closer)),
             subscriptions: Subscriptions::default(),
+            monitors: false,
+            monitored: Vec::new(),
+            in_script: false,
             replies: Replies::On,
             effects: RefCell::default(),
             user: None,
@@ -366,6 +378,7 @@ impl Session {
         shown.queued = self.queue.as_ref().map(|queue| queue.requests.len());
         shown.channels = self.subscriptions.channels.len();
         shown.patterns = self.subscriptions.patterns.len();
+        shown.monitors = self.monitors;
         shown.shards = self.subscriptions.shards.len();
     }
     /// Returns a view of the current state. All reads through it must have been announced by
@@ -576,6 +589,9 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.unsubscribe_all();
+        if self.monitors {
+            self.shared.monitors.remove(self.id);
+        }
         self.shared.clients.remove(self.id);
         self.shared.seals.end(self.id);
         self.let_go();

@@ -147,6 +147,7 @@ fn line(client: &Connection, shared: &Shared) -> String {
     let shown = client.shown.lock().clone();
     let mut flags = String::new();
     for (letter, set) in [
+        ('O', shown.monitors),
         ('b', client.is_blocked()),
         ('x', shown.queued.is_some()),
         ('P', shown.channels + shown.patterns + shown.shards > 0),

@@ -1,6 +1,6 @@
 //! Commands on the connection itself: authentication, protocol, dictionary.
 
-use super::{client, is, wrong_arity};
+use super::{client, is, monitor, wrong_arity};
 use crate::dictionaries::Selected;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -14,7 +14,7 @@ const WRONGPASS: Failure = Failure::Coded(std::borrow::Cow::Borrowed(
 pub fn ping(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match args.len() {
         // A client that expects messages is answered in the form of a message.
-        1 | 2 if s.listens() && !out.resp3 => {
+        1 | 2 if s.is_subscribed() && !out.resp3 => {
             out.array(2);
             out.bulk(b"pong");
             out.bulk(args.get(1).unwrap_or_default());
@@ -42,6 +42,7 @@ pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     s.discard();
     s.let_go();
     s.unsubscribe_all();
+    monitor::end(s);
     while s.connection.mailbox.next().is_some() {}
     (s.importing, s.walking) = (None, None);
     if s.replies == Replies::Off {

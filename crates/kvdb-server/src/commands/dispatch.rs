@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::{COMMANDS, Command, InMulti, NONE, find, multi, sealed, wrong_arity};
+use super::{COMMANDS, Command, InMulti, NONE, find, monitor, multi, sealed, wrong_arity};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -69,7 +69,8 @@ fn answer(s: &mut Session, index: Option<usize>, args: Arguments<'_>, out: &mut 
         return out.error(&failure.to_string());
     };
     let command = &COMMANDS[index];
-    if s.listens() && !out.resp3 && !command.pushes && !AMONG_MESSAGES.contains(&command.name) {
+    if s.is_subscribed() && !out.resp3 && !command.pushes && !AMONG_MESSAGES.contains(&command.name)
+    {
         return out.error(&format!(
             "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context",
             command.name
@@ -101,6 +102,7 @@ pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Out
     let command = &COMMANDS[index];
     s.connection.does(index, started);
     let outcome = match admit(s, command, args) {
+        Ok(()) if s.shared.monitors.are_there() => run_shown(s, command, args, out),
         Ok(()) => (command.run)(s, args, out),
         Err(failure) => Err(refused(s, command, failure)),
     };
@@ -119,6 +121,19 @@ pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Out
         s.stopped = outcome.err().filter(Failure::is_of_the_store);
     }
     done
+}
+
+/// Runs a command, and shows it to the clients that watch.
+fn run_shown(s: &mut Session, command: &Command, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let first = monitor::is_shown_first(command);
+    if first {
+        monitor::show(s, command, args);
+    }
+    let outcome = (command.run)(s, args, out);
+    if !first {
+        monitor::show(s, command, args);
+    }
+    outcome
 }
 
 /// Keeps a slow command, except `EXEC`, whose commands are kept individually.

@@ -396,7 +396,9 @@ impl Asking<'_> {
                 return Err(Failure::Conflict("deadlines and collections come into use".into()));
             }
         }
+        let outer = std::mem::replace(&mut s.in_script, true);
         let done = run_one(s, index, request.arguments(), &mut self.out);
+        s.in_script = outer;
         self.out.send_if_large();
         self.wrote |= done && COMMANDS[index].writes;
         let stopped = s.stopped.take();

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{Batch, Durability, Transaction, TransactionOptions};
 
-use super::{COMMANDS, Command, InMulti, eval, find, is, run_one};
+use super::{COMMANDS, Command, InMulti, eval, find, is, monitor, run_one};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
 use crate::locks::{Held, keeping_clear};
@@ -190,6 +190,7 @@ pub fn atomically(
         (s.dictionary.clone(), s.durable, s.name.clone(), out.resp3);
     let mut outcome = Err(Failure::again_and_again());
     for tried in 0..TRIES {
+        s.monitored.clear();
         outcome = attempt(s, watches, locks, tried, out, &mut work);
         (s.executing, s.stopped, s.exec_time) = (None, None, None);
         s.all_locked = false;
@@ -208,6 +209,10 @@ pub fn atomically(
         }
     }
     out.release();
+    match outcome.is_ok() {
+        true => monitor::show_kept(s),
+        false => s.monitored.clear(),
+    }
     outcome
 }
 

@@ -11,7 +11,7 @@ use crate::session::Session;
 use crate::transactions::Whose;
 
 /// The allowed subcommands of commands that do not write, or that write only in some forms.
-const FORMS: [(&str, &[&str]); 18] = [
+const FORMS: [(&str, &[&str]); 19] = [
     (
         "client",
         &[
@@ -41,6 +41,7 @@ const FORMS: [(&str, &[&str]); 18] = [
     ("kvfs.check", &[]),
     ("kvfs.push", &[]),
     ("latency", &["doctor", "help", "histogram", "history", "latest"]),
+    ("monitor", &[]),
     ("publish", &[]),
     ("script", &["debug", "exists", "help", "load"]),
     ("scrub", &["faults", "status"]),

@@ -2,9 +2,9 @@
 
 use super::{
     Command, Handler, InMulti, administration, bits, blocking, client, config, connection, debug,
-    defrag, dict, dump, eval, expiry, feed, hashes, hyperloglog, info, introspection, keys, lcs, lists, multi,
-    numbers, pubsub, ranges, scan, scrub, server, sets, snapshot, sort, sorted_sets, streams,
-    strings, tree, txn, zones,
+    defrag, dict, dump, eval, expiry, feed, hashes, hyperloglog, info, introspection, keys, lcs,
+    lists, monitor, multi, numbers, pubsub, ranges, scan, scrub, server, sets, snapshot, sort,
+    sorted_sets, streams, strings, tree, txn, zones,
 };
 
 const fn open(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
@@ -270,6 +270,7 @@ pub static COMMANDS: &[Command] = &[
     reads("memory", "USAGE key [SAMPLES count] | DOCTOR | PURGE", -2, NONE, keys::memory),
     reads("mget", "key ...", -2, EACH, strings::mget),
     reads("module", "LIST", -2, NONE, administration::module),
+    in_multi(InMulti::Refused, reads("monitor", "", 1, NONE, monitor::monitor)),
     writes("mset", "key value ...", -3, PAIRS, strings::mset),
     writes("msetnx", "key value ...", -3, PAIRS, strings::msetnx),
     in_multi(InMulti::AtOnce, reads("multi", "", 1, NONE, multi::multi)),

@@ -35,6 +35,10 @@ impl Subscriptions {
 impl Session {
     /// Returns whether messages may arrive for this connection.
     pub fn listens(&self) -> bool {
+        self.monitors || self.is_subscribed()
+    }
+    /// Returns whether the connection has subscribed to anything.
+    pub fn is_subscribed(&self) -> bool {
         self.subscriptions.count() > 0
     }
 
@@ -88,6 +92,7 @@ fn tell(delivery: &Delivery, out: &mut Output) {
             out.bulk(b"pmessage");
             out.bulk(pattern);
         }
+        Via::Monitor => return out.status(&String::from_utf8_lossy(&delivery.payload)),
     }
     out.bulk(&delivery.channel);
     out.bulk(&delivery.payload);

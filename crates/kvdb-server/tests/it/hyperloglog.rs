@@ -37,7 +37,10 @@ fn elements_are_counted() {
 fn the_bytes_are_those_of_redis() {
     serve(ServerOptions::default()).connect().expect(&[
         ("PFADD empty", "(integer) 1"),
-        ("GET empty", "\"HYLL\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x80\\x7f\\xff\""),
+        (
+            "GET empty",
+            "\"HYLL\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x80\\x7f\\xff\"",
+        ),
         ("PFADD h a b c d", "(integer) 1"),
         ("GETRANGE h 16 -1", "\"\\\\{\\x80Dv\\x80P\\xb1\\x84K\\xfb\\x80BZ\""),
         // What Redis has counted is believed.
@@ -88,5 +91,9 @@ fn a_count_changes_with_its_transaction_and_keeps_its_deadline() {
         ("PFCOUNT h", "(integer) 3"),
     ]);
     clock.advance(std::time::Duration::from_secs(2));
-    c.expect(&[("PFCOUNT h", "(integer) 0"), ("PFADD h", "(integer) 1"), ("PTTL h", "(integer) -1")]);
+    c.expect(&[
+        ("PFCOUNT h", "(integer) 0"),
+        ("PFADD h", "(integer) 1"),
+        ("PTTL h", "(integer) -1"),
+    ]);
 }

@@ -25,6 +25,7 @@ mod long_string_edges;
 mod long_strings;
 mod long_strings_model;
 mod model;
+mod monitor;
 mod parsers;
 mod peers;
 mod pipelines;

@@ -1,0 +1,124 @@
+//! `MONITOR`: shows a client all commands, of all clients, when they have been run. Those between
+//! `MULTI` and `EXEC`, and those of a script, are shown once the transaction has committed.
+
+use std::fmt::Write;
+
+use bytes::Bytes;
+
+use super::{Command, is};
+use crate::failure::Outcome;
+use crate::output::Output;
+use crate::request::Arguments;
+use crate::session::Session;
+
+/// Length after which a line is cut.
+const MOST: usize = 1 << 20;
+
+/// Commands that are not shown: they are about the server, and may name its secrets.
+const HIDDEN: [&str; 17] = [
+    "acl",
+    "bgsave",
+    "config",
+    "debug",
+    "kvfs.check",
+    "kvfs.push",
+    "latency",
+    "module",
+    "monitor",
+    "psync",
+    "replconf",
+    "replicaof",
+    "save",
+    "slaveof",
+    "slowlog",
+    "sync",
+    "waitaof",
+];
+
+pub fn monitor(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
+    s.monitors = true;
+    s.shared.monitors.add(&s.connection);
+    out.ok();
+    Ok(())
+}
+
+/// Ends the watching of a connection.
+pub fn end(s: &mut Session) {
+    if std::mem::take(&mut s.monitors) {
+        s.shared.monitors.remove(s.id);
+    }
+}
+
+/// Returns whether a script's commands follow the command, so that it is shown before it runs.
+pub fn is_shown_first(command: &Command) -> bool {
+    command.name.starts_with("eval")
+}
+
+/// Shows a command to those who watch, or keeps it until the transaction that it belongs to has
+/// committed.
+pub fn show(s: &mut Session, command: &Command, args: Arguments<'_>) {
+    if HIDDEN.contains(&command.name) {
+        return;
+    }
+    let line = line(s, command, args);
+    match s.executing {
+        Some(_) => s.monitored.push(line),
+        None => s.shared.monitors.show(&line),
+    }
+}
+
+/// Shows the commands of a transaction that has committed.
+pub fn show_kept(s: &mut Session) {
+    for line in std::mem::take(&mut s.monitored) {
+        s.shared.monitors.show(&line);
+    }
+}
+
+fn line(s: &Session, command: &Command, args: Arguments<'_>) -> Bytes {
+    let now = s.db().wall_clock();
+    let mut text =
+        format!("{}.{:06} [{} ", now.as_secs(), now.subsec_micros(), s.dictionary.name());
+    text.push_str(if s.in_script { "lua" } else { &s.connection.address });
+    text.push(']');
+    let mut secret = false;
+    for (i, word) in (0..args.len()).map(|i| (i, args.at(i))) {
+        if text.len() > MOST {
+            text.push_str(" ...");
+            break;
+        }
+        text.push_str(" \"");
+        if secret {
+            text.push_str("(redacted)");
+        } else {
+            escape(&word[..word.len().min(MOST)], &mut text);
+        }
+        text.push('"');
+        secret |= match command.name {
+            "auth" => i == 0,
+            "hello" => i > 0 && is(word, "auth"),
+            _ => false,
+        };
+    }
+    text.into()
+}
+
+/// Writes bytes as Redis shows them.
+fn escape(bytes: &[u8], to: &mut String) {
+    for byte in bytes {
+        match byte {
+            b'\\' | b'"' => {
+                to.push('\\');
+                to.push(char::from(*byte));
+            }
+            b'\n' => to.push_str("\\n"),
+            b'\r' => to.push_str("\\r"),
+            b'\t' => to.push_str("\\t"),
+            0x07 => to.push_str("\\a"),
+            0x08 => to.push_str("\\b"),
+            b' '..=b'~' => to.push(char::from(*byte)),
+            _ => {
+                let _ = write!(to, "\\x{byte:02x}");
+            }
+        }
+    }
+}
