@@ -31,6 +31,8 @@ pub struct Shown {
     pub shards: usize,
     /// The client is shown all commands.
     pub monitors: bool,
+    /// The client tracks keys: whether all with some prefixes, and who is told instead.
+    pub tracks: Option<(bool, Option<u64>)>,
 }
 
 /// The way in which another connection ends a wait (`CLIENT UNBLOCK`).

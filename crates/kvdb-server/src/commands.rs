@@ -51,6 +51,7 @@ mod streams;
 mod strings;
 mod table;
 mod tell;
+mod tracking;
 mod tree;
 mod txn;
 mod undo;

@@ -78,6 +78,7 @@ mod sweeper;
 mod tcp;
 mod tls;
 mod tls_client;
+mod tracking;
 mod transactions;
 mod waiters;
 mod walk;

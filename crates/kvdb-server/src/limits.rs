@@ -64,6 +64,8 @@ pub struct Limits {
     pub mailbox: usize,
     /// Bytes of the names that all connections have subscribed to.
     pub subscriptions: usize,
+    /// Bytes of the keys that clients track because they have read them.
+    pub tracked: usize,
     /// Bytes of messages and events that one transaction keeps until it commits.
     pub effects: usize,
     /// Number of keys of a deleted range up to which each key has its own event; beyond that, one
@@ -108,6 +110,7 @@ impl Default for Limits {
             feed: 16 << 20,
             mailbox: 32 << 20,
             subscriptions: 64 << 20,
+            tracked: 64 << 20,
             effects: 16 << 20,
             events: 1024,
             name: 256,

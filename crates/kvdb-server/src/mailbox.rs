@@ -17,6 +17,10 @@ pub enum Via {
     Pattern(Bytes),
     /// The channel of a shard.
     Shard,
+    /// No channel: the connection has kept the key in the payload, which was changed.
+    Invalidated,
+    /// No channel: everything that the connection has kept may have been changed.
+    AllInvalidated,
     /// No channel: the connection is shown all commands, and the payload is the line of one.
     Monitor,
 }

@@ -28,6 +28,7 @@ use crate::pause::Pause;
 use crate::scripts::{Scripts, Slot};
 use crate::seals::{Confined, Seals};
 use crate::slow_log::SlowLog;
+use crate::tracking::Tracking;
 use crate::transactions::{
     Importing, Snapshots, TransactionState, TransactionStates, Transactions, Walking,
 };
@@ -81,6 +82,7 @@ pub struct Shared {
     pub clients: Clients,
     pub channels: Channels,
     pub monitors: Monitors,
+    pub tracking: Tracking,
     pub notifications: Notifications,
     pub waiters: Waiters,
     pub pause: Pause,
@@ -133,6 +135,7 @@ impl Shared {
             clients: Clients::default(),
             channels: Channels::new(limits.subscriptions, limits.mailbox),
             monitors: Monitors::new(limits.mailbox),
+            tracking: Tracking::new(limits.tracked, limits.mailbox),
             notifications: Notifications::default(),
             waiters: Waiters::default(),
             pause: Pause::default(),
@@ -188,6 +191,8 @@ pub struct Session {
     /// The part of the connection that others use.
     pub connection: Arc<Connection>,
     pub subscriptions: Subscriptions,
+    /// The client is told of changes of what it keeps.
+    pub tracks: Option<Tracks>,
     /// The client is shown all commands.
     pub monitors: bool,
     /// The commands of the transaction under way, as they will be shown.
@@ -239,6 +244,25 @@ pub struct Session {
     pub walking: Option<Box<dyn Walking>>,
 }
 
+/// The changes that a client wants to be told of (`CLIENT TRACKING`).
+#[derive(Default)]
+pub struct Tracks {
+    /// All keys with one of these prefixes, instead of the keys that it has read.
+    pub all: bool,
+    pub prefixes: Vec<Bytes>,
+    /// Only keys of commands after `CLIENT CACHING YES`, or all but those after `CLIENT CACHING
+    /// NO`.
+    pub opt_in: bool,
+    pub opt_out: bool,
+    /// `CLIENT CACHING`, until the next command has been run.
+    pub caching: Option<bool>,
+    /// The client does not want to be told of its own changes. It is told of these as well, since
+    /// the list of what was committed does not say whose they are.
+    pub no_loop: bool,
+    /// The client that is told instead.
+    pub redirect: Option<u64>,
+}
+
 /// The replies that a client wants (`CLIENT REPLY`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replies {
@@ -281,6 +305,7 @@ impl Session {
             id,
             connection: Arc::new(Connection::new(id, address, closer)),
             subscriptions: Subscriptions::default(),
+            tracks: None,
             monitors: false,
             monitored: Vec::new(),
             in_script: false,
@@ -379,6 +404,7 @@ impl Session {
         shown.channels = self.subscriptions.channels.len();
         shown.patterns = self.subscriptions.patterns.len();
         shown.monitors = self.monitors;
+        shown.tracks = self.tracks.as_ref().map(|tracks| (tracks.all, tracks.redirect));
         shown.shards = self.subscriptions.shards.len();
     }
     /// Returns a view of the current state. All reads through it must have been announced by
@@ -591,6 +617,9 @@ impl Drop for Session {
         self.unsubscribe_all();
         if self.monitors {
             self.shared.monitors.remove(self.id);
+        }
+        if self.tracks.is_some() {
+            self.shared.tracking.end(self.id);
         }
         self.shared.clients.remove(self.id);
         self.shared.seals.end(self.id);

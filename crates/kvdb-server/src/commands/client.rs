@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{COMMANDS, is, unknown_subcommand};
+use super::{COMMANDS, is, tracking, unknown_subcommand};
 use crate::clients::{Connection, Unblocked};
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -13,7 +13,7 @@ use crate::session::{Replies, Session, Shared};
 
 pub const USAGE: &str = "ID | GETNAME | SETNAME name | SETINFO LIB-NAME|LIB-VER value | INFO | LIST [TYPE type] [ID id ...] | \
      KILL address | KILL [ID id] [ADDR address] [LADDR address] [TYPE type] [USER name] [SKIPME yes|no] | UNBLOCK id [TIMEOUT|ERROR] | \
-     PAUSE milliseconds [WRITE|ALL] | UNPAUSE | REPLY ON|OFF|SKIP | NO-EVICT ON|OFF | TRACKING OFF | GETREDIR";
+     PAUSE milliseconds [WRITE|ALL] | UNPAUSE | REPLY ON|OFF|SKIP | NO-EVICT ON|OFF | TRACKING ON|OFF [REDIRECT id] [PREFIX prefix ...] [BCAST] [OPTIN] [OPTOUT] [NOLOOP] | CACHING YES|NO | TRACKINGINFO | GETREDIR";
 
 pub fn name(name: &[u8]) -> Result<String, Failure> {
     let fits = name.len() <= 256 && name.iter().all(u8::is_ascii_graphic);
@@ -91,13 +91,10 @@ pub fn client(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             o if is(o, "on") || is(o, "off") => out.ok(),
             _ => return Err(Failure::SYNTAX),
         },
-        (c, 3) if is(c, "tracking") && is(args.at(2), "off") => out.ok(),
-        (c, _) if is(c, "tracking") || is(c, "caching") || is(c, "trackinginfo") => {
-            return Err(Failure::request(
-                "keys that clients keep are not tracked here: CHANGES SINCE tells what was changed",
-            ));
-        }
-        (c, 2) if is(c, "getredir") => out.integer(-1),
+        (c, 3..) if is(c, "tracking") => tracking::tracking(s, args, out)?,
+        (c, 3) if is(c, "caching") => tracking::caching(s, args, out)?,
+        (c, 2) if is(c, "trackinginfo") => tracking::info(s, out),
+        (c, 2) if is(c, "getredir") => out.integer(tracking::redirect(s)),
         (c, 2) if is(c, "help") => {
             out.array(1);
             out.status(&format!("CLIENT {USAGE}"));
@@ -151,6 +148,8 @@ fn line(client: &Connection, shared: &Shared) -> String {
         ('b', client.is_blocked()),
         ('x', shown.queued.is_some()),
         ('P', shown.channels + shown.patterns + shown.shards > 0),
+        ('t', shown.tracks.is_some()),
+        ('B', shown.tracks.is_some_and(|(all, _)| all)),
     ] {
         if set {
             flags.push(letter);
@@ -161,7 +160,7 @@ fn line(client: &Connection, shared: &Shared) -> String {
     let _ = writeln!(
         text,
         "id={} addr={} laddr={} fd=-1 name={} age={} idle={} flags={} db={} sub={} psub={} ssub={} multi={} qbuf=0 qbuf-free=0 argv-mem=0 \
-         multi-mem=0 rbs=0 rbp=0 obl=0 oll={waiting} omem={bytes} tot-mem={bytes} events=r cmd={} user=default redir=-1 resp={} \
+         multi-mem=0 rbs=0 rbp=0 obl=0 oll={waiting} omem={bytes} tot-mem={bytes} events=r cmd={} user=default redir={} resp={} \
          lib-name={} lib-ver={}",
         client.id,
         client.address,
@@ -176,6 +175,7 @@ fn line(client: &Connection, shared: &Shared) -> String {
         shown.shards,
         shown.queued.map_or(-1, |queued| queued as i64),
         client.command().and_then(|at| COMMANDS.get(at)).map_or("NULL", |command| command.name),
+        shown.tracks.map_or(-1, |(_, redirect)| redirect.unwrap_or(0) as i64),
         if shown.resp3 { 3 } else { 2 },
         shown.library.0,
         shown.library.1,

@@ -1,6 +1,6 @@
 //! Commands on the connection itself: authentication, protocol, dictionary.
 
-use super::{client, is, monitor, wrong_arity};
+use super::{client, is, monitor, tracking, wrong_arity};
 use crate::dictionaries::Selected;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -43,6 +43,7 @@ pub fn reset(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome {
     s.let_go();
     s.unsubscribe_all();
     monitor::end(s);
+    tracking::end(s);
     while s.connection.mailbox.next().is_some() {}
     (s.importing, s.walking) = (None, None);
     if s.replies == Replies::Off {

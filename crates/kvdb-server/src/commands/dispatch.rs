@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::{COMMANDS, Command, InMulti, NONE, find, monitor, multi, sealed, wrong_arity};
+use super::{
+    COMMANDS, Command, InMulti, NONE, find, monitor, multi, sealed, tracking, wrong_arity,
+};
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
@@ -29,6 +31,12 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
         return;
     }
     answer(s, index, args, out);
+    if s.queue.is_none()
+        && let Some(tracks) = &mut s.tracks
+        && index.is_some_and(|index| COMMANDS[index].name != "client")
+    {
+        tracks.caching = None;
+    }
     out.unmute();
     if s.queue.is_some() || index.is_some_and(|index| COMMANDS[index].keys == NONE) {
         s.show(out.resp3);
@@ -101,6 +109,9 @@ pub fn run_one(s: &mut Session, index: usize, args: Arguments<'_>, out: &mut Out
     let waited = std::mem::take(&mut s.waited);
     let command = &COMMANDS[index];
     s.connection.does(index, started);
+    if s.tracks.is_some() {
+        tracking::note(s, command, args);
+    }
     let outcome = match admit(s, command, args) {
         Ok(()) if s.shared.monitors.are_there() => run_shown(s, command, args, out),
         Ok(()) => (command.run)(s, args, out),

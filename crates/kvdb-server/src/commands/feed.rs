@@ -19,7 +19,7 @@ use crate::keyspace::{Head, TYPES_PREFIX, count_key, owner_key, parse_element, t
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::review::TypedState;
-use crate::session::Session;
+use crate::session::{Session, Shared};
 
 pub const USAGE: &str =
     "[NOW] | SETTLED | SINCE position [COUNT count] [BLOCK milliseconds] [FILES]";
@@ -261,6 +261,50 @@ impl Rows {
         }
         Ok(Rows(rows))
     }
+}
+
+/// A change in the list of what was committed.
+pub enum Changed {
+    Key(Bytes),
+    /// All keys from the first one up to the second; an empty second one means up to the end.
+    Range(Bytes, Bytes),
+    /// Something that is not listed.
+    Unlisted,
+}
+
+/// Passes all changes of keys that these commits to the store have made to `tell`, each with the
+/// name of its dictionary. Each is passed once for a commit.
+pub fn each_changed(
+    shared: &Shared,
+    commits: &[CommittedKeys],
+    mut tell: impl FnMut(&str, Changed),
+) -> Outcome {
+    let all = Place::Store.all(&shared.db).into_iter();
+    let ids: HashMap<DictionaryId, String> = all.map(|info| (info.id, info.name)).collect();
+    let mut names = Names { view: shared.db.view(), now: 0, heads: HashMap::new() };
+    let files = shared.transactions.followed("");
+    for commit in commits {
+        let mut found = BTreeSet::new();
+        for (id, touched) in commit.changes.iter().filter(|(id, _)| !files.contains(id)) {
+            let Some(name) = ids.get(id) else { continue };
+            let (dictionary, types) = match name.strip_prefix(TYPES_PREFIX) {
+                Some(dictionary) => (dictionary, Some(*id)),
+                None => (name.as_str(), None),
+            };
+            if matches!(touched, CommittedKey::Unlisted) {
+                tell(dictionary, Changed::Unlisted);
+            }
+            found.extend(names.changed(touched, types)?.into_iter().map(|what| (dictionary, what)));
+        }
+        for (dictionary, what) in found {
+            match what {
+                What::Key(key, _) => tell(dictionary, Changed::Key(key)),
+                What::Range(start, end) => tell(dictionary, Changed::Range(start, end)),
+                What::File(..) | What::MoreFiles => {}
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Lookup of the types of keys, and of the keys of collections.

@@ -152,7 +152,8 @@ fn clients(s: &Session, t: &mut Lines<'_>) {
     t.add("blocked_clients", s.shared.waiters.count());
     let all = s.shared.clients.all();
     t.add("pubsub_clients", all.iter().filter(|client| client.listens()).count());
-    t.none(&["tracking_clients", "clients_in_timeout_table"]);
+    t.add("tracking_clients", s.shared.tracking.count());
+    t.none(&["clients_in_timeout_table"]);
 }
 
 /// There is no `maxmemory`: only replies and requests are counted, and the store has a bound of its
@@ -242,7 +243,10 @@ fn stats(s: &Session, t: &mut Lines<'_>) {
     t.none(&["slave_expires_tracked_keys", "active_defrag_hits", "active_defrag_misses"]);
     t.none(&["active_defrag_key_hits", "active_defrag_key_misses"]);
     t.none(&["total_active_defrag_time", "current_active_defrag_time"]);
-    t.none(&["tracking_total_keys", "tracking_total_items", "tracking_total_prefixes"]);
+    let tracked = s.shared.tracking.counts();
+    t.add("tracking_total_keys", tracked.keys);
+    t.add("tracking_total_items", tracked.readers);
+    t.add("tracking_total_prefixes", tracked.prefixes);
     t.none(&["unexpected_error_replies"]);
     t.add("total_error_replies", m.errors().iter().map(|(_, count)| count).sum::<u64>());
     t.none(&["dump_payload_sanitizations", "total_reads_processed", "total_writes_processed"]);

@@ -35,7 +35,7 @@ impl Subscriptions {
 impl Session {
     /// Returns whether messages may arrive for this connection.
     pub fn listens(&self) -> bool {
-        self.monitors || self.is_subscribed()
+        self.monitors || self.tracks.is_some() || self.is_subscribed()
     }
     /// Returns whether the connection has subscribed to anything.
     pub fn is_subscribed(&self) -> bool {
@@ -68,14 +68,43 @@ impl Session {
     /// Writes the messages that have arrived. It must not be called while a reply is under way.
     pub fn deliver(&self, out: &mut Output) {
         while let Some(delivery) = self.connection.mailbox.next() {
-            tell(&delivery, out);
+            match delivery.via {
+                Via::Invalidated => self.tell_of_change(Some(&delivery.payload), out),
+                Via::AllInvalidated => self.tell_of_change(None, out),
+                _ => tell(&delivery, out),
+            }
             out.send_if_large();
             if out.is_broken() {
                 return;
             }
         }
     }
+
+    /// Writes that a key was changed, or that everything may have been. A RESP2 client is told by a
+    /// message on a channel that it has subscribed to.
+    fn tell_of_change(&self, key: Option<&Bytes>, out: &mut Output) {
+        if out.resp3 {
+            out.push(2);
+            out.bulk(b"invalidate");
+        } else if self.subscriptions.channels.contains(INVALIDATED) {
+            out.push(3);
+            out.bulk(b"message");
+            out.bulk(INVALIDATED);
+        } else {
+            return;
+        }
+        match key {
+            Some(key) => {
+                out.array(1);
+                out.bulk(key);
+            }
+            None => out.null_array(),
+        }
+    }
 }
+
+/// The channel on which RESP2 clients are told of changes of what they keep.
+const INVALIDATED: &[u8] = b"__redis__:invalidate";
 
 fn tell(delivery: &Delivery, out: &mut Output) {
     match &delivery.via {
@@ -92,6 +121,7 @@ fn tell(delivery: &Delivery, out: &mut Output) {
             out.bulk(b"pmessage");
             out.bulk(pattern);
         }
+        Via::Invalidated | Via::AllInvalidated => return,
         Via::Monitor => return out.status(&String::from_utf8_lossy(&delivery.payload)),
     }
     out.bulk(&delivery.channel);

@@ -37,6 +37,7 @@ mod snapshots;
 mod sort;
 mod streams;
 mod tls;
+mod tracking;
 mod transactions;
 mod types;
 mod types_model;

@@ -1,0 +1,237 @@
+//! The keys that clients keep (`CLIENT TRACKING`): which connections have read which key of the
+//! store since it was last changed, and which want to hear of all keys with some prefixes.
+//!
+//! A key is noted before it is read, and its change is told from the list of what was committed,
+//! so a change after the read is always told. A client may be told of a key that it has not kept.
+//! The table has a bound; what does not fit is told as if it had been changed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use bytes::Bytes;
+use env::sync::Mutex;
+
+use crate::clients::{Clients, Connection};
+use crate::mailbox::{Delivery, Via};
+
+/// Approximate size of a key in the table in addition to its own bytes, and that of a reader.
+const KEY: usize = 128;
+const READER: usize = 16;
+
+/// A connection that tracks keys.
+pub struct Tracker {
+    pub connection: Arc<Connection>,
+    /// The connection that is told instead.
+    pub redirect: Option<u64>,
+    /// Prefixes of the keys that it wants to hear of (`BCAST`), whether it has read them or not.
+    pub prefixes: Option<Vec<Bytes>>,
+}
+
+#[derive(Default)]
+struct State {
+    trackers: BTreeMap<u64, Tracker>,
+    /// The readers of each key, by dictionary.
+    keys: HashMap<String, BTreeMap<Bytes, Vec<u64>>>,
+    bytes: usize,
+    /// A thread follows what is committed.
+    followed: bool,
+}
+
+pub struct Tracking {
+    state: Mutex<State>,
+    /// Number of connections that track keys.
+    count: AtomicUsize,
+    /// Limit on the bytes of the table.
+    most: usize,
+    /// Limit on the bytes that wait for one connection.
+    most_waiting: usize,
+}
+
+/// The number of keys in the table, of their readers, and of prefixes.
+pub struct Counts {
+    pub keys: usize,
+    pub readers: usize,
+    pub prefixes: usize,
+}
+
+impl Tracking {
+    pub fn new(most: usize, most_waiting: usize) -> Self {
+        let (state, count) = (Mutex::default(), AtomicUsize::new(0));
+        Tracking { state, count, most, most_waiting }
+    }
+
+    /// Begins or changes the tracking of a connection. Returns `true` if the caller must start a
+    /// thread that follows what is committed.
+    pub fn begin(&self, tracker: Tracker) -> bool {
+        let mut state = self.state.lock();
+        state.trackers.insert(tracker.connection.id, tracker);
+        self.count.store(state.trackers.len(), Relaxed);
+        !std::mem::replace(&mut state.followed, true)
+    }
+
+    /// Ends the tracking of a connection. Keys that it has read remain in the table until they are
+    /// changed, as in Redis.
+    pub fn end(&self, connection: u64) {
+        let mut state = self.state.lock();
+        state.trackers.remove(&connection);
+        self.count.store(state.trackers.len(), Relaxed);
+    }
+
+    /// Returns whether the following thread may end: no connection tracks keys. Then the next one
+    /// needs another thread.
+    pub fn is_over(&self) -> bool {
+        let mut state = self.state.lock();
+        if !state.trackers.is_empty() {
+            return false;
+        }
+        *state = State::default();
+        true
+    }
+    /// Notes that the following thread could not be started.
+    pub fn is_not_followed(&self) {
+        self.state.lock().followed = false;
+    }
+
+    /// Returns the number of connections that track keys.
+    pub fn count(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+    pub fn counts(&self) -> Counts {
+        let state = self.state.lock();
+        let all = || state.keys.values().flat_map(BTreeMap::values);
+        let prefixes = state.trackers.values().filter_map(|tracker| tracker.prefixes.as_ref());
+        Counts {
+            keys: all().count(),
+            readers: all().map(Vec::len).sum(),
+            prefixes: prefixes.map(Vec::len).sum(),
+        }
+    }
+
+    /// Notes that a connection is about to read keys of a dictionary.
+    pub fn note<'k>(
+        &self,
+        reader: u64,
+        dictionary: &str,
+        keys: impl Iterator<Item = &'k [u8]>,
+        clients: &Clients,
+    ) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if !state.keys.contains_key(dictionary) {
+            state.keys.insert(dictionary.into(), BTreeMap::new());
+        }
+        let Some(of_keys) = state.keys.get_mut(dictionary) else { return };
+        for key in keys {
+            let readers = match of_keys.get_mut(key) {
+                Some(readers) => readers,
+                None => {
+                    state.bytes += key.len() + KEY;
+                    of_keys.entry(Bytes::copy_from_slice(key)).or_default()
+                }
+            };
+            if !readers.contains(&reader) {
+                readers.push(reader);
+                state.bytes += READER;
+            }
+        }
+        while state.bytes > self.most && self.forget_one(state, clients) {}
+    }
+
+    /// Removes some key from the table, and tells its readers. Returns `false` if there is none.
+    fn forget_one(&self, state: &mut State, clients: &Clients) -> bool {
+        let Some(of_keys) = state.keys.values_mut().find(|of_keys| !of_keys.is_empty()) else {
+            return false;
+        };
+        if let Some((key, readers)) = of_keys.pop_first() {
+            state.bytes -= size(&key, &readers);
+            self.tell(&state.trackers, &readers, &Via::Invalidated, &key, clients);
+        }
+        true
+    }
+
+    /// Tells that a key was changed.
+    pub fn key(&self, dictionary: &str, key: &Bytes, clients: &Clients) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if let Some(readers) = state.keys.get_mut(dictionary).and_then(|of| of.remove(key)) {
+            state.bytes -= size(key, &readers);
+            self.tell(&state.trackers, &readers, &Via::Invalidated, key, clients);
+        }
+        for tracker in state.trackers.values() {
+            let prefixes = tracker.prefixes.iter().flatten();
+            if prefixes.into_iter().any(|prefix| key.starts_with(prefix)) {
+                self.send(tracker, &Via::Invalidated, key, clients);
+            }
+        }
+    }
+
+    /// Tells that all keys from `start` up to `end` may have been changed; an empty `end` means up
+    /// to the last one. Connections that want to hear of prefixes must drop all that they keep.
+    pub fn range(&self, dictionary: &str, (start, end): (&Bytes, &Bytes), clients: &Clients) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if let Some(of_keys) = state.keys.get_mut(dictionary) {
+            let mut rest = of_keys.split_off(start);
+            if !end.is_empty() && end > start {
+                let mut after = rest.split_off(end);
+                of_keys.append(&mut after);
+            }
+            for (key, readers) in rest {
+                state.bytes -= size(&key, &readers);
+                self.tell(&state.trackers, &readers, &Via::Invalidated, &key, clients);
+            }
+        }
+        for tracker in state.trackers.values() {
+            let prefixes = tracker.prefixes.iter().flatten();
+            let touched =
+                |prefix: &Bytes| reaches(prefix, start) && (end.is_empty() || prefix < end);
+            if prefixes.into_iter().any(touched) {
+                self.send(tracker, &Via::AllInvalidated, &Bytes::new(), clients);
+            }
+        }
+    }
+
+    /// Tells that everything may have been changed.
+    pub fn all(&self, clients: &Clients) {
+        let mut state = self.state.lock();
+        state.keys.clear();
+        state.bytes = 0;
+        for tracker in state.trackers.values() {
+            self.send(tracker, &Via::AllInvalidated, &Bytes::new(), clients);
+        }
+    }
+
+    fn tell(
+        &self,
+        trackers: &BTreeMap<u64, Tracker>,
+        readers: &[u64],
+        via: &Via,
+        key: &Bytes,
+        clients: &Clients,
+    ) {
+        let readers = readers.iter().filter_map(|reader| trackers.get(reader));
+        // One that has changed to prefixes since is told by these.
+        for tracker in readers.filter(|tracker| tracker.prefixes.is_none()) {
+            self.send(tracker, via, key, clients);
+        }
+    }
+
+    fn send(&self, tracker: &Tracker, via: &Via, key: &Bytes, clients: &Clients) {
+        let delivery = Delivery { via: via.clone(), channel: Bytes::new(), payload: key.clone() };
+        match tracker.redirect.map(|id| clients.get(id)) {
+            None => tracker.connection.send(delivery, self.most_waiting),
+            Some(Some(other)) => other.send(delivery, self.most_waiting),
+            Some(None) => {}
+        }
+    }
+}
+
+/// Returns whether keys with this prefix may be at or after `start`.
+fn reaches(prefix: &Bytes, start: &Bytes) -> bool {
+    start.starts_with(prefix) || prefix >= start
+}
+
+fn size(key: &Bytes, readers: &[u64]) -> usize {
+    key.len() + KEY + READER * readers.len()
+}
