@@ -47,6 +47,7 @@ mod sets;
 mod snapshot;
 mod sort;
 mod sorted_sets;
+mod specs;
 mod streams;
 mod strings;
 mod table;

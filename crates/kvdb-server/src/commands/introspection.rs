@@ -1,5 +1,6 @@
 //! Information about the server's commands: `COMMAND` and `SLOWLOG`.
 
+use super::specs::{self, Begin, Find, Keys};
 use super::{COMMANDS, Command, find, is, unknown_subcommand};
 use crate::failure::{Failure, Outcome};
 use crate::glob;
@@ -37,7 +38,7 @@ pub fn command(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             out.map(found.len());
             found.into_iter().for_each(|c| document(c, out));
         }
-        Some(c) if is(c, "getkeys") && args.len() > 2 => {
+        Some(c) if (is(c, "getkeys") || is(c, "getkeysandflags")) && args.len() > 2 => {
             let request = args.behind(2);
             let unknown = Failure::request("Invalid command specified");
             let command = find(request.at(0)).map(|i| &COMMANDS[i]).ok_or(unknown)?;
@@ -49,6 +50,16 @@ pub fn command(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
             if keys.is_empty() {
                 return Err(Failure::request("The command has no key arguments"));
             }
+            if is(c, "getkeysandflags") {
+                let keys = specs::keys_and_flags(command, request);
+                out.array(keys.len());
+                for (key, flags) in keys {
+                    out.array(2);
+                    out.bulk(key);
+                    statuses(&flags, out);
+                }
+                return Ok(());
+            }
             out.array(keys.len());
             keys.into_iter().for_each(|key| out.bulk(key));
         }
@@ -57,12 +68,21 @@ pub fn command(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     Ok(())
 }
 
-/// `COMMAND LIST [FILTERBY PATTERN pattern]`
+/// `COMMAND LIST [FILTERBY PATTERN pattern|ACLCAT category]`
 fn list(args: Arguments<'_>, out: &mut Output) -> Outcome {
     let pattern = match args.len() {
         2 => b"*",
         5 if is(args.at(2), "filterby") && is(args.at(3), "pattern") => args.at(4),
-        // There are no modules and no access lists to filter by.
+        5 if is(args.at(2), "filterby") && is(args.at(3), "aclcat") => {
+            let wanted = |c: &&Command| {
+                specs::describe(c).categories.iter().any(|category| is(args.at(4), category))
+            };
+            let found: Vec<_> = COMMANDS.iter().filter(wanted).collect();
+            out.array(found.len());
+            found.into_iter().for_each(|c| out.bulk(c.name.as_bytes()));
+            return Ok(());
+        }
+        // There are no modules to filter by.
         5 if is(args.at(2), "filterby") => {
             out.array(0);
             return Ok(());
@@ -77,25 +97,65 @@ fn list(args: Arguments<'_>, out: &mut Output) -> Outcome {
     Ok(())
 }
 
-/// Writes the name, number of arguments, flags, keys, and four lists of Redis that are empty in
-/// this server.
+/// Writes the name, number of arguments, flags, keys, categories, tips, specifications of keys, and
+/// a list of subcommands that is empty in this server.
 fn describe(c: &Command, out: &mut Output) {
+    let described = specs::describe(c);
     out.array(10);
     out.bulk(c.name.as_bytes());
     out.integer(i64::from(c.arity));
-    let flags: &[&str] = match (c.writes, c.keys == (0, 0, 0), c.open) {
-        (true, ..) => &["write"],
-        (_, false, _) => &["readonly"],
-        (_, _, true) => &["fast", "no_auth"],
-        _ => &["admin"],
+    statuses(&described.flags, out);
+    described.range.iter().for_each(|n| out.integer(*n));
+    let categories: Vec<String> = described.categories.iter().map(|c| format!("@{c}")).collect();
+    statuses(&categories, out);
+    out.set(described.tips.len());
+    described.tips.iter().for_each(|tip| out.bulk(tip.as_bytes()));
+    out.set(described.keys.len());
+    described.keys.iter().for_each(|keys| describe_keys(keys, out));
+    out.set(0);
+}
+
+fn statuses<T: AsRef<str>>(words: &[T], out: &mut Output) {
+    out.set(words.len());
+    words.iter().for_each(|word| out.status(word.as_ref()));
+}
+
+fn describe_keys(keys: &Keys, out: &mut Output) {
+    let part = |kind: &str, numbers: &[(&str, i64)], word: Option<&str>, out: &mut Output| {
+        out.map(2);
+        out.bulk(b"type");
+        out.bulk(kind.as_bytes());
+        out.bulk(b"spec");
+        out.map(numbers.len() + usize::from(word.is_some()));
+        if let Some(word) = word {
+            out.bulk(b"keyword");
+            out.bulk(word.as_bytes());
+        }
+        for (name, number) in numbers {
+            out.bulk(name.as_bytes());
+            out.integer(*number);
+        }
     };
-    out.set(flags.len());
-    flags.iter().for_each(|flag| out.status(flag));
-    for n in [c.keys.0, c.keys.1, c.keys.2] {
-        out.integer(i64::from(n));
+    out.map(3);
+    out.bulk(b"flags");
+    statuses(&keys.flags, out);
+    out.bulk(b"begin_search");
+    match keys.begin {
+        Begin::Index(at) => part("index", &[("index", at)], None, out),
+        Begin::Keyword(word, from) => part("keyword", &[("startfrom", from)], Some(word), out),
+        Begin::Unknown => part("unknown", &[], None, out),
     }
-    (0..2).for_each(|_| out.set(0));
-    (0..2).for_each(|_| out.array(0));
+    out.bulk(b"find_keys");
+    match keys.find {
+        Find::Range { last, step, limit } => {
+            part("range", &[("lastkey", last), ("keystep", step), ("limit", limit)], None, out);
+        }
+        Find::Number { at, first, step } => {
+            let numbers = [("keynumidx", at), ("firstkey", first), ("keystep", step)];
+            part("keynum", &numbers, None, out);
+        }
+        Find::Unknown => part("unknown", &[], None, out),
+    }
 }
 
 fn document(c: &Command, out: &mut Output) {

@@ -423,7 +423,7 @@ fn the_connection_and_the_server() {
         ("SAVE", "OK"),
         ("WAIT 0 100", "(integer) 0"),
         ("WAITAOF 1 0 0", "[(integer) 1 (integer) 0]"),
-        ("COMMAND INFO get nosuch", "[[\"get\" (integer) 2 [readonly] (integer) 1 (integer) 1 (integer) 1 [] [] [] []] (nil)]"),
+        ("COMMAND INFO get nosuch", "[[\"get\" (integer) 2 [readonly fast] (integer) 1 (integer) 1 (integer) 1 [@read @string @fast] [] [[\"flags\" [RO access] \"begin_search\" [\"type\" \"index\" \"spec\" [\"index\" (integer) 1]] \"find_keys\" [\"type\" \"range\" \"spec\" [\"lastkey\" (integer) 0 \"keystep\" (integer) 1 \"limit\" (integer) 0]]]] []] (nil)]"),
         ("CONFIG RESETSTAT", "OK"),
     ]);
     let hello = c.run("HELLO 3");

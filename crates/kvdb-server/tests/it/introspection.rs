@@ -338,6 +338,37 @@ fn what_is_not_there_is_told_in_the_words_of_redis() {
 }
 
 #[test]
+fn the_keys_of_commands_are_told_with_what_is_done_to_them() {
+    serve(ServerOptions::default()).connect().expect(&[
+        (
+            "COMMAND INFO xread",
+            "[[\"xread\" (integer) -4 [readonly blocking movablekeys] (integer) 0 (integer) 0 (integer) 0 \
+             [@read @stream @slow @blocking] [] [[\"flags\" [RO access] \"begin_search\" [\"type\" \"keyword\" \"spec\" \
+             [\"keyword\" \"STREAMS\" \"startfrom\" (integer) 1]] \"find_keys\" [\"type\" \"range\" \"spec\" [\"lastkey\" \
+             (integer) -1 \"keystep\" (integer) 1 \"limit\" (integer) 2]]]] []]]",
+        ),
+        ("COMMAND GETKEYSANDFLAGS SET a b", "[[\"a\" [OW update]]]"),
+        ("COMMAND GETKEYSANDFLAGS SET a b GET", "[[\"a\" [RW access update]]]"),
+        ("COMMAND GETKEYSANDFLAGS BITFIELD a GET u8 0", "[[\"a\" [RO access]]]"),
+        (
+            "COMMAND GETKEYSANDFLAGS LMOVE a b LEFT RIGHT",
+            "[[\"a\" [RW access delete]] [\"b\" [RW insert]]]",
+        ),
+        (
+            "COMMAND GETKEYSANDFLAGS ZUNIONSTORE d 2 a b",
+            "[[\"d\" [OW update]] [\"a\" [RO access]] [\"b\" [RO access]]]",
+        ),
+        (
+            "COMMAND GETKEYSANDFLAGS SORT a STORE b",
+            "[[\"a\" [RO access]] [\"b\" [OW update]]]",
+        ),
+        ("COMMAND GETKEYSANDFLAGS PING x", "(error) ERR The command has no key arguments"),
+        ("COMMAND LIST FILTERBY ACLCAT hyperloglog", "[\"pfadd\" \"pfcount\" \"pfmerge\"]"),
+        ("COMMAND LIST FILTERBY ACLCAT nosuch", "[]"),
+    ]);
+}
+
+#[test]
 fn a_save_is_a_sync_and_lastsave_tells_when() {
     let (clock, db) = clocked_store();
     let served = serve_db(db, ServerOptions::default());
