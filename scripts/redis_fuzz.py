@@ -62,7 +62,8 @@ LATITUDES = [*(b"%.6f" % (float(at) / 180 * 85) for at in PLACES), b"0", b"85.05
 RADII = [b"0", b"1", b"100", b"166274.1517", b"1000", b"5000", b"20000", b"1e7", b"-1", b"inf",
          b"x", b"0.5"]
 MEMBERS = [b"m%d" % i for i in range(40)]
-KINDS = {"L": LONGITUDES, "A": LATITUDES, "R": RADII, "m": MEMBERS, "k": KEYS, "f": FIELDS, "v": VALUES, "n": NUMBERS, "x": FLOATS, "s": SCORES, "b": BOUNDS,
+KINDS = {"L": LONGITUDES, "A": LATITUDES, "R": RADII, "m": MEMBERS,
+         "k": KEYS, "f": FIELDS, "v": VALUES, "n": NUMBERS, "x": FLOATS, "s": SCORES, "b": BOUNDS,
          "l": LEX, "i": INDEXES, "c": COUNTS, "t": TIMES, "o": BITS, "y": STREAMS, "e": ENTRIES,
          "a": ADDED, "r": SPANS, "g": GROUPS, "w": CONSUMERS}
 

@@ -308,10 +308,10 @@ fn keyspace(s: &Session, t: &mut Lines<'_>) {
         let view = s.shared.db.view();
         let strings = view.estimate::<&[u8]>(id, ..).map_or(0, |e| e.items);
         let types = s.shared.db.dictionary(&types_name(&name));
-        let beside = |from: &[u8], to: &[u8]| {
+        let next_to = |from: &[u8], to: &[u8]| {
             types.and_then(|types| view.estimate(types, from..to).ok()).map_or(0, |e| e.items)
         };
-        let (heads, expire) = (beside(b"k", b"l"), beside(b"t", b"u"));
+        let (heads, expire) = (next_to(b"k", b"l"), next_to(b"t", b"u"));
         let keys = strings + heads.saturating_sub(expire);
         t.add(&format!("db{name}"), format_args!("keys={keys},expires={expire},avg_ttl=0"));
     }

@@ -9,8 +9,8 @@ use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
 
-/// Replies after everything acknowledged before this command is on disk. A client that has announced
-/// itself as a replica means Redis' command of that name, which sends a file.
+/// Replies after everything acknowledged before this command is on disk. A client that has
+/// announced itself as a replica means Redis' command of that name, which sends a file.
 pub fn sync(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     if s.is_replica && is(args.at(0), "sync") {
         return Err(NO_REPLICAS);

@@ -1,5 +1,6 @@
-//! What `COMMAND INFO` tells of each command that Redis 7.0 has as well: its flags, its categories,
-//! tips for clients, and where its keys are (`specs.txt`). A cluster's client finds keys by it.
+//! The descriptions of commands for `COMMAND INFO`: their flags, their categories, tips for clients,
+//! and where their keys are, of each command that Redis 7.0 has as well (`specs.txt`). A client of a
+//! cluster finds keys by them.
 //!
 //! A line has the name, the flags, the categories, the tips, the first and the last key with the
 //! step between them, and the specifications of keys. Those are separated by semicolons, and each

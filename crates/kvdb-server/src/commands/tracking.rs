@@ -1,6 +1,6 @@
 //! `CLIENT TRACKING`, `CACHING`, `TRACKINGINFO`, `GETREDIR`: clients that keep what they have read
-//! are told when it is changed, whoever changes it. A thread reads the list of what was committed
-//! to the store while there are such clients.
+//! are told when it is changed, by a client or by another program. A thread reads the list of what
+//! was committed to the store while there are such clients.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -43,7 +43,7 @@ fn the_bytes_are_those_of_redis() {
         ),
         ("PFADD h a b c d", "(integer) 1"),
         ("GETRANGE h 16 -1", "\"\\\\{\\x80Dv\\x80P\\xb1\\x84K\\xfb\\x80BZ\""),
-        // What Redis has counted is believed.
+        // A number that Redis has counted is believed.
         ("SETRANGE h 8 \"\\x2a\\x00\\x00\\x00\\x00\\x00\\x00\\x00\"", "(integer) 30"),
         ("PFCOUNT h", "(integer) 42"),
         ("PFADD h a", "(integer) 0"),

@@ -200,7 +200,7 @@ fn fields(text: &[String], ends: &[char]) -> BTreeMap<String, String> {
 fn the_fields_that_programs_index_are_there() {
     let served = serve(ServerOptions::default());
     let mut c = served.connect();
-    // Those which redis-py, redis-cli, exporters and consoles read without asking first.
+    // Programs read these without asking first: redis-py, redis-cli, exporters, consoles.
     let info = fields(&lines(&mut c, "INFO"), &[':']);
     for name in [
         "redis_version",

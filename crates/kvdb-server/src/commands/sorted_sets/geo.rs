@@ -405,7 +405,7 @@ pub fn destination(args: Arguments<'_>) -> Option<&[u8]> {
         if is(word, "store") || is(word, "storedist") {
             to = args.get(at + 1);
         }
-        // Those options have a word of their own, which is no option.
+        // These options have a word of their own, which is no option.
         let has_word = ["store", "storedist", "count"].iter().any(|name| is(word, name));
         at += if has_word { 2 } else { 1 };
     }
