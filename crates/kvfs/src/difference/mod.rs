@@ -20,9 +20,13 @@ mod anchors;
 mod collapse;
 mod content;
 mod links;
+mod marks;
 mod moves;
 mod numbering;
+mod room;
 mod side;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
@@ -32,14 +36,17 @@ use kvdb::View;
 
 use crate::attr::{Attr, FileKind, Ino, ROOT};
 use crate::error::{Error, Result};
-use crate::layout::{self, ImapKey, Layout};
+use crate::layout::Layout;
 use anchors::Anchors;
 pub use anchors::Difference;
 pub use collapse::Below;
 use collapse::Way;
 pub(crate) use content::{same as same_content, same_xattrs};
 use links::Linked;
+use marks::Marks;
 pub(crate) use numbering::Numbering;
+use room::MOST_LISTED;
+pub(crate) use room::Room;
 pub(crate) use side::{Named, Side, StoredNode, joined};
 
 /// A path at which the two states differ.
@@ -165,79 +172,6 @@ pub(crate) fn difference_in(
     between(Side::new(before, layout), Side::new(after, layout), listing)
 }
 
-/// Limit of the bytes of paths, targets and attributes in one list, which is kept in memory several
-/// times while it is reported. A file with many names adds a path for each of them.
-const MOST_LISTED: usize = 256 << 20;
-/// The longest path that a call takes, in bytes. Longer ones can be made step by step.
-const LONGEST_USABLE: usize = 4096;
-/// Limit of the total bytes that whole paths have beyond that length, in lists without anchors.
-/// Deep names cost next to nothing to make, but listing them costs the square of their depth.
-const MOST_BEYOND: usize = 32 << 20;
-
-/// The entries, inodes and pages that differ in the dictionaries.
-#[derive(Default)]
-struct Marks {
-    /// Names by directory: the entry differs, or the object that it leads to, or something below
-    /// that.
-    names: HashMap<Ino, BTreeSet<Vec<u8>>>,
-    /// Inodes whose node, extended attributes or content differ.
-    inodes: HashSet<Ino>,
-    /// Files with pages that differ in more than zeros at their end.
-    pages: HashSet<Ino>,
-}
-
-impl Marks {
-    fn of(old: &Side, new: &Side) -> Result<Marks> {
-        let mut marks = Marks::default();
-        let mut parents = BTreeSet::new();
-        for change in old.state.difference(old.layout.nmap, &new.state, new.layout.nmap)? {
-            let (parent, name) = {
-                let change = change?;
-                let (parent, name) = layout::decode_name_key(&change.key)?;
-                (parent, name.to_vec())
-            };
-            marks.names.entry(parent).or_default().insert(name);
-            parents.insert(parent);
-        }
-        for change in old.state.difference(old.layout.imap, &new.state, new.layout.imap)? {
-            if let ImapKey::Node(ino) | ImapKey::Xattr(ino, _) =
-                layout::decode_imap_key(&change?.key)?
-            {
-                marks.inodes.insert(ino);
-            }
-        }
-        for change in old.state.difference(old.layout.dmap, &new.state, new.layout.dmap)? {
-            let change = change?;
-            let (ino, _) = layout::decode_page_key(&change.key)?;
-            if marks.pages.contains(&ino) {
-                continue;
-            }
-            let bytes =
-                |tuple: Option<kvdb::Tuple>| tuple.map_or(Ok(Bytes::new()), |tuple| tuple.value());
-            if !content::same_but_for_zeros(&bytes(change.before)?, &bytes(change.after)?) {
-                marks.pages.insert(ino);
-                marks.inodes.insert(ino);
-            }
-        }
-        for (parent, name, _) in new.names_of(&marks.inodes)? {
-            marks.names.entry(parent).or_default().insert(name);
-            parents.insert(parent);
-        }
-        for side in [old, new] {
-            marks.above(side, &parents)?;
-        }
-        Ok(marks)
-    }
-
-    /// Marks the names on the way to these directories.
-    fn above(&mut self, side: &Side, dirs: &BTreeSet<Ino>) -> Result<()> {
-        for (parent, name) in side.ways_to(dirs)? {
-            self.names.entry(parent).or_default().insert(name);
-        }
-        Ok(())
-    }
-}
-
 /// Two directories to be compared, or a directory that exists on one side only.
 struct Pair {
     old: Option<Ino>,
@@ -267,53 +201,6 @@ struct Comparison {
     /// Directories that were walked, old and new. Meeting one a second time means damage, and the
     /// walk might not end.
     walked: [HashSet<Ino>; 2],
-}
-
-/// The bytes that a list may still take.
-pub(crate) struct Room {
-    left: usize,
-    most: usize,
-    /// The part of `left` that whole paths may use beyond the length that a call takes.
-    beyond: usize,
-}
-
-impl Room {
-    /// Returns the room of one list.
-    pub fn of_list() -> Room {
-        Room::of(MOST_LISTED)
-    }
-
-    fn of(most: usize) -> Room {
-        Room { left: most, most, beyond: MOST_BEYOND }
-    }
-
-    pub fn take(&mut self, bytes: usize) -> Result<()> {
-        let more = || {
-            kvdb::Error::Limit(format!(
-                "the paths and attributes of what has changed take more than {} MiB: list it \
-                 without what lies below directories that were added or removed",
-                self.most >> 20
-            ))
-        };
-        self.left = self.left.checked_sub(bytes).ok_or_else(more)?;
-        Ok(())
-    }
-
-    /// Takes room for a whole path of `bytes` bytes.
-    pub fn take_path(&mut self, bytes: usize) -> Result<()> {
-        self.take(bytes)?;
-        let deeper = || {
-            kvdb::Error::Limit(format!(
-                "what has changed lies so deep that its paths have more than {} MiB beyond the \
-                 {LONGEST_USABLE} bytes that a path may have: list it without what lies below \
-                 directories that were added or removed, or remove or restore what lies there",
-                MOST_BEYOND >> 20
-            ))
-        };
-        let beyond = bytes.saturating_sub(LONGEST_USABLE);
-        self.beyond = self.beyond.checked_sub(beyond).ok_or_else(deeper)?;
-        Ok(())
-    }
 }
 
 pub(crate) fn between(old: Side, new: Side, listing: Listing) -> Result<Difference> {
@@ -500,103 +387,5 @@ impl Comparison {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use env::Simulated;
-    use kvdb::Kvdb;
-
-    use super::*;
-    use crate::{Caller, Fs, FsOptions};
-
-    const MIB: usize = 1 << 20;
-
-    /// Lists the changes of `make` to an empty file system, with a limit of `most` bytes.
-    fn listed(make: impl FnOnce(&Fs), listing: Listing, most: usize) -> Result<Difference> {
-        let (db, env) = (Kvdb::in_memory(), Arc::new(Simulated::new(1)));
-        let fs = Fs::open(db.clone(), env, FsOptions::default()).unwrap();
-        fs.sync_all().unwrap();
-        let before = db.view();
-        make(&fs);
-        fs.sync_all().unwrap();
-        let side = |view| Side::new(view, fs.core.layout);
-        between_within(side(before), side(db.view()), listing, most)
-    }
-
-    fn is_refused(listed: Result<Difference>) -> bool {
-        matches!(listed, Err(Error::Store(kvdb::Error::Limit(_))))
-    }
-
-    fn file(fs: &Fs, parent: Ino, name: &[u8]) -> Ino {
-        let made = fs.mknod(parent, name, FileKind::File, 0o644, 0, Caller::default());
-        made.unwrap().ino
-    }
-
-    #[test]
-    fn a_deep_tree_takes_room_for_its_names_and_not_for_the_square_of_its_depth() {
-        let deep = |fs: &Fs| {
-            let mut parent = ROOT;
-            for _ in 0..2000 {
-                let name = [b'n'; 200];
-                parent = fs.mkdir(parent, &name, 0o755, Caller::default()).unwrap().ino;
-            }
-        };
-        // The whole paths would take 402 MB.
-        assert!(is_refused(listed(deep, Listing::All, MIB)));
-        let list = listed(deep, Listing::All, 5 * MIB).unwrap();
-        assert_eq!(list.len(), 2000);
-        let deepest = list.iter().map(|change| list.whole(&change.path).len()).max();
-        assert_eq!(deepest, Some(2000 * 201 - 1));
-        assert_eq!(listed(deep, Listing::Collapsed, MIB).unwrap().len(), 1);
-    }
-
-    #[test]
-    fn other_names_of_a_file_that_lie_deep_take_no_more_room() {
-        let linked = |fs: &Fs| {
-            let ino = file(fs, ROOT, b"f");
-            let mut parent = ROOT;
-            for _ in 0..620 {
-                parent = fs.mkdir(parent, &[b'n'; 200], 0o755, Caller::default()).unwrap().ino;
-                fs.link(ino, parent, b"f").unwrap();
-            }
-        };
-        let list = listed(linked, Listing::Collapsed, 8 * MIB).unwrap();
-        assert_eq!(list.len(), 622);
-        assert!(list.iter().all(|change| change.path.len() <= LONGEST_USABLE));
-        assert_eq!(list.iter().filter(|change| change.linked_to.is_some()).count(), 621);
-    }
-
-    #[test]
-    fn many_names_of_a_file_below_a_long_path_have_a_limit() {
-        let names = |fs: &Fs| {
-            let mut parent = ROOT;
-            for _ in 0..10 {
-                let name = [b'n'; 200];
-                parent = fs.mkdir(parent, &name, 0o755, Caller::default()).unwrap().ino;
-            }
-            let ino = file(fs, parent, b"f");
-            for n in 0..400 {
-                fs.link(ino, parent, format!("{n}").as_bytes()).unwrap();
-            }
-        };
-        // Each name takes a path of 2,000 bytes, and the path of another name that it is linked to.
-        assert!(is_refused(listed(names, Listing::All, MIB)));
-        assert!(listed(names, Listing::All, 2 * MIB).is_ok());
-    }
-
-    #[test]
-    fn extended_attributes_that_are_listed_have_a_limit() {
-        let attributes = |fs: &Fs| {
-            for n in 0..40 {
-                let ino = file(fs, ROOT, format!("{n}").as_bytes());
-                fs.setxattr(ino, b"user.large", &[7; 60_000], Default::default()).unwrap();
-            }
-        };
-        assert!(is_refused(listed(attributes, Listing::All, MIB)));
-        assert_eq!(listed(attributes, Listing::All, 4 * MIB).unwrap().len(), 40);
     }
 }

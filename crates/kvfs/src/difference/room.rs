@@ -1,0 +1,59 @@
+//! The limits of a list of changes: it is kept in memory several times while it is reported.
+
+use crate::error::Result;
+
+/// Limit of the bytes of paths, targets and attributes in one list, which is kept in memory several
+/// times while it is reported. A file with many names adds a path for each of them.
+pub(super) const MOST_LISTED: usize = 256 << 20;
+/// The longest path that a call takes, in bytes. Longer ones can be made step by step.
+pub(super) const LONGEST_USABLE: usize = 4096;
+/// Limit of the total bytes that whole paths have beyond that length, in lists without anchors.
+/// Deep names cost next to nothing to make, but listing them costs the square of their depth.
+const MOST_BEYOND: usize = 32 << 20;
+
+/// The bytes that a list may still take.
+pub(crate) struct Room {
+    left: usize,
+    pub(super) most: usize,
+    /// The part of `left` that whole paths may use beyond the length that a call takes.
+    beyond: usize,
+}
+
+impl Room {
+    /// Returns the room of one list.
+    pub fn of_list() -> Room {
+        Room::of(MOST_LISTED)
+    }
+
+    pub(super) fn of(most: usize) -> Room {
+        Room { left: most, most, beyond: MOST_BEYOND }
+    }
+
+    pub fn take(&mut self, bytes: usize) -> Result<()> {
+        let more = || {
+            kvdb::Error::Limit(format!(
+                "the paths and attributes of what has changed take more than {} MiB: list it \
+                 without what lies below directories that were added or removed",
+                self.most >> 20
+            ))
+        };
+        self.left = self.left.checked_sub(bytes).ok_or_else(more)?;
+        Ok(())
+    }
+
+    /// Takes room for a whole path of `bytes` bytes.
+    pub fn take_path(&mut self, bytes: usize) -> Result<()> {
+        self.take(bytes)?;
+        let deeper = || {
+            kvdb::Error::Limit(format!(
+                "what has changed lies so deep that its paths have more than {} MiB beyond the \
+                 {LONGEST_USABLE} bytes that a path may have: list it without what lies below \
+                 directories that were added or removed, or remove or restore what lies there",
+                MOST_BEYOND >> 20
+            ))
+        };
+        let beyond = bytes.saturating_sub(LONGEST_USABLE);
+        self.beyond = self.beyond.checked_sub(beyond).ok_or_else(deeper)?;
+        Ok(())
+    }
+}
