@@ -9,7 +9,7 @@ use zones::crc32c;
 
 use crate::journal::record::{self, Record};
 use crate::log::chunk::{self, HEADER, Header, Kind, MAX_PIECE};
-use crate::log::stream::Records;
+use crate::log::records::Records;
 use crate::manifest::{Edit, ManifestState, Root};
 use crate::remote;
 use crate::snapshots::Received;

@@ -25,7 +25,8 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::log::chunk::{self, HEADER, Kind, MAX_PIECE};
 use crate::log::codec::{Decoder, put_varint};
-use crate::log::stream::{Records, StreamPart, StreamReader};
+use crate::log::records::Records;
+use crate::log::stream::{StreamPart, StreamReader};
 
 /// Version of the format of everything that the root leads to.
 const FORMAT: u8 = 1;

@@ -18,7 +18,8 @@ use crate::error::{Error, Result};
 use crate::journal::Segment;
 use crate::journal::record::{self, Bound, Op, Ops, Record};
 use crate::log::chunk::{Header, Kind};
-use crate::log::stream::{Records, StreamPart, StreamReader};
+use crate::log::records::Records;
+use crate::log::stream::{StreamPart, StreamReader};
 use crate::manifest::{self, Edit, ManifestState, Root};
 use crate::read::version::Version;
 
