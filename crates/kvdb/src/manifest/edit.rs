@@ -5,23 +5,16 @@
 //!
 //! The bytes of each edit are specified in `docs/format.md`, section "Manifest".
 
-use std::time::Duration;
-
 use bytes::Bytes;
-use vt_tree::{Compression, Seq};
+use vt_tree::Seq;
 use zones::{Purpose, ZoneId};
 
-use crate::dictionary::{
-    ADAPTIVE_SEPARATION, DictionaryId, DictionaryInfo, DictionaryOptions, Join,
-};
+use super::dictionaries::{dictionary, put_dictionary, text};
+use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::Result;
 use crate::ids::{Label, RunId};
 use crate::journal::Segment;
 use crate::log::codec::{Decoder, put_bytes, put_varint};
-
-/// Replaces an adaptive `separate_at` while short values may lie outside. No value is this long, so
-/// programs that do not know the number leave all values in their blocks.
-const SHORT_VALUES_OUTSIDE: u32 = ADAPTIVE_SEPARATION - 1;
 
 /// The start of the part of the journal that runs do not hold yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -410,72 +403,10 @@ impl Edit {
     }
 }
 
-pub(crate) fn put_dictionary(out: &mut Vec<u8>, d: &DictionaryInfo) {
-    put_varint(out, u64::from(d.id.0));
-    put_bytes(out, d.name.as_bytes());
-    let separate_at = match d.short_outside {
-        true => SHORT_VALUES_OUTSIDE,
-        false => d.options.separate_at,
-    };
-    put_varint(out, u64::from(separate_at));
-    put_varint(out, d.options.stitch_at);
-    out.push(d.options.join.code() << 1 | u8::from(d.options.reserved));
-    out.push(d.options.compress_values.code() << 4 | d.options.compression.code());
-    put_varint(out, u64::from(d.options.false_positives));
-}
-
-impl Label {
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        put_bytes(out, self.name.as_bytes());
-        put_bytes(out, self.branch.as_bytes());
-        out.extend_from_slice(&self.id);
-        put_varint(out, self.created.as_nanos() as u64);
-        put_varint(out, self.seq);
-    }
-
-    pub(crate) fn decode(r: &mut Decoder) -> Result<Label> {
-        let (name, branch) = (text(r)?, text(r)?);
-        let mut id = [0; 16];
-        id.copy_from_slice(r.take(16)?);
-        Ok(Label { name, branch, id, created: Duration::from_nanos(r.varint()?), seq: r.varint()? })
-    }
-}
-
 fn put_kept(out: &mut Vec<u8>, (level, id, kept): &Kept) {
     put_varint(out, u64::from(*level));
     put_varint(out, id.0);
     put_varint(out, *kept);
-}
-
-pub(crate) fn text(r: &mut Decoder) -> Result<String> {
-    let bytes = r.bytes()?;
-    Ok(std::str::from_utf8(bytes).map_err(|_| r.corrupt("a name is not UTF-8"))?.to_owned())
-}
-
-pub(crate) fn dictionary(r: &mut Decoder, branch: String) -> Result<DictionaryInfo> {
-    let id = DictionaryId(r.varint_u32()?);
-    let name = text(r)?;
-    let (coded, stitch_at, flags) = (r.varint_u32()?, r.varint()?, r.u8()?);
-    let join = Join::of_code(flags >> 1)
-        .ok_or_else(|| r.corrupt("how a dictionary joins changes is unknown"))?;
-    let codecs = r.u8()?;
-    let codec =
-        |code| Compression::of_code(code).ok_or_else(|| r.corrupt("a compression is unknown"));
-    let (compression, compress_values) = (codec(codecs & 15)?, codec(codecs >> 4)?);
-    let false_positives =
-        u16::try_from(r.varint()?).map_err(|_| r.corrupt("a rate is above one"))?;
-    let short_outside = coded == SHORT_VALUES_OUTSIDE;
-    let separate_at = if short_outside { ADAPTIVE_SEPARATION } else { coded };
-    let options = DictionaryOptions {
-        separate_at,
-        stitch_at,
-        reserved: flags & 1 == 1,
-        compression,
-        compress_values,
-        false_positives,
-        join,
-    };
-    Ok(DictionaryInfo { id, name, branch, options, short_outside })
 }
 
 fn branched(r: &mut Decoder) -> Result<DictionaryInfo> {
@@ -503,107 +434,4 @@ fn stream_of(number: u8) -> Option<Purpose> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn all() -> Vec<Edit> {
-        let dict = DictionaryId(4);
-        let options = DictionaryOptions {
-            separate_at: 1,
-            stitch_at: u64::MAX,
-            reserved: true,
-            compression: Compression::Zstd,
-            compress_values: Compression::Lz4,
-            false_positives: 300,
-            join: Join::Union,
-        };
-        let in_branch = DictionaryInfo {
-            id: dict,
-            name: "d".into(),
-            branch: "try".into(),
-            options: options.clone(),
-            short_outside: false,
-        };
-        let created = Duration::new(1_700_000_000, 5);
-        let label =
-            Label { name: "monday".into(), branch: "try".into(), id: [7; 16], created, seq: 99 };
-        vec![
-            Edit::Dictionary(DictionaryInfo {
-                id: dict,
-                name: "größe".into(),
-                branch: String::new(),
-                options: options.clone(),
-                short_outside: false,
-            }),
-            Edit::Dictionary(in_branch.clone()),
-            Edit::Snapshot { label: label.clone(), below: 77 },
-            Edit::DropSnapshot("monday".into()),
-            Edit::RenameSnapshot { from: "monday".into(), to: ".origin".into() },
-            Edit::Clone { snapshot: "monday".into(), branch: "try".into(), first: 9 },
-            Edit::Branch { name: "try".into(), of: String::new() },
-            Edit::DropBranch("try".into()),
-            Edit::Limit { branch: "try".into(), bytes: 10 << 30 },
-            Edit::LimitFiles { branch: "try".into(), below: 100_001 },
-            Edit::RollBack { snapshot: "monday".into(), seq: 1 << 40 },
-            Edit::Since { dict, seq: 12 },
-            Edit::Adopt { from: "try".into(), to: String::new() },
-            Edit::KeptRun(Bytes::from_static(b"a run")),
-            Edit::KeptDictionary(in_branch, vec![(3, RunId(7), 0), (15, RunId(1), 0)]),
-            Edit::KeptSnapshot(label, vec![0, 0]),
-            Edit::AddKeptRun(dict, (63, RunId(9), 1)),
-            Edit::DropDictionary(dict),
-            Edit::AddRun { dict, level: 2, id: RunId(9), run: Bytes::from_static(b"a run") },
-            Edit::DropRun { dict, id: RunId(9) },
-            Edit::JournalStart(JournalStart {
-                segment: 1,
-                offset: 4096,
-                position: 1 << 50,
-                seq: 77,
-            }),
-            Edit::Segment(Segment { number: 3, zone: ZoneId(8), epoch: 0xfeed, end: None }),
-            Edit::SegmentEnds { number: 3, position: 1234 },
-            Edit::DropSegments { before: 3 },
-            Edit::Streams(vec![(Purpose::Pages, 1 << 33), (Purpose::Index, 5)]),
-            Edit::Closed,
-            Edit::ForgetSegment { number: 9 },
-            Edit::StitchAt { dict, stitch_at: 1 << 40 },
-            Edit::Options(DictionaryInfo {
-                id: dict,
-                name: "d".into(),
-                branch: String::new(),
-                options: crate::DictionaryOptions { separate_at: 7, ..Default::default() },
-                short_outside: false,
-            }),
-            Edit::Options(DictionaryInfo {
-                id: dict,
-                name: "d".into(),
-                branch: String::new(),
-                options: crate::DictionaryOptions::default(),
-                short_outside: true,
-            }),
-            Edit::NextIds { dictionary: 1, run: 2, segment: 3 },
-        ]
-    }
-
-    #[test]
-    fn edits_survive_the_way_there_and_back() {
-        let record = Edit::encode_all(&all());
-        let inside = zones::varint::get_bytes(&mut &record[..]).unwrap();
-        assert_eq!(Edit::decode_all(&Bytes::copy_from_slice(inside)).unwrap(), all());
-    }
-
-    #[test]
-    fn damaged_edits_never_panic() {
-        let record = Edit::encode_all(&all());
-        let record = Bytes::copy_from_slice(zones::varint::get_bytes(&mut &record[..]).unwrap());
-        for at in 0..record.len() {
-            for value in [0, 3, 13, 14, 24, 25, 27, 28, 0x80, 0xff] {
-                let mut bad = record.to_vec();
-                bad[at] = value;
-                let _ = Edit::decode_all(&Bytes::from(bad));
-            }
-            let _ = Edit::decode_all(&record.slice(..at));
-        }
-        assert!(Edit::decode_all(&Bytes::from_static(&[99])).is_err());
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@
 //! size, another zone is added instead. So the bytes that checkpoints write are bounded by those of
 //! the edits, however large the state is.
 
+mod dictionaries;
 mod edit;
 pub(crate) mod fork_bases;
 mod state;
@@ -15,7 +16,8 @@ use std::sync::Arc;
 use env::Env;
 use zones::{Priority, Purpose, SECTOR, ZONE_SIZE, ZoneId, ZonePin, ZoneUse, Zones};
 
-pub(crate) use edit::{Edit, JournalStart, dictionary, put_dictionary, text};
+pub(crate) use dictionaries::{dictionary, put_dictionary, text};
+pub(crate) use edit::{Edit, JournalStart};
 pub(crate) use state::{
     BranchedDictionaries, Dictionaries, DictionaryState, ManifestState, OfBranch, SnapshotState,
     SnapshotStates, make_branches,
