@@ -67,6 +67,9 @@ pub(crate) enum Shown {
     Certificate,
 }
 
+/// Tells a line from all other lines: the kind of its hash, and the hash.
+pub(crate) type LineId = (Shown, [u8; 32]);
+
 /// A line of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
@@ -81,8 +84,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Returns the properties that tell it from all other lines.
-    pub fn id(&self) -> (Shown, [u8; 32]) {
+    pub fn id(&self) -> LineId {
         (self.shown, self.hash)
     }
 }

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use env::sync::Mutex;
 
 use crate::budget::Budget;
-use crate::roles::{Line, Shown};
+use crate::roles::{Line, LineId};
 
 /// The tenants that have connected to a server. There are as many as lines in the list at most.
 pub(crate) struct Tenants {
     /// Limit of the bytes of all pending answers.
     answers: usize,
-    all: Mutex<HashMap<(Shown, [u8; 32]), Arc<Tenant>>>,
+    all: Mutex<HashMap<LineId, Arc<Tenant>>>,
 }
 
 /// The clients of one line.

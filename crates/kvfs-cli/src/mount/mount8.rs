@@ -112,6 +112,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             log: None,
             metrics: None,
             serving: false,
+            secrets: false,
             resume: None,
             kept: None,
             fits: false,

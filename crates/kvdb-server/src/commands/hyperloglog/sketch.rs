@@ -221,13 +221,13 @@ impl Sketch {
 
     /// Returns a register of a dense representation.
     fn register(&self, at: usize) -> u8 {
-        let (byte, bit) = (HEADER + at * BITS / 8, at * BITS & 7);
+        let (byte, bit) = (HEADER + at * BITS / 8, (at * BITS) & 7);
         let next = self.0.get(byte + 1).copied().unwrap_or(0);
         ((u16::from_le_bytes([self.0[byte], next]) >> bit) as u8) & MOST
     }
 
     fn set_register(&mut self, at: usize, value: u8) {
-        let (byte, bit) = (HEADER + at * BITS / 8, at * BITS & 7);
+        let (byte, bit) = (HEADER + at * BITS / 8, (at * BITS) & 7);
         let (mask, value) = (u16::from(MOST) << bit, u16::from(value) << bit);
         let ([low_mask, high_mask], [low, high]) = (mask.to_le_bytes(), value.to_le_bytes());
         self.0[byte] = self.0[byte] & !low_mask | low;
