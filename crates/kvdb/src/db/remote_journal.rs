@@ -22,7 +22,7 @@ use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Op, Ops, Record};
-use crate::log::stream::Records;
+use crate::log::records::Records;
 use crate::remote::{JournalCommit, JournalPlace, RemoteStore, random_id};
 
 /// The share of the store's memory, within bounds, that limits the bytes of keys and values in one

@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::journal::Segment;
 use crate::journal::record::{self, Bound, Op, Ops, Record};
 use crate::log::chunk::Kind;
-use crate::log::stream::{Records, StreamPart, StreamReader};
+use crate::log::records::Records;
+use crate::log::stream::{StreamPart, StreamReader};
 use crate::manifest::{JournalStart, ManifestState};
 
 /// The result of the first pass over the journal.

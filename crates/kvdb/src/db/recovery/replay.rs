@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::ids::Label;
 use crate::journal::record::{self, Ops, Record};
 use crate::log::chunk::Kind;
-use crate::log::stream::{Records, StreamReader};
+use crate::log::records::Records;
+use crate::log::stream::StreamReader;
 use crate::manifest::JournalStart;
 use crate::options::Shares;
 
