@@ -90,6 +90,7 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
             }
         } else if let (Some(types), Some(head)) = (seen.types, live.head) {
             // The elements or pages stay where they are, under the id.
+            seen.exclude_others(seen.strings, to)?;
             batch.delete(types, head_key(from));
             put_head(types, to, head, batch);
             if let Some(deadline) = head.deadline {

@@ -447,7 +447,7 @@ impl<'a> Seen<'a> {
     /// it; but a union of lines joins the two, and would leave a string next to a collection. A
     /// durable transaction keeps no reads, and any other keeps a limited number: then nothing is
     /// noted.
-    fn exclude_others(&self, dict: Option<DictionaryId>, tuple: &[u8]) -> Outcome {
+    pub fn exclude_others(&self, dict: Option<DictionaryId>, tuple: &[u8]) -> Outcome {
         let transaction = match &self.source {
             Source::Session(session) => session.inside(),
             Source::Own(own) => Some(*own),

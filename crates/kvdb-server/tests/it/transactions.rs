@@ -219,7 +219,8 @@ fn a_conflict_names_its_commit_without_a_label_and_with_one() {
 fn a_string_and_a_collection_under_one_key_conflict_whatever_the_rule_of_the_dictionary() {
     let served = serve(ServerOptions::default());
     let (mut inside, mut outside) = (served.connect(), served.connect());
-    let kinds: &[&str] = &["SET k one", "APPEND k one", "SADD k one", "LPUSH k one"];
+    let kinds: &[&str] =
+        &["SET k one", "APPEND k one", "SADD k one", "LPUSH k one", "RENAME moved k"];
     let is_string = |command: &str| command.starts_with("SET") || command.starts_with("APPEND");
     for rule in ["none", "union"] {
         // The types dictionary is missing at first, or was made by the command before.
@@ -235,6 +236,9 @@ fn a_string_and_a_collection_under_one_key_conflict_whatever_the_rule_of_the_dic
             inside.expect(&[("USE d", "OK")]);
             if typed {
                 outside.run("SADD other member");
+            }
+            if [mine, theirs].iter().any(|command| command.starts_with("RENAME")) {
+                outside.run("SADD moved member");
             }
             let id = begin(&mut inside, "SI");
             let other = begin(&mut outside, "SI");

@@ -350,6 +350,7 @@ impl Seen<'_> {
     /// Copies the pages of a string by reference to another key, which the batch has cleared.
     pub fn copy_pages(&self, of: &Head, to: &[u8], batch: &mut Batch) -> Outcome {
         let (Some(types), Some((start, end))) = (self.types, of.beneath()) else { return Ok(()) };
+        self.exclude_others(self.strings, to)?;
         let head = Head { id: self.begin_pages(types, None)?.id, ..*of };
         // Bytes of one page in the batch.
         const TAKES: usize = 128;
