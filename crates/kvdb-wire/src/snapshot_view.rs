@@ -51,6 +51,14 @@ impl SnapshotView {
         })
     }
 
+    /// Returns the names of the dictionaries of the snapshot, in order: those of the file system,
+    /// and those of the user.
+    pub fn dictionary_names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.dictionaries.keys().cloned().collect();
+        names.sort();
+        names
+    }
+
     /// Returns the connection and the number of the view there. Opens the snapshot again if
     /// necessary.
     fn opened(&self, deadline: Instant) -> Result<(Arc<Connection>, u64)> {

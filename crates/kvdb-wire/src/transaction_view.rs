@@ -31,6 +31,14 @@ const WAITING: usize = 16 << 20;
 const REFUSED: Duration = Duration::from_secs(1);
 
 impl ServedTransaction {
+    /// Returns the names of the dictionaries that the transaction may use, in order: those of the
+    /// file system, and those of the user.
+    pub fn dictionary_names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.dictionaries.keys().cloned().collect();
+        names.sort();
+        names
+    }
+
     /// Returns the values of some of these keys, from the first one on. `made` is the number of
     /// changes when the keys were found to be unknown. A change since then may be newer than the
     /// server's answer, so the answer is not cached.

@@ -12,7 +12,7 @@ use env::Random;
 use kvdb::{Batch, DictionaryId, Durability, Scope, ServedChange, Update};
 use kvdb_wire::{
     BeginOptions, Client, Failure, FailureCode, Outcome, Reply, Request, ServedTransaction,
-    TransactionKey, VERSION, read_frame, write_frame,
+    SnapshotView, TransactionKey, VERSION, read_frame, write_frame,
 };
 
 /// Returns a store with a dictionary, whose clients may write.
@@ -558,6 +558,20 @@ fn a_connection_and_a_server_have_so_many_transactions_and_no_more() {
     });
     assert_eq!(begun.count(), 240);
     assert_eq!(store.db.transactions().len(), 256);
+}
+
+#[test]
+fn a_view_knows_the_names_of_its_dictionaries_and_of_no_others() {
+    let (store, _) = store();
+    store.snapshot("monday");
+    store.db.open_dictionary("tools").unwrap();
+    let files = ["dmap", "imap", "nmap"];
+    let is_of_user = |name: &String| !files.contains(&&**name);
+    let client = store.client();
+    let monday = SnapshotView::open(&client, "monday").unwrap().dictionary_names();
+    let now = begin(&client).dictionary_names();
+    assert_eq!(monday.into_iter().filter(is_of_user).collect::<Vec<_>>(), ["fruit"]);
+    assert_eq!(now.into_iter().filter(is_of_user).collect::<Vec<_>>(), ["fruit", "tools"]);
 }
 
 #[test]
