@@ -5,7 +5,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use objects::ObjectsError;
-use places::{Error, FORMS, FORMS_OF_PLACES};
+use places::credentials::LONGEST_SECRET;
+use places::{Error, FORMS, FORMS_OF_PLACES, FORMS_OF_SERVERS};
 
 use crate::identity;
 use crate::output::{Exit, Failure};
@@ -85,6 +86,25 @@ impl From<Error> for Failure {
             Error::InUse { .. } => {
                 Failure::new(Exit::Busy, text).hint("name another directory: --cache DIRECTORY")
             }
+            Error::NoServer { .. } => Failure::new(Exit::Usage, text).hint(FORMS_OF_SERVERS),
+            Error::NoCredentials => Failure::new(Exit::Usage, text).hint(
+                "give the file that has it: --token-file FILE, or --cert FILE --cert-key FILE",
+            ),
+            Error::HalfCertificate => {
+                Failure::new(Exit::Usage, text).hint("give both: --cert FILE --cert-key FILE")
+            }
+            Error::NotPrivate { path, .. } => {
+                Failure::new(Exit::Usage, text).hint(format!("chmod o= {}", path.display()))
+            }
+            Error::NoLine { .. } => {
+                let hint = format!("write one of up to {LONGEST_SECRET} bytes");
+                Failure::new(Exit::Usage, text).hint(hint)
+            }
+            Error::Unreadable { path, source } => {
+                Failure::io(format!("cannot read {}", path.display()), &source)
+            }
+            Error::Tls(_) => Failure::new(Exit::Usage, text),
+            Error::Server { .. } => Failure::new(Exit::Failed, text),
         }
     }
 }

@@ -17,6 +17,8 @@ use kvdb_wire::{
     BeginOptions, Client, Outcome as Committed, Reach, ServedTransaction, TransactionKey,
 };
 use kvfs::{Fs, Views};
+use places::Server;
+use places::served::Aborted;
 use serde_json::{Value, json};
 
 use crate::daemons::{self, Record};
@@ -24,9 +26,6 @@ use crate::figures;
 use crate::output::{Exit, Failure, Outcome};
 use crate::text;
 
-/// The prefixes of the address of a server: at a socket of this machine, and on the network.
-pub const SCHEME: &[u8] = b"kvfs+unix:";
-pub const NETWORK_SCHEME: &[u8] = b"kvfs://";
 /// Limit of the bytes of a request.
 const REQUEST: u64 = 64;
 /// The time for which a daemon waits for the rest of a request.
@@ -168,13 +167,10 @@ impl Guest {
     }
 
     fn commit(&self, transaction: &ServedTransaction, synced: bool) -> Value {
-        let committed = self.views.hand_over_written().and_then(|()| {
-            self.fs.end_served(|| {
-                let committed = transaction.commit(synced)?;
-                let is_over = !matches!(committed, Committed::Conflict { .. });
-                Ok((committed, is_over))
-            })
-        });
+        let committed = self
+            .views
+            .hand_over_written()
+            .and_then(|()| places::served::commit(&self.fs, transaction, synced));
         let id = transaction.id().0;
         match committed {
             Ok(Committed::Committed) => json!({"result": "committed", "id": id}),
@@ -196,23 +192,15 @@ impl Guest {
 
     fn abort(&self, transaction: &ServedTransaction) -> Value {
         let id = transaction.id().0;
-        match transaction.abort() {
-            Ok(()) => {
-                self.fs.leave_served();
-                json!({"result": "aborted", "id": id})
+        match places::served::abort(&self.client, &self.fs, transaction) {
+            Ok(Aborted::There) => json!({"result": "aborted", "id": id}),
+            Ok(Aborted::Later(e)) => {
+                json!({"result": "aborted", "id": id, "later": e.to_string()})
             }
             Err(e) if transaction.is_in_doubt() => {
                 let why = why(transaction, &e.into());
                 let why = format!("a commit was asked for, whose outcome is not known: {why}");
                 json!({"result": "failed", "id": id, "why": why})
-            }
-            // The server cannot be reached. The transaction is not durable, so leaving it has the
-            // same effect.
-            Err(kvdb::Error::Io(e)) if !kvdb::ServedView::is_durable(transaction) => {
-                self.client.give_up();
-                transaction.forget();
-                self.fs.leave_served();
-                json!({"result": "aborted", "id": id, "later": e.to_string()})
             }
             Err(e) => {
                 json!({"result": "failed", "id": id, "why": why(transaction, &e.into())})
@@ -258,8 +246,7 @@ fn socket_of(daemon: i32) -> PathBuf {
 /// Sends a request to the daemon of a mount from a server. Returns `None` if it is another kind of
 /// mount.
 pub fn ask(record: &Record, request: &str) -> Outcome<Option<Value>> {
-    let store = record.store.as_os_str().as_bytes();
-    if !(store.starts_with(SCHEME) || store.starts_with(NETWORK_SCHEME)) {
+    if !matches!(Server::parse(&record.store), Ok(Some(_))) {
         return Ok(None);
     }
     let cannot = |e: std::io::Error| {

@@ -24,7 +24,7 @@ use kvdb_wire::TransactionKey;
 use kvfs_fuse::{Unmount, mounts, unmount};
 pub use mount8::run_as_mount_helper;
 use places::{Address, local_copies};
-pub use served::{Server, address, for_this_process};
+pub use served::{address, for_this_process};
 
 use self::credentials::Credentials;
 use self::secrets::Secrets;

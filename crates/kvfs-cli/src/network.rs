@@ -1,18 +1,12 @@
 //! The network options of a mounted store: an address to listen on next to its socket, with a
 //! password, encrypted if there is a certificate; and the number of clients.
 
-use std::fs::Metadata;
-use std::io::Read;
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use kvdb_server::{ServerOptions, Tls};
 
 use crate::output::{Exit, Failure, Outcome};
-
-/// The limit of a password, in bytes.
-const LONGEST: u64 = 4096;
 
 /// The network options of a mount. Paths are absolute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,30 +69,6 @@ impl Network {
 
 /// Reads the first line of a file, which must not be accessible to others. `what` names its
 /// content in messages.
-pub fn read_secret(path: &Path, what: &str) -> Outcome<String> {
-    let cannot = |e: std::io::Error| Failure::io(format!("cannot read {}", path.display()), &e);
-    let file = std::fs::File::open(path).map_err(cannot)?;
-    let metadata = file.metadata().map_err(cannot)?;
-    must_be_private(path, &metadata, what)?;
-    let mut text = String::new();
-    if metadata.is_file() && metadata.size() <= LONGEST {
-        file.take(LONGEST).read_to_string(&mut text).map_err(cannot)?;
-    }
-    match text.lines().next().filter(|line| !line.is_empty()) {
-        Some(line) => Ok(line.into()),
-        None => {
-            let refused = format!("{} has no {what} in its first line", path.display());
-            let hint = format!("write one of up to {LONGEST} bytes");
-            Err(Failure::new(Exit::Usage, refused).hint(hint))
-        }
-    }
-}
-
-/// Fails if every user may use a file. `what` names its content in messages.
-pub fn must_be_private(path: &Path, metadata: &Metadata, what: &str) -> Outcome {
-    if metadata.permissions().mode() & 0o007 == 0 {
-        return Ok(());
-    }
-    let refused = format!("{} has a {what}, and every user may use the file", path.display());
-    Err(Failure::new(Exit::Usage, refused).hint(format!("chmod o= {}", path.display())))
+pub fn read_secret(path: &Path, what: &'static str) -> Outcome<String> {
+    Ok(places::credentials::read_secret(path, what)?)
 }

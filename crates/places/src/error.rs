@@ -156,4 +156,54 @@ pub enum Error {
         /// The error of the host.
         source: io::Error,
     },
+    /// A word begins like the address of a server, but is not one. See
+    /// [`crate::FORMS_OF_SERVERS`].
+    #[error("{} is no address of a server: {why}", word.display())]
+    NoServer {
+        /// The word.
+        word: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// A client of a server on the network has neither a token nor a certificate.
+    #[error("a server of the network wants a token, or a certificate of the client")]
+    NoCredentials,
+    /// A certificate of the client is given without its key, or a key alone.
+    #[error("the certificate of a client and its key go together")]
+    HalfCertificate,
+    /// A file with a secret may be used by every user.
+    #[error("{} has a {what}, and every user may use the file", path.display())]
+    NotPrivate {
+        /// Its path.
+        path: PathBuf,
+        /// Its content.
+        what: &'static str,
+    },
+    /// A file that should have a secret in its first line has none.
+    #[error("{} has no {what} in its first line", path.display())]
+    NoLine {
+        /// Its path.
+        path: PathBuf,
+        /// The secret that it should have.
+        what: &'static str,
+    },
+    /// A file of this machine cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// Its path.
+        path: PathBuf,
+        /// The error of the host.
+        source: io::Error,
+    },
+    /// Certificates could not be used.
+    #[error("{0}")]
+    Tls(kvdb_server::Error),
+    /// A server could not be reached, or refuses the client.
+    #[error("cannot read {address}: {source}")]
+    Server {
+        /// The address of the server.
+        address: String,
+        /// The error of the connection.
+        source: kvdb_wire::Error,
+    },
 }

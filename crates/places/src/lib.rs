@@ -1,5 +1,5 @@
 //! Stores in object storage as a program of this machine uses them: by their addresses, through
-//! local files in directories of the user.
+//! local files in directories of the user. And stores that a server holds, by its address.
 //!
 //! - `address`: `dir:FOLDER/NAME` and `s3://BUCKET/NAME`, and the objects that they lead to;
 //! - `server`: the trial of a server before a store depends on it;
@@ -7,6 +7,8 @@
 //! - `local_copies`: the local files of readers and writers, their paths, and how they are claimed;
 //! - `forking`: a store of one's own that begins as a copy of a published one;
 //! - `publishing`, `following`: threads that publish an open store, and show published states;
+//! - `served`: `kvfs+unix:SOCKET` and `kvfs://HOST:PORT`, and how transactions on a server end;
+//! - `credentials`: the token and the certificates for a server on the network;
 //! - `error`: the errors, in sentences.
 //!
 //! The libraries below take any `Arc<dyn Objects>`; only this crate decides how a word of the user
@@ -27,6 +29,7 @@
 #![warn(missing_docs)]
 
 mod address;
+pub mod credentials;
 mod error;
 pub mod following;
 mod forking;
@@ -34,10 +37,13 @@ mod host;
 pub mod local_copies;
 pub mod publishing;
 pub mod secrets;
+pub mod served;
 mod server;
 
 pub use address::{Address, FORMS, FORMS_OF_PLACES, place, zones_of};
+pub use credentials::Credentials;
 pub use error::{Error, Result};
 pub use forking::fork;
 pub use host::host_name;
+pub use served::{FORMS_OF_SERVERS, Server};
 pub use server::{needs_trial, trial};

@@ -1,21 +1,11 @@
-//! The credentials of a client of a network server, and the authorities that it trusts: files named
-//! by options, or environment variables, which are the only source for `kvfs run`.
+//! The options with the credentials of a client of a network server, and the authorities that it
+//! trusts. The environment, which is the only source for `kvfs run`, has those that are not given.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-
-use kvdb_server::TlsClient;
+use std::path::PathBuf;
 
 use super::absolute;
-use crate::network;
-use crate::output::{Exit, Failure, Outcome};
-
-/// The variables with a token and with the names of files.
-pub const TOKEN: &str = "KVFS_TOKEN";
-const TOKEN_FILE: &str = "KVFS_TOKEN_FILE";
-const CA: &str = "KVFS_CA";
-const CERT: &str = "KVFS_CERT";
-const CERT_KEY: &str = "KVFS_CERT_KEY";
+use crate::output::Outcome;
 
 /// The options of a client of the network.
 #[derive(clap::Args, Default)]
@@ -45,75 +35,39 @@ impl Credentials {
         all.iter().any(|file| file.is_some())
     }
 
+    /// Returns the credentials of these options and of the environment.
+    pub fn all(&self) -> places::Credentials {
+        let given = places::Credentials {
+            token: None,
+            token_file: self.token_file.clone(),
+            ca: self.ca.clone(),
+            cert: self.cert.clone(),
+            cert_key: self.cert_key.clone(),
+        };
+        given.or_environment()
+    }
+
     /// Returns the arguments of a process with the same credentials that works in another
     /// directory. A token in the environment is passed by other means (`secrets`).
     pub fn words(&self) -> Outcome<Vec<OsString>> {
+        let places::Credentials { token: _, token_file, ca, cert, cert_key } = self.all();
         let files = [
-            ("--token-file", &self.token_file, TOKEN_FILE),
-            ("--ca", &self.ca, CA),
-            ("--cert", &self.cert, CERT),
-            ("--cert-key", &self.cert_key, CERT_KEY),
+            ("--token-file", token_file),
+            ("--ca", ca),
+            ("--cert", cert),
+            ("--cert-key", cert_key),
         ];
-        let mut all: Vec<OsString> = Vec::new();
-        for (name, file, variable) in files {
-            if let Some(path) = given(file, variable) {
-                all.extend([name.into(), absolute(&path)?.into()]);
+        let mut words: Vec<OsString> = Vec::new();
+        for (name, file) in files {
+            if let Some(path) = file {
+                words.extend([name.into(), absolute(&path)?.into()]);
             }
         }
-        Ok(all)
+        Ok(words)
     }
 
     /// Returns the token in the environment, unless a file has the token.
     pub fn token_of_environment(&self) -> Option<String> {
-        let is_in_file = given(&self.token_file, TOKEN_FILE).is_some();
-        std::env::var(TOKEN).ok().filter(|token| !is_in_file && !token.is_empty())
+        self.all().token
     }
-
-    /// Returns the token, which is empty if the client has a certificate and no token.
-    pub fn token(&self) -> Outcome<String> {
-        match (given(&self.token_file, TOKEN_FILE), self.token_of_environment()) {
-            (Some(file), _) => network::read_secret(&file, "token"),
-            (None, Some(token)) => Ok(token),
-            _ if self.certificate()?.is_some() => Ok(String::new()),
-            _ => {
-                let what = "a server of the network wants a token, or a certificate of the client";
-                Err(Failure::new(Exit::Usage, what).hint(
-                    "give the file that has it: --token-file FILE, or --cert FILE --cert-key FILE",
-                ))
-            }
-        }
-    }
-
-    /// Returns the TLS configuration: the trusted authorities, and the client's certificate.
-    pub fn tls(&self) -> Outcome<TlsClient> {
-        let own = self.certificate()?;
-        if let Some((_, key)) = &own {
-            let about = std::fs::metadata(key);
-            let about =
-                about.map_err(|e| Failure::io(format!("cannot read {}", key.display()), &e))?;
-            network::must_be_private(key, &about, "private key")?;
-        }
-        let ca = given(&self.ca, CA);
-        let own: Option<(&Path, &Path)> = own.as_ref().map(|(cert, key)| (&**cert, &**key));
-        let tls = TlsClient::believing(ca.as_deref(), own);
-        tls.map_err(|e| Failure::new(Exit::Usage, e.to_string()))
-    }
-
-    /// Returns the files of the client's certificate and its key.
-    fn certificate(&self) -> Outcome<Option<(PathBuf, PathBuf)>> {
-        match (given(&self.cert, CERT), given(&self.cert_key, CERT_KEY)) {
-            (Some(cert), Some(key)) => Ok(Some((cert, key))),
-            (None, None) => Ok(None),
-            _ => {
-                let what = "the certificate of a client and its key go together";
-                Err(Failure::new(Exit::Usage, what).hint("give both: --cert FILE --cert-key FILE"))
-            }
-        }
-    }
-}
-
-/// Returns the file of an option, or else that of a variable.
-fn given(option: &Option<PathBuf>, variable: &str) -> Option<PathBuf> {
-    let of_variable = || std::env::var_os(variable).filter(|path| !path.is_empty());
-    option.clone().or_else(|| of_variable().map(PathBuf::from))
 }

@@ -7,9 +7,9 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 
 use kvdb_wire::TransactionKey;
+use places::credentials::TOKEN;
 use serde_json::{Value, json};
 
-use super::credentials::TOKEN;
 use crate::guest;
 use crate::output::{Exit, Failure, Outcome};
 

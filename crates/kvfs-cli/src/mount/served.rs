@@ -6,10 +6,9 @@
 //! The mount waits for a server that is gone for a while. If that takes longer than a minute, or
 //! than the time of `--timeout`, calls fail until the server answers again.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io::ErrorKind;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -17,11 +16,12 @@ use std::time::Duration;
 use env::Machine;
 use kvdb::{Kvdb, ServedView};
 use kvdb_wire::{
-    Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, Socket, TransactionKey,
+    Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, TransactionKey,
 };
 use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::view_names::view_name;
 use kvfs_fuse::{FuseAdapter, MountOptions, Unmounter};
+use places::Server;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -33,7 +33,7 @@ use super::{
 use crate::daemon;
 use crate::daemons::Record;
 use crate::failures;
-use crate::guest::{self, Asked, Guest, NETWORK_SCHEME, SCHEME};
+use crate::guest::{self, Asked, Guest};
 use crate::mount_options::{self, Options};
 use crate::network;
 use crate::output::{Exit, Failure, Outcome, Output};
@@ -42,55 +42,9 @@ use crate::store::MEMORY;
 /// The default time, in seconds, for which a server that does not answer is waited for.
 const TIMEOUT: u32 = 60;
 
-/// A server.
-pub enum Server {
-    /// A server that listens on a socket of this machine.
-    Unix(PathBuf),
-    /// A server that listens on the network, and shows a certificate with this host name.
-    Network { host: String, port: u16 },
-}
-
-impl Server {
-    /// Returns the address, which is valid in any directory.
-    fn address(&self) -> OsString {
-        match self {
-            Server::Unix(socket) => {
-                let mut address = OsString::from("kvfs+unix:");
-                address.push(socket);
-                address
-            }
-            Server::Network { host, port } if host.contains(':') => {
-                format!("kvfs://[{host}]:{port}").into()
-            }
-            Server::Network { host, port } => format!("kvfs://{host}:{port}").into(),
-        }
-    }
-}
-
 /// Parses the address of a server. Returns `None` if `store` is not such an address.
 pub fn address(store: &Path) -> Option<Outcome<Server>> {
-    let bytes = store.as_os_str().as_bytes();
-    let wrong = |why: &str| {
-        let what = format!("{} is no address of a server: {why}", store.display());
-        Failure::new(Exit::Usage, what).hint("write kvfs+unix:SOCKET or kvfs://HOST:PORT")
-    };
-    if bytes.starts_with(b"kvfs+tcp:") {
-        return Some(Err(wrong("over plain TCP everybody on the way reads the files")));
-    }
-    if let Some(at) = bytes.strip_prefix(NETWORK_SCHEME) {
-        let at = std::str::from_utf8(at).ok().and_then(|at| at.rsplit_once(':'));
-        let server = at.and_then(|(host, port)| {
-            let host =
-                host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-            let port = port.parse().ok()?;
-            (!host.is_empty()).then(|| Server::Network { host: host.into(), port })
-        });
-        return Some(server.ok_or_else(|| wrong("it has no host and port")));
-    }
-    let path = bytes.strip_prefix(SCHEME)?;
-    let path = path.strip_prefix(b"//").unwrap_or(path);
-    let socket = std::path::absolute(OsStr::from_bytes(path));
-    Some(socket.map(Server::Unix).map_err(|e| wrong(&e.to_string())))
+    Server::parse(store).map_err(Failure::from).transpose()
 }
 
 /// Mounts the view, or serves the mount if this is the background process.
@@ -441,26 +395,17 @@ fn open(
             .hint("kvfs serve STORE --listen unix:SOCKET serves a store"),
     };
     let memory = usize::try_from(options.memory.unwrap_or(MEMORY)).unwrap_or(usize::MAX);
-    let mut client_options =
-        ClientOptions { timeout, memory: memory / 2, ..ClientOptions::default() };
+    let client_options = ClientOptions { timeout, memory: memory / 2, ..ClientOptions::default() };
     let zone_size = options.zone_size;
     let fs_options = FsOptions { zone_size, inode_memory: memory / 4, ..FsOptions::default() };
-    let client = match server {
-        Server::Unix(socket) => {
-            let socket = socket.clone();
-            Client::connect(move |time| Socket::connect_unix(&socket, time), client_options)
-        }
-        Server::Network { host, port } => {
-            let token =
-                asked.secrets.token.clone().map_or_else(|| asked.credentials.token(), Ok)?;
-            client_options.token = token.into();
-            let tls = asked.credentials.tls()?;
-            let (host, port) = (host.clone(), *port);
-            let connect = move |time| tls.connect(&host, port, time).map(Socket::from);
-            Client::connect(connect, client_options)
-        }
+    let mut credentials = asked.credentials.all();
+    if let Some(token) = &asked.secrets.token {
+        credentials.token = Some(token.clone());
+    }
+    let client = match server.connect(&credentials, client_options) {
+        Err(places::Error::Server { source, .. }) => return Err(cannot(source)),
+        client => client?,
     };
-    let client = client.map_err(cannot)?;
     let env = Arc::new(Machine::default());
     let (opened, transaction) = match view {
         View::Snapshot(name) => {

@@ -7,12 +7,13 @@ use std::fs::remove_dir;
 use std::path::{Path, PathBuf};
 
 use kvfs_fuse::{Unmount, unmount};
+use places::Server;
 use serde_json::{Value, json};
 
 use super::{Args, Isolation};
 use crate::daemons::Record;
 use crate::guest;
-use crate::mount::{self, Server};
+use crate::mount;
 use crate::mounted;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::proposed;

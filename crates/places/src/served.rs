@@ -1,0 +1,143 @@
+//! Stores that a server holds (`kvfs serve`), by the address of the server: `kvfs+unix:SOCKET` at a
+//! socket of this machine, `kvfs://HOST:PORT` on the network. How the file system of a transaction
+//! on a server is committed and aborted lives here, too, since each program that has one needs it.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvdb::ServedView;
+use kvdb_wire::{Client, ClientOptions, Outcome, ServedTransaction, Socket};
+use kvfs::Fs;
+
+use crate::credentials::Credentials;
+use crate::error::{Error, Result};
+
+/// The beginnings of the addresses of servers.
+const UNIX: &[u8] = b"kvfs+unix:";
+const NETWORK: &[u8] = b"kvfs://";
+const PLAIN_TCP: &[u8] = b"kvfs+tcp:";
+
+/// The advice for a word that should be the address of a server.
+pub const FORMS_OF_SERVERS: &str = "write kvfs+unix:SOCKET or kvfs://HOST:PORT";
+
+/// The address of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// A server that listens on a socket of this machine.
+    Unix(PathBuf),
+    /// A server that listens on the network, and shows a certificate with this host name.
+    Network {
+        /// The name or the number of the host.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+}
+
+impl Server {
+    /// Parses a word. Returns `None` if it does not begin like the address of a server.
+    pub fn parse(word: &Path) -> Result<Option<Server>> {
+        let bytes = word.as_os_str().as_bytes();
+        let wrong = |why: &str| Error::NoServer { word: word.to_owned(), why: why.into() };
+        if bytes.starts_with(PLAIN_TCP) {
+            return Err(wrong("over plain TCP everybody on the way reads the files"));
+        }
+        if let Some(at) = bytes.strip_prefix(NETWORK) {
+            let at = std::str::from_utf8(at).ok().and_then(|at| at.rsplit_once(':'));
+            let server = at.and_then(|(host, port)| {
+                let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+                let host = inner.unwrap_or(host);
+                let port = port.parse().ok()?;
+                (!host.is_empty()).then(|| Server::Network { host: host.into(), port })
+            });
+            return server.map(Some).ok_or_else(|| wrong("it has no host and port"));
+        }
+        let Some(path) = bytes.strip_prefix(UNIX) else { return Ok(None) };
+        let path = path.strip_prefix(b"//").unwrap_or(path);
+        let socket = std::path::absolute(OsStr::from_bytes(path));
+        Ok(Some(Server::Unix(socket.map_err(|e| wrong(&e.to_string()))?)))
+    }
+
+    /// Returns the address, which is valid in any directory.
+    pub fn address(&self) -> OsString {
+        match self {
+            Server::Unix(socket) => {
+                let mut address = OsString::from("kvfs+unix:");
+                address.push(socket);
+                address
+            }
+            Server::Network { host, port } if host.contains(':') => {
+                format!("kvfs://[{host}]:{port}").into()
+            }
+            Server::Network { host, port } => format!("kvfs://{host}:{port}").into(),
+        }
+    }
+
+    /// Connects to the server. The credentials are for servers on the network; the token in the
+    /// options is replaced by theirs.
+    pub fn connect(
+        &self,
+        credentials: &Credentials,
+        mut options: ClientOptions,
+    ) -> Result<Arc<Client>> {
+        let client = match self {
+            Server::Unix(socket) => {
+                let socket = socket.clone();
+                Client::connect(move |time| Socket::connect_unix(&socket, time), options)
+            }
+            Server::Network { host, port } => {
+                options.token = credentials.token()?.into();
+                let tls = credentials.tls()?;
+                let (host, port) = (host.clone(), *port);
+                let connect = move |time| tls.connect(&host, port, time).map(Socket::from);
+                Client::connect(connect, options)
+            }
+        };
+        client.map_err(|source| Error::Server { address: self.to_string(), source })
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.address().display(), f)
+    }
+}
+
+/// Commits a transaction on a server with all data that is written in its file system. Unless there
+/// is a conflict, the file system has ended then: its calls fail with ESTALE.
+pub fn commit(fs: &Fs, transaction: &ServedTransaction, synced: bool) -> kvfs::Result<Outcome> {
+    fs.end_served(|| {
+        let committed = transaction.commit(synced)?;
+        let is_over = !matches!(committed, Outcome::Conflict { .. });
+        Ok((committed, is_over))
+    })
+}
+
+/// How a transaction was aborted.
+#[derive(Debug)]
+pub enum Aborted {
+    /// The server has ended it.
+    There,
+    /// The server cannot be reached, for this reason. It ends the transaction with its lease.
+    Later(std::io::Error),
+}
+
+/// Ends a transaction on a server and its file system, and discards their changes. Fails if a
+/// commit was requested whose outcome is unknown, and if the server cannot be reached and would
+/// keep the transaction because it is durable.
+pub fn abort(client: &Client, fs: &Fs, transaction: &ServedTransaction) -> kvdb::Result<Aborted> {
+    let aborted = match transaction.abort() {
+        Ok(()) => Aborted::There,
+        Err(kvdb::Error::Io(e)) if !transaction.is_in_doubt() && !transaction.is_durable() => {
+            client.give_up();
+            transaction.forget();
+            Aborted::Later(e)
+        }
+        Err(e) => return Err(e),
+    };
+    fs.leave_served();
+    Ok(aborted)
+}

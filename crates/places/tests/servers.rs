@@ -1,0 +1,78 @@
+//! The addresses of servers, and the credentials of their clients.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use kvdb_wire::ClientOptions;
+use places::{Credentials, Error, Server};
+
+fn network(host: &str, port: u16) -> Server {
+    Server::Network { host: host.into(), port }
+}
+
+fn parsed(word: &str) -> Server {
+    Server::parse(Path::new(word)).expect("an address").expect("a server")
+}
+
+#[test]
+fn an_address_is_a_socket_or_a_host_with_its_port() {
+    assert_eq!(parsed("kvfs+unix:/run/my.sock"), Server::Unix("/run/my.sock".into()));
+    assert_eq!(parsed("kvfs+unix:///run/my.sock"), Server::Unix("/run/my.sock".into()));
+    let here = std::env::current_dir().expect("a directory");
+    assert_eq!(parsed("kvfs+unix:my.sock"), Server::Unix(here.join("my.sock")));
+    assert_eq!(parsed("kvfs://files.example.org:7411"), network("files.example.org", 7411));
+    assert_eq!(parsed("kvfs://[::1]:7411"), network("::1", 7411));
+    for word in ["kvfs+unix:/run/my.sock", "kvfs://files.example.org:7411", "kvfs://[::1]:7411"] {
+        assert_eq!(parsed(word).to_string(), word);
+        assert_eq!(parsed(word).address(), word);
+    }
+}
+
+#[test]
+fn other_words_are_paths_and_half_addresses_are_refused() {
+    for word in ["my.kvfs", "/srv/my.kvfs", "dir:/srv/work", "s3://bucket/work", "kvfs+unix"] {
+        assert_eq!(Server::parse(Path::new(word)).expect("a path"), None, "{word}");
+    }
+    for word in
+        ["kvfs://", "kvfs://host", "kvfs://:7411", "kvfs://host:70000", "kvfs+tcp:host:7411"]
+    {
+        let refused = Server::parse(Path::new(word));
+        assert!(matches!(refused, Err(Error::NoServer { .. })), "{word}: {refused:?}");
+    }
+}
+
+/// The reason why a connection over the network is refused before it is made.
+fn refused(credentials: Credentials) -> Error {
+    let options = ClientOptions::default();
+    // No server can listen there: nothing but the credentials is looked at.
+    match network("localhost", 1).connect(&credentials, options) {
+        Ok(_) => panic!("a server listens there"),
+        Err(e) => e,
+    }
+}
+
+#[test]
+fn a_client_of_the_network_needs_a_token_that_others_cannot_read_or_a_certificate() {
+    assert!(matches!(refused(Credentials::default()), Error::NoCredentials));
+    let cert = Some(PathBuf::from("laptop.pem"));
+    let half = Credentials { cert: cert.clone(), ..Credentials::default() };
+    assert!(matches!(refused(half), Error::HalfCertificate));
+
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let file = directory.path().join("token");
+    fs::write(&file, "\n").expect("written");
+    let by_file = || Credentials { token_file: Some(file.clone()), ..Credentials::default() };
+    fs::set_permissions(&file, Permissions::from_mode(0o644)).expect("set");
+    assert!(matches!(refused(by_file()), Error::NotPrivate { .. }));
+    fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("set");
+    assert!(matches!(refused(by_file()), Error::NoLine { .. }));
+    fs::remove_file(&file).expect("removed");
+    assert!(matches!(refused(by_file()), Error::Unreadable { .. }));
+
+    let key = directory.path().join("laptop.key");
+    fs::write(&key, "").expect("written");
+    fs::set_permissions(&key, Permissions::from_mode(0o644)).expect("set");
+    let open_key = Credentials { cert, cert_key: Some(key), ..Credentials::default() };
+    assert!(matches!(refused(open_key), Error::NotPrivate { .. }));
+}
