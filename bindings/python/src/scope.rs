@@ -220,6 +220,8 @@ impl Scope {
                 Ok(transaction.put(open.dictionary_to_write(dictionary)?, &*key, &*value)?)
             }
             kvdb::Scope::Frozen(_) => Err(is_a_snapshot()),
+            // No object of this type has one.
+            kvdb::Scope::Served(_) => Err(Failure::Invalid("the store is elsewhere".into())),
         })
     }
 
