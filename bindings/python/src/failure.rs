@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use kvdb::TransactionId;
+use kvdb_wire::FailureCode;
 use objects::ObjectsError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -39,6 +40,10 @@ pub enum Failure {
     StandsAgainst(String),
     /// An argument makes no sense.
     Invalid(String),
+    /// It cannot be done over a wire.
+    Unsupported(String),
+    /// The server that has the store is gone.
+    Disconnected(String),
     /// Python code raised an exception.
     Raised(PyErr),
 }
@@ -111,6 +116,8 @@ impl Failure {
             Failure::NoCommit(_) => ("not_found", 0),
             Failure::StandsAgainst(_) => ("conflict", 0),
             Failure::Invalid(_) => ("invalid", 0),
+            Failure::Unsupported(_) => ("unsupported", 0),
+            Failure::Disconnected(_) => ("disconnected", 0),
             Failure::Raised(_) => ("error", 0),
         }
     }
@@ -123,6 +130,12 @@ impl Failure {
             Failure::Places(error) => match error {
                 places::Error::NoName(_) | places::Error::NoAddress(_) => {
                     format!("{error}: {}", places::FORMS)
+                }
+                places::Error::NoServer { .. } => {
+                    format!("{error}: {}", places::FORMS_OF_SERVERS)
+                }
+                places::Error::NoCredentials => {
+                    format!("{error}: give token, token_file, or cert and cert_key")
                 }
                 places::Error::Claim { file, source: kvdb::Error::Unpublished(_), .. } => {
                     format!("{error}. It is {}", file.display())
@@ -158,7 +171,10 @@ impl Failure {
                      and none in a store that was full since"
                 )
             }
-            Failure::StandsAgainst(what) | Failure::Invalid(what) => what.clone(),
+            Failure::StandsAgainst(what)
+            | Failure::Invalid(what)
+            | Failure::Unsupported(what)
+            | Failure::Disconnected(what) => what.clone(),
             Failure::Raised(error) => error.to_string(),
         }
     }
@@ -206,19 +222,53 @@ fn of_places(error: &places::Error) -> (&'static str, i32) {
         | Error::NoPlace(_)
         | Error::Name(_)
         | Error::NoSecret(_)
-        | Error::Secret { .. } => ("invalid", 0),
+        | Error::Secret { .. }
+        | Error::NoServer { .. }
+        | Error::NoCredentials
+        | Error::HalfCertificate
+        | Error::NotPrivate { .. }
+        | Error::NoLine { .. }
+        | Error::Tls(_) => ("invalid", 0),
         Error::Empty(_) | Error::NoSnapshot(_) | Error::NothingHere(_) => ("not_found", 0),
         Error::Place { source, .. } => of_place(source),
         Error::Stores { source, .. }
         | Error::Store { source, .. }
         | Error::Claim { source, .. }
         | Error::NoHome(source) => of_store(source),
-        Error::Path { source, .. } | Error::Thread { source, .. } => of_io(source),
+        Error::Path { source, .. }
+        | Error::Thread { source, .. }
+        | Error::Unreadable { source, .. } => of_io(source),
+        Error::Server { source, .. } => of_wire(source),
         Error::Device { source, .. } => of_device(source),
         Error::InUse { .. } => ("busy", 0),
         Error::NotPublished { displaced: true, .. } => ("displaced", 0),
         Error::NotPublished { .. } => ("device", EIO),
         Error::Unsafe(_) => ("error", 0),
+    }
+}
+
+/// A server that is not to be reached, or refuses.
+fn of_wire(error: &kvdb_wire::Error) -> (&'static str, i32) {
+    let failure = match error {
+        kvdb_wire::Error::Failed(failure) => failure,
+        kvdb_wire::Error::NoPlace(_) => return ("limit", 0),
+        _ => return ("disconnected", 0),
+    };
+    match failure.code {
+        FailureCode::NotAllowed => ("file", 13),
+        FailureCode::NoView | FailureCode::NoSnapshot | FailureCode::NoDictionary => {
+            ("not_found", 0)
+        }
+        FailureCode::Corrupt => ("corrupt", EIO),
+        FailureCode::Limit => ("limit", 0),
+        FailureCode::Conflict => ("conflict", 0),
+        FailureCode::Locked => ("locked", 0),
+        FailureCode::ReadOnly => ("read_only", EROFS),
+        FailureCode::NoSpace => ("no_space", ENOSPC),
+        FailureCode::Exists => ("exists", 0),
+        FailureCode::Invalid => ("invalid", 0),
+        FailureCode::NotSynced => ("device", EIO),
+        FailureCode::Other | FailureCode::Again => ("error", 0),
     }
 }
 

@@ -10,10 +10,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::failure::{Failure, Outcome};
+use crate::home::Home;
 use crate::octets::Octets;
 use crate::open_file::OpenFile;
 use crate::paths;
-use crate::shared::Shared;
 use crate::slot::Slot;
 
 /// Mode (with the type), inode, links, user, group, size, 512-byte blocks, and the times of the
@@ -23,7 +23,7 @@ pub type Stat = (u32, u64, u32, u32, u32, u64, u64, (i128, i128, i128, i128));
 /// The files of the store, of a transaction or of a snapshot.
 #[pyclass(frozen, module = "kvfs._kvfs")]
 pub struct Files {
-    shared: Arc<Shared>,
+    home: Home,
     fs: Arc<Slot<Fs>>,
     writes: bool,
     transaction: Option<TransactionId>,
@@ -65,14 +65,14 @@ fn timestamp(nanos: i128) -> Outcome<Timestamp> {
 }
 
 impl Files {
-    /// Of a state whose file system lies in a slot of `shared`.
+    /// Of a state whose file system lies in a slot of `home`.
     pub fn new(
-        shared: Arc<Shared>,
+        home: Home,
         fs: Arc<Slot<Fs>>,
         writes: bool,
         transaction: Option<TransactionId>,
     ) -> Files {
-        Files { shared, fs, writes, transaction }
+        Files { home, fs, writes, transaction }
     }
 
     fn call<T: Send>(
@@ -82,12 +82,7 @@ impl Files {
         call: impl FnOnce(&Fs) -> Outcome<T> + Send,
     ) -> PyResult<T> {
         Ok(py
-            .detach(|| {
-                // Held to the end, so that closing the store waits for it.
-                let _open = self.shared.open()?;
-                let fs = self.fs.get()?;
-                call(&fs)
-            })
+            .detach(|| self.home.call(None, || call(&self.fs.get()?)))
             .map_err(|failure| failure.at(path))?)
     }
 }
@@ -314,7 +309,7 @@ impl Files {
             Ok((fs.clone(), ino))
         })?;
         let path = path.to_vec();
-        Ok(OpenFile::new(self.shared.clone(), (fs, ino), write, path, self.transaction))
+        Ok(OpenFile::new(self.home.clone(), (fs, ino), write, path, self.transaction))
     }
 }
 

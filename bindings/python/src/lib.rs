@@ -4,7 +4,8 @@
 //! - `database`, on `shared`: a store that is open in this process, and how it is closed;
 //! - `at_address`: stores in object storage; `merging`: of their forks;
 //! - `scope`: keys of the store, of a transaction or of a snapshot; `range`, `changes`: iterators;
-//! - `files`, `paths`, `open_file`: the file system of a scope;
+//! - `served`: files and keys of a store that a server holds;
+//! - `files`, `paths`, `open_file`: the file system of a scope; `home`: the owner of one;
 //! - `stream`: Python's file objects as readers and writers, for send and receive;
 //! - `slot`: what ends with the store, and what a forked child must leave alone;
 //! - `failure`: errors as exceptions; `octets`: arguments that are bytes.
@@ -17,12 +18,14 @@ mod changes;
 mod database;
 mod failure;
 mod files;
+mod home;
 mod merging;
 mod octets;
 mod open_file;
 mod paths;
 mod range;
 mod scope;
+mod served;
 mod shared;
 mod slot;
 mod stream;
@@ -34,11 +37,13 @@ fn _kvfs(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<database::Database>()?;
     m.add_class::<scope::Scope>()?;
     m.add_class::<scope::Savepoint>()?;
+    m.add_class::<served::ServedScope>()?;
     m.add_class::<range::Range>()?;
     m.add_class::<changes::Changes>()?;
     m.add_class::<files::Files>()?;
     m.add_class::<open_file::OpenFile>()?;
     m.add_function(wrap_pyfunction!(at_address::address, m)?)?;
+    m.add_function(wrap_pyfunction!(served::server, m)?)?;
     m.add_function(wrap_pyfunction!(at_address::fork, m)?)?;
     m.add_function(wrap_pyfunction!(at_address::forks, m)?)?;
     m.add_function(wrap_pyfunction!(at_address::drop_fork, m)?)?;

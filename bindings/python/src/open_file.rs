@@ -8,8 +8,8 @@ use pyo3::types::PyBytes;
 
 use crate::failure::{Failure, Outcome};
 use crate::files::{Stat, caller, stat_of};
+use crate::home::Home;
 use crate::octets::Octets;
-use crate::shared::Shared;
 use crate::slot::Slot;
 
 /// An inode with a reference, which is given back when this is dropped: a file whose name has gone
@@ -28,7 +28,7 @@ impl Drop for Held {
 /// An open file.
 #[pyclass(frozen, module = "kvfs._kvfs")]
 pub struct OpenFile {
-    shared: Arc<Shared>,
+    home: Home,
     held: Arc<Slot<Held>>,
     write: bool,
     path: Vec<u8>,
@@ -38,14 +38,14 @@ pub struct OpenFile {
 impl OpenFile {
     /// The inode has a reference for it.
     pub fn new(
-        shared: Arc<Shared>,
+        home: Home,
         (fs, ino): (Fs, Ino),
         write: bool,
         path: Vec<u8>,
         transaction: Option<TransactionId>,
     ) -> OpenFile {
-        let held = shared.slot("the file", Held { fs, ino });
-        OpenFile { shared, held, write, path, transaction }
+        let held = home.slot("the file", Held { fs, ino });
+        OpenFile { home, held, write, path, transaction }
     }
 
     fn call<T: Send>(
@@ -55,12 +55,13 @@ impl OpenFile {
     ) -> PyResult<T> {
         Ok(py
             .detach(|| {
-                let open = self.shared.open()?;
-                let (fs, ino) = match &*self.held.lock()? {
-                    Some(held) => (held.fs.clone(), held.ino),
-                    None => return Err(Failure::Closed("the file")),
-                };
-                call(&fs, ino).map_err(|failure| open.cause(self.transaction, failure))
+                self.home.call(self.transaction, || {
+                    let (fs, ino) = match &*self.held.lock()? {
+                        Some(held) => (held.fs.clone(), held.ino),
+                        None => return Err(Failure::Closed("the file")),
+                    };
+                    call(&fs, ino)
+                })
             })
             .map_err(|failure: Failure| failure.at(&self.path))?)
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kvdb::{Iter, Keys};
+use kvdb::{Iter, Keys, ScopeCursor};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -17,6 +17,8 @@ const AT_ONCE: usize = 1 << 20;
 enum Source {
     Tuples(Iter),
     Keys(Keys),
+    /// Of a view that a server holds, with the values if wanted.
+    Served(ScopeCursor, bool),
 }
 
 /// A walk over a range that is under way.
@@ -32,12 +34,26 @@ impl Walk {
         Walk { source, reverse }
     }
 
+    /// Of a cursor that is at the end where the walk begins. `reverse`, `values`: as of `new`.
+    pub fn served(cursor: ScopeCursor, reverse: bool, values: bool) -> Walk {
+        Walk { source: Source::Served(cursor, values), reverse }
+    }
+
     fn step(&mut self) -> Option<kvdb::Result<(Bytes, Option<Bytes>)>> {
         match (&mut self.source, self.reverse) {
             (Source::Tuples(iter), false) => iter.next().map(|t| t.map(|(k, v)| (k, Some(v)))),
             (Source::Tuples(iter), true) => iter.next_back().map(|t| t.map(|(k, v)| (k, Some(v)))),
             (Source::Keys(keys), false) => keys.next().map(|key| key.map(|key| (key, None))),
             (Source::Keys(keys), true) => keys.next_back().map(|key| key.map(|key| (key, None))),
+            (Source::Served(cursor, values), reverse) => {
+                let values = *values;
+                let next = if reverse { cursor.prev() } else { cursor.next() };
+                let parts = |tuple: kvdb::Tuple| {
+                    let (key, value) = tuple.into_parts()?;
+                    Ok((key, values.then_some(value)))
+                };
+                next.transpose().map(|next| next.and_then(parts))
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use pyo3::types::PyBytes;
 
 use crate::failure::{Failure, Outcome};
 use crate::files::Files;
+use crate::home::Home;
 use crate::octets::Octets;
 use crate::range::{Range, Walk};
 use crate::shared::{Open, Shared, check_name, reserved};
@@ -38,7 +39,7 @@ pub struct Scope {
 pub struct Savepoint(kvdb::Savepoint);
 
 /// A change of a batch as Python gives it: what, dictionary, key or start, value or stop.
-type Change = (String, String, Octets, Option<Octets>);
+pub type Change = (String, String, Octets, Option<Octets>);
 
 impl Scope {
     /// The keys outside of all transactions.
@@ -129,7 +130,7 @@ fn read_range(
 }
 
 /// Ahead of all else that a change would do, such as making its dictionary.
-fn check_key(key: &[u8]) -> Outcome<()> {
+pub fn check_key(key: &[u8]) -> Outcome<()> {
     if key.len() <= MAX_KEY {
         return Ok(());
     }
@@ -152,7 +153,7 @@ fn delete_range(batch: &mut Batch, dict: DictionaryId, start: &[u8], stop: Optio
     }
 }
 
-fn add_change(
+pub fn add_change(
     batch: &mut Batch,
     dict: DictionaryId,
     (what, _, key, value): &Change,
@@ -220,7 +221,7 @@ impl Scope {
                 Ok(transaction.put(open.dictionary_to_write(dictionary)?, &*key, &*value)?)
             }
             kvdb::Scope::Frozen(_) => Err(is_a_snapshot()),
-            // No object of this type has one.
+            // Those are `served`.
             kvdb::Scope::Served(_) => Err(Failure::Invalid("the store is elsewhere".into())),
         })
     }
@@ -416,7 +417,7 @@ impl Scope {
             Ok((fs, !matches!(self.at, At::Frozen(..))))
         })?;
         let slot = self.shared.slot("the file system", fs);
-        Ok(Files::new(self.shared.clone(), slot, writes, self.id()))
+        Ok(Files::new(Home::Store(self.shared.clone()), slot, writes, self.id()))
     }
 
     #[getter]
@@ -511,11 +512,11 @@ impl Drop for Scope {
 }
 
 /// The number that a value is, in decimal.
-fn number_of(value: &[u8]) -> Option<i64> {
+pub fn number_of(value: &[u8]) -> Option<i64> {
     std::str::from_utf8(value).ok()?.parse().ok()
 }
 
-fn is_a_snapshot() -> Failure {
+pub fn is_a_snapshot() -> Failure {
     Failure::Store(kvdb::Error::ReadOnly("it is a snapshot".into()))
 }
 

@@ -27,7 +27,7 @@ use crate::slot::{Closing, Owner, Slot, Slots};
 pub const LEAST_SIZE: u64 = 160 << 20;
 
 /// All the memory that a store takes when not told otherwise, bytes.
-const MEMORY: u64 = 320 << 20;
+pub const MEMORY: u64 = 320 << 20;
 
 /// Longest name of a dictionary in bytes, as on the socket.
 const LONGEST_NAME: usize = 128;

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Literal, TypeVar, overload
 
 from . import _kvfs
 from ._files import FileSystem
@@ -599,6 +599,39 @@ def _is_written_here(address: str) -> bool:
     return any("publishing" in store.statistics() for store in written)
 
 
+@overload
+def open(
+    path: str | bytes | os.PathLike[str],
+    *,
+    txn: Literal[True],
+    clone: str | None = None,
+    label: str = "",
+    token: str | None = None,
+    token_file: str | bytes | os.PathLike[str] | None = None,
+    ca: str | bytes | os.PathLike[str] | None = None,
+    cert: str | bytes | os.PathLike[str] | None = None,
+    cert_key: str | bytes | os.PathLike[str] | None = None,
+    timeout: float | None = 60.0,
+    memory: int | None = None,
+) -> Transaction: ...
+
+
+@overload
+def open(
+    path: str | bytes | os.PathLike[str],
+    *,
+    snapshot: str,
+    token: str | None = None,
+    token_file: str | bytes | os.PathLike[str] | None = None,
+    ca: str | bytes | os.PathLike[str] | None = None,
+    cert: str | bytes | os.PathLike[str] | None = None,
+    cert_key: str | bytes | os.PathLike[str] | None = None,
+    timeout: float | None = 60.0,
+    memory: int | None = None,
+) -> Snapshot: ...
+
+
+@overload
 def open(
     path: str | bytes | os.PathLike[str],
     *,
@@ -614,9 +647,38 @@ def open(
     follow: float | None = None,
     cache: str | bytes | os.PathLike[str] | None = None,
     cache_size: int | None = None,
-) -> Store:
+) -> Store: ...
+
+
+def open(
+    path: str | bytes | os.PathLike[str],
+    *,
+    create: bool = True,
+    size: int | None = None,
+    read_only: bool = False,
+    memory: int | None = None,
+    durable: bool = False,
+    write: bool = False,
+    take: bool = False,
+    durability: Durability = "local",
+    publish_every: float = 10.0,
+    follow: float | None = None,
+    cache: str | bytes | os.PathLike[str] | None = None,
+    cache_size: int | None = None,
+    txn: bool = False,
+    snapshot: str | None = None,
+    clone: str | None = None,
+    label: str = "",
+    token: str | None = None,
+    token_file: str | bytes | os.PathLike[str] | None = None,
+    ca: str | bytes | os.PathLike[str] | None = None,
+    cert: str | bytes | os.PathLike[str] | None = None,
+    cert_key: str | bytes | os.PathLike[str] | None = None,
+    timeout: float | None = 60.0,
+) -> Store | Transaction | Snapshot:
     """Opens the store in a file, or makes one; or the store at an address in object storage,
-    ``dir:FOLDER/NAME`` or ``s3://BUCKET/NAME``.
+    ``dir:FOLDER/NAME`` or ``s3://BUCKET/NAME``; or begins a transaction of a store that a server
+    holds, or opens a snapshot of it, at ``kvfs+unix:SOCKET`` or ``kvfs://HOST:PORT``.
 
     The store is this process' alone while it is open: a store that is mounted is reached with
     ``connect``.
@@ -638,6 +700,14 @@ def open(
     that is gone, without what that has not published. If it is not gone, it takes no more changes,
     and ``close`` there raises ``Displaced``. ``durability="remote"``: what waits for the disk
     (``sync=True``, ``durable``) waits until it is in object storage, too.
+
+    Of a server, ``txn=True`` begins a transaction, of the main files or of a ``clone``, which
+    others see as a whole when it has committed; ``snapshot`` opens the snapshot of this name, to be
+    read. Only what is read and written goes over the wire. On the network, ``token`` or the first
+    line of ``token_file``, or ``cert`` and ``cert_key``, say who asks, and ``ca`` has the
+    certificates that are trusted; what is not given is taken from ``KVFS_TOKEN_FILE``,
+    ``KVFS_TOKEN``, ``KVFS_CERT``, ``KVFS_CERT_KEY`` and ``KVFS_CA``. A server that is gone is
+    waited for ``timeout`` seconds before ``Disconnected``; ``None``: for ever.
     """
     path = os.fspath(path)
     if b"\0" in os.fsencode(path):
@@ -645,6 +715,36 @@ def open(
     for what, number in (("size", size), ("memory", memory), ("cache_size", cache_size)):
         if number is not None and not 0 <= number < 1 << 63:
             raise Invalid(f"{what} is a number of bytes, not {number}")
+    from . import _served
+
+    server = _served.address_of(path)
+    others = (size, follow, cache, cache_size)
+    if server is not None:
+        if read_only or durable or write or take or any(other is not None for other in others):
+            raise Invalid(
+                f"{server} is a server, which has the store open: leave out all but txn, snapshot, "
+                "clone, label, timeout, memory and the credentials"
+            )
+        return _served.open_served(
+            server,
+            txn=bool(txn),
+            snapshot=snapshot,
+            clone=clone,
+            label=label,
+            token=token,
+            token_file=token_file,
+            ca=ca,
+            cert=cert,
+            cert_key=cert_key,
+            timeout=timeout,
+            memory=memory,
+        )
+    credentials = (token, token_file, ca, cert, cert_key)
+    if txn or label or any(word is not None for word in (snapshot, clone, *credentials)):
+        raise Invalid(
+            f"{os.fsdecode(path)} is no address of a server: txn, snapshot, clone, label and the "
+            "credentials go with one, as kvfs+unix:SOCKET or kvfs://HOST:PORT"
+        )
     address = address_of(path)
     if address is not None:
         if size is not None:

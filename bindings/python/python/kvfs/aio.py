@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar
 from . import _store
 from ._keys import Dictionary, Estimate
 from ._store import Isolation
-from .errors import Retryable
+from .errors import Retryable, Unsupported
 
 __all__ = ["AsyncDictionary", "AsyncStore", "AsyncTransaction", "connect", "open"]
 
@@ -330,7 +330,10 @@ async def _made(make: Callable[[], _store.Store]) -> AsyncStore:
 
 
 async def open(path: str | bytes | os.PathLike[str], **options: Any) -> AsyncStore:
-    """Opens the store in a file, or makes one, with the options of ``kvfs.open``."""
+    """Opens the store in a file, or makes one, with the options of ``kvfs.open``. Transactions and
+    snapshots that a server holds are not awaited: their calls wait in threads of the caller."""
+    if options.get("txn") or options.get("snapshot") is not None:
+        raise Unsupported("kvfs.aio opens stores: call kvfs.open with txn or snapshot in a thread")
     return await _made(lambda: _store.open(path, **options))
 
 

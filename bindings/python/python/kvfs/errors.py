@@ -95,8 +95,8 @@ class Unsupported(Error):
 
 
 class Disconnected(Error, ConnectionError):
-    """The daemon of the mount is gone, or gave a reply that makes no sense. Whether the last change
-    was made is not known."""
+    """The daemon of the mount or the server of the store is gone, or gave a reply that makes no
+    sense. Whether the last change was made is not known."""
 
 
 class NoSpace(Error, OSError):

@@ -6,7 +6,10 @@
 ``store`` is a ``kvfs.Store``, a transaction or a snapshot of one, or a path: of a store's file,
 which is opened here, or of a mount or socket, which is connected to; or the address of a store in
 object storage, ``dir:FOLDER/NAME`` or ``s3://BUCKET/NAME``, perhaps with ``@SNAPSHOT``, which is
-read: as it is now, or with ``follow=SECONDS`` as it is published from then on. What is done between
+read: as it is now, or with ``follow=SECONDS`` as it is published from then on; or the address of a
+server that has a store, ``kvfs+unix:SOCKET`` or ``kvfs://HOST:PORT``, with ``snapshot=NAME``, and
+``token`` and the other credentials of ``kvfs.open``. Without ``snapshot`` its files are read and
+written in transactions of the file system alone, which are those of the server. What is done between
 ``fs.start_transaction()`` and ``fs.end_transaction()``, or in ``with fs.transaction:``, is one
 transaction of the store.
 """
@@ -25,7 +28,7 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.transaction import Transaction as _Transaction
 from fsspec.utils import stringify_path
 
-from . import _store
+from . import _served, _store
 from ._files import FileSystem
 from ._places import address_of
 from .errors import Invalid, Unsupported
@@ -63,6 +66,35 @@ def _store_at(path: str, follow: float | None) -> _store.Store:
                     store = _store.open(path)
             _by_path[path] = store
         return store
+
+
+#: Options of ``kvfs.open`` for the address of a server.
+_OF_SERVERS = ("snapshot", "clone", "token", "token_file", "ca", "cert", "cert_key", "timeout")
+
+
+class _ServedStore:
+    """The store of a server, of which there are only transactions."""
+
+    def __init__(self, address: str, options: dict[str, Any]) -> None:
+        self._address = address
+        self._options = options
+
+    def transaction(self, label: str = "") -> _store.Transaction:
+        return _store.open(self._address, txn=True, label=label, **self._options)
+
+    @property
+    def fs(self) -> FileSystem:
+        raise Unsupported(
+            f"what {self._address} has is read and written in a transaction (with fs.transaction), "
+            "or as it was in a snapshot: snapshot='NAME'"
+        )
+
+
+def _served_at(address: str, options: dict[str, Any]) -> Any:
+    if options.get("snapshot") is None:
+        options.pop("snapshot", None)
+        return _ServedStore(address, options)
+    return _store.open(address, **options)
 
 
 class _StoreTransaction(_Transaction):  # type: ignore[misc]
@@ -113,12 +145,19 @@ class KvfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         super().__init__(store=store, auto_mkdir=auto_mkdir, follow=follow, **options)
+        asked = {name: options[name] for name in _OF_SERVERS if name in options}
         if store is None:
             raise ValueError(
                 "give the store: fsspec.filesystem('kvfs', store=...), or "
                 "storage_options={'store': ...}"
             )
-        if isinstance(store, (str, bytes, os.PathLike)):
+        is_word = isinstance(store, (str, bytes, os.PathLike))
+        server = _served.address_of(store) if is_word else None
+        if asked and server is None:
+            raise Invalid(f"{', '.join(asked)} goes with the address of a server")
+        if server is not None and follow is None:
+            store = _served_at(server, asked)
+        elif is_word and server is None:
             store = _store_at(os.fsdecode(store), follow)
         elif follow is not None:
             raise Invalid("follow goes with an address in object storage, as dir:/srv/stores/work")
