@@ -156,7 +156,7 @@ impl Flush {
         };
         drop(flusher.recent.remember(self.runs().filter_map(recent)));
         let before = self.sealed.as_ref().map_or(0, |s| s.start.segment);
-        let mut recycling = flusher.commits.begin_recycling(before);
+        let mut recycling = flusher.commits.log.begin_recycling(before);
         let plan = |state: &ManifestState| {
             let mut change = VersionEdit::of([Edit::Streams(flusher.zones.positions())]);
             let mut id = state.next_run;
@@ -303,7 +303,7 @@ impl Flusher {
         // Empty memtables are not sufficient. Data that is added above the runs (an ingest) would
         // lie below the data that is replayed when the store is opened again, so the journal's
         // start must have passed this position, too, however the memtables came to be empty.
-        let unflushed = self.commits.unflushed_end();
+        let unflushed = self.commits.log.unflushed_end();
         let version = self.versions.load_full();
         let number = version.generation.number;
         let empty =

@@ -98,16 +98,16 @@ impl Admission {
         let fan = self.options.compaction.sane().runs_per_level;
         let runs = debt_of_runs(self.counters.young_runs.get() as usize, fan);
         let dead = part(self.counters.dead_percent.get() as usize, DEAD_FROM, DEAD_TO);
-        let window = self.commits.window();
-        let deferred = part(self.commits.deferred_bytes(), window, 2 * window);
+        let window = self.commits.log.window();
+        let deferred = part(self.commits.log.deferred_bytes(), window, 2 * window);
         memory.max(runs).max(dead).max(deferred)
     }
 
     /// Waits until another `bytes` of deferred values may be added.
     fn admit_deferred(&self, bytes: usize) -> Result<()> {
         let full = || {
-            let waiting = self.commits.deferred_bytes();
-            waiting > 0 && waiting + bytes > 2 * self.commits.window()
+            let waiting = self.commits.log.deferred_bytes();
+            waiting > 0 && waiting + bytes > 2 * self.commits.log.window()
         };
         if !full() {
             return Ok(());
@@ -261,7 +261,7 @@ impl CommitEnv for Admission {
         if !self.signals.reclaimable.swap(false, Ordering::AcqRel) {
             return false;
         }
-        self.commits.return_reserved_zones();
+        self.commits.log.return_reserved_zones();
         match self.reclaim() {
             Ok(true) => self.signals.reclaimable.store(true, Ordering::Release),
             Ok(false) => {}
@@ -277,20 +277,20 @@ impl CommitEnv for Admission {
     /// Requests the work that is due, or does it directly if the store has no threads.
     fn after_commit(&self, applied: Applied) -> Result<()> {
         let long = self.counters.journal_device.get() > self.shares.journal_device;
-        let tight = self.commits.take_journal_tight();
+        let tight = self.commits.log.take_journal_tight();
         let mut seal = applied.seal;
         if (tight || long) && self.commits.newest_sealed().is_none() {
             seal = Some(self.versions.load().generation.number);
         }
-        let write = self.commits.has_gathered(&applied);
+        let write = self.commits.log.has_gathered(&applied);
         if !self.inline {
             if write || seal.is_some() {
                 self.signals.journal_wanted(seal);
             }
             let written = if applied.pending >= self.shares.journal_buffer {
-                self.commits.write_out().map(drop)
-            } else if self.commits.leaves_much(&applied) {
-                self.commits.write_gathered()
+                self.commits.log.write_out().map(drop)
+            } else if self.commits.log.leaves_much(&applied) {
+                self.commits.log.write_gathered()
             } else {
                 Ok(())
             };
@@ -302,7 +302,7 @@ impl CommitEnv for Admission {
         }
         if write {
             // If there is no space, the data stays in memory until there is some.
-            Self::warn_of_failed_work(self.commits.write_gathered());
+            Self::warn_of_failed_work(self.commits.log.write_gathered());
         }
         if let Some(generation) = seal {
             Self::warn_of_failed_work(self.commits.seal(generation));

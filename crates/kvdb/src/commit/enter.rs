@@ -4,10 +4,9 @@
 
 use zones::Priority;
 
-use super::pipeline::Pipeline;
+use super::log::Pipeline;
 use super::{CommitEnv, CommitPipeline, SpaceClaim};
 use crate::error::{Error, Result};
-use crate::journal::record;
 use crate::lock_order::MutexGuard;
 
 impl CommitPipeline {
@@ -20,7 +19,9 @@ impl CommitPipeline {
         cost: u64,
         claim: SpaceClaim,
     ) -> Result<MutexGuard<'_, Pipeline>> {
-        self.enter_with(need, cost, |need| self.make_room_or_reclaim(engine, need, (cost, claim)))
+        self.log.lock_with_room(need, cost, |need| {
+            self.make_room_or_reclaim(engine, need, (cost, claim.reserve()))
+        })
     }
 
     /// Enters for changes that only delete. Their record may use the space reserved for flushes,
@@ -30,56 +31,37 @@ impl CommitPipeline {
         engine: &impl CommitEnv,
         need: usize,
     ) -> Result<MutexGuard<'_, Pipeline>> {
-        let nothing = (0, SpaceClaim::default());
-        self.enter_with(need, 0, |need| match self.make_room_or_reclaim(engine, need, nothing) {
-            Err(Error::NoSpace) => {
-                // After this flush the journal has only the segment that it writes in. A second one
-                // does no harm: it is flushed next.
-                engine.flush_all()?;
-                self.make_room(need, nothing, Priority::Flush)
+        let nothing = (0, SpaceClaim::default().reserve());
+        self.log.lock_with_room(need, 0, |need| {
+            match self.make_room_or_reclaim(engine, need, nothing) {
+                Err(Error::NoSpace) => {
+                    // After this flush the journal has only the segment that it writes in. A
+                    // second one does no harm: it is flushed next.
+                    engine.flush_all()?;
+                    self.log.make_room(need, nothing, Priority::Flush)
+                }
+                made => made,
             }
-            made => made,
         })
     }
 
-    /// Makes room as [`CommitPipeline::make_room`] does. If there is no space, it reclaims or
-    /// flushes first.
+    /// Makes room as [`Log::make_room`](super::log::Log::make_room) does. If there is no space, it
+    /// reclaims or flushes first.
     pub(super) fn make_room_or_reclaim(
         &self,
         engine: &impl CommitEnv,
         need: usize,
-        values: (u64, SpaceClaim),
+        values: (u64, Priority),
     ) -> Result<()> {
-        match self.make_room(need, values, Priority::Log) {
+        match self.log.make_room(need, values, Priority::Log) {
             Err(Error::NoSpace) => {
                 // Data in runs needs no journal, so a flush frees the journal's zones.
                 if !engine.want_space() {
                     engine.flush_all()?;
                 }
-                self.make_room(need, values, Priority::Log)
+                self.log.make_room(need, values, Priority::Log)
             }
             made => made,
         }
-    }
-
-    pub(super) fn enter_with(
-        &self,
-        need: usize,
-        cost: u64,
-        make_room: impl Fn(usize) -> Result<()>,
-    ) -> Result<MutexGuard<'_, Pipeline>> {
-        let need = if self.options.journal { need + record::NUMBER_SIZE } else { 0 };
-        let pipeline = loop {
-            let pipeline = self.pipeline.lock();
-            let journal = need == 0 || pipeline.pending.len() + need <= pipeline.room;
-            if journal && (cost == 0 || pipeline.pending.cost + cost <= pipeline.place_room) {
-                break pipeline;
-            }
-            drop(pipeline);
-            make_room(need)?;
-        };
-        // Checked under the lock, so that no commit is acknowledged after a failed sync.
-        self.health.writable()?;
-        Ok(pipeline)
     }
 }

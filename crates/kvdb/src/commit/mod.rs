@@ -4,65 +4,55 @@
 //! waits only for room, for memory or for a lock of a transaction; the pending stream is usually
 //! written by the journal's thread.
 //!
-//! Durability is a second stage (see `pipeline`): a caller that needs a position of the journal's
-//! stream to be durable waits for a sync that began after its record was in the buffer. One of the
-//! waiting threads does the sync for all of them; the others join the next one.
+//! Durability is a second stage (see `log`, which has the records from then on): a caller that
+//! needs a position of the journal's stream to be durable waits for a sync that began after its
+//! record was in the buffer. One of the waiting threads does the sync for all of them; the others
+//! join the next one.
 //!
-//! The modules in the order of a commit: `batch`, `validate`, `updates`, `place` (large values, or
-//! `deferred` ones, copied into `value_buffers`), `enter` (the lock, with `room`), `memtables`;
-//! then `pipeline` (write, sync; `early`: before a sync asks for it) and `sealing`, in which
-//! `short_values` decides when short values are placed outside their blocks. `recent` has the
-//! commits in which transactions look for conflicts, `locking` the locks that a commit waits for,
-//! `conditional` a commit that checks for conflicts without a transaction, `order` the rule that
-//! edits of the manifest become durable after the commits before them.
+//! The modules in the order of a commit: `batch`, `validate`, `updates`, `place` (large values are
+//! placed, or copied into the log's buffers), `enter` (the lock, with room in the log),
+//! `memtables`; then `log` (write and sync) and `sealing`, in which `short_values` decides when
+//! short values are placed outside their blocks. `recent` has the commits in which transactions
+//! look for conflicts, `locking` the locks that a commit waits for, `conditional` a commit that
+//! checks for conflicts without a transaction, `order` the rule that edits of the manifest become
+//! durable after the commits before them.
 
 pub(crate) mod batch;
 pub(crate) mod conditional;
-pub(crate) mod deferred;
-pub(crate) mod early;
 mod enter;
 pub(crate) mod feed;
 pub(crate) mod locking;
+pub(crate) mod log;
 mod memtables;
 pub(crate) mod order;
-pub(crate) mod pipeline;
 mod place;
 mod put;
 pub(crate) mod recent;
-mod recycling;
 mod replay;
-mod room;
 pub(crate) mod sealing;
 mod short_values;
-mod standing;
-pub(crate) mod tap;
 #[cfg(test)]
 mod tests;
 pub(crate) mod updates;
 mod validate;
-pub(crate) mod value_buffers;
 
-use env::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use env::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use env::Env;
-use env::sync::{Condvar, Mutex};
 use vt_tree::{Compression, Seq};
 use zones::Zones;
 
 use self::batch::{Batch, Durability};
-use self::early::ExpectedSyncs;
 use self::feed::{CommitPosition, CommittedKey, Feed};
+use self::log::{Log, Pipeline, deferred};
 pub(crate) use self::memtables::{Written, write_memtables};
-use self::pipeline::Pipeline;
 use self::recent::RecentCommits;
 use self::sealing::Sealed;
-use self::tap::{JournalTap, SyncElsewhere};
 pub use self::validate::{MAX_KEY, MAX_UPDATE, MAX_VALUE};
 pub(crate) use self::validate::{SpaceClaim, Valid, check_put};
-use self::value_buffers::ValueBuffers;
 use crate::commit::locking::{lock_owner, ranges};
 use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
@@ -72,7 +62,6 @@ use crate::journal::Writer;
 use crate::journal::record::{self, Op, Ops};
 use crate::lock_order::{self, Rank};
 use crate::locks::Locks;
-use crate::mirror::Mirror;
 use crate::options::{OpenOptions, Shares};
 use crate::read::ranks::Ranks;
 use crate::read::version::Version;
@@ -148,35 +137,9 @@ pub(crate) struct CommitPipeline {
     active_bytes: AtomicUsize,
     /// Bytes in the sealed memtables.
     sealed_bytes: AtomicUsize,
-    /// Memory of deferred values, overhead included. `Memtable::bytes` counts it too;
-    /// `active_bytes` and `sealed_bytes` do not.
-    deferred_bytes: AtomicUsize,
-    /// The buffers that deferred values are copied into.
-    value_buffers: Mutex<ValueBuffers>,
-    /// Set once a commit was synced: zones of the journal should be filled with zeros ahead of
-    /// time.
-    synced_commits: AtomicBool,
-    /// Tells whether callers wait for syncs now and then.
-    expected_syncs: ExpectedSyncs,
-    /// Set when the journal has taken one of the zones that were set aside.
-    journal_tight: AtomicBool,
-    pipeline: lock_order::Mutex<Pipeline>,
-    writer: lock_order::Mutex<Writer>,
-    /// `true` while a thread syncs the journal.
-    syncing: Mutex<bool>,
-    sync_done: Condvar,
-    /// The position up to which the journal's stream is durable.
-    durable: AtomicU64,
-    /// The position after the last mark. While the stream ends there, nothing was committed since
-    /// the last sync.
-    marked: AtomicU64,
     /// The sealed generations that wait for their flush, oldest first.
     sealed: lock_order::Mutex<VecDeque<Sealed>>,
-    /// Set once all commits of the mirror are in the journal.
-    mirror: OnceLock<Arc<Mirror>>,
-    pub(crate) tap: JournalTap,
-    /// The place elsewhere that a sync waits for after the local one.
-    elsewhere: Mutex<Option<Arc<dyn SyncElsewhere>>>,
+    pub(crate) log: Log,
 }
 
 /// Returns the journal's record of a commit whose changes are in the manifest: a deletion in
@@ -189,10 +152,9 @@ impl CommitPipeline {
     /// Returns a pipeline whose next commit has number `next_seq`, and whose journal `writer`
     /// continues.
     pub(crate) fn new(parts: CommitParts, next_seq: Seq, writer: Writer) -> CommitPipeline {
-        let position = writer.position().position;
         let active = parts.versions.load().memtable_bytes();
-        parts.counters.journal_device.set(writer.bytes());
         CommitPipeline {
+            log: Log::new(&parts, next_seq, writer),
             shares: Shares::of(&parts.options),
             env: parts.env,
             zones: parts.zones,
@@ -207,28 +169,14 @@ impl CommitPipeline {
             ranks: parts.ranks,
             active_bytes: AtomicUsize::new(active),
             sealed_bytes: AtomicUsize::new(0),
-            deferred_bytes: AtomicUsize::new(0),
-            value_buffers: Mutex::default(),
-            synced_commits: AtomicBool::new(false),
-            expected_syncs: ExpectedSyncs::default(),
-            journal_tight: AtomicBool::new(false),
-            pipeline: lock_order::Mutex::new(Rank::Pipeline, Pipeline::new(next_seq, position)),
-            writer: lock_order::Mutex::new(Rank::Writer, writer),
-            syncing: Mutex::default(),
-            sync_done: Condvar::new(),
-            durable: AtomicU64::new(position),
-            marked: AtomicU64::new(position),
             sealed: lock_order::Mutex::new(Rank::Sealed, VecDeque::new()),
-            mirror: OnceLock::new(),
-            tap: JournalTap::default(),
-            elsewhere: Mutex::default(),
         }
     }
 
     /// Keeps the keys of future commits to the main branch, in at most `bytes` bytes.
     pub(crate) fn follow_main(&self, bytes: usize, reserved: &[DictionaryId]) -> CommitPosition {
         let feed = self.env.random();
-        let pipeline = self.pipeline.lock();
+        let pipeline = self.log.pipeline.lock();
         self.feed.follow("", bytes, reserved, pipeline.next_seq - 1, feed)
     }
 
@@ -240,7 +188,7 @@ impl CommitPipeline {
         reserved: &[DictionaryId],
     ) -> Option<CommitPosition> {
         let feed = self.env.random();
-        let pipeline = self.pipeline.lock();
+        let pipeline = self.log.pipeline.lock();
         // The branch cannot end before it is followed, since its end is a commit.
         let is_there = self.versions.load().has_branch(branch);
         is_there.then(|| self.feed.follow(branch, bytes, reserved, pipeline.next_seq - 1, feed))
@@ -253,7 +201,7 @@ impl CommitPipeline {
         to: Seq,
         changes: Option<Vec<(DictionaryId, CommittedKey)>>,
     ) {
-        let mut pipeline = self.pipeline.lock();
+        let mut pipeline = self.log.pipeline.lock();
         pipeline.next_seq = to + 1;
         self.feed.note_published(&self.versions.load(), changes, to);
         self.ranks.note_unlisted(None, to);
@@ -266,7 +214,7 @@ impl CommitPipeline {
 
     /// Calls `begin` with the number of the newest commit, while no commit happens.
     pub(crate) fn between_commits(&self, begin: &mut dyn FnMut(Seq)) {
-        let pipeline = self.pipeline.lock();
+        let pipeline = self.log.pipeline.lock();
         begin(pipeline.next_seq - 1);
     }
 
@@ -295,8 +243,7 @@ impl CommitPipeline {
             self.commit_changes(engine, valid, placing, lock_owner(), |_, _| Ok(true))?
         {
             if placing == Durability::Synced {
-                self.synced_commits.store(true, Ordering::Relaxed);
-                self.expected_syncs.awaited();
+                self.log.synced_commit_is_awaited();
             }
             self.finish(engine, durability, applied)?;
         }
@@ -323,7 +270,7 @@ impl CommitPipeline {
             pin.merge(self.bind(engine, large, &mut changes, claim)?);
         } else if !large.is_empty()
             && (durability == Durability::Buffered || !self.options.journal)
-            && !self.is_mirrored()
+            && !self.log.is_mirrored()
         {
             // Admission precedes the copy, which takes memory.
             engine.admit(user_bytes as usize, total as usize, claim)?;
@@ -358,9 +305,25 @@ impl CommitPipeline {
         Ok(Outcome::Applied(applied))
     }
 
-    /// Waits until the commit under way, if any, is visible.
+    /// Returns the size of all memtables and deferred values, bytes.
+    pub(crate) fn memtable_bytes(&self) -> usize {
+        self.active_bytes() + self.sealed_bytes() + self.log.deferred_bytes()
+    }
+
+    /// Returns the size of the active memtables, bytes.
+    pub(crate) fn active_bytes(&self) -> usize {
+        self.active_bytes.load(Ordering::Acquire)
+    }
+
+    /// Returns the size of the sealed memtables, bytes.
+    pub(crate) fn sealed_bytes(&self) -> usize {
+        self.sealed_bytes.load(Ordering::Acquire)
+    }
+
+    /// Waits until the commit under way, if any, is visible: later commits see the locks that were
+    /// taken before this call.
     pub(crate) fn await_visible(&self) {
-        drop(self.pipeline.lock());
+        drop(self.log.pipeline.lock());
     }
 
     /// Makes the next `count` changes visible; they are in memtables that must be flushed. Every
@@ -407,11 +370,11 @@ impl CommitPipeline {
         grown: usize,
         deferred: usize,
     ) -> Applied {
-        self.mirror(pipeline, count);
+        self.log.mirror(pipeline, count);
         pipeline.next_seq += count;
         self.versions.visible.store(pipeline.next_seq - 1, Ordering::Release);
         let active = self.active_bytes.fetch_add(grown, Ordering::Relaxed) + grown;
-        let deferred = self.deferred_bytes.fetch_add(deferred, Ordering::Relaxed) + deferred;
+        let deferred = self.log.add_deferred(deferred);
         let full = active + deferred.min(self.shares.window) >= self.shares.seal_at
             || version.generation.held() > self.counters.most_held();
         let seal = full.then_some(version.generation.number);
@@ -444,16 +407,42 @@ impl CommitPipeline {
         if durability == Durability::Buffered {
             return Ok(());
         }
-        self.synced_commits.store(true, Ordering::Relaxed);
-        self.expected_syncs.awaited();
+        self.log.synced_commit_is_awaited();
         let synced = self.sync_to(engine, applied.end);
         if self.options.journal {
             // The commit is visible. If its sync fails, its durability is unknown, so the store
             // stops. `NoSpace` is no exception, because all space was reserved before.
             synced.map_err(|e| self.health.fail("syncing a commit", &e))?;
-            return self.sync_elsewhere();
+            return self.log.sync_elsewhere();
         }
         synced
+    }
+
+    /// Makes everything that was committed before this call durable, for a caller that waits.
+    pub(crate) fn sync(&self, engine: &impl CommitEnv) -> Result<()> {
+        self.log.sync_is_awaited();
+        self.sync_at_interval(engine)?;
+        self.log.sync_elsewhere()
+    }
+
+    /// Does the same as [`CommitPipeline::sync`], without a caller that waits.
+    pub(crate) fn sync_at_interval(&self, engine: &impl CommitEnv) -> Result<()> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.health.check()?;
+        if !self.options.journal {
+            return engine.flush_all();
+        }
+        self.log.sync_unless_marked()
+    }
+
+    /// Makes all commits up to `position` of the journal's stream durable.
+    pub(crate) fn sync_to(&self, engine: &impl CommitEnv, position: u64) -> Result<()> {
+        match self.options.journal {
+            true => self.log.sync_to(position),
+            false => engine.flush_all(),
+        }
     }
 
     /// Runs the part under the lock: memtables, journal buffer, visibility. A record is not written

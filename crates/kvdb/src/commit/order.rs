@@ -15,16 +15,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use env::sync::atomic::Ordering;
 use vt_tree::{Run, Seq};
 use zones::Priority;
 
-use super::pipeline::Pipeline;
+use super::log::Pipeline;
 use super::{Applied, CommitEnv, CommitPipeline, number_alone};
 use crate::commit::recent::RecentCommit;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::journal::{self, Writer, record};
+use crate::journal::{self, record};
 use crate::lock_order::MutexGuard;
 use crate::manifest::ManifestState;
 use crate::read::snapshot_set::Snapshot;
@@ -56,7 +55,7 @@ impl CommitPipeline {
     /// Syncs the journal. Costs nothing if nothing was committed since the last sync.
     fn sync_commits(&self) -> Result<CommitsSynced> {
         if self.options.journal {
-            self.sync_journal_to(self.end())?;
+            self.log.sync_to(self.log.end())?;
         }
         Ok(CommitsSynced(()))
     }
@@ -68,53 +67,25 @@ impl CommitPipeline {
         // Most of the stream is synced here, while other threads can commit.
         let synced = self.sync_commits()?;
         if !self.options.journal {
-            let pipeline = self.enter_with(0, 0, |_| Ok(()))?;
+            let pipeline = self.log.lock_with_room(0, 0, |_| Ok(()))?;
             return Ok(InOrder { pipeline, synced });
         }
         let need = journal::cost(record::size(&number_alone()) + record::NUMBER_SIZE);
-        let mut writer = self.writer.lock();
+        let mut writer = self.log.writer.lock();
         let mut pipeline = loop {
-            self.write_out_with(&mut writer)?;
+            self.log.write_out_with(&mut writer)?;
             while writer.room() < journal::cost(0) + need {
-                self.add_segment(&mut writer, depth)?;
+                self.log.add_segment(&mut writer, depth)?;
             }
-            let pipeline = self.pipeline.lock();
+            let pipeline = self.log.pipeline.lock();
             // Other commits may have filled the room in the meantime.
             if writer.room() >= journal::cost(pipeline.pending.len()) + need {
                 break pipeline;
             }
         };
         self.health.writable()?;
-        self.sync_rest(&mut writer, &mut pipeline)?;
+        self.log.sync_rest(&mut writer, &mut pipeline)?;
         Ok(InOrder { pipeline, synced })
-    }
-
-    /// Writes and syncs the pending stream, while no other commit can happen. It is short.
-    fn sync_rest(&self, writer: &mut Writer, pipeline: &mut Pipeline) -> Result<()> {
-        self.write_rest(writer, pipeline)?;
-        let end = pipeline.end();
-        if end > self.durable.load(Ordering::Acquire) {
-            self.zones.sync().map_err(|e| self.health.fail("syncing the journal", &e.into()))?;
-            self.counters.syncs.add(1);
-            self.durable.fetch_max(end, Ordering::AcqRel);
-        }
-        Ok(())
-    }
-
-    /// Writes the pending stream, while no other commit can happen.
-    pub(super) fn write_rest(&self, writer: &mut Writer, pipeline: &mut Pipeline) -> Result<()> {
-        if !pipeline.pending.is_empty() {
-            let mut rest = pipeline.take(writer);
-            self.discard_hidden(&mut rest);
-            if let Err(e) = self.place_values(&mut rest, writer) {
-                pipeline.put_back(rest, writer);
-                return Err(self.fail_unless_full("writing values", e));
-            }
-            self.write_stream(writer, &mut rest.stream)?;
-            writer.is_whole();
-            self.update_after_write(pipeline, writer, rest.stream);
-        }
-        Ok(())
     }
 }
 

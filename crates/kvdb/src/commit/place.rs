@@ -29,7 +29,7 @@ impl CommitPipeline {
     /// Copies large values into the buffers of deferred values.
     pub(super) fn copy_values(&self, large: &[usize], changes: &mut Ops) {
         let version = self.versions.load();
-        let mut buffers = self.value_buffers.lock();
+        let mut buffers = self.log.value_buffers.lock();
         for &i in large {
             if let (dict, Op::Put(key, Value::Inline(value))) = &changes[i] {
                 changes[i].1 =

@@ -31,7 +31,7 @@ impl CommitPipeline {
         let codec = tree.info().options.compress_values;
         let deferred = large
             && (durability == Durability::Buffered || !self.options.journal)
-            && !self.is_mirrored();
+            && !self.log.is_mirrored();
         // `u64::MAX` keeps large values in the record, which the batch path handles. That path also
         // makes the memtable if this is the first commit of a generation.
         if large
@@ -51,7 +51,7 @@ impl CommitPipeline {
             if deferred { value.len() } else { 0 },
             SpaceClaim::default(),
         )?;
-        let copy = deferred.then(|| self.value_buffers.lock().copy(value));
+        let copy = deferred.then(|| self.log.value_buffers.lock().copy(value));
         let applied = {
             let mut pipeline = self.enter(
                 engine,

@@ -2,7 +2,6 @@
 //! generations after them, without a write to the device.
 
 use env::sync::atomic::Ordering;
-use std::sync::Arc;
 
 use vt_tree::Seq;
 use zones::ZonePin;
@@ -12,7 +11,6 @@ use super::{CommitEnv, CommitPipeline, Written, write_memtables};
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Ops};
 use crate::manifest::JournalStart;
-use crate::mirror::Mirror;
 use crate::read::version::Version;
 
 impl CommitPipeline {
@@ -50,18 +48,6 @@ impl CommitPipeline {
         let applied = self.publish_written(&mut pipeline, &version, count, written);
         drop(pipeline);
         engine.after_commit(applied)
-    }
-
-    /// Starts to mirror commits. All earlier commits are written to the device first, so the mirror
-    /// starts empty.
-    pub(crate) fn begin_mirror(&self, mirror: &Arc<Mirror>) -> Result<()> {
-        let mut writer = self.writer.lock();
-        self.write_out_with(&mut writer)?;
-        let mut pipeline = self.pipeline.lock();
-        self.write_rest(&mut writer, &mut pipeline)?;
-        mirror.begin(self.zones.superblock().uuid)?;
-        let _ = self.mirror.set(mirror.clone());
-        Ok(())
     }
 
     /// Seals the memtables of the replay; the next generation pins `bound`. `start` is the start of

@@ -10,7 +10,7 @@ use vt_tree::{KeyRange, Run, Seq};
 use zones::Priority;
 
 use crate::commit::locking::borrowed;
-use crate::commit::pipeline::Pipeline;
+use crate::commit::log::Pipeline;
 use crate::commit::recent::RecentCommit;
 use crate::commit::{CommitPipeline, Outcome, SnapshotMaker};
 use crate::dictionary::DictionaryId;
@@ -79,7 +79,7 @@ impl ClosedGeneration {
 impl CommitPipeline {
     /// Seals generation `number`, unless it is sealed already.
     pub(crate) fn seal(&self, number: u64) -> Result<()> {
-        let mut writer = self.writer.lock();
+        let mut writer = self.log.writer.lock();
         let agree = |version: &Version, _: &mut Pipeline, _: &Writer| {
             Ok((version.generation.number == number).then(Vec::new))
         };
@@ -106,13 +106,13 @@ impl CommitPipeline {
         let _naming = around.map(|around| around.naming.lock());
         let around = around.map(|around| around.maker);
         let record = record::bind(&self.zones.positions(), runs);
-        let mut writer = self.writer.lock();
+        let mut writer = self.log.writer.lock();
         // There must be room for the record and for the pending data.
-        self.write_out_with(&mut writer)?;
+        self.log.write_out_with(&mut writer)?;
         let snapshots = around.map_or(0, |around| 2 * journal::cost(around.record_size()));
         let need = journal::cost(record.len() + record::NUMBER_SIZE) + snapshots;
         while writer.room() < 2 * need {
-            self.add_segment(&mut writer, Priority::Log)?;
+            self.log.add_segment(&mut writer, Priority::Log)?;
         }
         let mut applied = None;
         // Held no longer than the pipeline's lock, which is taken before it.
@@ -198,12 +198,12 @@ impl CommitPipeline {
     /// `naming`.
     pub(crate) fn seal_with_snapshot(&self, snapshot: &impl SnapshotMaker) -> Result<()> {
         let need = if self.options.journal { journal::cost(snapshot.record_size()) } else { 0 };
-        let mut writer = self.writer.lock();
+        let mut writer = self.log.writer.lock();
         let made = Cell::new(false);
         while !made.get() {
-            self.write_out_with(&mut writer)?;
+            self.log.write_out_with(&mut writer)?;
             while writer.room() < 2 * need {
-                self.add_segment(&mut writer, Priority::Log)?;
+                self.log.add_segment(&mut writer, Priority::Log)?;
             }
             let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
                 // Other commits may have filled the room in the meantime.
@@ -242,18 +242,18 @@ impl CommitPipeline {
         let Last { mut pipeline, version: last, record } = last;
         let mut closed = self.close(&record, writer, &mut pipeline)?;
         before_next(&mut pipeline);
-        let sealed = if self.is_mirrored() {
+        let sealed = if self.log.is_mirrored() {
             // The mirror does not have runs that are bound, so no commit may follow them before the
             // journal has them.
-            self.write_stream(writer, &mut closed.stream)?;
+            self.log.write_stream(writer, &mut closed.stream)?;
             writer.is_whole();
-            self.update_after_write(&mut pipeline, writer, closed.stream);
+            self.log.update_after_write(&mut pipeline, writer, closed.stream);
             let sealed = closed.generation.behind(writer);
-            self.write_rest(writer, &mut pipeline)?;
+            self.log.write_rest(writer, &mut pipeline)?;
             sealed
         } else {
             drop(pipeline);
-            self.write_taken(writer, closed.stream)?;
+            self.log.write_taken(writer, closed.stream)?;
             closed.generation.behind(writer)
         };
         self.queue_for_flush([sealed]);
@@ -276,20 +276,20 @@ impl CommitPipeline {
         // Write under the lock: the second part of the stream must not begin in the same chunk, and
         // no commit may happen in between. The write is short, since the earlier stream was written
         // above.
-        self.write_stream(writer, &mut first.stream)?;
-        self.update_after_write(&mut pipeline, writer, first.stream);
+        self.log.write_stream(writer, &mut first.stream)?;
+        self.log.update_after_write(&mut pipeline, writer, first.stream);
         let before = first.generation.behind(writer);
         let record = commit(&mut pipeline);
         let mut second = self.close(&record, writer, &mut pipeline)?;
         end(&mut pipeline);
-        if self.is_mirrored() {
-            self.write_stream(writer, &mut second.stream)?;
+        if self.log.is_mirrored() {
+            self.log.write_stream(writer, &mut second.stream)?;
             writer.is_whole();
-            self.update_after_write(&mut pipeline, writer, second.stream);
+            self.log.update_after_write(&mut pipeline, writer, second.stream);
             drop(pipeline);
         } else {
             drop(pipeline);
-            self.write_taken(writer, second.stream)?;
+            self.log.write_taken(writer, second.stream)?;
         }
         let after = second.generation.behind(writer);
         self.queue_for_flush([before, after]);
@@ -304,9 +304,9 @@ impl CommitPipeline {
         agree: impl FnOnce(&Version, &mut Pipeline, &Writer) -> Result<Option<Vec<u8>>>,
     ) -> Result<Option<Last<'_>>> {
         // Write twice, so that little is left to write while commits must wait.
-        self.write_out_with(writer)?;
-        self.write_out_with(writer)?;
-        let mut pipeline = self.pipeline.lock();
+        self.log.write_out_with(writer)?;
+        self.log.write_out_with(writer)?;
+        let mut pipeline = self.log.pipeline.lock();
         let version = self.versions.load_full();
         let agreed = agree(&version, &mut pipeline, writer)?;
         Ok(agreed.map(|record| Last { pipeline, version, record }))
@@ -317,10 +317,10 @@ impl CommitPipeline {
     fn close(&self, record: &[u8], writer: &mut Writer, pipeline: &mut Pipeline) -> Result<Closed> {
         // Its values must be placed before it is flushed.
         let mut rest = pipeline.take(writer);
-        self.discard_hidden(&mut rest);
-        if let Err(e) = self.place_values(&mut rest, writer) {
+        self.log.discard_hidden(&mut rest);
+        if let Err(e) = self.log.place_values(&mut rest, writer) {
             pipeline.put_back(rest, writer);
-            return Err(self.fail_unless_full("writing values", e));
+            return Err(self.log.fail_unless_full("writing values", e));
         }
         // Append the record only now: the journal must not contain the record of a snapshot that
         // fails.
@@ -408,12 +408,12 @@ mod tests {
         let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
         db.put(dict, b"large", &[3; 5000], Durability::Buffered).unwrap();
         let commits = db.pipeline();
-        let mut writer = commits.writer.lock();
+        let mut writer = commits.log.writer.lock();
         while writer.reserved.len() < 3 {
             writer.reserved.push(commits.zones.reserve_zone(Priority::User).unwrap());
         }
         // Take the pending data, as if it were committed after the write and before the lock.
-        let mut late = Some(commits.pipeline.lock().take(&writer));
+        let mut late = Some(commits.log.pipeline.lock().take(&writer));
         let (name, branch) = ("s".into(), String::new());
         let label = Label { name, branch, id: [1; 16], created: Duration::ZERO, seq: 1 };
         let maker = Maker { end: EndOfGeneration::new(db.snapshot_set()), label };

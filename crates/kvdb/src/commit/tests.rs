@@ -46,7 +46,7 @@ fn after_a_conflict_the_next_transaction_sees_what_it_was_in_conflict_with() {
     lost.put(dict, "k", "mine").expect("put");
     let commits = db.pipeline();
     // Another commit is under way.
-    let mut pipeline = commits.pipeline.lock();
+    let mut pipeline = commits.log.pipeline.lock();
     let version = commits.versions.load();
     let layer = version.active(version.tree(dict).expect("there")).expect("a memtable");
     layer.memtable.writer().put_slice(b"k", pipeline.next_seq, b"theirs");
@@ -79,7 +79,7 @@ fn a_deletion_has_a_journal_segment_when_puts_have_none() {
     let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
     let commits = db.pipeline();
     let put = || db.put(dict, b"a key", &[7; 4000], Durability::Synced);
-    let room = || commits.writer.lock().room();
+    let room = || commits.log.writer.lock().room();
     // The flush of many versions of one key takes no zone while the streams have zones.
     put().unwrap();
     db.flush().unwrap();
@@ -109,12 +109,12 @@ fn a_segment_that_is_being_prepared_is_not_prepared_twice() {
     let commits = db.pipeline();
     let pinned = || commits.zones.space().zones_pinned;
     // Act like a thread that has announced a segment and has not added it yet.
-    let coming = commits.writer.lock().announce(commits.stock(), usize::MAX);
+    let coming = commits.log.writer.lock().announce(commits.log.stock(), usize::MAX);
     let before = pinned();
-    commits.prepare_segment().unwrap();
+    commits.log.prepare_segment().unwrap();
     assert_eq!(pinned(), before, "a segment was taken though one is being prepared");
     // A flush that frees a zone of the journal returns it, and does not make it a segment.
-    let room = || commits.writer.lock().room();
+    let room = || commits.log.writer.lock().room();
     db.put(dict, b"a key", &[7; 4000], Durability::Synced).unwrap();
     while room() > 24_000 {
         db.put(dict, b"a key", &[7; 4000], Durability::Synced).unwrap();
@@ -123,8 +123,8 @@ fn a_segment_that_is_being_prepared_is_not_prepared_twice() {
     (0..2).for_each(bytes);
     db.flush().unwrap();
     assert!(room() < ZONE_SIZE as usize, "a freed zone became a segment too many");
-    commits.writer.lock().arrived(coming);
-    commits.prepare_segment().unwrap();
+    commits.log.writer.lock().arrived(coming);
+    commits.log.prepare_segment().unwrap();
     assert!(room() > ZONE_SIZE as usize);
 }
 

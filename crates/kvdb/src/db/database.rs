@@ -232,14 +232,14 @@ impl Database {
             false => Ok(()),
         };
         // The journal has all commits, whether or not the flush succeeded.
-        let end = self.commits.end();
+        let end = self.commits.log.end();
         self.commits.sync_to(&*self.admission, end)?;
         match flushed {
             // The next open flushes when there is space.
             Err(Error::NoSpace) => {}
             other => other?,
         }
-        let closed = self.commits.at_end_of_journal(|last_used| {
+        let closed = self.commits.log.at_end(|last_used| {
             let mut edits = Vec::new();
             if let Some((number, position)) = last_used {
                 edits.push(Edit::SegmentEnds { number, position });
@@ -262,12 +262,12 @@ impl Database {
 
     /// Returns the unused space of a closed store to the host.
     fn give_all_back(&self) -> Result<()> {
-        self.commits.return_reserved_zones();
+        self.commits.log.return_reserved_zones();
         let (start, manifest) = {
             let manifest = self.versions.manifest()?;
             (manifest.state().start.position, manifest.unused())
         };
-        let rest = self.commits.unneeded_journal(start);
+        let rest = self.commits.log.unneeded(start);
         Ok(self.zones.give_all_back(rest.into_iter().chain(manifest))?)
     }
 }

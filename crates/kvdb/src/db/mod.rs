@@ -344,7 +344,7 @@ impl Kvdb {
     /// Writes all commits to the device, without waiting until they are durable. All large values
     /// are placed then.
     pub fn write_out(&self) -> Result<()> {
-        self.db.0.commits.write_out().map(drop)
+        self.db.0.commits.log.write_out().map(drop)
     }
 
     /// Makes everything that was committed before this call durable.

@@ -240,7 +240,7 @@ impl Publisher {
             return Err(Error::Invalid("a store without a journal syncs here alone".into()));
         }
         let journal = Arc::new(RemoteJournal::new(database, self.to.clone(), publish));
-        database.commits.set_elsewhere(Some(journal.clone()));
+        database.commits.log.set_elsewhere(Some(journal.clone()));
         self.journal = Some(journal);
         Ok(())
     }
@@ -249,7 +249,7 @@ impl Publisher {
     /// are waiting fail.
     pub fn sync_here(&mut self) {
         if let Some(journal) = &self.journal {
-            self.db.db.0.commits.set_elsewhere(None);
+            self.db.db.0.commits.log.set_elsewhere(None);
             journal.close();
         }
     }

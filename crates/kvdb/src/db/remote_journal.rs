@@ -17,7 +17,7 @@ use env::sync::atomic::Ordering;
 use env::sync::{Condvar, Mutex};
 use vt_tree::{Seq, Value};
 
-use crate::commit::tap::{SyncElsewhere, Tapped};
+use crate::commit::log::tap::{SyncElsewhere, Tapped};
 use crate::db::database::Database;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
@@ -267,8 +267,8 @@ impl RemoteJournal {
     /// the local journal was synced.
     fn send(&self, db: &Database) -> Result<()> {
         // Commits of other threads may be visible without a local sync.
-        db.commits.write_out()?;
-        let tapped = db.commits.tap.take();
+        db.commits.log.write_out()?;
+        let tapped = db.commits.log.tap.take();
         // Compute the stamp after the tap is read: a dictionary is created before the commits to
         // it, so the stamp covers the dictionaries of all commits that were read.
         let shape = db.shape_stamp();
@@ -336,9 +336,9 @@ impl RemoteJournal {
             std::mem::take(&mut state.reading.lost)
         };
         if lost {
-            db.commits.tap.shut();
+            db.commits.log.tap.shut();
         }
-        db.commits.open_tap(most(db))?;
+        db.commits.log.open_tap(most(db))?;
         Ok(shape)
     }
 
@@ -355,7 +355,7 @@ impl RemoteJournal {
     pub(super) fn published(&self, db: &Database, seq: Seq, shape: u64) {
         let mut state = self.state.lock();
         // Drop the journal up to this state from memory, since the next sync may come late.
-        state.reading.add_if_any(db.commits.tap.take());
+        state.reading.add_if_any(db.commits.log.tap.take());
         state.reading.forget(seq);
         state.base = Some(Base { seq, shape });
         state.there = state.there.max(seq);
@@ -377,7 +377,7 @@ impl RemoteJournal {
         self.state.lock().closed = true;
         self.ended.notify_all();
         if let Some(db) = self.db.upgrade() {
-            db.commits.tap.shut();
+            db.commits.log.tap.shut();
         }
     }
 }

@@ -50,7 +50,7 @@ impl Database {
         }
         self.spawn_threads()
             // Prepares a segment, so that the first synced commits find their space allocated too.
-            .and_then(|()| self.commits.prepare_segment())
+            .and_then(|()| self.commits.log.prepare_segment())
             .inspect_err(|_| self.stop_threads())
     }
 
@@ -123,10 +123,10 @@ impl Database {
             if self.signals.stopping() || self.health.failed() {
                 return;
             }
-            let values = self.commits.deferred_bytes() > 0;
+            let values = self.commits.log.deferred_bytes() > 0;
             let written = match seal {
                 Some(generation) => self.commits.seal(generation),
-                None => self.commits.write_gathered(),
+                None => self.commits.log.write_gathered(),
             };
             {
                 let mut wanted = self.signals.wanted.lock();
@@ -136,10 +136,10 @@ impl Database {
             }
             let prepare = || {
                 if values {
-                    self.commits.reserve_zones_ahead()?;
+                    self.commits.log.reserve_zones_ahead()?;
                     self.flusher.seal_what_holds_much(false)?;
                 }
-                self.commits.prepare_segment()
+                self.commits.log.prepare_segment()
             };
             let done = written.and_then(|()| prepare());
             self.signals.memory_is_free();
@@ -169,14 +169,14 @@ impl Database {
         let now = self.env.monotonic();
         self.threads.last_tick.store(now.as_nanos() as u64, Ordering::Relaxed);
         self.activity.look(now);
-        self.commits.interval_is_over();
+        self.commits.log.interval_is_over();
         self.transactions.end_idle(now);
         // Sync first: the later steps may fail each time, and commits must be on disk within the
         // interval.
-        self.commits.sync_and_mark()?;
+        self.commits.log.sync_and_mark()?;
         self.transactions.sweep_logs()?;
         self.transactions.sweep_undoable()?;
-        match self.commits.prepare_segment() {
+        match self.commits.log.prepare_segment() {
             // If they must, commits take one from the reserve.
             Ok(()) | Err(Error::NoSpace) => {}
             Err(e) => return Err(e),
@@ -191,8 +191,8 @@ impl Database {
         self.zones.give_back_idle(GIVE_BACK)?;
         if idle {
             self.signals.compaction_wanted();
-            self.commits.release_value_buffers();
-            self.commits.return_reserved_zones();
+            self.commits.log.release_value_buffers();
+            self.commits.log.return_reserved_zones();
             if self.signals.deletions.swap(false, Ordering::AcqRel) {
                 let flushed = self.flusher.flush_all();
                 if flushed.is_err() {

@@ -218,7 +218,7 @@ impl Scrubber {
             // The order matters: commits up to `end` are in memtables of this version, whose values
             // are held with it, or in runs; in the latter case the state, which is read last, says
             // so.
-            let end = self.commits.durable();
+            let end = self.commits.log.durable();
             let version = self.versions.load_full();
             // A manifest that cannot be read has already been reported.
             let Ok(state) = self.state_now() else { return ControlFlow::Continue(()) };

@@ -146,7 +146,7 @@ impl Transactions {
         let alone = Alone { locks: &self.parts.locks, id: self.number() };
         self.parts.locks.begin(Owner { id: alone.id, age });
         // Wait for commits that began before there were any locks.
-        self.parts.commits.drain();
+        self.parts.commits.await_visible();
         alone
     }
 }

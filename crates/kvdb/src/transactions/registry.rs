@@ -210,7 +210,7 @@ impl Transactions {
         drop((open, logging));
         if locks {
             // Wait for commits that began before there were any locks.
-            self.parts.commits.drain();
+            self.parts.commits.await_visible();
         }
         Ok(TransactionState::handle(&transaction))
     }

@@ -69,7 +69,7 @@ pub(super) fn replay(db: &Database, commits: &[(Seq, Ops)]) -> Result<()> {
     for (first, changes) in commits {
         db.commits.replay_mirrored(&*db.admission, *first, changes)?;
     }
-    db.commits.begin_mirror(mirror)?;
+    db.commits.log.begin_mirror(mirror)?;
     // Clients may still know transactions by their old numbers.
     db.transactions.number_used(TransactionId(mirror.first_transaction()));
     Ok(())

@@ -1,14 +1,14 @@
 //! Recycles the segments of the journal that a flush has made obsolete, in the flush's edit of the
 //! manifest. The writer is not locked while that edit is synced, so commits continue.
 
-use super::CommitPipeline;
+use super::Log;
 use crate::error::Result;
 use crate::journal::{Owned, Segment};
 use crate::manifest::{Edit, ManifestState};
 
 /// Segments whose commits are all in runs once the edits of a flush are durable.
 pub(crate) struct Recycling<'a> {
-    commits: &'a CommitPipeline,
+    log: &'a Log,
     /// The oldest ones, which are reused.
     reused: Vec<Owned>,
     /// The new segments in the reused zones, set by [`Recycling::edits`].
@@ -17,7 +17,7 @@ pub(crate) struct Recycling<'a> {
     rest: Vec<Owned>,
 }
 
-impl CommitPipeline {
+impl Log {
     /// Takes the segments before number `before` from the writer.
     pub(crate) fn begin_recycling(&self, before: u64) -> Recycling<'_> {
         let mut writer = self.writer.lock();
@@ -25,7 +25,7 @@ impl CommitPipeline {
             writer.release(before).into_iter().partition(|owned| owned.reusable);
         let wanted = writer.announce(self.stock(), reused.len());
         rest.extend(reused.drain(wanted..));
-        Recycling { commits: self, reused, segments: Vec::new(), rest }
+        Recycling { log: self, reused, segments: Vec::new(), rest }
     }
 }
 
@@ -34,7 +34,7 @@ impl Recycling<'_> {
     pub(crate) fn edits(&mut self, state: &ManifestState) -> impl Iterator<Item = Edit> {
         let numbered = (state.next_segment..).zip(&self.reused);
         let segment = |(number, old): (u64, &Owned)| {
-            let epoch = self.commits.env.random();
+            let epoch = self.log.env.random();
             Segment { number, zone: old.segment.zone, epoch, end: None }
         };
         self.segments = numbered.map(segment).collect();
@@ -43,20 +43,20 @@ impl Recycling<'_> {
 
     /// Gives the segments to the writer, after the edits have become durable.
     pub(crate) fn finish(self) -> Result<()> {
-        let commits = self.commits;
-        let mut writer = commits.writer.lock();
+        let log = self.log;
+        let mut writer = log.writer.lock();
         writer.arrived(self.reused.len());
         let owned = self.segments.into_iter().zip(self.reused);
         let owned = owned.map(|(segment, old)| Owned { segment, pin: old.pin, ..old }).collect();
-        commits.give_to(&mut writer, owned)?;
-        commits.counters.journal_device.set(writer.bytes());
+        log.give_to(&mut writer, owned)?;
+        log.counters.journal_device.set(writer.bytes());
         Ok(())
     }
 
     /// Returns the segments to the writer unchanged, after the edits have failed: the manifest
     /// still lists them.
     pub(crate) fn undo(self) {
-        let mut writer = self.commits.writer.lock();
+        let mut writer = self.log.writer.lock();
         writer.arrived(self.reused.len());
         let mut released: Vec<Owned> = self.reused.into_iter().chain(self.rest).collect();
         released.sort_by_key(|owned| owned.segment.number);

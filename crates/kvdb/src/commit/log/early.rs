@@ -16,8 +16,8 @@ use env::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use zones::SECTOR;
 
 use super::deferred::Pending;
-use super::pipeline::Pipeline;
-use super::{Applied, CommitPipeline};
+use super::{Log, Pipeline};
+use crate::commit::Applied;
 use crate::log::chunk::HEADER;
 
 /// The pending bytes that trigger an early write. With the last record and the padding of its
@@ -73,7 +73,7 @@ impl ExpectedSyncs {
     }
 }
 
-impl CommitPipeline {
+impl Log {
     /// Notes that a flush interval is over.
     pub(crate) fn interval_is_over(&self) {
         self.expected_syncs.interval_is_over();
@@ -81,7 +81,7 @@ impl CommitPipeline {
 
     /// Returns whether pending data is written before a sync asks for it.
     pub(crate) fn writes_early(&self) -> bool {
-        self.options.journal && self.expected_syncs.any()
+        self.journal && self.expected_syncs.any()
     }
 
     /// Returns whether a commit has left enough pending data for an early write.
@@ -149,13 +149,13 @@ mod tests {
         db.put(dict, b"small", b"value", Durability::Buffered).unwrap();
         let commits = db.pipeline();
         let mut taken = {
-            let writer = commits.writer.lock();
-            commits.pipeline.lock().take(&writer)
+            let writer = commits.log.writer.lock();
+            commits.log.pipeline.lock().take(&writer)
         };
         db.put(dict, b"large", &[3; 5000], Durability::Buffered).unwrap();
         let cut = taken.cut_to_sectors();
         assert!(taken.is_empty() && !cut.is_empty(), "less than a sector");
-        commits.pipeline.lock().put_back_cut(cut);
+        commits.log.pipeline.lock().put_back_cut(cut);
         db.sync().unwrap();
         let image = Arc::new(MemoryDevice::clone(&device));
         let (again, _) = Kvdb::open(image, env, open).unwrap();

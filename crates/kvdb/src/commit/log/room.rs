@@ -9,20 +9,19 @@ use env::sync::atomic::Ordering;
 
 use zones::{Priority, Purpose, ZONE_SIZE, ZoneId, ZonePin};
 
-use crate::commit::deferred;
-use crate::commit::{CommitPipeline, SpaceClaim};
+use super::{Log, deferred};
 use crate::error::{Error, Result};
 use crate::journal::{Owned, SEGMENT_SIZE, Segment, Writer};
 use crate::manifest::Edit;
 
-impl CommitPipeline {
+impl Log {
     /// Adds segments until a record of `len` bytes fits, and reserves zones for the values of a
-    /// commit: `values` has their cost and the commit's claim. `depth` says how far into the
-    /// reserve segments may be taken.
+    /// commit: `values` has their cost, and says how far into the reserve their zones may be taken.
+    /// `depth` says the same of the segments.
     pub(crate) fn make_room(
         &self,
         len: usize,
-        values: (u64, SpaceClaim),
+        values: (u64, Priority),
         depth: Priority,
     ) -> Result<()> {
         let mut writer = self.writer.lock();
@@ -41,7 +40,7 @@ impl CommitPipeline {
         &self,
         writer: &mut Writer,
         len: usize,
-        (cost, claim): (u64, SpaceClaim),
+        (cost, depth_of_values): (u64, Priority),
         depth: Priority,
     ) -> Result<()> {
         let (pending, pending_cost) = {
@@ -51,15 +50,15 @@ impl CommitPipeline {
         while writer.room() < pending + len {
             self.add_segment(writer, depth)?;
         }
-        self.reserve_zones(writer, pending_cost + cost, claim)?;
+        self.reserve_zones(writer, pending_cost + cost, depth_of_values)?;
         self.pipeline.lock().update_room(writer);
         Ok(())
     }
 
     /// Reserves zones until `cost` bytes of values are guaranteed to fit.
-    fn reserve_zones(&self, writer: &mut Writer, cost: u64, claim: SpaceClaim) -> Result<()> {
+    fn reserve_zones(&self, writer: &mut Writer, cost: u64, depth: Priority) -> Result<()> {
         while deferred::room(writer.reserved.len()) < cost {
-            writer.reserved.push(self.zones.reserve_zone(claim.reserve())?);
+            writer.reserved.push(self.zones.reserve_zone(depth)?);
         }
         Ok(())
     }
@@ -72,7 +71,7 @@ impl CommitPipeline {
             return Ok(());
         }
         let mut writer = self.writer.lock();
-        self.reserve_zones(&mut writer, cost, SpaceClaim::default())?;
+        self.reserve_zones(&mut writer, cost, Priority::User)?;
         self.pipeline.lock().update_room(&writer);
         Ok(())
     }
@@ -86,7 +85,11 @@ impl CommitPipeline {
     }
 
     /// Lists one more segment in the manifest and gives it to the writer.
-    pub(super) fn add_segment(&self, writer: &mut Writer, depth: Priority) -> Result<()> {
+    pub(in crate::commit) fn add_segment(
+        &self,
+        writer: &mut Writer,
+        depth: Priority,
+    ) -> Result<()> {
         let (zone, pin) = match self.zones.take_zone(Purpose::Journal, Priority::User) {
             Err(zones::Error::NoSpace) => {
                 // The zone is taken from the reserve for merges: the journal must be cut short
@@ -128,7 +131,7 @@ impl CommitPipeline {
     /// Prepares a segment for the journal: its space is allocated on the host and written, so that
     /// no synced commit waits for that.
     pub(crate) fn prepare_segment(&self) -> Result<()> {
-        if !self.options.journal || self.writer.lock().announce(self.stock(), 1) == 0 {
+        if !self.journal || self.writer.lock().announce(self.stock(), 1) == 0 {
             return Ok(());
         }
         let prepared = self.empty_segment();
@@ -145,7 +148,7 @@ impl CommitPipeline {
             Err(zones::Error::NoSpace) => return Ok(None),
             Err(e) => return Err(e.into()),
         };
-        let settle = self.options.zero_journal && self.synced_commits.load(Ordering::Relaxed);
+        let settle = self.zero_journal && self.synced_commits.load(Ordering::Relaxed);
         if settle {
             let zeros = vec![0; 1 << 20];
             for offset in (0..ZONE_SIZE).step_by(zeros.len()) {
@@ -158,7 +161,7 @@ impl CommitPipeline {
     }
 
     /// Returns the number of prepared segments that the writer should have.
-    pub(super) fn stock(&self) -> usize {
+    pub(in crate::commit) fn stock(&self) -> usize {
         (self.shares.seal_at as u64 / SEGMENT_SIZE / 2).clamp(1, 8) as usize
     }
 }

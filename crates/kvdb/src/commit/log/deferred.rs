@@ -18,7 +18,7 @@ use bytes::Bytes;
 use vt_tree::{Compression, DEFERRED_OVERHEAD, DeferredSlot, ExtentRef, Packer, Seq, place_packed};
 use zones::{Priority, Purpose, SECTOR, ZONE_SIZE};
 
-use crate::commit::CommitPipeline;
+use super::Log;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::{Writer, record};
@@ -77,7 +77,7 @@ pub(crate) struct Pending {
     /// The share of [`room`] that the discarded values would have needed.
     pub discarded: u64,
     /// The length of the stream when it was last left in memory, see
-    /// [`CommitPipeline::write_gathered`].
+    /// [`Log::write_gathered`].
     pub looked_at: usize,
     /// The end of the stream, set when it is taken to be written.
     pub end: PendingEnd,
@@ -124,7 +124,7 @@ impl Pending {
     }
 }
 
-impl CommitPipeline {
+impl Log {
     /// Places the values, writes them, and fills in their references. On an error the values stay
     /// unplaced. Each commit has made sure that the writer has enough zones set aside, so that no
     /// sync finds the store full.
@@ -235,5 +235,39 @@ impl CommitPipeline {
         if memory > 0 {
             self.signals.memory_is_free();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{DictionaryOptions, Durability, Kvdb};
+
+    /// The record of a commit that happens while values are being written may never be durable.
+    #[test]
+    fn what_comes_behind_a_write_discards_nothing_of_it() {
+        let db = Kvdb::in_memory();
+        let dict = db.create_dictionary("d", DictionaryOptions::default()).unwrap();
+        let put = |value: &[u8]| db.put(dict, b"k", value, Durability::Buffered).unwrap();
+        let commits = db.pipeline();
+        let take = || {
+            let writer = commits.log.writer.lock();
+            commits.log.pipeline.lock().take(&writer)
+        };
+        let put_back = |taken| {
+            let writer = commits.log.writer.lock();
+            commits.log.pipeline.lock().put_back(taken, &writer);
+        };
+        put(&[1; 5000]);
+        let mut taken = take();
+        put(b"small");
+        commits.log.discard_hidden(&mut taken);
+        assert_eq!((taken.values.len(), commits.counters.discarded_bytes.get()), (1, 0));
+        put_back(taken);
+        let mut taken = take();
+        commits.log.discard_hidden(&mut taken);
+        assert_eq!((taken.values.len(), commits.counters.discarded_bytes.get()), (0, 5000));
+        put_back(taken);
+        db.sync().unwrap();
+        assert_eq!(db.get(dict, b"k").unwrap().unwrap(), b"small"[..]);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use env::sync::Mutex;
 use vt_tree::Seq;
 
-use crate::commit::CommitPipeline;
+use super::Log;
 use crate::error::Result;
 
 /// The bytes taken from a tap.
@@ -60,7 +60,7 @@ pub(crate) trait SyncElsewhere: Send + Sync {
     fn sync(&self) -> Result<()>;
 }
 
-impl CommitPipeline {
+impl Log {
     /// Makes syncs wait for another place, or for none any more.
     pub(crate) fn set_elsewhere(&self, place: Option<Arc<dyn SyncElsewhere>>) {
         *self.elsewhere.lock() = place;
@@ -68,7 +68,7 @@ impl CommitPipeline {
 
     /// If syncs wait for another place, makes all commits that are durable on this machine durable
     /// in that place.
-    pub(super) fn sync_elsewhere(&self) -> Result<()> {
+    pub(in crate::commit) fn sync_elsewhere(&self) -> Result<()> {
         let place = self.elsewhere.lock().clone();
         place.map_or(Ok(()), |place| place.sync())
     }
