@@ -7,7 +7,7 @@ use std::sync::Arc;
 use zones::Priority;
 
 use crate::background::Admission;
-use crate::commit::CommitPipeline;
+use crate::commit::Committer;
 use crate::commit::order::Changed;
 use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions, MAX_DICTIONARY_NAME};
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ pub(crate) struct Catalog {
     health: Arc<Health>,
     signals: Arc<Signals>,
     versions: Arc<VersionSet>,
-    commits: Arc<CommitPipeline>,
+    commits: Arc<Committer>,
     admission: Arc<Admission>,
     snapshotter: Arc<Snapshotter>,
 }
@@ -32,7 +32,7 @@ pub(crate) struct CatalogParts {
     pub health: Arc<Health>,
     pub signals: Arc<Signals>,
     pub versions: Arc<VersionSet>,
-    pub commits: Arc<CommitPipeline>,
+    pub commits: Arc<Committer>,
     pub admission: Arc<Admission>,
     pub snapshotter: Arc<Snapshotter>,
 }

@@ -16,7 +16,7 @@ use super::BackgroundParts;
 use super::candidates::Candidates;
 use super::defragment::Holes;
 use super::garbage::{GarbageEstimate, garbage_of_active, garbage_share};
-use crate::commit::CommitPipeline;
+use crate::commit::Committer;
 use crate::commit::recent::{RecentCommit, RecentCommits};
 use crate::commit::sealing::Sealed;
 use crate::counters::Counters;
@@ -202,7 +202,7 @@ pub(crate) struct Flusher {
     signals: Arc<Signals>,
     versions: Arc<VersionSet>,
     snapshots: Arc<Snapshots>,
-    commits: Arc<CommitPipeline>,
+    commits: Arc<Committer>,
     recent: Arc<RecentCommits>,
     garbage: Arc<GarbageEstimate>,
     candidates: Arc<Candidates>,

@@ -41,7 +41,7 @@ pub(crate) use self::flush::Flusher;
 use self::garbage::GarbageEstimate;
 pub(crate) use self::merging::Compactor;
 pub(crate) use self::pressure::Admission;
-use crate::commit::CommitPipeline;
+use crate::commit::Committer;
 use crate::commit::recent::RecentCommits;
 use crate::counters::Counters;
 use crate::health::Health;
@@ -63,7 +63,7 @@ pub(crate) struct BackgroundParts {
     pub signals: Arc<Signals>,
     pub versions: Arc<VersionSet>,
     pub snapshots: Arc<Snapshots>,
-    pub commits: Arc<CommitPipeline>,
+    pub commits: Arc<Committer>,
     pub recent: Arc<RecentCommits>,
 }
 

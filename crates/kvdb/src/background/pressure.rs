@@ -12,7 +12,7 @@ use std::time::Duration;
 use zones::Zones;
 
 use super::{BackgroundParts, Compactor, Defragmenter, Flusher};
-use crate::commit::{Applied, CommitEnv, CommitPipeline, SpaceClaim};
+use crate::commit::{Applied, CommitEnv, Committer, SpaceClaim};
 use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::health::Health;
@@ -50,7 +50,7 @@ pub(crate) struct Admission {
     pub(super) signals: Arc<Signals>,
     versions: Arc<VersionSet>,
     snapshots: Arc<Snapshots>,
-    commits: Arc<CommitPipeline>,
+    commits: Arc<Committer>,
     pub(super) flusher: Arc<Flusher>,
     pub(super) compactor: Arc<Compactor>,
     pub(super) defragmenter: Arc<Defragmenter>,

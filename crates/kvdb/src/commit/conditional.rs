@@ -12,7 +12,7 @@ use env::sync::atomic::Ordering;
 use vt_tree::{Lookup, Memtable, Seq, Source};
 
 use super::locking::{lock_owner, range_of};
-use super::{CommitEnv, CommitPipeline, Outcome};
+use super::{CommitEnv, Committer, Outcome};
 use crate::commit::batch::{Batch, Durability};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
@@ -127,7 +127,7 @@ fn is_changed(memtable: &Arc<Memtable>, range: KeyRangeRef<'_>, since: Seq) -> R
     Ok(true)
 }
 
-impl CommitPipeline {
+impl Committer {
     /// Commits a batch if nothing that it changes, and nothing in `reads`, was changed after
     /// `state`. Returns `false` if something was, or may have been.
     pub(crate) fn commit_if_unchanged(

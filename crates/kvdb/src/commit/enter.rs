@@ -5,11 +5,11 @@
 use zones::Priority;
 
 use super::log::Pipeline;
-use super::{CommitEnv, CommitPipeline, SpaceClaim};
+use super::{CommitEnv, Committer, SpaceClaim};
 use crate::error::{Error, Result};
 use crate::lock_order::MutexGuard;
 
-impl CommitPipeline {
+impl Committer {
     /// Takes the pipeline's lock with room for `need` bytes of stream and for deferred values of
     /// cost `cost`.
     pub(crate) fn enter(

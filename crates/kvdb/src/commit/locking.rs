@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vt_tree::KeyRange;
 
-use crate::commit::CommitPipeline;
+use crate::commit::Committer;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
@@ -79,7 +79,7 @@ pub(crate) fn held(holder: u64, waited: Duration) -> Error {
     ))
 }
 
-impl CommitPipeline {
+impl Committer {
     /// Waits until no lock of another owner covers a range that a commit changes. The error names
     /// the holder.
     pub(crate) fn wait_for_locks<'a>(

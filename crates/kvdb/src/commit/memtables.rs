@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use vt_tree::{Compression, Seq, Value, Writer};
 
-use super::deferred::{self, DeferredValue};
+use super::log::deferred::{self, DeferredValue};
 use crate::dictionary::DictionaryId;
 use crate::journal::record::Op;
 use crate::read::generation::Layer;
@@ -25,13 +25,18 @@ pub(super) fn write_deferred(
     DeferredValue { dict, key, seq, value, codec, at: None, layer: layer.clone(), slot }
 }
 
-/// The effect of changes on memtables.
-#[derive(Default)]
-pub(crate) struct Written {
+/// The memory that changes take in memtables.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Grown {
     /// Bytes by which the memtables grew, deferred values excluded.
     pub grown: usize,
     /// Bytes of deferred values.
     pub deferred: usize,
+}
+
+/// The effect of changes on memtables.
+pub(crate) struct Written {
+    pub grown: Grown,
     /// New layers of dictionaries that had none in this generation. No version has them yet: they
     /// must be added to one ([`Version::add_layers`]) that becomes visible together with the
     /// changes.
@@ -88,5 +93,5 @@ pub(crate) fn write_memtables(
         }
         grown += layer.memtable.bytes().saturating_sub(before);
     }
-    Written { grown: grown.saturating_sub(waiting), deferred: waiting, fresh }
+    Written { grown: Grown { grown: grown.saturating_sub(waiting), deferred: waiting }, fresh }
 }

@@ -7,28 +7,37 @@
 //! it. Edits that only say where data lies, and those of flushes, which bring all commits up to
 //! some number into runs, need no sync (see [`Order`](crate::read::version_set::Order)).
 //!
-//! There are two ways to keep the rule. [`CommitPipeline::install`] syncs the commits before the
+//! There are two ways to keep the rule. [`Committer::install`] syncs the commits before the
 //! call: that is enough if the edit adds something, or drops something that commits do not see.
-//! Drops, rollbacks and ingests are commits themselves: [`CommitPipeline::enter_in_order`] lets no
+//! Drops, rollbacks and ingests are commits themselves: [`Committer::enter_in_order`] lets no
 //! other commit in between.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use vt_tree::{Run, Seq};
 use zones::Priority;
 
 use super::log::Pipeline;
-use super::{Applied, CommitEnv, CommitPipeline, number_alone};
+use super::memtables::Grown;
+use super::{Applied, CommitEnv, Committer};
 use crate::commit::recent::RecentCommit;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
-use crate::journal::{self, record};
+use crate::journal;
+use crate::journal::record::{self, Op, Ops};
 use crate::lock_order::MutexGuard;
 use crate::manifest::ManifestState;
 use crate::read::snapshot_set::Snapshot;
 use crate::read::version::Version;
 use crate::read::version_set::{CommitsSynced, Order, VersionEdit};
+
+/// Returns the journal's record of a commit whose changes are in the manifest: a deletion in
+/// dictionary 0, which does not exist. It takes the commit's number and changes nothing.
+pub(crate) fn number_alone() -> Ops {
+    vec![(DictionaryId(0), Op::Delete(Bytes::new()))]
+}
 
 /// The changes of a commit that is an edit of the manifest, for conflict checks and for the feed.
 pub(crate) enum Changed {
@@ -38,7 +47,7 @@ pub(crate) enum Changed {
     Unlisted(BTreeSet<String>),
 }
 
-impl CommitPipeline {
+impl Committer {
     /// Flushes all commits if the store has no journal that can be synced later, so that they are
     /// durable afterwards. To be called before an edit that is not [`Order::OfPlaces`], and before
     /// any lock.
@@ -118,7 +127,7 @@ impl Installed {
     }
 }
 
-impl CommitPipeline {
+impl Committer {
     /// Commits an edit of the manifest: makes the edits that `plan` returns durable, then visible.
     pub(crate) fn install_commit(
         &self,
@@ -129,7 +138,7 @@ impl CommitPipeline {
         self.install_commit_with(entered, changed, plan, || ())
     }
 
-    /// Does the same as [`CommitPipeline::install_commit`], and calls `between` after the commit is
+    /// Does the same as [`Committer::install_commit`], and calls `between` after the commit is
     /// remembered for conflicts and before it becomes visible.
     pub(super) fn install_commit_with(
         &self,
@@ -156,7 +165,7 @@ impl CommitPipeline {
         let mut applied = None;
         let show = |pipeline: &mut Pipeline, version: &Version| {
             between();
-            applied = Some(self.publish(pipeline, version, 1, 0, 0));
+            applied = Some(self.publish(pipeline, version, 1, Grown::default()));
         };
         let pipeline = &mut *pipeline;
         let gone = self.versions.install_commit(synced, seq, pipeline, plan, logged, show)?;

@@ -1,15 +1,16 @@
 //! The large values of a commit: many are written to their places before it, a few are copied into
 //! memory until they are placed.
 
-use vt_tree::{ExtentRef, Packer, Value, place_packed};
+use vt_tree::{Compression, ExtentRef, Packer, Value, place_packed};
 use zones::{Purpose, ZonePin};
 
-use super::{CommitEnv, CommitPipeline, SpaceClaim, codec};
+use super::{CommitEnv, Committer, SpaceClaim};
+use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
 use crate::read::version::Version;
 
-impl CommitPipeline {
+impl Committer {
     /// Returns the indexes of the changes that have large values, and the sum of their bytes.
     pub(super) fn large(&self, version: &Version, changes: &Ops) -> (Vec<usize>, u64) {
         let mut large: Vec<usize> = Vec::new();
@@ -88,4 +89,9 @@ impl CommitPipeline {
         }
         Ok((extents, writer.finish()?))
     }
+}
+
+/// Returns the compression of large values in a dictionary.
+fn codec(version: &Version, dict: DictionaryId) -> Compression {
+    version.trees.get(&dict).map_or(Compression::None, |t| t.info().options.compress_values)
 }

@@ -1,19 +1,82 @@
-//! A single put, committed without a batch: validated, admitted, written to memtable and journal,
-//! and made visible, with less work than for a batch of one change. If it needs more than that, it
-//! is committed as a batch.
+//! A single put, committed without a batch, with less work than for a batch of one change. If it
+//! needs more than that, it is committed as a batch.
 
 use bytes::Bytes;
+use vt_tree::{Compression, Seq};
 
 use super::batch::{Batch, Durability};
-use super::deferred::{self, DeferredValue};
-use super::memtables::write_deferred;
-use super::{CommitEnv, CommitPipeline, SpaceClaim, check_put};
+use super::committer::{Commit, Committer};
+use super::feed::Feed;
+use super::log::{Pipeline, deferred};
+use super::memtables::{Grown, write_deferred};
+use super::{CommitEnv, SpaceClaim, check_put};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::{self, PutValue};
+use crate::read::generation::Layer;
+use crate::read::ranks::Ranks;
+use crate::read::version::Version;
 
-impl CommitPipeline {
-    /// Commits a single put: the same as [`CommitPipeline::commit`] of a batch with it, without the
+/// A commit of a single put.
+struct Put<'a> {
+    layer: &'a Layer,
+    dict: DictionaryId,
+    key: &'a [u8],
+    value: &'a [u8],
+    /// The value, or what stands for it in the record.
+    logged: PutValue<'a>,
+    codec: Compression,
+    /// The value in the log's buffers, if it is deferred.
+    copy: Option<Bytes>,
+}
+
+impl Commit for Put<'_> {
+    fn count(&self) -> u64 {
+        1
+    }
+
+    fn apply(&mut self, _: &Version, pipeline: &mut Pipeline) -> Grown {
+        let Put { layer, dict, key, value, codec, .. } = *self;
+        let seq = pipeline.next_seq;
+        let before = layer.memtable.bytes();
+        let mut deferred = 0;
+        match self.copy.take() {
+            None => layer.memtable.writer().put_slice(key, seq, value),
+            Some(copy) => {
+                deferred = deferred::heap(value.len());
+                let (key, value) = ((Bytes::copy_from_slice(key), seq), (copy, codec));
+                let value = write_deferred(layer, &mut layer.memtable.writer(), dict, key, value);
+                pipeline.pending.push(value);
+            }
+        }
+        Grown { grown: layer.memtable.bytes().saturating_sub(before + deferred), deferred }
+    }
+
+    fn log(&mut self, pipeline: &mut Pipeline) {
+        let stream = pipeline.stream();
+        record::encode_put(self.dict, self.key, self.logged, stream);
+        if matches!(self.logged, PutValue::Deferred(_)) {
+            // The record ends with the reference.
+            let at = stream.len() - record::reference_len(self.codec);
+            let value = pipeline.pending.values.last_mut();
+            value.into_iter().for_each(|value| value.at = Some(at));
+        }
+    }
+
+    fn changes_version(&self) -> bool {
+        false
+    }
+
+    fn change(&mut self, _: &mut Version) {}
+
+    fn note(&self, version: &Version, feed: &Feed, ranks: &Ranks, last: Seq) {
+        feed.note_put(version, self.dict, self.key, last);
+        ranks.note_put(self.dict, self.key, last);
+    }
+}
+
+impl Committer {
+    /// Commits a single put: the same as [`Committer::commit`] of a batch with it, without the
     /// batch.
     pub(crate) fn put(
         &self,
@@ -71,30 +134,9 @@ impl CommitPipeline {
                 return self.put_as_batch(engine, dict, key, value, durability);
             };
             tree.short.committed(value.len());
-            let seq = pipeline.next_seq;
-            let before = layer.memtable.bytes();
-            let mut waiting = 0;
-            let at = self.options.journal.then(|| {
-                let stream = pipeline.stream();
-                record::encode_put(dict, key, logged, stream);
-                // The offset is used only if the record ends with a reference.
-                stream.len().saturating_sub(record::reference_len(codec))
-            });
-            match copy {
-                None => layer.memtable.writer().put_slice(key, seq, value),
-                Some(value) => {
-                    waiting = deferred::heap(value.len());
-                    let (key, value) = ((Bytes::copy_from_slice(key), seq), (value, codec));
-                    let value =
-                        write_deferred(layer, &mut layer.memtable.writer(), dict, key, value);
-                    pipeline.pending.push(DeferredValue { at, ..value });
-                }
-            }
-            let grown = layer.memtable.bytes().saturating_sub(before + waiting);
-            let mut applied = self.publish_unflushed(&mut pipeline, &version, 1, grown, waiting);
+            let commit = Put { layer, dict, key, value, logged, codec, copy };
+            let mut applied = self.run(&mut pipeline, &version, commit);
             applied.sync_follows = durability == Durability::Synced;
-            self.feed.note_put(&version, dict, key, seq);
-            self.ranks.note_put(dict, key, seq);
             applied
         };
         self.counters.commits.add(1);

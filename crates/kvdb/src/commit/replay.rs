@@ -6,22 +6,24 @@ use env::sync::atomic::Ordering;
 use vt_tree::Seq;
 use zones::ZonePin;
 
+use super::changes::Changes;
+use super::memtables::{Written, write_memtables};
 use super::sealing::Sealed;
-use super::{CommitEnv, CommitPipeline, Written, write_memtables};
+use super::{CommitEnv, Committer};
 use crate::error::{Error, Result};
 use crate::journal::record::{self, Ops};
 use crate::manifest::JournalStart;
 use crate::read::version::Version;
 
-impl CommitPipeline {
+impl Committer {
     /// Applies a commit of the journal whose first change has number `first`.
     pub(crate) fn replay(&self, first: Seq, changes: &Ops) {
         let version = self.versions.load_full();
-        let Written { grown, fresh, .. } = write_memtables(&version, first, changes, &mut |_| {});
+        let Written { grown, fresh } = write_memtables(&version, first, changes, &mut |_| {});
         if !fresh.is_empty() {
             self.versions.change(|version| version.add_layers(fresh));
         }
-        self.active_bytes.fetch_add(grown, Ordering::Relaxed);
+        self.active_bytes.fetch_add(grown.grown, Ordering::Relaxed);
     }
 
     /// Commits a mirrored commit again, which the journal lacks. Its first change must have the
@@ -40,12 +42,9 @@ impl CommitPipeline {
             )));
         }
         let version = self.versions.load();
-        let written = write_memtables(&version, first, changes, &mut |_| {});
-        if self.options.journal {
-            record::encode(changes, pipeline.stream(), |_| {});
-        }
-        let count = changes.len() as u64;
-        let applied = self.publish_written(&mut pipeline, &version, count, written);
+        let commit = Changes::new(changes, ZonePin::default(), None, &[]);
+        let applied = self.run(&mut pipeline, &version, commit);
+        drop(version);
         drop(pipeline);
         engine.after_commit(applied)
     }

@@ -9,10 +9,13 @@ use std::sync::Arc;
 use vt_tree::{KeyRange, Run, Seq};
 use zones::Priority;
 
+use crate::commit::committer::{Commit, Committer};
+use crate::commit::feed::Feed;
 use crate::commit::locking::borrowed;
 use crate::commit::log::Pipeline;
-use crate::commit::recent::RecentCommit;
-use crate::commit::{CommitPipeline, Outcome, SnapshotMaker};
+use crate::commit::memtables::Grown;
+use crate::commit::recent::{RecentCommit, Remembered};
+use crate::commit::{Outcome, SnapshotMaker};
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::journal::record::Ops;
@@ -20,6 +23,7 @@ use crate::journal::{self, Writer, record};
 use crate::lock_order::{self, MutexGuard};
 use crate::manifest::JournalStart;
 use crate::read::generation::Generation;
+use crate::read::ranks::Ranks;
 use crate::read::version::Version;
 
 /// A generation that takes no more commits, and the start of the journal once it is in runs.
@@ -32,6 +36,61 @@ pub(crate) struct Sealed {
     /// Pins the values that late binding placed for it, also for dictionaries that are dropped by
     /// now.
     pub _kept: Arc<Generation>,
+}
+
+/// A commit of runs.
+struct Runs<'a> {
+    runs: &'a [(DictionaryId, Vec<Arc<Run>>)],
+    /// The changes, if they are known key by key.
+    listed: Option<&'a Ops>,
+    record: &'a [u8],
+    committer: &'a Committer,
+    /// Set once the runs are remembered: no transaction begins until the commit is visible.
+    remembered: Option<Remembered<'a>>,
+}
+
+impl Commit for Runs<'_> {
+    fn count(&self) -> u64 {
+        1
+    }
+
+    fn apply(&mut self, _: &Version, pipeline: &mut Pipeline) -> Grown {
+        let newest = pipeline.next_seq;
+        let each =
+            self.runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
+        let each = each.map(|(dict, run)| RecentCommit { dict, run, newest, one_seq: true });
+        self.remembered = Some(self.committer.recent.remember(each));
+        Grown::default()
+    }
+
+    fn log(&mut self, pipeline: &mut Pipeline) {
+        pipeline.stream().extend_from_slice(self.record);
+        // `seal_if` writes the record to the device before any other commit, so it is not mirrored.
+        pipeline.record_at = None;
+    }
+
+    fn changes_version(&self) -> bool {
+        true
+    }
+
+    fn change(&mut self, version: &mut Version) {
+        version.add_runs(self.runs);
+    }
+
+    fn note(&self, _: &Version, feed: &Feed, ranks: &Ranks, last: Seq) {
+        let version = self.committer.versions.load();
+        match self.listed {
+            Some(changes) => {
+                feed.note(&version, changes, last);
+                ranks.note(changes, &[], last);
+            }
+            None => {
+                let dicts: Vec<DictionaryId> = self.runs.iter().map(|(dict, _)| *dict).collect();
+                feed.note_unlisted(&version, &dicts, last);
+                ranks.note_unlisted(Some(&dicts), last);
+            }
+        }
+    }
 }
 
 /// Makes a snapshot before and one after a commit.
@@ -76,7 +135,7 @@ impl ClosedGeneration {
     }
 }
 
-impl CommitPipeline {
+impl Committer {
     /// Seals generation `number`, unless it is sealed already.
     pub(crate) fn seal(&self, number: u64) -> Result<()> {
         let mut writer = self.log.writer.lock();
@@ -87,7 +146,7 @@ impl CommitPipeline {
     }
 
     /// Adds runs to the store, above all of its data, once `still` agrees and no locks cover the
-    /// ranges in `touched`, see [`CommitPipeline::commit_changes`]. The data in the runs is durable
+    /// ranges in `touched`, see [`Committer::commit_changes`]. The data in the runs is durable
     /// already. `listed` has the changes, if they are known key by key.
     pub(crate) fn add_runs(
         &self,
@@ -118,40 +177,9 @@ impl CommitPipeline {
         // Held no longer than the pipeline's lock, which is taken before it.
         let guard = Cell::new(None);
         let add = |pipeline: &mut Pipeline| {
-            let seq = pipeline.next_seq;
-            let each =
-                runs.iter().flat_map(|(dict, runs)| runs.iter().map(|run| (*dict, run.clone())));
-            let remembered = self.recent.remember(each.map(|(dict, run)| RecentCommit {
-                dict,
-                run,
-                newest: seq,
-                one_seq: true,
-            }));
-            if self.options.journal {
-                pipeline.stream().extend_from_slice(&record);
-                // `seal_if` writes the record to the device before any other commit, so it is not
-                // mirrored.
-                pipeline.record_at = None;
-            }
-            pipeline.unflushed_end = pipeline.end();
-            applied = Some(self.versions.change_by_commit(
-                seq,
-                |version| version.add_runs(runs),
-                |version| self.publish(pipeline, version, 1, 0, 0),
-            ));
-            let version = self.versions.load();
-            match listed {
-                Some(changes) => {
-                    self.feed.note(&version, changes, seq);
-                    self.ranks.note(changes, &[], seq);
-                }
-                None => {
-                    let dicts: Vec<DictionaryId> = runs.iter().map(|(dict, _)| *dict).collect();
-                    self.feed.note_unlisted(&version, &dicts, seq);
-                    self.ranks.note_unlisted(Some(&dicts), seq);
-                }
-            }
-            drop((remembered, guard.take()));
+            let commit = Runs { runs, listed, record: &record, committer: self, remembered: None };
+            applied = Some(self.run(pipeline, &self.versions.load(), commit));
+            drop(guard.take());
         };
         // Other commits may have filled the room; then the whole attempt is repeated.
         let agree = |version: &Version, pipeline: &mut Pipeline, writer: &Writer| {
@@ -260,7 +288,7 @@ impl CommitPipeline {
         self.move_short_values_out(&last)
     }
 
-    /// Does the same as [`CommitPipeline::seal_if`], and seals the next generation under the same
+    /// Does the same as [`Committer::seal_if`], and seals the next generation under the same
     /// lock: `commit` makes its only commit and returns the record to end it with; `end` runs
     /// before any commit of the generation after it.
     fn seal_around(

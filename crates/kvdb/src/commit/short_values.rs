@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Seq, estimate};
 
-use super::CommitPipeline;
+use super::Committer;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::manifest::Edit;
@@ -17,7 +17,7 @@ const PART: usize = 4;
 /// Number of keys of a memtable that are looked up in runs.
 const SAMPLE: usize = 16;
 
-impl CommitPipeline {
+impl Committer {
     /// Places the short values of dictionaries outside from now on, if the commits of the
     /// generation call for it. `sealed` is the version whose generation has just been sealed.
     pub(super) fn move_short_values_out(&self, sealed: &Version) -> Result<()> {

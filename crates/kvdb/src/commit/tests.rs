@@ -2,17 +2,17 @@
 //! store.
 
 use std::cell::Cell;
-
 use std::sync::Arc;
 
 use env::Simulated;
 use zones::{Fault, FaultDevice, FaultKind, MemoryDevice, Operation, Priority, Purpose, ZONE_SIZE};
 
-use super::*;
+use super::batch::{Batch, Durability};
+use super::memtables::Grown;
 use crate::commit::order::Changed;
 use crate::manifest::{Edit, ManifestState};
 use crate::read::version_set::VersionEdit;
-use crate::{CreateOptions, DictionaryOptions, Kvdb, OpenOptions};
+use crate::{CreateOptions, DictionaryOptions, Error, Kvdb, OpenOptions};
 
 /// A transaction that began between the two steps would read the state before the commit and find
 /// no conflict with it.
@@ -59,7 +59,7 @@ fn after_a_conflict_the_next_transaction_sees_what_it_was_in_conflict_with() {
         });
         let early = tells.recv_timeout(std::time::Duration::from_millis(100));
         assert!(early.is_err(), "it waits: {early:?}");
-        commits.publish_unflushed(&mut pipeline, &version, 1, 0, 0);
+        commits.publish(&mut pipeline, &version, 1, Grown::default());
         drop(pipeline);
         let (refused, seen) = tells.recv().expect("told");
         assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");

@@ -8,7 +8,7 @@ use vt_tree::{Lookup, Memtable, Seq, Value};
 use zones::ZonePin;
 
 use super::locking::lock_owner;
-use super::{CommitEnv, CommitPipeline, Outcome, SpaceClaim, Valid};
+use super::{CommitEnv, Committer, Outcome, SpaceClaim, Valid};
 use crate::commit::batch::Durability;
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
@@ -25,7 +25,7 @@ pub(crate) fn are_long(updates: usize, len: usize) -> bool {
     updates > (len / PART).clamp(SHORT, LONG)
 }
 
-impl CommitPipeline {
+impl Committer {
     /// Reads and puts the value of each key in `changes` that is updated again and has many updates
     /// already, in a commit of its own. Must be called before `changes` are committed. If another
     /// commit intervenes, the key is left with one update more.

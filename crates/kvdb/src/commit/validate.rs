@@ -4,7 +4,7 @@
 use vt_tree::{Update, Value};
 use zones::{Priority, ZonePin, ZoneUse};
 
-use super::CommitPipeline;
+use super::Committer;
 use super::batch::{Batch, BatchChange};
 use crate::error::{Error, Result};
 use crate::journal::record::{Op, Ops};
@@ -76,7 +76,7 @@ pub(crate) struct Valid {
     pub known: Vec<u32>,
 }
 
-impl CommitPipeline {
+impl Committer {
     /// Returns the changes of a batch, if all of them are valid.
     pub(crate) fn validate(&self, version: &Version, batch: Batch) -> Result<Valid> {
         let claim = SpaceClaim { removes: batch.removes(), promised: batch.promised };

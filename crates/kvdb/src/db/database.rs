@@ -17,7 +17,7 @@ use crate::background::{Admission, Background, BackgroundParts, Compactor, Defra
 use crate::catalog::{Catalog, CatalogParts};
 use crate::commit::feed::Feed;
 use crate::commit::recent::RecentCommits;
-use crate::commit::{CommitParts, CommitPipeline};
+use crate::commit::{CommitParts, Committer};
 use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::health::Health;
@@ -48,7 +48,7 @@ pub(super) struct Database {
     pub(super) versions: Arc<VersionSet>,
     /// The last commit that the store had when it was opened.
     pub(super) recovered: u64,
-    pub(super) commits: Arc<CommitPipeline>,
+    pub(super) commits: Arc<Committer>,
     pub(super) feed: Arc<Feed>,
     pub(super) ranks: Arc<Ranks>,
     pub(super) snapshots: Arc<Snapshots>,
@@ -111,7 +111,7 @@ impl Database {
             feed: feed.clone(),
             ranks: ranks.clone(),
         };
-        let commits = Arc::new(CommitPipeline::new(commits, parts.next_seq, parts.writer));
+        let commits = Arc::new(Committer::new(commits, parts.next_seq, parts.writer));
         let inline = is_inline(&*parts.env, &parts.options);
         let background = Background::new(&BackgroundParts {
             env: parts.env.clone(),

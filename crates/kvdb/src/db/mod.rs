@@ -465,7 +465,7 @@ impl Kvdb {
         &self.db.0.versions
     }
 
-    pub(crate) fn pipeline(&self) -> &crate::commit::CommitPipeline {
+    pub(crate) fn pipeline(&self) -> &crate::commit::Committer {
         &self.db.0.commits
     }
 

@@ -24,7 +24,7 @@ use env::thread::JoinHandle;
 use vt_tree::BlockCache;
 use zones::Zones;
 
-use crate::commit::CommitPipeline;
+use crate::commit::Committer;
 use crate::error::Result;
 use crate::read::snapshot_set::Snapshots;
 use crate::read::version_set::VersionSet;
@@ -106,7 +106,7 @@ pub(crate) struct ScrubParts {
     pub journal: bool,
     pub versions: Arc<VersionSet>,
     pub snapshots: Arc<Snapshots>,
-    pub commits: Arc<CommitPipeline>,
+    pub commits: Arc<Committer>,
 }
 
 /// Reads the store again and keeps the faults that it finds.
@@ -118,7 +118,7 @@ pub(crate) struct Scrubber {
     journal: bool,
     versions: Arc<VersionSet>,
     snapshots: Arc<Snapshots>,
-    commits: Arc<CommitPipeline>,
+    commits: Arc<Committer>,
     state: Mutex<ScrubState>,
     /// Signalled when a scrub ends, or is to stop.
     changed: Condvar,

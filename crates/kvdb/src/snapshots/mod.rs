@@ -45,7 +45,7 @@ pub use stream::{BuildsUpon, Received};
 pub use stream_end::StreamEnd;
 
 use crate::background::{Admission, Compactor, Flusher};
-use crate::commit::CommitPipeline;
+use crate::commit::Committer;
 use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::health::Health;
@@ -67,7 +67,7 @@ pub(crate) struct Snapshotter {
     signals: Arc<Signals>,
     versions: Arc<VersionSet>,
     snapshots: Arc<Snapshots>,
-    commits: Arc<CommitPipeline>,
+    commits: Arc<Committer>,
     flusher: Arc<Flusher>,
     compactor: Arc<Compactor>,
     admission: Arc<Admission>,
@@ -82,7 +82,7 @@ pub(crate) struct SnapshotterParts {
     pub signals: Arc<Signals>,
     pub versions: Arc<VersionSet>,
     pub snapshots: Arc<Snapshots>,
-    pub commits: Arc<CommitPipeline>,
+    pub commits: Arc<Committer>,
     pub flusher: Arc<Flusher>,
     pub compactor: Arc<Compactor>,
     pub admission: Arc<Admission>,

@@ -18,7 +18,7 @@ use super::options::{Isolation, TransactionInfo, TransactionOptions};
 use super::state::{Open, TransactionState};
 use crate::background::Admission;
 use crate::catalog::Catalog;
-use crate::commit::CommitPipeline;
+use crate::commit::Committer;
 use crate::commit::batch::{Batch, Durability};
 use crate::commit::recent::RecentCommits;
 use crate::counters::Counters;
@@ -58,7 +58,7 @@ pub(crate) struct TransactionParts {
     pub health: Arc<Health>,
     pub counters: Arc<Counters>,
     pub versions: Arc<VersionSet>,
-    pub commits: Arc<CommitPipeline>,
+    pub commits: Arc<Committer>,
     pub recent: Arc<RecentCommits>,
     pub locks: Arc<Locks>,
     pub snapshots: Arc<Snapshots>,
