@@ -15,7 +15,7 @@
 //!
 //! [`Committer::run`] is the skeleton from `apply` to `note`. A kind of commit is a [`Commit`] with
 //! these steps, next to the function that enters and agrees for it: `Put` in `put`, `Changes` in
-//! `changes`, `Runs` in `sealing`. The fourth kind is an edit of the manifest (`order`; an ingest
+//! `changes`, `Runs` in `runs`. The fourth kind is an edit of the manifest (`order`; an ingest
 //! is one). Its steps have the same order, but its `apply` writes the manifest and may fail, so
 //! [`VersionSet::install_commit`] calls them.
 //!

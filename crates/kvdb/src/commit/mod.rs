@@ -2,7 +2,7 @@
 //!
 //! `committer` has the skeleton of a commit on one page, and its invariants. The four kinds of
 //! commits fill it: `put` (a single put), `changes` (a batch, a transaction, a commit that is
-//! replayed from a mirror), `sealing` (runs that a transaction has built), `order` (an edit of the
+//! replayed from a mirror), `runs` (runs that a transaction has built), `order` (an edit of the
 //! manifest, such as a drop, a rollback or an ingest). `log` has the records of all of them.
 //!
 //! What comes before the lock: `batch`, `validate`, `updates` (long chains of updates are replaced
@@ -27,6 +27,7 @@ mod place;
 mod put;
 pub(crate) mod recent;
 mod replay;
+pub(crate) mod runs;
 pub(crate) mod sealing;
 mod short_values;
 #[cfg(test)]

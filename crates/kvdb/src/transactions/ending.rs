@@ -21,7 +21,7 @@ use super::revision::Revision;
 use super::state::{Open, TransactionState};
 use super::undo::StatesAround;
 use crate::commit::batch::Durability;
-use crate::commit::sealing::Around;
+use crate::commit::runs::Around;
 use crate::commit::{Applied, CommitEnv, Outcome, SnapshotMaker, SpaceClaim, Valid};
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
