@@ -174,6 +174,7 @@ impl Drop for Server {
         }
         self.common.loops.iter().for_each(|one| one.stop());
         self.common.loops.iter().for_each(|one| one.wait_for_end());
+        self.common.shared.tracking.wait_for_end();
     }
 }
 

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread::JoinHandle;
 
 use bytes::Bytes;
 use env::sync::Mutex;
@@ -40,6 +41,8 @@ struct State {
 
 pub struct Tracking {
     state: Mutex<State>,
+    /// The thread that follows what is committed, or the last one that did.
+    thread: Mutex<Option<JoinHandle<()>>>,
     /// Number of connections that track keys.
     count: AtomicUsize,
     /// Limit on the bytes of the table.
@@ -57,8 +60,8 @@ pub struct Counts {
 
 impl Tracking {
     pub fn new(most: usize, most_waiting: usize) -> Self {
-        let (state, count) = (Mutex::default(), AtomicUsize::new(0));
-        Tracking { state, count, most, most_waiting }
+        let (state, thread) = (Mutex::default(), Mutex::default());
+        Tracking { state, thread, count: AtomicUsize::new(0), most, most_waiting }
     }
 
     /// Begins or changes the tracking of a connection. Returns `true` if the caller must start a
@@ -87,6 +90,16 @@ impl Tracking {
         }
         *state = State::default();
         true
+    }
+    /// Keeps the following thread, so that it can be waited for.
+    pub fn is_followed_by(&self, thread: JoinHandle<()>) {
+        *self.thread.lock() = Some(thread);
+    }
+    /// Waits until the following thread has ended, after the server was told to stop.
+    pub fn wait_for_end(&self) {
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
     }
     /// Notes that the following thread could not be started.
     pub fn is_not_followed(&self) {

@@ -267,7 +267,7 @@ pub static COMMANDS: &[Command] = &[
     writes("lrem", "key count element", 4, FIRST, lists::lrem),
     writes("lset", "key index element", 4, FIRST, lists::lset),
     writes("ltrim", "key start stop", 4, FIRST, lists::ltrim),
-    reads("memory", "USAGE key [SAMPLES count] | DOCTOR | PURGE", -2, NONE, keys::memory),
+    reads("memory", "USAGE key [SAMPLES count] | DOCTOR | PURGE", -2, (2, 2, 1), keys::memory),
     reads("mget", "key ...", -2, EACH, strings::mget),
     reads("module", "LIST", -2, NONE, administration::module),
     in_multi(InMulti::Refused, reads("monitor", "", 1, NONE, monitor::monitor)),

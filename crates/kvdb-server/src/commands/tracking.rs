@@ -156,10 +156,13 @@ fn start(s: &mut Session, wanted: Tracks) -> Outcome {
     if s.shared.tracking.begin(tracker) {
         let shared = s.shared.clone();
         let thread = std::thread::Builder::new().name("resp-tracking".into());
-        if let Err(error) = thread.spawn(move || follow(&shared, at)) {
-            s.shared.tracking.end(s.id);
-            s.shared.tracking.is_not_followed();
-            return Err(Failure::Io(format!("no thread could be started: {error}")));
+        match thread.spawn(move || follow(&shared, at)) {
+            Ok(thread) => s.shared.tracking.is_followed_by(thread),
+            Err(error) => {
+                s.shared.tracking.end(s.id);
+                s.shared.tracking.is_not_followed();
+                return Err(Failure::Io(format!("no thread could be started: {error}")));
+            }
         }
     }
     s.tracks = Some(wanted);
