@@ -11,10 +11,10 @@
 //! - Names that were made, replaced or removed are looked up again. They are expired and not torn
 //!   out (`INVAL_ENTRY_EXPIRE`), since tearing out would take away the working directories of
 //!   programs and mounts that lie below.
-//! - Names of removed files are torn out, so that the kernel gives back its references and the space
-//!   of the files is free at once, and not after the next look-up. This is done only if nothing is
-//!   mounted below and the commit has moved no directory that the kernel knows: its old name, still
-//!   there, follows it to the new one with all programs that work in it.
+//! - Names of removed files are torn out, so that the kernel gives back its references, and the
+//!   space of the files is free at once and not after the next look-up. This is done only if
+//!   nothing is mounted below and the commit has moved no directory that the kernel knows: its old
+//!   name, still there, follows it to the new one with all programs that work in it.
 //! - Attributes and pages of changed inodes are dropped. Only inodes that the kernel refers to are
 //!   worth a message.
 //! - **Size and times of files** are set through the mount to their actual values (`size_setter`).
