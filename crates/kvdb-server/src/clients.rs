@@ -72,6 +72,13 @@ const TIMED_OUT: u64 = 2;
 const REFUSED: u64 = 3;
 
 impl Connection {
+    /// Returns whether the client has asked for messages: only then are any taken from its mailbox.
+    pub fn takes_messages(&self) -> bool {
+        let shown = self.shown.lock();
+        let subscribed = shown.channels + shown.patterns + shown.shards > 0;
+        shown.monitors || shown.tracks.is_some() || subscribed
+    }
+
     pub fn new(id: u64, address: String, closer: Option<Closer>) -> Self {
         Connection {
             id,
@@ -95,7 +102,8 @@ impl Connection {
         self.bell.ring();
     }
 
-    /// Puts a message into the mailbox. A connection is closed if more than `most` bytes wait for it.
+    /// Puts a message into the mailbox. A connection is closed if more than `most` bytes wait for
+    /// it.
     pub fn send(&self, delivery: Delivery, most: usize) {
         match self.mailbox.put(delivery, most) {
             Put::Waits => {}

@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use env::sync::{Mutex, MutexGuard};
-use kvdb::{Batch, DictionaryId, Durability, Kvdb, NestedBatch, Transaction, TransactionId, View};
+use kvdb::{
+    Batch, CommitPosition, DictionaryId, Durability, Kvdb, NestedBatch, Transaction, TransactionId,
+    View,
+};
 
 use crate::channels::Channels;
 use crate::clients::{Clients, Closer, Connection};
@@ -195,8 +198,8 @@ pub struct Session {
     pub tracks: Option<Tracks>,
     /// The client is shown all commands.
     pub monitors: bool,
-    /// The commands of the transaction under way, as they will be shown.
-    pub monitored: Vec<Bytes>,
+    /// The commands of the transaction under way, as they will be shown, and their bytes.
+    pub monitored: (Vec<Bytes>, usize),
     /// The command under way was called by a script.
     pub in_script: bool,
     pub replies: Replies,
@@ -261,6 +264,8 @@ pub struct Tracks {
     pub no_loop: bool,
     /// The client that is told instead.
     pub redirect: Option<u64>,
+    /// The position in the list of commits at which the transaction of an `EXEC` or a script began.
+    pub since: Option<CommitPosition>,
 }
 
 /// The replies that a client wants (`CLIENT REPLY`).
@@ -307,7 +312,7 @@ impl Session {
             subscriptions: Subscriptions::default(),
             tracks: None,
             monitors: false,
-            monitored: Vec::new(),
+            monitored: Default::default(),
             in_script: false,
             replies: Replies::On,
             effects: RefCell::default(),

@@ -19,6 +19,8 @@ use crate::mailbox::{Delivery, Via};
 /// Approximate size of a key in the table in addition to its own bytes, and that of a reader.
 const KEY: usize = 128;
 const READER: usize = 16;
+/// A client is told of this number of keys at once at most; of more, it is told to drop all keys.
+const MANY: usize = 1024;
 
 /// A connection that tracks keys.
 pub struct Tracker {
@@ -151,11 +153,23 @@ impl Tracking {
         while state.bytes > self.most && self.forget_one(state, clients) {}
     }
 
+    /// Tells a connection not to keep keys that it is about to read, since nothing tells of their
+    /// changes.
+    pub fn refuse(&self, reader: u64, keys: &[&[u8]], clients: &Clients) {
+        let state = self.state.lock();
+        let Some(tracker) = state.trackers.get(&reader) else { return };
+        if keys.len() > MANY {
+            return self.send(tracker, &Via::AllInvalidated, &Bytes::new(), clients);
+        }
+        for key in keys {
+            self.send(tracker, &Via::Invalidated, &Bytes::copy_from_slice(key), clients);
+        }
+    }
+
     /// Removes some key from the table, and tells its readers. Returns `false` if there is none.
     fn forget_one(&self, state: &mut State, clients: &Clients) -> bool {
-        let Some(of_keys) = state.keys.values_mut().find(|of_keys| !of_keys.is_empty()) else {
-            return false;
-        };
+        state.keys.retain(|_, of_keys| !of_keys.is_empty());
+        let Some(of_keys) = state.keys.values_mut().next() else { return false };
         if let Some((key, readers)) = of_keys.pop_first() {
             state.bytes -= size(&key, &readers);
             self.tell(&state.trackers, &readers, &Via::Invalidated, &key, clients);
@@ -190,9 +204,18 @@ impl Tracking {
                 let mut after = rest.split_off(end);
                 of_keys.append(&mut after);
             }
-            for (key, readers) in rest {
-                state.bytes -= size(&key, &readers);
-                self.tell(&state.trackers, &readers, &Via::Invalidated, &key, clients);
+            state.bytes -= rest.iter().map(|(key, readers)| size(key, readers)).sum::<usize>();
+            if rest.len() > MANY {
+                // A message for each key could be more than may wait for a connection.
+                let mut readers: Vec<u64> = rest.into_values().flatten().collect();
+                readers.sort_unstable();
+                readers.dedup();
+                let none = Bytes::new();
+                self.tell(&state.trackers, &readers, &Via::AllInvalidated, &none, clients);
+            } else {
+                for (key, readers) in rest {
+                    self.tell(&state.trackers, &readers, &Via::Invalidated, &key, clients);
+                }
             }
         }
         for tracker in state.trackers.values() {
@@ -234,8 +257,9 @@ impl Tracking {
         let delivery = Delivery { via: via.clone(), channel: Bytes::new(), payload: key.clone() };
         match tracker.redirect.map(|id| clients.get(id)) {
             None => tracker.connection.send(delivery, self.most_waiting),
-            Some(Some(other)) => other.send(delivery, self.most_waiting),
-            Some(None) => {}
+            // One that listens to nothing would never take its messages.
+            Some(Some(other)) if other.takes_messages() => other.send(delivery, self.most_waiting),
+            Some(_) => {}
         }
     }
 }

@@ -269,9 +269,9 @@ fn all_integers(seen: &Seen<'_>, start: &[u8], end: &[u8]) -> Result<bool, Failu
     Ok(true)
 }
 
-/// `MEMORY DOCTOR`, `MEMORY PURGE`, and `MEMORY USAGE key [SAMPLES n]`: the bytes that the key takes
-/// in the file, or will take once it is flushed; for a collection or a long string this is the
-/// tree's estimate.
+/// `MEMORY DOCTOR`, `MEMORY PURGE`, and `MEMORY USAGE key [SAMPLES n]`: the bytes that the key
+/// takes in the file, or will take once it is flushed; for a collection or a long string this is
+/// the tree's estimate.
 pub fn memory(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, 2) if is(c, "doctor") => {

@@ -13,6 +13,8 @@ use crate::session::Session;
 
 /// Length after which a line is cut.
 const MOST: usize = 1 << 20;
+/// Approximate memory of a kept line in addition to its bytes.
+const PER_LINE: usize = 128;
 
 /// Commands that are not shown: they are about the server, and may name its secrets.
 const HIDDEN: [&str; 17] = [
@@ -60,16 +62,20 @@ pub fn show(s: &mut Session, command: &Command, args: Arguments<'_>) {
     if HIDDEN.contains(&command.name) {
         return;
     }
-    let line = line(s, command, args);
-    match s.executing {
-        Some(_) => s.monitored.push(line),
-        None => s.shared.monitors.show(&line),
+    if s.executing.is_none() {
+        return s.shared.monitors.show(&line(s, command, args));
+    }
+    // More than may wait for a connection would end all that watch.
+    if s.monitored.1 <= s.shared.limits.mailbox {
+        let line = line(s, command, args);
+        s.monitored.1 += line.len() + PER_LINE;
+        s.monitored.0.push(line);
     }
 }
 
 /// Shows the commands of a transaction that has committed.
 pub fn show_kept(s: &mut Session) {
-    for line in std::mem::take(&mut s.monitored) {
+    for line in std::mem::take(&mut s.monitored).0 {
         s.shared.monitors.show(&line);
     }
 }

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use env::sync::Mutex;
 use kvdb::{Batch, Durability, Transaction, TransactionOptions};
 
-use super::{COMMANDS, Command, InMulti, eval, find, is, monitor, run_one};
+use super::{COMMANDS, Command, InMulti, eval, find, is, monitor, run_one, tracking};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::Kind;
 use crate::locks::{Held, keeping_clear};
@@ -190,8 +190,9 @@ pub fn atomically(
         (s.dictionary.clone(), s.durable, s.name.clone(), out.resp3);
     let mut outcome = Err(Failure::again_and_again());
     for tried in 0..TRIES {
-        s.monitored.clear();
+        s.monitored = Default::default();
         outcome = attempt(s, watches, locks, tried, out, &mut work);
+        tracking::end_reading(s);
         (s.executing, s.stopped, s.exec_time) = (None, None, None);
         s.all_locked = false;
         // Effects without a commit are dropped.
@@ -209,9 +210,9 @@ pub fn atomically(
         }
     }
     out.release();
-    match outcome.is_ok() {
+    match outcome.is_ok() && !out.is_broken() {
         true => monitor::show_kept(s),
-        false => s.monitored.clear(),
+        false => s.monitored = Default::default(),
     }
     outcome
 }
@@ -239,6 +240,7 @@ fn attempt(
         },
     };
     s.all_locked = held.is_all();
+    tracking::begin_reading(s)?;
     let transaction = match &s.joined {
         Some((transaction, _)) => transaction.clone(),
         None => s.db().begin_with(TransactionOptions {

@@ -93,6 +93,11 @@ pub fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
                 Err(SEALED)
             };
         }
+        // It would fill the mailbox of another client.
+        let redirects = || args.from(3).any(|word| is(word, "redirect"));
+        if *name == "client" && is(args.at(1), "tracking") && redirects() {
+            return Err(SEALED);
+        }
         if *name == "txn" && is(args.at(1), "begin") {
             let mut words = args.from(2).skip_while(|word| !is(word, "within"));
             let around = words.nth(1).and_then(number).map(TransactionId);

@@ -20,6 +20,8 @@ use crate::tracking::Tracker;
 
 /// Number of changes that are read from the list at once.
 const AT_ONCE: usize = 4096;
+/// Limit of the prefixes of a client: each changed key is compared with all of them.
+const MOST_PREFIXES: usize = 1024;
 /// Interval at which the following thread checks that it is still needed.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -65,7 +67,15 @@ fn parse(s: &Session, args: Arguments<'_>) -> Result<Tracks, Failure> {
                 wanted.redirect = Some(id);
             }
             o if is(o, "prefix") && options.len() >= 1 => {
-                wanted.prefixes.extend(options.next().map(Bytes::copy_from_slice));
+                let prefix = options.next().unwrap_or_default();
+                s.check_key(prefix)?;
+                let had = s.tracks.as_ref().map_or(0, |tracks| tracks.prefixes.len());
+                if had + wanted.prefixes.len() >= MOST_PREFIXES {
+                    return Err(Failure::Limit(format!(
+                        "a client hears of {MOST_PREFIXES} prefixes at most"
+                    )));
+                }
+                wanted.prefixes.push(Bytes::copy_from_slice(prefix));
             }
             _ => return Err(Failure::SYNTAX),
         }
@@ -221,15 +231,42 @@ pub fn note(s: &Session, command: &Command, args: Arguments<'_>) {
         (_, true) => tracks.caching != Some(false),
         _ => true,
     };
-    let reads = !command.writes && command.name != "watch" && matches!(s.place, Place::Store);
-    if tracks.all || !wanted || !reads {
+    let reads = !command.writes && command.name != "watch";
+    // The list of commits tells neither of changes in a transaction, nor of its end, nor of a
+    // clone.
+    let is_followed = !s.is_joined() && matches!(s.place, Place::Store);
+    if !wanted || !reads || tracks.all && is_followed {
         return;
     }
     let keys = command.keys_of(args);
-    if !keys.is_empty() {
-        let (name, clients) = (s.dictionary.name(), &s.shared.clients);
-        s.shared.tracking.note(s.id, name, keys.into_iter(), clients);
+    if keys.is_empty() {
+        return;
     }
+    let (name, clients) = (s.dictionary.name(), &s.shared.clients);
+    if is_followed {
+        s.shared.tracking.note(s.id, name, keys.iter().copied(), clients);
+    }
+    // A transaction of `EXEC` or of a script reads the state at its beginning, and a commit since
+    // then may have been told before the key was noted.
+    let is_old = |at| s.db().commits_since(at, 1).is_none_or(|recent| !recent.commits.is_empty());
+    if !is_followed || tracks.since.is_some_and(is_old) {
+        s.shared.tracking.refuse(s.id, &keys, clients);
+    }
+}
+
+/// Notes the position in the list of commits at which a transaction of `EXEC` or of a script
+/// begins.
+pub fn begin_reading(s: &mut Session) -> Outcome {
+    if s.tracks.is_some() && !s.is_joined() {
+        let since = newest(&s.shared)?;
+        s.tracks.iter_mut().for_each(|tracks| tracks.since = Some(since));
+    }
+    Ok(())
+}
+
+/// Forgets the position after the end of that transaction.
+pub fn end_reading(s: &mut Session) {
+    s.tracks.iter_mut().for_each(|tracks| tracks.since = None);
 }
 
 /// `CLIENT CACHING YES|NO`: whether the keys of the next command are tracked.

@@ -200,3 +200,60 @@ fn keys_for_which_there_is_no_room_are_told_at_once() {
     c.expect(&[("CLIENT TRACKING OFF", "OK"), ("CLONE USE trial", "OK")]);
     assert!(c.run("CLIENT TRACKING ON").starts_with("(error) ERR keys of a clone"));
 }
+
+#[test]
+fn what_is_read_in_a_transaction_is_not_kept() {
+    let served = serve(ServerOptions::default());
+    let mut c = third(&served);
+    let id = c.run("TXN BEGIN").replace("(integer) ", "");
+    c.expect(&[
+        ("CLIENT TRACKING ON", "OK"),
+        (&format!("TXN JOIN {id}"), "OK"),
+        ("SET k dirty", "OK"),
+        ("GET k", "\"dirty\""),
+    ]);
+    // The end of the transaction is not told, so the client must not keep the value.
+    assert_eq!(told(&mut c), "[\"invalidate\" [\"k\"]]");
+    c.expect(&[(&format!("TXN ABORT {id}"), "OK"), ("GET k", "(nil)")]);
+}
+
+#[test]
+fn one_that_listens_to_nothing_is_not_flooded() {
+    let limits = Limits { mailbox: 4096, ..Limits::default() };
+    let served = serve(ServerOptions { limits, ..ServerOptions::default() });
+    let (mut c, mut idle) = (served.connect(), served.connect());
+    let (mut other, mut hears) = (served.connect(), third(&served));
+    let id = idle.run("CLIENT ID").replace("(integer) ", "");
+    hears.expect(&[("CLIENT TRACKING ON BCAST PREFIX last", "OK")]);
+    c.expect(&[(&format!("CLIENT TRACKING ON BCAST REDIRECT {id}"), "OK")]);
+    for i in 0..100 {
+        other.expect(&[(&format!("SET key-{i} x"), "OK")]);
+    }
+    other.expect(&[("SET last x", "OK")]);
+    assert_eq!(told(&mut hears), "[\"invalidate\" [\"last\"]]");
+    idle.expect(&[("PING", "PONG")]);
+}
+
+#[test]
+fn a_client_that_has_read_many_keys_is_told_once_that_all_are_gone() {
+    let served = serve(ServerOptions::default());
+    let (mut c, mut other) = (third(&served), served.connect());
+    let keys: Vec<String> = (0..1100).map(|i| format!("k{i}")).collect();
+    c.expect(&[("CLIENT TRACKING ON", "OK")]);
+    c.run(&format!("MGET {}", keys.join(" ")));
+    other.expect(&[("SET k0 x", "OK")]);
+    assert_eq!(told(&mut c), "[\"invalidate\" [\"k0\"]]");
+    other.expect(&[("DELPREFIX k", "OK")]);
+    assert_eq!(told(&mut c), "[\"invalidate\" (nil)]");
+    c.expect(&[("PING", "PONG")]);
+}
+
+#[test]
+fn the_prefixes_of_a_client_are_limited() {
+    let served = serve(ServerOptions::default());
+    let mut c = third(&served);
+    let prefixes: String = (0..1024).map(|i| format!(" PREFIX {i:04}")).collect();
+    c.expect(&[(&format!("CLIENT TRACKING ON BCAST{prefixes}"), "OK")]);
+    let refused = c.run("CLIENT TRACKING ON BCAST PREFIX more");
+    assert!(refused.contains("1024 prefixes at most"), "{refused}");
+}
