@@ -184,8 +184,11 @@ fn watch_server(client: &Weak<Client>, over: &Over, time: Duration) {
     while !over.within(time) {
         let Some(client) = client.upgrade() else { return };
         let current = client.current.peek();
-        // The request may fill the line, so that a probe takes long, too.
-        if let Err(e) = client.probe(Instant::now() + time) {
+        // The request may fill the line, so that a probe takes long, too. All calls that wait probe
+        // together: the server has few places for connections.
+        let (begun, until) = (Instant::now(), Instant::now() + time);
+        let probe = || client.probe(until).map(|()| Instant::now());
+        if let Err(e) = client.probed.get(until, |at| *at >= begun, probe) {
             tracing::debug!("the server is not there any more: {e}");
             return current.iter().for_each(|connection| connection.fail(&e));
         }

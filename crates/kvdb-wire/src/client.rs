@@ -88,6 +88,8 @@ pub struct Client {
     connect: Box<Connect>,
     pub(crate) options: ClientOptions,
     pub(crate) current: SingleFlight<Arc<Connection>>,
+    /// The time of the last probe that was answered, of all watches.
+    pub(crate) probed: SingleFlight<Instant>,
     counters: Arc<Counters>,
     pub(crate) reachable: Reachable,
     /// A reference to this client, for the thread that probes for the server.
@@ -106,6 +108,7 @@ impl Client {
             connect: Box::new(connect),
             options,
             current: SingleFlight::new(None),
+            probed: SingleFlight::new(None),
             counters: Arc::default(),
             reachable: Reachable::default(),
             own: own.clone(),
@@ -163,7 +166,28 @@ impl Client {
     /// Fails unless the server answers on a connection of its own before the deadline. The current
     /// connection stays as it is.
     pub(crate) fn probe(&self, deadline: Instant) -> Result<()> {
-        let socket = (self.connect)(left(deadline)?)?;
+        let is_gone = |e: &io::Error| {
+            use io::ErrorKind::{
+                ConnectionRefused, HostUnreachable, NetworkUnreachable, NotFound, TimedOut,
+                WouldBlock,
+            };
+            let gone = [
+                ConnectionRefused,
+                HostUnreachable,
+                NetworkUnreachable,
+                NotFound,
+                TimedOut,
+                WouldBlock,
+            ];
+            left(deadline).is_err() || gone.contains(&e.kind())
+        };
+        let socket = match (self.connect)(left(deadline)?) {
+            Ok(socket) => socket,
+            Err(e) if is_gone(&e) => return Err(e.into()),
+            // A handshake that the server ends, and a lack of descriptors here, do not say that it
+            // is gone.
+            Err(_) => return Ok(()),
+        };
         match self.greeted(socket, deadline) {
             Err(e) if left(deadline).is_err() => Err(e),
             // A server that ends the connection is there, and has no place for another one.

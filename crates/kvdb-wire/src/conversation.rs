@@ -7,8 +7,8 @@
 //!
 //! The memory that a connection can make the server hold is bounded: one frame and one answer for
 //! each of its threads, and a limited number of views. A client that does not read its answers in
-//! time is disconnected. The answers of all connections share the budget in the server's options, of
-//! which those of one token have a share (`tenants`).
+//! time is disconnected. The answers of all connections share the budget in the server's options,
+//! of which those of one token have a share (`tenants`).
 
 use std::collections::HashMap;
 use std::io::BufReader;

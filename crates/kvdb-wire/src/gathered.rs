@@ -105,10 +105,12 @@ impl Gathered {
     /// Like [`Gathered::compact`], unless the one unit would still take more than `most` bytes in
     /// memory: then the units stay as they are.
     pub fn compact_within(&mut self, most: usize) {
-        let before = (self.changes.clone(), self.ends.clone(), self.bytes, self.memory);
+        let before = (self.changes.clone(), self.ends.clone());
         self.compact();
         if self.memory > most {
-            (self.changes, self.ends, self.bytes, self.memory) = before;
+            (self.changes, self.ends) = before;
+            self.bytes = self.changes.iter().map(size_of_change).sum();
+            self.memory = self.changes.iter().map(memory_of_change).sum();
         }
     }
 

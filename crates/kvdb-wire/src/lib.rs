@@ -14,15 +14,15 @@
 //! The client: `client` (one connection that many threads share), `single_flight` (lets one thread
 //! connect for all), `asking` (retries), `reach` (whether the server answers), `pages` (the read
 //! cache), `ahead` and `prefetch` (what is read ahead, and how), `snapshot_view`;
-//! `served_transaction`, with `gathered` (changes that the server may not have), `outgoing` (batches
-//! and their numbers), `new_ranges` (ranges in which the client knows all keys),
+//! `served_transaction`, with `gathered` (changes that the server may not have), `outgoing`
+//! (batches and their numbers), `new_ranges` (ranges in which the client knows all keys),
 //! `transaction_state` and `transaction_view`.
 //!
 //! The server: `server` (listens), `conversation` (one connection), `roles` (the rights of
-//! clients), `tenants` (the places of the clients of one token), `budget` (limits the answers of all
-//! connections), `transactions` (of all clients), `unfinished` (incomplete changes), `host` (begins
-//! and ends transactions), `records` (the records of transactions in the store). Both sides use
-//! `counts` (requests and bytes).
+//! clients), `tenants` (the places of the clients of one token), `budget` (limits the answers of
+//! all connections), `transactions` (of all clients), `unfinished` (incomplete changes), `host`
+//! (begins and ends transactions), `records` (the records of transactions in the store). Both sides
+//! use `counts` (requests and bytes).
 
 #![warn(missing_docs)]
 

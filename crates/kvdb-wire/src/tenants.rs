@@ -1,7 +1,7 @@
-//! The tenants of a server: the clients of one line of its list of tokens, who together take a share
-//! of its places. The places are connections, open transactions, the bytes of transactions, and the
-//! memory of answers and of incomplete changes. So a token or a certificate that takes as many as it
-//! can leaves room for the clients of others.
+//! The tenants of a server: the clients of one line of its list of tokens, who together take a
+//! share of its places. The places are connections, open transactions, the bytes of transactions,
+//! and the memory of answers and of incomplete changes. So a token or a certificate that takes as
+//! many as it can leaves room for the clients of others.
 //!
 //! Clients at a socket of this machine show no token of a list, and are no tenants.
 

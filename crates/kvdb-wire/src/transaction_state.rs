@@ -119,7 +119,7 @@ impl State {
 }
 
 impl Prefetches for State {
-    /// With the number of all changes at that time.
+    /// Has the number of all changes at that time.
     type Changes = (Overlay, u64);
 
     fn pages(&mut self) -> &mut Pages {

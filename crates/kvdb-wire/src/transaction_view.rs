@@ -216,6 +216,9 @@ impl ServedView for ServedTransaction {
             let what = format!("changes of more than {MAX_CHANGE} bytes at once");
             return Err(kvdb::Error::Limit(what));
         }
+        let gives_back = gives_back(&changes);
+        // An eighth is left for what removes some of the others.
+        let most = if gives_back { MAX_CHANGE } else { MAX_CHANGE - MAX_CHANGE / 8 };
         let (waiting, is_long, refused) = {
             let state = self.state.lock();
             let refused = state.refused.as_ref().map(|(_, at)| at.elapsed());
@@ -223,11 +226,10 @@ impl ServedView for ServedTransaction {
             // If the server refuses them, all that wait become one unit, with what removes some of
             // them.
             let memory = state.gathered.memory() + state.under_way.memory();
-            (waiting, memory + more > MAX_CHANGE, refused)
+            (waiting, memory > 0 && memory + more > most, refused)
         };
         // Changes that the server does not take must not accumulate without limit. Those that
         // release space must reach the server, and others are not tried each time.
-        let gives_back = gives_back(&changes);
         let is_full = waiting > WAITING || is_long;
         if is_full && !gives_back && refused.is_some_and(|since| since < REFUSED) {
             return Err(kvdb::Error::NoSpace);

@@ -593,6 +593,8 @@ impl Transactions {
         let done = opened.transaction.rollback_and_apply(savepoint, batch);
         done.map_err(|e| self.failed(opened, e))?;
         state.savepoints.split_off(&(to + 1));
+        // The store has the note, whether or not the sync below succeeds.
+        state.noted.batches = number;
         if opened.transaction.is_durable() {
             // The rollback could not be repeated after a crash, which ends all savepoints.
             opened.transaction.sync().map_err(|e| self.failed(opened, e))?;

@@ -4,7 +4,8 @@
 //! The parts of a change arrive on one connection, in order, and the server drops them with the
 //! connection. A client that was disconnected sends all parts again, so no part of a change
 //! outlives a client that was lost while sending it. All unfinished changes share a memory limit; a
-//! stalled change is dropped if others need its memory. The clients of one token have a share of it.
+//! stalled change is dropped if others need its memory. The clients of one token have a share of
+//! it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -158,8 +159,18 @@ impl All {
     /// suffice, drops the connection's own change, which frees its memory for others.
     fn make_room(&mut self, most: usize, connection: u64, bytes: usize) {
         if !self.has_room(most, connection, bytes) {
-            self.parts
-                .retain(|other, parts| *other == connection || parts.came.elapsed() < STALLED);
+            let taken: usize = self.parts.values().map(|parts| parts.bytes).sum();
+            let for_all = taken + bytes > most;
+            // Changes of others stay if only the share of this connection's clients is full.
+            let (parts, tenants) = (&mut self.parts, &self.tenants);
+            let own = tenants.get(&connection);
+            let shares = |other: &u64| {
+                tenants.get(other).zip(own).is_some_and(|(other, own)| Arc::ptr_eq(other, own))
+            };
+            parts.retain(|other, parts| {
+                let stays = *other == connection || !(for_all || shares(other));
+                stays || parts.came.elapsed() < STALLED
+            });
         }
         if !self.has_room(most, connection, bytes) {
             self.parts.remove(&connection);

@@ -50,8 +50,12 @@ impl MountRoot {
         let all = mounts::mounts()?;
         for (ours, mount) in all.iter().enumerate().filter(|(_, mount)| mount.device == device) {
             let root = mount.root.strip_prefix("/").unwrap_or(&mount.root);
-            let Ok(inside) = path.strip_prefix(root) else { continue };
-            let at = mount.mount_point.join(inside);
+            let at = match path.strip_prefix(root) {
+                Ok(inside) => mount.mount_point.join(inside),
+                // It shows a part of what is below `path`.
+                Err(_) if root.starts_with(path) => mount.mount_point.clone(),
+                Err(_) => continue,
+            };
             let below = all
                 .iter()
                 .enumerate()
