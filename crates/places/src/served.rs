@@ -116,7 +116,7 @@ pub fn commit(fs: &Fs, transaction: &ServedTransaction, synced: bool) -> kvfs::R
     })
 }
 
-/// How a transaction was aborted.
+/// The outcome of an abort.
 #[derive(Debug)]
 pub enum Aborted {
     /// The server has ended it.

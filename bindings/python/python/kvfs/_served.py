@@ -1,5 +1,5 @@
-"""Stores that a server holds (``kvfs serve``), by its address: ``kvfs+unix:SOCKET`` on this machine,
-``kvfs://HOST:PORT`` on the network."""
+"""Stores that a server holds (``kvfs serve``), by its address: ``kvfs+unix:SOCKET`` on this
+machine, ``kvfs://HOST:PORT`` on the network."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _OPEN: weakref.WeakSet[_Served] = weakref.WeakSet()
 
 
 class ServedFiles(EmbeddedFiles):
-    """The files of a view that a server holds. Whole trees are removed and copied by reference where
-    the store is; here it is done name by name, and what is copied goes over the wire."""
+    """The files of a view that a server holds. Whole trees are removed and copied by reference
+    where the store is; here it is done name by name, and what is copied goes over the wire."""
 
     def rmtree(self, path: Path) -> None:
         """Removes whatever is at a path, with everything in it."""

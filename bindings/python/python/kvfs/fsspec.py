@@ -9,9 +9,9 @@ object storage, ``dir:FOLDER/NAME`` or ``s3://BUCKET/NAME``, perhaps with ``@SNA
 read: as it is now, or with ``follow=SECONDS`` as it is published from then on; or the address of a
 server that has a store, ``kvfs+unix:SOCKET`` or ``kvfs://HOST:PORT``, with ``snapshot=NAME``, and
 ``token`` and the other credentials of ``kvfs.open``. Without ``snapshot`` its files are read and
-written in transactions of the file system alone, which are those of the server. What is done between
-``fs.start_transaction()`` and ``fs.end_transaction()``, or in ``with fs.transaction:``, is one
-transaction of the store.
+written in transactions of the file system alone, which are those of the server. What is done
+between ``fs.start_transaction()`` and ``fs.end_transaction()``, or in ``with fs.transaction:``, is
+one transaction of the store.
 """
 
 from __future__ import annotations

@@ -664,7 +664,7 @@ fn keys_of_all_kinds_are_rebased_and_who_is_in_it_goes_along() {
     waiting.send(&[b"BLPOP", b"q", b"0"]).expect("sent");
     let new = match inside.call(&[b"TXN", b"REBASE", id.as_bytes()]).expect("a reply") {
         Reply::Array(reply) => match &reply[..] {
-            [Reply::Integer(new), Reply::Array(none)] if none.is_empty() => *new,
+            [Reply::Integer(new), Reply::Array(none), Reply::Integer(0)] if none.is_empty() => *new,
             other => panic!("{other:?}"),
         },
         other => panic!("{other:?}"),
