@@ -116,6 +116,10 @@ impl Views {
         // The view is closed first, so that no call writes to a dropped branch. It is closed again
         // afterwards, since it may have been opened in between.
         let view = ViewId::Clone(name.into());
+        if name.is_empty() {
+            // The main branch has the empty name, and its transactions must not end.
+            return Err(Error::Invalid("a clone without a name"));
+        }
         if !self.shared.db.has_branch(name) {
             return Err(kvdb::Error::NoBranch(name.into()).into());
         }

@@ -100,6 +100,16 @@ fn a_clone_goes_its_own_way() {
 }
 
 #[test]
+fn a_drop_of_the_clone_without_a_name_ends_no_transaction_of_the_mainline() {
+    let w = World::with(FsOptions::default());
+    let views = views(&w);
+    let id = views.begin(Default::default()).unwrap();
+    assert!(matches!(views.drop_clone(""), Err(Error::Invalid(_))));
+    assert!(views.transaction(id).is_ok());
+    views.abort(id).unwrap();
+}
+
+#[test]
 fn a_rollback_is_seen_by_what_is_open() {
     let w = World::with(FsOptions::default());
     let views = views(&w);
