@@ -2,8 +2,10 @@
 //! store since it was last changed, and which want to hear of all keys with some prefixes.
 //!
 //! A key is noted before it is read, and its change is told from the list of what was committed,
-//! so a change after the read is always told. A client may be told of a key that it has not kept.
-//! The table has a bound; what does not fit is told as if it had been changed.
+//! so a change after the read is always told. What is read where the list tells nothing (in a
+//! transaction, in a clone), or from a state older than the note, is told as changed at once. A
+//! client may be told of a key that it has not kept. The table has a bound; what does not fit is
+//! told as if it had been changed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

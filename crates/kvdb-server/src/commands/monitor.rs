@@ -1,5 +1,6 @@
 //! `MONITOR`: shows a client all commands, of all clients, when they have been run. Those between
-//! `MULTI` and `EXEC`, and those of a script, are shown once the transaction has committed.
+//! `MULTI` and `EXEC`, and those of a script, are shown once the transaction has committed, as far
+//! as they fit into a mailbox; those in a transaction that the client has joined, at once.
 
 use std::fmt::Write;
 
