@@ -13,31 +13,58 @@ use crate::input::{Input, KeyRange};
 use crate::item::{BodyRef, ItemRef, Lookup, Seq};
 use crate::run::{Run, RunCursor};
 use crate::source::Source;
-use crate::value::Value;
+use crate::value::{Value, ValueRef};
 
 /// Returns the bytes of `older`, the runs of one state, newest first, that the items of `newer`
-/// hide, memtables as of `at`. A large deleted range counts by the sums of index entries, and
-/// adjacent ranges are treated as one. The work is about that of reading `most` items; the items
-/// left then are assumed to hide as much, item for item.
+/// hide, memtables as of `at`. A merge may have moved data of `older` into the newer runs: a tuple
+/// with the same value hides nothing. A large deleted range counts by the sums of index entries,
+/// and adjacent ranges are treated as one. The work is about that of reading `most` items; the
+/// items of an input that are left then are assumed to hide as much, item for item, as those of the
+/// same input that were read.
 pub fn hidden_bytes(older: &[Arc<Run>], newer: &[Input], at: Seq, most: u64) -> Result<u64> {
     let all: u64 = older.iter().map(|run| run.stats().bytes).sum();
-    let inputs: Vec<Input> = older.iter().cloned().map(Input::Run).collect();
-    let (mut bytes, mut looked_at, mut left) = (0u64, 0u64, 0u64);
-    let mut work = 0;
-    let mut seen = HashSet::new();
-    for input in newer {
+    let inputs = older.iter().cloned().map(Input::Run).collect();
+    let mut hiding = Hiding { older, inputs, at, seen: HashSet::new() };
+    // The short ones leave their share to the long ones: a memtable with a few deletions is read
+    // whole, however long the run below is.
+    let mut newer: Vec<&Input> = newer.iter().collect();
+    newer.sort_by_key(|input| items(input));
+    let (mut bytes, mut left) = (0u64, most);
+    for (n, input) in newer.iter().enumerate() {
+        let share = left / (newer.len() - n) as u64;
+        let (hidden, work) = hiding.hidden_by(input, share.max(1))?;
+        bytes = bytes.saturating_add(hidden);
+        left = left.saturating_sub(work);
+    }
+    Ok(bytes.min(all))
+}
+
+/// Returns the number of items of an input.
+fn items(input: &Input) -> u64 {
+    match input {
+        Input::Memtable(memtable) => memtable.len() as u64,
+        Input::Run(run) => run.stats().items,
+    }
+}
+
+/// The older runs, and the keys in them that are known to be hidden.
+struct Hiding<'a> {
+    older: &'a [Arc<Run>],
+    /// The same as inputs.
+    inputs: Vec<Input>,
+    at: Seq,
+    /// Hashes of the keys that count already.
+    seen: HashSet<u64>,
+}
+
+impl Hiding<'_> {
+    /// Returns the bytes that an input hides, and the work done, which is about `most`.
+    fn hidden_by(&mut self, input: &Input, most: u64) -> Result<(u64, u64)> {
         let mut cursor: Box<dyn Source> = match input {
-            Input::Memtable(memtable) => Box::new(memtable.cursor(at)),
+            Input::Memtable(memtable) => Box::new(memtable.cursor(self.at)),
             Input::Run(run) => Box::new(RunCursor::new(run.clone())),
         };
-        if work >= most {
-            left += match input {
-                Input::Memtable(memtable) => memtable.len() as u64,
-                Input::Run(run) => run.stats().items,
-            };
-            continue;
-        }
-        let before = looked_at;
+        let (mut bytes, mut looked_at, mut work) = (0u64, 0u64, 0u64);
         cursor.first()?;
         while work < most
             && let Some(item) = cursor.item()
@@ -61,25 +88,57 @@ pub fn hidden_bytes(older: &[Arc<Run>], newer: &[Input], at: Seq, most: u64) -> 
                         cursor.next()?;
                     }
                     let range = KeyRange { start, end: Some(end.into()) };
-                    let (found, counted) = bytes_in(older, &inputs, &range)?;
+                    let (found, counted) = bytes_in(self.older, &self.inputs, &range)?;
                     bytes = bytes.saturating_add(found);
-                    work += DESCENTS * older.len() as u64 + counted;
+                    work += DESCENTS * self.older.len() as u64 + counted;
                     continue;
                 }
-                BodyRef::Put(_) | BodyRef::Delete if seen.insert(hash(item.key)) => {
-                    bytes = bytes.saturating_add(stored_bytes(older, item.key)?);
-                    work += older.len() as u64;
+                BodyRef::Put(value) => {
+                    bytes = bytes.saturating_add(self.hidden_at(item.key, Some(value))?);
+                    work += self.older.len() as u64;
                 }
-                _ => {}
+                BodyRef::Delete => {
+                    bytes = bytes.saturating_add(self.hidden_at(item.key, None)?);
+                    work += self.older.len() as u64;
+                }
+                BodyRef::Update { .. } => {}
             }
             cursor.next()?;
         }
-        if let (Input::Run(run), true) = (input, work >= most) {
-            left += run.stats().items.saturating_sub(looked_at - before);
+        if cursor.item().is_some() {
+            let left = items(input).saturating_sub(looked_at);
+            let share = u128::from(bytes) * u128::from(left) / u128::from(looked_at.max(1));
+            bytes = bytes.saturating_add(u64::try_from(share).unwrap_or(u64::MAX));
         }
+        Ok((bytes, work))
     }
-    let share = u128::from(bytes) * u128::from(left) / u128::from(looked_at.max(1));
-    Ok(bytes.saturating_add(u64::try_from(share).unwrap_or(u64::MAX)).min(all))
+
+    /// Returns the bytes that the value of a key takes in the older runs if it is another one than
+    /// `newer`, and does not count already.
+    fn hidden_at(&mut self, key: &[u8], newer: Option<ValueRef<'_>>) -> Result<u64> {
+        let hash = hash(key);
+        if self.seen.contains(&hash) {
+            return Ok(0);
+        }
+        for run in self.older {
+            match run.get(key, hash)? {
+                Lookup::Absent => {}
+                Lookup::Found(_, value) => {
+                    if newer.is_some_and(|newer| newer.to_value() == value) {
+                        return Ok(0);
+                    }
+                    self.seen.insert(hash);
+                    return Ok(match value {
+                        Value::Extent(e) => u64::from(e.stored),
+                        Value::Inline(value) => (key.len() + value.len()) as u64,
+                    });
+                }
+                Lookup::Deleted(_) | Lookup::Updated { .. } => break,
+            }
+        }
+        self.seen.insert(hash);
+        Ok(0)
+    }
 }
 
 /// Tuples are counted if an estimate by index entries is less certain than one part in this many.
@@ -113,18 +172,4 @@ fn bytes_in(runs: &[Arc<Run>], inputs: &[Input], range: &KeyRange) -> Result<(u6
         }
     }
     Ok((about.bytes, COUNTED))
-}
-
-/// Returns the bytes that the value of a key takes in the runs; 0 if it is not there.
-fn stored_bytes(runs: &[Arc<Run>], key: &[u8]) -> Result<u64> {
-    let hash = hash(key);
-    for run in runs {
-        match run.get(key, hash)? {
-            Lookup::Absent => {}
-            Lookup::Found(_, Value::Extent(e)) => return Ok(u64::from(e.stored)),
-            Lookup::Found(_, Value::Inline(value)) => return Ok((key.len() + value.len()) as u64),
-            Lookup::Deleted(_) | Lookup::Updated { .. } => return Ok(0),
-        }
-    }
-    Ok(0)
 }

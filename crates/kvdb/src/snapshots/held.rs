@@ -20,6 +20,9 @@ use crate::read::version::{Levels, NumberedRun, Tree, Trees, Version};
 const LOOKED_AT: u64 = 200_000;
 /// Minimum number of items that are examined for one snapshot.
 const LEAST: u64 = 100;
+/// Data of a run that a merge has moved into another one is looked for if the run has at least this
+/// many bytes in shared zones.
+const LEAST_MOVED: u64 = ZONE_SIZE / 4;
 
 /// The keeper of a zone that is not kept by one group alone, but also by another group, the store
 /// itself, or another snapshot.
@@ -42,9 +45,10 @@ impl Snapshotter {
         let states = States::new(snapshots, self.versions.load_full());
         let mut held = vec![0u64; groups.len()];
         let runs = states.runs();
-        zones_of_groups(&runs, &mut held);
+        let zones = owners_of_zones(&runs);
+        zones_of_groups(&zones, &mut held);
         let most = (LOOKED_AT / states.snapshots.len().max(1) as u64).max(LEAST);
-        states.add_hidden(&runs, self.now(), most, &mut held);
+        states.add_hidden(&Shared { runs, zones }, self.now(), most, &mut held);
         held
     }
 
@@ -185,15 +189,14 @@ impl States {
 
     /// Adds for each snapshot of a group approximately the bytes of runs that the next state of the
     /// branch contains as well, but hides, if no older state and no other branch contains these
-    /// runs.
-    fn add_hidden(&self, runs: &Runs<'_>, now: Seq, most: u64, held: &mut [u64]) {
+    /// runs. Merges move data by reference, so the next state may also have them in other runs.
+    fn add_hidden(&self, shared: &Shared<'_>, now: Seq, most: u64, held: &mut [u64]) {
         for range in self.branches() {
             let states = &self.snapshots[range];
             for (at, state) in states.iter().enumerate() {
                 let Some(group) = state.group else { continue };
-                let alone = |run: &Arc<Run>| {
-                    let owners = runs.get(&Arc::as_ptr(run));
-                    owners.is_some_and(|(_, of)| of.is_alone(group, &state.branch, state.seq))
+                let bytes = |run: &Arc<Run>, kept: bool| {
+                    shared.bytes(run, kept, |of| of.is_alone(group, &state.branch, state.seq))
                 };
                 // A dictionary may have moved to another branch since.
                 let (next, all, now) = match states.get(at + 1) {
@@ -205,7 +208,7 @@ impl States {
                     let Some(newer) = newer.or_else(|| all.get(id)) else { return };
                     if !Arc::ptr_eq(older, newer) {
                         // Data that cannot be read does not count.
-                        let hidden = hidden_in(older, newer, alone, now, most).unwrap_or(0);
+                        let hidden = hidden_in(older, newer, bytes, now, most).unwrap_or(0);
                         held[group] = held[group].saturating_add(hidden);
                     }
                 });
@@ -264,32 +267,71 @@ impl<'a> Owners<'a> {
     }
 }
 
-/// Adds for each group the bytes of whole zones that nothing else uses.
-fn zones_of_groups(runs: &Runs<'_>, held: &mut [u64]) {
-    let mut zones: HashMap<ZoneId, usize> = HashMap::new();
-    for (run, owners) in runs.values() {
-        let by = owners.keeper();
-        for (zone, _) in run.uses().iter() {
-            let keeper = zones.entry(zone).or_insert(by);
-            *keeper = if *keeper == by { by } else { SHARED };
-        }
-    }
-    zones.values().filter(|by| **by != SHARED).for_each(|by| held[*by] += ZONE_SIZE);
+/// The owners of each run and of each zone.
+struct Shared<'a> {
+    runs: Runs<'a>,
+    zones: HashMap<ZoneId, Owners<'a>>,
 }
 
-/// Returns approximately the bytes that the newer of two states of a dictionary hides, in the runs
-/// that both contain and `alone` accepts.
+impl Shared<'_> {
+    /// Returns at most how many bytes of a run the next state may hide: of a run that it has `kept`
+    /// all, of another one those in zones that are not freed as a whole. `alone` accepts owners
+    /// of which no other one needs the bytes.
+    fn bytes(&self, run: &Arc<Run>, kept: bool, alone: impl Fn(&Owners<'_>) -> bool) -> u64 {
+        if self.runs.get(&Arc::as_ptr(run)).is_none_or(|(_, of)| !alone(of)) {
+            return 0;
+        }
+        if kept {
+            return run.stats().bytes;
+        }
+        let shared = |zone: ZoneId| {
+            let owners: Option<&Owners<'_>> = self.zones.get(&zone);
+            owners.is_some_and(|of| of.keeper() == SHARED && alone(of))
+        };
+        let uses = run.uses().iter().filter(|(zone, _)| shared(*zone));
+        let moved: u64 = uses.map(|(_, bytes)| bytes).sum();
+        if moved < LEAST_MOVED { 0 } else { moved }
+    }
+}
+
+/// Returns the owners of all runs in each zone.
+fn owners_of_zones<'a>(runs: &Runs<'a>) -> HashMap<ZoneId, Owners<'a>> {
+    let mut zones: HashMap<ZoneId, Owners<'a>> = HashMap::new();
+    for (run, owners) in runs.values() {
+        for (zone, _) in run.uses().iter() {
+            zones.entry(zone).and_modify(|others| *others = others.and(*owners)).or_insert(*owners);
+        }
+    }
+    zones
+}
+
+/// Adds for each group the bytes of whole zones that nothing else uses.
+fn zones_of_groups(zones: &HashMap<ZoneId, Owners<'_>>, held: &mut [u64]) {
+    let keepers = zones.values().map(|owners| owners.keeper());
+    keepers.filter(|by| *by != SHARED).for_each(|by| held[by] += ZONE_SIZE);
+}
+
+/// Returns approximately the bytes that the newer of two states of a dictionary hides in the runs
+/// of the older one. `bytes` returns for a run, and whether the newer state has kept it, at most
+/// how many of its bytes that may be.
 fn hidden_in(
     older: &Tree,
     newer: &Tree,
-    alone: impl Fn(&Arc<Run>) -> bool,
+    bytes: impl Fn(&Arc<Run>, bool) -> u64,
     now: u64,
     most: u64,
 ) -> Result<u64> {
     let has = |tree: &Tree, run: &Arc<Run>| tree.runs().any(|p| Arc::ptr_eq(&p.run, run));
-    let common: Vec<Arc<Run>> =
-        older.runs().map(|p| &p.run).filter(|run| has(newer, run) && alone(run)).cloned().collect();
-    if common.is_empty() {
+    let mut runs: Vec<Arc<Run>> = Vec::new();
+    let mut limit = 0u64;
+    for NumberedRun { run, .. } in older.runs() {
+        let most = bytes(run, has(newer, run));
+        if most > 0 {
+            runs.push(run.clone());
+            limit = limit.saturating_add(most);
+        }
+    }
+    if runs.is_empty() {
         return Ok(0);
     }
     let before = older.inputs();
@@ -300,7 +342,7 @@ fn hidden_in(
         }
     };
     let own: Vec<Input> = newer.inputs().into_iter().filter(own).collect();
-    Ok(hidden_bytes(&common, &own, now, most)?)
+    Ok(hidden_bytes(&runs, &own, now, most)?.min(limit))
 }
 
 #[cfg(test)]

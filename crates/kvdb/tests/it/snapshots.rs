@@ -383,6 +383,39 @@ fn the_list_tells_what_a_snapshot_holds_before_any_merge() {
     assert_eq!(alone("first"), 0);
 }
 
+/// A merge between the snapshot and the deletion has moved the values by reference: the runs of the
+/// snapshot are its own, but their zones are still shared.
+#[test]
+fn the_list_tells_what_a_snapshot_holds_after_a_merge_has_moved_it() {
+    let options = OpenOptions { memory: 64 << 20, ..small() };
+    let db = create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)), options).unwrap();
+    let d = db.open_dictionary("d").unwrap();
+    let key = |i: u32| i.to_be_bytes().to_vec();
+    let alone = || db.snapshots()[0].unique_bytes;
+    let put = |numbers: std::ops::Range<u32>, fill: u8| {
+        numbers.for_each(|i| d.insert(key(i), vec![fill; 256 << 10]).unwrap());
+        db.flush().unwrap();
+    };
+    let whole = 200 * (256 << 10);
+    let about = |bytes: u64| bytes / 10 * 8..bytes / 10 * 12;
+    put(0..100, 1);
+    put(100..200, 1);
+    db.snapshot("first").unwrap();
+    let moved = db.stats().merged_bytes;
+    db.compact(d.id()).unwrap();
+    assert!(db.stats().merged_bytes - moved < whole / 10, "the values stay where they are");
+    assert!(alone() < whole / 10, "the store has all of it: {}", alone());
+    // Half of it is deleted one by one, a quarter at once.
+    (0..100).for_each(|i| d.remove(key(i)).unwrap());
+    assert!(about(whole / 2).contains(&alone()), "deleted: {}", alone());
+    d.remove_range(key(100)..key(150)).unwrap();
+    assert!(about(whole / 4 * 3).contains(&alone()), "deleted at once: {}", alone());
+    db.flush().unwrap();
+    assert!(about(whole / 4 * 3).contains(&alone()), "flushed: {}", alone());
+    db.compact(d.id()).unwrap();
+    assert!(about(whole / 4 * 3).contains(&alone()), "merged again: {}", alone());
+}
+
 /// A model of a store with branches and snapshots.
 #[derive(Clone, Default)]
 struct World {
