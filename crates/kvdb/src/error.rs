@@ -90,7 +90,7 @@ pub enum Error {
     /// began. The transaction is over; begin it again.
     #[error("conflict: {}: begin the transaction again", shown(keys))]
     Conflict {
-        /// The first of the keys in conflict.
+        /// The first of the keys in conflict, up to [`NAMED_CONFLICTS`].
         keys: Vec<(DictionaryId, Bytes)>,
     },
     /// A serializable transaction holds the lock and did not release it in time, or an older one
@@ -176,6 +176,11 @@ impl Error {
     }
 }
 
+/// Maximum number of keys that [`Error::Conflict`] and
+/// [`Transaction::change_back`](crate::Transaction::change_back) name. The search ends there, so a
+/// list of this length may lack others.
+pub const NAMED_CONFLICTS: usize = 16;
+
 /// Formats transactions for a message.
 fn listed(transactions: &[TransactionId]) -> String {
     const SHOWN: usize = 8;
@@ -198,7 +203,8 @@ fn shown(keys: &[(DictionaryId, Bytes)]) -> String {
         );
     }
     if keys.len() > SHOWN {
-        out += &format!(" and {} more", keys.len() - SHOWN);
+        let least = if keys.len() < NAMED_CONFLICTS { "" } else { "at least " };
+        out += &format!(" and {least}{} more", keys.len() - SHOWN);
     }
     out + if keys.len() == 1 {
         " was changed by another commit"

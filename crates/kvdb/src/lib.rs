@@ -98,7 +98,7 @@ pub use dictionary::{
     ADAPTIVE, ADAPTIVE_SEPARATION, Compression, DictionaryId, DictionaryInfo, DictionaryOptions,
     FALSE_POSITIVES, Join, MAX_DICTIONARY_NAME,
 };
-pub use error::{Error, Result};
+pub use error::{Error, NAMED_CONFLICTS, Result};
 pub use ids::{Label as SnapshotLabel, TransactionId};
 pub use mirror::{Mirror, Note};
 pub use options::{CompactionPolicy, CreateOptions, OpenOptions};

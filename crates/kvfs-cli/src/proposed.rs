@@ -67,6 +67,9 @@ pub fn again<T>(mut work: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     work()
 }
 
+/// Number of names of a list in a sentence.
+const SHOWN: usize = 8;
+
 /// Joins the first names of a list for a sentence.
 pub fn some_of(names: &[String]) -> String {
     some_of_all(names, names.len())
@@ -74,10 +77,21 @@ pub fn some_of(names: &[String]) -> String {
 
 /// Does the same if only the first of `all` names are known.
 pub fn some_of_all(names: &[String], all: usize) -> String {
-    const SHOWN: usize = 8;
     let more = all.saturating_sub(names.len().min(SHOWN));
     let more = if more > 0 { format!(", and {more} more") } else { String::new() };
     format!("{}{more}", names[..names.len().min(SHOWN)].join(", "))
+}
+
+/// Joins the first names of a list for a sentence if the last one says that there are `others`.
+pub fn some_of_others(names: &[String]) -> String {
+    let Some((_, known)) = names.split_last().filter(|(last, _)| *last == "others") else {
+        return some_of(names);
+    };
+    let more = match known.len().saturating_sub(SHOWN) {
+        0 => "others".to_owned(),
+        more => format!("at least {more} more"),
+    };
+    format!("{}, and {more}", known[..known.len().min(SHOWN)].join(", "))
 }
 
 /// Parses the names in a reply.

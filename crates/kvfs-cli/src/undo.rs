@@ -122,7 +122,7 @@ pub fn stands_against(number: u64, label: &str, changed: &[Reply]) -> Failure {
     let what = format!(
         "{} cannot be undone: it was changed since then: {}",
         named(number, label),
-        proposed::some_of(&proposed::names(changed))
+        proposed::some_of_others(&proposed::names(changed))
     );
     Failure::new(Exit::Conflict, what)
         .hint("nothing was changed; bring single files back from a snapshot with kvfs restore")

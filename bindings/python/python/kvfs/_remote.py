@@ -76,7 +76,14 @@ def _fields(listed: list[Any]) -> dict[str, Any]:
 
 def _stands_against(commit: int, label: bytes, against: list[bytes]) -> str:
     names = [name.decode(errors="replace") for name in against]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    # The last one says that there may be more than are named.
+    cut = names[-1] == "others"
+    if cut:
+        names.pop()
+    least = "at least " if cut else ""
+    more = " and others" if cut else ""
+    if len(names) > _NAMED:
+        more = f" and {least}{len(names) - _NAMED} more"
     shown = ", ".join(names[:_NAMED])
     what = f"commit {commit} ({label.decode(errors='replace')}) cannot be undone"
     return f"{what}: others have changed {shown}{more} since"

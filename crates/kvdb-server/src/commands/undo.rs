@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use kvdb::{
-    Changed, DictionaryId, Transaction, TransactionId, TransactionOptions, UndoableCommit, View,
+    Changed, DictionaryId, NAMED_CONFLICTS, Transaction, TransactionId, TransactionOptions,
+    UndoableCommit, View,
 };
 
 use super::txn::{arity, attach, list_files, names_of};
@@ -72,8 +73,9 @@ fn changed_by(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
 
 /// `TXN UNDO [number] [ATTACHED]` begins a transaction that undoes a commit when it commits; the
 /// last commit, unless another one is named. It replies with the number of the transaction, that of
-/// the commit, the label of the commit, and later changes that conflict with the undo, in words. If
-/// there are conflicts, the transaction can be read, but not committed.
+/// the commit, the label of the commit, and later changes that conflict with the undo, in words,
+/// the last of which is `others` if there may be more of them. If there are conflicts, the
+/// transaction can be read, but not committed.
 pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (mut number, mut attached) = (None, false);
     for word in args.from(2) {
@@ -91,6 +93,7 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
         ..TransactionOptions::default()
     };
     let (id, mut changed) = s.shared.transactions.undo(commit.number, options)?;
+    let others = changed.len() >= NAMED_CONFLICTS;
     let checked = match changed.is_empty() {
         true => s.db().transaction(id).map_err(Failure::from).and_then(|t| kinds_meet(s, &t)),
         false => Ok(Vec::new()),
@@ -116,7 +119,8 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     out.integer(id.0 as i64);
     out.integer(commit.number as i64);
     out.bulk(commit.label.as_bytes());
-    let names = names_of(s, &changed, usize::MAX);
+    let mut names = names_of(s, &changed, usize::MAX);
+    names.extend(others.then(|| "others".to_owned()));
     out.array(names.len());
     names.iter().for_each(|name| out.bulk(name.as_bytes()));
     Ok(())

@@ -331,6 +331,28 @@ fn who_is_in_a_transaction_that_others_have_ended_is_told_and_changes_nothing() 
     ]);
 }
 
+/// The search for conflicts ends after some keys.
+#[test]
+fn a_conflict_of_many_keys_says_that_there_are_at_least_so_many() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    let set = |count: u32| {
+        let pairs = (0..count).map(|i| format!(" k{} 1", 100 + i));
+        format!("MSET{}", pairs.collect::<String>())
+    };
+    for (id, count, more) in [(1, 6, " and 3 more meanwhile"), (2, 60, " and at least ")] {
+        c.expect(&[
+            ("TXN BEGIN SI", &format!("(integer) {id}")),
+            (&format!("TXN JOIN {id}"), "OK"),
+            (&set(count), "OK"),
+            ("TXN LEAVE", "OK"),
+            (&set(count), "OK"),
+        ]);
+        let said = c.run(&format!("TXN COMMIT {id}"));
+        assert!(said.starts_with("(error) CONFLICT") && said.contains(more), "{said}");
+    }
+}
+
 #[test]
 fn of_two_that_change_a_key_the_first_to_commit_wins() {
     let served = serve(ServerOptions::default());

@@ -121,6 +121,16 @@ fn what_others_have_changed_since_is_named_by_its_key() {
     c.run("HSET h f 3");
     assert_eq!(undo(&mut c), ["key 'h' of dictionary 0"]);
 
+    // The search ends after some keys.
+    let set = |value: u32| (0..40).map(|i| format!("SET k{i} {value}")).collect::<Vec<_>>();
+    let changes = set(1);
+    commit(&mut c, "many", &changes.iter().map(String::as_str).collect::<Vec<_>>());
+    set(2).iter().for_each(|command| _ = c.run(command));
+    let against = undo(&mut c);
+    assert_eq!((against.len(), against.last().map(String::as_str)), (17, Some("others")));
+    set(1).iter().for_each(|command| _ = c.run(command));
+    assert_eq!(undo(&mut c), [] as [&str; 0]);
+
     // What was made there since is of another kind: the two have no tuple in common.
     c.run("HSET k f 1");
     commit(&mut c, "delete", &["DEL k"]);

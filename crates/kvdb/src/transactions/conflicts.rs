@@ -17,14 +17,11 @@ use super::reads::ReadSet;
 use super::registry::Transactions;
 use crate::commit::recent::RecentCommit;
 use crate::dictionary::{DictionaryId, Join};
-use crate::error::{Error, Result};
+use crate::error::{Error, NAMED_CONFLICTS, Result};
 use crate::journal::record::{Op, Ops};
 use crate::read::version::read;
 use crate::read::view::View;
 use crate::read::write_set::{Part, Parts, WriteSet};
-
-/// Maximum number of keys that a conflict names.
-const NAMED: usize = 16;
 
 /// The result of merging two changes of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -490,7 +487,7 @@ pub(super) fn reconcile(
             Merged::Delete => joined.push(dict, Op::Delete(key))?,
             Merged::Conflict => _ = conflicts.insert((dict, key)),
         }
-        Ok(match conflicts.len() >= NAMED {
+        Ok(match conflicts.len() >= NAMED_CONFLICTS {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         })

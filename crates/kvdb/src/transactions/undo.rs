@@ -21,7 +21,7 @@ use super::registry::Transactions;
 use crate::commit::SnapshotMaker;
 use crate::commit::batch::Batch;
 use crate::dictionary::DictionaryId;
-use crate::error::{Error, Result};
+use crate::error::{Error, NAMED_CONFLICTS, Result};
 use crate::ids::Label;
 use crate::journal::record;
 use crate::read::cursor::Tuple;
@@ -38,8 +38,6 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 const LABEL: usize = 100;
 /// Number of changes that are applied at once.
 const STEP: usize = 1024;
-/// Maximum number of keys that are returned as changed by others since.
-const NAMED: usize = 16;
 
 /// A commit of a transaction that can be undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -227,7 +225,7 @@ impl Transaction {
                         Merged::Delete => batch.delete(dict, key),
                         Merged::Conflict => conflicts.push((dict, key)),
                     }
-                    if conflicts.len() >= NAMED {
+                    if conflicts.len() >= NAMED_CONFLICTS {
                         return Ok(conflicts);
                     }
                 }

@@ -143,6 +143,23 @@ fn what_was_changed_since_is_named_and_nothing_is_undone() {
     assert_eq!(succeeds(kvfs(&["kv", "call"]).arg(&root).args(["HGET", "k", "f"])).trim(), "v");
 }
 
+/// The search for what stands against an undo ends after some keys.
+#[test]
+fn of_many_things_that_were_changed_since_it_is_said_that_there_are_at_least_so_many() {
+    let Some(p) = Place::new() else { return };
+    p.mounted();
+    let root = p.mnt();
+    let program = env!("CARGO_BIN_EXE_kvfs");
+    let put = |value: &str| {
+        format!("for i in $(seq 100 139); do {program} kv put . key$i {value} || exit 1; done")
+    };
+    run(&root, &put("1"));
+    run(&root, &put("2"));
+    let first = commits(&root).last().expect("two commits")["number"].to_string();
+    let said = fails(8, kvfs(&["undo", "--commit", &first]).arg(&root));
+    assert!(said.contains(", and at least 8 more"), "{said}");
+}
+
 #[test]
 fn a_file_that_is_open_while_it_is_removed_and_brought_back_is_one_file() {
     let Some(p) = Place::new() else { return };

@@ -2,7 +2,7 @@
 //! the commits that changed them.
 
 use bytes::Bytes;
-use kvdb::{DictionaryId, TransactionId};
+use kvdb::{DictionaryId, NAMED_CONFLICTS, TransactionId};
 
 use crate::keyspace::{TYPES_PREFIX, key_in_tuple, owner_key, parse_element};
 use crate::session::Session;
@@ -17,8 +17,13 @@ pub(super) fn conflict(
 ) -> String {
     const SHOWN: usize = 3;
     let mut all = names_in(s, around, keys, SHOWN);
-    let more =
-        if all.len() > SHOWN { format!(" and {} more", all.len() - SHOWN) } else { String::new() };
+    // A list of this length may lack others.
+    let more = match (all.len().saturating_sub(SHOWN), keys.len() >= NAMED_CONFLICTS) {
+        (0, false) => String::new(),
+        (0, true) => " and others".to_owned(),
+        (more, false) => format!(" and {more} more"),
+        (more, true) => format!(" and at least {more} more"),
+    };
     all.truncate(SHOWN);
     for name in &mut all {
         let of_name = |key: &&(DictionaryId, Bytes)| {
