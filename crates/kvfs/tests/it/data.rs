@@ -1,7 +1,7 @@
 //! The bytes of files: what is written is read, across every size at which files are stored in
 //! another way.
 
-use crate::world::{USER, World, fails};
+use crate::world::{USER, World, around, fails};
 use kvfs::{Attr, FileKind, FsOptions, ROOT, SetAttr};
 
 fn cut(w: &World, ino: u64, size: u64) -> Attr {
@@ -302,6 +302,28 @@ fn times_follow_the_changes() {
     );
     w.second();
     assert!(cut(&w, f, 1).mtime > written.mtime);
+}
+
+/// A read makes no commit, and so no conflict of a transaction either.
+#[test]
+fn an_access_time_is_stored_with_the_next_change_of_the_file_and_else_forgotten() {
+    let mut w = World::new();
+    let f = w.file_with(ROOT, "f", b"x");
+    w.remount();
+    for is_changed in [false, true] {
+        let before = w.fs.lookup(ROOT, b"f").unwrap().atime;
+        w.second();
+        w.read(f, 0, 1);
+        let read = w.fs.getattr(f).unwrap().atime;
+        assert!(read > before || around().is_some(), "{read:?}");
+        if is_changed {
+            let set = SetAttr { mode: Some(0o600), ..Default::default() };
+            w.fs.setattr(f, &set, USER).unwrap();
+        }
+        w.remount();
+        let stays = is_changed || around().is_some();
+        assert_eq!(w.stat("f").atime, if stays { read } else { before });
+    }
 }
 
 #[test]
