@@ -193,10 +193,14 @@ impl States {
     fn add_hidden(&self, shared: &Shared<'_>, now: Seq, most: u64, held: &mut [u64]) {
         for range in self.branches() {
             let states = &self.snapshots[range];
+            let mut older = Older { states, noted: 0, most: HashMap::new() };
             for (at, state) in states.iter().enumerate() {
                 let Some(group) = state.group else { continue };
+                older.note_before(at, &self.nothing);
                 let bytes = |run: &Arc<Run>, kept: bool| {
-                    shared.bytes(run, kept, |of| of.is_alone(group, &state.branch, state.seq))
+                    let (branch, seq) = (&*state.branch, state.seq);
+                    let bytes = shared.bytes(run, kept, |of| of.is_alone(group, branch, seq));
+                    if kept { bytes.saturating_sub(older.overlap(run)) } else { bytes }
                 };
                 // A dictionary may have moved to another branch since.
                 let (next, all, now) = match states.get(at + 1) {
@@ -291,6 +295,48 @@ impl Shared<'_> {
         let uses = run.uses().iter().filter(|(zone, _)| shared(*zone));
         let moved: u64 = uses.map(|(_, bytes)| bytes).sum();
         if moved < LEAST_MOVED { 0 } else { moved }
+    }
+}
+
+/// The runs of the older states of a branch, by the zones that they use.
+struct Older<'a> {
+    states: &'a [State],
+    /// Number of states that are noted.
+    noted: usize,
+    /// The most bytes that one of their runs has in a zone.
+    most: HashMap<ZoneId, u64>,
+}
+
+impl Older<'_> {
+    /// Notes the states before the one at `at`, up to the first one of the same group.
+    fn note_before(&mut self, at: usize, nothing: &Trees) {
+        let states = self.states;
+        while self.noted < at && states[self.noted].group != states[at].group {
+            let before = match self.noted {
+                0 => nothing,
+                noted => &states[noted - 1].version.trees,
+            };
+            let most = &mut self.most;
+            before.difference(&states[self.noted].version.trees, |_, _, tree| {
+                let Some(tree) = tree else { return };
+                for (zone, bytes) in tree.runs().flat_map(|p| p.run.uses().iter()) {
+                    let most = most.entry(zone).or_insert(0);
+                    *most = bytes.max(*most);
+                }
+            });
+            self.noted += 1;
+        }
+    }
+
+    /// Returns at least how many bytes of a run an older state has as well, but in another run:
+    /// what two runs have in a zone beyond its size, both have.
+    fn overlap(&self, run: &Run) -> u64 {
+        let uses = run.uses().iter();
+        let both = uses.map(|(zone, bytes)| {
+            let most = self.most.get(&zone).copied().unwrap_or(0);
+            bytes.saturating_add(most).saturating_sub(ZONE_SIZE).min(bytes)
+        });
+        both.sum()
     }
 }
 

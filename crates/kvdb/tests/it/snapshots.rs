@@ -416,6 +416,28 @@ fn the_list_tells_what_a_snapshot_holds_after_a_merge_has_moved_it() {
     assert!(about(whole / 4 * 3).contains(&alone()), "merged again: {}", alone());
 }
 
+/// A merge between the two snapshots has moved the values by reference.
+#[test]
+fn of_two_snapshots_neither_holds_alone_what_they_have_in_different_runs() {
+    let options = OpenOptions { memory: 64 << 20, ..small() };
+    let db = create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)), options).unwrap();
+    let d = db.open_dictionary("d").unwrap();
+    let key = |i: u32| i.to_be_bytes().to_vec();
+    let whole = 200 * (256 << 10);
+    for numbers in [0..100, 100..200] {
+        numbers.for_each(|i| d.insert(key(i), vec![1; 256 << 10]).unwrap());
+        db.flush().unwrap();
+    }
+    db.snapshot("first").unwrap();
+    db.compact(d.id()).unwrap();
+    db.snapshot("second").unwrap();
+    d.remove_range(key(0)..).unwrap();
+    let alone = || db.snapshots().iter().map(|s| s.unique_bytes).collect::<Vec<u64>>();
+    assert!(alone().iter().all(|bytes| *bytes < whole / 5), "{:?}", alone());
+    db.drop_snapshot("first").unwrap();
+    assert!(alone()[0] > whole / 2, "{:?}", alone());
+}
+
 /// A model of a store with branches and snapshots.
 #[derive(Clone, Default)]
 struct World {
