@@ -28,6 +28,7 @@ use crate::deadline::Until;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode, of_store};
 use crate::frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
+use crate::naming::{listed, not_allowed};
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::roles::{Line, Role, Tokens};
@@ -67,6 +68,8 @@ pub struct ServerOptions {
     /// Limit of the bytes of the changes of all transactions together. `None` means half of the
     /// size of the store.
     pub all_transactions_bytes: Option<u64>,
+    /// Limit of the snapshots of the store, beyond which only clients that administer it make more.
+    pub snapshots: usize,
 }
 
 impl Default for ServerOptions {
@@ -80,6 +83,7 @@ impl Default for ServerOptions {
             transactions: 256,
             transaction_bytes: None,
             all_transactions_bytes: None,
+            snapshots: 4096,
         }
     }
 }
@@ -243,9 +247,7 @@ impl Conversation {
                 Some(_) => Ok(Reply::Done),
                 None => Err(no_view()),
             },
-            Request::Snapshot { .. } | Request::Clone { .. } => {
-                Err(failure(FailureCode::NotAllowed, "this server lets clients make no snapshots"))
-            }
+            Request::List { from } => Ok(listed(self.db.snapshot_labels(), self.role()?, &from)),
             request => self.answer_of_transactions(request),
         }
     }
@@ -331,6 +333,14 @@ impl Conversation {
                 let range = all.reserve(&self.held(transaction)?, count)?;
                 let count = u32::try_from(range.end - range.start).unwrap_or(u32::MAX);
                 Ok(Reply::Reserved { first: range.start, count })
+            }
+            Request::Snapshot { key, branch, name, synced } => {
+                let (of, most) = ((&*branch, &*name), self.options.snapshots);
+                let made = all.naming().make_snapshot(self.role()?, &key, of, synced, most);
+                made.map(|()| Reply::Done)
+            }
+            Request::Remove { key, name } => {
+                all.naming().remove_snapshot(self.role()?, &key, &name).map(|()| Reply::Done)
             }
             _ => Err(failure(FailureCode::NotAllowed, "this server has no such request")),
         }
@@ -437,10 +447,14 @@ impl Conversation {
     }
 
     fn may(&self, what: impl Fn(&Role) -> bool) -> std::result::Result<(), Failure> {
-        match self.role.get().is_some_and(what) {
+        match what(self.role()?) {
             true => Ok(()),
-            false => Err(failure(FailureCode::NotAllowed, "the token does not let do that")),
+            false => Err(not_allowed()),
         }
+    }
+
+    fn role(&self) -> std::result::Result<&Role, Failure> {
+        self.role.get().ok_or_else(not_allowed)
     }
 
     fn view(&self, snapshot: Option<String>) -> std::result::Result<Reply, Failure> {
@@ -535,7 +549,7 @@ enum Reads<'a> {
 fn most_of_answer(request: &Request) -> usize {
     match request {
         Request::Iterate { bytes, .. } => (*bytes as usize).min(ANSWER_BYTES),
-        Request::GetMany { .. } | Request::GetPart { .. } => ANSWER_BYTES,
+        Request::GetMany { .. } | Request::GetPart { .. } | Request::List { .. } => ANSWER_BYTES,
         _ => 0,
     }
 }

@@ -1,6 +1,7 @@
-//! The host of transactions, which begins and ends them where the store is. A store of keys is its
-//! own host. If a file system is open on the store, its memory and caches have to agree with each
-//! commit, so the program that has both provides a host of its own.
+//! The host of transactions, which begins and ends them where the store is, and makes and drops
+//! snapshots there. A store of keys is its own host. If a file system is open on the store, its
+//! memory and caches have to agree with each commit, and what they hold belongs into a snapshot, so
+//! the program that has both provides a host of its own.
 
 use std::ops::Range;
 
@@ -38,6 +39,22 @@ pub trait Host: Send + Sync {
     fn reserve_numbers(&self, _: &Transaction, _count: u32) -> kvdb::Result<Range<u64>> {
         Err(Error::Invalid("no file system is open where the store is".into()))
     }
+
+    /// Makes a snapshot of a branch; `""` is the main one. It has everything that was written there
+    /// before.
+    fn make_snapshot(
+        &self,
+        _branch: &str,
+        _name: &str,
+        _durability: Durability,
+    ) -> kvdb::Result<()> {
+        Err(Error::Invalid("this server makes no snapshots".into()))
+    }
+
+    /// Drops a snapshot, durably.
+    fn remove_snapshot(&self, _name: &str) -> kvdb::Result<()> {
+        Err(Error::Invalid("this server drops no snapshots".into()))
+    }
 }
 
 impl Host for Kvdb {
@@ -53,5 +70,13 @@ impl Host for Kvdb {
     fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
         transaction.abort();
         Ok(())
+    }
+
+    fn make_snapshot(&self, branch: &str, name: &str, durability: Durability) -> kvdb::Result<()> {
+        self.snapshot_of(branch, name, durability)
+    }
+
+    fn remove_snapshot(&self, name: &str) -> kvdb::Result<()> {
+        self.drop_snapshot(name)
     }
 }

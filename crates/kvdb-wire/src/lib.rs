@@ -16,13 +16,14 @@
 //! cache), `ahead` and `prefetch` (what is read ahead, and how), `snapshot_view`;
 //! `served_transaction`, with `gathered` (changes that the server may not have), `outgoing`
 //! (batches and their numbers), `new_ranges` (ranges in which the client knows all keys),
-//! `transaction_state` and `transaction_view`.
+//! `transaction_state` and `transaction_view`; `names` (makes, lists and drops snapshots).
 //!
 //! The server: `server` (listens), `conversation` (one connection), `roles` (the rights of
 //! clients), `tenants` (the places of the clients of one token), `budget` (limits the answers of
 //! all connections), `transactions` (of all clients), `unfinished` (incomplete changes), `host`
-//! (begins and ends transactions), `records` (the records of transactions in the store). Both sides
-//! use `counts` (requests and bytes).
+//! (begins and ends transactions), `naming` (the snapshots that clients make and drop), `records`
+//! and `once` (the records of transactions and of other requests in the store). Both sides use
+//! `counts` (requests and bytes).
 
 #![warn(missing_docs)]
 
@@ -40,7 +41,10 @@ mod failure;
 mod frame;
 mod gathered;
 mod host;
+mod names;
+mod naming;
 mod new_ranges;
+mod once;
 mod outgoing;
 mod pages;
 #[cfg(any(test, fuzzing))]
@@ -72,7 +76,7 @@ pub use failure::{Failure, FailureCode};
 pub use frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame, write_frame};
 pub use host::{Host, dictionaries_of};
 pub use reach::Reach;
-pub use reply::{ConflictKey, Reply};
+pub use reply::{ConflictKey, Listed, Reply};
 pub use request::Request;
 pub use roles::{Role, Tokens};
 pub use served_transaction::{BeginOptions, Outcome, ServedSavepoint, ServedTransaction};

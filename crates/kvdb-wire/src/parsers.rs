@@ -46,7 +46,7 @@ mod tests {
 
     use super::*;
     use crate::failure::{Failure, FailureCode};
-    use crate::reply::ConflictKey;
+    use crate::reply::{ConflictKey, Listed};
 
     fn bytes() -> impl Strategy<Value = Bytes> {
         proptest::collection::vec(any::<u8>(), 0..40).prop_map(Bytes::from)
@@ -125,6 +125,19 @@ mod tests {
         ]
     }
 
+    /// The requests by the names of snapshots and clones.
+    fn of_snapshots() -> impl Strategy<Value = Request> {
+        prop_oneof![
+            (any::<[u8; 16]>(), "\\PC{0,20}", "\\PC{0,20}", any::<bool>()).prop_map(
+                |(key, branch, name, synced)| Request::Snapshot { key, branch, name, synced }
+            ),
+            ("\\PC{0,20}", "\\PC{0,20}")
+                .prop_map(|(snapshot, name)| Request::Clone { snapshot, name }),
+            "\\PC{0,20}".prop_map(|from| Request::List { from }),
+            (any::<[u8; 16]>(), "\\PC{0,20}").prop_map(|(key, name)| Request::Remove { key, name }),
+        ]
+    }
+
     fn request() -> impl Strategy<Value = Request> {
         let iterate = (any::<(u64, bool, bool, u32, u32)>(), dict(), bytes(), bytes()).prop_map(
             |((view, backward, keys_only, tuples, bytes), dict, start, end)| Request::Iterate {
@@ -152,10 +165,7 @@ mod tests {
             any::<u64>().prop_map(|view| Request::Drop { view }),
             begin(),
             of_transaction(),
-            ("\\PC{0,20}", "\\PC{0,20}", any::<bool>())
-                .prop_map(|(branch, name, synced)| Request::Snapshot { branch, name, synced }),
-            ("\\PC{0,20}", "\\PC{0,20}")
-                .prop_map(|(snapshot, name)| Request::Clone { snapshot, name }),
+            of_snapshots(),
         ]
     }
 
@@ -168,6 +178,14 @@ mod tests {
             dict,
             key,
             place,
+        })
+    }
+
+    fn listed() -> impl Strategy<Value = Listed> {
+        ("\\PC{0,20}", "\\PC{0,20}", any::<u64>()).prop_map(|(name, of, created)| Listed {
+            name,
+            of,
+            created,
         })
     }
 
@@ -198,7 +216,11 @@ mod tests {
             ),
             ("\\PC{0,40}", proptest::collection::vec(conflict_key(), 0..5))
                 .prop_map(|(what, keys)| Reply::Conflict { what, keys }),
-            any::<(u64, u32)>().prop_map(|(first, count)| Reply::Reserved { first, count }),
+            prop_oneof![
+                any::<(u64, u32)>().prop_map(|(first, count)| Reply::Reserved { first, count }),
+                (any::<bool>(), proptest::collection::vec(listed(), 0..5))
+                    .prop_map(|(ended, all)| Reply::Listed { ended, all }),
+            ],
         ]
     }
 
@@ -241,7 +263,7 @@ mod tests {
             data in proptest::collection::vec(any::<u8>(), 0..200),
         ) {
             frames(&data);
-            for kind in [kind, kind % 19, 128 + kind % 10] {
+            for kind in [kind, kind % 21, 128 + kind % 11] {
                 messages(&[&[kind], &data[..]].concat());
             }
         }

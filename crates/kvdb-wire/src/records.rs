@@ -8,7 +8,7 @@
 //! The key is that of the transaction. The value of an open transaction is a byte 0, the number of
 //! the last batch, and the holder. The value of a committed one is a byte 1, the time of the commit
 //! in milliseconds, and the same two numbers (varints). A record from before holders were noted
-//! ends after the number of the last batch.
+//! ends after the number of the last batch. Records of other requests lie next to them (`once`).
 
 use std::collections::VecDeque;
 
@@ -81,6 +81,11 @@ impl Records {
         all.sort_unstable();
         let committed = Mutex::new(all.into_iter().map(|(_, key)| key).collect());
         Ok(Records { db: db.clone(), dict, committed })
+    }
+
+    /// Returns the dictionary of the records.
+    pub fn dict(&self) -> DictionaryId {
+        self.dict
     }
 
     pub fn is_own(&self, dict: DictionaryId) -> bool {

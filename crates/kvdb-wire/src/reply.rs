@@ -5,8 +5,8 @@ use kvdb::{DictionaryId, MAX_KEY, MAX_VALUE, Space};
 use zones::varint::{put_bytes, put_u64};
 
 use crate::body::{
-    Body, MAGIC, MAX_CONFLICTS, MAX_DICTIONARIES, MAX_KEYS, MAX_NAME, MAX_TUPLES, flag, put_dict,
-    put_value,
+    Body, MAGIC, MAX_CONFLICTS, MAX_DICTIONARIES, MAX_KEYS, MAX_LISTED, MAX_NAME, MAX_TUPLES, flag,
+    put_dict, put_value,
 };
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
@@ -22,8 +22,9 @@ const TUPLES: u8 = 134;
 const BEGUN: u8 = 135;
 const CONFLICT: u8 = 136;
 const RESERVED: u8 = 137;
+const LISTED: u8 = 138;
 
-/// Flag of the answer to an iteration.
+/// Flag of the answers to an iteration and to a list.
 const ENDED: u8 = 1;
 
 /// A key in conflict.
@@ -35,6 +36,18 @@ pub struct ConflictKey {
     pub key: Bytes,
     /// The path of the file that it belongs to, for people. It is empty if that is not known.
     pub place: String,
+}
+
+/// A snapshot in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// The branch that it was made of; empty for the main one.
+    pub of: String,
+    /// When it was made, in nanoseconds since 1970. Of two snapshots made after each other the
+    /// later one has the greater number.
+    pub created: u64,
 }
 
 /// An answer of a server.
@@ -113,6 +126,13 @@ pub enum Reply {
         /// The number of them.
         count: u32,
     },
+    /// Snapshots by name.
+    Listed {
+        /// Set if there are no more of them.
+        ended: bool,
+        /// The snapshots.
+        all: Vec<Listed>,
+    },
 }
 
 impl Reply {
@@ -184,6 +204,16 @@ impl Reply {
                 put_u64(&mut out, *first);
                 put_u64(&mut out, u64::from(*count));
                 RESERVED
+            }
+            Reply::Listed { ended, all } => {
+                out.push(flag(*ended, ENDED));
+                put_u64(&mut out, all.len() as u64);
+                for Listed { name, of, created } in all {
+                    put_bytes(&mut out, name.as_bytes());
+                    put_bytes(&mut out, of.as_bytes());
+                    put_u64(&mut out, *created);
+                }
+                LISTED
             }
         };
         (kind, out)
@@ -262,6 +292,15 @@ impl Reply {
                 Reply::Conflict { what, keys: (0..count).map(one).collect::<Result<_>>()? }
             }
             RESERVED => Reply::Reserved { first: body.number()?, count: body.small()? },
+            LISTED => {
+                let ended = body.flags(ENDED)? != 0;
+                let count = body.count(MAX_LISTED)?;
+                let one = |_| {
+                    let (name, of) = (body.name()?, body.name()?);
+                    Ok(Listed { name, of, created: body.number()? })
+                };
+                Reply::Listed { ended, all: (0..count).map(one).collect::<Result<_>>()? }
+            }
             _ => return Err(Error::Malformed("an answer of an unknown kind")),
         };
         body.end_of_body()?;

@@ -30,6 +30,8 @@ const SAVEPOINT: u8 = 15;
 const ROLL_BACK: u8 = 16;
 const RESERVE: u8 = 17;
 const APPLY_PART: u8 = 18;
+const LIST: u8 = 19;
+const REMOVE: u8 = 20;
 
 /// Flags of an iteration.
 const BACKWARD: u8 = 1;
@@ -41,6 +43,8 @@ const JOINS: u8 = 4;
 const TAKES: u8 = 8;
 /// Flag of a part of a change.
 const LAST: u8 = 1;
+/// The flags of requests that have none yet.
+const NO_FLAGS: u8 = 0;
 /// Flag of a commit and of a snapshot.
 const SYNCED: u8 = 1;
 
@@ -198,8 +202,10 @@ pub enum Request {
         /// The number of inode numbers.
         count: u32,
     },
-    /// Makes a snapshot.
+    /// Makes a snapshot, at most once.
     Snapshot {
+        /// Identifies the request, which may be sent again. The client draws it at random.
+        key: TransactionKey,
         /// The branch. If it is empty, the main branch.
         branch: String,
         /// The name of the snapshot.
@@ -214,10 +220,22 @@ pub enum Request {
         /// The name of the clone.
         name: String,
     },
+    /// Lists snapshots by name.
+    List {
+        /// The least name.
+        from: String,
+    },
+    /// Drops a snapshot, at most once.
+    Remove {
+        /// Identifies the request, which may be sent again. The client draws it at random.
+        key: TransactionKey,
+        /// The name of the snapshot.
+        name: String,
+    },
 }
 
 /// The names of the kinds of requests in `docs/wire.md`, beginning with kind 1.
-pub(crate) const NAMES: [&str; APPLY_PART as usize] = [
+pub(crate) const NAMES: [&str; REMOVE as usize] = [
     "HELLO",
     "VIEW",
     "GETMANY",
@@ -236,6 +254,8 @@ pub(crate) const NAMES: [&str; APPLY_PART as usize] = [
     "ROLLBACK",
     "RESERVE",
     "APPLYPART",
+    "LIST",
+    "REMOVE",
 ];
 
 impl Request {
@@ -368,8 +388,9 @@ impl Request {
                 put_u64(&mut out, u64::from(*count));
                 RESERVE
             }
-            Request::Snapshot { branch, name, synced } => {
+            Request::Snapshot { key, branch, name, synced } => {
                 out.push(flag(*synced, SYNCED));
+                out.extend_from_slice(key);
                 put_bytes(&mut out, branch.as_bytes());
                 put_bytes(&mut out, name.as_bytes());
                 SNAPSHOT
@@ -378,6 +399,17 @@ impl Request {
                 put_bytes(&mut out, snapshot.as_bytes());
                 put_bytes(&mut out, name.as_bytes());
                 CLONE
+            }
+            Request::List { from } => {
+                out.push(NO_FLAGS);
+                put_bytes(&mut out, from.as_bytes());
+                LIST
+            }
+            Request::Remove { key, name } => {
+                out.push(NO_FLAGS);
+                out.extend_from_slice(key);
+                put_bytes(&mut out, name.as_bytes());
+                REMOVE
             }
         };
         (kind, out)
@@ -469,9 +501,18 @@ impl Request {
             RESERVE => Request::Reserve { transaction: body.number()?, count: body.small()? },
             SNAPSHOT => {
                 let synced = body.flags(SYNCED)? != 0;
-                Request::Snapshot { branch: body.name()?, name: body.name()?, synced }
+                let key = body.fixed()?;
+                Request::Snapshot { key, branch: body.name()?, name: body.name()?, synced }
             }
             CLONE => Request::Clone { snapshot: body.name()?, name: body.name()? },
+            LIST => {
+                body.flags(NO_FLAGS)?;
+                Request::List { from: body.name()? }
+            }
+            REMOVE => {
+                body.flags(NO_FLAGS)?;
+                Request::Remove { key: body.fixed()?, name: body.name()? }
+            }
             _ => return Err(Error::Malformed("a request of an unknown kind")),
         };
         body.end_of_body()?;

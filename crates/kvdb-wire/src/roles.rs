@@ -12,12 +12,15 @@ pub struct Role {
     /// Branches in which the client may begin transactions: `""` is the main branch, and `*` stands
     /// for any characters in the name of a clone.
     pub writes: Vec<String>,
+    /// The client may drop snapshots, and make more than the limit for others.
+    pub administers: bool,
 }
 
 impl Role {
     /// Returns the role of a client that may do everything.
     pub fn all() -> Role {
-        Role { reads: vec!["*".into()], writes: vec![String::new(), "*".into()] }
+        let writes = vec![String::new(), "*".into()];
+        Role { reads: vec!["*".into()], writes, administers: true }
     }
 
     /// Returns whether the client may read a snapshot.
@@ -32,6 +35,11 @@ impl Role {
             "" => pattern.is_empty(),
             branch => !pattern.is_empty() && matches(pattern.as_bytes(), branch.as_bytes()),
         })
+    }
+
+    /// Returns whether the client is told that there is a snapshot of a branch.
+    pub fn may_list(&self, snapshot: &str, branch: &str) -> bool {
+        self.may_read(snapshot) || self.may_write(branch)
     }
 }
 
@@ -251,6 +259,9 @@ mod tests {
         assert!(guest.may_write("attempt-1") && !guest.may_write("") && !guest.may_write("other"));
         let root = role("root").unwrap();
         assert!(root.may_write("") && root.may_write("any") && root.may_read("any"));
+        assert!(root.administers && !writer.administers && !guest.administers);
+        assert!(writer.may_list("monday", "") && !writer.may_list("monday", "attempt-1"));
+        assert!(guest.may_list("base", "") && guest.may_list("monday", "attempt-1"));
         for wrong in ["", "reade", "readers", "Reader"] {
             assert_eq!(role(wrong), None, "{wrong:?}");
         }

@@ -599,7 +599,7 @@ fn random_holder() -> Result<u64> {
 
 /// Returns random bytes that no other client draws or can guess. In a simulation they depend on the
 /// seed.
-fn random_key() -> Result<TransactionKey> {
+pub(crate) fn random_key() -> Result<TransactionKey> {
     let mut key = [0; 16];
     if let (Some(first), Some(second)) = (env::schedule::random(), env::schedule::random()) {
         key[..8].copy_from_slice(&first.to_le_bytes());

@@ -21,6 +21,7 @@ use crate::body::{MAX_CONFLICTS, MAX_DICTIONARIES, TransactionKey};
 use crate::changes::{dictionary_of, gives_back, only_deletes, size_of_change};
 use crate::failure::{Failure, FailureCode, of_store};
 use crate::host::{Host, dictionaries_of};
+use crate::naming::Naming;
 use crate::records::{Noted, Records};
 use crate::reply::{ConflictKey, Reply};
 use crate::tenants::Tenant;
@@ -67,6 +68,7 @@ pub(crate) struct Transactions {
     db: Kvdb,
     host: Arc<dyn Host>,
     records: Records,
+    naming: Naming,
     /// Limit of the open transactions.
     most: usize,
     /// Limit of the bytes that each transaction may change.
@@ -137,10 +139,13 @@ impl Transactions {
         (most, most_bytes, most_together): (usize, Option<u64>, Option<u64>),
     ) -> kvdb::Result<Transactions> {
         let half = db.space().total / 2;
+        let records = Records::open(db)?;
+        let naming = Naming::open(db, host.clone(), records.dict())?;
         let all = Transactions {
             db: db.clone(),
             host,
-            records: Records::open(db)?,
+            records,
+            naming,
             most,
             most_bytes: most_bytes.unwrap_or(half),
             most_together: most_together.unwrap_or(half),
@@ -456,6 +461,11 @@ impl Transactions {
     /// one either.
     pub fn has(&self, opened: &Held, number: u64) -> Answer<bool> {
         self.next(opened, number).map(|next| next.is_none())
+    }
+
+    /// Returns the snapshots that clients make and drop.
+    pub fn naming(&self) -> &Naming {
+        &self.naming
     }
 
     pub fn unfinished(&self) -> &Unfinished {

@@ -1,12 +1,13 @@
-//! Transactions of clients over the files of a served store. They begin and end at the views, so
-//! that the memory of this process and the kernel's caches agree with each commit.
+//! Transactions and snapshots of clients over the files of a served store. Both are made at the
+//! views, so that the memory of this process and the kernel's caches agree with each commit, and
+//! are part of each snapshot.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 use kvdb::{CommitOptions, DictionaryId, Durability, Result, Transaction, TransactionOptions};
 use kvdb_wire::Host;
-use kvfs::Views;
+use kvfs::{ViewId, Views};
 
 use crate::transactions::of_store;
 
@@ -39,5 +40,13 @@ impl Host for ServedFiles {
 
     fn reserve_numbers(&self, transaction: &Transaction, count: u32) -> Result<Range<u64>> {
         self.0.reserve_inodes(transaction.id(), u64::from(count)).map_err(of_store)
+    }
+
+    fn make_snapshot(&self, branch: &str, name: &str, durability: Durability) -> Result<()> {
+        self.0.snapshot(&ViewId::of_branch(branch), name, durability).map_err(of_store)
+    }
+
+    fn remove_snapshot(&self, name: &str) -> Result<()> {
+        self.0.drop_snapshot(name).map_err(of_store)
     }
 }

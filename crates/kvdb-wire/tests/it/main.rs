@@ -11,5 +11,6 @@ mod served_files;
 mod served_transactions;
 mod shares;
 mod simulation;
+mod snapshots;
 mod tenants;
 mod waiting;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use env::{Machine, Random};
 use kvdb::{CommitOptions, Durability, Kvdb, Transaction, TransactionOptions};
 use kvdb_wire::{Client, ClientOptions, Host, Server, ServerOptions, SnapshotView, Socket};
-use kvfs::{Atime, Attr, Caller, FileKind, Fs, FsOptions, Ino, ROOT, Views};
+use kvfs::{Atime, Attr, Caller, FileKind, Fs, FsOptions, Ino, ROOT, ViewId, Views};
 
 /// A store with a file system, and its server.
 pub struct Store {
@@ -251,7 +251,11 @@ impl Proxy {
 
     /// Returns a client with a short timeout, since sometimes no request gets through.
     pub fn client(&self) -> kvdb_wire::Result<Arc<Client>> {
-        client(&self.directory.path().join("proxy"), Duration::from_millis(200))
+        client(&self.path(), Duration::from_millis(200))
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("proxy")
     }
 
     pub fn cuts(&self) -> u64 {
@@ -363,5 +367,14 @@ impl Host for Files {
         count: u32,
     ) -> kvdb::Result<std::ops::Range<u64>> {
         self.0.reserve_inodes(transaction.id(), u64::from(count)).map_err(Files::of_store)
+    }
+
+    fn make_snapshot(&self, branch: &str, name: &str, durability: Durability) -> kvdb::Result<()> {
+        let of = ViewId::of_branch(branch);
+        self.0.snapshot(&of, name, durability).map_err(Files::of_store)
+    }
+
+    fn remove_snapshot(&self, name: &str) -> kvdb::Result<()> {
+        self.0.drop_snapshot(name).map_err(Files::of_store)
     }
 }

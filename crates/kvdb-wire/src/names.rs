@@ -1,0 +1,62 @@
+//! The snapshots of a server's store, which a client makes, lists and drops. A request whose answer
+//! was lost is sent again with the same key, so it is done once.
+
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::reply::{Listed, Reply};
+use crate::request::Request;
+use crate::served_transaction::random_key;
+
+/// Limit of the snapshots that a list may have, so that a server cannot make a client hold any
+/// number of them.
+const MOST: usize = 1 << 20;
+
+impl Client {
+    /// Makes a snapshot of a branch of the store; `""` is the main one. It has all that was
+    /// committed there and all that is written in its file system. If `synced`, it is on disk when
+    /// this returns.
+    pub fn make_snapshot(&self, branch: &str, name: &str, synced: bool) -> Result<()> {
+        let (key, branch, name) = (random_key()?, branch.into(), name.into());
+        self.done(&Request::Snapshot { key, branch, name, synced })
+    }
+
+    /// Drops a snapshot, durably. Clones of it stay.
+    pub fn drop_snapshot(&self, name: &str) -> Result<()> {
+        self.done(&Request::Remove { key: random_key()?, name: name.into() })
+    }
+
+    /// Returns the snapshots that this client may know, the oldest first.
+    pub fn snapshots(&self) -> Result<Vec<Listed>> {
+        let (mut all, mut from): (Vec<Listed>, _) = (Vec::new(), String::new());
+        loop {
+            let request = Request::List { from: from.clone() };
+            let Reply::Listed { ended, all: page } = self.answered(&request)? else {
+                return Err(Error::Unexpected);
+            };
+            let is_in_order = page.is_sorted_by(|a, b| a.name < b.name)
+                && page.first().is_none_or(|first| first.name >= from);
+            let last = page.last().map(|last| format!("{}\0", last.name));
+            all.extend(page);
+            match last {
+                _ if !is_in_order || all.len() > MOST => return Err(Error::Unexpected),
+                _ if ended => break,
+                // The least name after the last one.
+                Some(next) => from = next,
+                None => return Err(Error::Unexpected),
+            }
+        }
+        all.sort_by_key(|one| one.created);
+        Ok(all)
+    }
+
+    fn done(&self, request: &Request) -> Result<()> {
+        match self.answered(request)? {
+            Reply::Done => Ok(()),
+            _ => Err(Error::Unexpected),
+        }
+    }
+
+    fn answered(&self, request: &Request) -> Result<Reply> {
+        self.retried(|deadline| self.connection(deadline)?.call(request, deadline))
+    }
+}

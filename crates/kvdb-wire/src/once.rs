@@ -1,0 +1,143 @@
+//! Requests that are done at most once, however often they are sent: each has a key that its client
+//! draws at random. A record in the store, next to those of transactions (`records`), tells a
+//! restarted server what it has done.
+//!
+//! The key of a record is that of the request. The value is a byte, 2 if the request was begun and
+//! 3 if it was done, and the time in milliseconds (varint). If a crash leaves a record of a request
+//! that was begun, the store itself shows whether it was done. The last records are kept.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use env::sync::Mutex;
+use kvdb::{Batch, DictionaryId, Durability, Error, Kvdb};
+use zones::varint::{get_u64, put_u64};
+
+use crate::body::TransactionKey;
+
+const BEGUN: u8 = 2;
+const DONE: u8 = 3;
+
+/// Limit of the requests whose records are kept.
+const MAX_KEPT: usize = 1024;
+/// Number of records that are removed together.
+const REMOVED_TOGETHER: usize = 64;
+
+pub(crate) struct Once {
+    db: Kvdb,
+    dict: DictionaryId,
+    /// The keys of the records, the oldest first. Locked while a request is done, so that its copy
+    /// waits for the outcome.
+    kept: Mutex<VecDeque<TransactionKey>>,
+}
+
+impl Once {
+    pub fn open(db: &Kvdb, dict: DictionaryId) -> kvdb::Result<Once> {
+        let mut all: Vec<(u64, TransactionKey)> = Vec::new();
+        let mut cursor = db.view().cursor(dict, b"", b"")?;
+        while let Some(tuple) = cursor.next()? {
+            let value = tuple.value()?;
+            if let (Ok(key), Some((_, at))) = (tuple.key[..].try_into(), record_of(&value)) {
+                all.push((at, key));
+            }
+        }
+        all.sort_unstable();
+        let kept = Mutex::new(all.into_iter().map(|(_, key)| key).collect());
+        Ok(Once { db: db.clone(), dict, kept })
+    }
+
+    /// Does a request by `act`, unless it was done before. `is_done` returns whether the store
+    /// shows the outcome of the request.
+    pub fn run(
+        &self,
+        key: &TransactionKey,
+        durability: Durability,
+        is_done: impl Fn() -> bool,
+        act: impl FnOnce() -> kvdb::Result<()>,
+    ) -> kvdb::Result<()> {
+        let mut kept = self.kept.lock();
+        let state = match self.db.get(self.dict, key)? {
+            None => None,
+            Some(value) => match record_of(&value) {
+                Some((state, _)) => Some(state),
+                None => return Err(Error::Invalid("the key is that of a transaction".into())),
+            },
+        };
+        match state {
+            Some(DONE) => return Ok(()),
+            Some(_) if is_done() => {
+                // It may have failed on its way to the disk.
+                if durability == Durability::Synced {
+                    self.db.sync()?;
+                }
+            }
+            _ => {
+                // An outcome without a record is that of another request, of which this one fails.
+                if state.is_none() && is_done() {
+                    return act();
+                }
+                // With the outcome on disk, the record must be, too.
+                self.note(&mut kept, key, BEGUN, durability)?;
+                if let Err(e) = act() {
+                    if !is_done() {
+                        self.forget(&mut kept, key);
+                    }
+                    return Err(e);
+                }
+            }
+        }
+        if let Err(e) = self.note(&mut kept, key, DONE, Durability::Buffered) {
+            tracing::warn!("the record of a request does not show that it was done: {e}");
+        }
+        Ok(())
+    }
+
+    fn note(
+        &self,
+        kept: &mut VecDeque<TransactionKey>,
+        key: &TransactionKey,
+        state: u8,
+        durability: Durability,
+    ) -> kvdb::Result<()> {
+        let mut value = vec![state];
+        put_u64(&mut value, self.db.wall_clock().as_millis() as u64);
+        let mut batch = Batch::new();
+        batch.put(self.dict, key.to_vec(), value);
+        // A full store must be able to drop snapshots.
+        batch.releases_space();
+        self.db.commit(batch, durability)?;
+        if !kept.contains(key) {
+            kept.push_back(*key);
+        }
+        if kept.len() >= MAX_KEPT + REMOVED_TOGETHER {
+            let mut batch = Batch::new();
+            for key in kept.drain(..REMOVED_TOGETHER) {
+                batch.delete(self.dict, Bytes::copy_from_slice(&key));
+            }
+            if let Err(e) = self.db.commit(batch, Durability::Buffered) {
+                tracing::warn!("records of old requests stay in the store: {e}");
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, kept: &mut VecDeque<TransactionKey>, key: &TransactionKey) {
+        kept.retain(|other| other != key);
+        let mut batch = Batch::new();
+        batch.delete(self.dict, Bytes::copy_from_slice(key));
+        if let Err(e) = self.db.commit(batch, Durability::Buffered) {
+            tracing::warn!("the record of a request that failed stays in the store: {e}");
+        }
+    }
+}
+
+/// Returns the state and the time of a record. Any other value belongs to a transaction, or to
+/// another version.
+fn record_of(value: &[u8]) -> Option<(u8, u64)> {
+    match value.split_first()? {
+        (&state, mut rest) if matches!(state, BEGUN | DONE) => {
+            Some((state, get_u64(&mut rest).ok()?))
+        }
+        _ => None,
+    }
+}

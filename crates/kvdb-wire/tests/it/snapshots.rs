@@ -1,0 +1,292 @@
+//! Snapshots that clients make, list and drop over the wire: each request is done once, whatever
+//! happens to its answer, and only where the role of the client allows it.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use kvdb::{Durability, Kvdb, Scope, Transaction, TransactionOptions};
+use kvdb_wire::{
+    Client, ClientOptions, Error, Failure, FailureCode, Host, Reply, Request, Result, Server,
+    ServerOptions, Socket, Tokens, VERSION, read_frame, write_frame,
+};
+use sha2::{Digest, Sha256};
+
+use crate::served_transactions::{begin, put, store};
+use crate::wire::{Cut, Proxy, Store, fill, served, tree};
+
+fn names(client: &Client) -> Vec<String> {
+    client.snapshots().unwrap().into_iter().map(|one| one.name).collect()
+}
+
+#[track_caller]
+fn is_refused<T: std::fmt::Debug>(answer: Result<T>, with: FailureCode) {
+    assert!(
+        matches!(&answer, Err(Error::Failed(Failure { code, .. })) if *code == with),
+        "{answer:?}"
+    );
+}
+
+/// Returns a connection whose messages the test chooses.
+fn greeted(store: &Store) -> UnixStream {
+    let mut stream = UnixStream::connect(store.path()).unwrap();
+    let hello = Request::Hello { version: VERSION, token: Bytes::new() };
+    assert!(matches!(ask(&mut stream, &hello), Reply::Welcome { .. }));
+    stream
+}
+
+fn ask(stream: &mut UnixStream, request: &Request) -> Reply {
+    let (kind, body) = request.encode();
+    write_frame(stream, 1, kind, &body).unwrap();
+    let frame = read_frame(stream).unwrap();
+    Reply::decode(frame.kind, &frame.body).unwrap()
+}
+
+fn code_of(reply: Reply) -> FailureCode {
+    match reply {
+        Reply::Failed(failure) => failure.code,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_snapshot_has_all_that_was_written_where_the_store_is_and_is_listed_and_dropped() {
+    let store = Store::writable();
+    let client = store.client();
+    assert_eq!(names(&client), [""; 0]);
+    // The file system has not told the store of this yet.
+    fill(&store.fs, 1, 0..40);
+    client.make_snapshot("", "monday", true).unwrap();
+    assert_eq!(tree(&served(&client, "monday")), tree(&store.fs));
+    fill(&store.fs, 2, 40..60);
+    client.make_snapshot("", "a-later-one", false).unwrap();
+    assert_ne!(tree(&served(&client, "monday")), tree(&served(&client, "a-later-one")));
+    let all = client.snapshots().unwrap();
+    let listed: Vec<_> = all.iter().map(|one| (&*one.name, &*one.of)).collect();
+    assert_eq!(listed, [("monday", ""), ("a-later-one", "")], "the oldest first");
+    assert!(all[0].created > 0 && all[0].created <= all[1].created, "{all:?}");
+    is_refused(client.make_snapshot("", "monday", true), FailureCode::Exists);
+    client.drop_snapshot("monday").unwrap();
+    assert_eq!(names(&client), ["a-later-one"]);
+    is_refused(client.drop_snapshot("monday"), FailureCode::NoSnapshot);
+    is_refused(client.make_snapshot("", ".own", true), FailureCode::Invalid);
+    assert!(client.make_snapshot("no-such-clone", "of-none", true).is_err());
+    assert_eq!(store.db.snapshots().len(), 1);
+}
+
+#[test]
+fn a_request_that_comes_again_is_done_once_also_by_a_server_that_is_begun_again() {
+    let mut store = Store::writable();
+    let monday = |key| Request::Snapshot {
+        key: [key; 16],
+        branch: String::new(),
+        name: "monday".into(),
+        synced: true,
+    };
+    let remove = |key| Request::Remove { key: [key; 16], name: "monday".into() };
+    let mut raw = greeted(&store);
+    assert_eq!(ask(&mut raw, &monday(1)), Reply::Done);
+    let made = store.db.snapshot_label("monday");
+    for _ in 0..2 {
+        assert_eq!(ask(&mut raw, &monday(1)), Reply::Done);
+        assert_eq!(code_of(ask(&mut raw, &monday(2))), FailureCode::Exists);
+        store.stop_serving();
+        store.serve();
+        raw = greeted(&store);
+    }
+    assert_eq!(store.db.snapshot_label("monday"), made, "it is the first one");
+    assert_eq!(ask(&mut raw, &remove(3)), Reply::Done);
+    store.stop_serving();
+    store.serve();
+    raw = greeted(&store);
+    assert_eq!(ask(&mut raw, &remove(3)), Reply::Done);
+    assert_eq!(code_of(ask(&mut raw, &remove(4))), FailureCode::NoSnapshot);
+    // Frames that come late neither make it again, nor drop what has its name by then.
+    assert_eq!(ask(&mut raw, &monday(1)), Reply::Done);
+    assert_eq!(store.db.snapshot_label("monday"), None);
+    store.db.snapshot("monday").unwrap();
+    assert_eq!(ask(&mut raw, &remove(3)), Reply::Done);
+    assert!(store.db.snapshot_label("monday").is_some());
+}
+
+#[test]
+fn an_answer_that_is_lost_at_any_byte_is_asked_for_again() {
+    let store = Store::writable();
+    let (mut cut, mut made) = (0, 0);
+    for after in 15..55 {
+        let proxy = Proxy::new(store.path(), Cut::Answers, after);
+        let (paths, connections) = ([proxy.path(), store.path()], AtomicUsize::new(0));
+        let connect = move |time| {
+            // The first connection is cut, and the others are not.
+            let number = connections.fetch_add(1, Ordering::Relaxed);
+            Socket::connect_unix(&paths[number.min(1)], time)
+        };
+        let Ok(client) = Client::connect(connect, ClientOptions::default()) else { continue };
+        let name = format!("after-{after}");
+        client.make_snapshot("", &name, false).unwrap();
+        made += 1;
+        assert_eq!(names(&client).len(), made);
+        cut += u64::from(client.counts().connections > 1);
+    }
+    assert!(cut >= 10, "{cut}");
+    assert_eq!(store.db.snapshots().len(), made);
+}
+
+/// A host that makes and drops snapshots, and does not know that it has.
+struct Forgetful(Kvdb);
+
+impl Host for Forgetful {
+    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
+        Host::begin(&self.0, options)
+    }
+
+    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
+        Host::commit(&self.0, transaction, synced)
+    }
+
+    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
+        Host::abort(&self.0, transaction)
+    }
+
+    fn make_snapshot(&self, branch: &str, name: &str, durability: Durability) -> kvdb::Result<()> {
+        self.0.snapshot_of(branch, name, durability)?;
+        Err(kvdb::Error::Io(io::Error::other("lost")))
+    }
+
+    fn remove_snapshot(&self, name: &str) -> kvdb::Result<()> {
+        self.0.drop_snapshot(name)?;
+        Err(kvdb::Error::Io(io::Error::other("lost")))
+    }
+}
+
+#[test]
+fn a_request_that_was_cut_short_on_the_server_is_told_its_outcome() {
+    let db = Kvdb::in_memory();
+    let host = Arc::new(Forgetful(db.clone()));
+    let server = Server::without_socket(db.clone(), Some(host), ServerOptions::default()).unwrap();
+    let (mut near, far) = UnixStream::pair().unwrap();
+    server.serve(far.into()).unwrap();
+    let hello = Request::Hello { version: VERSION, token: Bytes::new() };
+    assert!(matches!(ask(&mut near, &hello), Reply::Welcome { .. }));
+    let name = String::from("monday");
+    let make =
+        Request::Snapshot { key: [1; 16], branch: String::new(), name: name.clone(), synced: true };
+    let remove = Request::Remove { key: [2; 16], name };
+    for request in [make, remove] {
+        assert_eq!(code_of(ask(&mut near, &request)), FailureCode::Other);
+        assert_eq!(ask(&mut near, &request), Reply::Done);
+    }
+    assert!(db.snapshots().is_empty());
+}
+
+#[test]
+fn a_request_with_the_key_of_a_transaction_is_refused_and_its_outcome_stays() {
+    let (store, dict) = store();
+    let transaction = begin(&store.client());
+    put(&Scope::Served(transaction.clone()), dict, "apple", "red");
+    transaction.commit(false).unwrap();
+    let key = transaction.key();
+    let mut raw = greeted(&store);
+    let request = Request::Snapshot { key, branch: "".into(), name: "n".into(), synced: false };
+    assert_eq!(code_of(ask(&mut raw, &request)), FailureCode::Invalid);
+    let commit = Request::Commit { key, synced: false, batches: 1 };
+    assert_eq!(ask(&mut raw, &commit), Reply::Done);
+    assert!(store.db.snapshots().is_empty());
+}
+
+/// A store with the snapshot `base` and the clone `attempt-1`, and a server of it whose clients
+/// show tokens.
+struct Served {
+    db: Kvdb,
+    server: Arc<Server>,
+    tokens: Arc<Tokens>,
+}
+
+impl Served {
+    fn new(options: ServerOptions) -> Served {
+        let lines = [
+            ("reader", "read=base"),
+            ("writer", "write"),
+            ("guest", "write=attempt-* read=base"),
+            ("root", "admin"),
+        ];
+        let lines = lines.map(|(token, words)| {
+            let hash: [u8; 32] = Sha256::digest(token).into();
+            let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("{digits} {words}\n")
+        });
+        let tokens = Arc::new(Tokens::parse(&lines.concat()).unwrap());
+        let db = Kvdb::in_memory();
+        db.open_dictionary("fruit").unwrap();
+        db.snapshot("base").unwrap();
+        db.clone_snapshot("base", "attempt-1").unwrap();
+        let host = Arc::new(db.clone());
+        let server = Server::without_socket(db.clone(), Some(host), options).unwrap();
+        Served { db, server: Arc::new(server), tokens }
+    }
+
+    fn client(&self, token: &'static str) -> Arc<Client> {
+        let (server, tokens) = (self.server.clone(), self.tokens.clone());
+        let options = ClientOptions { token: token.into(), ..ClientOptions::default() };
+        let connect = move |_| {
+            let (near, far) = UnixStream::pair()?;
+            server.serve_with(far.into(), &tokens).map_err(io::Error::other)?;
+            Ok(near.into())
+        };
+        Client::connect(connect, options).unwrap()
+    }
+}
+
+#[test]
+fn a_client_makes_snapshots_of_the_branches_that_it_may_write_and_one_that_administers_drops_them()
+{
+    let served = Served::new(ServerOptions::default());
+    let [reader, writer, guest, root] =
+        ["reader", "writer", "guest", "root"].map(|token| served.client(token));
+    for (client, branch) in
+        [(&reader, ""), (&reader, "attempt-1"), (&writer, "attempt-1"), (&guest, "")]
+    {
+        is_refused(client.make_snapshot(branch, "n", false), FailureCode::NotAllowed);
+    }
+    writer.make_snapshot("", "of-main", false).unwrap();
+    guest.make_snapshot("attempt-1", "of-clone", false).unwrap();
+    assert_eq!(names(&reader), ["base"]);
+    assert_eq!(names(&writer), ["base", "of-main"]);
+    assert_eq!(names(&guest), ["base", "of-clone"]);
+    assert_eq!(names(&root), ["base", "of-main", "of-clone"]);
+    assert_eq!(root.snapshots().unwrap()[2].of, "attempt-1");
+    for client in [&reader, &writer, &guest] {
+        for name in ["of-main", "of-clone", "no-such"] {
+            is_refused(client.drop_snapshot(name), FailureCode::NotAllowed);
+        }
+    }
+    root.drop_snapshot("of-main").unwrap();
+    assert_eq!(names(&root), ["base", "of-clone"]);
+}
+
+#[test]
+fn a_store_with_many_snapshots_gets_more_from_those_alone_who_administer_it() {
+    let served = Served::new(ServerOptions { snapshots: 2, ..ServerOptions::default() });
+    let (writer, root) = (served.client("writer"), served.client("root"));
+    writer.make_snapshot("", "second", false).unwrap();
+    is_refused(writer.make_snapshot("", "third", false), FailureCode::Limit);
+    root.make_snapshot("", "third", false).unwrap();
+    root.drop_snapshot("third").unwrap();
+    root.drop_snapshot("second").unwrap();
+    writer.make_snapshot("", "third", false).unwrap();
+    assert_eq!(served.db.snapshots().len(), 2);
+}
+
+#[test]
+fn a_list_of_more_snapshots_than_fit_an_answer_is_whole() {
+    let served = Served::new(ServerOptions::default());
+    let root = served.client("root");
+    for i in 0..1030 {
+        served.db.snapshot_of("", &format!("s{i}"), Durability::Buffered).unwrap();
+    }
+    let before = root.counts().requests;
+    assert_eq!(names(&root).len(), 1031);
+    assert_eq!(root.counts().requests - before, 2);
+}
