@@ -81,6 +81,7 @@ mod secret;
 mod send;
 mod serve;
 mod served_files;
+mod served_names;
 mod service;
 mod show;
 mod sizes;

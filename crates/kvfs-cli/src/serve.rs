@@ -49,9 +49,10 @@ Clients on other machines connect by TLS and present a token:
   kvfs mount kvfs://HOST:7411 /mnt --txn --token-file token
 
 Each line of the list is the SHA-256 of a token and its permissions: read=PATTERN, snapshots with \
-matching names (* stands for any characters); write, transactions of the files; write=PATTERN, \
-transactions of matching clones; admin, everything. The clients of one token have at most three \
-quarters of the connections and transactions if there are others; most=N limits them to N of each.
+matching names (* stands for any characters); write, transactions and new snapshots of the files; \
+write=PATTERN, those of matching clones; admin, everything. The clients of one token have at most \
+three quarters of the connections and transactions if there are others; most=N limits them to N of \
+each.
 
 With --client-ca, a line may begin with cert: and the SHA-256 of a client's certificate instead:
 

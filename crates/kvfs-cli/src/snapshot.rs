@@ -1,5 +1,7 @@
 //! `kvfs snapshot`, `kvfs clone`, `kvfs diff`: manage snapshots and clones of a store, and show
-//! differences.
+//! differences. `there` does so on a server.
+
+mod there;
 
 use std::path::{Path, PathBuf};
 
@@ -15,6 +17,7 @@ use crate::mounted::{Mounted, fields};
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place::{self, View};
 use crate::retention::Rules;
+use crate::served_names::There;
 use crate::sizes::{self, Limit, human_size};
 use crate::text::show;
 use crate::transactions::{listed, listing};
@@ -30,7 +33,11 @@ snapshot has files and keys, and shares all data with the store. While the store
   kvfs snapshot create /mnt before-upgrade
   kvfs diff /mnt before-upgrade                    # changes since then
   cp /mnt/.kvfs/snapshot/before-upgrade/config /mnt
-  kvfs snapshot rollback /mnt before-upgrade       # everything")]
+  kvfs snapshot rollback /mnt before-upgrade       # everything
+
+create, list and drop also take the address of a server (kvfs serve), kvfs+unix:SOCKET or \
+kvfs://HOST:PORT; KVFS_TOKEN_FILE and KVFS_CA name files with the token and the trusted \
+certificates. What a token may write it may make snapshots of, and one with admin drops them.")]
 pub struct Args {
     #[command(subcommand)]
     action: Action,
@@ -40,7 +47,8 @@ pub struct Args {
 enum Action {
     /// Make a snapshot.
     Create {
-        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        /// Directory a store is mounted on, the file of a store that is not mounted, or the address
+        /// of a server.
         target: PathBuf,
         name: String,
         /// Make the snapshot from this clone instead of the store.
@@ -203,7 +211,22 @@ fn list(reply: Reply) -> Outcome<Vec<serde_json::Map<String, Value>>> {
     }
 }
 
+impl Action {
+    fn target(&self) -> &Path {
+        match self {
+            Action::Create { target, .. }
+            | Action::List { target }
+            | Action::Auto { target, .. }
+            | Action::Drop { target, .. }
+            | Action::Rollback { target, .. } => target,
+        }
+    }
+}
+
 pub fn run(args: Args, output: &Output) -> Outcome {
+    if let Some(there) = There::of(args.action.target())? {
+        return there::run(&there, &args.action, output);
+    }
     match &args.action {
         Action::Create { target, name, of } => {
             let (target, of) = &made_of(target, of)?;

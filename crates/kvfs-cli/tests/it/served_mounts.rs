@@ -267,6 +267,40 @@ fn a_store_that_is_mounted_lets_mounts_elsewhere_write_where_that_was_asked_for(
 }
 
 #[test]
+fn a_snapshot_made_by_the_address_has_what_programs_have_just_written_where_the_store_is() {
+    let Some(place) = Place::new() else { return };
+    let local = place.path("local");
+    let mut command = kvfs();
+    let options = format!("serve=unix:{},serve_write", place.path("socket").display());
+    command.args(["mount", "-o", &options]).arg(place.path("store")).arg(&local);
+    succeeds(&mut command);
+    let snapshot = |verb: &str, words: &[&str]| {
+        let mut command = kvfs();
+        command.args(["--json", "snapshot", verb]).arg(place.address()).args(words);
+        command
+    };
+    std::fs::write(local.join("new"), "just written").expect("written");
+    succeeds(&mut snapshot("create", &["monday"]));
+    std::fs::write(local.join("new"), "later").expect("written");
+    let kept = std::fs::read_to_string(local.join(".kvfs/snapshot/monday/new"));
+    assert_eq!(kept.expect("it is there"), "just written");
+    let listed = succeeds(&mut snapshot("list", &[]));
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).expect("JSON");
+    assert_eq!(listed[0]["name"], "monday", "{listed}");
+    let shown = said(&succeeds(kvfs().args(["snapshot", "list"]).arg(place.address())));
+    assert!(shown.contains("CREATED") && shown.contains("  monday\n"), "{shown}");
+    let again = snapshot("create", &["monday"]).output().expect("kvfs runs");
+    assert_eq!(again.status.code(), Some(1), "{}", said(&again));
+    succeeds(&mut snapshot("drop", &["monday"]));
+    assert!(!local.join(".kvfs/snapshot/monday").exists());
+    let gone = snapshot("drop", &["monday"]).output().expect("kvfs runs");
+    assert_eq!(gone.status.code(), Some(3), "{}", said(&gone));
+    let back = snapshot("rollback", &["monday"]).output().expect("kvfs runs");
+    assert_eq!(back.status.code(), Some(2), "{}", said(&back));
+    succeeds(kvfs().arg("umount").arg(&local));
+}
+
+#[test]
 fn words_that_do_not_fit_are_refused() {
     let Some(place) = Place::new() else { return };
     let _serving = place.serve();

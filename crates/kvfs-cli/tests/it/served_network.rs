@@ -170,6 +170,42 @@ fn each_token_lets_do_what_its_line_says_and_nothing_else() {
 }
 
 #[test]
+fn a_token_lets_make_snapshots_of_what_it_may_write_and_that_of_an_administrator_drop_them() {
+    let Some(place) = place() else { return };
+    let (_serving, port) = serve(&place, 0);
+    let snapshot = |token: &str, words: &[&str]| {
+        let mut command = kvfs();
+        command.env("KVFS_TOKEN_FILE", place.path(token)).env("KVFS_CA", place.path("cert.pem"));
+        command.args(["snapshot", words[0]]).arg(format!("kvfs://localhost:{port}"));
+        command.args(&words[1..]).output().expect("kvfs runs")
+    };
+    for (token, words, code) in [
+        ("reader", &["create", "n"][..], 7),
+        ("guest", &["create", "n"], 7),
+        ("writer", &["create", "--of", "attempt", "n"], 7),
+        ("writer", &["create", "written"], 0),
+        ("guest", &["create", "--of", "attempt", "tried"], 0),
+        ("writer", &["drop", "written"], 7),
+        ("guest", &["drop", "tried"], 7),
+        ("admin", &["drop", "written"], 0),
+        ("admin", &["drop", "written"], 3),
+    ] {
+        let output = snapshot(token, words);
+        assert_eq!(output.status.code(), Some(code), "{token} {words:?}: {}", said(&output));
+    }
+    for (token, names) in [
+        ("reader", &["monday"][..]),
+        ("writer", &["monday", "base"]),
+        ("guest", &["base", "tried  of clone attempt"]),
+        ("admin", &["monday", "base", "tried  of clone attempt"]),
+    ] {
+        let listed = said(&snapshot(token, &["list"]));
+        let found: Vec<&str> = listed.lines().skip(1).filter_map(|line| line.get(22..)).collect();
+        assert_eq!(found, names, "{token}: {listed}");
+    }
+}
+
+#[test]
 fn a_client_without_a_token_or_with_a_wrong_one_is_refused() {
     let Some(place) = place() else { return };
     let (_serving, port) = serve(&place, 0);
