@@ -18,7 +18,7 @@ pub const MAX_NAME: usize = 1024;
 pub const MAX_TOKEN: usize = 1024;
 /// Limit of the dictionaries that are listed for one view.
 pub const MAX_DICTIONARIES: usize = 4096;
-/// Limit of the snapshots in one answer to a list.
+/// Limit of the snapshots or clones in one answer to a list.
 pub const MAX_LISTED: usize = 1024;
 /// Limit of the keys in conflict that are listed in one answer.
 pub const MAX_CONFLICTS: usize = 64;

@@ -28,7 +28,7 @@ use crate::deadline::Until;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode, of_store};
 use crate::frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
-use crate::naming::{listed, not_allowed};
+use crate::naming::{self, listed, not_allowed};
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::roles::{Line, Role, Tokens};
@@ -68,7 +68,8 @@ pub struct ServerOptions {
     /// Limit of the bytes of the changes of all transactions together. `None` means half of the
     /// size of the store.
     pub all_transactions_bytes: Option<u64>,
-    /// Limit of the snapshots of the store, beyond which only clients that administer it make more.
+    /// Limit of the snapshots of the store, and of its clones, beyond which only clients that
+    /// administer it make more.
     pub snapshots: usize,
 }
 
@@ -247,7 +248,12 @@ impl Conversation {
                 Some(_) => Ok(Reply::Done),
                 None => Err(no_view()),
             },
-            Request::List { from } => Ok(listed(self.db.snapshot_labels(), self.role()?, &from)),
+            Request::List { clones: false, from } => {
+                Ok(listed(naming::snapshots(&self.db, self.role()?), &from))
+            }
+            Request::List { clones: true, from } => {
+                Ok(listed(naming::clones(&self.db, self.role()?), &from))
+            }
             request => self.answer_of_transactions(request),
         }
     }
@@ -339,8 +345,15 @@ impl Conversation {
                 let made = all.naming().make_snapshot(self.role()?, &key, of, synced, most);
                 made.map(|()| Reply::Done)
             }
-            Request::Remove { key, name } => {
+            Request::Clone { key, snapshot, name } => {
+                let (of, most) = ((&*snapshot, &*name), self.options.snapshots);
+                all.naming().make_clone(self.role()?, &key, of, most).map(|()| Reply::Done)
+            }
+            Request::Remove { clone: false, key, name } => {
                 all.naming().remove_snapshot(self.role()?, &key, &name).map(|()| Reply::Done)
+            }
+            Request::Remove { clone: true, key, name } => {
+                all.naming().remove_clone(self.role()?, &key, &name).map(|()| Reply::Done)
             }
             _ => Err(failure(FailureCode::NotAllowed, "this server has no such request")),
         }

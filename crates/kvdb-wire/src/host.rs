@@ -1,7 +1,7 @@
 //! The host of transactions, which begins and ends them where the store is, and makes and drops
-//! snapshots there. A store of keys is its own host. If a file system is open on the store, its
-//! memory and caches have to agree with each commit, and what they hold belongs into a snapshot, so
-//! the program that has both provides a host of its own.
+//! snapshots and clones there. A store of keys is its own host. If a file system is open on the
+//! store, its memory and caches have to agree with each commit, and what they hold belongs into a
+//! snapshot, so the program that has both provides a host of its own.
 
 use std::ops::Range;
 
@@ -55,6 +55,16 @@ pub trait Host: Send + Sync {
     fn remove_snapshot(&self, _name: &str) -> kvdb::Result<()> {
         Err(Error::Invalid("this server drops no snapshots".into()))
     }
+
+    /// Makes a clone of a snapshot, durably.
+    fn make_clone(&self, _snapshot: &str, _name: &str) -> kvdb::Result<()> {
+        Err(Error::Invalid("this server makes no clones".into()))
+    }
+
+    /// Drops a clone, durably, and ends its transactions.
+    fn remove_clone(&self, _name: &str) -> kvdb::Result<()> {
+        Err(Error::Invalid("this server drops no clones".into()))
+    }
 }
 
 impl Host for Kvdb {
@@ -78,5 +88,13 @@ impl Host for Kvdb {
 
     fn remove_snapshot(&self, name: &str) -> kvdb::Result<()> {
         self.drop_snapshot(name)
+    }
+
+    fn make_clone(&self, snapshot: &str, name: &str) -> kvdb::Result<()> {
+        self.clone_snapshot(snapshot, name)
+    }
+
+    fn remove_clone(&self, name: &str) -> kvdb::Result<()> {
+        self.drop_branch(name)
     }
 }

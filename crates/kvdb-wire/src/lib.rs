@@ -16,12 +16,12 @@
 //! cache), `ahead` and `prefetch` (what is read ahead, and how), `snapshot_view`;
 //! `served_transaction`, with `gathered` (changes that the server may not have), `outgoing`
 //! (batches and their numbers), `new_ranges` (ranges in which the client knows all keys),
-//! `transaction_state` and `transaction_view`; `names` (makes, lists and drops snapshots).
+//! `transaction_state` and `transaction_view`; `names` (snapshots and clones).
 //!
 //! The server: `server` (listens), `conversation` (one connection), `roles` (the rights of
 //! clients), `tenants` (the places of the clients of one token), `budget` (limits the answers of
 //! all connections), `transactions` (of all clients), `unfinished` (incomplete changes), `host`
-//! (begins and ends transactions), `naming` (the snapshots that clients make and drop), `records`
+//! (begins and ends transactions), `naming` (the snapshots and clones that clients make), `records`
 //! and `once` (the records of transactions and of other requests in the store). Both sides use
 //! `counts` (requests and bytes).
 

@@ -1,5 +1,5 @@
-//! The snapshots of a server's store, which a client makes, lists and drops. A request whose answer
-//! was lost is sent again with the same key, so it is done once.
+//! The snapshots and clones of a server's store, which a client makes, lists and drops. A request
+//! whose answer was lost is sent again with the same key, so it is done once.
 
 use crate::client::Client;
 use crate::error::{Error, Result};
@@ -7,7 +7,7 @@ use crate::reply::{Listed, Reply};
 use crate::request::Request;
 use crate::served_transaction::random_key;
 
-/// Limit of the snapshots that a list may have, so that a server cannot make a client hold any
+/// Limit of what a list may have, so that a server cannot make a client hold any
 /// number of them.
 const MOST: usize = 1 << 20;
 
@@ -22,14 +22,37 @@ impl Client {
 
     /// Drops a snapshot, durably. Clones of it stay.
     pub fn drop_snapshot(&self, name: &str) -> Result<()> {
-        self.done(&Request::Remove { key: random_key()?, name: name.into() })
+        self.done(&Request::Remove { clone: false, key: random_key()?, name: name.into() })
+    }
+
+    /// Makes a clone of a snapshot, durably. A clone of the present state is made of a snapshot
+    /// that was just made.
+    pub fn make_clone(&self, snapshot: &str, name: &str) -> Result<()> {
+        let (key, snapshot, name) = (random_key()?, snapshot.into(), name.into());
+        self.done(&Request::Clone { key, snapshot, name })
+    }
+
+    /// Drops a clone and everything in it, durably. Its transactions end, and its snapshots stay.
+    pub fn drop_clone(&self, name: &str) -> Result<()> {
+        self.done(&Request::Remove { clone: true, key: random_key()?, name: name.into() })
     }
 
     /// Returns the snapshots that this client may know, the oldest first.
     pub fn snapshots(&self) -> Result<Vec<Listed>> {
+        let mut all = self.all_of(false)?;
+        all.sort_by_key(|one| one.created);
+        Ok(all)
+    }
+
+    /// Returns the clones that this client may begin transactions in, by name.
+    pub fn clones(&self) -> Result<Vec<Listed>> {
+        self.all_of(true)
+    }
+
+    fn all_of(&self, clones: bool) -> Result<Vec<Listed>> {
         let (mut all, mut from): (Vec<Listed>, _) = (Vec::new(), String::new());
         loop {
-            let request = Request::List { from: from.clone() };
+            let request = Request::List { clones, from: from.clone() };
             let Reply::Listed { ended, all: page } = self.answered(&request)? else {
                 return Err(Error::Unexpected);
             };
@@ -45,7 +68,6 @@ impl Client {
                 None => return Err(Error::Unexpected),
             }
         }
-        all.sort_by_key(|one| one.created);
         Ok(all)
     }
 

@@ -1,13 +1,16 @@
-//! The snapshots that clients make, list and drop, by name, on the server. A client that got no
-//! answer sends its request again, with the same key, and it is done once (`once`).
+//! The snapshots and clones that clients make, list and drop, by name, on the server. A client that
+//! got no answer sends its request again, with the same key, and it is done once (`once`).
 //!
 //! A client that may begin transactions in a branch may make snapshots of it, since it reads and
 //! changes all of the branch anyway. A snapshot may be there to keep what such a client removes, so
 //! only a client that administers the store drops any.
+//!
+//! A client that may begin transactions in a clone may make it, of a snapshot that it may read, and
+//! drop it: it may remove all that the clone has of its own anyway.
 
 use std::sync::Arc;
 
-use kvdb::{DictionaryId, Durability, Error, Kvdb, SnapshotLabel};
+use kvdb::{BranchInfo, DictionaryId, Durability, Error, Kvdb, SnapshotLabel};
 
 use crate::body::{MAX_LISTED, TransactionKey};
 use crate::failure::{Failure, FailureCode, of_store};
@@ -60,24 +63,75 @@ impl Naming {
         let remove = || self.host.remove_snapshot(name);
         self.once.run(key, Durability::Synced, is_gone, remove).map_err(of_store)
     }
+
+    /// Makes a clone of a snapshot. A client that does not administer the store makes none if the
+    /// store has `most`.
+    pub fn make_clone(
+        &self,
+        role: &Role,
+        key: &TransactionKey,
+        (snapshot, name): (&str, &str),
+        most: usize,
+    ) -> Answer<()> {
+        // Transactions of the clone read all of the snapshot.
+        allow(role.may_write(name) && role.may_read(snapshot))?;
+        let is_there = || {
+            let mut all = self.db.branches().into_iter();
+            all.any(|info| info.name == name && info.snapshot.as_deref() == Some(snapshot))
+        };
+        let make = || {
+            if !role.administers && self.db.branches().len() >= most {
+                let what = format!("the store has {most} clones: drop some of them");
+                return Err(Error::Limit(what));
+            }
+            self.host.make_clone(snapshot, name)
+        };
+        self.once.run(key, Durability::Synced, is_there, make).map_err(of_store)
+    }
+
+    /// Drops a clone.
+    pub fn remove_clone(&self, role: &Role, key: &TransactionKey, name: &str) -> Answer<()> {
+        allow(role.may_write(name))?;
+        if name.is_empty() {
+            // The main branch is no clone, and its transactions go on.
+            let what = "a clone has a name".into();
+            return Err(Failure { code: FailureCode::Invalid, what });
+        }
+        let is_gone = || !self.db.has_branch(name);
+        let remove = || self.host.remove_clone(name);
+        self.once.run(key, Durability::Synced, is_gone, remove).map_err(of_store)
+    }
 }
 
-/// Returns the answer with the first of these snapshots, in the order of their names, that the
-/// client may know and whose names are not less than `from`.
-pub(crate) fn listed(all: Vec<SnapshotLabel>, role: &Role, from: &str) -> Reply {
-    let mut all: Vec<SnapshotLabel> = all
-        .into_iter()
-        .filter(|label| *label.name >= *from && role.may_list(&label.name, &label.branch))
-        .collect();
-    all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    let ended = all.len() <= MAX_LISTED;
-    all.truncate(MAX_LISTED);
+/// Returns the snapshots that the client may know.
+pub(crate) fn snapshots(db: &Kvdb, role: &Role) -> Vec<Listed> {
     let one = |label: SnapshotLabel| Listed {
         name: label.name,
         of: label.branch,
         created: label.created.as_nanos() as u64,
     };
-    Reply::Listed { ended, all: all.into_iter().map(one).collect() }
+    let all = db.snapshot_labels().into_iter().map(one);
+    all.filter(|one| role.may_list(&one.name, &one.of)).collect()
+}
+
+/// Returns the clones that the client may know.
+pub(crate) fn clones(db: &Kvdb, role: &Role) -> Vec<Listed> {
+    let all = db.branches().into_iter().filter(|info| role.may_write(&info.name));
+    let one = |info: BranchInfo| {
+        let of = info.snapshot.unwrap_or_default();
+        Listed { name: info.name, of, created: 0 }
+    };
+    all.map(one).collect()
+}
+
+/// Returns the answer with the first of these, in the order of their names, whose names are not
+/// less than `from`.
+pub(crate) fn listed(mut all: Vec<Listed>, from: &str) -> Reply {
+    all.retain(|one| *one.name >= *from);
+    all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    let ended = all.len() <= MAX_LISTED;
+    all.truncate(MAX_LISTED);
+    Reply::Listed { ended, all }
 }
 
 fn allow(may: bool) -> Answer<()> {

@@ -131,10 +131,11 @@ mod tests {
             (any::<[u8; 16]>(), "\\PC{0,20}", "\\PC{0,20}", any::<bool>()).prop_map(
                 |(key, branch, name, synced)| Request::Snapshot { key, branch, name, synced }
             ),
-            ("\\PC{0,20}", "\\PC{0,20}")
-                .prop_map(|(snapshot, name)| Request::Clone { snapshot, name }),
-            "\\PC{0,20}".prop_map(|from| Request::List { from }),
-            (any::<[u8; 16]>(), "\\PC{0,20}").prop_map(|(key, name)| Request::Remove { key, name }),
+            (any::<[u8; 16]>(), "\\PC{0,20}", "\\PC{0,20}")
+                .prop_map(|(key, snapshot, name)| Request::Clone { key, snapshot, name }),
+            (any::<bool>(), "\\PC{0,20}").prop_map(|(clones, from)| Request::List { clones, from }),
+            (any::<bool>(), any::<[u8; 16]>(), "\\PC{0,20}")
+                .prop_map(|(clone, key, name)| Request::Remove { clone, key, name }),
         ]
     }
 

@@ -38,15 +38,16 @@ pub struct ConflictKey {
     pub place: String,
 }
 
-/// A snapshot in a list.
+/// A snapshot or a clone in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// Its name.
     pub name: String,
-    /// The branch that it was made of; empty for the main one.
+    /// The branch that a snapshot was made of, which is empty for the main one; or the snapshot
+    /// that a clone was made of, which is empty if it is not known.
     pub of: String,
-    /// When it was made, in nanoseconds since 1970. Of two snapshots made after each other the
-    /// later one has the greater number.
+    /// When a snapshot was made, in nanoseconds since 1970. Of two snapshots made after each other
+    /// the later one has the greater number. Zero for a clone.
     pub created: u64,
 }
 
@@ -126,11 +127,11 @@ pub enum Reply {
         /// The number of them.
         count: u32,
     },
-    /// Snapshots by name.
+    /// Snapshots or clones by name.
     Listed {
         /// Set if there are no more of them.
         ended: bool,
-        /// The snapshots.
+        /// The snapshots or clones.
         all: Vec<Listed>,
     },
 }

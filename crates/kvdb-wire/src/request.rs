@@ -43,8 +43,8 @@ const JOINS: u8 = 4;
 const TAKES: u8 = 8;
 /// Flag of a part of a change.
 const LAST: u8 = 1;
-/// The flags of requests that have none yet.
-const NO_FLAGS: u8 = 0;
+/// Flag of a list and of a removal: they are of clones, and not of snapshots.
+const OF_CLONES: u8 = 1;
 /// Flag of a commit and of a snapshot.
 const SYNCED: u8 = 1;
 
@@ -213,23 +213,29 @@ pub enum Request {
         /// The snapshot is on disk before the answer.
         synced: bool,
     },
-    /// Makes a clone of a snapshot.
+    /// Makes a clone of a snapshot, at most once.
     Clone {
+        /// Identifies the request, which may be sent again. The client draws it at random.
+        key: TransactionKey,
         /// The snapshot.
         snapshot: String,
         /// The name of the clone.
         name: String,
     },
-    /// Lists snapshots by name.
+    /// Lists snapshots or clones by name.
     List {
+        /// Lists clones.
+        clones: bool,
         /// The least name.
         from: String,
     },
-    /// Drops a snapshot, at most once.
+    /// Drops a snapshot or a clone, at most once.
     Remove {
+        /// Drops a clone.
+        clone: bool,
         /// Identifies the request, which may be sent again. The client draws it at random.
         key: TransactionKey,
-        /// The name of the snapshot.
+        /// The name of the snapshot or clone.
         name: String,
     },
 }
@@ -395,18 +401,19 @@ impl Request {
                 put_bytes(&mut out, name.as_bytes());
                 SNAPSHOT
             }
-            Request::Clone { snapshot, name } => {
+            Request::Clone { key, snapshot, name } => {
+                out.extend_from_slice(key);
                 put_bytes(&mut out, snapshot.as_bytes());
                 put_bytes(&mut out, name.as_bytes());
                 CLONE
             }
-            Request::List { from } => {
-                out.push(NO_FLAGS);
+            Request::List { clones, from } => {
+                out.push(flag(*clones, OF_CLONES));
                 put_bytes(&mut out, from.as_bytes());
                 LIST
             }
-            Request::Remove { key, name } => {
-                out.push(NO_FLAGS);
+            Request::Remove { clone, key, name } => {
+                out.push(flag(*clone, OF_CLONES));
                 out.extend_from_slice(key);
                 put_bytes(&mut out, name.as_bytes());
                 REMOVE
@@ -504,15 +511,15 @@ impl Request {
                 let key = body.fixed()?;
                 Request::Snapshot { key, branch: body.name()?, name: body.name()?, synced }
             }
-            CLONE => Request::Clone { snapshot: body.name()?, name: body.name()? },
-            LIST => {
-                body.flags(NO_FLAGS)?;
-                Request::List { from: body.name()? }
+            CLONE => {
+                Request::Clone { key: body.fixed()?, snapshot: body.name()?, name: body.name()? }
             }
-            REMOVE => {
-                body.flags(NO_FLAGS)?;
-                Request::Remove { key: body.fixed()?, name: body.name()? }
-            }
+            LIST => Request::List { clones: body.flags(OF_CLONES)? != 0, from: body.name()? },
+            REMOVE => Request::Remove {
+                clone: body.flags(OF_CLONES)? != 0,
+                key: body.fixed()?,
+                name: body.name()?,
+            },
             _ => return Err(Error::Malformed("a request of an unknown kind")),
         };
         body.end_of_body()?;

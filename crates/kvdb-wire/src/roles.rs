@@ -12,7 +12,8 @@ pub struct Role {
     /// Branches in which the client may begin transactions: `""` is the main branch, and `*` stands
     /// for any characters in the name of a clone.
     pub writes: Vec<String>,
-    /// The client may drop snapshots, and make more than the limit for others.
+    /// The client may drop snapshots, and make more of them and of clones than the limit for
+    /// others.
     pub administers: bool,
 }
 

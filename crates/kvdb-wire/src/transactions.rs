@@ -463,7 +463,7 @@ impl Transactions {
         self.next(opened, number).map(|next| next.is_none())
     }
 
-    /// Returns the snapshots that clients make and drop.
+    /// Returns the snapshots and clones that clients make and drop.
     pub fn naming(&self) -> &Naming {
         &self.naming
     }

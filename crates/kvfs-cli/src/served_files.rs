@@ -1,6 +1,6 @@
-//! Transactions and snapshots of clients over the files of a served store. Both are made at the
-//! views, so that the memory of this process and the kernel's caches agree with each commit, and
-//! are part of each snapshot.
+//! Transactions, snapshots and clones of clients over the files of a served store. They are made at
+//! the views, so that the memory of this process and the kernel's caches agree with each commit,
+//! and are part of each snapshot.
 
 use std::ops::Range;
 
@@ -48,5 +48,13 @@ impl Host for ServedFiles {
 
     fn remove_snapshot(&self, name: &str) -> Result<()> {
         self.0.drop_snapshot(name).map_err(of_store)
+    }
+
+    fn make_clone(&self, snapshot: &str, name: &str) -> Result<()> {
+        self.0.clone_snapshot(snapshot, name).map_err(of_store)
+    }
+
+    fn remove_clone(&self, name: &str) -> Result<()> {
+        self.0.drop_clone(name).map_err(of_store)
     }
 }

@@ -162,8 +162,8 @@ fn a_reader_can_change_nothing_by_any_request() {
         Request::RollBack { transaction: 1, batch: 1, to: 1 },
         Request::Reserve { transaction: 1, count: 1 },
         Request::Snapshot { key: [7; 16], branch: String::new(), name: "n".into(), synced: true },
-        Request::Remove { key: [7; 16], name: "monday".into() },
-        Request::Clone { snapshot: "monday".into(), name: "n".into() },
+        Request::Remove { clone: false, key: [7; 16], name: "monday".into() },
+        Request::Clone { key: [7; 16], snapshot: "monday".into(), name: "n".into() },
     ] {
         raw.is_refused(&request, FailureCode::NotAllowed);
     }

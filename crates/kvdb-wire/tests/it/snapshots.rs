@@ -1,5 +1,5 @@
-//! Snapshots that clients make, list and drop over the wire: each request is done once, whatever
-//! happens to its answer, and only where the role of the client allows it.
+//! Snapshots and clones that clients make, list and drop over the wire: each request is done once,
+//! whatever happens to its answer, and only where the role of the client allows it.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -7,15 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use env::Machine;
 use kvdb::{Durability, Kvdb, Scope, Transaction, TransactionOptions};
 use kvdb_wire::{
-    Client, ClientOptions, Error, Failure, FailureCode, Host, Reply, Request, Result, Server,
-    ServerOptions, Socket, Tokens, VERSION, read_frame, write_frame,
+    BeginOptions, Client, ClientOptions, Error, Failure, FailureCode, Host, Reply, Request, Result,
+    ServedTransaction, Server, ServerOptions, Socket, Tokens, VERSION, read_frame, write_frame,
 };
+use kvfs::Fs;
 use sha2::{Digest, Sha256};
 
 use crate::served_transactions::{begin, put, store};
-use crate::wire::{Cut, Proxy, Store, fill, served, tree};
+use crate::wire::{self, Cut, Proxy, Store, fill, served, tree};
 
 fn names(client: &Client) -> Vec<String> {
     client.snapshots().unwrap().into_iter().map(|one| one.name).collect()
@@ -85,7 +87,7 @@ fn a_request_that_comes_again_is_done_once_also_by_a_server_that_is_begun_again(
         name: "monday".into(),
         synced: true,
     };
-    let remove = |key| Request::Remove { key: [key; 16], name: "monday".into() };
+    let remove = |key| Request::Remove { clone: false, key: [key; 16], name: "monday".into() };
     let mut raw = greeted(&store);
     assert_eq!(ask(&mut raw, &monday(1)), Reply::Done);
     let made = store.db.snapshot_label("monday");
@@ -173,7 +175,7 @@ fn a_request_that_was_cut_short_on_the_server_is_told_its_outcome() {
     let name = String::from("monday");
     let make =
         Request::Snapshot { key: [1; 16], branch: String::new(), name: name.clone(), synced: true };
-    let remove = Request::Remove { key: [2; 16], name };
+    let remove = Request::Remove { clone: false, key: [2; 16], name };
     for request in [make, remove] {
         assert_eq!(code_of(ask(&mut near, &request)), FailureCode::Other);
         assert_eq!(ask(&mut near, &request), Reply::Done);
@@ -264,6 +266,92 @@ fn a_client_makes_snapshots_of_the_branches_that_it_may_write_and_one_that_admin
     }
     root.drop_snapshot("of-main").unwrap();
     assert_eq!(names(&root), ["base", "of-clone"]);
+}
+
+#[test]
+fn a_clone_is_made_of_a_snapshot_written_in_transactions_and_dropped() {
+    let store = Store::writable();
+    let client = store.client();
+    fill(&store.fs, 1, 0..20);
+    // A clone of the present state.
+    client.make_snapshot("", "now", true).unwrap();
+    client.make_clone("now", "attempt").unwrap();
+    let listed = client.clones().unwrap();
+    let listed: Vec<_> = listed.iter().map(|one| (&*one.name, &*one.of)).collect();
+    assert_eq!(listed, [("attempt", "now")]);
+    is_refused(client.make_clone("now", "attempt"), FailureCode::Exists);
+    is_refused(client.make_clone("none", "other"), FailureCode::NoSnapshot);
+    let options = BeginOptions { branch: "attempt".into(), ..BeginOptions::default() };
+    let transaction = Arc::new(ServedTransaction::begin(&client, options).unwrap());
+    let env = Arc::new(Machine::default());
+    let there = Fs::served_transaction(transaction, env, wire::options()).unwrap();
+    assert_eq!(tree(&there), tree(&store.fs));
+    // The main branch is no clone, and its transactions go on.
+    let _main = begin(&client);
+    is_refused(client.drop_clone(""), FailureCode::Invalid);
+    assert_eq!(store.db.transactions().len(), 2);
+    client.drop_clone("attempt").unwrap();
+    assert!(client.clones().unwrap().is_empty());
+    assert_eq!(store.db.transactions().len(), 1);
+    assert!(client.drop_clone("attempt").is_err());
+    assert_eq!(names(&client), ["now"], "its snapshot stays");
+}
+
+#[test]
+fn a_clone_that_is_asked_for_again_is_made_and_dropped_once_also_by_a_server_that_is_begun_again() {
+    let mut store = Store::writable();
+    store.db.snapshot("base").unwrap();
+    let (snapshot, name) = (String::from("base"), String::from("attempt"));
+    let make =
+        |key| Request::Clone { key: [key; 16], snapshot: snapshot.clone(), name: name.clone() };
+    let remove = |key| Request::Remove { clone: true, key: [key; 16], name: name.clone() };
+    let mut raw = greeted(&store);
+    for (request, other, code) in
+        [(make(1), make(2), FailureCode::Exists), (remove(3), remove(4), FailureCode::Other)]
+    {
+        assert_eq!(ask(&mut raw, &request), Reply::Done);
+        store.stop_serving();
+        store.serve();
+        raw = greeted(&store);
+        assert_eq!(ask(&mut raw, &request), Reply::Done);
+        assert_eq!(code_of(ask(&mut raw, &other)), code);
+    }
+    // A frame that comes late does not make it again.
+    assert_eq!(ask(&mut raw, &make(1)), Reply::Done);
+    assert!(store.db.branches().is_empty());
+}
+
+#[test]
+fn a_client_makes_and_drops_clones_that_it_may_write_of_snapshots_that_it_may_read() {
+    let served = Served::new(ServerOptions { snapshots: 3, ..ServerOptions::default() });
+    served.db.snapshot("secret").unwrap();
+    let [reader, writer, guest, root] =
+        ["reader", "writer", "guest", "root"].map(|token| served.client(token));
+    for (client, snapshot, name) in [
+        (&reader, "base", "attempt-2"),
+        (&writer, "base", "attempt-2"),
+        (&writer, "base", ""),
+        (&guest, "secret", "attempt-2"),
+        (&guest, "base", "other"),
+    ] {
+        is_refused(client.make_clone(snapshot, name), FailureCode::NotAllowed);
+    }
+    guest.make_clone("base", "attempt-2").unwrap();
+    root.make_clone("secret", "other").unwrap();
+    is_refused(guest.make_clone("base", "attempt-3"), FailureCode::Limit);
+    let names = |client: &Client| -> Vec<String> {
+        client.clones().unwrap().into_iter().map(|one| one.name).collect()
+    };
+    assert_eq!(names(&guest), ["attempt-1", "attempt-2"]);
+    assert_eq!(names(&root), ["attempt-1", "attempt-2", "other"]);
+    assert!(names(&reader).is_empty() && names(&writer).is_empty());
+    for client in [&reader, &writer] {
+        is_refused(client.drop_clone("attempt-1"), FailureCode::NotAllowed);
+    }
+    is_refused(guest.drop_clone("other"), FailureCode::NotAllowed);
+    guest.drop_clone("attempt-1").unwrap();
+    guest.make_clone("base", "attempt-3").unwrap();
+    assert_eq!(names(&guest), ["attempt-2", "attempt-3"]);
 }
 
 #[test]

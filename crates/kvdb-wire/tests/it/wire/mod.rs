@@ -377,4 +377,12 @@ impl Host for Files {
     fn remove_snapshot(&self, name: &str) -> kvdb::Result<()> {
         self.0.drop_snapshot(name).map_err(Files::of_store)
     }
+
+    fn make_clone(&self, snapshot: &str, name: &str) -> kvdb::Result<()> {
+        self.0.clone_snapshot(snapshot, name).map_err(Files::of_store)
+    }
+
+    fn remove_clone(&self, name: &str) -> kvdb::Result<()> {
+        self.0.drop_clone(name).map_err(Files::of_store)
+    }
 }
