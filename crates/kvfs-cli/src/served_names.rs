@@ -1,5 +1,5 @@
-//! The snapshots of a store that a server has (`kvfs serve`), by its address. The credentials for a
-//! server on the network are those of the environment, as for `kvfs run`.
+//! The snapshots and clones of a store that a server has (`kvfs serve`), by its address. The
+//! credentials for a server on the network are those of the environment, as for `kvfs run`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,6 +38,19 @@ impl There {
         self.client.snapshots().map_err(|e| self.failure(e))
     }
 
+    pub fn make_clone(&self, snapshot: &str, name: &str) -> Outcome {
+        self.client.make_clone(snapshot, name).map_err(|e| self.failure(e))
+    }
+
+    pub fn drop_clone(&self, name: &str) -> Outcome {
+        self.client.drop_clone(name).map_err(|e| self.failure(e))
+    }
+
+    /// Returns the clones in which the client may begin transactions, by name.
+    pub fn clones(&self) -> Outcome<Vec<Listed>> {
+        self.client.clones().map_err(|e| self.failure(e))
+    }
+
     /// Returns the failure of a command that needs the store itself.
     pub fn refused(&self, what: &str) -> Failure {
         Failure::new(Exit::Usage, format!("{}: {what} is done where the store is", self.server))
@@ -66,8 +79,8 @@ impl There {
         let failure = Failure::new(exit, format!("{}: {what}", self.server));
         match exit {
             Exit::NotPermitted => failure.hint(
-                "a server lets make snapshots with --write, of what a token may write; those with \
-                 admin drop them",
+                "with --write, a server lets make snapshots of what a token may write, and clones \
+                 that it may write of snapshots that it may read; admin lets drop snapshots",
             ),
             _ => failure,
         }

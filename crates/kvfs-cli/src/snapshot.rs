@@ -91,7 +91,11 @@ enum Action {
 #[command(after_help = "\
 A clone shares all data with the snapshot that it is made from, and changes independently \
 afterwards. While the store is mounted, it is at /mnt/.kvfs/clone/NAME. A name may contain \
-slashes, such as agents/7/try-2.")]
+slashes, such as agents/7/try-2.
+
+create, list and drop also take the address of a server (kvfs serve), as kvfs snapshot does. A \
+token may make clones that it may write, of snapshots that it may read, and drop them; \
+kvfs mount ADDRESS DIR --txn -o clone=NAME writes one.")]
 pub struct CloneArgs {
     #[command(subcommand)]
     action: CloneAction,
@@ -225,7 +229,7 @@ impl Action {
 
 pub fn run(args: Args, output: &Output) -> Outcome {
     if let Some(there) = There::of(args.action.target())? {
-        return there::run(&there, &args.action, output);
+        return there::snapshot(&there, &args.action, output);
     }
     match &args.action {
         Action::Create { target, name, of } => {
@@ -353,7 +357,21 @@ fn automatic_time(prefix: &str, name: &str) -> Option<u64> {
     (automatic_name(prefix, seconds) == name).then_some(seconds)
 }
 
+impl CloneAction {
+    fn target(&self) -> &Path {
+        match self {
+            CloneAction::Create { target, .. }
+            | CloneAction::Limit { target, .. }
+            | CloneAction::List { target }
+            | CloneAction::Drop { target, .. } => target,
+        }
+    }
+}
+
 pub fn clone(args: CloneArgs, output: &Output) -> Outcome {
+    if let Some(there) = There::of(args.action.target())? {
+        return there::clone(&there, &args.action, output);
+    }
     match &args.action {
         CloneAction::Create { target, snapshot, name, limit } => {
             let Limit { bytes, files } = limit.unwrap_or_default();

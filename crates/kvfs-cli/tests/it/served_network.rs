@@ -206,6 +206,41 @@ fn a_token_lets_make_snapshots_of_what_it_may_write_and_that_of_an_administrator
 }
 
 #[test]
+fn a_token_lets_make_and_drop_clones_that_it_may_write_of_snapshots_that_it_may_read() {
+    let Some(place) = place() else { return };
+    let (_serving, port) = serve(&place, 0);
+    let clone = |token: &str, words: &[&str]| {
+        let mut command = kvfs();
+        command.env("KVFS_TOKEN_FILE", place.path(token)).env("KVFS_CA", place.path("cert.pem"));
+        command.args(["clone", words[0]]).arg(format!("kvfs://localhost:{port}"));
+        command.args(&words[1..]).output().expect("kvfs runs")
+    };
+    for (token, words, code) in [
+        ("reader", &["create", "monday", "attempt"][..], 7),
+        ("writer", &["create", "base", "attempt"], 7),
+        ("guest", &["create", "base", "other"], 7),
+        ("guest", &["drop", "attempt"], 0),
+        ("guest", &["create", "monday", "attempt"], 7),
+        ("guest", &["create", "--limit", "1G", "base", "attempt"], 2),
+        ("guest", &["create", "base", "attempt"], 0),
+        ("guest", &["create", "base", "attempt"], 1),
+        ("admin", &["create", "none", "other"], 3),
+        ("admin", &["create", "monday", "other"], 0),
+        ("guest", &["drop", "other"], 7),
+    ] {
+        let output = clone(token, words);
+        assert_eq!(output.status.code(), Some(code), "{token} {words:?}: {}", said(&output));
+    }
+    assert_eq!(said(&clone("guest", &["list"])), "attempt  of snapshot base\n");
+    let all = said(&clone("admin", &["list"]));
+    assert_eq!(all, "attempt  of snapshot base\nother  of snapshot monday\n");
+    succeeds(&mut mount(&place, port, "guest", &["--txn", "-o", "clone=attempt"]));
+    std::fs::write(place.path("one").join("made"), "in the clone").expect("written");
+    let output = place.end("commit", "one");
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+#[test]
 fn a_client_without_a_token_or_with_a_wrong_one_is_refused() {
     let Some(place) = place() else { return };
     let (_serving, port) = serve(&place, 0);
