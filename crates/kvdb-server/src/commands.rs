@@ -24,6 +24,7 @@ mod dump;
 mod eval;
 mod expiry;
 mod feed;
+mod fields;
 mod hashes;
 mod hyperloglog;
 mod info;

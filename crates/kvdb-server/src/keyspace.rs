@@ -15,6 +15,8 @@
 //! e ‖ id ‖ 2 ‖ score ‖ member    nothing: the members of a sorted set in the order of their scores
 //! e ‖ id ‖ 3                     the key that the collection lies under, for who meets an element
 //! e ‖ id ‖ 4 ‖ 0 or 1            of a list: the number that no element is below, or above
+//! e ‖ id ‖ 5 ‖ name              of a hash: the deadline of a field
+//! e ‖ id ‖ 6 ‖ deadline ‖ name   nothing: the fields of a hash in the order of their deadlines
 //! p ‖ id ‖ number                a page of a long string
 //! ```
 //!
@@ -106,19 +108,24 @@ pub struct Head {
     pub mark: u64,
     /// Set for a list that stores the bounds of its elements' numbers, see [`bound_key`].
     pub bounded: bool,
+    /// Set for a hash whose fields may have deadlines, see [`field_deadline_key`].
+    pub expiring: bool,
 }
 
 /// Versions of the encoding of a head: 1 in general, 2 for a string in pages, 3 for a list with
-/// bounds. An older program that does not know bounds would not update them, so it must not
-/// recognize the list.
+/// bounds, 4 for a hash whose fields may have deadlines. An older program that does not know bounds
+/// or deadlines of fields would neither heed nor update them, so it must not recognize the list or
+/// the hash.
 const VERSION: u8 = 1;
 const VERSION_OF_PAGES: u8 = 2;
 const VERSION_OF_BOUNDED: u8 = 3;
+const VERSION_OF_EXPIRING: u8 = 4;
 
 impl Head {
     /// Returns the head of a string that is a tuple, or of a collection.
     pub fn new(kind: Kind, deadline: Option<u64>, id: u64) -> Head {
-        Head { kind, deadline, id, len: 0, mark: 0, bounded: kind == Kind::List }
+        let bounded = kind == Kind::List;
+        Head { kind, deadline, id, len: 0, mark: 0, bounded, expiring: false }
     }
     /// Encodes the head: version u8, kind u8, deadline u64 (0 if none), id u64 (absent for a string
     /// in one tuple); for pages also length u64 and mark u64.
@@ -126,6 +133,7 @@ impl Head {
         let version = match self.kind {
             Kind::Pages => VERSION_OF_PAGES,
             _ if self.bounded => VERSION_OF_BOUNDED,
+            _ if self.expiring => VERSION_OF_EXPIRING,
             _ => VERSION,
         };
         let mut out = vec![version, self.kind as u8];
@@ -149,6 +157,7 @@ impl Head {
             Kind::String => (VERSION, 10),
             Kind::Pages => (VERSION_OF_PAGES, 34),
             Kind::List if version == VERSION_OF_BOUNDED => (VERSION_OF_BOUNDED, 18),
+            Kind::Hash if version == VERSION_OF_EXPIRING => (VERSION_OF_EXPIRING, 18),
             _ => (VERSION, 18),
         };
         if version != expected || bytes.len() != size {
@@ -157,6 +166,7 @@ impl Head {
         let deadline = Some(deadline).filter(|d| *d > 0);
         let mut head = Head::new(kind, deadline, 0);
         head.bounded = version == VERSION_OF_BOUNDED;
+        head.expiring = version == VERSION_OF_EXPIRING;
         if kind != Kind::String {
             head.id = number(10)?;
         }
@@ -253,6 +263,45 @@ pub fn owner_key(id: u64) -> Vec<u8> {
 /// upper bound.
 pub fn bound_key(id: u64, right: bool) -> Vec<u8> {
     element(id, 4, &[&[u8::from(right)]])
+}
+
+/// Returns the tuple key of the deadline of a field. Without the field itself it is left over from
+/// a change that did not know of it, and has no meaning.
+pub fn field_deadline_key(id: u64, name: &[u8]) -> Vec<u8> {
+    element(id, 5, &[name])
+}
+
+/// Returns the tuple key of a field in the order of deadlines. It counts only if the deadline of
+/// the field is this one.
+pub fn field_order_key(id: u64, deadline: u64, name: &[u8]) -> Vec<u8> {
+    element(id, 6, &[&deadline.to_be_bytes(), name])
+}
+
+/// Returns the range `[start, end)` of the fields in the order of deadlines, up to the last one
+/// that has passed at `now`.
+pub fn due_fields(id: u64, now: u64) -> (Vec<u8>, Vec<u8>) {
+    // A deadline has passed when it is before the present millisecond, see `is_past`.
+    (element(id, 6, &[]), element(id, 6, &[&now.to_be_bytes()]))
+}
+
+/// Returns the range `[start, end)` of the fields whose deadlines are at `from` or later.
+pub fn fields_from(id: u64, from: u64) -> (Vec<u8>, Vec<u8>) {
+    (element(id, 6, &[&from.to_be_bytes()]), element(id, 7, &[]))
+}
+
+/// Returns the deadline and the name of the field that a tuple of that order has.
+pub fn parse_field_order(tuple: &[u8]) -> Option<(u64, &[u8])> {
+    let (deadline, name) = tuple.get(ELEMENT..)?.split_first_chunk()?;
+    Some((u64::from_be_bytes(*deadline), name))
+}
+
+/// Turns the tuple key of a field, or a bound of a range of fields, into that of its deadline.
+pub fn deadline_of_element(tuple: &[u8]) -> Vec<u8> {
+    let mut tuple = tuple.to_vec();
+    if let Some(part) = tuple.get_mut(ELEMENT - 1) {
+        *part = part.wrapping_add(4);
+    }
+    tuple
 }
 
 /// Parses the tuple key of a collection: its id, the part, and the rest, which is the name of an
@@ -360,6 +409,11 @@ mod tests {
         assert_eq!(Head::decode(&old.encode()), Some(old), "a list without bounds");
         let hash = [&[3, 1][..], &[0; 16]].concat();
         assert_eq!(Head::decode(&hash), None, "only lists have bounds");
+        let expiring = Head { expiring: true, ..Head::new(Kind::Hash, Some(9), 7) };
+        assert_eq!(expiring.encode()[0], 4);
+        assert_eq!(Head::decode(&expiring.encode()), Some(expiring), "fields with deadlines");
+        let set = [&[4, 2][..], &[0; 16]].concat();
+        assert_eq!(Head::decode(&set), None, "only fields have deadlines");
         assert_eq!(Head::decode(&[2, 0, 0, 0, 0, 0, 0, 0, 0, 1]), None, "another version");
         assert_eq!(Head::decode(&[1, 9, 0, 0, 0, 0, 0, 0, 0, 1]), None, "an unknown kind");
         let mut long = Head::new(Kind::Pages, None, 7).encode();
@@ -386,6 +440,12 @@ mod tests {
         assert!(deadline_key(255, b"z") < deadline_key(256, b"a"));
         assert_eq!(parse_deadline_key(&deadline_key(7, b"key")), Some((7, b"key".as_slice())));
         assert_eq!(parse_deadline_key(b"t1234567"), None);
+        let of_field = field_order_key(1, 255, b"z");
+        assert!(of_field < field_order_key(1, 256, b"a"));
+        assert_eq!(parse_field_order(&of_field), Some((255, b"z".as_slice())));
+        let (start, end) = due_fields(1, 256);
+        assert!(start <= of_field && of_field < end && field_order_key(1, 256, b"") >= end);
+        assert_eq!(deadline_of_element(&element_key(1, b"f")), field_deadline_key(1, b"f"));
         assert_eq!(parse_deadline_key(b"k12345678"), None);
     }
 }

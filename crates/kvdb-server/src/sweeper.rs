@@ -1,5 +1,5 @@
-//! Removes expired keys, in the background and in bounded steps. Readers do not wait for it: to
-//! them a key ceases to exist at its deadline.
+//! Removes expired keys, and expired fields of hashes, in the background and in bounded steps.
+//! Readers do not wait for it: to them a key ceases to exist at its deadline.
 //!
 //! The types dictionary holds all deadlines in order, so a step reads those that have passed and
 //! one more, which determines the time of the next step. A step is one commit. Keys that a
@@ -7,7 +7,7 @@
 //! left alone until its next deadline, or until its types dictionary changes, so that a store of
 //! thousands of dictionaries costs little while it is idle.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
@@ -24,7 +24,8 @@ use crate::keyspace::{
 };
 use crate::session::{Session, Shared};
 
-/// Limit on the keys that one step removes from a dictionary.
+/// Limit on the keys that one step removes from a dictionary, and on the fields that it removes
+/// from each of so many hashes.
 const STEP: usize = 128;
 /// Pause between two steps while there is work, so that clients take precedence.
 const BREATH: Duration = Duration::from_millis(10);
@@ -37,7 +38,9 @@ const REST: Duration = Duration::from_secs(1);
 pub struct Swept {
     /// Keys removed.
     pub removed: usize,
-    /// More keys can be removed at once.
+    /// Fields of hashes removed.
+    pub fields: usize,
+    /// More keys or fields can be removed at once.
     pub more: bool,
     /// The time after the next deadline, milliseconds since 1970.
     pub next: Option<u64>,
@@ -89,8 +92,9 @@ fn typed(db: &Kvdb) -> Vec<Typed> {
 }
 
 impl Sweeper {
-    /// Removes up to `most` expired keys of each dictionary of the store. A dictionary that fails
-    /// does not keep the others from being swept; the first failure is returned.
+    /// Removes up to `most` expired keys of each dictionary of the store, and up to as many expired
+    /// fields of each hash. A dictionary that fails does not keep the others from being swept; the
+    /// first failure is returned.
     pub fn step(&mut self, shared: &Arc<Shared>, most: usize) -> (Swept, Outcome) {
         let (mut all, mut done) = (Swept::default(), Ok(()));
         let mut session = Session::new(shared.clone(), "sweeper".into(), false, None);
@@ -108,6 +112,7 @@ impl Sweeper {
             match sweep(&session, Keyspace { strings, types: Some(types) }, most) {
                 Ok((swept, due)) => {
                     all.removed += swept.removed;
+                    all.fields += swept.fields;
                     all.more |= swept.more;
                     all.next = [all.next, swept.next].into_iter().flatten().min();
                     if let Some(mark) = mark.filter(|_| !due) {
@@ -152,23 +157,39 @@ fn sweep(s: &Session, space: Keyspace, most: usize) -> Result<(Swept, bool), Fai
     if due.is_empty() {
         return Ok((swept, any));
     }
-    swept.removed = s.change(space, due.iter().map(|(_, key)| &key[..]), |seen, batch| {
-        let mut removed = 0;
+    let keys = due.iter().map(|(_, key)| &key[..]);
+    let (removed, fields, more) = s.change(space, keys, |seen, batch| {
+        let (mut removed, mut hashes) = (HashSet::new(), BTreeSet::new());
         for (deadline, key) in &due {
             let live = seen.live(key)?;
             let ours = live.head.filter(|head| head.deadline == Some(*deadline));
             match ours {
                 Some(head) if head.is_expired(seen.now) => {
                     seen.remove(key, &live, batch);
-                    removed += 1;
+                    removed.insert(key);
                 }
                 Some(_) => {}
-                // The key has another deadline by now, or none, or was removed with a range.
-                None => batch.delete(types, deadline_key(*deadline, key)),
+                // The deadline is that of a field, or the key has another one by now, or none, or
+                // was removed with a range.
+                None => {
+                    batch.delete(types, deadline_key(*deadline, key));
+                    if live.head.is_some_and(|head| head.expiring) {
+                        hashes.insert(key);
+                    }
+                }
             }
         }
-        Ok(removed)
+        // A hash may be named at several deadlines, so its fields are removed after all of these.
+        let (mut fields, mut more) = (0, false);
+        for key in hashes.into_iter().filter(|key| !removed.contains(key)) {
+            let (expired, left) = seen.expire_fields(key, &seen.live(key)?, most, batch)?;
+            fields += expired;
+            more |= left;
+        }
+        Ok((removed.len(), fields, more))
     })?;
+    (swept.removed, swept.fields) = (removed, fields);
+    swept.more |= more;
     Ok((swept, any))
 }
 

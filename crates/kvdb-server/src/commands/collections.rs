@@ -9,7 +9,7 @@ use kvdb::{Cursor, Tuple, View};
 use super::is;
 use crate::failure::{Failure, Outcome};
 use crate::glob;
-use crate::keyspace::{ELEMENT, Kind, element_key, elements};
+use crate::keyspace::{ELEMENT, Kind, elements};
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -21,21 +21,26 @@ pub fn name(tuple: &Tuple) -> Bytes {
     tuple.key.slice(ELEMENT..)
 }
 
-/// Visits the elements in `[start, end)` with their values, in order or in reverse. Stops if
-/// `visit` returns `false`.
+/// Visits the elements in `[start, end)` with their values, in order or in reverse, except fields
+/// whose deadlines have passed. Stops if `visit` returns `false`.
 pub fn visit(
     s: &Session,
     seen: &Seen<'_>,
     of: &Collection,
     (start, end): (&[u8], &[u8]),
     backward: bool,
-    visit: impl FnMut(&Tuple) -> Result<bool, Failure>,
+    mut visit: impl FnMut(&Tuple) -> Result<bool, Failure>,
 ) -> Outcome {
     if start >= end {
         return Ok(());
     }
     let Some(cursor) = seen.cursor(of.types, start, end)? else { return Ok(()) };
-    go(s, cursor, backward, visit)
+    match seen.deadlines_of(of, (start, end), backward)? {
+        None => go(s, cursor, backward, visit),
+        Some(mut deadlines) => go(s, cursor, backward, |tuple| {
+            if deadlines.has_passed(&tuple.key)? { Ok(true) } else { visit(tuple) }
+        }),
+    }
 }
 
 /// Visits the elements of a cursor in one direction.
@@ -465,9 +470,9 @@ pub fn remove_elements(
             let names: HashSet<&[u8]> = args.from(2).collect();
             let mut removed = 0;
             for name in names {
-                let place = element_key(of.id, name);
-                if seen.has(of.types, &place)? {
-                    batch.delete(of.types, place);
+                let element = seen.look_at_field(&of, name)?;
+                if element.exists {
+                    seen.remove_field(&of, name, &element, batch);
                     removed += 1;
                 }
             }

@@ -28,7 +28,7 @@ pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             let most = count.clamp(0, 10_000) as usize;
             let (swept, done) = Sweeper::default().step(&s.shared, most);
             done?;
-            out.integer(swept.removed as i64);
+            out.integer((swept.removed + swept.fields) as i64);
         }
         (c, 3) if is(c, "set-active-expire") => {
             let on = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)? != 0;

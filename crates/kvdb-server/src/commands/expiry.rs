@@ -32,7 +32,7 @@ pub fn time_option(name: &[u8]) -> Option<Time> {
 impl Time {
     /// Returns the deadline in milliseconds since 1970, which may have passed, or `None` if it does
     /// not fit into 63 bits.
-    fn millis(self, number: i64, now: u64) -> Option<i64> {
+    pub fn millis(self, number: i64, now: u64) -> Option<i64> {
         let scaled = match self {
             Time::Seconds | Time::AtSeconds => number.checked_mul(1000)?,
             Time::Millis | Time::AtMillis => number,
@@ -50,7 +50,7 @@ impl Time {
     }
 }
 
-fn invalid(command: &str) -> Failure {
+pub fn invalid(command: &str) -> Failure {
     Failure::request(format!("invalid expire time in '{command}' command"))
 }
 
@@ -68,8 +68,8 @@ pub fn pexpireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outc
 }
 
 /// The conditions under which a deadline is set.
-#[derive(Default)]
-struct Only {
+#[derive(Clone, Copy, Default)]
+pub struct Only {
     new: bool,
     present: bool,
     later: bool,
@@ -80,15 +80,9 @@ impl Only {
     fn parse(args: Arguments<'_>) -> Result<Only, Failure> {
         let mut only = Only::default();
         for option in args.from(3) {
-            match option {
-                o if is(o, "nx") => only.new = true,
-                o if is(o, "xx") => only.present = true,
-                o if is(o, "gt") => only.later = true,
-                o if is(o, "lt") => only.earlier = true,
-                o => {
-                    let o = String::from_utf8_lossy(&o[..o.len().min(64)]).into_owned();
-                    return Err(Failure::request(format!("Unsupported option {o}")));
-                }
+            if !only.add(option) {
+                let o = String::from_utf8_lossy(&option[..option.len().min(64)]).into_owned();
+                return Err(Failure::request(format!("Unsupported option {o}")));
             }
         }
         if only.new && (only.present || only.later || only.earlier) {
@@ -101,9 +95,25 @@ impl Only {
         }
         Ok(only)
     }
+    /// Returns the condition with this name.
+    pub fn named(option: &[u8]) -> Option<Only> {
+        let mut only = Only::default();
+        only.add(option).then_some(only)
+    }
+    /// Adds the condition with this name. Returns whether there is one.
+    fn add(&mut self, option: &[u8]) -> bool {
+        match option {
+            o if is(o, "nx") => self.new = true,
+            o if is(o, "xx") => self.present = true,
+            o if is(o, "gt") => self.later = true,
+            o if is(o, "lt") => self.earlier = true,
+            _ => return false,
+        }
+        true
+    }
     /// Returns whether the deadline may be set. A key without one counts as expiring after all
     /// others.
-    fn allows(&self, old: Option<u64>, new: i64) -> bool {
+    pub fn allows(&self, old: Option<u64>, new: i64) -> bool {
         let old = old.map(|old| i64::try_from(old).unwrap_or(i64::MAX));
         !(self.new && old.is_some()
             || self.present && old.is_none()

@@ -28,16 +28,21 @@ fn put(s: &Session, args: Arguments<'_>, command: &str) -> Result<i64, Failure> 
     args.from(2).step_by(2).try_for_each(|field| check_element(s, field))?;
     s.change(s.typed()?, [key], |seen, batch| {
         let of = seen.begin_collection(key, Kind::Hash, || s.random(), batch)?;
-        let mut new = HashSet::new();
+        let (mut new, mut added) = (HashSet::new(), HashSet::new());
         for (field, value) in args.from(2).step_by(2).zip(args.from(3).step_by(2)) {
-            let place = element_key(of.id, field);
-            if !seen.has(of.types, &place)? {
+            let there = seen.look_at_field(&of, field)?;
+            if !there.exists {
                 new.insert(field);
             }
-            batch.put(of.types, place, Bytes::copy_from_slice(value));
+            // A field that has expired is still counted.
+            if !there.stored {
+                added.insert(field);
+            }
+            seen.drop_deadline(&of, field, &there, batch);
+            batch.put(of.types, element_key(of.id, field), Bytes::copy_from_slice(value));
         }
         seen.event(Classes::HASH, "hset", key);
-        seen.counted(key, &of, new.len() as i64, batch);
+        seen.counted(key, &of, added.len() as i64, batch);
         Ok(new.len() as i64)
     })
 }
@@ -55,7 +60,7 @@ pub fn hmset(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
 }
 
 /// Replaces the value of a field, or its absence, by the result of `change`; `None` leaves it as it
-/// is. `event` is the name of the notification.
+/// is. The field keeps its deadline. `event` is the name of the notification.
 fn rewrite<T>(
     s: &Session,
     key: &[u8],
@@ -68,14 +73,20 @@ fn rewrite<T>(
     s.change(s.typed()?, [key], |seen, batch| {
         let mut beginning = Batch::new();
         let of = seen.begin_collection(key, Kind::Hash, || s.random(), &mut beginning)?;
-        let place = element_key(of.id, field);
-        let old = seen.get(of.types, &place)?;
+        let old = seen.field(&of, field)?;
         let (value, result) = change(old.as_deref())?;
         if let Some(value) = value {
             *batch = beginning;
-            batch.put(of.types, place, value);
+            let mut stored = old.is_some();
+            if !stored {
+                // The field may have expired, or have left a deadline over.
+                let there = seen.look_at_field(&of, field)?;
+                seen.drop_deadline(&of, field, &there, batch);
+                stored = there.stored;
+            }
+            batch.put(of.types, element_key(of.id, field), value);
             seen.event(Classes::HASH, event, key);
-            seen.counted(key, &of, i64::from(old.is_none()), batch);
+            seen.counted(key, &of, i64::from(!stored), batch);
         }
         Ok(result)
     })
@@ -128,7 +139,7 @@ fn read(s: &Session, key: &[u8], field: &[u8]) -> Result<Option<Bytes>, Failure>
     let seen = s.see()?;
     match seen.collection(key, Kind::Hash)? {
         None => Ok(None),
-        Some(of) => seen.get(of.types, &element_key(of.id, field)),
+        Some(of) => seen.field(&of, field),
     }
 }
 
@@ -139,7 +150,7 @@ pub fn hmget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
     for field in args.from(2) {
         let value = match &of {
             None => Ok(None),
-            Some(of) => seen.get(of.types, &element_key(of.id, field)),
+            Some(of) => seen.field(of, field),
         };
         match value {
             Ok(value) => out.value(value.as_deref()),
@@ -163,7 +174,7 @@ pub fn hexists(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
     let seen = s.see()?;
     let found = match seen.collection(args.at(1), Kind::Hash)? {
         None => false,
-        Some(of) => seen.has(of.types, &element_key(of.id, args.at(2)))?,
+        Some(of) => seen.look_at_field(&of, args.at(2))?.exists,
     };
     out.integer(i64::from(found));
     Ok(())

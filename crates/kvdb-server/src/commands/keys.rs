@@ -93,6 +93,7 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
             seen.exclude_others(seen.strings, to)?;
             batch.delete(types, head_key(from));
             put_head(types, to, head, batch);
+            seen.name_again(&head, to, batch)?;
             if let Some(deadline) = head.deadline {
                 batch.delete(types, deadline_key(deadline, from));
             }
@@ -202,7 +203,7 @@ fn copy_collection(
     // The head is written after the copied elements, among which was the owner tuple of the
     // original.
     put_head(types, to, Head { id, ..head }, batch);
-    Ok(())
+    seen.name_again(&head, to, batch)
 }
 
 /// `OBJECT ENCODING|REFCOUNT|IDLETIME|FREQ key`

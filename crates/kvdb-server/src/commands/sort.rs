@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::collections::{Room, name, visit};
 use super::{is, lists, sorted_sets};
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Kind, WRONGTYPE, element_key, elements, ordered};
+use crate::keyspace::{Kind, WRONGTYPE, elements, ordered};
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -229,7 +229,7 @@ impl<'a> Pattern<'a> {
         let found = match field {
             None => seen.string(&key).map(|found| found.1),
             Some(field) => match seen.collection(&key, Kind::Hash) {
-                Ok(Some(of)) => seen.get(of.types, &element_key(of.id, field)),
+                Ok(Some(of)) => seen.field(&of, field),
                 found => found.map(|_| None),
             },
         };

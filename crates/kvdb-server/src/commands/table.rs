@@ -2,8 +2,8 @@
 
 use super::{
     Command, Handler, InMulti, administration, bits, blocking, client, config, connection, debug,
-    defrag, dict, dump, eval, expiry, feed, hashes, hyperloglog, info, introspection, keys, lcs,
-    lists, monitor, multi, numbers, pubsub, ranges, scan, scrub, server, sets, snapshot, sort,
+    defrag, dict, dump, eval, expiry, feed, fields, hashes, hyperloglog, info, introspection, keys,
+    lcs, lists, monitor, multi, numbers, pubsub, ranges, scan, scrub, server, sets, snapshot, sort,
     sorted_sets, streams, strings, tree, txn, zones,
 };
 
@@ -73,6 +73,12 @@ const EVAL_USAGE: &str = "script numkeys [key ...] [arg ...]";
 const EVALSHA_USAGE: &str = "sha1 numkeys [key ...] [arg ...]";
 const GETEX_USAGE: &str =
     "key [EX seconds|PX milliseconds|EXAT unix-time|PXAT unix-time-milliseconds|PERSIST]";
+const FIELDS_USAGE: &str = "key FIELDS numfields field ...";
+const HEXPIRE_USAGE: &str = "key seconds [NX|XX|GT|LT] FIELDS numfields field ...";
+const HEXPIREAT_USAGE: &str = "key unix-time [NX|XX|GT|LT] FIELDS numfields field ...";
+const HPEXPIRE_USAGE: &str = "key milliseconds [NX|XX|GT|LT] FIELDS numfields field ...";
+const HPEXPIREAT_USAGE: &str =
+    "key unix-time-milliseconds [NX|XX|GT|LT] FIELDS numfields field ...";
 const SET_USAGE: &str = "key value [NX|XX] [GET] [EX seconds|PX milliseconds|EXAT unix-time|PXAT unix-time-milliseconds|KEEPTTL]";
 
 /// All commands, sorted by name.
@@ -227,6 +233,9 @@ pub static COMMANDS: &[Command] = &[
         open("hello", "[2|3 [AUTH user password] [SETNAME name]]", -1, connection::hello),
     ),
     reads("hexists", "key field", 3, FIRST, hashes::hexists),
+    typed("hexpire", HEXPIRE_USAGE, -6, FIRST, fields::hexpire),
+    typed("hexpireat", HEXPIREAT_USAGE, -6, FIRST, fields::hexpireat),
+    reads("hexpiretime", FIELDS_USAGE, -5, FIRST, fields::hexpiretime),
     reads("hget", "key field", 3, FIRST, hashes::hget),
     reads("hgetall", "key", 2, FIRST, hashes::hgetall),
     typed("hincrby", "key field increment", 4, FIRST, hashes::hincrby),
@@ -235,11 +244,17 @@ pub static COMMANDS: &[Command] = &[
     reads("hlen", "key", 2, FIRST, hashes::hlen),
     reads("hmget", "key field ...", -3, FIRST, hashes::hmget),
     typed("hmset", "key field value ...", -4, FIRST, hashes::hmset),
+    writes("hpersist", FIELDS_USAGE, -5, FIRST, fields::hpersist),
+    typed("hpexpire", HPEXPIRE_USAGE, -6, FIRST, fields::hpexpire),
+    typed("hpexpireat", HPEXPIREAT_USAGE, -6, FIRST, fields::hpexpireat),
+    reads("hpexpiretime", FIELDS_USAGE, -5, FIRST, fields::hpexpiretime),
+    reads("hpttl", FIELDS_USAGE, -5, FIRST, fields::hpttl),
     reads("hrandfield", "key [count [WITHVALUES]]", -2, FIRST, hashes::hrandfield),
     reads("hscan", "key cursor [MATCH pattern] [COUNT count] [NOVALUES]", -3, FIRST, hashes::hscan),
     typed("hset", "key field value ...", -4, FIRST, hashes::hset),
     typed("hsetnx", "key field value", 4, FIRST, hashes::hsetnx),
     reads("hstrlen", "key field", 3, FIRST, hashes::hstrlen),
+    reads("httl", FIELDS_USAGE, -5, FIRST, fields::httl),
     reads("hvals", "key", 2, FIRST, hashes::hvals),
     in_multi(InMulti::Refused, writes("import", tree::IMPORT_USAGE, -2, NONE, tree::import)),
     writes("incr", "key", 2, FIRST, numbers::incr),

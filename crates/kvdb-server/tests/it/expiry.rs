@@ -10,27 +10,27 @@ use env::{Env, Simulated};
 use kvdb::{Durability, Kvdb};
 use kvdb_server::{Client, ServerOptions};
 
-struct Clocked {
-    clock: Arc<Simulated>,
-    db: Kvdb,
+pub struct Clocked {
+    pub clock: Arc<Simulated>,
+    pub db: Kvdb,
     client: Client,
 }
 
-fn clocked() -> Clocked {
+pub fn clocked() -> Clocked {
     let (clock, db) = clocked_store();
     Clocked { clock, client: Client::local(db.clone()), db }
 }
 
-fn run(client: &mut Client, command: &str) -> String {
+pub fn run(client: &mut Client, command: &str) -> String {
     let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
     show(&client.call(&words).expect("a reply"))
 }
 
 impl Clocked {
-    fn run(&mut self, command: &str) -> String {
+    pub fn run(&mut self, command: &str) -> String {
         run(&mut self.client, command)
     }
-    fn expect(&mut self, steps: &[(&str, &str)]) {
+    pub fn expect(&mut self, steps: &[(&str, &str)]) {
         for (i, (command, want)) in steps.iter().enumerate() {
             match command.strip_prefix("wait ") {
                 Some(millis) => {
@@ -40,7 +40,7 @@ impl Clocked {
             }
         }
     }
-    fn now(&self) -> u64 {
+    pub fn now(&self) -> u64 {
         self.clock.wall().as_millis() as u64
     }
 }

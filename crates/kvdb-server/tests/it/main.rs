@@ -13,6 +13,7 @@ mod channels;
 mod clients;
 mod commands;
 mod dump;
+mod expiring_fields;
 mod expiry;
 mod feed;
 mod feed_model;

@@ -1,0 +1,202 @@
+//! Deadlines of the fields of hashes: setting, reading and removing them. The replies are those of
+//! Redis 7.4, a number for each field.
+
+use std::collections::HashMap;
+
+use super::expiry::{Only, Time, invalid};
+use super::is;
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::Kind;
+use crate::notifications::Classes;
+use crate::output::Output;
+use crate::request::{Arguments, integer};
+use crate::session::Session;
+use crate::session::seen::{Collection, Field};
+
+/// The replies for a field: it does not exist, has no deadline, does not satisfy the condition, has
+/// got or lost a deadline, or was removed, as the deadline has passed already.
+const ABSENT: i64 = -2;
+const NONE: i64 = -1;
+const REFUSED: i64 = 0;
+const DONE: i64 = 1;
+const REMOVED: i64 = 2;
+
+/// The latest deadline that Redis takes for a field, milliseconds since 1970.
+const LATEST: i64 = (1 << 46) - 1;
+
+/// Parses `FIELDS numfields field ...`, which begins at argument `at` and is the rest of the
+/// command. `few` is the error for a number that is not above 0.
+fn named<'a>(
+    args: Arguments<'a>,
+    at: usize,
+    few: &'static str,
+) -> Result<impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a>, Failure> {
+    if !is(args.at(at), "fields") {
+        return Err(Failure::request(
+            "Mandatory argument FIELDS is missing or not at the right position",
+        ));
+    }
+    let number = integer(args.at(at + 1)).filter(|n| *n > 0).ok_or(Failure::request(few))?;
+    if usize::try_from(number).ok() != Some(args.len().saturating_sub(at + 2)) {
+        return Err(Failure::request(
+            "The `numfields` parameter must match the number of arguments",
+        ));
+    }
+    Ok(args.from(at + 2))
+}
+
+const NOT_POSITIVE: &str = "Number of fields must be a positive integer";
+
+fn reply(answers: &[i64], out: &mut Output) -> Outcome {
+    out.array(answers.len());
+    answers.iter().for_each(|answer| out.integer(*answer));
+    Ok(())
+}
+
+pub fn hexpire(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    set(s, args, Time::Seconds, "hexpire", out)
+}
+pub fn hpexpire(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    set(s, args, Time::Millis, "hpexpire", out)
+}
+pub fn hexpireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    set(s, args, Time::AtSeconds, "hexpireat", out)
+}
+pub fn hpexpireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    set(s, args, Time::AtMillis, "hpexpireat", out)
+}
+
+/// `HEXPIRE key time [NX|XX|GT|LT] FIELDS numfields field ...`
+fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let number = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
+    if number < 0 {
+        return Err(Failure::request("invalid expire time, must be >= 0"));
+    }
+    let at = unit.millis(number, s.now()).filter(|at| *at <= LATEST);
+    let at = at.ok_or_else(|| invalid(command))?;
+    let deadline = u64::try_from(at).unwrap_or(0);
+    let only = Only::named(args.at(3));
+    let first = if only.is_some() { 4 } else { 3 };
+    let fields = named(args, first, "Parameter `numFields` should be greater than 0")?;
+    let only = only.unwrap_or_default();
+    let answers = match s.existing()? {
+        None => vec![ABSENT; fields.len()],
+        Some(space) => s.change(space, [key], |seen, batch| {
+            let Some(of) = seen.collection(key, Kind::Hash)? else {
+                return Ok(vec![ABSENT; fields.len()]);
+            };
+            // The fields that the batch has changed, in case that the command names one twice.
+            let mut changed: HashMap<&[u8], Field> = HashMap::new();
+            let (mut answers, mut removed, mut given) = (Vec::new(), 0, false);
+            for name in fields.clone() {
+                let field = match changed.get(name) {
+                    Some(field) => *field,
+                    None => seen.look_at_field(&of, name)?,
+                };
+                answers.push(if !field.exists {
+                    ABSENT
+                } else if !only.allows(field.deadline, at) {
+                    REFUSED
+                } else if deadline <= seen.now {
+                    seen.remove_field(&of, name, &field, batch);
+                    changed.insert(name, Field::default());
+                    removed += 1;
+                    REMOVED
+                } else {
+                    seen.put_deadline(&of, name, &field, deadline, batch);
+                    changed.insert(name, Field { deadline: Some(deadline), ..field });
+                    given = true;
+                    DONE
+                });
+            }
+            if given {
+                seen.event(Classes::HASH, "hexpire", key);
+                seen.name_deadline(key, &of, deadline, batch)?;
+            }
+            if removed > 0 {
+                seen.event(Classes::HASH, "hdel", key);
+                seen.counted(key, &of, -removed, batch);
+            }
+            Ok(answers)
+        })?,
+    };
+    reply(&answers, out)
+}
+
+/// `HPERSIST key FIELDS numfields field ...`
+pub fn hpersist(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let key = args.at(1);
+    let fields = named(args, 2, NOT_POSITIVE)?;
+    let answers = match s.existing()? {
+        None => vec![ABSENT; fields.len()],
+        Some(space) => s.change(space, [key], |seen, batch| {
+            let Some(of) = seen.collection(key, Kind::Hash)? else {
+                return Ok(vec![ABSENT; fields.len()]);
+            };
+            let mut changed: HashMap<&[u8], Field> = HashMap::new();
+            let mut answers = Vec::new();
+            for name in fields.clone() {
+                let field = match changed.get(name) {
+                    Some(field) => *field,
+                    None => seen.look_at_field(&of, name)?,
+                };
+                answers.push(match field {
+                    Field { exists: false, .. } => ABSENT,
+                    Field { deadline: None, .. } => NONE,
+                    _ => {
+                        seen.drop_deadline(&of, name, &field, batch);
+                        changed.insert(name, Field { deadline: None, ..field });
+                        DONE
+                    }
+                });
+            }
+            if !changed.is_empty() {
+                seen.event(Classes::HASH, "hpersist", key);
+            }
+            Ok(answers)
+        })?,
+    };
+    reply(&answers, out)
+}
+
+pub fn httl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    // Rounded up, as in Redis.
+    tell(s, args, out, |at, now| (at - now + 999) / 1000)
+}
+pub fn hpttl(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    tell(s, args, out, |at, now| at - now)
+}
+pub fn hexpiretime(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    tell(s, args, out, |at, _| (at + 999) / 1000)
+}
+pub fn hpexpiretime(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    tell(s, args, out, |at, _| at)
+}
+
+/// Replies with the deadlines of fields: `HTTL key FIELDS numfields field ...`
+fn tell(
+    s: &Session,
+    args: Arguments<'_>,
+    out: &mut Output,
+    show: impl Fn(i64, i64) -> i64,
+) -> Outcome {
+    let fields = named(args, 2, NOT_POSITIVE)?;
+    let seen = s.see()?;
+    let of: Option<Collection> = seen.collection(args.at(1), Kind::Hash)?;
+    // A stored deadline may be any number, if the store is damaged.
+    let signed = |time: u64| i64::try_from(time).unwrap_or(i64::MAX).min(i64::MAX / 2);
+    let mut answers = Vec::with_capacity(fields.len());
+    for name in fields {
+        let field = match &of {
+            Some(of) => seen.look_at_field(of, name)?,
+            None => Field::default(),
+        };
+        answers.push(match field {
+            Field { exists: false, .. } => ABSENT,
+            Field { deadline: None, .. } => NONE,
+            Field { deadline: Some(at), .. } => show(signed(at), signed(seen.now)),
+        });
+    }
+    reply(&answers, out)
+}

@@ -1,0 +1,304 @@
+//! Deadlines of the fields of hashes: the fields that exist at the time of a command, and the
+//! changes that set, remove and heed deadlines.
+//!
+//! A field that has expired stays stored, and counted, until the sweeper comes. The deadline of a
+//! field is a tuple of its own, so a merge may leave one without the field, and an entry in the
+//! order of deadlines that no deadline leads to: both have no meaning, and the next writer of the
+//! field or the sweeper removes them.
+
+use std::cmp::Ordering;
+
+use bytes::Bytes;
+use kvdb::{Batch, Cursor, DictionaryId, Tuple, Update};
+
+use super::{Collection, Seen, Source};
+use crate::failure::{Failure, Outcome};
+use crate::keyspace::{
+    ELEMENT, Head, Kind, Live, count_key, deadline_key, deadline_of_element, due_fields,
+    element_key, field_deadline_key, field_order_key, fields_from, head_key, is_past,
+    parse_field_order,
+};
+use crate::notifications::Classes;
+
+/// A field of a hash, or a member of a set, without its value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Field {
+    /// The field exists at the time of the command.
+    pub exists: bool,
+    /// The field is stored, even if it has expired.
+    pub stored: bool,
+    /// The deadline that is stored, even if the field is not.
+    pub deadline: Option<u64>,
+}
+
+/// An entry in the order of deadlines that has passed.
+struct Due<'a> {
+    deadline: u64,
+    name: &'a [u8],
+    /// The field has this deadline.
+    current: bool,
+    /// The field is stored.
+    stored: bool,
+}
+
+fn decode(deadline: &[u8], tuple: &[u8]) -> Result<u64, Failure> {
+    deadline.try_into().map(u64::from_be_bytes).map_err(|_| {
+        Failure::Corrupt(format!(
+            "the deadline of a field does not decode: {}",
+            tuple.escape_ascii()
+        ))
+    })
+}
+
+impl Collection {
+    /// Returns whether its elements may have deadlines.
+    pub fn has_deadlines(&self) -> bool {
+        self.live.head.is_some_and(|head| head.expiring)
+    }
+}
+
+impl Seen<'_> {
+    /// Returns the value of a field that exists.
+    pub fn field(&self, of: &Collection, name: &[u8]) -> Result<Option<Bytes>, Failure> {
+        let value = self.get(of.types, &element_key(of.id, name))?;
+        let deadline = match &value {
+            Some(_) => self.deadline_of_field(of, name)?,
+            None => None,
+        };
+        Ok(value.filter(|_| deadline.is_none_or(|at| !is_past(at, self.now))))
+    }
+    /// Returns the state of a field, without reading its value.
+    pub fn look_at_field(&self, of: &Collection, name: &[u8]) -> Result<Field, Failure> {
+        let stored = self.has(of.types, &element_key(of.id, name))?;
+        let deadline = self.deadline_of_field(of, name)?;
+        let exists = stored && deadline.is_none_or(|at| !is_past(at, self.now));
+        Ok(Field { exists, stored, deadline })
+    }
+    fn deadline_of_field(&self, of: &Collection, name: &[u8]) -> Result<Option<u64>, Failure> {
+        match of.has_deadlines() {
+            true => self.stored_deadline(of.types, of.id, name),
+            false => Ok(None),
+        }
+    }
+    fn stored_deadline(
+        &self,
+        types: DictionaryId,
+        id: u64,
+        name: &[u8],
+    ) -> Result<Option<u64>, Failure> {
+        let place = field_deadline_key(id, name);
+        self.get(types, &place)?.map(|deadline| decode(&deadline, &place)).transpose()
+    }
+
+    /// Removes the deadline of a field in the state `field`, if it has one.
+    pub fn drop_deadline(&self, of: &Collection, name: &[u8], field: &Field, batch: &mut Batch) {
+        if let Some(deadline) = field.deadline {
+            batch.delete(of.types, field_deadline_key(of.id, name));
+            batch.delete(of.types, field_order_key(of.id, deadline, name));
+        }
+    }
+    /// Removes a field in the state `field`. The caller changes the number of elements.
+    pub fn remove_field(&self, of: &Collection, name: &[u8], field: &Field, batch: &mut Batch) {
+        batch.delete(of.types, element_key(of.id, name));
+        self.drop_deadline(of, name, field, batch);
+    }
+    /// Gives a field in the state `field` a deadline. The caller must call [`Seen::name_deadline`]
+    /// for the deadline.
+    pub fn put_deadline(
+        &self,
+        of: &Collection,
+        name: &[u8],
+        field: &Field,
+        deadline: u64,
+        batch: &mut Batch,
+    ) {
+        if let Some(old) = field.deadline.filter(|old| *old != deadline) {
+            batch.delete(of.types, field_order_key(of.id, old, name));
+        }
+        let place = field_deadline_key(of.id, name);
+        batch.put(of.types, place, deadline.to_be_bytes().to_vec());
+        batch.put(of.types, field_order_key(of.id, deadline, name), Bytes::new());
+    }
+    /// Notes in the head of a hash that its fields may have deadlines, and makes the sweeper come
+    /// for this one: the index of all deadlines names a hash no later than at the first deadline of
+    /// its fields.
+    pub fn name_deadline(
+        &self,
+        key: &[u8],
+        of: &Collection,
+        deadline: u64,
+        batch: &mut Batch,
+    ) -> Outcome {
+        let Some(head) = of.live.head else { return Ok(()) };
+        if !head.expiring {
+            batch.put(of.types, head_key(key), Head { expiring: true, ..head }.encode());
+        }
+        // In a transaction that is committed later, the first deadline may be over by then.
+        let later = matches!(&self.source, Source::Session(s) if s.executing.is_none());
+        let named = match later || !head.expiring {
+            true => None,
+            false => self.first_deadline(of.types, of.id, 0)?,
+        };
+        if named.is_none_or(|first| deadline < first || is_past(first, self.now)) {
+            batch.put(of.types, deadline_key(deadline, key), Bytes::new());
+        }
+        Ok(())
+    }
+    /// Makes the sweeper come for the fields of this collection under another key.
+    pub fn name_again(&self, head: &Head, key: &[u8], batch: &mut Batch) -> Outcome {
+        if let (true, Some(types)) = (head.expiring, self.types)
+            && let Some(first) = self.first_deadline(types, head.id, 0)?
+        {
+            batch.put(types, deadline_key(first, key), Bytes::new());
+        }
+        Ok(())
+    }
+    /// Returns the first deadline of a field that is not before `from`.
+    fn first_deadline(
+        &self,
+        types: DictionaryId,
+        id: u64,
+        from: u64,
+    ) -> Result<Option<u64>, Failure> {
+        let (start, end) = fields_from(id, from);
+        let Some(mut cursor) = self.cursor(types, &start, &end)? else { return Ok(None) };
+        Ok(cursor.next()?.and_then(|tuple| parse_field_order(&tuple.key).map(|found| found.0)))
+    }
+
+    /// Visits the entries in the order of deadlines that have passed. Stops if `visit` returns
+    /// `false`.
+    fn visit_due(
+        &self,
+        types: DictionaryId,
+        id: u64,
+        mut visit: impl FnMut(&Due<'_>) -> Result<bool, Failure>,
+    ) -> Outcome {
+        let (start, end) = due_fields(id, self.now);
+        let Some(mut cursor) = self.cursor(types, &start, &end)? else { return Ok(()) };
+        let mut steps = 0u32;
+        while let Some(tuple) = cursor.next()? {
+            steps = steps.wrapping_add(1);
+            if steps.is_multiple_of(256) {
+                self.session.check_stopping()?;
+            }
+            let Some((deadline, name)) = parse_field_order(&tuple.key) else { continue };
+            let current = self.stored_deadline(types, id, name)? == Some(deadline);
+            let stored = self.has(types, &element_key(id, name))?;
+            if !visit(&Due { deadline, name, current, stored })? {
+                break;
+            }
+        }
+        Ok(())
+    }
+    /// Returns the number of fields that are stored although they have expired.
+    pub(super) fn count_due(&self, types: DictionaryId, id: u64) -> Result<i64, Failure> {
+        let mut due = 0;
+        self.visit_due(types, id, |field| {
+            due += i64::from(field.current && field.stored);
+            Ok(true)
+        })?;
+        Ok(due)
+    }
+    /// Removes up to `most` fields that have expired, and the hash with its last field. If fields
+    /// with a deadline remain, the sweeper comes again. Returns the number of removed fields, and
+    /// whether there are more.
+    pub fn expire_fields(
+        &self,
+        key: &[u8],
+        live: &Live,
+        most: usize,
+        batch: &mut Batch,
+    ) -> Result<(usize, bool), Failure> {
+        let (Some(types), Some(head)) = (self.types, live.head) else { return Ok((0, false)) };
+        if !head.expiring || head.is_expired(self.now) {
+            return Ok((0, false));
+        }
+        if live.kind != Some(Kind::Hash) {
+            self.event(Classes::HASH, "hexpired", key);
+            self.clear(key, live, batch);
+            self.event(Classes::GENERIC, "del", key);
+            return Ok((1, false));
+        }
+        let (mut visited, mut removed, mut next) = (0, 0, None);
+        self.visit_due(types, head.id, |field| {
+            if visited == most {
+                next = Some(field.deadline);
+                return Ok(false);
+            }
+            visited += 1;
+            batch.delete(types, field_order_key(head.id, field.deadline, field.name));
+            if field.current {
+                batch.delete(types, field_deadline_key(head.id, field.name));
+            }
+            if field.current && field.stored {
+                batch.delete(types, element_key(head.id, field.name));
+                removed += 1;
+            }
+            Ok(true)
+        })?;
+        if removed > 0 {
+            batch.update(types, count_key(head.id), Update::add(-(removed as i64)));
+            self.event(Classes::HASH, "hexpired", key);
+        }
+        let more = next.is_some();
+        if !more {
+            next = self.first_deadline(types, head.id, self.now)?;
+        }
+        if let Some(next) = next {
+            batch.put(types, deadline_key(next, key), Bytes::new());
+        }
+        Ok((removed, more))
+    }
+
+    /// Returns the deadlines of the fields in a range of elements, or `None` if elements of this
+    /// collection have none.
+    pub fn deadlines_of(
+        &self,
+        of: &Collection,
+        (start, end): (&[u8], &[u8]),
+        backward: bool,
+    ) -> Result<Option<Deadlines>, Failure> {
+        if !of.has_deadlines() || start.len() < ELEMENT {
+            return Ok(None);
+        }
+        let (start, end) = (deadline_of_element(start), deadline_of_element(end));
+        let Some(mut cursor) = self.cursor(of.types, &start, &end)? else { return Ok(None) };
+        if backward {
+            cursor.seek_to_end()?;
+        }
+        let mut deadlines = Deadlines { cursor, backward, next: None, now: self.now };
+        deadlines.step()?;
+        Ok(Some(deadlines))
+    }
+}
+
+/// The deadlines of fields, read in step with the fields.
+pub struct Deadlines {
+    cursor: Cursor,
+    backward: bool,
+    next: Option<Tuple>,
+    now: u64,
+}
+
+impl Deadlines {
+    fn step(&mut self) -> Outcome {
+        self.next = if self.backward { self.cursor.prev()? } else { self.cursor.next()? };
+        Ok(())
+    }
+    /// Returns whether the deadline of the field at this tuple key has passed. Each call must be
+    /// for a field after that of the last call, in the direction of the walk.
+    pub fn has_passed(&mut self, element: &[u8]) -> Result<bool, Failure> {
+        let place = deadline_of_element(element);
+        while let Some(tuple) = &self.next {
+            let order = tuple.key[..].cmp(&place[..]);
+            match if self.backward { order.reverse() } else { order } {
+                Ordering::Less => self.step()?,
+                Ordering::Equal => {
+                    return Ok(is_past(decode(&tuple.value()?, &place)?, self.now));
+                }
+                Ordering::Greater => break,
+            }
+        }
+        Ok(false)
+    }
+}

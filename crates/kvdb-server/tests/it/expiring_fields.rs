@@ -1,0 +1,369 @@
+//! Deadlines of the fields of hashes, on a clock that the test moves: a field is gone at its
+//! deadline for every reader, the hash with its last field, and both from the store soon after.
+
+use std::time::Duration;
+
+use crate::expiry::{clocked, run};
+use crate::served::tuples;
+use kvdb_server::Client;
+
+#[test]
+fn a_field_is_gone_after_its_deadline_for_every_command() {
+    clocked().expect(&[
+        ("HSET h a 1 b 2 c 3", "(integer) 3"),
+        ("HPEXPIRE h 10 FIELDS 2 a b", "[(integer) 1 (integer) 1]"),
+        ("HPTTL h FIELDS 3 a c none", "[(integer) 10 (integer) -1 (integer) -2]"),
+        ("HTTL h FIELDS 1 a", "[(integer) 1]"),
+        ("wait 10", ""),
+        ("HGET h a", "\"1\""),
+        ("HLEN h", "(integer) 3"),
+        ("HGETALL h", "[\"a\" \"1\" \"b\" \"2\" \"c\" \"3\"]"),
+        ("wait 1", ""),
+        ("HGET h a", "(nil)"),
+        ("HMGET h a b c", "[(nil) (nil) \"3\"]"),
+        ("HEXISTS h a", "(integer) 0"),
+        ("HSTRLEN h a", "(integer) 0"),
+        ("HLEN h", "(integer) 1"),
+        ("HGETALL h", "[\"c\" \"3\"]"),
+        ("HKEYS h", "[\"c\"]"),
+        ("HVALS h", "[\"3\"]"),
+        ("HSCAN h 0", "[\"0\" [\"c\" \"3\"]]"),
+        ("HRANDFIELD h", "\"c\""),
+        ("HRANDFIELD h 10", "[\"c\"]"),
+        ("HTTL h FIELDS 1 a", "[(integer) -2]"),
+        ("HPERSIST h FIELDS 1 a", "[(integer) -2]"),
+        ("HEXPIRE h 10 FIELDS 1 b", "[(integer) -2]"),
+        ("HDEL h a", "(integer) 0"),
+        ("TYPE h", "hash"),
+        ("RPUSH list h", "(integer) 1"),
+        ("SORT list BY nosort GET *->a GET *->c", "[(nil) \"3\"]"),
+        ("DEL list", "(integer) 1"),
+        // A field that has expired begins anew, and is counted once.
+        ("HSETNX h a 9", "(integer) 1"),
+        ("HINCRBY h b 5", "(integer) 5"),
+        ("HPTTL h FIELDS 2 a b", "[(integer) -1 (integer) -1]"),
+        ("HLEN h", "(integer) 3"),
+        ("DEBUG SWEEP", "(integer) 0"),
+        ("HGETALL h", "[\"a\" \"9\" \"b\" \"5\" \"c\" \"3\"]"),
+        ("HDEL h a b", "(integer) 2"),
+        ("HLEN h", "(integer) 1"),
+        ("HDEL h c", "(integer) 1"),
+        ("EXISTS h", "(integer) 0"),
+    ]);
+}
+
+#[test]
+fn a_hash_is_gone_with_its_last_field() {
+    let mut c = clocked();
+    c.expect(&[
+        ("HSET h a 1 b 2", "(integer) 2"),
+        ("HPEXPIRE h 5 FIELDS 1 a", "[(integer) 1]"),
+        ("HPEXPIRE h 9 FIELDS 1 b", "[(integer) 1]"),
+        ("wait 6", ""),
+        ("EXISTS h", "(integer) 1"),
+        ("HSET h a 3", "(integer) 1"),
+        ("HLEN h", "(integer) 2"),
+        ("HPEXPIRE h 1 FIELDS 1 a", "[(integer) 1]"),
+        ("wait 4", ""),
+        ("EXISTS h", "(integer) 0"),
+        ("TYPE h", "none"),
+        ("TTL h", "(integer) -2"),
+        ("HLEN h", "(integer) 0"),
+        ("KEYS *", "[]"),
+        ("DBSIZE", "(integer) 0"),
+        ("DEL h", "(integer) 0"),
+        ("RENAME h x", "(error) ERR no such key"),
+        ("COPY h x", "(integer) 0"),
+        ("HSET h c 3", "(integer) 1"),
+        ("HGETALL h", "[\"c\" \"3\"]"),
+        ("DEBUG SWEEP", "(integer) 0"),
+        ("HLEN h", "(integer) 1"),
+    ]);
+    // The head, the number of fields, the owner and the field.
+    assert_eq!(tuples(&c.db), (0, 4));
+    // The deletion of the last field that exists ends the hash, with those that have expired.
+    c.expect(&[
+        ("HSET h d 4", "(integer) 1"),
+        ("HPEXPIRE h 5 FIELDS 1 d", "[(integer) 1]"),
+        ("wait 6", ""),
+        ("HDEL h c", "(integer) 1"),
+        ("EXISTS h", "(integer) 0"),
+        ("DEBUG SWEEP", "(integer) 0"),
+    ]);
+    assert_eq!(tuples(&c.db), (0, 0));
+}
+
+#[test]
+fn the_sweeper_removes_fields_that_have_expired_and_nothing_else() {
+    let mut c = clocked();
+    for i in 0..300 {
+        c.run(&format!("HSET h f{i:03} v"));
+        c.run(&format!("HPEXPIRE h {} FIELDS 1 f{i:03}", 10 + i));
+        c.run(&format!("HSET h{i:03} f v g w"));
+        c.run(&format!("HPEXPIRE h{i:03} {} FIELDS 2 f g", 10 + i));
+    }
+    c.run("HSET h stays v later v moved v");
+    c.run("HPEXPIRE h 5 FIELDS 2 later moved");
+    c.run("HPERSIST h FIELDS 1 later");
+    c.run("HPEXPIRE h 100000 FIELDS 1 moved");
+    c.clock.advance(Duration::from_millis(110));
+    assert_eq!(c.run("HLEN h"), "(integer) 203");
+    assert_eq!(c.run("DBSIZE"), "(integer) 201");
+    let before = tuples(&c.db);
+    let mut steps = 0;
+    while c.run("DEBUG SWEEP 50") != "(integer) 0" {
+        steps += 1;
+    }
+    assert!(steps > 1, "in bounded steps");
+    assert_eq!(c.run("HLEN h"), "(integer) 203");
+    assert_eq!(c.run("DBSIZE"), "(integer) 201");
+    let after = tuples(&c.db);
+    // A field, its deadline and its place in the order; one of the two deadlines that named `h`;
+    // of each other hash the head, the deadline, the number of fields, the owner and two fields.
+    assert_eq!(before.1 - after.1, 100 * 3 + 1 + 100 * 10);
+    assert_eq!(c.run("HMGET h stays later moved"), "[\"v\" \"v\" \"v\"]");
+    c.clock.advance(Duration::from_secs(1000));
+    while c.run("DEBUG SWEEP") != "(integer) 0" {}
+    assert_eq!(c.run("HGETALL h"), "[\"later\" \"v\" \"stays\" \"v\"]");
+    assert_eq!(tuples(&c.db), (0, 5), "the hash `h` with two fields");
+}
+
+#[test]
+fn deadlines_of_fields_are_given_and_taken_as_in_redis() {
+    let mut c = clocked();
+    let now = c.now();
+    let at = |more: u64| format!("[(integer) {}]", now + more);
+    c.expect(&[
+        ("HEXPIRE none 10 FIELDS 2 a b", "[(integer) -2 (integer) -2]"),
+        ("HPERSIST none FIELDS 1 a", "[(integer) -2]"),
+        ("HTTL none FIELDS 1 a", "[(integer) -2]"),
+        ("HSET h a 1 b 2", "(integer) 2"),
+        ("HEXPIRE h 100 XX FIELDS 1 a", "[(integer) 0]"),
+        ("HEXPIRE h 100 GT FIELDS 1 a", "[(integer) 0]"),
+        ("HEXPIRE h 100 LT FIELDS 1 a", "[(integer) 1]"),
+        ("HEXPIRE h 50 nx fields 3 a b none", "[(integer) 0 (integer) 1 (integer) -2]"),
+        ("HEXPIRE h 50 GT FIELDS 1 a", "[(integer) 0]"),
+        ("HEXPIRE h 100 LT FIELDS 1 a", "[(integer) 0]"),
+        ("HEXPIRE h 50 LT FIELDS 1 a", "[(integer) 1]"),
+        ("HEXPIRE h 200 GT FIELDS 1 a", "[(integer) 1]"),
+        ("HEXPIRE h 20 XX FIELDS 1 a", "[(integer) 1]"),
+        ("HTTL h FIELDS 2 a b", "[(integer) 20 (integer) 50]"),
+        (&format!("HPEXPIREAT h {} FIELDS 1 a", now + 1500), "[(integer) 1]"),
+        ("HPEXPIRETIME h FIELDS 1 a", &at(1500)),
+        ("HEXPIRETIME h FIELDS 1 a", &format!("[(integer) {}]", (now + 1500).div_ceil(1000))),
+        ("HTTL h FIELDS 1 a", "[(integer) 2]"),
+        ("HPTTL h FIELDS 1 a", "[(integer) 1500]"),
+        (&format!("HEXPIREAT h {} FIELDS 1 a", now / 1000 + 10), "[(integer) 1]"),
+        ("HEXPIRETIME h FIELDS 1 a", &format!("[(integer) {}]", now / 1000 + 10)),
+        ("HPERSIST h FIELDS 3 a none a", "[(integer) 1 (integer) -2 (integer) -1]"),
+        ("HTTL h FIELDS 1 a", "[(integer) -1]"),
+        ("HEXPIRE h 10 NX FIELDS 2 a a", "[(integer) 1 (integer) 0]"),
+        ("HEXPIRE h 0 FIELDS 1 a", "[(integer) 2]"),
+        ("HGETALL h", "[\"b\" \"2\"]"),
+        ("HEXPIRE h 0 FIELDS 2 b b", "[(integer) 2 (integer) -2]"),
+        ("EXISTS h", "(integer) 0"),
+        ("HSET h a 1", "(integer) 1"),
+        (
+            "HEXPIRE h 10 FIELD 1 a",
+            "(error) ERR Mandatory argument FIELDS is missing or not at the right position",
+        ),
+        (
+            "HEXPIRE h 10 NX XX FIELDS 1 a",
+            "(error) ERR Mandatory argument FIELDS is missing or not at the right position",
+        ),
+        ("HEXPIRE h 10 FIELDS 0 a", "(error) ERR Parameter `numFields` should be greater than 0"),
+        (
+            "HEXPIRE h 10 FIELDS 2 a",
+            "(error) ERR The `numfields` parameter must match the number of arguments",
+        ),
+        ("HEXPIRE h -1 FIELDS 1 a", "(error) ERR invalid expire time, must be >= 0"),
+        (
+            "HEXPIRE h 99999999999999 FIELDS 1 a",
+            "(error) ERR invalid expire time in 'hexpire' command",
+        ),
+        ("HEXPIRE h x FIELDS 1 a", "(error) ERR value is not an integer or out of range"),
+        ("HTTL h FIELDS x a", "(error) ERR Number of fields must be a positive integer"),
+        ("SET s v", "OK"),
+        (
+            "HTTL s FIELDS 1 a",
+            "(error) WRONGTYPE Operation against a key holding the wrong kind of value",
+        ),
+        (
+            "HEXPIRE s 10 FIELDS 1 a",
+            "(error) WRONGTYPE Operation against a key holding the wrong kind of value",
+        ),
+    ]);
+}
+
+#[test]
+fn a_field_that_is_set_loses_its_deadline_and_one_that_is_counted_keeps_it() {
+    clocked().expect(&[
+        ("HSET h a 1 b 1 c 1", "(integer) 3"),
+        ("HEXPIRE h 10 FIELDS 3 a b c", "[(integer) 1 (integer) 1 (integer) 1]"),
+        ("HSET h a 2", "(integer) 0"),
+        ("HINCRBY h b 1", "(integer) 2"),
+        ("HINCRBYFLOAT h c 0.5", "\"1.5\""),
+        ("HTTL h FIELDS 3 a b c", "[(integer) -1 (integer) 10 (integer) 10]"),
+        ("HDEL h b", "(integer) 1"),
+        ("HSET h b 1", "(integer) 1"),
+        ("HTTL h FIELDS 1 b", "[(integer) -1]"),
+        ("wait 10001", ""),
+        ("HGETALL h", "[\"a\" \"2\" \"b\" \"1\"]"),
+    ]);
+}
+
+#[test]
+fn a_hash_keeps_the_deadlines_of_its_fields_under_another_key() {
+    let mut c = clocked();
+    c.expect(&[
+        ("HSET h a 1 b 2", "(integer) 2"),
+        ("HPEXPIRE h 5 FIELDS 1 a", "[(integer) 1]"),
+        ("COPY h copy", "(integer) 1"),
+        ("RENAME h renamed", "OK"),
+        ("HPTTL copy FIELDS 1 a", "[(integer) 5]"),
+        ("HPTTL renamed FIELDS 1 a", "[(integer) 5]"),
+        ("wait 6", ""),
+        ("HGETALL copy", "[\"b\" \"2\"]"),
+        ("HGETALL renamed", "[\"b\" \"2\"]"),
+        ("DEBUG SWEEP", "(integer) 2"),
+        ("HLEN copy", "(integer) 1"),
+        ("HLEN renamed", "(integer) 1"),
+    ]);
+    // Two heads, numbers of fields, owners and fields.
+    assert_eq!(tuples(&c.db), (0, 8));
+}
+
+#[test]
+fn the_sweeper_comes_for_a_field_whose_key_had_the_same_deadline() {
+    let mut c = clocked();
+    c.expect(&[
+        ("HSET h a 1 b 2", "(integer) 2"),
+        ("PEXPIRE h 5", "(integer) 1"),
+        ("HPEXPIRE h 5 FIELDS 1 a", "[(integer) 1]"),
+        ("PERSIST h", "(integer) 1"),
+        ("wait 6", ""),
+        ("HGETALL h", "[\"b\" \"2\"]"),
+        ("DEBUG SWEEP", "(integer) 1"),
+    ]);
+    assert_eq!(tuples(&c.db), (0, 4), "the hash with one field");
+    // A key that expires takes the deadlines of its fields along.
+    c.expect(&[
+        ("HPEXPIRE h 5 FIELDS 1 b", "[(integer) 1]"),
+        ("PEXPIRE h 5", "(integer) 1"),
+        ("wait 6", ""),
+        ("DEBUG SWEEP", "(integer) 1"),
+    ]);
+    assert_eq!(tuples(&c.db), (0, 0));
+}
+
+#[test]
+fn one_field_that_is_renewed_again_and_again_leaves_nothing_over() {
+    let mut c = clocked();
+    c.run("HSET h f v");
+    for i in 0..100 {
+        assert_eq!(c.run(&format!("HPEXPIRE h {} FIELDS 1 f", 1000 + i)), "[(integer) 1]");
+    }
+    // The head, the number of fields, the owner, the field, its deadline, its place in the order,
+    // and the first deadline at which the sweeper comes.
+    assert_eq!(tuples(&c.db), (0, 7));
+    c.clock.advance(Duration::from_millis(1050));
+    assert_eq!(c.run("DEBUG SWEEP"), "(integer) 0");
+    assert_eq!(c.run("HGET h f"), "\"v\"");
+    c.clock.advance(Duration::from_millis(50));
+    assert_eq!(c.run("DEBUG SWEEP"), "(integer) 1");
+    assert_eq!(tuples(&c.db), (0, 0));
+}
+
+#[test]
+fn a_snapshot_has_the_fields_that_it_had() {
+    clocked().expect(&[
+        ("HSET h a 1 b 2 c 3", "(integer) 3"),
+        ("HPEXPIRE h 10 FIELDS 1 a", "[(integer) 1]"),
+        ("HPEXPIRE h 100 FIELDS 1 b", "[(integer) 1]"),
+        ("wait 11", ""),
+        ("SNAPSHOT CREATE s", "OK"),
+        ("wait 1000", ""),
+        ("DEBUG SWEEP", "(integer) 2"),
+        ("HGETALL h", "[\"c\" \"3\"]"),
+        ("SNAPSHOT USE s HGETALL h", "[\"b\" \"2\" \"c\" \"3\"]"),
+        ("SNAPSHOT USE s HLEN h", "(integer) 2"),
+        ("SNAPSHOT USE s HPTTL h FIELDS 2 a b", "[(integer) -2 (integer) 89]"),
+        ("CLONE CREATE s clone", "OK"),
+        ("CLONE USE clone HGETALL h", "[\"c\" \"3\"]"),
+        ("CLONE USE clone HEXPIRE h 10 FIELDS 1 c", "[(integer) 1]"),
+        ("HTTL h FIELDS 1 c", "[(integer) -1]"),
+    ]);
+}
+
+#[test]
+fn transactions_commit_fields_and_their_deadlines_together() {
+    for isolation in ["SI", "SER"] {
+        let mut c = clocked();
+        let mut other = Client::local(c.db.clone());
+        c.expect(&[
+            ("HSET h a 1 b 2", "(integer) 2"),
+            ("HEXPIRE h 100 FIELDS 1 b", "[(integer) 1]"),
+        ]);
+        let id = c.run(&format!("TXN BEGIN {isolation}"));
+        let id = id.rsplit(' ').next().expect("a number").to_string();
+        c.expect(&[
+            (&format!("TXN JOIN {id}"), "OK"),
+            ("HEXPIRE h 10 FIELDS 1 a", "[(integer) 1]"),
+            ("HTTL h FIELDS 2 a b", "[(integer) 10 (integer) 100]"),
+            ("TXN SAVEPOINT here", "OK"),
+            ("HPERSIST h FIELDS 2 a b", "[(integer) 1 (integer) 1]"),
+            ("HSET h c 3", "(integer) 1"),
+            ("HEXPIRE h 5 FIELDS 1 c", "[(integer) 1]"),
+            ("TXN ROLLBACK here", "OK"),
+            ("HTTL h FIELDS 3 a b c", "[(integer) 10 (integer) 100 (integer) -2]"),
+        ]);
+        if isolation == "SI" {
+            assert_eq!(run(&mut other, "HTTL h FIELDS 1 a"), "[(integer) -1]", "not yet");
+        }
+        c.expect(&[("TXN COMMIT", "OK"), ("TXN LEAVE", "OK")]);
+        assert_eq!(
+            run(&mut other, "HTTL h FIELDS 2 a b"),
+            "[(integer) 10 (integer) 100]",
+            "{isolation}"
+        );
+        c.clock.advance(Duration::from_millis(10_001));
+        assert_eq!(run(&mut other, "HGETALL h"), "[\"b\" \"2\"]");
+        assert_eq!(run(&mut other, "DEBUG SWEEP"), "(integer) 1");
+    }
+    clocked().expect(&[
+        ("MULTI", "OK"),
+        ("HSET h a 1 b 2", "QUEUED"),
+        ("HPEXPIRE h 10 FIELDS 1 a", "QUEUED"),
+        ("HPTTL h FIELDS 2 a b", "QUEUED"),
+        ("HEXPIRE h 0 FIELDS 1 b", "QUEUED"),
+        ("HLEN h", "QUEUED"),
+        (
+            "EXEC",
+            "[(integer) 2 [(integer) 1] [(integer) 10 (integer) -1] [(integer) 2] (integer) 1]",
+        ),
+    ]);
+}
+
+#[test]
+fn a_field_may_be_deleted_while_a_transaction_gives_it_a_deadline() {
+    let mut c = clocked();
+    let mut other = Client::local(c.db.clone());
+    c.expect(&[("HSET h a 1 b 2", "(integer) 2"), ("HEXPIRE h 100 FIELDS 1 b", "[(integer) 1]")]);
+    let id = c.run("TXN BEGIN SI");
+    let id = id.rsplit(' ').next().expect("a number").to_string();
+    c.expect(&[(&format!("TXN JOIN {id}"), "OK"), ("HEXPIRE h 10 FIELDS 1 a", "[(integer) 1]")]);
+    // The field is deleted, and the deadline that is left over has no meaning.
+    assert_eq!(run(&mut other, "HDEL h a"), "(integer) 1");
+    c.expect(&[
+        ("TXN COMMIT", "OK"),
+        ("TXN LEAVE", "OK"),
+        ("HTTL h FIELDS 2 a b", "[(integer) -2 (integer) 100]"),
+        ("HLEN h", "(integer) 1"),
+        ("wait 10001", ""),
+        ("HLEN h", "(integer) 1"),
+        ("DEBUG SWEEP", "(integer) 0"),
+        ("HLEN h", "(integer) 1"),
+        ("HSET h a 3", "(integer) 1"),
+        ("HTTL h FIELDS 1 a", "[(integer) -1]"),
+    ]);
+}
