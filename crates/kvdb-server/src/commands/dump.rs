@@ -2,7 +2,8 @@
 //! this or another store.
 //!
 //! ```text
-//! kind u8       1 string, 2 hash, 3 set, 4 sorted set, 5 list, 6 stream
+//! kind u8       1 string, 2 hash, 3 set, 4 sorted set, 5 list, 6 stream, 7 hash whose fields have
+//!               deadlines
 //! what it holds
 //! version u16   1
 //! CRC32C u32    of everything before it
@@ -11,9 +12,11 @@
 //! Numbers are little-endian. A string is its bytes. A collection is the sequence of its elements:
 //! in a hash the name and the value, in a set the name, in a sorted set the score as 8 sortable
 //! bytes and the name, in a list the value, in a stream the name and the value as they are stored,
-//! the state first. A name or value is its length as u32, and its bytes. The names of all except
-//! lists ascend, so that one content has one payload. No version of Redis uses this format. As in
-//! Redis, it does not contain the deadline.
+//! the state first. In a hash of kind 7 each name is preceded by the deadline of its field, u64, in
+//! milliseconds since 1970, or 0; at least one field has a deadline. A name or value is its length
+//! as u32, and its bytes. The names of all except lists ascend, so that one content has one
+//! payload. No version of Redis uses this format. As in Redis, it does not contain the deadline of
+//! the key.
 
 use bytes::Bytes;
 use kvdb::Batch;
@@ -27,7 +30,7 @@ use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::{Arguments, integer};
 use crate::session::Session;
-use crate::session::seen::{Collection, Seen};
+use crate::session::seen::{Collection, Field, Seen};
 
 const VERSION: u16 = 1;
 /// Size of version and checksum, bytes.
@@ -35,6 +38,9 @@ const FOOTER: usize = 6;
 
 const KINDS: [Kind; 6] =
     [Kind::String, Kind::Hash, Kind::Set, Kind::SortedSet, Kind::List, Kind::Stream];
+
+/// The number of a hash whose fields have deadlines.
+const EXPIRING: u8 = 7;
 
 /// A payload under construction, of at most `most` bytes.
 struct Payload {
@@ -84,6 +90,8 @@ fn crc32c(bytes: &[u8]) -> u32 {
 enum Content<'a> {
     String(&'a [u8]),
     Hash(Vec<(&'a [u8], &'a [u8])>),
+    /// A hash with the deadlines of its fields, 0 for none.
+    Expiring(Vec<(u64, &'a [u8], &'a [u8])>),
     Set(Vec<&'a [u8]>),
     SortedSet(Vec<(&'a [u8], f64)>),
     List(Vec<&'a [u8]>),
@@ -104,6 +112,11 @@ impl<'a> Rest<'a> {
         self.0 = rest;
         Some(bytes)
     }
+    fn number(&mut self) -> Option<u64> {
+        let (number, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*number))
+    }
     fn score(&mut self) -> Option<f64> {
         let (score, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -121,6 +134,11 @@ impl<'a> Rest<'a> {
     }
 }
 
+fn ascend<'a>(mut names: impl Iterator<Item = &'a [u8]>) -> Option<()> {
+    let mut last = names.next()?;
+    names.all(|name| std::mem::replace(&mut last, name) < name).then_some(())
+}
+
 impl<'a> Content<'a> {
     fn decode(payload: &'a [u8]) -> Result<Self, Failure> {
         let (checked, sum) = payload.split_last_chunk().ok_or(UNKNOWN)?;
@@ -129,15 +147,21 @@ impl<'a> Content<'a> {
             return Err(UNKNOWN);
         }
         let (kind, rest) = body.split_first().ok_or(BAD)?;
+        if *kind == EXPIRING {
+            return Content::expiring(Rest(rest)).ok_or(BAD);
+        }
         let kind = usize::from(*kind).checked_sub(1).and_then(|at| KINDS.get(at)).ok_or(BAD)?;
         Content::of(*kind, Rest(rest)).ok_or(BAD)
     }
 
+    fn expiring(mut rest: Rest<'a>) -> Option<Self> {
+        let fields = rest.all(|rest| Some((rest.number()?, rest.sized()?, rest.sized()?)))?;
+        let any = fields.iter().any(|field| field.0 > 0).then_some(());
+        any.and_then(|()| ascend(fields.iter().map(|field| field.1)))?;
+        Some(Content::Expiring(fields))
+    }
+
     fn of(kind: Kind, mut rest: Rest<'a>) -> Option<Self> {
-        fn ascend<'a>(mut names: impl Iterator<Item = &'a [u8]>) -> Option<()> {
-            let mut last = names.next()?;
-            names.all(|name| std::mem::replace(&mut last, name) < name).then_some(())
-        }
         match kind {
             Kind::String | Kind::Pages => Some(Content::String(rest.0)),
             Kind::Hash => {
@@ -168,6 +192,9 @@ impl<'a> Content<'a> {
         match self {
             Content::String(_) | Content::List(_) => Ok(()),
             Content::Hash(fields) => fields.iter().try_for_each(|(name, _)| check_element(s, name)),
+            Content::Expiring(fields) => {
+                fields.iter().try_for_each(|(_, name, _)| check_element(s, name))
+            }
             Content::Set(members) => members.iter().try_for_each(|name| check_element(s, name)),
             Content::Stream(elements) => streams::check_names(s, elements),
             Content::SortedSet(members) => {
@@ -205,6 +232,23 @@ impl<'a> Content<'a> {
                 for (name, value) in fields {
                     let value = Bytes::copy_from_slice(value);
                     batch.put(of.types, element_key(of.id, name), value);
+                }
+                (of, fields.len())
+            }
+            Content::Expiring(fields) => {
+                let mut of = begin(Kind::Hash, batch)?;
+                for (deadline, name, value) in fields {
+                    let value = Bytes::copy_from_slice(value);
+                    batch.put(of.types, element_key(of.id, name), value);
+                    if *deadline > 0 {
+                        seen.put_deadline(&of, name, &Field::default(), *deadline, batch);
+                    }
+                }
+                let first = fields.iter().map(|field| field.0).filter(|at| *at > 0).min();
+                seen.name_deadline(key, &of, first.unwrap_or(0), batch)?;
+                // The head as it is stored by now.
+                if let Some(head) = &mut of.live.head {
+                    head.expiring = true;
                 }
                 (of, fields.len())
             }
@@ -260,6 +304,11 @@ fn payload(s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Option<Payload>, 
     let mut payload = Payload::new(kind, most);
     let Some((head, types)) = live.head.zip(seen.types) else { return Ok(None) };
     let of = Collection::found(head.id, types, live);
+    if of.has_deadlines()
+        && let Some(payload) = with_deadlines(s, seen, &of, most)?
+    {
+        return Ok(Some(payload));
+    }
     let (start, end) = elements(head.id);
     visit(s, seen, &of, (&start, &end), false, |tuple| {
         let value = tuple.value()?;
@@ -278,6 +327,28 @@ fn payload(s: &Session, seen: &Seen<'_>, key: &[u8]) -> Result<Option<Payload>, 
         Ok(true)
     })?;
     Ok(Some(payload))
+}
+
+/// Returns the payload of a hash with the deadlines of its fields, or `None` if it has none.
+fn with_deadlines(
+    s: &Session,
+    seen: &Seen<'_>,
+    of: &Collection,
+    most: usize,
+) -> Result<Option<Payload>, Failure> {
+    let (mut payload, mut any) = (Payload::new(Kind::Hash, most), false);
+    payload.bytes[0] = EXPIRING;
+    let (start, end) = elements(of.id);
+    visit(s, seen, of, (&start, &end), false, |tuple| {
+        let name = name(tuple);
+        let deadline = seen.look_at_field(of, &name)?.deadline.unwrap_or(0);
+        any |= deadline > 0;
+        payload.raw(&deadline.to_le_bytes())?;
+        payload.sized(&name)?;
+        payload.sized(&tuple.value()?)?;
+        Ok(true)
+    })?;
+    Ok(any.then_some(payload))
 }
 
 /// The options after the payload.
@@ -383,6 +454,14 @@ mod tests {
                     to.sized(value)
                 })
             }),
+            Content::Expiring(fields) => put(Kind::Hash, &|to| {
+                to.bytes[0] = EXPIRING;
+                fields.iter().try_for_each(|(deadline, name, value)| {
+                    to.raw(&deadline.to_le_bytes())?;
+                    to.sized(name)?;
+                    to.sized(value)
+                })
+            }),
             Content::Stream(elements) => put(Kind::Stream, &|to| {
                 elements.iter().try_for_each(|(name, value)| {
                     to.sized(name)?;
@@ -404,11 +483,12 @@ mod tests {
         }
     }
 
-    fn contents() -> [Content<'static>; 6] {
+    fn contents() -> [Content<'static>; 7] {
         [
             Content::String(b""),
             Content::String(b"value"),
             Content::Hash(vec![(b"", b"1"), (b"f", b""), (b"g", b"2")]),
+            Content::Expiring(vec![(0, b"f", b"1"), (9, b"g", b"")]),
             Content::Set(vec![b"a", b"b"]),
             Content::SortedSet(vec![(b"a", f64::NEG_INFINITY), (b"b", 1.5), (b"c", -2.0)]),
             Content::List(vec![b"b", b"", b"a", b"b"]),
@@ -459,6 +539,8 @@ mod tests {
             b"\x02\x01\0\0\0a\0\0\0\0\x01\0\0\0a\0\0\0\0",
             b"\x04\xff\xff\xff\xff\xff\xff\xff\xff\x01\0\0\0a",
             b"\x05\x01\0\0\0ab",
+            b"\x07",
+            b"\x07\0\0\0\0\0\0\0\0\x01\0\0\0a\0\0\0\0",
         ] {
             assert!(Content::decode(&sealed(body)).is_err(), "{}", body.escape_ascii());
         }

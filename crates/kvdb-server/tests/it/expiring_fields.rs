@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use crate::expiry::{clocked, run};
-use crate::served::tuples;
-use kvdb_server::Client;
+use crate::served::{show, tuples};
+use kvdb_server::{Client, Reply};
 
 #[test]
 fn a_field_is_gone_after_its_deadline_for_every_command() {
@@ -231,6 +231,41 @@ fn a_hash_keeps_the_deadlines_of_its_fields_under_another_key() {
     ]);
     // Two heads, numbers of fields, owners and fields.
     assert_eq!(tuples(&c.db), (0, 8));
+}
+
+#[test]
+fn a_dump_has_the_deadlines_of_fields() {
+    let mut c = clocked();
+    let dump = |client: &mut Client, key: &str| match client.call(&[b"DUMP", key.as_bytes()]) {
+        Ok(Reply::Bulk(payload)) => payload,
+        other => panic!("DUMP {key}: {other:?}"),
+    };
+    c.expect(&[
+        ("HSET h a 1 b 2", "(integer) 2"),
+        ("HPEXPIRE h 10 FIELDS 1 a", "[(integer) 1]"),
+        ("wait 5", ""),
+    ]);
+    let payload = dump(&mut c.client, "h");
+    for (key, ttl) in [("again", "0"), ("expires", "1000")] {
+        let words: [&[u8]; 4] = [b"RESTORE", key.as_bytes(), ttl.as_bytes(), &payload];
+        assert_eq!(show(&c.client.call(&words).expect("a reply")), "OK");
+        assert_eq!(dump(&mut c.client, key), payload);
+    }
+    c.expect(&[
+        ("HPTTL again FIELDS 2 a b", "[(integer) 5 (integer) -1]"),
+        ("HPTTL expires FIELDS 2 a b", "[(integer) 5 (integer) -1]"),
+        ("PTTL expires", "(integer) 1000"),
+        ("wait 6", ""),
+        ("HGETALL again", "[\"b\" \"2\"]"),
+        ("HGETALL expires", "[\"b\" \"2\"]"),
+        ("HSET plain b 2", "(integer) 1"),
+    ]);
+    assert_eq!(dump(&mut c.client, "again"), dump(&mut c.client, "plain"), "none is left");
+    c.expect(&[
+        ("DEBUG SWEEP", "(integer) 3"),
+        ("HLEN again", "(integer) 1"),
+        ("HLEN expires", "(integer) 1"),
+    ]);
 }
 
 #[test]

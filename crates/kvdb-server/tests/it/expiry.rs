@@ -13,7 +13,7 @@ use kvdb_server::{Client, ServerOptions};
 pub struct Clocked {
     pub clock: Arc<Simulated>,
     pub db: Kvdb,
-    client: Client,
+    pub client: Client,
 }
 
 pub fn clocked() -> Clocked {
