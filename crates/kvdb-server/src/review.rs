@@ -14,7 +14,8 @@ use kvdb::{Changed, DictionaryId, Transaction, View};
 
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
-    Head, Kind, count_key, elements, head_key, is_past, owner_key, parse_element, whole,
+    Head, Kind, count_key, element_key, elements, head_key, is_past, owner_key, parse_element,
+    whole,
 };
 use crate::request::integer;
 
@@ -50,7 +51,7 @@ impl Standing {
     }
 }
 
-/// Numbers of changed elements of a collection.
+/// Numbers of changed elements of a collection. A field with another deadline has changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Elements {
     pub added: u64,
@@ -226,6 +227,7 @@ impl<'a> Review<'a> {
                     let (before, after) = (value(&change.before)?, value(&change.after)?);
                     self.element(id, change.key.slice_ref(name), before, after)?;
                 }
+                Some((id, 5, name)) => self.deadline(id, change.key.slice_ref(name))?,
                 _ => self.other(&change.key)?,
             }
         }
@@ -270,6 +272,9 @@ impl<'a> Review<'a> {
                 let (before, after) = (self.before.get(key)?, self.after.get(key)?);
                 self.element(id, key.slice_ref(name), before, after)
             }
+            Some((id, 5, name)) if self.before.get(key)? != self.after.get(key)? => {
+                self.deadline(id, key.slice_ref(name))
+            }
             _ => self.other(key),
         }
     }
@@ -301,6 +306,24 @@ impl<'a> Review<'a> {
             (Some(a), Some(b)) if a != b => found.0.changed += 1,
             _ => return Ok(()),
         }
+        if self.with_fields {
+            let element = Element { name, before, after };
+            found.1.push(element.clone());
+            self.take(element.bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Notes that the deadline of a field differs. The field has changed by that, unless it is
+    /// counted as changed, added or removed already.
+    fn deadline(&mut self, id: u64, name: Bytes) -> Outcome {
+        let place = element_key(id, &name);
+        let (before, after) = (self.before.get(&place)?, self.after.get(&place)?);
+        let found = self.collections.entry(id).or_default();
+        if before.is_none() || before != after {
+            return Ok(());
+        }
+        found.0.changed += 1;
         if self.with_fields {
             let element = Element { name, before, after };
             found.1.push(element.clone());

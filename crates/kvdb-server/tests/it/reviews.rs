@@ -75,6 +75,40 @@ fn a_transactions_collections_and_deadlines_are_listed() {
 }
 
 #[test]
+fn a_field_with_another_deadline_has_changed() {
+    let row = |first: &str, second: &str| {
+        let of_hash = "\"hash\" \"hash\" (integer) 0 (integer) 0 (integer) 1";
+        format!("[[\"0\" \"{first}\" \"{second}\" {of_hash}]]")
+    };
+    let changed = row("type", "hash");
+    for isolation in ["SI", "SER"] {
+        let (_served, mut c) = with_one_of_each();
+        let id = begin(&mut c, isolation);
+        let expire = format!("HPEXPIREAT hash {DAY} FIELDS 2 a none");
+        c.expect(&[(&expire, "[(integer) 1 (integer) -2]"), ("TXN CHANGES", &changed)]);
+        let fields = c.run(&format!("TXN CHANGES {id} FIELDS"));
+        assert!(fields.contains("[[\"a\" (integer) 1 (integer) 1]]"), "{fields}");
+        c.expect(&[
+            // A field whose value has changed as well is counted once.
+            ("HINCRBY hash a 7", "(integer) 8"),
+            ("TXN CHANGES", &changed),
+            ("TXN REVERT KEY hash", "OK"),
+            ("TXN CHANGES", "[]"),
+            ("HTTL hash FIELDS 1 a", "[(integer) -1]"),
+            (&expire, "[(integer) 1 (integer) -2]"),
+            ("TXN COMMIT", "OK"),
+            ("TXN LEAVE", "OK"),
+            ("HPEXPIRETIME hash FIELDS 2 a b", &format!("[(integer) {DAY} (integer) -1]")),
+            ("SNAPSHOT CREATE monday", "OK"),
+            ("HPERSIST hash FIELDS 1 a", "[(integer) 1]"),
+            ("SNAPSHOT CHANGES monday", &row("hash", "type")),
+            ("SNAPSHOT ROLLBACK monday", "OK"),
+            ("HPEXPIRETIME hash FIELDS 1 a", &format!("[(integer) {DAY}]")),
+        ]);
+    }
+}
+
+#[test]
 fn a_key_that_becomes_something_else_is_told_so() {
     let (_served, mut c) = with_one_of_each();
     begin(&mut c, "SER");
