@@ -24,6 +24,7 @@ mod dump;
 mod eval;
 mod expiry;
 mod feed;
+mod field_values;
 mod fields;
 mod hashes;
 mod hyperloglog;

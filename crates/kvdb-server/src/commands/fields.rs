@@ -26,7 +26,7 @@ const LATEST: i64 = (1 << 46) - 1;
 
 /// Parses `FIELDS numfields field ...`, which begins at argument `at` and is the rest of the
 /// command. `few` is the error for a number that is not above 0.
-fn named<'a>(
+pub fn named<'a>(
     args: Arguments<'a>,
     at: usize,
     few: &'static str,
@@ -45,7 +45,8 @@ fn named<'a>(
     Ok(args.from(at + 2))
 }
 
-const NOT_POSITIVE: &str = "Number of fields must be a positive integer";
+/// The error for a number of fields that is not above 0.
+pub const NOT_POSITIVE: &str = "Number of fields must be a positive integer";
 
 fn reply(answers: &[i64], out: &mut Output) -> Outcome {
     out.array(answers.len());

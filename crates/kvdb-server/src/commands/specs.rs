@@ -1,6 +1,7 @@
 //! The descriptions of commands for `COMMAND INFO`: their flags, their categories, tips for
 //! clients, and where their keys are, of each command that Redis 7.0 has as well, and of those for
-//! the deadlines of fields in Redis 7.4 (`specs.txt`). A client of a cluster finds keys by them.
+//! the deadlines of fields in Redis 7.4 and 8 (`specs.txt`). A client of a cluster finds keys by
+//! them.
 //!
 //! A line has the name, the flags, the categories, the tips, the first and the last key with the
 //! step between them, and the specifications of keys. Those are separated by semicolons, and each

@@ -2,9 +2,9 @@
 
 use super::{
     Command, Handler, InMulti, administration, bits, blocking, client, config, connection, debug,
-    defrag, dict, dump, eval, expiry, feed, fields, hashes, hyperloglog, info, introspection, keys,
-    lcs, lists, monitor, multi, numbers, pubsub, ranges, scan, scrub, server, sets, snapshot, sort,
-    sorted_sets, streams, strings, tree, txn, zones,
+    defrag, dict, dump, eval, expiry, feed, field_values, fields, hashes, hyperloglog, info,
+    introspection, keys, lcs, lists, monitor, multi, numbers, pubsub, ranges, scan, scrub, server,
+    sets, snapshot, sort, sorted_sets, streams, strings, tree, txn, zones,
 };
 
 const fn open(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
@@ -76,6 +76,8 @@ const GETEX_USAGE: &str =
 const FIELDS_USAGE: &str = "key FIELDS numfields field ...";
 const HEXPIRE_USAGE: &str = "key seconds [NX|XX|GT|LT] FIELDS numfields field ...";
 const HEXPIREAT_USAGE: &str = "key unix-time [NX|XX|GT|LT] FIELDS numfields field ...";
+const HGETEX_USAGE: &str = "key [EX seconds|PX milliseconds|EXAT unix-time|PXAT unix-time-milliseconds|PERSIST] FIELDS numfields field ...";
+const HSETEX_USAGE: &str = "key [FNX|FXX] [EX seconds|PX milliseconds|EXAT unix-time|PXAT unix-time-milliseconds|KEEPTTL] FIELDS numfields field value ...";
 const HPEXPIRE_USAGE: &str = "key milliseconds [NX|XX|GT|LT] FIELDS numfields field ...";
 const HPEXPIREAT_USAGE: &str =
     "key unix-time-milliseconds [NX|XX|GT|LT] FIELDS numfields field ...";
@@ -238,6 +240,8 @@ pub static COMMANDS: &[Command] = &[
     reads("hexpiretime", FIELDS_USAGE, -5, FIRST, fields::hexpiretime),
     reads("hget", "key field", 3, FIRST, hashes::hget),
     reads("hgetall", "key", 2, FIRST, hashes::hgetall),
+    writes("hgetdel", FIELDS_USAGE, -5, FIRST, field_values::hgetdel),
+    typed("hgetex", HGETEX_USAGE, -5, FIRST, field_values::hgetex),
     typed("hincrby", "key field increment", 4, FIRST, hashes::hincrby),
     typed("hincrbyfloat", "key field increment", 4, FIRST, hashes::hincrbyfloat),
     reads("hkeys", "key", 2, FIRST, hashes::hkeys),
@@ -252,6 +256,7 @@ pub static COMMANDS: &[Command] = &[
     reads("hrandfield", "key [count [WITHVALUES]]", -2, FIRST, hashes::hrandfield),
     reads("hscan", "key cursor [MATCH pattern] [COUNT count] [NOVALUES]", -3, FIRST, hashes::hscan),
     typed("hset", "key field value ...", -4, FIRST, hashes::hset),
+    typed("hsetex", HSETEX_USAGE, -6, FIRST, field_values::hsetex),
     typed("hsetnx", "key field value", 4, FIRST, hashes::hsetnx),
     reads("hstrlen", "key field", 3, FIRST, hashes::hstrlen),
     reads("httl", FIELDS_USAGE, -5, FIRST, fields::httl),

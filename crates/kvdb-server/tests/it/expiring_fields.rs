@@ -234,6 +234,35 @@ fn a_hash_keeps_the_deadlines_of_its_fields_under_another_key() {
 }
 
 #[test]
+fn fields_are_read_and_written_together_with_their_deadlines() {
+    clocked().expect(&[
+        ("HGETDEL h FIELDS 2 a b", "[(nil) (nil)]"),
+        ("HGETEX h EX 10 FIELDS 1 a", "[(nil)]"),
+        ("HSETEX h FXX FIELDS 1 a 1", "(integer) 0"),
+        ("EXISTS h", "(integer) 0"),
+        ("HSETEX h FNX EX 10 FIELDS 2 a 1 b 2", "(integer) 1"),
+        ("HTTL h FIELDS 2 a b", "[(integer) 10 (integer) 10]"),
+        ("HSETEX h FNX FIELDS 2 b 3 c 3", "(integer) 0"),
+        ("HSETEX h FXX KEEPTTL FIELDS 1 a 4", "(integer) 1"),
+        ("HSETEX h FIELDS 2 b 5 c 6", "(integer) 1"),
+        ("HLEN h", "(integer) 3"),
+        ("HGETEX h FIELDS 2 a none", "[\"4\" (nil)]"),
+        ("HTTL h FIELDS 3 a b c", "[(integer) 10 (integer) -1 (integer) -1]"),
+        ("HGETEX h PX 500 FIELDS 2 b b", "[\"5\" \"5\"]"),
+        ("HGETEX h PERSIST FIELDS 1 a", "[\"4\"]"),
+        ("HPTTL h FIELDS 2 a b", "[(integer) -1 (integer) 500]"),
+        ("HGETDEL h FIELDS 2 a a", "[\"4\" (nil)]"),
+        ("HLEN h", "(integer) 2"),
+        ("HSETEX h EXAT 1 FIELDS 1 c 7", "(integer) 1"),
+        ("HKEYS h", "[\"b\"]"),
+        ("HGETDEL h FIELDS 1 b", "[\"5\"]"),
+        ("EXISTS h", "(integer) 0"),
+        ("HSETEX h EX 5 KEEPTTL FIELDS 1 a 1", "(error) ERR syntax error"),
+        ("HSETEX h FIELDS 2 a 1", "(error) ERR wrong number of arguments for 'hsetex' command"),
+    ]);
+}
+
+#[test]
 fn a_dump_has_the_deadlines_of_fields() {
     let mut c = clocked();
     let dump = |client: &mut Client, key: &str| match client.call(&[b"DUMP", key.as_bytes()]) {
