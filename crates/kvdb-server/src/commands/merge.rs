@@ -78,6 +78,7 @@ pub fn merge(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
             return Ok(conflicts.clone());
         }
         mend_counts(s, &transaction)?;
+        undo::keep_deadlines(s, &transaction)?;
         let meet = kinds_that_meet(s, &transaction)?;
         if meet.is_empty() {
             undo::note_events(s, id, verb)?;
@@ -133,6 +134,7 @@ pub fn rebase(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
     let finish = |transaction: &Transaction| {
         let finished = || -> Result<Vec<Conflicting>, Failure> {
             mend_counts(s, transaction)?;
+            undo::keep_deadlines(s, transaction)?;
             let found = kinds_that_meet(s, transaction)?;
             if found.is_empty() && s.shared.transaction_states.is_older(id) {
                 // The effects of its own commands are not known any more.

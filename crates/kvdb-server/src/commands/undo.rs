@@ -1,6 +1,6 @@
 //! `TXN UNDO` and `TXN COMMITS`: undoing the commit of a transaction by another transaction.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
@@ -14,7 +14,10 @@ use super::{changes, is};
 use crate::dictionaries::{Place, listed_at};
 use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Kind, types_name};
+use crate::keyspace::{
+    Head, Kind, TYPES_PREFIX, deadline_key, fields_from, head_key, owner_key, parse_deadline_key,
+    parse_element, parse_field_order, types_name,
+};
 use crate::notifications::{Classes, Event};
 use crate::output::Output;
 use crate::request::{Arguments, integer};
@@ -95,7 +98,10 @@ pub fn undo(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (id, mut changed) = s.shared.transactions.undo(commit.number, options)?;
     let others = changed.len() >= NAMED_CONFLICTS;
     let checked = match changed.is_empty() {
-        true => s.db().transaction(id).map_err(Failure::from).and_then(|t| kinds_meet(s, &t)),
+        true => s.db().transaction(id).map_err(Failure::from).and_then(|t| {
+            keep_deadlines(s, &t)?;
+            kinds_meet(s, &t)
+        }),
         false => Ok(Vec::new()),
     };
     match checked {
@@ -225,6 +231,61 @@ fn events_of(
         Err(failure) => return Err(failure),
     }
     Ok(effects)
+}
+
+/// Mends the deadlines of fields in a transaction that undoes or merges: a hash whose fields may
+/// have deadlines stays one, since others may have given it some; and the index of deadlines names
+/// a hash whose deadlines came back, or whose entry there is taken away.
+pub fn keep_deadlines(s: &Session, transaction: &Transaction) -> Outcome {
+    let view = transaction.view()?;
+    let before = view.beneath();
+    for info in Place::of(transaction).all(s.db()) {
+        if !info.name.starts_with(TYPES_PREFIX) {
+            continue;
+        }
+        let head_in = |view: &View, key: &[u8]| -> Result<Option<Head>, Failure> {
+            Ok(view.get(info.id, &head_key(key))?.and_then(|bytes| Head::decode(&bytes)))
+        };
+        let (mut ids, mut keys, mut heads) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+        for change in transaction.changes_in(&view, &[info.id])? {
+            match change?.1 {
+                Changed::Put { key, .. } => {
+                    if let Some((id, 6, _)) = parse_element(&key) {
+                        ids.insert(id);
+                    } else if let Some(name) = key.strip_prefix(b"k")
+                        && let Some(old) = head_in(&before, name)?.filter(|old| old.expiring)
+                        && let Some(new) = head_in(&view, name)?
+                        && (new.kind, new.id, new.expiring) == (Kind::Hash, old.id, false)
+                    {
+                        heads.push((key.clone(), Head { expiring: true, ..new }));
+                    }
+                }
+                Changed::Delete { key } => {
+                    if let Some((_, name)) = parse_deadline_key(&key) {
+                        keys.insert(key.slice_ref(name));
+                    }
+                }
+                Changed::Update { .. } | Changed::DeleteRange { .. } => {}
+            }
+        }
+        for (key, head) in heads {
+            transaction.put(info.id, &key, head.encode())?;
+        }
+        for id in ids {
+            keys.extend(view.get(info.id, &owner_key(id))?);
+        }
+        for key in keys {
+            let Some(head) = head_in(&view, &key)?.filter(|head| head.kind == Kind::Hash) else {
+                continue;
+            };
+            let (start, end) = fields_from(head.id, 0);
+            let first = view.cursor(info.id, &start, &end)?.next()?;
+            if let Some((first, _)) = first.as_ref().and_then(|at| parse_field_order(&at.key)) {
+                transaction.put(info.id, &deadline_key(first, &key), Bytes::new())?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Returns the keys that would be a string and another type at once: a later change by others is in

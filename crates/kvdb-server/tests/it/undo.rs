@@ -34,6 +34,20 @@ fn served() -> (Served, Raw) {
 }
 
 #[test]
+fn an_undo_keeps_the_deadlines_that_others_have_given_to_fields() {
+    let (_served, mut c) = served();
+    c.run("HSET h a 1 b 2 c 3");
+    commit(&mut c, "one", &["HPEXPIREAT h 4102444800000 FIELDS 1 a"]);
+    c.run("HPEXPIREAT h 4102444800001 FIELDS 1 b");
+    assert!(undo(&mut c).is_empty());
+    let both = "[(integer) -1 (integer) 4102444800001]";
+    c.expect(&[("HPEXPIRETIME h FIELDS 2 a b", both)]);
+    commit(&mut c, "two", &["DEL h"]);
+    assert!(undo(&mut c).is_empty());
+    c.expect(&[("HPEXPIRETIME h FIELDS 2 a b", both), ("HLEN h", "(integer) 3")]);
+}
+
+#[test]
 fn every_kind_of_key_is_as_it_was() {
     let (_served, mut c) = served();
     for command in [
