@@ -185,9 +185,12 @@ impl Conversation {
         self.end();
     }
 
-    /// Ends the connection.
+    /// Ends the connection, and releases its place. Other threads may still work on its requests.
     pub fn end(&self) {
         self.socket.end();
+        if let Some(connected) = self.tenant.get() {
+            connected.end();
+        }
     }
 
     fn answer_next(&self, most: usize) -> Result<()> {
@@ -200,7 +203,7 @@ impl Conversation {
         drop(body);
         // The share of the tenant comes first: a client that waits for it holds nothing of others.
         let most = most_of_answer(&request);
-        let mut own = self.tenant.get().map(|connected| connected.0.answers.take(most));
+        let mut own = self.tenant.get().map(|connected| connected.tenant.answers.take(most));
         let mut share = self.answers.take(most);
         let reply = match self.answer(request) {
             Ok(reply) => reply,
@@ -284,7 +287,7 @@ impl Conversation {
                     takes,
                     holder,
                     connection: self.number,
-                    tenant: self.tenant.get().map(|connected| connected.0.clone()),
+                    tenant: self.tenant.get().map(|connected| connected.tenant.clone()),
                     lease,
                     branch,
                     label,

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use env::sync::Mutex;
+use env::sync::atomic::{AtomicBool, Ordering};
 
 use crate::budget::Budget;
 use crate::roles::{Line, LineId};
@@ -26,17 +27,40 @@ pub(crate) struct Tenant {
     most: Option<usize>,
     /// Set if there are no others to leave room for.
     is_only: bool,
-    connections: Mutex<usize>,
+    connections: Mutex<Connections>,
     /// The budget of the pending answers, which they take from that of the server, too.
     pub answers: Arc<Budget>,
 }
 
-/// A connection of a tenant. It is counted until this is dropped.
-pub(crate) struct Connected(pub Arc<Tenant>);
+#[derive(Default)]
+struct Connections {
+    /// Number of those whose sockets have not ended.
+    open: usize,
+    /// Number of all, including those that have ended while the server works on their requests.
+    all: usize,
+}
+
+/// A connection of a tenant. It has a place until its socket ends, and takes threads of the server
+/// until this is dropped.
+pub(crate) struct Connected {
+    pub tenant: Arc<Tenant>,
+    has_ended: AtomicBool,
+}
+
+impl Connected {
+    /// Releases the place of the connection, whose socket has ended. A client whose request takes
+    /// long connects again while the server still works on it, and needs the place.
+    pub fn end(&self) {
+        if !self.has_ended.swap(true, Ordering::Relaxed) {
+            self.tenant.connections.lock().open -= 1;
+        }
+    }
+}
 
 impl Drop for Connected {
     fn drop(&mut self) {
-        *self.0.connections.lock() -= 1;
+        self.end();
+        self.tenant.connections.lock().all -= 1;
     }
 }
 
@@ -55,7 +79,7 @@ impl Tenants {
 impl Tenant {
     pub fn new(most: Option<usize>, is_only: bool, answers: usize) -> Arc<Tenant> {
         let answers = Budget::new(share(is_only, answers as u64) as usize);
-        Arc::new(Tenant { most, is_only, connections: Mutex::new(0), answers })
+        Arc::new(Tenant { most, is_only, connections: Mutex::default(), answers })
     }
 
     /// Returns how many of `all` connections, or of `all` transactions, it may have.
@@ -69,14 +93,21 @@ impl Tenant {
     }
 
     /// Counts one more of the server's `all` connections. Returns how many there are if it may not
-    /// have more.
+    /// have more. Those that have ended while the server works on their requests have no places,
+    /// but together with the others they take no more than the share of the tenant: else a client
+    /// that ends its connections again and again would take the places of others.
     pub fn connect(self: &Arc<Tenant>, all: usize) -> Result<Connected, usize> {
         let mut connections = self.connections.lock();
-        if *connections >= self.places(all) {
-            return Err(*connections);
+        let places = self.places(all);
+        if connections.open >= places {
+            return Err(connections.open);
         }
-        *connections += 1;
-        Ok(Connected(self.clone()))
+        if connections.all >= places.max(self.share(all as u64) as usize) {
+            return Err(connections.all);
+        }
+        connections.open += 1;
+        connections.all += 1;
+        Ok(Connected { tenant: self.clone(), has_ended: AtomicBool::new(false) })
     }
 }
 

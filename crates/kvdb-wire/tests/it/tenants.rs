@@ -4,16 +4,18 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdb::{DictionaryId, Kvdb, Scope};
 use kvdb_wire::{
-    BeginOptions, Client, ClientOptions, Error, FailureCode, Outcome, Result, ServedTransaction,
-    Server, ServerOptions, Tokens,
+    BeginOptions, Client, ClientOptions, Error, FailureCode, Host, Outcome, Reach, Result,
+    ServedTransaction, Server, ServerOptions, Tokens,
 };
 use sha2::{Digest, Sha256};
 
 use crate::shares::fill;
+use crate::waiting::{Slow, awaits};
 
 /// A server of the clients of two tokens, `flood` and `other`.
 struct Served {
@@ -25,22 +27,47 @@ struct Served {
 impl Served {
     /// `words` are what the line of `flood` says in addition.
     fn new(words: &str, options: ServerOptions) -> Served {
+        let db = Kvdb::in_memory();
+        Served::over(db.clone(), Arc::new(db), words, options)
+    }
+
+    /// Returns a server whose commits wait, with their host.
+    fn slow(words: &str, options: ServerOptions) -> (Served, Arc<Slow>) {
+        let db = Kvdb::in_memory();
+        let host = Slow::new(&db);
+        (Served::over(db, host.clone(), words, options), host)
+    }
+
+    fn over(db: Kvdb, host: Arc<dyn Host>, words: &str, options: ServerOptions) -> Served {
         let lines = [("flood", words), ("other", "")].map(|(token, words)| {
             let hash: [u8; 32] = Sha256::digest(token).into();
             let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
             format!("{digits} write {words}\n")
         });
         let tokens = Arc::new(Tokens::parse(&lines.concat()).unwrap());
-        let db = Kvdb::in_memory();
         let dict = db.open_dictionary("fruit").unwrap().id();
-        let server = Server::without_socket(db.clone(), Some(Arc::new(db)), options).unwrap();
+        let server = Server::without_socket(db, Some(host), options).unwrap();
         Served { server: Arc::new(server), tokens, dict }
     }
 
     fn client(&self, token: &'static str) -> Result<Arc<Client>> {
+        self.client_with(token, ClientOptions::default().timeout, &Arc::default())
+    }
+
+    /// The client connects no more once `is_cut` is set.
+    fn client_with(
+        &self,
+        token: &'static str,
+        timeout: Duration,
+        is_cut: &Arc<AtomicBool>,
+    ) -> Result<Arc<Client>> {
+        let is_cut = is_cut.clone();
         let (server, tokens) = (self.server.clone(), self.tokens.clone());
-        let options = ClientOptions { token: token.into(), ..ClientOptions::default() };
+        let options = ClientOptions { token: token.into(), timeout, ..ClientOptions::default() };
         let connect = move |_| {
+            if is_cut.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::ConnectionRefused.into());
+            }
             let (near, far) = UnixStream::pair()?;
             server.serve_with(far.into(), &tokens).map_err(io::Error::other)?;
             Ok(near.into())
@@ -122,6 +149,48 @@ fn a_line_says_how_many_places_its_clients_have() {
     let other = served.client("other").unwrap();
     let others: Vec<_> = (0..5).map(|_| begin(&other).unwrap()).collect();
     assert_eq!(others.len(), 5);
+}
+
+#[test]
+fn a_client_that_connects_again_while_the_server_works_for_it_finds_a_place() {
+    let (served, host) = Served::slow("most=1", ServerOptions::default());
+    let client = served.client_with("flood", Duration::from_secs(1), &Arc::default()).unwrap();
+    let one = begin(&client).unwrap();
+    let connections = client.counts().connections;
+    std::thread::scope(|threads| {
+        let commits = threads.spawn(|| one.commit(false));
+        // Each attempt ends the connection of the one before, on whose request the server works.
+        awaits("it is asked again", || {
+            assert!(!matches!(client.reach(), Reach::Gone(_)) && !commits.is_finished());
+            client.counts().connections >= connections + 2
+        });
+        host.goes_on.store(true, Ordering::Relaxed);
+        assert_eq!(commits.join().unwrap().unwrap(), Outcome::Committed);
+    });
+    assert_eq!(host.commits.load(Ordering::Relaxed), 1, "it has committed once");
+}
+
+#[test]
+fn connections_that_end_while_the_server_works_for_them_leave_room_for_others() {
+    let options = ServerOptions { connections: 8, ..ServerOptions::default() };
+    let (served, host) = Served::slow("most=6", options);
+    for ended in 1..=6 {
+        let is_cut = Arc::new(AtomicBool::new(false));
+        let client = persists(|| served.client_with("flood", Duration::from_secs(60), &is_cut));
+        let one = begin(&client).unwrap();
+        std::thread::scope(|threads| {
+            let commits = threads.spawn(|| one.commit(false));
+            awaits("it commits", || host.commits.load(Ordering::Relaxed) == ended);
+            is_cut.store(true, Ordering::Relaxed);
+            client.give_up();
+            assert!(commits.join().unwrap().is_err());
+        });
+    }
+    let refused = served.client("flood").map(drop).unwrap_err();
+    assert!(matches!(&refused, Error::NoPlace(what) if what.contains("token")), "{refused:?}");
+    let _other = persists(|| served.client("other"));
+    host.goes_on.store(true, Ordering::Relaxed);
+    persists(|| served.client("flood"));
 }
 
 #[test]

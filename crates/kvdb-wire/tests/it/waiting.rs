@@ -18,7 +18,7 @@ use kvdb_wire::{
 const FAST: Duration = Duration::from_secs(5);
 
 #[track_caller]
-fn awaits(what: &str, mut happens: impl FnMut() -> bool) {
+pub fn awaits(what: &str, mut happens: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !happens() {
         assert!(Instant::now() < deadline, "{what}");
@@ -129,10 +129,18 @@ fn a_server_that_answers_no_more_ends_all_that_wait_for_it_together() {
 }
 
 /// A host whose commits wait until `goes_on` is set.
-struct Slow {
+pub struct Slow {
     db: Kvdb,
-    commits: AtomicU64,
-    goes_on: AtomicBool,
+    /// Number of the commits that have begun.
+    pub commits: AtomicU64,
+    pub goes_on: AtomicBool,
+}
+
+impl Slow {
+    pub fn new(db: &Kvdb) -> Arc<Slow> {
+        let (commits, goes_on) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Slow { db: db.clone(), commits, goes_on })
+    }
 }
 
 impl Host for Slow {
@@ -164,8 +172,7 @@ impl Slowly {
         let db = Kvdb::in_memory();
         let dict = db.open_dictionary("fruit").unwrap().id();
         let directory = tempfile::tempdir().unwrap();
-        let (commits, goes_on) = (AtomicU64::new(0), AtomicBool::new(false));
-        let host = Arc::new(Slow { db: db.clone(), commits, goes_on });
+        let host = Slow::new(&db);
         let listener = UnixListener::bind(directory.path().join("socket")).unwrap();
         let options = ServerOptions::default();
         let server = Server::with_transactions(db, host.clone(), listener, options).unwrap();
