@@ -1,5 +1,5 @@
 //! The server's side of one connection: the role of the client, its open views, and the answers to
-//! its requests.
+//! its requests (`reads`: to those that read).
 //!
 //! A few threads take turns to read: the thread that has read a request answers it while the next
 //! thread reads. So requests of one connection are answered concurrently, and no request is handed
@@ -19,14 +19,14 @@ use bytes::Bytes;
 use env::Instant;
 use env::sync::Mutex;
 use env::sync::atomic::{AtomicBool, Ordering};
-use kvdb::{DictionaryId, Isolation, Kvdb, View};
+use kvdb::{Kvdb, View};
 
-use crate::body::{ANSWER_BYTES, MAX_DICTIONARIES, MAX_TUPLES, TransactionKey};
+use crate::body::{ANSWER_BYTES, MAX_TUPLES, TransactionKey};
 use crate::budget::Budget;
 use crate::counts::ByRequest;
 use crate::deadline::Until;
 use crate::error::{Error, Result};
-use crate::failure::{Failure, FailureCode, of_store};
+use crate::failure::{Failure, FailureCode};
 use crate::frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
 use crate::naming::{self, listed, not_allowed};
 use crate::reply::Reply;
@@ -34,7 +34,11 @@ use crate::request::Request;
 use crate::roles::{Line, Role, Tokens};
 use crate::socket::Socket;
 use crate::tenants::{Connected, Tenant, Tenants};
-use crate::transactions::{Asked, Held, Transactions, no_dictionary};
+use crate::transactions::{Asked, Held, Transactions};
+
+mod reads;
+
+use reads::{Page, Reads, get_many, get_part};
 
 /// Limit of the pending requests of one connection; further ones wait in the socket.
 const UNDER_WAY: u32 = 64;
@@ -472,68 +476,6 @@ impl Conversation {
     fn role(&self) -> std::result::Result<&Role, Failure> {
         self.role.get().ok_or_else(not_allowed)
     }
-
-    fn view(&self, snapshot: Option<String>) -> std::result::Result<Reply, Failure> {
-        // The main branch changes while it is read, and belongs to the store's own file system.
-        let Some(name) = &snapshot else {
-            return Err(failure(FailureCode::NotAllowed, "this server shows snapshots alone"));
-        };
-        // Check the right to read before the name is looked up, so that a client cannot find out
-        // which snapshots exist.
-        self.may(|role| role.may_read(name))?;
-        let label = self.db.snapshot_label(name).map(|label| label.id);
-        let view = self.db.open_snapshot(name).map_err(of_store)?;
-        // Another snapshot may have taken the name in between.
-        let id = self.db.snapshot_label(name).map(|label| label.id);
-        let Some(id) = id.filter(|id| Some(*id) == label) else {
-            return Err(failure(FailureCode::NoSnapshot, "the snapshot was dropped"));
-        };
-        let mut dictionaries: Vec<_> =
-            view.dictionaries_in("").into_iter().map(|info| (info.id, info.name)).collect();
-        dictionaries.truncate(MAX_DICTIONARIES);
-        let mut views = self.views.lock();
-        if views.open.len() >= MAX_VIEWS {
-            return Err(failure(FailureCode::Limit, "too many views are open: drop some"));
-        }
-        views.last += 1;
-        let number = views.last;
-        views.open.insert(number, OpenView::Snapshot(view));
-        Ok(Reply::Viewed { view: number, snapshot: id, space: self.db.space(), dictionaries })
-    }
-
-    /// Returns the view to read from. In a serializable transaction it locks the keys or the range
-    /// first.
-    fn find(
-        &self,
-        view: u64,
-        dict: DictionaryId,
-        read: Reads<'_>,
-    ) -> std::result::Result<View, Failure> {
-        let found = self.views.lock().open.get(&view).cloned().ok_or_else(no_view)?;
-        let held = match found {
-            OpenView::Snapshot(view) => return Ok(view),
-            OpenView::Transaction(held) if held.may(dict) => held,
-            OpenView::Transaction(_) => return Err(no_dictionary(dict)),
-        };
-        let transaction = &held.transaction;
-        let locked = match read {
-            _ if transaction.isolation() == Isolation::Snapshot => Ok(()),
-            Reads::Keys(keys) => {
-                keys.iter().try_for_each(|key| transaction.lock_key(dict, key, false))
-            }
-            Reads::Range(start, end) => transaction.lock_range(dict, start, end, false),
-        };
-        let view = locked.and_then(|()| transaction.view());
-        let view = view.map_err(|e| match self.db.transaction(transaction.id()) {
-            Ok(_) => of_store(e),
-            Err(_) => failure(FailureCode::NoView, "the transaction is over"),
-        })?;
-        // After the view is made: a holder of later than that has changed nothing in it.
-        if let Some(all) = &self.transactions {
-            all.check(&held)?;
-        }
-        Ok(view)
-    }
 }
 
 impl Drop for Conversation {
@@ -555,12 +497,6 @@ impl Views {
     }
 }
 
-/// The keys or the range of a dictionary that a request reads.
-enum Reads<'a> {
-    Keys(&'a [Bytes]),
-    Range(&'a [u8], &'a [u8]),
-}
-
 /// Returns an estimate of the largest answer to a request, in bytes. A single value may be longer.
 fn most_of_answer(request: &Request) -> usize {
     match request {
@@ -576,90 +512,4 @@ fn failure(code: FailureCode, what: &str) -> Failure {
 
 fn no_view() -> Failure {
     failure(FailureCode::NoView, "there is no such view on this connection")
-}
-
-/// Reads the values of as many of the first keys as fit an answer.
-fn get_many(
-    view: &View,
-    dict: DictionaryId,
-    keys: &[Bytes],
-) -> std::result::Result<Reply, Failure> {
-    // Lengths are known without reading values, so determine first how many values fit.
-    let (mut bytes, mut taken) = (0, 0);
-    if keys.len() > 1 {
-        for key in keys {
-            let len = view.value_len(dict, key).map_err(of_store)?.unwrap_or_default();
-            if taken > 0 && bytes + len > ANSWER_BYTES {
-                break;
-            }
-            bytes += len;
-            taken += 1;
-        }
-    } else {
-        taken = keys.len();
-    }
-    if taken == 0 {
-        return Err(failure(FailureCode::Invalid, "no key was asked for"));
-    }
-    Ok(Reply::Values(view.multi_get(dict, &keys[..taken]).map_err(of_store)?))
-}
-
-fn get_part(
-    view: &View,
-    dict: DictionaryId,
-    key: &Bytes,
-    (offset, length): (u64, u32),
-) -> std::result::Result<Reply, Failure> {
-    match view.get(dict, key).map_err(of_store)? {
-        None => Ok(Reply::Values(vec![None])),
-        Some(value) => {
-            let from = usize::try_from(offset).unwrap_or(usize::MAX).min(value.len());
-            let to = from.saturating_add(length as usize).min(value.len());
-            Ok(Reply::Part { length: value.len() as u64, bytes: value.slice(from..to) })
-        }
-    }
-}
-
-/// The direction and the limits of a requested page.
-struct Page {
-    backward: bool,
-    keys_only: bool,
-    tuples: usize,
-    bytes: usize,
-}
-
-impl Page {
-    fn of(
-        &self,
-        view: &View,
-        dict: DictionaryId,
-        start: &[u8],
-        end: &[u8],
-    ) -> std::result::Result<Reply, Failure> {
-        let mut cursor = view.cursor(dict, start, end).map_err(of_store)?;
-        if self.keys_only {
-            cursor = cursor.keys_only();
-        }
-        if self.backward {
-            cursor.seek_to_end().map_err(of_store)?;
-        }
-        let (mut tuples, mut bytes): (Vec<(Bytes, Bytes)>, usize) = (Vec::new(), 0);
-        while tuples.len() < self.tuples.max(1) {
-            let next = if self.backward { cursor.prev() } else { cursor.next() };
-            let Some(tuple) = next.map_err(of_store)? else {
-                return Ok(Reply::Tuples { ended: true, tuples });
-            };
-            let value = if self.keys_only { 0 } else { tuple.value_len() };
-            bytes += tuple.key.len() + value;
-            if bytes > self.bytes && !tuples.is_empty() {
-                break;
-            }
-            let value = match self.keys_only {
-                true => Bytes::new(),
-                false => tuple.value().map_err(of_store)?,
-            };
-            tuples.push((tuple.key, value));
-        }
-        Ok(Reply::Tuples { ended: false, tuples })
-    }
 }
