@@ -26,14 +26,8 @@
 //!   everything below it, so that the kernel forgets it and the view's number becomes free
 //!   (`kvfs::Views`).
 //!
-//! **Before a transaction begins or ends** the kernel must hand over the data that it holds back:
-//! dirty pages of mappings, and if it gathers writes, of all files that are still open. The
-//! notifier calls syncfs(2) on the mount, which makes the kernel send all its dirty pages (of every
-//! view); syncfs does not arrive as a request of its own. Since Linux 6.16 it does not wait for the
-//! answers of a FUSE daemon, so all threads pass a barrier afterwards (`quiesce_barrier`): then the
-//! pages have been taken. Concurrent callers share one round (`coalescer`). If a thread does not
-//! reach the barrier, the callers get an error: a transaction that began without those pages would
-//! not see the present state.
+//! **Before a transaction begins or ends** the kernel must hand over the data that it holds back
+//! (`dirty_pages`).
 //!
 //! Calls through the mount are made by threads with a descriptor table of their own
 //! (`unshared_thread`): otherwise a daemon that is killed in the middle of one would never end.
@@ -62,7 +56,11 @@ use crate::size_setter::SizeSetter;
 use crate::unshared_thread::UnsharedThread;
 use crate::watch_events::WatchEvents;
 use crate::worker_pool::WorkerPool;
-use crate::{barrier, control_directory, fault, node_id};
+use crate::{control_directory, fault, node_id};
+
+mod dirty_pages;
+
+use dirty_pages::{HandedOver, PATIENCE, SETTLING};
 
 /// The hints of reads by the daemon itself.
 const KEEP_ATIME: ReadHints = ReadHints { keep_atime: true };
@@ -413,76 +411,7 @@ fn frees_files(fs: &Fs, changes: &ChangeSet) -> bool {
     !made.clone().any(is_known_dir)
 }
 
-/// The result of a round that makes the kernel hand over pages.
-#[derive(Clone)]
-enum HandedOver {
-    All,
-    /// All pages, except those that cannot be written while a transaction has locked something.
-    ButForLocks,
-    Failed(String),
-}
-
-/// The time that a caller waits for pages that a thread has in hand. A write gives up waiting for a
-/// lock earlier.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// The same, if the pages in hand may be waiting for the caller.
-const PATIENCE_WITH_LOCKS: Duration = Duration::from_secs(1);
-/// The time for which the threads of queues are waited for at once.
-const SETTLING: Duration = Duration::from_millis(250);
-/// The pause between two rounds, in which threads can serve the requests that have arrived.
-const PAUSE: Duration = Duration::from_millis(5);
-
 impl KernelNotifier {
-    /// Makes the kernel send its dirty pages, and all threads pass the barrier.
-    fn hand_over(&self) -> HandedOver {
-        let handed_over = self.ask_for_pages();
-        fault::point("handed over", 0);
-        handed_over
-    }
-
-    fn ask_for_pages(&self) -> HandedOver {
-        let failed = |e: io::Error| {
-            HandedOver::Failed(format!("the kernel did not hand over what it holds: {e}"))
-        };
-        let mount_root = self.mount_root.clone();
-        let sent = self.syncfs_thread.ask(move || match mount_root.open() {
-            Ok(root) => rustix::fs::syncfs(&root).map(|()| true).map_err(io::Error::from),
-            // Something else is mounted there, or the mount was unmounted while programs use it.
-            Err(_) => Ok(false),
-        });
-        match sent {
-            Ok(Ok(true)) => {}
-            Ok(Ok(false)) => {
-                self.drop_all();
-                return HandedOver::All;
-            }
-            Ok(Err(e)) => return failed(e),
-            // The mount has ended, and has handed over everything before.
-            Err(_) => return HandedOver::All,
-        }
-        let asked = Instant::now();
-        loop {
-            match self.pass_barrier() {
-                Ok(true) => return HandedOver::All,
-                Ok(false)
-                    if asked.elapsed() > PATIENCE_WITH_LOCKS
-                        && self.writes_back()
-                        && self.adapter.stalls() =>
-                {
-                    return HandedOver::ButForLocks;
-                }
-                Ok(false) if asked.elapsed() > self.patience => {
-                    return HandedOver::Failed(
-                        "the thread that has them is busy for too long".into(),
-                    );
-                }
-                Ok(false) => std::thread::sleep(PAUSE),
-                Err(e) if e.kind() == io::ErrorKind::NotConnected => return HandedOver::All,
-                Err(e) => return failed(e),
-            }
-        }
-    }
-
     /// Makes the kernel drop everything that it holds of every inode, after writing back dirty
     /// pages. Returns when these have been taken. It is used if no path leads into the mount.
     fn drop_all(&self) {
@@ -494,28 +423,6 @@ impl KernelNotifier {
                 .for_each(|ino| drop(self.invalidator.invalidate_inode(node_id::of(number, ino))));
         }
         drop(self.invalidator.invalidate_inode(NodeId::ROOT));
-    }
-
-    /// Returns whether a thread has pages in hand that the kernel writes back.
-    fn writes_back(&self) -> bool {
-        self.pool.writes_back() || self.queues.as_ref().is_some_and(|queues| queues.writes_back())
-    }
-
-    /// Waits until every thread has served the request that it took before this call. Returns
-    /// `false` if one of them did not finish in time.
-    fn pass_barrier(&self) -> io::Result<bool> {
-        if let Some(queues) = &self.queues {
-            return Ok(queues.settle(SETTLING));
-        }
-        let round = self.adapter.quiesce_barrier().call();
-        let (mount_root, pages) = (self.mount_root.clone(), self.pool.threads() + 1);
-        let sent =
-            self.syncfs_thread.begin(move || barrier::send_pages(&mount_root.open()?, pages))?;
-        let met = round.has_all(|| self.pool.otherwise_busy());
-        // A thread that waits at the barrier has the answer to a page in hand.
-        drop(round);
-        sent.recv().map_err(|_| io::Error::from(io::ErrorKind::NotConnected))??;
-        Ok(met)
     }
 
     fn has_stopped(&self) -> bool {
