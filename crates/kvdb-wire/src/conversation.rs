@@ -440,7 +440,7 @@ impl Conversation {
 
     /// Counts this connection as one of the tenant.
     fn join(&self, tenant: &Arc<Tenant>) -> std::result::Result<(), Failure> {
-        let connected = tenant.connect(self.options.connections).map_err(|open| {
+        let connected = tenant.connect(self.options.connections, &self.socket).map_err(|open| {
             let what = format!(
                 "the clients of this token or certificate have {open} connections, and may not \
                  have more: end some of them"

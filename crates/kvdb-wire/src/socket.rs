@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// One end of a connection.
@@ -22,6 +23,12 @@ pub trait Transport: Send + Sync {
 
     /// Ends the connection, so that reads and writes of both ends return.
     fn end(&self);
+
+    /// Returns whether the other end has ended the connection, even if nothing has been read up to
+    /// there. A transport that cannot know it returns `false`.
+    fn has_ended(&self) -> bool {
+        false
+    }
 
     /// Sets the time after which a read fails. `None` means no limit.
     fn limit_reads(&self, time: Option<Duration>) -> io::Result<()>;
@@ -42,6 +49,12 @@ impl Transport for UnixStream {
     fn end(&self) {
         // Ignore the error of a connection that has already ended.
         let _ = self.shutdown(Shutdown::Both);
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut on = [PollFd::new(self, PollFlags::RDHUP)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut on, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
     fn limit_reads(&self, time: Option<Duration>) -> io::Result<()> {
@@ -85,6 +98,11 @@ impl Socket {
     /// Ends the connection for all its users: their reads and writes return.
     pub fn end(&self) {
         self.0.end();
+    }
+
+    /// Returns whether the other end has ended the connection, as far as that is known.
+    pub fn has_ended(&self) -> bool {
+        self.0.has_ended()
     }
 
     /// Sets the time after which a read fails.

@@ -9,10 +9,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use env::sync::Mutex;
-use env::sync::atomic::{AtomicBool, Ordering};
 
 use crate::budget::Budget;
 use crate::roles::{Line, LineId};
+use crate::socket::Socket;
 
 /// The tenants that have connected to a server. There are as many as lines in the list at most.
 pub(crate) struct Tenants {
@@ -34,8 +34,10 @@ pub(crate) struct Tenant {
 
 #[derive(Default)]
 struct Connections {
-    /// Number of those whose sockets have not ended.
-    open: usize,
+    /// Number of the last one.
+    last: u64,
+    /// Those that have places, by number.
+    open: HashMap<u64, Socket>,
     /// Number of all, including those that have ended while the server works on their requests.
     all: usize,
 }
@@ -44,16 +46,14 @@ struct Connections {
 /// until this is dropped.
 pub(crate) struct Connected {
     pub tenant: Arc<Tenant>,
-    has_ended: AtomicBool,
+    number: u64,
 }
 
 impl Connected {
     /// Releases the place of the connection, whose socket has ended. A client whose request takes
     /// long connects again while the server still works on it, and needs the place.
     pub fn end(&self) {
-        if !self.has_ended.swap(true, Ordering::Relaxed) {
-            self.tenant.connections.lock().open -= 1;
-        }
+        self.tenant.connections.lock().open.remove(&self.number);
     }
 }
 
@@ -92,22 +92,28 @@ impl Tenant {
         share(self.is_only, all)
     }
 
-    /// Counts one more of the server's `all` connections. Returns how many there are if it may not
-    /// have more. Those that have ended while the server works on their requests have no places,
-    /// but together with the others they take no more than the share of the tenant: else a client
-    /// that ends its connections again and again would take the places of others.
-    pub fn connect(self: &Arc<Tenant>, all: usize) -> Result<Connected, usize> {
+    /// Counts one more of the server's `all` connections, on this socket. Returns how many there
+    /// are if it may not have more. Those that have ended while the server works on their requests
+    /// have no places, but together with the others they take no more than the share of the tenant:
+    /// else a client that ends its connections again and again would take the places of others.
+    pub fn connect(self: &Arc<Tenant>, all: usize, socket: &Socket) -> Result<Connected, usize> {
         let mut connections = self.connections.lock();
         let places = self.places(all);
-        if connections.open >= places {
-            return Err(connections.open);
+        if connections.open.len() >= places {
+            // While all threads of a connection work on its requests, none of them reads its end.
+            connections.open.retain(|_, socket| !socket.has_ended());
+        }
+        if connections.open.len() >= places {
+            return Err(connections.open.len());
         }
         if connections.all >= places.max(self.share(all as u64) as usize) {
             return Err(connections.all);
         }
-        connections.open += 1;
         connections.all += 1;
-        Ok(Connected { tenant: self.clone(), has_ended: AtomicBool::new(false) })
+        connections.last += 1;
+        let number = connections.last;
+        connections.open.insert(number, socket.clone());
+        Ok(Connected { tenant: self.clone(), number })
     }
 }
 

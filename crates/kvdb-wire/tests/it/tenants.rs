@@ -171,6 +171,29 @@ fn a_client_that_connects_again_while_the_server_works_for_it_finds_a_place() {
 }
 
 #[test]
+fn a_connection_that_ends_while_all_of_its_threads_are_busy_leaves_its_place() {
+    let (served, host) = Served::slow("most=2", ServerOptions::default());
+    let is_cut = Arc::new(AtomicBool::new(false));
+    let busy = served.client_with("flood", Duration::from_secs(60), &is_cut).unwrap();
+    let _idle = served.client("flood").unwrap();
+    let both = [begin(&busy).unwrap(), begin(&busy).unwrap()];
+    std::thread::scope(|threads| {
+        let commits = both.each_ref().map(|one| threads.spawn(move || one.commit(false)));
+        awaits("both commit", || host.commits.load(Ordering::Relaxed) == 2);
+        is_cut.store(true, Ordering::Relaxed);
+        busy.give_up();
+        for commit in commits {
+            assert!(commit.join().unwrap().is_err());
+        }
+    });
+    drop((both, busy));
+    let begun = Instant::now();
+    persists(|| served.client("flood"));
+    assert!(begun.elapsed() < Duration::from_secs(30), "it was waited for the commits");
+    host.goes_on.store(true, Ordering::Relaxed);
+}
+
+#[test]
 fn connections_that_end_while_the_server_works_for_them_leave_room_for_others() {
     let options = ServerOptions { connections: 8, ..ServerOptions::default() };
     let (served, host) = Served::slow("most=6", options);
