@@ -281,7 +281,8 @@ pub fn keep_deadlines(s: &Session, transaction: &Transaction) -> Outcome {
             let (start, end) = fields_from(head.id, 0);
             let first = view.cursor(info.id, &start, &end)?.next()?;
             if let Some((first, _)) = first.as_ref().and_then(|at| parse_field_order(&at.key)) {
-                transaction.put(info.id, &deadline_key(first, &key), Bytes::new())?;
+                let deadline = deadline_key(first, &key);
+                transaction.put(info.id, &deadline, Bytes::new())?;
             }
         }
     }
