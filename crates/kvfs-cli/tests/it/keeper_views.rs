@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::kept::Kept;
-use crate::place::{Place, fails, is_alive, kill, kvfs, succeeds, until};
+use crate::place::{
+    Place, fails, install_program, install_script, is_alive, kill, kvfs, succeeds, until,
+};
 use rustix::process::Signal;
 
 fn open(path: &Path) -> File {
@@ -474,14 +476,12 @@ fn a_run_says_what_became_of_it() {
 #[test]
 fn a_program_that_does_not_come_to_serve_is_given_up() {
     use std::io::{BufRead, BufReader, Write};
-    use std::os::unix::fs::PermissionsExt;
     let Some(kept) = Kept::new("nowriteback") else { return };
     let place = &kept.place;
     let file = File::create_new(place.mnt().join("f")).expect("made");
     let program = place.dir.path().join("other");
     let fits = "#!/bin/sh\ncase \"$*\" in *--fits*) exit 0;; esac\nexit 1\n";
-    fs::write(&program, fits).expect("written");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+    install_script(&program, fits);
     // As `kvfs mount --upgrade` asks.
     let device = fs::metadata(place.mnt()).expect("it answers").dev();
     let path = format!("/run/kvfs/0:{}.upgrade", rustix::fs::minor(device));
@@ -514,7 +514,7 @@ fn a_mount_with_a_keeper_becomes_another_program() {
     let file = open(&place.mnt().join(".kvfs/txn").join(&id).join("f"));
     file.write_all_at(b"C", 0).expect("written");
     let copy = place.dir.path().join("kvfs-new");
-    fs::copy(env!("CARGO_BIN_EXE_kvfs"), &copy).expect("copied");
+    install_program(&copy);
     let before = kept.daemon();
     let said = succeeds(Command::new(&copy).args(["mount", "--upgrade"]).arg(place.mnt()));
     let after = kept.daemon();

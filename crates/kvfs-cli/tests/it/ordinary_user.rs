@@ -95,7 +95,7 @@ fn place() -> Option<Place> {
         std::os::unix::fs::chown(place.path(name), Some(USER), Some(USER)).expect("given");
     }
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).expect("set");
-    fs::copy(env!("CARGO_BIN_EXE_kvfs"), place.path("kvfs")).expect("copied");
+    crate::place::install_program(&place.path("kvfs"));
     let open = Command::new("/bin/sh").args(["-c", "exec 3<>/dev/fuse"]).uid(USER).status();
     if !open.is_ok_and(|status| status.success()) {
         eprintln!("SKIPPED: users may not open /dev/fuse here");

@@ -6,14 +6,16 @@ use crate::programs;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::place::{Place, fails, kill, kvfs, succeeds, text, until};
+use crate::place::{
+    Place, fails, install_program, install_script, kill, kvfs, succeeds, text, until,
+};
 use rustix::process::Signal;
 
 impl Place {
@@ -44,7 +46,7 @@ fn the_process_stays_and_becomes_the_program_that_was_called() {
     p.ask(&["SET", "k", "v"]);
     // Another file with the same program.
     let copy = p.dir.path().join("kvfs-new");
-    fs::copy(env!("CARGO_BIN_EXE_kvfs"), &copy).expect("copied");
+    install_program(&copy);
     let said = succeeds(Command::new(&copy).args(["mount", "--upgrade"]).arg(p.mnt()));
     assert!(said.starts_with(&format!("process {before} goes on with ")), "{said}");
     assert_eq!((p.pid(), program_of(before)), (before, copy));
@@ -160,16 +162,14 @@ fn a_program_that_cannot_go_on_changes_nothing() {
         ("none", "neither\n", "cannot execute"),
     ] {
         let program = p.dir.path().join(name);
-        fs::write(&program, script).expect("written");
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+        install_script(&program, script);
         let said = asked_to_become(&p, &program);
         assert!(said.contains(why), "{name}: {said}");
         file.write_all_at(b"f", 0).expect("it answers");
     }
     // One that cannot be executed any more when it has said that it fits.
     let program = p.dir.path().join("gone");
-    fs::write(&program, fits.replace("exit 0", "rm -- \"$0\"; exit 0")).expect("written");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+    install_script(&program, &fits.replace("exit 0", "rm -- \"$0\"; exit 0"));
     let said = asked_to_become(&p, &program);
     assert!(said.contains("cannot execute"), "{said}");
     assert_eq!((seen(&file).1, p.pid()), (b"f".to_vec(), pid));
@@ -194,8 +194,7 @@ fn a_program_that_finds_out_too_late_gives_the_mount_back() {
     let script = format!(
         "#!/bin/sh\ncase \"$*\" in *--fits*) exit 0;; esac\nexec {real} \"$@\" -o writeback\n"
     );
-    fs::write(&program, script).expect("written");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+    install_script(&program, &script);
     let said = asked_to_become(&p, &program);
     assert!(said.contains("would agree with the kernel on something else"), "{said}");
     assert_eq!((seen(&file).1, p.pid()), (b"f".to_vec(), pid));
@@ -237,9 +236,7 @@ fn an_upgrade_that_is_asked_for_during_another_one_is_refused() {
     let (program, gate) = (p.dir.path().join("other"), p.dir.path().join("gate"));
     let real = Path::new(env!("CARGO_BIN_EXE_kvfs"));
     let fits = format!("case \"$*\" in *--fits*) cat {};; esac", gate.display());
-    fs::write(&program, format!("#!/bin/sh\n{fits}\nexec {} \"$@\"\n", real.display()))
-        .expect("written");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+    install_script(&program, &format!("#!/bin/sh\n{fits}\nexec {} \"$@\"\n", real.display()));
     succeeds(Command::new("mkfifo").arg(&gate));
     let first = ask_to_become(&p, &program);
     let opened = File::options().write(true).open(&gate).expect("it is asked whether it fits");
@@ -271,7 +268,7 @@ fn what_is_asked_of_no_daemon_says_so() {
     assert_eq!(p.pid(), pid);
     // A program that could not be read while the mount is not served.
     let inside = p.mnt().join("kvfs");
-    fs::copy(env!("CARGO_BIN_EXE_kvfs"), &inside).expect("copied");
+    install_program(&inside);
     let said = fails(2, Command::new(&inside).args(["mount", "--upgrade"]).arg(p.mnt()));
     assert!(said.contains("lies in the mount itself"), "{said}");
     until("it is unmounted", || p.umount().output().expect("kvfs runs").status.success());

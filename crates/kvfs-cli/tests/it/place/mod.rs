@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,19 @@ pub fn kvfs(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
     command.args(words);
     command
+}
+
+/// Writes an executable script. A child process writes it: if this process had it open for writing,
+/// a child that another test forks at that moment would hold the descriptor until it executes its
+/// own program, and the kernel refuses to execute a file that is open for writing (`ETXTBSY`).
+pub fn install_script(at: &Path, script: &str) {
+    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    succeeds(Command::new("sh").args(["-c", write]).arg(at).arg(script));
+}
+
+/// Copies the program under test, by a child process for the same reason.
+pub fn install_program(at: &Path) {
+    succeeds(Command::new("cp").arg(env!("CARGO_BIN_EXE_kvfs")).arg(at));
 }
 
 pub fn text(bytes: &[u8]) -> String {
