@@ -111,11 +111,13 @@ impl Revert<'_> {
         Ok(nested.finish()?)
     }
 
-    /// Restores a tuple to its state beneath the transaction.
+    /// Restores a tuple to its state beneath the transaction. Nothing is written for a tuple that
+    /// exists on neither side, so that `TXN CHANGES` does not list its deletion.
     fn tuple(&self, dict: DictionaryId, key: &Bytes, batch: &mut Batch) -> Outcome {
         match self.base.stored(dict, key)? {
             Some(value) => batch.put_stored(dict, key.clone(), value),
-            None => batch.delete(dict, key.clone()),
+            None if self.view.value_len(dict, key)?.is_some() => batch.delete(dict, key.clone()),
+            None => {}
         }
         Ok(())
     }
