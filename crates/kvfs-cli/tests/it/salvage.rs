@@ -131,6 +131,14 @@ fn of_a_sound_store_everything_comes_out() {
     let first: Value = serde_json::from_str(keys.lines().next().expect("a line")).expect("JSON");
     assert_eq!(first, serde_json::json!({"dictionary": "0", "key": "key0", "value": "value0"}));
     assert_eq!((keys.lines().count(), &report["keys"]), (5, &5.into()));
+    // Not among the files, one of which could have the name.
+    let (other, among) = (lab.path("other"), lab.path("other/keys"));
+    let words = [other.as_ref(), "--keys".as_ref(), among.as_ref()];
+    let refused = lab.run("salvage", &words);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(USAGE), "{said}");
+    assert!(said.contains("where a file of the store could have its name"), "{said}");
+    assert!(!among.exists());
     // Only into a directory that is empty.
     let again = lab.run("salvage", &[to.as_ref()]);
     assert_eq!(again.status.code(), Some(USAGE), "{}", String::from_utf8_lossy(&again.stderr));
