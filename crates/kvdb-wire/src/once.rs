@@ -76,7 +76,7 @@ impl Once {
                 if state.is_none() && is_done() {
                     return act();
                 }
-                // With the outcome on disk, the record must be, too.
+                // If the outcome is on disk, the record must be, too.
                 self.note(&mut kept, key, BEGUN, durability)?;
                 if let Err(e) = act() {
                     if !is_done() {

@@ -36,7 +36,7 @@ pub(crate) struct Tenant {
 struct Connections {
     /// Number of the last one.
     last: u64,
-    /// Those that have places, by number.
+    /// The connections that have places, by number.
     open: HashMap<u64, Socket>,
     /// Number of all, including those that have ended while the server works on their requests.
     all: usize,

@@ -1,4 +1,4 @@
-//! How a transaction sends its changes to the server. Gathered changes become numbered batches, and
+//! The sending of a transaction's changes to the server. Gathered changes become numbered batches, and
 //! one thread sends them for all that wait, in order.
 
 use std::time::Duration;

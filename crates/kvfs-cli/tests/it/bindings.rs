@@ -16,7 +16,7 @@ fn tree(path: &str) -> PathBuf {
 
 #[track_caller]
 fn succeeds(command: &mut Command) -> String {
-    let ended = command.output().expect("it runs");
+    let ended = crate::place::output(command);
     assert!(ended.status.success(), "{command:?}: {}", String::from_utf8_lossy(&ended.stderr));
     String::from_utf8_lossy(&ended.stdout).into_owned()
 }

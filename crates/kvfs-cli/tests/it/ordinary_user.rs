@@ -51,7 +51,7 @@ impl Place {
 
     #[track_caller]
     fn succeeds(&self, command: &mut Command) -> String {
-        let said = command.output().expect("it runs");
+        let said = crate::place::output(command);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(said.status.success(), "{command:?}: {}", text(&said.stderr));
         text(&said.stdout)

@@ -17,7 +17,7 @@ fn kvfs(words: &[&str]) -> Command {
 
 #[track_caller]
 fn succeeds(command: &mut Command) -> Vec<u8> {
-    let Output { status, stdout, stderr } = command.output().expect("it runs");
+    let Output { status, stdout, stderr } = crate::place::output(command);
     assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
     stdout
 }

@@ -16,7 +16,7 @@ fn kvfs(words: &[&str]) -> Command {
 
 #[track_caller]
 fn succeeds(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.output().expect("it runs");
+    let Output { status, stdout, stderr } = crate::place::output(command);
     assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
     String::from_utf8_lossy(&stdout).into_owned()
 }

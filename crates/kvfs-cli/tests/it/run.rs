@@ -23,7 +23,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Exit code, standard output and standard error.
 fn ends(command: &mut Command) -> (Option<i32>, String, String) {
-    let Output { status, stdout, stderr } = command.output().expect("it runs");
+    let Output { status, stdout, stderr } = crate::place::output(command);
     (status.code(), text(&stdout), text(&stderr))
 }
 

@@ -94,9 +94,9 @@ fn a_read_with_o_noatime_leaves_the_time_of_access() {
     }
 }
 
-/// Copies a program of the system to a path. A child process copies it: a descriptor of this process
-/// that is open for writing may live on in a child that another test has just forked, and the
-/// kernel refuses to execute a file that is open for writing (`ETXTBSY`).
+/// Copies a program of the system to a path. A child process copies it: a descriptor of this
+/// process that is open for writing may live on in a child that another test has just forked, and
+/// the kernel refuses to execute a file that is open for writing (`ETXTBSY`).
 fn install(program: &str, to: &Path) {
     let copied = Command::new("cp").arg(program).arg(to).status();
     assert!(copied.expect("cp runs").success());

@@ -21,7 +21,7 @@ fn kvfs() -> Command {
 
 #[track_caller]
 fn succeeds(command: &mut Command) {
-    let output = command.output().expect("kvfs runs");
+    let output = crate::place::output(command);
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 

@@ -15,7 +15,7 @@ pub fn kvfs() -> Command {
 
 #[track_caller]
 pub fn succeeds(command: &mut Command) -> Output {
-    let output = command.output().expect("kvfs runs");
+    let output = crate::place::output(command);
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     output
 }
