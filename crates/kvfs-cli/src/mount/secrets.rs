@@ -1,8 +1,10 @@
 //! The secrets of a mount's background process: the key of the transaction that it takes up, and
 //! the token that it shows to a server of the network. The foreground process passes them through
 //! its standard input: all users can list arguments, and the environment in which a process was
-//! started can be read in `/proc` for as long as the process lives.
+//! started can be read in `/proc` for as long as the process lives. A process that does not end at
+//! once clears what it was started with ([`clear_environment`]).
 
+use std::ffi::CString;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 
@@ -13,10 +15,29 @@ use serde_json::{Value, json};
 use crate::guest;
 use crate::output::{Exit, Failure, Outcome};
 
-/// The variables of the foreground process that the background process does not inherit.
+/// The variables with secrets, which no process inherits from the foreground process.
 const VARIABLES: [&str; 2] = [TOKEN, "KVFS_KEY"];
 /// Limit of the bytes that are passed.
 const LONGEST: u64 = 64 << 10;
+
+/// Removes the secrets from the environment of this process, and overwrites them in the memory from
+/// which the kernel answers reads of `/proc/PID/environ`. This must be called by the main thread
+/// before any other thread is started, and after the secrets were taken.
+pub fn clear_environment() {
+    for variable in VARIABLES {
+        let Ok(name) = CString::new(variable) else { continue };
+        // SAFETY: there is one thread, so that no other reads or changes the environment. The value
+        // is a string that ends with a zero, in memory of this process that may be written; no
+        // reference to it is there, since the standard library copies what it returns.
+        unsafe {
+            let value = libc::getenv(name.as_ptr());
+            if !value.is_null() {
+                value.write_bytes(0, libc::strlen(value));
+            }
+            std::env::remove_var(variable);
+        }
+    }
+}
 
 /// Secrets for the background process.
 #[derive(Clone, Default)]

@@ -27,6 +27,7 @@ use rustix::process::{Pid, PidfdFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::secrets::clear_environment;
 use super::{
     Args, Credentials, Secrets, announce, arguments, mount_point, say_ready, start_with, tell,
 };
@@ -71,8 +72,11 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
             .map_err(|e| Failure::io(format!("cannot use {}", log.display()), &e))?;
     }
     if args.foreground {
+        let token = token_for(server, &args.credentials);
+        clear_environment();
+        let secrets = &Secrets { token, ..secrets.clone() };
         let mut ready = |record: &Record| announce(output, record);
-        return serve(&asked, &dir, &options, &mut ready);
+        return serve(&Mounting { secrets, ..asked }, &dir, &options, &mut ready);
     }
     let words = &args.options;
     let mut all = arguments("--serving", Path::new(&address), &dir, words, &options);
@@ -96,7 +100,8 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
 }
 
 /// Mounts a new transaction for this process, by a background process. The transaction is aborted
-/// and the mount ends when this process ends, unless it was requested to keep the mount.
+/// and the mount ends when this process ends, unless it was requested to keep the mount. The
+/// secrets in the environment of this process are removed, since it waits for a program.
 pub fn for_this_process(server: &Server, dir: &Path, durable: bool) -> Outcome<Record> {
     let options = Options::default();
     let mut all = arguments("--serving", Path::new(&server.address()), dir, &[], &options);
@@ -105,6 +110,7 @@ pub fn for_this_process(server: &Server, dir: &Path, durable: bool) -> Outcome<R
     let credentials = Credentials::default();
     all.extend(credentials.words()?);
     let token = token_for(server, &credentials);
+    clear_environment();
     start_with(&all, &Secrets { key: None, token })
 }
 

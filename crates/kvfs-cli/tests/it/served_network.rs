@@ -137,6 +137,52 @@ fn a_token_of_the_environment_is_not_in_that_of_the_daemon() {
 }
 
 #[test]
+fn a_program_that_runs_by_a_token_does_not_find_it_in_the_process_that_runs_it() {
+    let Some(place) = place() else { return };
+    let (serving, port) = serve(&place, 0);
+    let shown = place.path("shown");
+    let mut run = kvfs();
+    // A variable of another kind stays, so that the environment was read.
+    run.env("KVFS_TOKEN", TOKENS[1].0).env("STAYS", "it-stays");
+    run.env("KVFS_CA", place.path("cert.pem")).env("SHOWN", &shown);
+    run.arg("run").arg(format!("kvfs://localhost:{port}"));
+    // The run is the parent of the program.
+    let script = "cat /proc/$PPID/environ /proc/self/environ >\"$SHOWN\"; echo ran >copy";
+    succeeds(run.args(["--", "sh", "-ec", script]));
+    let shown = std::fs::read(&shown).expect("it was read");
+    let shown = String::from_utf8_lossy(&shown);
+    assert_eq!(shown.matches("STAYS=it-stays").count(), 2, "{shown:?}");
+    assert!(!shown.contains(TOKENS[1].0));
+    serving.ends_when_asked();
+    place.has("/copy", Some("ran\n"));
+}
+
+#[test]
+fn a_mount_in_the_foreground_does_not_show_the_token_that_it_was_begun_with() {
+    let Some(place) = place() else { return };
+    let (_serving, port) = serve(&place, 0);
+    let mut command = kvfs();
+    command.arg("mount").arg(format!("kvfs://localhost:{port}")).arg(place.path("one"));
+    command.args(["--txn", "--foreground", "--json", "--ca"]).arg(place.path("cert.pem"));
+    command.env("KVFS_TOKEN", TOKENS[1].0).env("STAYS", "it-stays");
+    let mut mount = command.stdout(Stdio::piped()).spawn().expect("kvfs runs");
+    let mut line = String::new();
+    let out = mount.stdout.as_mut().expect("a pipe");
+    // It writes a line as soon as it answers.
+    BufReader::new(out).read_line(&mut line).expect("text");
+    let environment = std::fs::read(format!("/proc/{}/environ", mount.id())).expect("it is there");
+    let written = std::fs::write(place.path("one").join("made"), "by that token");
+    let ended = place.end("commit", "one");
+    let _ = kvfs().arg("umount").arg(place.path("one")).output();
+    mount.wait().expect("it has ended");
+    let environment = String::from_utf8_lossy(&environment);
+    assert!(environment.contains("STAYS=it-stays"), "{line:?}");
+    assert!(!environment.contains(TOKENS[1].0));
+    written.expect("written");
+    assert!(ended.status.success(), "{}", said(&ended));
+}
+
+#[test]
 fn each_token_lets_do_what_its_line_says_and_nothing_else() {
     let Some(place) = place() else { return };
     let (_serving, port) = serve(&place, 0);
