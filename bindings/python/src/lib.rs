@@ -3,8 +3,9 @@
 //!
 //! - `database`, on `shared`: a store that is open in this process, and how it is closed;
 //! - `at_address`: stores in object storage; `merging`: of their forks;
-//! - `scope`: keys of the store, of a transaction or of a snapshot; `range`, `changes`: iterators;
-//! - `served`: files and keys of a store that a server holds;
+//! - `scope`: keys of the store, of a transaction or of a snapshot, on `place`, which knows whether
+//!   the store is open here, and `batches`; `range`, `changes`: iterators;
+//! - `served`: views of a store that a server holds;
 //! - `files`, `paths`, `open_file`: the file system of a scope; `home`: the owner of one;
 //! - `stream`: Python's file objects as readers and writers, for send and receive;
 //! - `slot`: what ends with the store, and what a forked child must leave alone;
@@ -14,6 +15,7 @@
 //! another thread. No lock of this crate is held while Python code runs.
 
 mod at_address;
+mod batches;
 mod changes;
 mod database;
 mod failure;
@@ -23,6 +25,7 @@ mod merging;
 mod octets;
 mod open_file;
 mod paths;
+mod place;
 mod range;
 mod scope;
 mod served;
@@ -37,13 +40,13 @@ fn _kvfs(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<database::Database>()?;
     m.add_class::<scope::Scope>()?;
     m.add_class::<scope::Savepoint>()?;
-    m.add_class::<served::ServedScope>()?;
     m.add_class::<range::Range>()?;
     m.add_class::<changes::Changes>()?;
     m.add_class::<files::Files>()?;
     m.add_class::<open_file::OpenFile>()?;
     m.add_function(wrap_pyfunction!(at_address::address, m)?)?;
     m.add_function(wrap_pyfunction!(served::server, m)?)?;
+    m.add_function(wrap_pyfunction!(served::open_served, m)?)?;
     m.add_function(wrap_pyfunction!(at_address::fork, m)?)?;
     m.add_function(wrap_pyfunction!(at_address::forks, m)?)?;
     m.add_function(wrap_pyfunction!(at_address::drop_fork, m)?)?;

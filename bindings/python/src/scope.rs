@@ -1,117 +1,105 @@
-//! Keys as one sees them: of the store, in a transaction, or in a snapshot.
+//! Keys as one sees them: of the store, in a transaction, or in a snapshot; of a store that is open
+//! in this process, or that a server holds.
 
 use std::ops::Bound as End;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kvdb::{Batch, DictionaryId, Durability, MAX_KEY, Transaction, Update, View};
+use kvdb::{Batch, DictionaryId, Durability, Transaction, Update, View};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::batches::{Change, add_change, check_key, check_value, number_of};
 use crate::failure::{Failure, Outcome};
 use crate::files::Files;
 use crate::home::Home;
 use crate::octets::Octets;
+use crate::place::{At, Place};
 use crate::range::{Range, Walk};
-use crate::shared::{Open, Shared, check_name, reserved};
-use crate::slot::Slot;
+use crate::served::Served;
+use crate::shared::{Open, Shared};
 
-enum At {
-    Mainline,
-    Transaction {
-        slot: Arc<Slot<Transaction>>,
-        id: kvdb::TransactionId,
-        /// It was begun by this object, and is aborted with it.
-        own: bool,
-    },
-    Frozen(Arc<Slot<View>>, String),
+enum Of {
+    /// A store that is open in this process.
+    Store(Arc<Shared>, At),
+    /// A view that a server holds.
+    Server(Arc<Served>),
 }
 
 /// Where reads and writes of keys go.
 #[pyclass(frozen, module = "kvfs._kvfs")]
-pub struct Scope {
-    shared: Arc<Shared>,
-    at: At,
-}
+pub struct Scope(Of);
 
 /// A point of a transaction to go back to.
 #[pyclass(frozen, module = "kvfs._kvfs")]
 pub struct Savepoint(kvdb::Savepoint);
 
-/// A change of a batch as Python gives it: what, dictionary, key or start, value or stop.
-pub type Change = (String, String, Octets, Option<Octets>);
-
 impl Scope {
     /// The keys outside of all transactions.
     pub fn mainline(shared: Arc<Shared>) -> Scope {
-        Scope { shared, at: At::Mainline }
+        Scope(Of::Store(shared, At::Mainline))
     }
 
     /// The keys as a transaction sees them. `own`: it is aborted with the object at the latest.
     pub fn transaction(shared: Arc<Shared>, transaction: Transaction, own: bool) -> Scope {
         let id = transaction.id();
         let slot = shared.slot("the transaction", transaction);
-        Scope { shared, at: At::Transaction { slot, id, own } }
+        Scope(Of::Store(shared, At::Transaction { slot, id, own }))
     }
 
     /// The keys of a snapshot.
     pub fn frozen(shared: Arc<Shared>, name: String, view: View) -> Scope {
         let slot = shared.slot("the snapshot", view);
-        Scope { shared, at: At::Frozen(slot, name) }
+        Scope(Of::Store(shared, At::Frozen(slot, name)))
     }
 
-    fn scope(&self, open: &Open) -> Outcome<kvdb::Scope> {
-        Ok(match &self.at {
-            At::Mainline => kvdb::Scope::Mainline(open.db.clone()),
-            At::Transaction { slot, id, .. } => {
-                let transaction = slot.lock()?.clone().ok_or(Failure::Ended(*id))?;
-                kvdb::Scope::Transaction(transaction)
-            }
-            At::Frozen(slot, _) => kvdb::Scope::Frozen(slot.get()?),
-        })
+    /// The keys of a view that a server holds. It ends with the object.
+    pub fn served(served: Served) -> Scope {
+        Scope(Of::Server(Arc::new(served)))
     }
 
     fn call<T: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&Open, kvdb::Scope) -> Outcome<T> + Send,
+        call: impl FnOnce(Place<'_>, kvdb::Scope) -> Outcome<T> + Send,
     ) -> PyResult<T> {
-        Ok(py.detach(|| {
-            let open = self.shared.open()?;
-            let done = self.scope(&open).and_then(|scope| call(&open, scope));
-            done.map_err(|failure| open.cause(self.id(), failure))
+        Ok(py.detach(|| -> Outcome<T> {
+            match &self.0 {
+                Of::Store(shared, at) => {
+                    let open = shared.open()?;
+                    let done =
+                        at.scope(&open).and_then(|scope| call(Place::Here(&open, at), scope));
+                    done.map_err(|failure| open.cause(at.id(), failure))
+                }
+                Of::Server(served) => served.call(|view| call(Place::There(view), view.scope())),
+            }
         })?)
+    }
+
+    fn home(&self) -> Home {
+        match &self.0 {
+            Of::Store(shared, _) => Home::Store(shared.clone()),
+            Of::Server(served) => Home::Server(served.clone()),
+        }
     }
 
     /// The number of the transaction, where it is one.
     fn id(&self) -> Option<kvdb::TransactionId> {
-        match &self.at {
-            At::Transaction { id, .. } => Some(*id),
-            _ => None,
+        match &self.0 {
+            Of::Store(_, at) => at.id(),
+            Of::Server(served) => served.id(),
         }
     }
 
-    /// The transaction, where it is one.
-    fn transaction_of(&self) -> Outcome<(&Slot<Transaction>, kvdb::TransactionId)> {
-        match &self.at {
-            At::Transaction { slot, id, .. } => Ok((slot, *id)),
-            _ => Err(Failure::Invalid("this is no transaction".into())),
-        }
-    }
-}
-
-/// The dictionary of that name as the scope has it.
-fn existing(open: &Open, scope: &kvdb::Scope, name: &str) -> Outcome<Option<DictionaryId>> {
-    match scope {
-        kvdb::Scope::Frozen(view) => {
-            check_name(name)?;
-            let found = view.dictionaries().into_iter().find(|d| d.name == name);
-            match found {
-                Some(info) if info.options.reserved => Err(reserved(name)),
-                found => Ok(found.map(|info| info.id)),
+    /// The transaction, for what only one of a store in this process has.
+    fn with_savepoints(&self) -> Outcome<kvdb::TransactionId> {
+        match &self.0 {
+            Of::Store(_, at) => Ok(at.transaction()?.1),
+            Of::Server(_) => {
+                let what = "a transaction over a wire has no savepoints: begin one for each step";
+                Err(Failure::Unsupported(what.into()))
             }
         }
-        _ => open.dictionary(name),
     }
 }
 
@@ -129,47 +117,6 @@ fn read_range(
     Ok(scope.view()?)
 }
 
-/// Ahead of all else that a change would do, such as making its dictionary.
-pub fn check_key(key: &[u8]) -> Outcome<()> {
-    if key.len() <= MAX_KEY {
-        return Ok(());
-    }
-    Err(Failure::Invalid(format!("a key has at most {MAX_KEY} bytes, not {}", key.len())))
-}
-
-fn delete_range(batch: &mut Batch, dict: DictionaryId, start: &[u8], stop: Option<&[u8]>) {
-    let start = Bytes::copy_from_slice(start);
-    match stop {
-        Some(stop) if *stop > *start => {
-            batch.delete_range(dict, start, Bytes::copy_from_slice(stop));
-        }
-        Some(_) => {}
-        None => {
-            // Up to the last key that there can be, and that one.
-            let last = Bytes::from(vec![0xff; MAX_KEY]);
-            batch.delete_range(dict, start, last.clone());
-            batch.delete(dict, last);
-        }
-    }
-}
-
-pub fn add_change(
-    batch: &mut Batch,
-    dict: DictionaryId,
-    (what, _, key, value): &Change,
-) -> Outcome<()> {
-    let copied = |octets: &Octets| Bytes::copy_from_slice(octets);
-    check_key(key)?;
-    match (what.as_str(), value) {
-        ("put", Some(value)) => batch.put(dict, copied(key), copied(value)),
-        ("delete", None) => batch.delete(dict, copied(key)),
-        ("delete_range", stop) => delete_range(batch, dict, key, stop.as_deref()),
-        ("delete_prefix", None) => batch.delete_prefix(dict, &**key),
-        _ => return Err(Failure::Invalid(format!("{what} is no change of a key"))),
-    }
-    Ok(())
-}
-
 #[pymethods]
 impl Scope {
     fn get<'py>(
@@ -178,8 +125,8 @@ impl Scope {
         dictionary: &str,
         key: Octets,
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let found = self.call(py, |open, scope| match existing(open, &scope, dictionary)? {
-            Some(dict) => Ok(scope.get(dict, &key)?),
+        let found = self.call(py, |place, scope| match place.existing(&scope, dictionary)? {
+            Some(dict) => value(&scope, dict, &key),
             None => Ok(None),
         })?;
         Ok(found.map(|value| PyBytes::new(py, &value)))
@@ -191,13 +138,20 @@ impl Scope {
         dictionary: &str,
         keys: Vec<Octets>,
     ) -> PyResult<Vec<Option<Bound<'py, PyBytes>>>> {
-        let found = self.call(py, |open, scope| {
-            let Some(dict) = existing(open, &scope, dictionary)? else {
+        let found = self.call(py, |place, scope| {
+            let Some(dict) = place.existing(&scope, dictionary)? else {
                 return Ok(vec![None; keys.len()]);
             };
             let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
-            if let kvdb::Scope::Transaction(transaction) = &scope {
-                keys.iter().try_for_each(|key| transaction.lock_key(dict, key, false))?;
+            match &scope {
+                kvdb::Scope::Served(view) => {
+                    keys.iter().try_for_each(|key| check_key(key))?;
+                    return Ok(view.get_many(dict, &keys)?);
+                }
+                kvdb::Scope::Transaction(transaction) => {
+                    keys.iter().try_for_each(|key| transaction.lock_key(dict, key, false))?;
+                }
+                kvdb::Scope::Mainline(_) | kvdb::Scope::Frozen(_) => {}
             }
             Ok(scope.view()?.multi_get(dict, &keys)?)
         })?;
@@ -205,56 +159,63 @@ impl Scope {
     }
 
     fn contains(&self, py: Python<'_>, dictionary: &str, key: Octets) -> PyResult<bool> {
-        self.call(py, |open, scope| match existing(open, &scope, dictionary)? {
+        self.call(py, |place, scope| match place.existing(&scope, dictionary)? {
             Some(dict) => contains(&scope, dict, &key),
             None => Ok(false),
         })
     }
 
     fn put(&self, py: Python<'_>, dictionary: &str, key: Octets, value: Octets) -> PyResult<()> {
-        self.call(py, |open, scope| match &scope {
+        self.call(py, |place, scope| match &scope {
             kvdb::Scope::Mainline(db) => {
-                Ok(db.put(open.dictionary_to_write(dictionary)?, &key, &value, open.durability)?)
+                let dict = place.dictionary_to_write(dictionary)?;
+                Ok(db.put(dict, &key, &value, place.durability())?)
             }
             kvdb::Scope::Transaction(transaction) => {
                 check_key(&key)?;
-                Ok(transaction.put(open.dictionary_to_write(dictionary)?, &*key, &*value)?)
+                Ok(transaction.put(place.dictionary_to_write(dictionary)?, &*key, &*value)?)
             }
-            kvdb::Scope::Frozen(_) => Err(is_a_snapshot()),
-            // Those are `served`.
-            kvdb::Scope::Served(_) => Err(Failure::Invalid("the store is elsewhere".into())),
+            kvdb::Scope::Served(_) if scope.writable() => {
+                let dict = place.dictionary_to_write(dictionary)?;
+                check_key(&key)?;
+                check_value(&value)?;
+                let mut batch = Batch::new();
+                batch.put(dict, Bytes::copy_from_slice(&key), Bytes::copy_from_slice(&value));
+                Ok(scope.apply(batch, place.durability())?)
+            }
+            kvdb::Scope::Frozen(_) | kvdb::Scope::Served(_) => Err(is_a_snapshot()),
         })
     }
 
     /// Deletes a key; whether it was there.
     fn delete(&self, py: Python<'_>, dictionary: &str, key: Octets) -> PyResult<bool> {
-        self.call(py, |open, scope| {
+        self.call(py, |place, scope| {
             if !scope.writable() {
                 return Err(is_a_snapshot());
             }
-            let Some(dict) = existing(open, &scope, dictionary)? else { return Ok(false) };
+            let Some(dict) = place.existing(&scope, dictionary)? else { return Ok(false) };
             if !contains(&scope, dict, &key)? {
                 return Ok(false);
             }
             let mut batch = Batch::new();
             batch.delete(dict, Bytes::copy_from_slice(&key));
-            scope.apply(batch, open.durability)?;
+            scope.apply(batch, place.durability())?;
             Ok(true)
         })
     }
 
     /// Adds to the number that a value is, in decimal; a missing one is 0.
     fn add(&self, py: Python<'_>, dictionary: &str, key: Octets, number: i64) -> PyResult<()> {
-        self.call(py, |open, scope| {
+        self.call(py, |place, scope| {
             if !scope.writable() {
                 return Err(is_a_snapshot());
             }
             check_key(&key)?;
-            let dict = open.dictionary_to_write(dictionary)?;
+            let dict = place.dictionary_to_write(dictionary)?;
             // The update itself would take any value. Another may change it in between, and then it
             // has its way with that.
-            let value = scope.get(dict, &key)?;
-            let known = value.as_deref().map_or(Some(0), number_of);
+            let known = value(&scope, dict, &key)?;
+            let known = known.as_deref().map_or(Some(0), number_of);
             if known.and_then(|known| known.checked_add(number)).is_none() {
                 return Err(Failure::Invalid(
                     "the value is no whole number of 64 bits, or would not be one any more".into(),
@@ -262,13 +223,13 @@ impl Scope {
             }
             let mut batch = Batch::new();
             batch.update(dict, Bytes::copy_from_slice(&key), Update::add(number));
-            Ok(scope.apply(batch, open.durability)?)
+            Ok(scope.apply(batch, place.durability())?)
         })
     }
 
     /// Makes changes as one.
     fn apply(&self, py: Python<'_>, changes: Vec<Change>, sync: Option<bool>) -> PyResult<()> {
-        self.call(py, |open, scope| {
+        self.call(py, |place, scope| {
             if !scope.writable() {
                 return Err(is_a_snapshot());
             }
@@ -277,10 +238,13 @@ impl Scope {
                 let deletes = change.0.starts_with("delete");
                 // Deleting makes no dictionary.
                 let dict = if deletes {
-                    existing(open, &scope, &change.1)?
+                    place.existing(&scope, &change.1)?
                 } else {
-                    Some(open.dictionary_to_write(&change.1)?)
+                    Some(place.dictionary_to_write(&change.1)?)
                 };
+                if scope.is_served() && change.0 == "put" {
+                    check_value(change.3.as_deref().unwrap_or_default())?;
+                }
                 if let Some(dict) = dict {
                     add_change(&mut batch, dict, change)?;
                 }
@@ -291,13 +255,14 @@ impl Scope {
             let durability = match sync {
                 Some(true) => Durability::Synced,
                 Some(false) => Durability::Buffered,
-                None => open.durability,
+                None => place.durability(),
             };
             Ok(scope.apply(batch, durability)?)
         })
     }
 
-    /// Keys and, if wanted, values of `[start, stop)`.
+    /// Keys and, if wanted, values of `[start, stop)`. Over a wire the walk sees what the
+    /// transaction changes before it comes there.
     #[pyo3(signature = (dictionary, start, stop, reverse, values))]
     fn range(
         &self,
@@ -308,10 +273,14 @@ impl Scope {
         reverse: bool,
         values: bool,
     ) -> PyResult<Range> {
-        let walk = self.call(py, |open, scope| {
-            let Some(dict) = existing(open, &scope, dictionary)? else { return Ok(None) };
+        let walk = self.call(py, |place, scope| {
+            let Some(dict) = place.existing(&scope, dictionary)? else { return Ok(None) };
             if stop.as_ref().is_some_and(|stop| **stop <= *start) {
                 return Ok(None);
+            }
+            if scope.is_served() {
+                let stop = stop.as_deref().unwrap_or_default();
+                return walk_there(&scope, dict, (&*start, stop), reverse, values).map(Some);
             }
             if let kvdb::Scope::Transaction(transaction) = &scope {
                 let end: &[u8] = stop.as_deref().unwrap_or_default();
@@ -321,7 +290,7 @@ impl Scope {
             let iter = scope.view()?.range::<&[u8]>(dict, (End::Included(&*start), stop));
             Ok(Some(Walk::new(iter, reverse, values)))
         })?;
-        Ok(Range::new(walk.map(|walk| self.shared.slot("the iterator", walk))))
+        Ok(Range::new(walk.map(|walk| self.home().slot("the iterator", walk))))
     }
 
     /// Tuples of `[start, stop)`, by how many that may be off, bytes, by how many.
@@ -332,8 +301,9 @@ impl Scope {
         start: Octets,
         stop: Option<Octets>,
     ) -> PyResult<(u64, u64, u64, u64)> {
-        self.call(py, |open, scope| {
-            let Some(dict) = existing(open, &scope, dictionary)? else { return Ok((0, 0, 0, 0)) };
+        self.call(py, |place, scope| {
+            place.here()?;
+            let Some(dict) = place.existing(&scope, dictionary)? else { return Ok((0, 0, 0, 0)) };
             let stop = stop.as_deref().map_or(End::Unbounded, End::Excluded);
             let range = (End::Included(&*start), stop);
             let found = scope.view()?.estimate::<&[u8]>(dict, range)?;
@@ -343,8 +313,9 @@ impl Scope {
 
     /// How many keys come before one.
     fn rank(&self, py: Python<'_>, dictionary: &str, key: Octets) -> PyResult<u64> {
-        self.call(py, |open, scope| {
-            let Some(dict) = existing(open, &scope, dictionary)? else { return Ok(0) };
+        self.call(py, |place, scope| {
+            let open = place.here()?;
+            let Some(dict) = place.existing(&scope, dictionary)? else { return Ok(0) };
             let view = read_range(&scope, dict, b"", &key)?;
             Ok(open.db.rank::<&[u8]>(&view, dict, .., &*key)?)
         })
@@ -357,8 +328,9 @@ impl Scope {
         dictionary: &str,
         number: u64,
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let found = self.call(py, |open, scope| {
-            let Some(dict) = existing(open, &scope, dictionary)? else { return Ok(None) };
+        let found = self.call(py, |place, scope| {
+            let open = place.here()?;
+            let Some(dict) = place.existing(&scope, dictionary)? else { return Ok(None) };
             let view = read_range(&scope, dict, b"", b"")?;
             Ok(open.db.select::<&[u8]>(&view, dict, .., number)?)
         })?;
@@ -373,8 +345,9 @@ impl Scope {
         start: Octets,
         stop: Option<Octets>,
     ) -> PyResult<u64> {
-        self.call(py, |open, scope| {
-            let Some(dict) = existing(open, &scope, dictionary)? else { return Ok(0) };
+        self.call(py, |place, scope| {
+            let open = place.here()?;
+            let Some(dict) = place.existing(&scope, dictionary)? else { return Ok(0) };
             let view = read_range(&scope, dict, &start, stop.as_deref().unwrap_or_default())?;
             let stop = stop.as_deref().map_or(End::Unbounded, End::Excluded);
             Ok(open.db.count::<&[u8]>(&view, dict, (End::Included(&*start), stop))?)
@@ -383,60 +356,43 @@ impl Scope {
 
     /// The user's dictionaries, by name.
     fn dictionaries(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.call(py, |open, scope| {
-            let all = match &scope {
-                kvdb::Scope::Frozen(view) => view.dictionaries(),
-                _ => open.db.dictionaries(),
-            };
-            let of_users = all.into_iter().filter(|d| !d.options.reserved && d.branch.is_empty());
-            let mut names: Vec<String> = of_users.map(|d| d.name).collect();
-            names.sort();
-            Ok(names)
-        })
+        self.call(py, |place, scope| Ok(place.dictionaries(&scope)))
     }
 
     /// The files of the same state.
     fn files(&self, py: Python<'_>) -> PyResult<Files> {
-        let (fs, writes) = self.call(py, |open, _| {
-            let view = match &self.at {
-                At::Mainline => kvfs::ViewId::Mainline,
-                At::Transaction { id, .. } => kvfs::ViewId::Transaction(*id),
-                At::Frozen(_, name) => kvfs::ViewId::Snapshot(name.clone()),
-            };
-            let fs = match open.views()?.fs(&view) {
-                Err(kvfs::Error::NotFound) => match &self.at {
-                    At::Frozen(_, name) => {
-                        return Err(Failure::Store(kvdb::Error::NoSnapshot(format!(
-                            "{name} with files"
-                        ))));
-                    }
-                    _ => return Err(Failure::Closed("the transaction")),
-                },
-                fs => fs?,
-            };
-            Ok((fs, !matches!(self.at, At::Frozen(..))))
-        })?;
-        let slot = self.shared.slot("the file system", fs);
-        Ok(Files::new(Home::Store(self.shared.clone()), slot, writes, self.id()))
+        let (fs, writes) = self.call(py, |place, scope| Ok((place.files()?, scope.writable())))?;
+        let home = self.home();
+        let slot = home.slot("the file system", fs);
+        Ok(Files::new(home, slot, writes, self.id()))
     }
 
     #[getter]
     fn number(&self) -> PyResult<u64> {
-        Ok(self.transaction_of()?.1.0)
+        let id = self.id().ok_or_else(|| Failure::Invalid("this is no transaction".into()))?;
+        Ok(id.0)
     }
 
     fn is_open(&self) -> bool {
-        match &self.at {
-            At::Mainline => self.shared.open().is_ok(),
-            At::Transaction { slot, .. } => slot.is_open(),
-            At::Frozen(slot, _) => slot.is_open(),
+        match &self.0 {
+            Of::Store(shared, At::Mainline) => shared.open().is_ok(),
+            Of::Store(_, At::Transaction { slot, .. }) => slot.is_open(),
+            Of::Store(_, At::Frozen(slot, _)) => slot.is_open(),
+            Of::Server(served) => served.is_there(),
         }
     }
 
-    /// Commits a transaction: `None` for what the store does with every write.
+    /// Commits a transaction: `None` for what the store does with every write, and over a wire for
+    /// not waiting for the disk of the server.
     fn commit(&self, py: Python<'_>, sync: Option<bool>) -> PyResult<()> {
-        let (slot, id) = self.transaction_of()?;
-        self.call(py, |open, scope| {
+        let (slot, id) = match &self.0 {
+            Of::Store(_, at) => at.transaction()?,
+            Of::Server(served) => {
+                return Ok(py.detach(|| served.commit(sync.unwrap_or(false)))?);
+            }
+        };
+        self.call(py, |place, scope| {
+            let open = place.here()?;
             let durability = match sync {
                 Some(true) => Durability::Synced,
                 Some(false) => Durability::Buffered,
@@ -458,9 +414,12 @@ impl Scope {
 
     /// Aborts a transaction; one that has ended stays as it is. `false`: it had ended.
     fn abort(&self, py: Python<'_>) -> PyResult<bool> {
-        let (slot, id) = self.transaction_of()?;
+        let (shared, (slot, id)) = match &self.0 {
+            Of::Store(shared, at) => (shared, at.transaction()?),
+            Of::Server(served) => return Ok(py.detach(|| served.abort())?),
+        };
         Ok(py.detach(|| -> Outcome<bool> {
-            let open = self.shared.open()?;
+            let open = shared.open()?;
             if slot.take()?.is_none() {
                 return Ok(false);
             }
@@ -469,22 +428,24 @@ impl Scope {
     }
 
     fn savepoint(&self, py: Python<'_>) -> PyResult<Savepoint> {
-        let (_, id) = self.transaction_of()?;
-        let made = self.call(py, |open, _| Ok(open.views()?.savepoint(id)?))?;
+        let id = self.with_savepoints()?;
+        let made = self.call(py, |place, _| Ok(place.here()?.views()?.savepoint(id)?))?;
         Ok(Savepoint(made))
     }
 
     fn rollback_to(&self, py: Python<'_>, savepoint: &Savepoint) -> PyResult<()> {
-        let (_, id) = self.transaction_of()?;
-        self.call(py, |open, _| Ok(open.views()?.rollback_to(id, &savepoint.0)?))
+        let id = self.with_savepoints()?;
+        self.call(py, |place, _| Ok(place.here()?.views()?.rollback_to(id, &savepoint.0)?))
     }
 
-    /// Lets go of a snapshot that was opened.
+    /// Lets go of a snapshot that was opened, or of a view that a server holds: a transaction there
+    /// ends without a trace.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        if let At::Frozen(slot, _) = &self.at {
-            py.detach(|| slot.take().map(drop))?;
+        match &self.0 {
+            Of::Store(_, At::Frozen(slot, _)) => Ok(py.detach(|| slot.take().map(drop))?),
+            Of::Store(..) => Ok(()),
+            Of::Server(served) => Ok(py.detach(|| served.close())?),
         }
-        Ok(())
     }
 }
 
@@ -501,28 +462,65 @@ fn abort(open: &Open, id: kvdb::TransactionId) -> Outcome<bool> {
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        if let At::Transaction { slot, id, own: true } = &self.at
-            && let Ok(Some(_)) = slot.take()
-            && let Ok(open) = self.shared.open()
-        {
-            // An object that is dropped has no one to tell.
-            let _ = abort(&open, *id);
+        match &self.0 {
+            Of::Store(shared, At::Transaction { slot, id, own: true }) => {
+                if let Ok(Some(_)) = slot.take()
+                    && let Ok(open) = shared.open()
+                {
+                    // An object that is dropped has no one to tell.
+                    let _ = abort(&open, *id);
+                }
+            }
+            Of::Store(..) => {}
+            Of::Server(served) => {
+                // In a child that was forked off this does nothing. Where the interpreter has
+                // ended, its lock is none any more.
+                let close = || drop(served.close());
+                if Python::try_attach(|py| py.detach(close)).is_none() {
+                    close();
+                }
+            }
         }
     }
 }
 
-/// The number that a value is, in decimal.
-pub fn number_of(value: &[u8]) -> Option<i64> {
-    std::str::from_utf8(value).ok()?.parse().ok()
-}
-
-pub fn is_a_snapshot() -> Failure {
+fn is_a_snapshot() -> Failure {
     Failure::Store(kvdb::Error::ReadOnly("it is a snapshot".into()))
 }
 
+fn value(scope: &kvdb::Scope, dict: DictionaryId, key: &[u8]) -> Outcome<Option<Bytes>> {
+    // A longer key would end the connection.
+    if scope.is_served() {
+        check_key(key)?;
+    }
+    Ok(scope.get(dict, key)?)
+}
+
 fn contains(scope: &kvdb::Scope, dict: DictionaryId, key: &[u8]) -> Outcome<bool> {
-    if let kvdb::Scope::Transaction(transaction) = scope {
-        transaction.lock_key(dict, key, false)?;
+    match scope {
+        kvdb::Scope::Served(_) => return Ok(value(scope, dict, key)?.is_some()),
+        kvdb::Scope::Transaction(transaction) => transaction.lock_key(dict, key, false)?,
+        kvdb::Scope::Mainline(_) | kvdb::Scope::Frozen(_) => {}
     }
     Ok(scope.view()?.contains(dict, key)?)
+}
+
+/// A walk over `[start, stop)` of a view that a server holds; an empty stop is the end.
+fn walk_there(
+    scope: &kvdb::Scope,
+    dict: DictionaryId,
+    (start, stop): (&[u8], &[u8]),
+    reverse: bool,
+    values: bool,
+) -> Outcome<Walk> {
+    check_key(start)?;
+    check_key(stop)?;
+    let mut cursor = scope.cursor(dict, start, stop)?;
+    if !values {
+        cursor = cursor.keys_only();
+    }
+    if reverse {
+        cursor.seek_to_end()?;
+    }
+    Ok(Walk::served(cursor, reverse, values))
 }

@@ -89,7 +89,7 @@ def _whole(path: Path) -> bytes:
 class _Served:
     """A native scope, with the files that belong to it."""
 
-    def __init__(self, native: _kvfs.ServedScope) -> None:
+    def __init__(self, native: _kvfs.Scope) -> None:
         self._native = native
         self._files: FileSystem | None = None
         self._pid = os.getpid()
@@ -137,7 +137,7 @@ def open_served(
         raise Invalid("a snapshot has a name alone: clone and label go with txn=True")
     if token is not None and not isinstance(token, str):
         raise TypeError(f"a token is a str, not {type(token).__name__}")
-    native = _kvfs.ServedScope.open(
+    native = _kvfs.open_served(
         address,
         snapshot=snapshot,
         branch=clone,
