@@ -12,6 +12,7 @@ const FLOORS: &[&[&str]] = &[
     &["kvfs"],
     &["kvfs-fuse", "kvdb-server", "kvdb-wire", "objects-s3"],
     &["places"],
+    &["kvfs-served"],
     &["kvfs-cli"],
 ];
 

@@ -18,6 +18,7 @@ mod work_tree;
 
 mod begun_anew;
 mod bindings;
+mod bindings_served;
 mod births;
 mod changes;
 mod cli;
