@@ -7,7 +7,7 @@
 //! left alone until its next deadline, or until its types dictionary changes, so that a store of
 //! thousands of dictionaries costs little while it is idle.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
@@ -20,13 +20,17 @@ use parking_lot::{Condvar, Mutex};
 use crate::dictionaries::Selected;
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
-    Keyspace, TYPES_PREFIX, deadline_key, head_key, is_past, parse_deadline_key, types_name,
+    Head, Keyspace, TYPES_PREFIX, deadline_key, head_key, is_past, parse_deadline_key, types_name,
 };
 use crate::session::{Session, Shared};
 
-/// Limit on the keys that one step removes from a dictionary, and on the fields that it removes
-/// from each of so many hashes.
+/// Limit on the keys that one step removes from a dictionary, and on the hashes whose fields it
+/// removes.
 const STEP: usize = 128;
+/// A step removes up to this many fields of a hash for each key that it may remove.
+const FIELDS: usize = 16;
+/// Approximate limit on the bytes of the fields that one step removes from a dictionary.
+const ROOM: usize = 1 << 20;
 /// Pause between two steps while there is work, so that clients take precedence.
 const BREATH: Duration = Duration::from_millis(10);
 /// Longest pause: deadlines that are set while nothing is due are found after this time at the
@@ -92,8 +96,8 @@ fn typed(db: &Kvdb) -> Vec<Typed> {
 }
 
 impl Sweeper {
-    /// Removes up to `most` expired keys of each dictionary of the store, and up to as many expired
-    /// fields of each hash. A dictionary that fails does not keep the others from being swept; the
+    /// Removes up to `most` expired keys of each dictionary of the store, and expired fields of up
+    /// to as many hashes. A dictionary that fails does not keep the others from being swept; the
     /// first failure is returned.
     pub fn step(&mut self, shared: &Arc<Shared>, most: usize) -> (Swept, Outcome) {
         let (mut all, mut done) = (Swept::default(), Ok(()));
@@ -159,32 +163,44 @@ fn sweep(s: &Session, space: Keyspace, most: usize) -> Result<(Swept, bool), Fai
     }
     let keys = due.iter().map(|(_, key)| &key[..]);
     let (removed, fields, more) = s.change(space, keys, |seen, batch| {
-        let (mut removed, mut hashes) = (HashSet::new(), BTreeSet::new());
+        let mut removed = HashSet::new();
+        let mut hashes: BTreeMap<&Bytes, (Head, Vec<u64>)> = BTreeMap::new();
         for (deadline, key) in &due {
-            let live = seen.live(key)?;
-            let ours = live.head.filter(|head| head.deadline == Some(*deadline));
-            match ours {
-                Some(head) if head.is_expired(seen.now) => {
-                    seen.remove(key, &live, batch);
-                    removed.insert(key);
-                }
-                Some(_) => {}
-                // The deadline is that of a field, or the key has another one by now, or none, or
-                // was removed with a range.
-                None => {
-                    batch.delete(types, deadline_key(*deadline, key));
-                    if live.head.is_some_and(|head| head.expiring) {
-                        hashes.insert(key);
+            // The head alone: the number of fields that exist takes a walk over all that have
+            // expired.
+            let live = seen.live_head(key)?;
+            match live.head {
+                Some(head) if head.deadline == Some(*deadline) => {
+                    if head.is_expired(seen.now) {
+                        seen.remove(key, &live, batch);
+                        removed.insert(key);
                     }
                 }
+                // The deadline is that of a field.
+                Some(head) if head.expiring => {
+                    hashes.entry(key).or_insert((head, Vec::new())).1.push(*deadline);
+                }
+                // The key has another deadline by now, or none, or was removed with a range.
+                _ => batch.delete(types, deadline_key(*deadline, key)),
             }
         }
         // A hash may be named at several deadlines, so its fields are removed after all of these.
-        let (mut fields, mut more) = (0, false);
-        for key in hashes.into_iter().filter(|key| !removed.contains(key)) {
-            let (expired, left) = seen.expire_fields(key, &seen.live(key)?, most, batch)?;
-            fields += expired;
-            more |= left;
+        let (mut fields, mut more, mut room) = (0, false, ROOM);
+        for (key, (head, deadlines)) in hashes {
+            if room == 0 {
+                // The index still names the others.
+                more = true;
+                break;
+            }
+            for deadline in deadlines {
+                batch.delete(types, deadline_key(deadline, key));
+            }
+            if !removed.contains(key) {
+                let most = (most * FIELDS, &mut room);
+                let (expired, left) = seen.expire_fields(key, &head, most, batch)?;
+                fields += expired;
+                more |= left;
+            }
         }
         Ok((removed.len(), fields, more))
     })?;

@@ -129,6 +129,34 @@ fn the_sweeper_removes_fields_that_have_expired_and_nothing_else() {
 }
 
 #[test]
+fn a_step_of_the_sweeper_removes_fields_of_a_bounded_number_of_bytes() {
+    let mut c = clocked();
+    let long = "x".repeat(16_000);
+    for i in 0..10 {
+        c.run(&format!("HSET h{i} stays v"));
+        for j in 10..30 {
+            c.run(&format!("HSET h{i} {long}{j} v"));
+            c.run(&format!("HPEXPIRE h{i} 5 FIELDS 1 {long}{j}"));
+        }
+    }
+    c.clock.advance(Duration::from_millis(6));
+    let mut all = 0;
+    loop {
+        let reply = c.run("DEBUG SWEEP");
+        let removed = reply.strip_prefix("(integer) ").and_then(|n| n.parse().ok());
+        let removed: usize = removed.expect("a number");
+        assert!(removed < 30, "{removed} at once");
+        all += removed;
+        if removed == 0 {
+            break;
+        }
+    }
+    assert_eq!(all, 200);
+    // The heads, the numbers of fields, the owners and the fields that stay.
+    assert_eq!(tuples(&c.db), (0, 40));
+}
+
+#[test]
 fn deadlines_of_fields_are_given_and_taken_as_in_redis() {
     let mut c = clocked();
     let now = c.now();

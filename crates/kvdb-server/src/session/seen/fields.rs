@@ -11,12 +11,11 @@ use std::cmp::Ordering;
 use bytes::Bytes;
 use kvdb::{Batch, Cursor, DictionaryId, Tuple, Update};
 
-use super::{Collection, Seen, Source};
+use super::{CHANGE, Collection, Seen, Source};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
-    ELEMENT, Head, Kind, Live, count_key, deadline_key, deadline_of_element, due_fields,
-    element_key, field_deadline_key, field_order_key, fields_from, head_key, is_past,
-    parse_field_order,
+    ELEMENT, Head, Live, count_key, deadline_key, deadline_of_element, due_fields, element_key,
+    field_deadline_key, field_order_key, fields_from, head_key, is_past, parse_field_order,
 };
 use crate::notifications::Classes;
 
@@ -199,33 +198,28 @@ impl Seen<'_> {
         })?;
         Ok(due)
     }
-    /// Removes up to `most` fields that have expired, and the hash with its last field. If fields
-    /// with a deadline remain, the sweeper comes again. Returns the number of removed fields, and
-    /// whether there are more.
+    /// Removes up to `most` fields of a hash that have expired, fewer if they take more than the
+    /// `room` for keys that is left, and the hash with its last field. If fields with a deadline
+    /// remain, the sweeper comes again. Returns the number of removed fields, and whether there are
+    /// more. The work does not depend on the number of fields that have expired.
     pub fn expire_fields(
         &self,
         key: &[u8],
-        live: &Live,
-        most: usize,
+        head: &Head,
+        (most, room): (usize, &mut usize),
         batch: &mut Batch,
     ) -> Result<(usize, bool), Failure> {
-        let (Some(types), Some(head)) = (self.types, live.head) else { return Ok((0, false)) };
-        if !head.expiring || head.is_expired(self.now) {
+        let Some(types) = self.types.filter(|_| head.expiring && !head.is_expired(self.now)) else {
             return Ok((0, false));
-        }
-        if live.kind != Some(Kind::Hash) {
-            self.event(Classes::HASH, "hexpired", key);
-            self.clear(key, live, batch);
-            self.event(Classes::GENERIC, "del", key);
-            return Ok((1, false));
-        }
-        let (mut visited, mut removed, mut next) = (0, 0, None);
+        };
+        let (mut visited, mut removed, mut next) = (0, 0i64, None);
         self.visit_due(types, head.id, |field| {
-            if visited == most {
+            if visited == most || visited > 0 && *room == 0 {
                 next = Some(field.deadline);
                 return Ok(false);
             }
             visited += 1;
+            *room = room.saturating_sub(3 * (field.name.len() + CHANGE));
             batch.delete(types, field_order_key(head.id, field.deadline, field.name));
             if field.current {
                 batch.delete(types, field_deadline_key(head.id, field.name));
@@ -236,8 +230,14 @@ impl Seen<'_> {
             }
             Ok(true)
         })?;
+        if self.count(head.id)? <= removed {
+            self.event(Classes::HASH, "hexpired", key);
+            self.clear(key, &Live { head: Some(*head), ..Live::default() }, batch);
+            self.event(Classes::GENERIC, "del", key);
+            return Ok((removed.max(1) as usize, false));
+        }
         if removed > 0 {
-            batch.update(types, count_key(head.id), Update::add(-(removed as i64)));
+            batch.update(types, count_key(head.id), Update::add(-removed));
             self.event(Classes::HASH, "hexpired", key);
         }
         let more = next.is_some();
@@ -247,7 +247,7 @@ impl Seen<'_> {
         if let Some(next) = next {
             batch.put(types, deadline_key(next, key), Bytes::new());
         }
-        Ok((removed, more))
+        Ok((removed as usize, more))
     }
 
     /// Returns the deadlines of the fields in a range of elements, or `None` if elements of this
