@@ -92,6 +92,7 @@ fn give_name(s: &Session, args: Arguments<'_>, only_new: bool) -> Result<bool, F
             // The elements or pages stay where they are, under the id.
             seen.exclude_others(seen.strings, to)?;
             batch.delete(types, head_key(from));
+            seen.forget_fields(&head, from, batch);
             put_head(types, to, head, batch);
             seen.name_again(&head, to, batch)?;
             if let Some(deadline) = head.deadline {

@@ -10,7 +10,9 @@ use super::is;
 use super::txn::{arity, joined};
 use crate::effects::Effect;
 use crate::failure::{Failure, Outcome};
-use crate::keyspace::{Head, Keyspace, Kind, deadline_key, head_key, owner_key};
+use crate::keyspace::{
+    Head, Keyspace, Kind, deadline_key, fields_from, head_key, owner_key, parse_field_order,
+};
 use crate::notifications::{Classes, Event};
 use crate::output::Output;
 use crate::request::Arguments;
@@ -88,6 +90,9 @@ impl Revert<'_> {
                 self.tuple(types, &deadline_key(deadline, key).into(), &mut batch)?;
             }
             self.tuple(types, &head_key(key).into(), &mut batch)?;
+            if let Some(head) = old {
+                self.name_fields(types, &head, key, &mut batch)?;
+            }
             let beneath = |head: Option<Head>| head.and_then(|head| head.beneath());
             match (beneath(old), beneath(new)) {
                 (Some(was), Some(now)) if was == now => {
@@ -109,6 +114,26 @@ impl Revert<'_> {
             nested.apply(batch)?;
         }
         Ok(nested.finish()?)
+    }
+
+    /// Makes the sweeper come for the fields of a hash at their first deadline beneath the
+    /// transaction, which may have removed the deadlines that named the hash.
+    fn name_fields(
+        &self,
+        types: DictionaryId,
+        head: &Head,
+        key: &[u8],
+        batch: &mut Batch,
+    ) -> Outcome {
+        if !head.expiring {
+            return Ok(());
+        }
+        let (start, end) = fields_from(head.id, 0);
+        let first = self.base.cursor(types, &start, &end)?.next()?;
+        if let Some((first, _)) = first.as_ref().and_then(|tuple| parse_field_order(&tuple.key)) {
+            batch.put(types, deadline_key(first, key), Bytes::new());
+        }
+        Ok(())
     }
 
     /// Restores a tuple to its state beneath the transaction. Nothing is written for a tuple that

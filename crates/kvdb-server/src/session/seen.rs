@@ -383,6 +383,7 @@ impl<'a> Seen<'a> {
         if let Some(deadline) = head.deadline {
             batch.delete(types, deadline_key(deadline, key));
         }
+        self.forget_fields(&head, key, batch);
         if let Some((start, end)) = head.beneath() {
             batch.delete_range(types, start, end);
         }
@@ -475,10 +476,8 @@ impl<'a> Seen<'a> {
         let (Some(types), Some(kind)) = (self.types, live.kind) else { return };
         let old = live.head.unwrap_or(Head::new(Kind::String, None, 0));
         let head = Head { kind, deadline, ..old };
-        // Where fields have deadlines, the sweeper may come for one of them at the same time.
-        let ends = |at: &u64| Some(*at) != deadline && !old.expiring;
-        if let Some(old) = old.deadline.filter(ends) {
-            batch.delete(types, deadline_key(old, key));
+        if let Some(at) = old.deadline.filter(|at| Some(*at) != deadline) {
+            self.forget_deadline(&old, key, at, batch);
         }
         if let Some(deadline) = deadline {
             batch.put(types, deadline_key(deadline, key), Bytes::new());

@@ -367,6 +367,37 @@ fn one_field_that_is_renewed_again_and_again_leaves_nothing_over() {
 }
 
 #[test]
+fn a_key_that_is_renewed_removed_or_renamed_leaves_no_deadlines_over() {
+    let mut c = clocked();
+    c.expect(&[("HSET h f v g w", "(integer) 2"), ("HPEXPIRE h 1000 FIELDS 1 f", "[(integer) 1]")]);
+    for i in 0..100 {
+        assert_eq!(c.run(&format!("PEXPIRE h {}", 5000 + i)), "(integer) 1");
+    }
+    // The head, the number of fields, the owner, two fields, the deadline of one, its place in the
+    // order, and the deadlines of the field and of the key at which the sweeper comes.
+    assert_eq!(tuples(&c.db), (0, 9));
+    c.expect(&[("wait 1001", ""), ("DEBUG SWEEP", "(integer) 1"), ("PERSIST h", "(integer) 1")]);
+    assert_eq!(tuples(&c.db), (0, 4));
+    c.expect(&[("HPEXPIRE h 1000 FIELDS 1 g", "[(integer) 1]"), ("RENAME h other", "OK")]);
+    assert_eq!(tuples(&c.db), (0, 7));
+    c.run("DEL other");
+    assert_eq!(tuples(&c.db), (0, 0));
+    // The sweeper would have come for the second field at the deadline of the key.
+    c.expect(&[
+        ("HSET h a 1 b 2 c 3", "(integer) 3"),
+        ("HPEXPIRE h 10 FIELDS 1 a", "[(integer) 1]"),
+        ("HPEXPIRE h 20 FIELDS 1 b", "[(integer) 1]"),
+        ("PEXPIRE h 10", "(integer) 1"),
+        ("HPERSIST h FIELDS 1 a", "[(integer) 1]"),
+        ("PEXPIRE h 500", "(integer) 1"),
+        ("wait 21", ""),
+        ("DEBUG SWEEP", "(integer) 1"),
+        ("HGETALL h", "[\"a\" \"1\" \"c\" \"3\"]"),
+    ]);
+    assert_eq!(tuples(&c.db), (0, 6));
+}
+
+#[test]
 fn a_snapshot_has_the_fields_that_it_had() {
     clocked().expect(&[
         ("HSET h a 1 b 2 c 3", "(integer) 3"),
@@ -434,6 +465,38 @@ fn transactions_commit_fields_and_their_deadlines_together() {
             "[(integer) 2 [(integer) 1] [(integer) 10 (integer) -1] [(integer) 2] (integer) 1]",
         ),
     ]);
+}
+
+#[test]
+fn the_sweeper_comes_for_the_fields_of_a_key_that_was_reverted_in_a_transaction() {
+    let mut c = clocked();
+    c.expect(&[
+        ("HSET h a 1 b 2", "(integer) 2"),
+        ("HPEXPIRE h 10 FIELDS 1 a", "[(integer) 1]"),
+        ("HSET other a 1 b 2", "(integer) 2"),
+        ("HPEXPIRE other 10 FIELDS 1 a", "[(integer) 1]"),
+    ]);
+    let id = c.run("TXN BEGIN SI");
+    let id = id.rsplit(' ').next().expect("a number").to_string();
+    c.expect(&[
+        (&format!("TXN JOIN {id}"), "OK"),
+        ("DEL h", "(integer) 1"),
+        ("TXN REVERT KEY h", "OK"),
+        ("HPERSIST other FIELDS 1 a", "[(integer) 1]"),
+        ("PEXPIRE other 10", "(integer) 1"),
+        ("PEXPIRE other 500", "(integer) 1"),
+        ("TXN REVERT KEY other", "OK"),
+        ("TXN COMMIT", "OK"),
+        ("TXN LEAVE", "OK"),
+        ("HPTTL h FIELDS 1 a", "[(integer) 10]"),
+        ("HPTTL other FIELDS 1 a", "[(integer) 10]"),
+        ("wait 11", ""),
+        ("DEBUG SWEEP", "(integer) 2"),
+        ("HGETALL h", "[\"b\" \"2\"]"),
+        ("HGETALL other", "[\"b\" \"2\"]"),
+    ]);
+    // Two heads, numbers of fields, owners and fields.
+    assert_eq!(tuples(&c.db), (0, 8));
 }
 
 #[test]

@@ -152,6 +152,36 @@ impl Seen<'_> {
         }
         Ok(())
     }
+    /// Removes a deadline that a key no longer has from the index of all deadlines. If fields of
+    /// the key have deadlines, the index then names the first of these: it may not have done so, as
+    /// the removed one was before it.
+    pub(super) fn forget_deadline(&self, head: &Head, key: &[u8], at: u64, batch: &mut Batch) {
+        let Some(types) = self.types else { return };
+        if head.expiring {
+            match self.first_deadline(types, head.id, 0) {
+                Ok(Some(first)) if first != at => {
+                    let place = deadline_key(first, key);
+                    // One that is there is not put again: the sweeper may remove it by now.
+                    if !self.has(types, &place).unwrap_or(false) {
+                        batch.put(types, place, Bytes::new());
+                    }
+                }
+                Ok(None) => {}
+                // An entry that is left over has no meaning.
+                Ok(Some(_)) | Err(_) => return,
+            }
+        }
+        batch.delete(types, deadline_key(at, key));
+    }
+    /// Removes from the index of all deadlines the first deadline of the fields of a hash that is
+    /// no longer under this key. Others may be left over, until the sweeper comes.
+    pub fn forget_fields(&self, head: &Head, key: &[u8], batch: &mut Batch) {
+        if let (true, Some(types)) = (head.expiring, self.types)
+            && let Ok(Some(first)) = self.first_deadline(types, head.id, 0)
+        {
+            batch.delete(types, deadline_key(first, key));
+        }
+    }
     /// Returns the first deadline of a field that is not before `from`.
     fn first_deadline(
         &self,
