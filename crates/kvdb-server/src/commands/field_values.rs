@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::collections::{Room, check_element};
 use super::expiry::time_option;
-use super::fields::{NOT_POSITIVE, named};
+use super::fields::{NOT_POSITIVE, deadline, named};
 use super::{is, wrong_arity};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{Kind, element_key};
@@ -101,11 +101,11 @@ pub fn hgetdel(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 /// `HGETEX key [EX s|PX ms|EXAT s|PXAT ms|PERSIST] FIELDS numfields field ...`
 pub fn hgetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let (change, at) = match (args.at(2), time_option(args.at(2))) {
-        (_, Some(unit)) => (Change::Set(unit.deadline(args.at(3), s.now(), "hgetex")?), 4),
+        (_, Some(unit)) => (Change::Set(deadline(args.at(3), unit, s.now(), "hgetex")?), 4),
         (o, None) if is(o, "persist") => (Change::Persist, 3),
         _ => (Change::Keep, 2),
     };
-    let fields = named(args, at, "invalid number of fields")?;
+    let fields = named(args, at, NOT_POSITIVE)?;
     take(s, args.at(1), fields, change, out)
 }
 
@@ -120,7 +120,7 @@ pub fn hsetex(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             (o, _) if is(o, "keepttl") && change.is_none() => change = Some(Change::Keep),
             (_, Some(unit)) if change.is_none() => {
                 at += 1;
-                change = Some(Change::Set(unit.deadline(args.at(at), s.now(), "hsetex")?));
+                change = Some(Change::Set(deadline(args.at(at), unit, s.now(), "hsetex")?));
             }
             _ => return Err(Failure::SYNTAX),
         }

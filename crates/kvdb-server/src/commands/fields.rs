@@ -45,6 +45,16 @@ pub fn named<'a>(
     Ok(args.from(at + 2))
 }
 
+/// Parses the deadline of a field, in milliseconds since 1970, which may have passed already.
+pub fn deadline(number: &[u8], unit: Time, now: u64, command: &str) -> Result<u64, Failure> {
+    let number = integer(number).ok_or(Failure::NOT_AN_INTEGER)?;
+    if number < 0 {
+        return Err(Failure::request("invalid expire time, must be >= 0"));
+    }
+    let at = unit.millis(number, now).filter(|at| *at <= LATEST);
+    at.and_then(|at| u64::try_from(at).ok()).ok_or_else(|| invalid(command))
+}
+
 /// The error for a number of fields that is not above 0.
 pub const NOT_POSITIVE: &str = "Number of fields must be a positive integer";
 
@@ -70,13 +80,7 @@ pub fn hpexpireat(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Out
 /// `HEXPIRE key time [NX|XX|GT|LT] FIELDS numfields field ...`
 fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Output) -> Outcome {
     let key = args.at(1);
-    let number = integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)?;
-    if number < 0 {
-        return Err(Failure::request("invalid expire time, must be >= 0"));
-    }
-    let at = unit.millis(number, s.now()).filter(|at| *at <= LATEST);
-    let at = at.ok_or_else(|| invalid(command))?;
-    let deadline = u64::try_from(at).unwrap_or(0);
+    let deadline = deadline(args.at(2), unit, s.now(), command)?;
     let only = Only::named(args.at(3));
     let first = if only.is_some() { 4 } else { 3 };
     let fields = named(args, first, "Parameter `numFields` should be greater than 0")?;
@@ -97,7 +101,7 @@ fn set(s: &Session, args: Arguments<'_>, unit: Time, command: &str, out: &mut Ou
                 };
                 answers.push(if !field.exists {
                     ABSENT
-                } else if !only.allows(field.deadline, at) {
+                } else if !only.allows(field.deadline, deadline as i64) {
                     REFUSED
                 } else if deadline <= seen.now {
                     seen.remove_field(&of, name, &field, batch);

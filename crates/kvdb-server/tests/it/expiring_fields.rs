@@ -285,6 +285,19 @@ fn fields_are_read_and_written_together_with_their_deadlines() {
         ("HKEYS h", "[\"b\"]"),
         ("HGETDEL h FIELDS 1 b", "[\"5\"]"),
         ("EXISTS h", "(integer) 0"),
+        // A time of 0 has passed.
+        ("HSETEX h EX 0 FIELDS 1 none 1", "(integer) 1"),
+        ("EXISTS h", "(integer) 0"),
+        ("HSET h a 1 b 2", "(integer) 2"),
+        ("HGETEX h PX 0 FIELDS 1 a", "[\"1\"]"),
+        ("HSETEX h PX 0 FIELDS 2 b 3 c 4", "(integer) 1"),
+        ("EXISTS h", "(integer) 0"),
+        ("HGETEX h EX -1 FIELDS 1 a", "(error) ERR invalid expire time, must be >= 0"),
+        (
+            "HSETEX h PXAT 99999999999999 FIELDS 1 a 1",
+            "(error) ERR invalid expire time in 'hsetex' command",
+        ),
+        ("HGETEX h FIELDS 0 a", "(error) ERR Number of fields must be a positive integer"),
         ("HSETEX h EX 5 KEEPTTL FIELDS 1 a 1", "(error) ERR syntax error"),
         ("HSETEX h FIELDS 2 a 1", "(error) ERR wrong number of arguments for 'hsetex' command"),
     ]);
