@@ -188,7 +188,7 @@ fn tell(
 ) -> Outcome {
     let fields = named(args, 2, NOT_POSITIVE)?;
     let seen = s.see()?;
-    let of: Option<Collection> = seen.collection(args.at(1), Kind::Hash)?;
+    let of: Option<Collection> = seen.hash(args.at(1))?;
     // A stored deadline may be any number, if the store is damaged.
     let signed = |time: u64| i64::try_from(time).unwrap_or(i64::MAX).min(i64::MAX / 2);
     let mut answers = Vec::with_capacity(fields.len());

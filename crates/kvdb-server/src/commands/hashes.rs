@@ -137,7 +137,7 @@ pub fn hget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
 
 fn read(s: &Session, key: &[u8], field: &[u8]) -> Result<Option<Bytes>, Failure> {
     let seen = s.see()?;
-    match seen.collection(key, Kind::Hash)? {
+    match seen.hash(key)? {
         None => Ok(None),
         Some(of) => seen.field(&of, field),
     }
@@ -145,7 +145,7 @@ fn read(s: &Session, key: &[u8], field: &[u8]) -> Result<Option<Bytes>, Failure>
 
 pub fn hmget(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let seen = s.see()?;
-    let of = seen.collection(args.at(1), Kind::Hash)?;
+    let of = seen.hash(args.at(1))?;
     out.array(args.len() - 2);
     for field in args.from(2) {
         let value = match &of {
@@ -172,7 +172,7 @@ pub fn hstrlen(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
 
 pub fn hexists(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     let seen = s.see()?;
-    let found = match seen.collection(args.at(1), Kind::Hash)? {
+    let found = match seen.hash(args.at(1))? {
         None => false,
         Some(of) => seen.look_at_field(&of, args.at(2))?.exists,
     };

@@ -228,7 +228,7 @@ impl<'a> Pattern<'a> {
         let key = [before, &element[..], behind].concat();
         let found = match field {
             None => seen.string(&key).map(|found| found.1),
-            Some(field) => match seen.collection(&key, Kind::Hash) {
+            Some(field) => match seen.hash(&key) {
                 Ok(Some(of)) => seen.field(&of, field),
                 found => found.map(|_| None),
             },

@@ -320,7 +320,9 @@ impl<'a> Seen<'a> {
 
     /// Returns the properties of a key, without reading a large value.
     pub fn live(&self, key: &[u8]) -> Result<Live, Failure> {
-        let head = self.head(key)?;
+        self.live_with(self.head(key)?, key)
+    }
+    fn live_with(&self, head: Option<Head>, key: &[u8]) -> Result<Live, Failure> {
         if let Some(live) = self.by_head(head)? {
             return Ok(live);
         }

@@ -14,8 +14,9 @@ use kvdb::{Batch, Cursor, DictionaryId, Tuple, Update};
 use super::{CHANGE, Collection, Seen, Source};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
-    ELEMENT, Head, Live, count_key, deadline_key, deadline_of_element, due_fields, element_key,
-    field_deadline_key, field_order_key, fields_from, head_key, is_past, parse_field_order,
+    ELEMENT, Head, Kind, Live, count_key, deadline_key, deadline_of_element, due_fields,
+    element_key, field_deadline_key, field_order_key, fields_from, head_key, is_past,
+    parse_field_order,
 };
 use crate::notifications::Classes;
 
@@ -57,6 +58,19 @@ impl Collection {
 }
 
 impl Seen<'_> {
+    /// Returns the hash under a key for a command that reads fields by their names. Fields are not
+    /// counted, which would take a walk over all that have expired: there may be none that exists.
+    pub fn hash(&self, key: &[u8]) -> Result<Option<Collection>, Failure> {
+        let head = self.head(key)?;
+        let live = match head {
+            Some(found) if found.expiring && !found.is_expired(self.now) => {
+                Live { kind: Some(Kind::Hash), head, count: 0 }
+            }
+            _ => self.live_with(head, key)?,
+        };
+        let id = live.collection(Kind::Hash)?;
+        Ok(id.zip(self.types).map(|(id, types)| Collection::found(id, types, live)))
+    }
     /// Returns the value of a field that exists.
     pub fn field(&self, of: &Collection, name: &[u8]) -> Result<Option<Bytes>, Failure> {
         let value = self.get(of.types, &element_key(of.id, name))?;
