@@ -44,6 +44,11 @@ impl Naming {
         most: usize,
     ) -> Answer<()> {
         allow(role.may_write(branch))?;
+        if !role.administers && ends_with_time(name) {
+            let what = "a name that ends with a time is for snapshots that are kept by rules: \
+                        take another one";
+            return Err(Failure { code: FailureCode::NotAllowed, what: what.into() });
+        }
         let durability = if synced { Durability::Synced } else { Durability::Buffered };
         let is_there = || self.db.snapshot_label(name).is_some_and(|label| label.branch == branch);
         let make = || {
@@ -101,6 +106,19 @@ impl Naming {
         let remove = || self.host.remove_clone(name);
         self.once.run(key, Durability::Synced, is_gone, remove).map_err(of_store)
     }
+}
+
+/// Returns whether a name ends like those of snapshots that are made and dropped by rules
+/// (`kvfs snapshot auto`): `-2026-11-24T22:04:36Z`. The rules count all that have such names, so
+/// who makes some of them has others dropped.
+fn ends_with_time(name: &str) -> bool {
+    const FORM: &[u8] = b"-0000-00-00T00:00:00Z";
+    let end = name.len().checked_sub(FORM.len()).and_then(|at| name.as_bytes().get(at..));
+    let fits = |(byte, form): (&u8, &u8)| match form {
+        b'0' => byte.is_ascii_digit(),
+        form => byte == form,
+    };
+    end.is_some_and(|end| end.iter().zip(FORM).all(fits))
 }
 
 /// Returns the snapshots that the client may know.

@@ -355,6 +355,19 @@ fn a_client_makes_and_drops_clones_that_it_may_write_of_snapshots_that_it_may_re
 }
 
 #[test]
+fn a_snapshot_that_rules_count_is_made_by_those_alone_who_administer_the_store() {
+    let served = Served::new(ServerOptions::default());
+    let (writer, root) = (served.client("writer"), served.client("root"));
+    let counted = "auto-2026-11-24T22:04:36Z";
+    is_refused(writer.make_snapshot("", counted, false), FailureCode::NotAllowed);
+    is_refused(writer.make_snapshot("", &counted[4..], false), FailureCode::NotAllowed);
+    writer.make_snapshot("", "auto-2026-11-24", false).unwrap();
+    writer.make_snapshot("", "ö2026-11-24T22:04:36Z", false).unwrap();
+    root.make_snapshot("", counted, false).unwrap();
+    assert_eq!(names(&root).len(), 4);
+}
+
+#[test]
 fn a_store_with_many_snapshots_gets_more_from_those_alone_who_administer_it() {
     let served = Served::new(ServerOptions { snapshots: 2, ..ServerOptions::default() });
     let (writer, root) = (served.client("writer"), served.client("root"));
