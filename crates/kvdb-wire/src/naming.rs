@@ -94,7 +94,8 @@ impl Naming {
         self.once.run(key, Durability::Synced, is_there, make).map_err(of_store)
     }
 
-    /// Drops a clone.
+    /// Drops a clone. One that has a limit is dropped by those alone who administer the store:
+    /// others could make it again, without the limit.
     pub fn remove_clone(&self, role: &Role, key: &TransactionKey, name: &str) -> Answer<()> {
         allow(role.may_write(name))?;
         if name.is_empty() {
@@ -103,7 +104,18 @@ impl Naming {
             return Err(Failure { code: FailureCode::Invalid, what });
         }
         let is_gone = || !self.db.has_branch(name);
-        let remove = || self.host.remove_clone(name);
+        let remove = || {
+            let mut all = self.db.branches().into_iter();
+            let is_limited = |info: BranchInfo| {
+                info.name == name && (info.limit.is_some() || info.limit_of_files.is_some())
+            };
+            if !role.administers && all.any(is_limited) {
+                let what = "the clone has a limit, which another one in its place would not have: \
+                            have it dropped by who administers the store";
+                return Err(Error::Limit(what.into()));
+            }
+            self.host.remove_clone(name)
+        };
         self.once.run(key, Durability::Synced, is_gone, remove).map_err(of_store)
     }
 }

@@ -368,6 +368,23 @@ fn a_snapshot_that_rules_count_is_made_by_those_alone_who_administer_the_store()
 }
 
 #[test]
+fn a_clone_that_has_a_limit_keeps_it_until_someone_drops_it_who_administers_the_store() {
+    let served = Served::new(ServerOptions::default());
+    let (guest, root) = (served.client("guest"), served.client("root"));
+    for files in [false, true] {
+        match files {
+            false => served.db.limit_branch("attempt-1", Some(1 << 20)).unwrap(),
+            true => served.db.limit_files("attempt-1", Some(1000)).unwrap(),
+        }
+        is_refused(guest.drop_clone("attempt-1"), FailureCode::Limit);
+        assert_eq!(guest.clones().unwrap().len(), 1);
+        root.drop_clone("attempt-1").unwrap();
+        guest.make_clone("base", "attempt-1").unwrap();
+    }
+    guest.drop_clone("attempt-1").unwrap();
+}
+
+#[test]
 fn a_store_with_many_snapshots_gets_more_from_those_alone_who_administer_it() {
     let served = Served::new(ServerOptions { snapshots: 2, ..ServerOptions::default() });
     let (writer, root) = (served.client("writer"), served.client("root"));
