@@ -86,7 +86,9 @@ impl Once {
                 }
             }
         }
-        if let Err(e) = self.note(&mut kept, key, DONE, Durability::Buffered) {
+        // On disk like the outcome: after a crash the copy of a request that drops something would
+        // drop what has its name by then.
+        if let Err(e) = self.note(&mut kept, key, DONE, durability) {
             tracing::warn!("the record of a request does not show that it was done: {e}");
         }
         Ok(())

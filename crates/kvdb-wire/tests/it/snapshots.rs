@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use env::Machine;
-use kvdb::{Durability, Kvdb, Scope, Transaction, TransactionOptions};
+use env::{Machine, Simulated};
+use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, Scope, Transaction, TransactionOptions};
 use kvdb_wire::{
     BeginOptions, Client, ClientOptions, Error, Failure, FailureCode, Host, Reply, Request, Result,
     ServedTransaction, Server, ServerOptions, Socket, Tokens, VERSION, read_frame, write_frame,
 };
 use kvfs::Fs;
 use sha2::{Digest, Sha256};
+use zones::CrashDevice;
 
 use crate::served_transactions::{begin, put, store};
 use crate::wire::{self, Cut, Proxy, Store, fill, served, tree};
@@ -134,6 +135,34 @@ fn an_answer_that_is_lost_at_any_byte_is_asked_for_again() {
     }
     assert!(cut >= 10, "{cut}");
     assert_eq!(store.db.snapshots().len(), made);
+}
+
+#[test]
+fn a_drop_that_was_answered_is_not_done_again_after_a_crash_to_what_has_the_name_by_then() {
+    let open = || OpenOptions { threads: false, zero_journal: false, ..OpenOptions::default() };
+    let serve = |db: &Kvdb| {
+        let (host, options) = (Arc::new(db.clone()), ServerOptions::default());
+        let server = Server::without_socket(db.clone(), Some(host), options).unwrap();
+        let (mut near, far) = UnixStream::pair().unwrap();
+        server.serve(far.into()).unwrap();
+        let hello = Request::Hello { version: VERSION, token: Bytes::new() };
+        assert!(matches!(ask(&mut near, &hello), Reply::Welcome { .. }));
+        (server, near)
+    };
+    let (device, env) = (Arc::new(CrashDevice::new()), Arc::new(Simulated::new(1)));
+    let options = CreateOptions { open: open(), ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), env.clone(), options).unwrap();
+    db.snapshot("monday").unwrap();
+    let remove = Request::Remove { clone: false, key: [1; 16], name: "monday".into() };
+    let (server, mut near) = serve(&db);
+    assert_eq!(ask(&mut near, &remove), Reply::Done);
+    let image = device.durable();
+    drop((near, server, db));
+    let (db, _) = Kvdb::open(Arc::new(CrashDevice::over(image)), env, open()).unwrap();
+    db.snapshot("monday").unwrap();
+    let (_server, mut near) = serve(&db);
+    assert_eq!(ask(&mut near, &remove), Reply::Done);
+    assert!(db.snapshot_label("monday").is_some());
 }
 
 /// A host that makes and drops snapshots, and does not know that it has.
