@@ -517,6 +517,25 @@ fn the_sweeper_comes_for_the_fields_of_a_key_that_was_reverted_in_a_transaction(
 }
 
 #[test]
+fn a_transaction_may_count_the_fields_of_a_hash_of_which_any_number_has_expired() {
+    let mut c = clocked();
+    let long = "x".repeat(16_000);
+    c.run("HSET h stays v");
+    for i in 100..700 {
+        c.run(&format!("HSET h {long}{i} v"));
+        c.run(&format!("HPEXPIRE h 5 FIELDS 1 {long}{i}"));
+    }
+    c.expect(&[
+        ("wait 6", ""),
+        ("MULTI", "OK"),
+        ("HLEN h", "QUEUED"),
+        ("HSET h new v", "QUEUED"),
+        ("EXEC", "[(integer) 1 (integer) 1]"),
+        ("HKEYS h", "[\"new\" \"stays\"]"),
+    ]);
+}
+
+#[test]
 fn a_field_may_be_deleted_while_a_transaction_gives_it_a_deadline() {
     let mut c = clocked();
     let mut other = Client::local(c.db.clone());

@@ -15,7 +15,7 @@ use super::{CHANGE, Collection, Seen, Source};
 use crate::failure::{Failure, Outcome};
 use crate::keyspace::{
     ELEMENT, Head, Kind, Live, count_key, deadline_key, deadline_of_element, due_fields,
-    element_key, field_deadline_key, field_order_key, fields_from, head_key, is_past,
+    element_key, elements, field_deadline_key, field_order_key, fields_from, head_key, is_past,
     parse_field_order,
 };
 use crate::notifications::Classes;
@@ -40,6 +40,10 @@ struct Due<'a> {
     /// The field is stored.
     stored: bool,
 }
+
+/// A walk over entries that have passed announces each read up to this number of them, and then
+/// reads of the whole hash.
+const FEW: u32 = 64;
 
 fn decode(deadline: &[u8], tuple: &[u8]) -> Result<u64, Failure> {
     deadline.try_into().map(u64::from_be_bytes).map_err(|_| {
@@ -218,15 +222,29 @@ impl Seen<'_> {
     ) -> Outcome {
         let (start, end) = due_fields(id, self.now);
         let Some(mut cursor) = self.cursor(types, &start, &end)? else { return Ok(()) };
-        let mut steps = 0u32;
+        let (mut steps, mut all) = (0u32, false);
         while let Some(tuple) = cursor.next()? {
-            steps = steps.wrapping_add(1);
+            steps = steps.saturating_add(1);
             if steps.is_multiple_of(256) {
                 self.session.check_stopping()?;
             }
             let Some((deadline, name)) = parse_field_order(&tuple.key) else { continue };
-            let current = self.stored_deadline(types, id, name)? == Some(deadline);
-            let stored = self.has(types, &element_key(id, name))?;
+            let (place, element) = (field_deadline_key(id, name), element_key(id, name));
+            if steps < FEW {
+                self.announce(types, &place)?;
+                self.announce(types, &element)?;
+            } else if !std::mem::replace(&mut all, true) {
+                // The reads of each of them could be too many for a transaction.
+                let (first, last) = elements(id);
+                self.range(types, &first, &last)?;
+                self.range(types, &deadline_of_element(&first), &deadline_of_element(&last))?;
+            }
+            let found = self.get_in_range(types, &place)?;
+            let current = match found {
+                Some(found) => decode(&found, &place)? == deadline,
+                None => false,
+            };
+            let stored = self.view()?.value_len(types, &element)?.is_some();
             if !visit(&Due { deadline, name, current, stored })? {
                 break;
             }
