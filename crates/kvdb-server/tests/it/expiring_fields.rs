@@ -517,6 +517,35 @@ fn the_sweeper_comes_for_the_fields_of_a_key_that_was_reverted_in_a_transaction(
 }
 
 #[test]
+fn transactions_that_give_fields_of_one_hash_the_same_deadline_do_not_conflict() {
+    let mut c = clocked();
+    let mut other = Client::local(c.db.clone());
+    let at = c.now() + 100_000;
+    c.expect(&[
+        ("HSET h a 1 b 2 c 3", "(integer) 3"),
+        ("HEXPIRE h 1000 FIELDS 1 c", "[(integer) 1]"),
+    ]);
+    for (client, field) in [(&mut c.client, "a"), (&mut other, "b")] {
+        let id = run(client, "TXN BEGIN SI");
+        let id = id.rsplit(' ').next().expect("a number");
+        assert_eq!(run(client, &format!("TXN JOIN {id}")), "OK");
+        let expire = format!("HPEXPIREAT h {at} FIELDS 1 {field}");
+        assert_eq!(run(client, &expire), "[(integer) 1]");
+    }
+    for client in [&mut c.client, &mut other] {
+        assert_eq!(run(client, "TXN COMMIT"), "OK");
+        assert_eq!(run(client, "TXN LEAVE"), "OK");
+    }
+    c.expect(&[
+        ("DEBUG SWEEP", "(integer) 0"),
+        ("HPEXPIRETIME h FIELDS 2 a b", &format!("[(integer) {at} (integer) {at}]")),
+        ("wait 100001", ""),
+        ("DEBUG SWEEP", "(integer) 2"),
+        ("HKEYS h", "[\"c\"]"),
+    ]);
+}
+
+#[test]
 fn a_transaction_may_count_the_fields_of_a_hash_of_which_any_number_has_expired() {
     let mut c = clocked();
     let long = "x".repeat(16_000);

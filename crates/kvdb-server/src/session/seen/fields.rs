@@ -157,7 +157,13 @@ impl Seen<'_> {
             false => self.first_deadline(of.types, of.id, 0)?,
         };
         if named.is_none_or(|first| deadline < first || is_past(first, self.now)) {
-            batch.put(of.types, deadline_key(deadline, key), Bytes::new());
+            // Others that give fields the same deadline must not put the same tuple, which would be
+            // a conflict. The sweeper may come early: it names the deadline then.
+            let early = match later {
+                true => self.session.random() % (1 + deadline.saturating_sub(self.now) / 16),
+                false => 0,
+            };
+            batch.put(of.types, deadline_key(deadline - early, key), Bytes::new());
         }
         Ok(())
     }
