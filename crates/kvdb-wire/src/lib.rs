@@ -9,7 +9,8 @@
 //!
 //! From the bytes up: `frame` (a length, a checksum, a number), `request` and `reply` (the messages
 //! in frames, encoded by `body`, `changes` and `failure`), `socket` (the transport of frames),
-//! `deadline` (the time limits of reads and writes).
+//! `vsock` (that between a virtual machine and its host), `deadline` (the time limits of reads and
+//! writes).
 //!
 //! The client: `client` (one connection that many threads share), `single_flight` (lets one thread
 //! connect for all), `asking` (retries), `reach` (whether the server answers), `pages` (the read
@@ -65,6 +66,7 @@ mod transaction_state;
 mod transaction_view;
 mod transactions;
 mod unfinished;
+mod vsock;
 
 pub use body::TransactionKey;
 pub use changes::MAX_CHANGES;
@@ -83,3 +85,4 @@ pub use served_transaction::{BeginOptions, Outcome, ServedSavepoint, ServedTrans
 pub use server::Server;
 pub use snapshot_view::SnapshotView;
 pub use socket::{Socket, Transport};
+pub use vsock::{VsockAddress, VsockListener};

@@ -13,4 +13,5 @@ mod shares;
 mod simulation;
 mod snapshots;
 mod tenants;
+mod vsocks;
 mod waiting;
