@@ -3,6 +3,7 @@
 //! `docs/wire.md` specifies. This module handles options, messages and signals.
 
 mod network;
+mod vsock;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -11,13 +12,14 @@ use std::sync::{Arc, Weak};
 
 use kvdb::Kvdb;
 use kvdb_server::PrivateSocket;
-use kvdb_wire::{Server, ServerOptions};
+use kvdb_wire::{Server, ServerOptions, Tokens};
 use kvfs::Views;
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use self::network::{Listening, Network};
+use self::vsock::Port;
 use crate::output::{Exit, Failure, Outcome, Output};
 use crate::served_files::ServedFiles;
 use crate::store::{self, Access};
@@ -59,12 +61,17 @@ With --client-ca, a line may begin with cert: and the SHA-256 of a client's cert
   openssl x509 -in laptop.pem -outform DER | sha256sum | sed 's/^/cert:/; s/-$/write/' >> tokens
   kvfs mount kvfs://HOST:7411 /mnt --txn --cert laptop.pem --cert-key laptop.key
 
+Virtual machines connect to their host, whose number is 2, by a vsock and with a token:
+
+  kvfs serve my.kvfs --write --listen vsock:741 --tokens tokens
+  kvfs mount kvfs+vsock://2:741 /mnt --txn --token-file token
+
 A mounted store is served by its mount: kvfs mount -o serve=unix:SOCKET.")]
 pub struct Args {
     /// Store to serve: a file or a block device made by `kvfs create`.
     store: PathBuf,
-    /// Address to listen at: unix:SOCKET, the path of a socket to create; or tls:HOST:PORT, with
-    /// --cert, --key and --tokens.
+    /// Address to listen at: unix:SOCKET, the path of a socket to create; tls:HOST:PORT, with
+    /// --cert, --key and --tokens; or vsock:PORT, for virtual machines, with --tokens.
     #[arg(long, value_name = "ADDRESS")]
     listen: OsString,
     /// For tls: file with the certificate of the server in PEM, and those that lead to a known
@@ -74,7 +81,7 @@ pub struct Args {
     /// For tls: file with the key of the certificate in PEM.
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// For tls: file that lists the permissions of each token.
+    /// For tls and vsock: file that lists the permissions of each token.
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
     /// For tls: file with the authorities, in PEM, whose certificates clients may present; the list
@@ -121,6 +128,15 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             let value = json!({"listen": address.to_string()});
             let value = text::with_paths(value, &[("store", Some(&args.store))]);
             output.print(format!("{served} is served at tls:{address}"), value)?;
+            Box::new((listening, server))
+        }
+        Address::Vsock(at, tokens) => {
+            let server = of_network(db, views_of_clients, args.share)?;
+            let listening = vsock::Listening::begin(at, tokens, Arc::downgrade(&server))?;
+            let address = listening.address();
+            let value =
+                text::with_paths(json!({"listen": address}), &[("store", Some(&args.store))]);
+            output.print(format!("{served} is served at {address}"), value)?;
             Box::new((listening, server))
         }
     };
@@ -199,6 +215,7 @@ enum Address {
     Socket(PathBuf),
     /// HOST:PORT.
     Network(String, Network),
+    Vsock(Port, Arc<Tokens>),
 }
 
 fn address_of(args: &Args) -> Outcome<Address> {
@@ -210,9 +227,30 @@ fn address_of(args: &Args) -> Outcome<Address> {
         let what = "over plain TCP everybody on the way reads the files and the tokens";
         return wrong(what, "write tls:HOST:PORT, or on one machine unix:SOCKET");
     }
+    if let Some(at) = listen.strip_prefix("vsock:") {
+        let at = Port::parse(at)?;
+        if client_ca.is_some() || args.cert.is_some() || args.key.is_some() {
+            let what = "--cert, --key and --client-ca are for tls:HOST:PORT";
+            return wrong(
+                what,
+                "leave them out: nothing encrypts a vsock, and no name is proved there",
+            );
+        }
+        let Some(tokens) = &args.tokens else {
+            let what = "vsock: needs --tokens: other machines, and all users here, can connect";
+            return wrong(what, "kvfs serve --help shows how a token is made");
+        };
+        let tokens = network::read_tokens(tokens)?;
+        if !tokens.has_tokens() {
+            let what = "the list has certificates alone, which no client can present by a vsock";
+            return wrong(what, "kvfs serve --help shows how a token is made");
+        }
+        return Ok(Address::Vsock(at, Arc::new(tokens)));
+    }
     let Some(at) = listen.strip_prefix("tls:") else {
         if client_ca.is_some() || files.iter().any(|file| file.is_some()) {
-            let what = "--cert, --key, --tokens and --client-ca are for tls:HOST:PORT";
+            let what = "--cert, --key and --client-ca are for tls:HOST:PORT, and --tokens for that \
+                        and vsock:PORT";
             return wrong(what, "leave them out");
         }
         return socket_of(&args.listen).map(Address::Socket);
@@ -233,7 +271,7 @@ fn socket_of(address: &OsStr) -> Outcome<PathBuf> {
     let wrong = || {
         let what = format!("{} is no address to listen at", address.display());
         Failure::new(Exit::Usage, what)
-            .hint("write unix:SOCKET, with the path of a socket, or tls:HOST:PORT")
+            .hint("write unix:SOCKET, with the path of a socket, vsock:PORT or tls:HOST:PORT")
     };
     let path = address.as_bytes().strip_prefix(b"unix:").ok_or_else(wrong)?;
     if path.is_empty() {

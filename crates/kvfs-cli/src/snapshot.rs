@@ -35,8 +35,8 @@ snapshot has files and keys, and shares all data with the store. While the store
   cp /mnt/.kvfs/snapshot/before-upgrade/config /mnt
   kvfs snapshot rollback /mnt before-upgrade       # everything
 
-create, list and drop also take the address of a server (kvfs serve), kvfs+unix:SOCKET or \
-kvfs://HOST:PORT; KVFS_TOKEN_FILE and KVFS_CA name files with the token and the trusted \
+create, list and drop also take the address of a server (kvfs serve), kvfs+unix:SOCKET, \
+kvfs+vsock://CID:PORT or kvfs://HOST:PORT; KVFS_TOKEN_FILE and KVFS_CA name files with the token and the trusted \
 certificates. What a token may write it may make snapshots of, and one with admin drops them.")]
 pub struct Args {
     #[command(subcommand)]

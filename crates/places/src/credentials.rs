@@ -62,11 +62,19 @@ impl Credentials {
 
     /// Returns the token, which is empty if the client has a certificate and no token.
     pub(crate) fn token(&self) -> Result<String> {
+        match self.token_if_any()? {
+            Some(token) => Ok(token),
+            None if self.certificate()?.is_some() => Ok(String::new()),
+            None => Err(Error::NoCredentials),
+        }
+    }
+
+    /// Returns the token for a server that may or may not require one.
+    pub(crate) fn token_if_any(&self) -> Result<Option<String>> {
         match (&self.token, &self.token_file) {
-            (Some(token), _) => Ok(token.clone()),
-            (None, Some(file)) => read_secret(file, "token"),
-            (None, None) if self.certificate()?.is_some() => Ok(String::new()),
-            (None, None) => Err(Error::NoCredentials),
+            (Some(token), _) => Ok(Some(token.clone())),
+            (None, Some(file)) => read_secret(file, "token").map(Some),
+            (None, None) => Ok(None),
         }
     }
 

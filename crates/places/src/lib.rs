@@ -7,7 +7,8 @@
 //! - `local_copies`: the local files of readers and writers, their paths, and how they are claimed;
 //! - `forking`: a store of one's own that begins as a copy of a published one;
 //! - `publishing`, `following`: threads that publish an open store, and show published states;
-//! - `served`: `kvfs+unix:SOCKET` and `kvfs://HOST:PORT`, and how transactions on a server end;
+//! - `served`: `kvfs+unix:SOCKET`, `kvfs+vsock://CID:PORT` and `kvfs://HOST:PORT`, and how
+//!   transactions on a server end;
 //! - `credentials`: the token and the certificates for a server on the network;
 //! - `error`: the errors, in sentences.
 //!

@@ -1,6 +1,8 @@
 //! Stores that a server holds (`kvfs serve`), by the address of the server: `kvfs+unix:SOCKET` at a
-//! socket of this machine, `kvfs://HOST:PORT` on the network. How the file system of a transaction
-//! on a server is committed and aborted lives here, too, since each program that has one needs it.
+//! socket of this machine, `kvfs+vsock://CID:PORT` on the host of this virtual machine or in a
+//! virtual machine of this host, `kvfs://HOST:PORT` on the network. How the file system of a
+//! transaction on a server is committed and aborted lives here, too, since each program that has
+//! one needs it.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -9,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvdb::ServedView;
-use kvdb_wire::{Client, ClientOptions, Outcome, ServedTransaction, Socket};
+use kvdb_wire::{Client, ClientOptions, Outcome, ServedTransaction, Socket, VsockAddress};
 use kvfs::Fs;
 
 use crate::credentials::Credentials;
@@ -17,17 +19,21 @@ use crate::error::{Error, Result};
 
 /// The beginnings of the addresses of servers.
 const UNIX: &[u8] = b"kvfs+unix:";
+const VSOCK: &[u8] = b"kvfs+vsock:";
 const NETWORK: &[u8] = b"kvfs://";
 const PLAIN_TCP: &[u8] = b"kvfs+tcp:";
 
 /// The advice for a word that should be the address of a server.
-pub const FORMS_OF_SERVERS: &str = "write kvfs+unix:SOCKET or kvfs://HOST:PORT";
+pub const FORMS_OF_SERVERS: &str =
+    "write kvfs+unix:SOCKET, kvfs+vsock://CID:PORT or kvfs://HOST:PORT";
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
     /// A server that listens on a socket of this machine.
     Unix(PathBuf),
+    /// A server on the host of this virtual machine, or in a virtual machine of this host.
+    Vsock(VsockAddress),
     /// A server that listens on the network, and shows a certificate with this host name.
     Network {
         /// The name or the number of the host.
@@ -55,6 +61,12 @@ impl Server {
             });
             return server.map(Some).ok_or_else(|| wrong("it has no host and port"));
         }
+        if let Some(at) = bytes.strip_prefix(VSOCK) {
+            let at = at.strip_prefix(b"//").unwrap_or(at);
+            let at = std::str::from_utf8(at).map_err(|e| wrong(&e.to_string()))?;
+            let address = at.parse::<VsockAddress>().map_err(|why: String| wrong(&why))?;
+            return Ok(Some(Server::Vsock(address)));
+        }
         let Some(path) = bytes.strip_prefix(UNIX) else { return Ok(None) };
         let path = path.strip_prefix(b"//").unwrap_or(path);
         let socket = std::path::absolute(OsStr::from_bytes(path));
@@ -69,6 +81,7 @@ impl Server {
                 address.push(socket);
                 address
             }
+            Server::Vsock(address) => format!("kvfs+vsock://{address}").into(),
             Server::Network { host, port } if host.contains(':') => {
                 format!("kvfs://[{host}]:{port}").into()
             }
@@ -76,7 +89,7 @@ impl Server {
         }
     }
 
-    /// Connects to the server. The credentials are for servers on the network; the token in the
+    /// Connects to the server. The credentials are for servers on other machines; the token in the
     /// options is replaced by theirs.
     pub fn connect(
         &self,
@@ -87,6 +100,11 @@ impl Server {
             Server::Unix(socket) => {
                 let socket = socket.clone();
                 Client::connect(move |time| Socket::connect_unix(&socket, time), options)
+            }
+            Server::Vsock(address) => {
+                let address = *address;
+                options.token = credentials.token_if_any()?.unwrap_or_default().into();
+                Client::connect(move |time| Socket::connect_vsock(address, time), options)
             }
             Server::Network { host, port } => {
                 options.token = credentials.token()?.into();

@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use kvdb_wire::ClientOptions;
+use kvdb_wire::{ClientOptions, VsockAddress};
 use places::{Credentials, Error, Server};
 
 fn network(host: &str, port: u16) -> Server {
@@ -30,13 +30,30 @@ fn an_address_is_a_socket_or_a_host_with_its_port() {
 }
 
 #[test]
+fn an_address_of_a_virtual_machine_or_its_host_is_a_number_with_its_port() {
+    let host = Server::Vsock(VsockAddress { cid: 2, port: 7411 });
+    assert_eq!(parsed("kvfs+vsock://2:7411"), host);
+    assert_eq!(parsed("kvfs+vsock:2:7411"), host);
+    assert_eq!(host.to_string(), "kvfs+vsock://2:7411");
+    assert_eq!(host.address(), "kvfs+vsock://2:7411");
+}
+
+#[test]
 fn other_words_are_paths_and_half_addresses_are_refused() {
     for word in ["my.kvfs", "/srv/my.kvfs", "dir:/srv/work", "s3://bucket/work", "kvfs+unix"] {
         assert_eq!(Server::parse(Path::new(word)).expect("a path"), None, "{word}");
     }
-    for word in
-        ["kvfs://", "kvfs://host", "kvfs://:7411", "kvfs://host:70000", "kvfs+tcp:host:7411"]
-    {
+    for word in [
+        "kvfs://",
+        "kvfs://host",
+        "kvfs://:7411",
+        "kvfs://host:70000",
+        "kvfs+tcp:host:7411",
+        "kvfs+vsock:",
+        "kvfs+vsock://2",
+        "kvfs+vsock://host:7411",
+        "kvfs+vsock://4294967295:7411",
+    ] {
         let refused = Server::parse(Path::new(word));
         assert!(matches!(refused, Err(Error::NoServer { .. })), "{word}: {refused:?}");
     }
@@ -69,6 +86,11 @@ fn a_client_of_the_network_needs_a_token_that_others_cannot_read_or_a_certificat
     assert!(matches!(refused(by_file()), Error::NoLine { .. }));
     fs::remove_file(&file).expect("removed");
     assert!(matches!(refused(by_file()), Error::Unreadable { .. }));
+
+    // So is a token for another machine of this host.
+    let vsock = Server::Vsock(VsockAddress { cid: 1, port: 7411 });
+    let refused_there = vsock.connect(&by_file(), ClientOptions::default()).err();
+    assert!(matches!(refused_there, Some(Error::Unreadable { .. })), "{refused_there:?}");
 
     let key = directory.path().join("laptop.key");
     fs::write(&key, "").expect("written");

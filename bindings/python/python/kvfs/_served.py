@@ -1,5 +1,5 @@
 """Stores that a server holds (``kvfs serve``), by its address: ``kvfs+unix:SOCKET`` on this
-machine, ``kvfs://HOST:PORT`` on the network."""
+machine, ``kvfs+vsock://CID:PORT`` on its host, ``kvfs://HOST:PORT`` on the network."""
 
 from __future__ import annotations
 

@@ -678,7 +678,8 @@ def open(
 ) -> Store | Transaction | Snapshot:
     """Opens the store in a file, or makes one; or the store at an address in object storage,
     ``dir:FOLDER/NAME`` or ``s3://BUCKET/NAME``; or begins a transaction of a store that a server
-    holds, or opens a snapshot of it, at ``kvfs+unix:SOCKET`` or ``kvfs://HOST:PORT``.
+    holds, or opens a snapshot of it, at ``kvfs+unix:SOCKET``, ``kvfs+vsock://CID:PORT`` or
+    ``kvfs://HOST:PORT``.
 
     The store is this process' alone while it is open: a store that is mounted is reached with
     ``connect``.

@@ -7,11 +7,11 @@
 which is opened here, or of a mount or socket, which is connected to; or the address of a store in
 object storage, ``dir:FOLDER/NAME`` or ``s3://BUCKET/NAME``, perhaps with ``@SNAPSHOT``, which is
 read: as it is now, or with ``follow=SECONDS`` as it is published from then on; or the address of a
-server that has a store, ``kvfs+unix:SOCKET`` or ``kvfs://HOST:PORT``, with ``snapshot=NAME``, and
-``token`` and the other credentials of ``kvfs.open``. Without ``snapshot`` its files are read and
-written in transactions of the file system alone, which are those of the server. What is done
-between ``fs.start_transaction()`` and ``fs.end_transaction()``, or in ``with fs.transaction:``, is
-one transaction of the store.
+server that has a store, ``kvfs+unix:SOCKET``, ``kvfs+vsock://CID:PORT`` or ``kvfs://HOST:PORT``,
+with ``snapshot=NAME``, and ``token`` and the other credentials of ``kvfs.open``. Without
+``snapshot`` its files are read and written in transactions of the file system alone, which are
+those of the server. What is done between ``fs.start_transaction()`` and ``fs.end_transaction()``,
+or in ``with fs.transaction:``, is one transaction of the store.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ pub fn for_this_process(server: &Server, dir: &Path, durable: bool) -> Outcome<R
 fn token_for(server: &Server, credentials: &Credentials) -> Option<String> {
     match server {
         Server::Unix(_) => None,
-        Server::Network { .. } => credentials.token_of_environment(),
+        Server::Network { .. } | Server::Vsock(_) => credentials.token_of_environment(),
     }
 }
 
@@ -129,7 +129,7 @@ struct Mounting<'a> {
     timeout: Duration,
     /// If set, the mount ends with this process.
     attached: Option<i32>,
-    /// Credentials for a server on the network.
+    /// Credentials for a server on another machine.
     credentials: &'a Credentials,
     /// The secrets from the foreground process, if this is the background process.
     secrets: &'a Secrets,

@@ -44,26 +44,7 @@ impl Network {
         client_ca: Option<&Path>,
     ) -> Outcome<Network> {
         let wrong = |what: String| Failure::new(Exit::Usage, what);
-        let cannot =
-            |e: std::io::Error| Failure::io(format!("cannot read {}", tokens.display()), &e);
-        let about = std::fs::metadata(tokens).map_err(cannot)?;
-        if about.permissions().mode() & 0o022 != 0 {
-            let what =
-                format!("{} can be written by others, who could let in anyone", tokens.display());
-            return Err(wrong(what).hint(format!("chmod go-w {}", tokens.display())));
-        }
-        if !about.is_file() || about.size() > LONGEST {
-            return Err(wrong(format!("{} is no list of tokens", tokens.display())));
-        }
-        let text = std::fs::read_to_string(tokens).map_err(cannot)?;
-        let parsed = Tokens::parse(&text);
-        let parsed = parsed.map_err(|e| wrong(format!("{}: {e}", tokens.display())))?;
-        if parsed.is_empty() {
-            return Err(wrong(format!(
-                "{} has no token, so no client could do anything",
-                tokens.display()
-            )));
-        }
+        let parsed = read_tokens(tokens)?;
         let tls = match client_ca {
             None if parsed.has_certificates() => {
                 let what = format!("{} has certificates of clients", tokens.display());
@@ -82,6 +63,27 @@ impl Network {
         let tls = tls.map_err(|e| wrong(e.to_string()))?;
         Ok(Network { tls, tokens: Arc::new(parsed) })
     }
+}
+
+/// Reads a list of tokens, which has at least one line.
+pub fn read_tokens(list: &Path) -> Outcome<Tokens> {
+    let list_name = list.display();
+    let wrong = |what: String| Failure::new(Exit::Usage, what);
+    let cannot = |e: std::io::Error| Failure::io(format!("cannot read {list_name}"), &e);
+    let about = std::fs::metadata(list).map_err(cannot)?;
+    if about.permissions().mode() & 0o022 != 0 {
+        let what = format!("{list_name} can be written by others, who could let in anyone");
+        return Err(wrong(what).hint(format!("chmod go-w {list_name}")));
+    }
+    if !about.is_file() || about.size() > LONGEST {
+        return Err(wrong(format!("{list_name} is no list of tokens")));
+    }
+    let text = std::fs::read_to_string(list).map_err(cannot)?;
+    let parsed = Tokens::parse(&text).map_err(|e| wrong(format!("{list_name}: {e}")))?;
+    if parsed.is_empty() {
+        return Err(wrong(format!("{list_name} has no token, so no client could do anything")));
+    }
+    Ok(parsed)
 }
 
 /// Accepts connections until it is dropped.

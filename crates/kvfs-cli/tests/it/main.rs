@@ -90,6 +90,7 @@ mod served;
 mod served_mounts;
 mod served_network;
 mod served_runs;
+mod served_vsock;
 mod served_waits;
 mod snapshots;
 mod syscalls;
