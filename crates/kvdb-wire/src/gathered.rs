@@ -14,7 +14,7 @@ use crate::changes::{memory_of_change, size_of_change};
 pub enum Point {
     Put(Bytes),
     Deleted,
-    /// Updated from an unknown value: only the server can compute the result.
+    /// Updated from an unknown value, or put by reference: only the server can tell the result.
     Updated,
 }
 
@@ -73,6 +73,9 @@ impl Gathered {
             ServedChange::Delete(dict, key) => {
                 self.points.insert((*dict, key.clone()), Point::Deleted);
             }
+            ServedChange::Refer(one) => {
+                self.points.insert((one.dict, one.key.clone()), Point::Updated);
+            }
             ServedChange::DeleteRange(dict, start, end) => {
                 if start < end {
                     let (first, last) = ((*dict, start.clone()), (*dict, end.clone()));
@@ -126,6 +129,9 @@ impl Gathered {
                     (*dict, key, true)
                 }
                 ServedChange::Update(dict, key, _) => (*dict, key, false),
+                // Its source was not changed before in these changes, so none of those that are
+                // left out matters to it.
+                ServedChange::Refer(one) => (one.dict, &one.key, true),
                 ServedChange::DeleteRange(dict, start, end) => {
                     ranges.push((*dict, start.clone(), end.clone()));
                     kept.push(change);
@@ -274,7 +280,7 @@ mod tests {
             ServedChange::DeleteRange(_, start, end) => {
                 model.retain(|key, _| key < start || key >= end);
             }
-            ServedChange::Update(..) => {}
+            ServedChange::Update(..) | ServedChange::Refer(..) => {}
         }
     }
 
@@ -386,6 +392,22 @@ mod tests {
         assert_eq!((ends, 3 * after), (vec![2], 2 * before));
         assert_eq!(gathered(after), (vec![2], after, before));
         assert_eq!(gathered(after - 1), (vec![1, 2, 3], before, before));
+    }
+
+    #[test]
+    fn a_reference_stays_until_its_key_is_put_again() {
+        let refer = |key: &'static [u8], of: &'static [u8]| {
+            let of = (DICT, Bytes::from_static(of));
+            ServedChange::Refer(kvdb::Reference { dict: DICT, key: key.into(), of })
+        };
+        let put = |key: &'static [u8]| ServedChange::Put(DICT, key.into(), "value".into());
+        let mut gathered = Gathered::default();
+        let changes = [put(b"a"), refer(b"a", b"x"), refer(b"b", b"y"), put(b"x"), put(b"b")];
+        changes.iter().for_each(|change| gathered.add(change.clone(), None));
+        assert_eq!(gathered.point(DICT, b"a"), Some(Point::Updated));
+        assert!(gathered.memory() > 2 * crate::changes::REFERRED, "each counts as a small value");
+        gathered.compact();
+        assert_eq!(gathered.changes, [refer(b"a", b"x"), put(b"x"), put(b"b")]);
     }
 
     #[test]

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use kvdb::ServedChange;
 
-use crate::changes::{MAX_CHANGES, size_of_change};
+use crate::changes::{MAX_CHANGES, memory_of_change, size_of_change};
 use crate::request::Request;
+use crate::unfinished::MAX_CHANGE;
 
 /// Limit of the bytes of changes in one request. A single change may be longer.
 pub(crate) const REQUEST_BYTES: usize = 4 << 20;
@@ -113,19 +114,24 @@ impl Outgoing {
     /// changes up to the end of each unit that is applied as a whole. A batch consists of whole
     /// units; a unit that is longer than a request is a batch of its own.
     pub fn queue(&mut self, changes: Vec<ServedChange>, ends: &[usize]) {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
+        let (mut batch, mut bytes, mut memory) = (Vec::new(), 0, 0);
         let mut changes = changes.into_iter();
         let mut begin = 0;
         for &end in ends {
             let unit: Vec<ServedChange> = changes.by_ref().take(end - begin).collect();
             begin = end;
             let size = unit.iter().map(size_of_change).sum::<usize>();
-            let is_full = bytes + size > REQUEST_BYTES || batch.len() + unit.len() > MAX_CHANGES;
+            let more = unit.iter().map(memory_of_change).sum::<usize>();
+            // References are short in a request, and count for more in memory.
+            let is_full = bytes + size > REQUEST_BYTES
+                || batch.len() + unit.len() > MAX_CHANGES
+                || memory + more > MAX_CHANGE;
             if !batch.is_empty() && is_full {
                 self.waiting.push_back(Numbered::Changes(Arc::new(std::mem::take(&mut batch))));
-                bytes = 0;
+                (bytes, memory) = (0, 0);
             }
             bytes += size;
+            memory += more;
             batch.extend(unit);
         }
         batch.extend(changes);
@@ -293,5 +299,22 @@ mod tests {
         assert_eq!(batches, [MAX_CHANGES - 1, 3, 3, MAX_CHANGES + 1]);
         assert_eq!(requests, [1, 1, 2, 2]);
         assert_eq!(outgoing.last(), 4);
+    }
+
+    #[test]
+    fn references_in_one_batch_take_no_more_memory_than_a_change_may() {
+        let key = bytes::Bytes::from_static(b"key");
+        let dict = kvdb::DictionaryId(1);
+        let of = (dict, key.clone());
+        let one = ServedChange::Refer(kvdb::Reference { dict, key, of });
+        let most = MAX_CHANGE / memory_of_change(&one);
+        let mut outgoing = Outgoing::after(0);
+        outgoing.queue(vec![one; 2 * most], &(1..=2 * most).collect::<Vec<_>>());
+        for number in [1, 2] {
+            let Some((_, Numbered::Changes(changes))) = outgoing.next() else { panic!() };
+            assert_eq!(changes.len(), most);
+            outgoing.taken(number, false);
+        }
+        assert!(outgoing.next().is_none());
     }
 }

@@ -41,7 +41,7 @@ pub fn messages(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use kvdb::{DictionaryId, ServedChange, Space, Update};
+    use kvdb::{DictionaryId, Reference, ServedChange, Space, Update};
     use proptest::prelude::*;
 
     use super::*;
@@ -66,6 +66,9 @@ mod tests {
             )),
             (dict(), bytes()).prop_map(|(d, k)| ServedChange::Delete(d, k)),
             (dict(), bytes(), bytes()).prop_map(|(d, a, b)| ServedChange::DeleteRange(d, a, b)),
+            (dict(), bytes(), dict(), bytes()).prop_map(|(dict, key, of, from)| {
+                ServedChange::Refer(Reference { dict, key, of: (of, from) })
+            }),
         ]
     }
 

@@ -75,6 +75,11 @@ impl State {
         point == Some(Point::Updated)
     }
 
+    /// Returns whether the server may lack a change of the key.
+    pub fn has_changed(&self, dict: DictionaryId, key: &[u8]) -> bool {
+        [&self.gathered, &self.under_way].iter().any(|all| all.point(dict, key).is_some())
+    }
+
     pub fn overlay(&self, dict: DictionaryId, page: &PageRequest<'_>) -> Overlay {
         let mut overlay = Overlay::default();
         overlay.add(&self.under_way, dict, page.start, page.end);
@@ -91,6 +96,7 @@ impl State {
             ServedChange::Put(dict, key, _) | ServedChange::Update(dict, key, _) => {
                 self.new.put(*dict, key);
             }
+            ServedChange::Refer(one) => self.new.put(one.dict, &one.key),
             ServedChange::Delete(dict, key) => self.new.delete(*dict, key),
             // Deleted keys still count as present in new ranges, so that the server is asked for
             // them.
@@ -107,6 +113,7 @@ impl State {
                 }
                 None => self.pages.forget(*dict, key),
             },
+            ServedChange::Refer(one) => self.pages.forget(one.dict, &one.key),
             ServedChange::Delete(dict, key) => self.pages.write_value(*dict, key, None),
             ServedChange::DeleteRange(dict, start, end) => {
                 self.pages.delete_range(*dict, start, end);

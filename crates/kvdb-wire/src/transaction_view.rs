@@ -9,7 +9,7 @@ use kvdb::{DictionaryId, PageRequest, ServedChange, ServedView, Space, TuplePage
 
 use crate::ahead::{Asked, first_of_dense};
 use crate::asking::{first_keys, with_missing};
-use crate::changes::{gives_back, memory_of_change};
+use crate::changes::{gives_back, memory_of_change, reference_of};
 use crate::error::Error;
 use crate::prefetch::read_ahead;
 use crate::reply::Reply;
@@ -241,8 +241,17 @@ impl ServedView for ServedTransaction {
         {
             return Err(e);
         }
+        // The server takes a value by reference as it was before the batch, so it must have the
+        // changes of that value.
+        let sources: Vec<(DictionaryId, Bytes)> =
+            changes.iter().filter_map(reference_of).map(|one| one.of.clone()).collect();
         let is_much = {
             let mut state = self.state.lock();
+            while sources.iter().any(|(dict, key)| state.has_changed(*dict, key)) {
+                drop(state);
+                self.send()?;
+                state = self.state.lock();
+            }
             state.waits_since.get_or_insert_with(Instant::now);
             changes.into_iter().for_each(|change| state.change(change));
             state.gathered.end_unit();

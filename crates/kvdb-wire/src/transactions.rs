@@ -24,6 +24,7 @@ use crate::tenants::Tenant;
 use crate::unfinished::Unfinished;
 
 mod batches;
+mod references;
 
 /// The shortest and the longest lease.
 const LEASES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));

@@ -85,6 +85,7 @@ pub use db::promise::PromisedSpace;
 pub use db::publisher::{Publisher, PushStats};
 pub use db::receive::{ReceiveOptions, ReceiveStats};
 pub use db::recovery::Recovery;
+pub use db::reference::Reference;
 pub use db::rehearsal::Rehearse;
 pub use db::repair::RepairReport;
 pub use db::scope::{Scope, ScopeCursor};

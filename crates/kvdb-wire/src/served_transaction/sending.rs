@@ -43,8 +43,9 @@ impl ServedTransaction {
         let made = {
             let mut state = self.state.lock();
             state.under_way = std::mem::take(&mut state.gathered);
-            let is_short = state.under_way.ranges() <= MAX_RANGES;
-            if is_short && state.under_way.bytes() <= REQUEST_BYTES {
+            let under_way = &state.under_way;
+            let is_short = under_way.ranges() <= MAX_RANGES && under_way.memory() <= MAX_CHANGE;
+            if is_short && under_way.bytes() <= REQUEST_BYTES {
                 // A directory's node, for one, is put again with each name that is made in it. What
                 // is left is one unit, and fits a request.
                 state.under_way.compact();

@@ -74,16 +74,23 @@ impl Transactions {
         if let Some(change) = changes.iter().find(|change| !opened.may(dictionary_of(change))) {
             return Err(no_dictionary(dictionary_of(change)));
         }
+        let referred = self.referred(opened, &changes)?;
         let mut batch = Batch::new();
-        if self.admit(opened, &changes)? {
+        if self.admit(opened, &changes, referred.bytes)? {
             batch.releases_space();
         }
+        let mut values = referred.values.into_iter();
         for change in changes {
             match change {
                 ServedChange::Put(dict, key, value) => batch.put(dict, key, value),
                 ServedChange::Update(dict, key, update) => batch.update(dict, key, update),
                 ServedChange::Delete(dict, key) => batch.delete(dict, key),
                 ServedChange::DeleteRange(dict, start, end) => batch.delete_range(dict, start, end),
+                // There is one for each reference.
+                ServedChange::Refer(one) => match values.next().flatten() {
+                    Some(value) => batch.put_stored(one.dict, one.key, value),
+                    None => batch.delete(one.dict, one.key),
+                },
             }
         }
         self.note(opened, &mut batch, number);
@@ -95,9 +102,11 @@ impl Transactions {
     /// Fails if the transactions of all clients would exceed their common limit, or those of one
     /// tenant its share of it. Returns whether the batch releases space and may exceed its
     /// transaction's limit. A batch that releases space may exceed all limits by an eighth, since
-    /// otherwise a client at a limit could not remove anything.
-    fn admit(&self, opened: &Opened, changes: &[ServedChange]) -> Answer<bool> {
-        let more = changes.iter().map(size_of_change).sum::<usize>() as u64;
+    /// otherwise a client at a limit could not remove anything. `referred` is the number of bytes
+    /// that the batch puts by reference.
+    fn admit(&self, opened: &Opened, changes: &[ServedChange], referred: u64) -> Answer<bool> {
+        let sent = changes.iter().map(size_of_change).sum::<usize>() as u64;
+        let more = sent.saturating_add(referred);
         let with_eighth = |most: u64| most.saturating_add(most / 8);
         let gives_back = gives_back(changes);
         let own = opened.taken.load(Ordering::Relaxed).saturating_add(more);

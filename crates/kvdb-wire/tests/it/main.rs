@@ -7,6 +7,7 @@ mod files;
 mod hostile;
 mod late_frames;
 mod long_changes;
+mod references;
 mod served_files;
 mod served_transactions;
 mod shares;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::wire::{Cut, Proxy, Store};
 use bytes::Bytes;
 use env::Random;
-use kvdb::{Batch, DictionaryId, Durability, Scope, ServedChange, Update};
+use kvdb::{Batch, DictionaryId, Durability, Reference, Scope, ServedChange, Update};
 use kvdb_wire::{
     BeginOptions, Client, Failure, FailureCode, Outcome, Reply, Request, ServedTransaction,
     SnapshotView, TransactionKey, VERSION, read_frame, write_frame,
@@ -84,7 +84,7 @@ fn step(random: &mut Random, scope: &Scope, dict: DictionaryId, model: &mut Mode
     // They begin with the same eight bytes, so that some are read ahead.
     let key = |random: &mut Random| Bytes::from(format!("fruit/00{:03}", random.below(60)));
     let mut batch = Batch::new();
-    match random.below(12) {
+    match random.below(13) {
         0..5 => {
             let value = Bytes::from(vec![b'v'; random.below(300) as usize]);
             let key = key(random);
@@ -109,6 +109,15 @@ fn step(random: &mut Random, scope: &Scope, dict: DictionaryId, model: &mut Mode
             model.insert(key, value);
         }
         8 => return scope.sync().unwrap(),
+        12 => {
+            let (of, key) = (key(random), key(random));
+            match model.get(&of).cloned() {
+                Some(value) => drop(model.insert(key.clone(), value)),
+                None => drop(model.remove(&key)),
+            }
+            let references = vec![Reference { dict, key, of: (dict, of) }];
+            return scope.apply_with(batch, references, Durability::Buffered).unwrap();
+        }
         9 => {
             let key = key(random);
             return assert_eq!(scope.get(dict, &key).unwrap(), model.get(&key).cloned());

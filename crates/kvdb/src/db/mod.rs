@@ -15,6 +15,7 @@ pub(crate) mod publisher;
 mod ranks;
 pub(crate) mod receive;
 pub(crate) mod recovery;
+pub(crate) mod reference;
 pub(crate) mod rehearsal;
 mod remote;
 pub(crate) mod remote_journal;

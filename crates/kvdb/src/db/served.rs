@@ -15,6 +15,7 @@ use vt_tree::Update;
 
 use crate::commit::batch::{Batch, BatchChange};
 use crate::db::Space;
+use crate::db::reference::Reference;
 use crate::dictionary::DictionaryId;
 use crate::error::{Error, Result};
 use crate::read::cursor::Tuple;
@@ -101,11 +102,13 @@ pub enum ServedChange {
     Delete(DictionaryId, Bytes),
     /// Deletes the keys from the first one up to the second one, which is excluded.
     DeleteRange(DictionaryId, Bytes, Bytes),
+    /// Puts a value by reference.
+    Refer(Reference),
 }
 
 impl ServedChange {
-    /// Returns the changes of a batch. Fails for a value by reference, since it refers to a local
-    /// store and cannot be sent.
+    /// Returns the changes of a batch. Fails for a value that is stored in this process: such a
+    /// value is sent as a [`Reference`].
     pub(crate) fn of(batch: Batch) -> Result<Vec<ServedChange>> {
         let one = |change| match change {
             BatchChange::Put(dict, key, value) => Ok(ServedChange::Put(dict, key, value)),
@@ -115,7 +118,7 @@ impl ServedChange {
                 Ok(ServedChange::DeleteRange(dict, start, end))
             }
             BatchChange::PutStored(..) => {
-                let why = "values are copied by reference where the store is, not over a wire";
+                let why = "a value is referred to by its key over a wire, not by its place";
                 Err(Error::Invalid(why.into()))
             }
         };

@@ -70,6 +70,15 @@ impl StoredValue {
     pub fn len(&self) -> usize {
         self.value.len()
     }
+
+    /// Returns the number of bytes that are copied when the value is put into its own store: all of
+    /// a value that has no place yet, or is too small for a place of its own.
+    pub fn copied(&self) -> usize {
+        match &self.value {
+            Value::Inline(bytes) => bytes.len(),
+            Value::Extent(_) => 0,
+        }
+    }
 }
 
 /// Maximum bytes of large values that a scan reads at once.

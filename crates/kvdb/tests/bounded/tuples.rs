@@ -2,7 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use kvdb::{Batch, DictionaryOptions, Durability, Reads, Result, Scope};
+use bytes::Bytes;
+use kvdb::{Batch, DictionaryOptions, Durability, Reads, Reference, Result, Scope};
 
 use crate::{Step, World, key, large, small};
 
@@ -16,7 +17,10 @@ pub const STEPS: &[Step] = &[
     (&["Kvdb::follow_commits", "Kvdb::follow_commits_with", "Kvdb::commits_since"], follow),
     (&["Kvdb::follow_branch"], follow_branch),
     (&["Scope::cursor", "Scope::scan", "Scope::view"], scope_reads),
-    (&["Scope::apply", "Scope::sync", "Scope::sync_at_interval"], scope_writes),
+    (
+        &["Scope::apply", "Scope::apply_with", "Scope::sync", "Scope::sync_at_interval"],
+        scope_writes,
+    ),
 ];
 
 fn put(w: &mut World) -> Result<()> {
@@ -148,6 +152,11 @@ fn scope_writes(w: &mut World) -> Result<()> {
             let mut batch = Batch::new();
             batch.put(w.large, key, value);
             scope.apply(batch, Durability::Buffered)?;
+        }
+        for (key, _) in large(w.times, 6) {
+            let (dict, of) = (w.large, (w.large, Bytes::from(key)));
+            let reference = Reference { dict, key: of.1.clone(), of };
+            scope.apply_with(Batch::new(), vec![reference], Durability::Buffered)?;
         }
         scope.sync_at_interval()?;
         scope.sync()?;

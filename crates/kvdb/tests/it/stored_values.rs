@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use env::Machine;
-use kvdb::{Batch, CreateOptions, DictionaryId, Durability, Isolation, Kvdb, OpenOptions};
+use kvdb::{
+    Batch, CreateOptions, DictionaryId, Durability, Isolation, Kvdb, OpenOptions, Reference, Scope,
+};
 use zones::MemoryDevice;
 
 const LEN: usize = 1 << 20;
@@ -133,4 +135,39 @@ fn a_value_is_there_for_whoever_holds_it() {
     db.commit(batch, Durability::Buffered).unwrap();
     db.compact(d).unwrap();
     assert_eq!(db.get(d, b"b").unwrap().unwrap(), value(1));
+}
+
+fn reference(d: DictionaryId, key: &'static str, of: &'static str) -> Reference {
+    Reference { dict: d, key: key.into(), of: (d, of.into()) }
+}
+
+#[test]
+fn a_reference_puts_the_value_that_its_key_had_before_the_batch() {
+    let (db, d, _) = store();
+    db.put(d, b"from", &value(1), Durability::Synced).unwrap();
+    db.put(d, b"to-none", &value(2), Durability::Synced).unwrap();
+    let before = written(&db);
+    let refers = |scope: &Scope| {
+        let mut batch = Batch::new();
+        batch.put(d, "from", "newer");
+        batch.put(d, "to", "is replaced");
+        let references = vec![reference(d, "to", "from"), reference(d, "to-none", "none")];
+        scope.apply_with(batch, references, Durability::Buffered).unwrap();
+        assert_eq!(scope.get(d, b"to").unwrap().unwrap(), value(1));
+        assert_eq!(scope.get(d, b"to-none").unwrap(), None);
+        assert_eq!(scope.get(d, b"from").unwrap().as_deref(), Some(&b"newer"[..]));
+        let back = vec![reference(d, "from", "to")];
+        scope.apply_with(Batch::new(), back, Durability::Buffered).unwrap();
+        assert_eq!(scope.get(d, b"from").unwrap().unwrap(), value(1));
+    };
+    refers(&Scope::Mainline(db.clone()));
+    let transaction = db.begin(Isolation::Serializable).unwrap();
+    refers(&Scope::Transaction(transaction.clone()));
+    transaction.commit(Durability::Synced).unwrap();
+    assert!(written(&db) - before < LEN as u64, "the value is not copied");
+    assert_eq!(db.get(d, b"to").unwrap().unwrap(), value(1));
+    assert!(matches!(
+        Scope::Frozen(db.view()).apply_with(Batch::new(), Vec::new(), Durability::Buffered),
+        Err(kvdb::Error::ReadOnly(_))
+    ));
 }

@@ -193,6 +193,7 @@ pub fn stored(w: &mut World) -> Result<(), Dead> {
         "View::stored",
         "View::scan_stored",
         "StoredValue::len",
+        "StoredValue::copied",
         "StoredValue::of",
         "StoredTuple::stored",
         "Batch::put_stored",
@@ -204,6 +205,7 @@ pub fn stored(w: &mut World) -> Result<(), Dead> {
     let (key, new) = (w.key(), w.key());
     let value = w.ok(view.stored(id, &key))?;
     assert_eq!(value.as_ref().map(StoredValue::len), table.get(&key).map(Vec::len), "{}", w.what());
+    assert!(value.as_ref().is_none_or(|value| [0, value.len()].contains(&value.copied())));
     let mut all = w.ok(view.scan_stored(id, &key, b"", 3))?;
     assert_eq!(all.len(), table.range(key.clone()..).take(3).count(), "{}", w.what());
     let mut cursor = w.ok(view.cursor(id, &key, b""))?;
