@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use env::Env;
 use env::sync::{Mutex, RwLockWriteGuard};
-use kvdb::{Batch, Durability, Scope};
+use kvdb::{Batch, Durability, Reference, Scope};
 
 pub use self::options::{Atime, FsOptions, ZONE_SIZE};
 use self::statistics::Counters;
@@ -206,5 +206,12 @@ impl Fs {
             Scope::Mainline(_) => Ok(kvdb::without_lock_waits(commit)?),
             Scope::Transaction(_) | Scope::Frozen(_) | Scope::Served(_) => Ok(commit()?),
         }
+    }
+
+    /// Like `apply`, and puts values by reference after the changes of the batch. Not for the
+    /// mainline.
+    pub(crate) fn apply_with(&self, batch: Batch, references: Vec<Reference>) -> Result<()> {
+        self.core.counters.commits.fetch_add(1, Ordering::Relaxed);
+        Ok(self.core.scope.apply_with(batch, references, Durability::Buffered)?)
     }
 }

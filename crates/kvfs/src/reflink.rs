@@ -1,16 +1,21 @@
 //! Shares pages between two files: a copy of whole pages refers to those of the original, and costs
-//! only their keys.
+//! only their keys. In a view over a wire the server makes the references, and their keys are all
+//! that it is sent.
 
-use kvdb::{Batch, Isolation, Scope};
+use bytes::Bytes;
+use kvdb::{Batch, Isolation, Reference, Scope};
 
 use crate::attr::{FileKind, Ino, WriteHints, Written};
 use crate::attributes::CAPABILITY;
 use crate::error::{Error, Result};
 use crate::fs::Fs;
+use crate::inode::Inode;
 use crate::layout::{self, Body, PAGE, PageKeys};
 
 /// Number of pages that one call shares at most.
 const PER_LOCK: u64 = 16 << 10;
+/// The same over a wire, where all of them are one change, whose size is limited.
+const PER_CHANGE: u64 = 4 << 10;
 /// Approximate cost of a page in the store, in bytes.
 const COST: u64 = 64;
 
@@ -28,13 +33,26 @@ impl Fs {
         let aligned = from_offset.is_multiple_of(PAGE) && to_offset.is_multiple_of(PAGE);
         // A serializable transaction must lock the data that it reads, so it copies.
         let locks = matches!(&self.core.scope, Scope::Transaction(t) if t.isolation() == Isolation::Serializable);
-        // References to values can only be made where the store is: a view over a wire copies, too.
-        if !aligned || locks || from == to || self.core.scope.is_served() {
+        if !aligned || locks || from == to {
             return Ok(Written::default());
         }
-        let source = self.inode(from)?;
+        let (source, target) = (self.inode(from)?, self.inode(to)?);
+        let is_served = self.core.scope.is_served();
+        let most = if is_served { PER_CHANGE } else { PER_LOCK };
+        if is_served {
+            // A directory would have to be locked first.
+            let is_file = |inode: &Inode| inode.state.read().attr.kind == FileKind::File;
+            if !is_file(&source) || !is_file(&target) {
+                return Ok(Written::default());
+            }
+            // This may commit other files, so no file is locked yet.
+            self.reserve(COST * layout::blocks_of(len.min(most * PAGE)))?;
+        }
+        // There is no view of a state over a wire: the source stays locked until the references are
+        // made. Files are locked in the order of their numbers.
+        let early = if is_served && to < from { Some(self.lock(&target)?) } else { None };
         // The view is taken under the source's lock, so that it has the current content.
-        let (view, source_end) = {
+        let (view, source_end, _held) = {
             let mut state = self.lock(&source)?;
             if state.attr.kind != FileKind::File
                 || !matches!(state.attr.body, Body::Paged(1..))
@@ -43,14 +61,19 @@ impl Fs {
                 return Ok(Written::default());
             }
             self.commit_dirty(&source, &mut state)?;
-            (self.core.scope.view()?, state.attr.size)
+            let view = if is_served { None } else { Some(self.core.scope.view()?) };
+            (view, state.attr.size, is_served.then_some(state))
         };
-        let mut len = len.min(source_end.saturating_sub(from_offset)).min(PER_LOCK * PAGE);
+        let mut len = len.min(source_end.saturating_sub(from_offset)).min(most * PAGE);
         let to_end = to_offset.checked_add(len).ok_or(Error::TooLarge)?;
-        self.reserve(COST * layout::blocks_of(len))?;
+        if !is_served {
+            self.reserve(COST * layout::blocks_of(len))?;
+        }
 
-        let target = self.inode(to)?;
-        let mut state = self.lock(&target)?;
+        let mut state = match early {
+            Some(state) => state,
+            None => self.lock(&target)?,
+        };
         match state.attr.body {
             _ if state.attr.kind != FileKind::File || state.attr.nlink == 0 => {
                 return Ok(Written::default());
@@ -68,7 +91,11 @@ impl Fs {
         let dmap = self.core.layout.dmap;
         let (first, blocks) = (from_offset / PAGE, layout::blocks_of(len));
         let (start, end) = (layout::page_key(from, first), layout::page_key(from, first + blocks));
-        let pages = view.scan_stored(dmap, &start, &end, blocks as usize)?;
+        let (mut pages, mut references) = (Vec::new(), Vec::new());
+        match view {
+            Some(view) => pages = view.scan_stored(dmap, &start, &end, blocks as usize)?,
+            None => references = self.references((from, first), (to, to_offset / PAGE), blocks)?,
+        }
 
         let to_first = to_offset / PAGE;
         let mut batch = Batch::new();
@@ -82,7 +109,7 @@ impl Fs {
                 (layout::page_key(to, to_first), layout::page_key(to, to_first + blocks));
             batch.delete_range(dmap, start.to_vec(), end.to_vec());
         }
-        let shared = pages.len() as u64;
+        let shared = (pages.len() + references.len()) as u64;
         let mut keys = PageKeys::with_capacity(pages.len());
         for (key, value) in pages {
             let (_, block) = layout::decode_page_key(&key)?;
@@ -98,7 +125,11 @@ impl Fs {
         attr.body = Body::Paged(count + shared);
         attr.size = attr.size.max(to_offset + len);
         let staged = self.stage(to, &mut state, &attr, &mut batch);
-        if let Err(e) = staged.and_then(|()| self.apply(batch)) {
+        let applied = staged.and_then(|()| match is_served {
+            true => self.apply_with(batch, references),
+            false => self.apply(batch),
+        });
+        if let Err(e) = applied {
             // Nothing was copied, so the target has not changed.
             state.attr = before;
             state.buffer.lost_capability = lost_capability;
@@ -115,6 +146,29 @@ impl Fs {
             self.mark_dirty(&target, &mut state);
         }
         Ok(Written { bytes: len, lost_privileges })
+    }
+
+    /// Returns references to the pages of a file in a number of blocks from `first` on, for another
+    /// file from `to_first` on. No page is read.
+    fn references(
+        &self,
+        (from, first): (Ino, u64),
+        (to, to_first): (Ino, u64),
+        blocks: u64,
+    ) -> Result<Vec<Reference>> {
+        let dict = self.core.layout.dmap;
+        let mut stored = self.stored_blocks(from, first, first + blocks)?;
+        let mut references = Vec::new();
+        while let Some(block) = stored.next()? {
+            let key = layout::page_key(to, block - first + to_first);
+            let of = layout::page_key(from, block);
+            references.push(Reference {
+                dict,
+                key: Bytes::copy_from_slice(&key),
+                of: (dict, Bytes::copy_from_slice(&of)),
+            });
+        }
+        Ok(references)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::wire::{Cut, Proxy, Store, fill, tree};
-use env::Machine;
+use env::{Machine, Random};
 use kvdb_wire::{BeginOptions, Client, Outcome, ServedTransaction};
 use kvfs::{Caller, FileKind, Fs, Ino, ROOT};
 
@@ -289,6 +289,107 @@ fn many_small_files_take_few_requests() {
     // The directory is new, so none of its names has to be requested.
     assert!(asked < 20, "{asked} requests");
     assert_eq!(tree(&store.fs).len(), 2001);
+    is_sound(&store);
+}
+
+/// Makes a copy of a file, as `cp` does.
+fn copy(fs: &Fs, from: Ino, name: &[u8]) -> Ino {
+    let to = fs.mknod(ROOT, name, FileKind::File, 0o644, 0, Caller::default()).unwrap().ino;
+    let (len, mut copied) = (fs.getattr(from).unwrap().size, 0);
+    while copied < len {
+        let more = fs.copy_file_range(from, copied, to, copied, len - copied).unwrap();
+        assert!(more > 0, "{copied} of {len}");
+        copied += more;
+    }
+    to
+}
+
+fn traffic(client: &Client) -> u64 {
+    let counts = client.counts();
+    counts.sent + counts.received
+}
+
+#[test]
+fn a_copy_of_a_file_sends_the_keys_of_its_pages_and_no_content() {
+    const LEN: usize = (20 << 20) + 777;
+    let store = Store::writable();
+    let mut content = vec![0; LEN];
+    Random::new(34).fill(&mut content);
+    write(&store.fs, b"original", &content);
+    store.fs.sync_all().unwrap();
+    let client = store.client();
+    let guest = Guest::new(&client);
+    let from = guest.fs.lookup(ROOT, b"original").unwrap().ino;
+    let before = traffic(&client);
+    copy(&guest.fs, from, b"copy");
+    guest.fs.sync_all().unwrap();
+    guest.transaction.send().unwrap();
+    let bytes = traffic(&client) - before;
+    assert!(bytes < LEN as u64 / 40, "{bytes} bytes for a copy of {LEN}");
+    assert!(read(&guest.fs, b"copy") == content);
+    // The two are files of their own.
+    write(&guest.fs, b"copy", b"changed");
+    write(&guest.fs, b"original", b"also ch");
+    guest.commits();
+    content[..7].copy_from_slice(b"changed");
+    assert!(read(&store.fs, b"copy") == content);
+    content[..7].copy_from_slice(b"also ch");
+    assert!(read(&store.fs, b"original") == content);
+    is_sound(&store);
+}
+
+#[test]
+fn a_copy_has_what_its_original_had_then_whichever_of_them_is_the_older_file() {
+    let store = Store::writable();
+    let client = store.client();
+    let guest = Guest::new(&client);
+    let first = write(&guest.fs, b"first", &[1; 20_000]);
+    let second = write(&guest.fs, b"second", &[2; 12_288]);
+    let third = copy(&guest.fs, first, b"third");
+    write(&guest.fs, b"first", &[3; 4096]);
+    // Into the older file, over some of its pages.
+    assert_eq!(guest.fs.copy_file_range(second, 0, first, 8192, 12_288).unwrap(), 12_288);
+    write(&guest.fs, b"second", &[4; 12_288]);
+    assert_eq!(guest.fs.copy_file_range(third, 4096, second, 0, 4096).unwrap(), 4096);
+    guest.fs.tick().unwrap();
+    let expected = [
+        (&b"first"[..], [vec![3; 4096], vec![1; 4096], vec![2; 12_288]].concat()),
+        (b"second", [vec![1; 4096], vec![4; 8192]].concat()),
+        (b"third", vec![1; 20_000]),
+    ];
+    for (name, content) in &expected {
+        assert!(read(&guest.fs, name) == *content, "{name:?}");
+    }
+    guest.commits();
+    for (name, content) in &expected {
+        assert!(read(&store.fs, name) == *content, "{name:?}");
+    }
+    is_sound(&store);
+}
+
+#[test]
+fn two_files_are_copied_into_each_other_at_the_same_time() {
+    let store = Store::writable();
+    let client = store.client();
+    let guest = Guest::new(&client);
+    let a = write(&guest.fs, b"a", &[1; 40_960]);
+    let b = write(&guest.fs, b"b", &[2; 40_960]);
+    std::thread::scope(|scope| {
+        for (from, to) in [(a, b), (b, a)] {
+            let fs = &guest.fs;
+            scope.spawn(move || {
+                for i in 0..50 {
+                    let at = 4096 * (i % 5);
+                    assert_eq!(fs.copy_file_range(from, at, to, at, 4096).unwrap(), 4096);
+                }
+            });
+        }
+    });
+    guest.commits();
+    for name in [&b"a"[..], b"b"] {
+        let content = read(&store.fs, name);
+        assert!(content.len() == 40_960 && content.iter().all(|byte| [1, 2].contains(byte)));
+    }
     is_sound(&store);
 }
 

@@ -267,6 +267,32 @@ fn a_store_that_is_mounted_lets_mounts_elsewhere_write_where_that_was_asked_for(
 }
 
 #[test]
+fn a_file_that_is_copied_in_a_mount_is_not_sent() {
+    let Some(place) = Place::new() else { return };
+    let serving = place.serve();
+    succeeds(&mut place.mount("one"));
+    let mnt = place.path("one");
+    let bytes = || -> u64 {
+        let output = succeeds(kvfs().args(["--json", "stat"]).arg(&mnt));
+        let all: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let counted = all.pointer("/transaction/requests").and_then(|all| all.as_array());
+        let each =
+            counted.expect("counts").iter().flat_map(|one| [&one["asked"], &one["answered"]]);
+        each.map(|bytes| bytes.as_u64().expect("a number")).sum()
+    };
+    let before = bytes();
+    // This is done by copy_file_range, as cp does it.
+    std::fs::copy(mnt.join("a/b/large"), mnt.join("copy")).expect("copied");
+    std::fs::File::open(mnt.join("copy")).and_then(|file| file.sync_all()).expect("synced");
+    let after = bytes();
+    assert!(after - before < 256 << 10, "{} bytes for a file of a megabyte", after - before);
+    let output = place.end("commit", "one");
+    assert!(output.status.success(), "{}", said(&output));
+    serving.ends_when_asked();
+    place.has("/copy", Some(&"\u{7}".repeat(1 << 20)));
+}
+
+#[test]
 fn a_snapshot_made_by_the_address_has_what_programs_have_just_written_where_the_store_is() {
     let Some(place) = Place::new() else { return };
     let local = place.path("local");
