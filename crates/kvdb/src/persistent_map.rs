@@ -12,13 +12,40 @@ use std::sync::Arc;
 const MOST: usize = 32;
 /// A node with fewer is merged with its neighbour if both fit into one.
 const FEW: usize = MOST / 4;
+/// The number of entries by which the room of a full node grows. Room in each of a thousand nodes
+/// is memory that nothing uses, and a node grows at most a few times.
+const GROWTH: usize = 4;
 
-#[derive(Clone)]
 enum Node<K, V> {
     Leaf(Vec<(K, V)>),
     /// The height above the leaves, and the children, each with a separator key: greater than all
     /// keys of the children before it, and not greater than its own keys.
     Inner(u32, Vec<(K, Arc<Node<K, V>>)>),
+}
+
+impl<K: Clone, V: Clone> Clone for Node<K, V> {
+    /// Copies a node for a change, with room for one entry more. A copy without room would double
+    /// its memory when an entry is added.
+    fn clone(&self) -> Self {
+        match self {
+            Node::Leaf(entries) => Node::Leaf(with_room(entries)),
+            Node::Inner(height, children) => Node::Inner(*height, with_room(children)),
+        }
+    }
+}
+
+fn with_room<T: Clone>(all: &[T]) -> Vec<T> {
+    let mut copy = Vec::with_capacity(all.len() + 1);
+    copy.extend_from_slice(all);
+    copy
+}
+
+/// Inserts into the list of a node, which grows by a few entries and not by half of its own.
+fn insert_at<T>(all: &mut Vec<T>, at: usize, entry: T) {
+    if all.len() == all.capacity() {
+        all.reserve_exact(GROWTH);
+    }
+    all.insert(at, entry);
 }
 
 /// A node that was split off, and a lower bound of its keys.
@@ -58,7 +85,7 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
             Node::Leaf(entries) => match find(entries, &key) {
                 Ok(at) => (Some(std::mem::replace(&mut entries[at].1, value)), None),
                 Err(at) => {
-                    entries.insert(at, (key, value));
+                    insert_at(entries, at, (key, value));
                     let half = |right: Vec<(K, V)>| (right[0].0.clone(), Node::Leaf(right));
                     (None, split(entries).map(half).map(shared))
                 }
@@ -66,7 +93,9 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
             Node::Inner(height, children) => {
                 let at = child_of(children, &key);
                 let (before, split_off) = children[at].1.insert(key, value);
-                children.splice(at + 1..at + 1, split_off);
+                if let Some(right) = split_off {
+                    insert_at(children, at + 1, right);
+                }
                 let half = |right: Vec<(K, Arc<Node<K, V>>)>| {
                     (right[0].0.clone(), Node::Inner(*height, right))
                 };
@@ -132,8 +161,8 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
 fn split<T>(all: &mut Vec<T>) -> Option<Vec<T>> {
     (all.len() > MOST).then(|| {
         let right = all.split_off(MOST / 2);
-        // The left half has room for four times as many. If keys are counted upwards, as most
-        // numbers are, it never grows again.
+        // The left half has room for twice as many. If keys are counted upwards, as most numbers
+        // are, it never grows again.
         all.shrink_to_fit();
         right
     })
@@ -463,6 +492,27 @@ mod tests {
             assert_eq!(map.remove(&key), Some(key));
         }
         assert!(map.root.is_none());
+    }
+
+    #[test]
+    fn nodes_that_are_copied_for_each_change_have_little_room_left() {
+        fn room(node: &Node<u32, u32>) -> usize {
+            match node {
+                Node::Leaf(entries) => entries.capacity() - entries.len(),
+                Node::Inner(_, children) => {
+                    let inside = children.iter().map(|(_, child)| room(child)).sum::<usize>();
+                    children.capacity() - children.len() + inside
+                }
+            }
+        }
+        let mut map = PersistentMap::default();
+        for key in shuffled(5000) {
+            let _copy = map.clone();
+            map.insert(key, key);
+        }
+        // A copy grows by one entry, and a whole that is not copied by at most four.
+        let room = map.root.as_deref().map_or(0, room);
+        assert!(room <= map.len() / 10, "room for {room} more than {}", map.len());
     }
 
     #[test]
