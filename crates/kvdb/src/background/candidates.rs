@@ -2,7 +2,7 @@
 //! dictionaries. Both follow the manifest: only dictionaries whose entry has changed are examined
 //! again, since flushes and merges are frequent and a store may have very many dictionaries.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::{AddAssign, SubAssign};
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::short_values::adapts;
 
 /// The work that is due in a dictionary while no other merge is in progress there. Every possible
 /// plan is covered, since merges in progress only reduce the possibilities.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Findings {
     /// Number of runs at the youngest level.
     young: usize,
@@ -47,12 +47,58 @@ impl Findings {
     }
 }
 
+/// The findings of the dictionaries that have any. A thousand clones of a snapshot have the same
+/// ones, which are stored once.
+#[derive(Default)]
+struct Each {
+    of_main: HashMap<DictionaryId, Findings>,
+    of_clones: HashMap<DictionaryId, Arc<Findings>>,
+    /// The different findings among those of clones.
+    shared: HashSet<Arc<Findings>>,
+}
+
+impl Each {
+    fn insert(&mut self, id: DictionaryId, of_main: bool, findings: Findings) {
+        if of_main {
+            self.of_main.insert(id, findings);
+            return;
+        }
+        let shared = match self.shared.get(&findings) {
+            Some(shared) => shared.clone(),
+            None => {
+                let new = Arc::new(findings);
+                self.shared.insert(new.clone());
+                new
+            }
+        };
+        self.of_clones.insert(id, shared);
+    }
+
+    /// Removes the findings of a dictionary, and returns them.
+    fn remove(&mut self, id: DictionaryId) -> Option<Findings> {
+        if let Some(findings) = self.of_main.remove(&id) {
+            return Some(findings);
+        }
+        let gone = self.of_clones.remove(&id)?;
+        // No other clone has them: these two are the last references.
+        if Arc::strong_count(&gone) == 2 {
+            self.shared.remove(&*gone);
+        }
+        Some(*gone)
+    }
+
+    #[cfg(test)]
+    fn all(&self) -> BTreeMap<DictionaryId, Findings> {
+        let of_clones = self.of_clones.iter().map(|(id, findings)| (*id, **findings));
+        self.of_main.iter().map(|(id, findings)| (*id, *findings)).chain(of_clones).collect()
+    }
+}
+
 #[derive(Default)]
 struct Found {
     /// The manifest's entries of the dictionaries that were examined.
     seen: Dictionaries,
-    /// The findings of the dictionaries that have any.
-    each: HashMap<DictionaryId, Findings>,
+    each: Each,
     /// The number of dictionaries for each number of young runs.
     young: BTreeMap<usize, usize>,
     garbage: Garbage,
@@ -63,8 +109,8 @@ struct Found {
 
 impl Found {
     /// Replaces the findings for a dictionary.
-    fn set(&mut self, id: DictionaryId, now: Findings) {
-        let before = self.each.remove(&id).unwrap_or_default();
+    fn set(&mut self, id: DictionaryId, of_main: bool, now: Findings) {
+        let before = self.each.remove(id).unwrap_or_default();
         self.garbage -= before.garbage;
         self.garbage += now.garbage;
         if let Some(count) = self.young.get_mut(&before.young) {
@@ -89,7 +135,7 @@ impl Found {
             *self.young.entry(now.young).or_default() += 1;
         }
         if now != Findings::default() {
-            self.each.insert(id, now);
+            self.each.insert(id, of_main, now);
         }
     }
 }
@@ -116,9 +162,10 @@ impl Candidates {
             _ => _ = changed.insert(*id),
         });
         for id in changed {
+            let tree = version.trees.get(&id);
             let of = |tree: &Arc<Tree>| Findings::of(tree, &self.policy, self.garbage.dead(tree));
-            let now = version.trees.get(&id).map(of).unwrap_or_default();
-            found.set(id, now);
+            let of_main = tree.is_some_and(|tree| tree.info().branch.is_empty());
+            found.set(id, of_main, tree.map(of).unwrap_or_default());
         }
         found
     }
@@ -212,12 +259,43 @@ mod tests {
             // The fresh instance has consumed the note of the change.
             garbage.changed(d);
             let followed = following.of(&version);
-            assert!(followed.each == found.each, "round {round}");
+            assert_eq!(followed.each.all(), found.each.all(), "round {round}");
             assert_eq!(followed.young, found.young, "round {round}");
             assert_eq!(followed.by_policy, found.by_policy, "round {round}");
             assert_eq!(followed.when_quiet, found.when_quiet, "round {round}");
             assert_eq!(followed.garbage, found.garbage, "round {round}");
             assert!(round < 40 || !found.by_policy.is_empty() || !found.when_quiet.is_empty());
         }
+    }
+
+    #[test]
+    fn clones_share_their_findings_and_the_last_one_takes_them_away() {
+        let open = OpenOptions { memory: 64 << 20, threads: false, ..OpenOptions::default() };
+        let options = CreateOptions { open, ..CreateOptions::default() };
+        let db = Kvdb::create(Arc::new(MemoryDevice::new()), Arc::new(Simulated::new(1)), options)
+            .expect("made");
+        let d = db.create_dictionary("d", DictionaryOptions::default()).expect("made");
+        db.put(d, b"key", b"value", Durability::Buffered).expect("put");
+        db.snapshot("s").expect("made");
+        let clones = || (0..20).map(|n| format!("c{n}"));
+        clones().for_each(|clone| db.clone_snapshot("s", &clone).expect("made"));
+        let garbage = Arc::new(GarbageEstimate::default());
+        let candidates = Candidates::new(CompactionPolicy::default(), garbage);
+        let found = |of_clones: usize, shared: usize| {
+            let found = candidates.of(&db.version_set().load_full());
+            assert_eq!(found.each.of_main.len(), 1);
+            assert_eq!((found.each.of_clones.len(), found.each.shared.len()), (of_clones, shared));
+        };
+        found(20, 1);
+        let changed = db.dictionary_in("c7", "d").expect("there");
+        db.put(changed, b"other", b"value", Durability::Buffered).expect("put");
+        db.flush().expect("flushed");
+        found(20, 2);
+        db.drop_branch("c7").expect("dropped");
+        found(19, 1);
+        clones().filter(|clone| clone != "c7").for_each(|clone| {
+            db.drop_branch(&clone).expect("dropped");
+        });
+        found(0, 0);
     }
 }

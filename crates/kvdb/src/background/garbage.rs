@@ -104,7 +104,7 @@ impl GarbageEstimate {
 }
 
 /// The dead bytes among all bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Garbage {
     pub dead: u64,
     pub all: u64,
