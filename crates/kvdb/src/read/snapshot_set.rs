@@ -224,8 +224,8 @@ impl Snapshots {
         let live = version.trees.get(&id);
         let same = live.filter(|live| Arc::ptr_eq(&live.entry, entry));
         let base = same.or_else(|| before.and_then(|before| before.trees.get(&id))).or(live);
-        let base = base.map_or_else(|| Tree::new(entry.info.clone()), |base| Tree::clone(base));
-        let mut tree = Tree { layers: Vec::new(), ..base };
+        let new = || Tree::new(entry.info.clone());
+        let mut tree = base.map_or_else(new, |base| base.without_layers());
         // These runs were flushed after the snapshot was made, and before its own part.
         let of_live = |id: RunId, root: &Bytes| {
             let live = live.filter(|live| live.entry.runs.get(&id).is_some_and(|(_, r)| r == root));

@@ -8,6 +8,7 @@
 //! Later commits need no new version until the generation is sealed.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Deref;
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
@@ -45,16 +46,30 @@ pub(crate) struct Tree {
     /// The entry in the manifest: name and options of the dictionary, and the runs that are open in
     /// `levels`.
     pub entry: Arc<DictionaryState>,
-    /// Layers, newest first, only for those generations in which the dictionary was written to.
-    pub layers: Vec<Layer>,
     /// `levels[0]` is the youngest; within a level the newest run comes first. A clone shares the
     /// levels of its snapshot until it gets runs of its own.
     pub levels: Levels,
+    own: Arc<Own>,
+}
+
+/// The parts of a dictionary that clones share until they are written to or rolled back.
+#[derive(Clone)]
+pub(crate) struct Own {
+    /// Layers, newest first, only for those generations in which the dictionary was written to.
+    pub layers: Vec<Layer>,
     /// The last rollback undid commits up to this one, so their memtables are void. 0 if there was
     /// no rollback.
     pub since: Seq,
     /// The placement of short values, shared by all versions of this dictionary.
     pub short: Arc<ShortValues>,
+}
+
+impl Deref for Tree {
+    type Target = Own;
+
+    fn deref(&self) -> &Own {
+        &self.own
+    }
 }
 
 impl Tree {
@@ -64,8 +79,29 @@ impl Tree {
     }
 
     fn empty(entry: Arc<DictionaryState>) -> Tree {
-        let short = short_values_of(entry.info.branch.is_empty());
-        Tree { entry, layers: Vec::new(), levels: no_levels(), since: 0, short }
+        let own = nothing_own(entry.info.branch.is_empty());
+        Tree { entry, levels: no_levels(), own }
+    }
+
+    /// Returns the dictionary without its memtables.
+    pub(crate) fn without_layers(&self) -> Tree {
+        let mut tree = self.clone();
+        if !tree.layers.is_empty() {
+            tree.own_mut().layers = Vec::new();
+        }
+        tree
+    }
+
+    /// Returns the dictionary with this mark of the last rollback.
+    fn with_since(mut self, since: Seq) -> Tree {
+        if self.since != since {
+            self.own_mut().since = since;
+        }
+        self
+    }
+
+    fn own_mut(&mut self) -> &mut Own {
+        Arc::make_mut(&mut self.own)
     }
 
     /// Makes the dictionary that the manifest describes by `entry`, without memtables. It shares
@@ -95,7 +131,7 @@ impl Tree {
         open: &mut OpenRun<'_>,
     ) -> Result<()> {
         if self.entry.info.branch.is_empty() != entry.info.branch.is_empty() {
-            self.short = short_values_of(entry.info.branch.is_empty());
+            self.own_mut().short = nothing_own(entry.info.branch.is_empty()).short.clone();
         }
         if Arc::ptr_eq(&self.entry.runs, &entry.runs) && !self.levels.is_empty() {
             self.entry = entry.clone();
@@ -257,11 +293,14 @@ impl Tree {
     }
 }
 
-/// Returns the account of short values for a new dictionary. Clones do not adapt their placement,
-/// so they all share one empty account.
-fn short_values_of(of_main: bool) -> Arc<ShortValues> {
-    static OF_CLONES: LazyLock<Arc<ShortValues>> = LazyLock::new(Arc::default);
-    if of_main { Arc::default() } else { OF_CLONES.clone() }
+/// Returns the parts of a new dictionary that was not written to. Clones do not adapt the placement
+/// of their short values, so they all share one empty account.
+fn nothing_own(of_main: bool) -> Arc<Own> {
+    static OF_CLONES: LazyLock<Arc<Own>> = LazyLock::new(new);
+    fn new() -> Arc<Own> {
+        Arc::new(Own { layers: Vec::new(), since: 0, short: Arc::default() })
+    }
+    if of_main { new() } else { OF_CLONES.clone() }
 }
 
 /// Returns the levels of a dictionary without runs. A clone may have thousands of them.
@@ -415,7 +454,7 @@ impl Version {
     pub(crate) fn runs_of_branch(&self, branch: &str) -> Trees {
         let mut trees = self.of_branch(branch);
         for (id, tree) in self.in_memory().filter(|(_, tree)| tree.info().branch == branch) {
-            trees.insert(id, Arc::new(Tree { layers: Vec::new(), ..Tree::clone(tree) }));
+            trees.insert(id, Arc::new(tree.without_layers()));
         }
         trees
     }
@@ -472,7 +511,7 @@ impl Version {
                 }
                 None => {
                     let since = state.since.get(&id).copied().unwrap_or(0);
-                    Tree { since, ..Tree::of(entry, &mut opened, open)? }
+                    Tree::of(entry, &mut opened, open)?.with_since(since)
                 }
             };
             self.set(tree);
@@ -480,7 +519,7 @@ impl Version {
         for (id, &since) in &state.since {
             let rolled_back = self.trees.get(id).is_some_and(|tree| tree.since < since);
             if let Some(entry) = state.dictionaries.get(id).filter(|_| rolled_back) {
-                self.set(Tree { since, ..Tree::of(entry, &mut opened, open)? });
+                self.set(Tree::of(entry, &mut opened, open)?.with_since(since));
             }
         }
         Ok(())
@@ -500,7 +539,7 @@ impl Version {
     pub(crate) fn lower_since(&mut self, seq: Seq) {
         let due = self.trees.iter().filter(|(_, tree)| tree.since > seq);
         let due: Vec<DictionaryId> = due.map(|(id, _)| *id).collect();
-        due.into_iter().for_each(|id| self.change(id, |tree| tree.since = seq));
+        due.into_iter().for_each(|id| self.change(id, |own| own.since = seq));
     }
 
     /// Drops the memtables of generations up to `upto`, whose content is in runs.
@@ -509,7 +548,7 @@ impl Version {
         let due = self.in_memory().filter(|(_, tree)| has(tree));
         let due: Vec<DictionaryId> = due.map(|(id, _)| id).collect();
         for id in due {
-            self.change(id, |tree| tree.layers.retain(|l| l.generation.number > upto));
+            self.change(id, |own| own.layers.retain(|l| l.generation.number > upto));
         }
     }
 
@@ -518,10 +557,10 @@ impl Version {
     }
 
     /// Changes one tree. Does nothing if the dictionary was dropped.
-    fn change(&mut self, dict: DictionaryId, change: impl FnOnce(&mut Tree)) {
+    fn change(&mut self, dict: DictionaryId, change: impl FnOnce(&mut Own)) {
         if let Some(tree) = self.trees.get(&dict) {
             let mut tree = Tree::clone(tree);
-            change(&mut tree);
+            change(tree.own_mut());
             self.set(tree);
         }
     }
@@ -535,7 +574,7 @@ impl Version {
     /// Adds layers of the current generation on top of dictionaries that do not have one yet.
     pub(crate) fn add_layers(&mut self, layers: impl IntoIterator<Item = (DictionaryId, Layer)>) {
         for (dict, layer) in layers {
-            self.change(dict, |tree| tree.layers.insert(0, layer));
+            self.change(dict, |own| own.layers.insert(0, layer));
         }
     }
 
