@@ -93,7 +93,7 @@ impl Catalog {
         for dict in dicts {
             let info = version.tree(*dict)?.info();
             if !info.options.reserved {
-                branches.insert(info.branch.clone());
+                branches.insert(info.branch.to_string());
             }
         }
         drop(version);
@@ -147,7 +147,7 @@ impl Catalog {
         self.commits.flush_before_edit(&*self.admission)?;
         self.commits.install(|state| {
             let there = state.dictionaries.get(&dict);
-            let info = there.map(|d| DictionaryInfo { options, ..d.info.clone() });
+            let info = there.map(|d| DictionaryInfo { options, ..d.info.to_info() });
             VersionEdit::of(info.map(Edit::Options))
         })
     }

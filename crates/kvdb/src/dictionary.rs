@@ -1,5 +1,8 @@
 //! Dictionaries: the ordered key spaces of a store, and the options of each.
 
+use std::ops::Deref;
+use std::sync::{Arc, LazyLock};
+
 pub use vt_tree::{ADAPTIVE, Compression, FALSE_POSITIVES};
 use vt_tree::{MergeOptions, Placement};
 
@@ -152,6 +155,74 @@ pub struct DictionaryInfo {
     /// Values of 512 bytes to 2 KiB lie outside their blocks, until the dictionary is read in order
     /// or at rest. `true` only with [`ADAPTIVE_SEPARATION`]: see decision 061.
     pub short_outside: bool,
+}
+
+/// The description of a dictionary in the manifest and in versions. Clones share the parts that
+/// they have from their snapshot ([`Kind`]), to which this dereferences.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Described {
+    pub id: DictionaryId,
+    /// The branch that it belongs to; empty for the main one. The dictionaries of a branch share
+    /// its name.
+    pub branch: Arc<str>,
+    kind: Arc<Kind>,
+}
+
+/// The part of a description that a dictionary has in common with those of clones, see
+/// [`DictionaryInfo`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    pub name: String,
+    pub options: DictionaryOptions,
+    pub short_outside: bool,
+}
+
+impl Deref for Described {
+    type Target = Kind;
+
+    fn deref(&self) -> &Kind {
+        &self.kind
+    }
+}
+
+impl Described {
+    /// Returns the description of the same dictionary in a clone.
+    pub(crate) fn in_branch(&self, id: DictionaryId, branch: Arc<str>) -> Described {
+        Described { id, branch, kind: self.kind.clone() }
+    }
+
+    /// Shares the common part with another dictionary if it is the same.
+    pub(crate) fn share_with(&mut self, other: &Described) {
+        if self.kind == other.kind {
+            self.kind = other.kind.clone();
+        }
+    }
+
+    /// Returns the common part for a change of this dictionary only.
+    pub(crate) fn change(&mut self) -> &mut Kind {
+        Arc::make_mut(&mut self.kind)
+    }
+
+    /// Returns the description as it is listed.
+    pub(crate) fn to_info(&self) -> DictionaryInfo {
+        let Kind { name, options, short_outside } = Kind::clone(&self.kind);
+        DictionaryInfo {
+            id: self.id,
+            name,
+            branch: self.branch.to_string(),
+            options,
+            short_outside,
+        }
+    }
+}
+
+impl From<DictionaryInfo> for Described {
+    fn from(info: DictionaryInfo) -> Described {
+        static OF_MAIN: LazyLock<Arc<str>> = LazyLock::new(|| "".into());
+        let DictionaryInfo { id, name, branch, options, short_outside } = info;
+        let branch = if branch.is_empty() { OF_MAIN.clone() } else { branch.into() };
+        Described { id, branch, kind: Arc::new(Kind { name, options, short_outside }) }
+    }
 }
 
 /// The longest name of a dictionary, bytes.

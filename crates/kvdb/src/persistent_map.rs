@@ -222,10 +222,20 @@ impl<K, V> PersistentMap<K, V> {
     where
         K: Borrow<Q>,
     {
+        self.get_key_value(key).map(|(_, value)| value)
+    }
+
+    /// Returns the entry of `key`, as the map stores both.
+    pub(crate) fn get_key_value<Q: Ord + ?Sized>(&self, key: &Q) -> Option<(&K, &V)>
+    where
+        K: Borrow<Q>,
+    {
         let mut node = self.root.as_deref()?;
         loop {
             match node {
-                Node::Leaf(entries) => return find(entries, key).ok().map(|at| &entries[at].1),
+                Node::Leaf(entries) => {
+                    return find(entries, key).ok().map(|at| (&entries[at].0, &entries[at].1));
+                }
                 Node::Inner(_, children) => node = &children[child_of(children, key)].1,
             }
         }

@@ -14,14 +14,14 @@
 //!   blocks. The state begins when the store is idle, or when cursors have read more short values
 //!   from outside than were committed; it ends with the merge, or when *outside* begins again.
 //!
-//! The manifest says that short values may lie outside ([`DictionaryInfo::short_outside`]) before
+//! The manifest says that short values may lie outside ([`crate::DictionaryInfo::short_outside`]) before
 //! the first one does, so a store that is opened again continues in the same state, except for the
 //! counts. A clone shares its values with its origin; these stay where they are, and new ones lie
 //! inside.
 
 use env::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use crate::dictionary::{ADAPTIVE_SEPARATION, DictionaryInfo, SHORT_VALUES};
+use crate::dictionary::{ADAPTIVE_SEPARATION, Described, SHORT_VALUES};
 
 /// Short values are placed outside when the committed ones reach the data of the dictionary divided
 /// by this.
@@ -42,7 +42,7 @@ pub(crate) struct ShortValues {
 }
 
 /// Returns whether the place of short values adapts.
-pub(crate) fn adapts(info: &DictionaryInfo) -> bool {
+pub(crate) fn adapts(info: &Described) -> bool {
     info.options.separate_at == ADAPTIVE_SEPARATION && info.branch.is_empty()
 }
 
@@ -52,12 +52,12 @@ fn is_short(len: usize) -> bool {
 
 impl ShortValues {
     /// Returns whether new short values are placed outside.
-    pub(crate) fn are_outside(&self, info: &DictionaryInfo) -> bool {
+    pub(crate) fn are_outside(&self, info: &Described) -> bool {
         adapts(info) && info.short_outside && !self.gathering.load(Relaxed)
     }
 
     /// Returns whether a merge should move the short values outside into their blocks.
-    pub(crate) fn are_gathered(&self, info: &DictionaryInfo) -> bool {
+    pub(crate) fn are_gathered(&self, info: &Described) -> bool {
         adapts(info) && info.short_outside && self.gathering.load(Relaxed)
     }
 
@@ -67,7 +67,7 @@ impl ShortValues {
     }
 
     /// Returns the length from which on values lie outside their block, bytes.
-    pub(crate) fn separate_at(&self, info: &DictionaryInfo) -> u32 {
+    pub(crate) fn separate_at(&self, info: &Described) -> u32 {
         match self.are_outside(info) {
             true => SHORT_VALUES.start,
             false => info.options.fixed_separation(),
@@ -94,7 +94,7 @@ impl ShortValues {
     /// short values worth the whole dictionary must have been committed.
     pub(crate) fn should_go_outside(
         &self,
-        info: &DictionaryInfo,
+        info: &Described,
         data: impl FnOnce() -> u64,
         least: u64,
     ) -> bool {
@@ -148,16 +148,17 @@ impl ShortValues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dictionary::{DictionaryId, DictionaryOptions};
+    use crate::dictionary::{DictionaryId, DictionaryInfo, DictionaryOptions};
 
-    fn info(short_outside: bool) -> DictionaryInfo {
-        DictionaryInfo {
+    fn info(short_outside: bool) -> Described {
+        let info = DictionaryInfo {
             id: DictionaryId(1),
             name: "d".into(),
             branch: String::new(),
             options: DictionaryOptions::default(),
             short_outside,
-        }
+        };
+        info.into()
     }
 
     #[test]
@@ -172,10 +173,10 @@ mod tests {
         short.committed(512);
         assert!(should(100 * 512 * 8, 100 * 512));
         assert!(!short.should_go_outside(&info(true), || 0, 0), "they are");
-        let clone = DictionaryInfo { branch: "b".into(), ..info(false) };
+        let clone = info(false).in_branch(DictionaryId(2), "b".into());
         assert!(!short.should_go_outside(&clone, || 0, 0));
         let mut fixed = info(false);
-        fixed.options.separate_at = 2048;
+        fixed.change().options.separate_at = 2048;
         assert!(!short.should_go_outside(&fixed, || 0, 0));
     }
 

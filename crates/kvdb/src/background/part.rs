@@ -129,7 +129,7 @@ impl Compactor {
             let mut change = VersionEdit::of([Edit::Streams(self.zones.positions())]);
             if let Some(d) = state.dictionaries.get(&dict) {
                 if short.is_some() {
-                    let info = DictionaryInfo { short_outside: false, ..d.info.clone() };
+                    let info = DictionaryInfo { short_outside: false, ..d.info.to_info() };
                     change.edits.push(Edit::Options(info));
                 }
                 for ChangedRun { id, level, run } in changed {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use vt_tree::{Input, KeyRange, Seq, estimate};
 
 use super::Committer;
-use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::dictionary::{Described, DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::manifest::Edit;
 use crate::read::generation::Layer;
@@ -37,7 +37,7 @@ impl Committer {
         let noted = self.versions.install(Order::OfPlaces, |state| {
             let infos = due.iter().filter_map(|(dict, _)| state.dictionaries.get(dict));
             let outside =
-                |info: &DictionaryInfo| DictionaryInfo { short_outside: true, ..info.clone() };
+                |info: &Described| DictionaryInfo { short_outside: true, ..info.to_info() };
             VersionEdit::of(infos.map(|d| Edit::Options(outside(&d.info))))
         });
         match noted {

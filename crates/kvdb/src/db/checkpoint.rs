@@ -124,8 +124,10 @@ impl Database {
                             });
                             kept.push((level as u32, numbered.id, n));
                         }
-                        let info =
-                            DictionaryInfo { branch: label.branch.clone(), ..tree.info().clone() };
+                        let info = DictionaryInfo {
+                            branch: label.branch.clone(),
+                            ..tree.info().to_info()
+                        };
                         edits.push(Edit::KeptDictionary(info, kept));
                         next
                     },
@@ -177,7 +179,7 @@ impl Database {
         state.apply_all(edits)?;
         for (&dict, tree) in &version.trees {
             stats.dictionaries += 1;
-            state.apply(Edit::Dictionary(tree.info().clone()))?;
+            state.apply(Edit::Dictionary(tree.info().to_info()))?;
             for (level, numbered) in tree.by_level() {
                 stats.runs += 1;
                 uses.merge(numbered.run.uses());

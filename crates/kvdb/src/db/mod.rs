@@ -132,7 +132,7 @@ impl Kvdb {
 
     /// Returns the name and the options of a dictionary of any branch, if it exists.
     pub fn dictionary_info(&self, dict: DictionaryId) -> Option<DictionaryInfo> {
-        self.db.0.versions.load().trees.get(&dict).map(|tree| tree.info().clone())
+        self.db.0.versions.load().trees.get(&dict).map(|tree| tree.info().to_info())
     }
 
     /// Returns the dictionary of that name, and makes it if it does not exist (durable before this

@@ -263,7 +263,7 @@ impl Kvdb {
     /// Drops the branches that receive the snapshot of this id, and returns how many there were.
     fn forget(&self, id: &[u8; 16]) -> Result<usize> {
         let all = self.db.0.versions.load().branches.clone();
-        let branches: Vec<&String> =
+        let branches: Vec<&Arc<str>> =
             all.keys().filter(|name| name.starts_with(&branches_of(id))).collect();
         branches
             .iter()

@@ -197,17 +197,17 @@ impl Kvdb {
     pub fn branches(&self) -> Vec<BranchInfo> {
         let version = self.db.0.versions.load();
         let all = version.branches.iter().filter(|(name, _)| !name.starts_with('.'));
-        let of = |from: &String| {
+        let of = |from: &str| {
             let shown = shown_origin(from);
             let another = shown != from && self.db.0.snapshotter.has(shown);
             Some(shown.to_owned()).filter(|shown| !shown.is_empty() && !another)
         };
-        let limit = |name: &String| self.db.0.snapshotter.branch_limit(name);
+        let limit = |name: &str| self.db.0.snapshotter.branch_limit(name);
         all.map(|(name, from)| BranchInfo {
-            name: name.clone(),
+            name: name.to_string(),
             snapshot: of(from),
             limit: limit(name),
-            limit_of_files: version.limits_of_files.get(name).copied(),
+            limit_of_files: version.limits_of_files.get(&**name).copied(),
         })
         .collect()
     }
@@ -350,7 +350,7 @@ impl Kvdb {
     /// Returns the dictionaries of a branch, by number.
     pub fn dictionaries_in(&self, branch: &str) -> Vec<DictionaryInfo> {
         let of_branch = self.db.0.versions.load().entries.of_branch(branch);
-        of_branch.values().map(|d| d.info.clone()).collect()
+        of_branch.values().map(|d| d.info.to_info()).collect()
     }
 }
 

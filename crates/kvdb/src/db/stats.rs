@@ -119,11 +119,11 @@ impl Origins<'_> {
         if !tree.layers.iter().all(Layer::is_empty) {
             return false;
         }
-        if !self.known.contains_key(origin) {
+        if !self.known.contains_key(&**origin) {
             let version = self.snapshots.get(origin).map(|snapshot| snapshot.version());
-            self.known.insert(origin.clone(), version);
+            self.known.insert(origin.to_string(), version);
         }
-        let Some(Some(of_snapshot)) = self.known.get(origin) else { return false };
+        let Some(Some(of_snapshot)) = self.known.get(&**origin) else { return false };
         let there = of_snapshot.find("", &tree.info().name);
         let there = there.and_then(|id| of_snapshot.trees.get(&id));
         there.is_some_and(|there| there.entry.runs == tree.entry.runs)
@@ -145,7 +145,7 @@ impl Database {
         let mut origins = Origins { snapshots: &self.snapshots, known: HashMap::new() };
         let changed = |tree: &&Arc<Tree>| !origins.have(&version, tree);
         let dictionaries = version.trees.values().filter(changed).map(|t| DictionaryStats {
-            info: t.info().clone(),
+            info: t.info().to_info(),
             memtable_bytes: t.memtable_bytes() as u64,
             levels: t
                 .levels

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use vt_tree::{BlockCache, Input, Lookup, MergeOptions, Placement, Probe, Run, Seq, Value};
 use zones::remote::TableHold;
 
-use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::dictionary::{Described, DictionaryId};
 use crate::error::{Error, Result};
 use crate::ids::RunId;
 use crate::manifest::{BranchedDictionaries, DictionaryState, ManifestState, OfBranch};
@@ -74,7 +74,7 @@ impl Deref for Tree {
 
 impl Tree {
     /// Makes an empty dictionary.
-    pub(crate) fn new(info: DictionaryInfo) -> Tree {
+    pub(crate) fn new(info: Described) -> Tree {
         Tree::empty(Arc::new(DictionaryState::new(info)))
     }
 
@@ -163,7 +163,7 @@ impl Tree {
     }
 
     /// Returns the name and the options of the dictionary.
-    pub(crate) fn info(&self) -> &DictionaryInfo {
+    pub(crate) fn info(&self) -> &Described {
         &self.entry.info
     }
 
@@ -359,7 +359,7 @@ pub(crate) struct Version {
     pub installed: u64,
     /// The branches in the manifest other than the main one, each with the snapshot that it was
     /// cloned from.
-    pub branches: PersistentMap<String, String>,
+    pub branches: PersistentMap<Arc<str>, Arc<str>>,
     /// The limits of branches in bytes of their own, for those that have one.
     pub limits: PersistentMap<String, u64>,
     /// The limits of branches in files of their own, for those that have one.
@@ -387,7 +387,7 @@ impl Version {
     }
 
     /// Makes a version of empty dictionaries without branches, which follows no manifest.
-    pub(crate) fn of(infos: impl IntoIterator<Item = DictionaryInfo>) -> Version {
+    pub(crate) fn of(infos: impl IntoIterator<Item = Described>) -> Version {
         let mut version = Version::empty(Generation::first());
         infos.into_iter().for_each(|info| version.set(Tree::new(info)));
         version
@@ -424,7 +424,7 @@ impl Version {
         match self.by_branch.get_mut(&*branch) {
             Some(trees) => _ = trees.insert(id, tree),
             None => {
-                self.by_branch.insert(branch.into(), [(id, tree)].into_iter().collect());
+                self.by_branch.insert(branch, [(id, tree)].into_iter().collect());
             }
         }
     }
@@ -453,7 +453,7 @@ impl Version {
     /// Returns the dictionaries of a branch without their memtables.
     pub(crate) fn runs_of_branch(&self, branch: &str) -> Trees {
         let mut trees = self.of_branch(branch);
-        for (id, tree) in self.in_memory().filter(|(_, tree)| tree.info().branch == branch) {
+        for (id, tree) in self.in_memory().filter(|(_, tree)| &*tree.info().branch == branch) {
             trees.insert(id, Arc::new(tree.without_layers()));
         }
         trees
@@ -532,7 +532,7 @@ impl Version {
         }
         // A version that follows no manifest has no index.
         let mut infos = self.trees.values().map(|tree| tree.info());
-        infos.find(|info| info.name == name && info.branch == branch).map(|info| info.id)
+        infos.find(|info| info.name == name && &*info.branch == branch).map(|info| info.id)
     }
 
     /// Lowers the rollback marks to `seq`, since no later commit is known to exist.

@@ -393,7 +393,7 @@ mod tests {
         let mut replay = Replay {
             state: &state,
             cache: db.view().cache.clone(),
-            version: Version::of([d.info().expect("there")]),
+            version: Version::of([d.info().expect("there").into()]),
             next: 1,
             bound: BoundSources::new(),
         };

@@ -87,7 +87,7 @@ impl Scrubber {
         let mut runs = Vec::new();
         // Found by name in each branch: this is called for every name.
         let named = |v: &Version| {
-            let branches = std::iter::once("").chain(v.branches.keys().map(String::as_str));
+            let branches = std::iter::once("").chain(v.branches.keys().map(|name| &**name));
             let trees = branches.filter_map(|branch| v.trees.get(&v.find(branch, name)?));
             trees.cloned().collect::<Vec<_>>()
         };

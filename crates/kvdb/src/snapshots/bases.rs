@@ -78,9 +78,11 @@ impl Snapshotter {
     pub(super) fn drops_with(&self, state: &ManifestState, clone: &str) -> Vec<Edit> {
         let bases = self.kept_of(clone).into_iter().map(|s| s.label.name.clone());
         let origin = state.branches.get(clone).filter(|of| {
-            of.starts_with(ORIGIN) && state.clones_of(of) == 1 && state.snapshots.contains_key(*of)
+            of.starts_with(ORIGIN)
+                && state.clones_of(of) == 1
+                && state.snapshots.contains_key(&***of)
         });
-        bases.chain(origin.cloned()).map(Edit::DropSnapshot).collect()
+        bases.chain(origin.map(|of| of.to_string())).map(Edit::DropSnapshot).collect()
     }
 
     /// Returns the common states of a clone.

@@ -134,7 +134,7 @@ impl Snapshotter {
         }
         let version = self.versions.load();
         let branch = &version.trees.get(&dict)?.info().branch;
-        version.limits_of_files.get(branch).map(|&files| (branch.clone(), files))
+        version.limits_of_files.get(&**branch).map(|&files| (branch.to_string(), files))
     }
 
     /// Returns the states that the branch of a dictionary has in common with others.
@@ -168,7 +168,7 @@ impl Snapshotter {
         }
         let version = self.versions.load();
         let branch = &version.trees.get(&dict)?.info().branch;
-        version.limits.contains_key(branch).then(|| branch.clone())
+        version.limits.contains_key(&**branch).then(|| branch.to_string())
     }
 
     /// Fails if a batch would exceed the limit of a clone even after merging.

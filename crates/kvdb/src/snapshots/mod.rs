@@ -217,7 +217,7 @@ impl View {
     }
 
     fn info_of(&self, tree: &Tree) -> DictionaryInfo {
-        let info = tree.info().clone();
+        let info = tree.info().to_info();
         // The version of a snapshot has no branches.
         match self.version.has_branch(&info.branch) {
             true => info,
@@ -232,6 +232,6 @@ impl View {
             return if branch.is_empty() { self.dictionaries() } else { Vec::new() };
         }
         let of_branch = self.version.of_branch(branch);
-        of_branch.values().map(|tree| tree.info().clone()).collect()
+        of_branch.values().map(|tree| tree.info().to_info()).collect()
     }
 }

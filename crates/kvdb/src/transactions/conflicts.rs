@@ -399,7 +399,7 @@ fn changed_since(
 /// Returns whether a dictionary is the log of a durable transaction, which no other transaction
 /// writes.
 fn is_log(now: &View, dict: DictionaryId) -> bool {
-    now.version.trees.get(&dict).is_some_and(|tree| tree.info().branch == durable::BRANCH)
+    now.version.trees.get(&dict).is_some_and(|tree| &*tree.info().branch == durable::BRANCH)
 }
 
 /// Returns the merge routine of a dictionary, if it has one.

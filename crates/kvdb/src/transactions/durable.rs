@@ -295,7 +295,7 @@ impl Transactions {
             .version
             .trees
             .values()
-            .filter(|t| t.info().branch == BRANCH)
+            .filter(|t| &*t.info().branch == BRANCH)
             .map(|t| (t.info().id, t.info().name.clone()));
         for (log, name) in logs.collect::<Vec<_>>() {
             let Ok(id) = name.parse::<u64>().map(TransactionId) else { continue };
@@ -377,7 +377,7 @@ impl Transactions {
         let Some(_logging) = self.logging.try_lock() else { return Ok(()) };
         let view = self.parts.versions.view();
         let mut ended = Vec::new();
-        for tree in view.version.trees.values().filter(|t| t.info().branch == BRANCH) {
+        for tree in view.version.trees.values().filter(|t| &*t.info().branch == BRANCH) {
             let open =
                 tree.info().name.parse().is_ok_and(|id| self.find(TransactionId(id)).is_some());
             if !open && view.get(tree.info().id, BEGINNING)?.is_none() {

@@ -64,12 +64,12 @@ impl OfBranch {
         }
     }
 
-    fn find(&self, name: &str) -> Option<DictionaryId> {
+    /// Returns the dictionary of that name.
+    pub(super) fn named(&self, name: &str) -> Option<&Arc<DictionaryState>> {
         if !self.names.is_empty() {
-            return self.names.get(name).copied();
+            return self.dictionaries.get(self.names.get(name)?);
         }
-        let mut all = self.dictionaries.values();
-        all.find(|state| state.info.name == name).map(|state| state.info.id)
+        self.dictionaries.values().find(|state| state.info.name == name)
     }
 
     pub(crate) fn remove(&mut self, id: DictionaryId) {
@@ -112,7 +112,7 @@ impl<'a> IntoIterator for &'a OfBranch {
 pub(crate) struct BranchedDictionaries {
     all: Dictionaries,
     /// The dictionaries of each branch by its name; no entry is empty.
-    branches: PersistentMap<String, OfBranch>,
+    branches: PersistentMap<Arc<str>, OfBranch>,
 }
 
 impl Deref for BranchedDictionaries {
@@ -127,12 +127,12 @@ impl BranchedDictionaries {
     /// Returns the dictionaries of a snapshot, as those of the main branch.
     pub(crate) fn of_snapshot(of: OfBranch) -> BranchedDictionaries {
         let all = of.dictionaries.clone();
-        BranchedDictionaries { all, branches: [(String::new(), of)].into_iter().collect() }
+        BranchedDictionaries { all, branches: [("".into(), of)].into_iter().collect() }
     }
 
     /// Returns the dictionary of that name in a branch.
     pub(crate) fn find(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        self.branches.get(branch)?.find(name)
+        self.branches.get(branch)?.named(name).map(|state| state.info.id)
     }
 
     /// Returns the dictionaries of a branch.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{DictionaryState, ManifestState, SnapshotState, contradiction};
-use crate::dictionary::{DictionaryId, DictionaryInfo};
+use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::Label;
 use crate::manifest::Edit;
@@ -33,26 +33,26 @@ impl ManifestState {
                 self.snapshots.remove(&from);
                 let label = Label { name: to.clone(), ..state.label.clone() };
                 self.keep(SnapshotState { label, dictionaries: state.dictionaries.clone() })?;
-                if let Some(count) = self.clones.remove(&from) {
-                    self.clones.insert(to.clone(), count);
+                if let Some(count) = self.clones.remove(&*from) {
+                    self.clones.insert(to.as_str().into(), count);
                     self.origin_is(&from, &to);
                 }
             }
             Edit::Clone { snapshot, branch, first } => {
                 let of = self.snapshot(&snapshot)?;
-                self.add_branch(branch.clone(), snapshot)?;
+                let branch = self.add_branch(branch, snapshot)?;
                 for (n, d) in of.dictionaries.values().enumerate() {
                     let id = first.checked_add(n as u32).map(DictionaryId);
                     let id = id.ok_or_else(|| {
                         contradiction(format!("a clone is numbered from {first} on"))
                     })?;
-                    let info = DictionaryInfo { id, branch: branch.clone(), ..d.info.clone() };
+                    let info = d.info.in_branch(id, branch.clone());
                     self.insert(DictionaryState { info, runs: d.runs.clone() })?;
                 }
             }
-            Edit::Branch { name, of } => self.add_branch(name, of)?,
+            Edit::Branch { name, of } => drop(self.add_branch(name, of)?),
             Edit::Limit { branch, bytes } => {
-                if !self.branches.contains_key(&branch) {
+                if !self.branches.contains_key(&*branch) {
                     return Err(contradiction(format!("branch {branch:?} does not exist")));
                 }
                 match bytes {
@@ -61,7 +61,7 @@ impl ManifestState {
                 }
             }
             Edit::LimitFiles { branch, below } => {
-                if !self.branches.contains_key(&branch) {
+                if !self.branches.contains_key(&*branch) {
                     return Err(contradiction(format!("branch {branch:?} does not exist")));
                 }
                 match below.checked_sub(1) {
@@ -94,22 +94,26 @@ impl ManifestState {
                 // The branch that is replaced keeps its limit. The new one is not a clone.
                 let limit = self.limits.get(&to).copied();
                 let of_files = self.limits_of_files.get(&to).copied();
-                if self.branches.contains_key(&to) {
+                if self.branches.contains_key(&*to) {
                     self.remove_branch(&to)?;
                 }
                 self.know_branch(&to);
                 limit.map(|limit| self.limits.insert(to.clone(), limit));
                 of_files.map(|limit| self.limits_of_files.insert(to.clone(), limit));
                 self.dictionaries.remove_branch(&to);
+                let name = match self.branches.get_key_value(&*to) {
+                    Some((name, _)) => name.clone(),
+                    None => to.into(),
+                };
                 for d in self.dictionaries.remove_branch(&from).values() {
                     let mut d = DictionaryState::clone(d);
-                    d.info.branch.clone_from(&to);
+                    d.info.branch = name.clone();
                     self.dictionaries.insert(Arc::new(d));
                 }
             }
             Edit::KeptRun(run) => self.kept.runs.push(run),
             Edit::KeptDictionary(info, runs) => {
-                let mut state = DictionaryState::new(info);
+                let mut state = DictionaryState::new(info.into());
                 for kept in runs {
                     let (id, run) = self.kept_run(kept)?;
                     state.runs_mut().insert(id, run);
@@ -163,9 +167,13 @@ impl ManifestState {
 
     /// Changes the origin of all clones of the snapshot `before` to `now`.
     fn origin_is(&mut self, before: &str, now: &str) {
-        let of_it = self.branches.iter().filter(|(_, of)| *of == before);
-        let of_it: Vec<String> = of_it.map(|(branch, _)| branch.clone()).collect();
-        of_it.into_iter().for_each(|branch| _ = self.branches.insert(branch, now.into()));
+        let of_it = self.branches.iter().filter(|(_, of)| &***of == before);
+        let of_it: Vec<Arc<str>> = of_it.map(|(branch, _)| branch.clone()).collect();
+        let now: Arc<str> = match self.clones.get_key_value(now) {
+            Some((now, _)) => now.clone(),
+            None => now.into(),
+        };
+        of_it.into_iter().for_each(|branch| _ = self.branches.insert(branch, now.clone()));
     }
 
     /// Returns how many branches were cloned from the snapshot of that name.
@@ -173,22 +181,28 @@ impl ManifestState {
         self.clones.get(snapshot).copied().unwrap_or(0)
     }
 
-    fn add_branch(&mut self, name: String, of: String) -> Result<()> {
-        if name.is_empty() || self.branches.contains_key(&name) {
+    /// Adds a branch, and returns its name, which its dictionaries share. All clones of a snapshot
+    /// share its name.
+    fn add_branch(&mut self, name: String, of: String) -> Result<Arc<str>> {
+        if name.is_empty() || self.branches.contains_key(&*name) {
             return Err(contradiction(format!("branch {name:?} is made twice")));
         }
+        let (of, before) = match self.clones.get_key_value(&*of) {
+            Some((of, before)) => (of.clone(), *before),
+            None => (of.into(), 0),
+        };
         if !of.is_empty() {
-            let before = self.clones.get(&of).copied().unwrap_or(0);
             self.clones.insert(of.clone(), before + 1);
         }
-        self.branches.insert(name, of);
-        Ok(())
+        let name: Arc<str> = name.into();
+        self.branches.insert(name.clone(), of);
+        Ok(name)
     }
 
     /// Adds a branch of this name, if there is none.
     fn know_branch(&mut self, name: &str) {
         if !name.is_empty() && !self.branches.contains_key(name) {
-            self.branches.insert(name.into(), String::new());
+            self.branches.insert(name.into(), "".into());
         }
     }
 
@@ -197,9 +211,9 @@ impl ManifestState {
         self.limits_of_files.remove(name);
         let of = self.branches.remove(name);
         let of = of.ok_or_else(|| contradiction(format!("branch {name:?} does not exist")))?;
-        match self.clones.get_mut(&of) {
+        match self.clones.get_mut(&*of) {
             Some(clones) if *clones > 1 => *clones -= 1,
-            _ => _ = self.clones.remove(&of),
+            _ => _ = self.clones.remove(&*of),
         }
         Ok(())
     }

@@ -16,12 +16,14 @@ use crate::persistent_map::PersistentMap;
 
 /// Returns the edits that make branches, without their dictionaries, with their limits.
 pub(crate) fn make_branches(
-    branches: &PersistentMap<String, String>,
+    branches: &PersistentMap<Arc<str>, Arc<str>>,
     limits: &PersistentMap<String, u64>,
     limits_of_files: &PersistentMap<String, u64>,
 ) -> impl Iterator<Item = Edit> {
-    let branch =
-        |(name, of): (&String, &String)| Edit::Branch { name: name.clone(), of: of.clone() };
+    let branch = |(name, of): (&Arc<str>, &Arc<str>)| Edit::Branch {
+        name: name.to_string(),
+        of: of.to_string(),
+    };
     let limit = |(branch, &bytes): (&String, &u64)| Edit::Limit { branch: branch.clone(), bytes };
     let of_files = |(branch, &files): (&String, &u64)| Edit::LimitFiles {
         branch: branch.clone(),
@@ -114,7 +116,7 @@ impl ManifestState {
                         .iter()
                         .map(|(id, (level, run))| (*level, *id, number(run, each)))
                         .collect();
-                    each(Edit::KeptDictionary(d.info.clone(), runs));
+                    each(Edit::KeptDictionary(d.info.to_info(), runs));
                     next
                 }));
             }
@@ -155,7 +157,7 @@ impl ManifestState {
         let kept = self.checkpoint_snapshots(each);
         make_branches(&self.branches, &self.limits, &self.limits_of_files).for_each(&mut *each);
         for (&dict, d) in self.dictionaries.iter() {
-            each(Edit::Dictionary(d.info.clone()));
+            each(Edit::Dictionary(d.info.to_info()));
             for (&id, (level, run)) in d.runs.iter() {
                 each(match kept.get(run) {
                     Some(&n) => Edit::AddKeptRun(dict, (*level, id, n)),

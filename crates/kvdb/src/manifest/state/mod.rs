@@ -23,7 +23,7 @@ pub(crate) use branched::{BranchedDictionaries, OfBranch};
 pub(crate) use checkpoint::make_branches;
 
 use super::edit::{Edit, JournalStart};
-use crate::dictionary::{ADAPTIVE_SEPARATION, DictionaryId, DictionaryInfo};
+use crate::dictionary::{ADAPTIVE_SEPARATION, Described, DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::ids::{Label, RunId};
 use crate::journal::Segment;
@@ -36,12 +36,12 @@ pub(crate) type RunsOf = Arc<BTreeMap<RunId, (u32, Bytes)>>;
 /// One dictionary: its options, and its runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DictionaryState {
-    pub info: DictionaryInfo,
+    pub info: Described,
     pub runs: RunsOf,
 }
 
 impl DictionaryState {
-    pub(crate) fn new(info: DictionaryInfo) -> Self {
+    pub(crate) fn new(info: Described) -> Self {
         static NONE: LazyLock<RunsOf> = LazyLock::new(RunsOf::default);
         DictionaryState { info, runs: NONE.clone() }
     }
@@ -84,9 +84,9 @@ pub(crate) struct ManifestState {
     pub dictionaries: BranchedDictionaries,
     pub snapshots: SnapshotStates,
     /// Branches other than the main one, and the snapshots that they were cloned from.
-    pub branches: PersistentMap<String, String>,
+    pub branches: PersistentMap<Arc<str>, Arc<str>>,
     /// The number of branches that were cloned from each snapshot, by the snapshot's name.
-    clones: PersistentMap<String, usize>,
+    clones: PersistentMap<Arc<str>, usize>,
     /// The limits of bytes that branches may have of their own.
     pub limits: PersistentMap<String, u64>,
     /// The limits of files that branches may have of their own.
@@ -192,10 +192,11 @@ impl ManifestState {
         self.closed = edit == Edit::Closed;
         match edit {
             Edit::Dictionary(info) => {
-                if !info.branch.is_empty() && !self.branches.contains_key(&info.branch) {
+                if !info.branch.is_empty() && !self.branches.contains_key(&*info.branch) {
                     return Err(contradiction(format!("branch {} does not exist", info.branch)));
                 }
                 self.share_kept_runs();
+                let info = self.described(info);
                 self.insert(DictionaryState::new(info))?;
             }
             Edit::DropDictionary(id) => {
@@ -217,12 +218,13 @@ impl ManifestState {
                 }
             }
             Edit::StitchAt { dict, stitch_at } => {
-                self.change(dict, |d| d.info.options.stitch_at = stitch_at)?
+                self.change(dict, |d| d.info.change().options.stitch_at = stitch_at)?
             }
             Edit::Options(d) => self.change(d.id, |there| {
-                there.info.short_outside =
+                let kind = there.info.change();
+                kind.short_outside =
                     d.short_outside && d.options.separate_at == ADAPTIVE_SEPARATION;
-                there.info.options = d.options;
+                kind.options = d.options;
             })?,
             Edit::JournalStart(start) => {
                 // A number below the bound can be counted up without overflow.
@@ -267,6 +269,21 @@ impl ManifestState {
             edit => self.apply_branching(edit)?,
         }
         Ok(())
+    }
+
+    /// Returns the description of a new dictionary. One of a clone shares the name of its branch,
+    /// and what it has in common with the dictionary of the snapshot.
+    fn described(&self, info: DictionaryInfo) -> Described {
+        let mut described = Described::from(info);
+        if let Some((branch, origin)) = self.branches.get_key_value(&*described.branch) {
+            described.branch = branch.clone();
+            let like =
+                self.snapshots.get(&**origin).and_then(|of| of.dictionaries.named(&described.name));
+            if let Some(like) = like {
+                described.share_with(&like.info);
+            }
+        }
+        described
     }
 
     fn insert(&mut self, state: DictionaryState) -> Result<()> {

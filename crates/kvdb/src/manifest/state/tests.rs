@@ -117,7 +117,7 @@ fn snapshots_have_what_was_there_and_branches_go_their_own_ways() {
     assert_eq!(state.since, BTreeMap::from([(DictionaryId(1), 40)]));
     state.apply_all([Edit::Adopt { from: "try".into(), to: String::new() }]).unwrap();
     assert_eq!(state.dictionaries.values().map(|d| runs(d)).collect::<Vec<_>>(), [[2, 8, 9]]);
-    assert_eq!(state.branches.keys().collect::<Vec<_>>(), ["empty"]);
+    assert_eq!(state.branches.keys().map(|name| &**name).collect::<Vec<_>>(), ["empty"]);
     state.apply_all([Edit::DropBranch("empty".into()), Edit::DropSnapshot("b".into())]).unwrap();
     assert!(state.branches.is_empty() && state.snapshots.len() == 2);
 }
@@ -150,7 +150,7 @@ fn a_checkpoint_writes_once_what_snapshots_share() {
 }
 
 #[test]
-fn branches_share_equal_lists_of_runs_also_after_a_checkpoint() {
+fn branches_share_what_is_equal_also_after_a_checkpoint() {
     let mut state = branched();
     let clone = |branch: &str, first: u32| Edit::Clone {
         snapshot: "a".into(),
@@ -163,6 +163,14 @@ fn branches_share_equal_lists_of_runs_also_after_a_checkpoint() {
         let kept = &state.snapshots["a"].dictionaries[&DictionaryId(1)].runs;
         assert!([20, 30].iter().all(|id| Arc::ptr_eq(runs(*id), kept)), "{when}");
         assert!(!Arc::ptr_eq(runs(5), kept), "{when}: this one has another run");
+        let info = |id: u32| &state.dictionaries[&DictionaryId(id)].info;
+        let kept = &state.snapshots["a"].dictionaries[&DictionaryId(1)].info;
+        for (id, branch) in [(20, "one"), (30, "two")] {
+            let (name, of) = state.branches.get_key_value(branch).unwrap();
+            assert!(Arc::ptr_eq(&info(id).branch, name), "{when}: the name of {branch}");
+            assert!(Arc::ptr_eq(of, &state.branches["one"]), "{when}: the origin of {branch}");
+            assert!(std::ptr::eq(&**info(id), &**kept), "{when}: the description in {branch}");
+        }
     };
     let loaded = |state: &ManifestState| {
         let mut again = ManifestState::new();
