@@ -341,8 +341,9 @@ pub(crate) type Trees = PersistentMap<DictionaryId, Arc<Tree>>;
 #[derive(Clone)]
 pub(crate) struct Version {
     pub trees: Trees,
-    /// The dictionaries of each branch that has any, from which snapshots of it are made. Empty in
-    /// the version of a snapshot.
+    /// The dictionaries of branches, from which snapshots of them are made. Those of clones that
+    /// have numbers only ([`BranchedDictionaries::has_numbers_only`]) are left out, and collected
+    /// when a snapshot is made. Empty in the version of a snapshot.
     by_branch: PersistentMap<Arc<str>, Trees>,
     /// The dictionaries that have layers.
     in_memory: PersistentMap<DictionaryId, ()>,
@@ -423,8 +424,11 @@ impl Version {
         }
         match self.by_branch.get_mut(&*branch) {
             Some(trees) => _ = trees.insert(id, tree),
+            None if self.entries.has_numbers_only(&branch) => {}
             None => {
-                self.by_branch.insert(branch, [(id, tree)].into_iter().collect());
+                let mut trees = self.collected(&branch);
+                trees.insert(id, tree);
+                self.by_branch.insert(branch, trees);
             }
         }
     }
@@ -447,7 +451,13 @@ impl Version {
 
     /// Returns the dictionaries of a branch.
     pub(crate) fn of_branch(&self, branch: &str) -> Trees {
-        self.by_branch.get(branch).cloned().unwrap_or_default()
+        self.by_branch.get(branch).cloned().unwrap_or_else(|| self.collected(branch))
+    }
+
+    /// Collects the dictionaries that a branch has in the manifest.
+    fn collected(&self, branch: &str) -> Trees {
+        let of_branch = self.entries.of_branch(branch);
+        of_branch.keys().filter_map(|id| Some((*id, self.trees.get(id)?.clone()))).collect()
     }
 
     /// Returns the dictionaries of a branch without their memtables.

@@ -1,5 +1,6 @@
 //! The dictionaries of all branches by number, and those of each branch by number and by name. A
-//! snapshot of a branch shares the branch's maps.
+//! snapshot of a branch shares the branch's maps. A clone has no maps: the numbers of its
+//! dictionaries follow each other, until a dictionary is created or dropped in it.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -107,13 +108,60 @@ impl<'a> IntoIterator for &'a OfBranch {
     }
 }
 
+/// Numbers of dictionaries that follow each other.
+#[derive(Clone, Copy, Debug)]
+struct Numbers {
+    first: u32,
+    count: u32,
+}
+
+impl Numbers {
+    fn of(id: DictionaryId) -> Numbers {
+        Numbers { first: id.0, count: 1 }
+    }
+
+    /// Returns the numbers with another one, if that is the next one and they remain few.
+    fn with(self, id: DictionaryId) -> Option<Numbers> {
+        let is_next = self.first.checked_add(self.count) == Some(id.0);
+        let few = (self.count as usize) < FEW;
+        (is_next && few).then_some(Numbers { count: self.count + 1, ..self })
+    }
+
+    fn iter(self) -> impl Iterator<Item = DictionaryId> {
+        (0..self.count).map(move |n| DictionaryId(self.first + n))
+    }
+
+    /// Returns those of `all` that have these numbers.
+    fn of_all(self, all: &Dictionaries) -> OfBranch {
+        self.iter().filter_map(|id| all.get(&id).cloned()).collect()
+    }
+}
+
+/// The dictionaries of one branch.
+#[derive(Clone, Debug)]
+enum Members {
+    /// Those that have these numbers in the map of all branches. The main branch has maps, which
+    /// its snapshots share.
+    Numbers(Numbers),
+    Maps(OfBranch),
+}
+
 /// The dictionaries of all branches. Dereferences to one map by number.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct BranchedDictionaries {
     all: Dictionaries,
     /// The dictionaries of each branch by its name; no entry is empty.
-    branches: PersistentMap<Arc<str>, OfBranch>,
+    branches: PersistentMap<Arc<str>, Members>,
 }
+
+impl PartialEq for BranchedDictionaries {
+    /// Compares the dictionaries only, from which the branches follow.
+    fn eq(&self, other: &BranchedDictionaries) -> bool {
+        self.all == other.all
+    }
+}
+
+impl Eq for BranchedDictionaries {}
 
 impl Deref for BranchedDictionaries {
     type Target = Dictionaries;
@@ -127,17 +175,36 @@ impl BranchedDictionaries {
     /// Returns the dictionaries of a snapshot, as those of the main branch.
     pub(crate) fn of_snapshot(of: OfBranch) -> BranchedDictionaries {
         let all = of.dictionaries.clone();
-        BranchedDictionaries { all, branches: [("".into(), of)].into_iter().collect() }
+        BranchedDictionaries {
+            all,
+            branches: [("".into(), Members::Maps(of))].into_iter().collect(),
+        }
     }
 
     /// Returns the dictionary of that name in a branch.
     pub(crate) fn find(&self, branch: &str, name: &str) -> Option<DictionaryId> {
-        self.branches.get(branch)?.named(name).map(|state| state.info.id)
+        match self.branches.get(branch)? {
+            Members::Numbers(numbers) => {
+                let is_it = |state: &Arc<DictionaryState>| state.info.name == name;
+                numbers.iter().find(|id| self.all.get(id).is_some_and(is_it))
+            }
+            Members::Maps(of) => of.named(name).map(|state| state.info.id),
+        }
     }
 
     /// Returns the dictionaries of a branch.
     pub(crate) fn of_branch(&self, branch: &str) -> OfBranch {
-        self.branches.get(branch).cloned().unwrap_or_default()
+        match self.branches.get(branch) {
+            Some(Members::Numbers(numbers)) => numbers.of_all(&self.all),
+            Some(Members::Maps(of)) => of.clone(),
+            None => OfBranch::default(),
+        }
+    }
+
+    /// Returns whether a branch has no maps of its own, so that its dictionaries are found by their
+    /// numbers.
+    pub(crate) fn has_numbers_only(&self, branch: &str) -> bool {
+        matches!(self.branches.get(branch), Some(Members::Numbers(_)))
     }
 
     /// Adds a dictionary. If its number is taken, returns the existing one, which stays.
@@ -146,11 +213,27 @@ impl BranchedDictionaries {
         if let Some(there) = self.all.get(&info.id) {
             return Some(there.clone());
         }
-        if !self.branches.contains_key(&info.branch) {
-            self.branches.insert(info.branch.clone(), OfBranch::default());
-        }
-        if let Some(of) = self.branches.get_mut(&info.branch) {
-            of.insert(state.clone());
+        match self.branches.get_mut(&info.branch) {
+            Some(Members::Maps(of)) => of.insert(state.clone()),
+            Some(members) => {
+                if let Members::Numbers(numbers) = *members {
+                    *members = match numbers.with(info.id) {
+                        Some(more) => Members::Numbers(more),
+                        None => {
+                            let mut of = numbers.of_all(&self.all);
+                            of.insert(state.clone());
+                            Members::Maps(of)
+                        }
+                    };
+                }
+            }
+            None => {
+                let members = match info.branch.is_empty() {
+                    true => Members::Maps([state.clone()].into_iter().collect()),
+                    false => Members::Numbers(Numbers::of(info.id)),
+                };
+                self.branches.insert(info.branch.clone(), members);
+            }
         }
         self.all.insert(info.id, state.clone());
         None
@@ -159,9 +242,21 @@ impl BranchedDictionaries {
     pub(crate) fn remove(&mut self, id: DictionaryId) -> Option<Arc<DictionaryState>> {
         let gone = self.all.remove(&id)?;
         let branch = &gone.info.branch;
-        if let Some(of) = self.branches.get_mut(branch) {
-            of.remove(id);
-            if of.is_empty() {
+        if let Some(members) = self.branches.get_mut(branch) {
+            let is_empty = match members {
+                Members::Numbers(numbers) => {
+                    // Another branch may get the number if bytes are damaged.
+                    let of = numbers.of_all(&self.all);
+                    let is_empty = of.is_empty();
+                    *members = Members::Maps(of);
+                    is_empty
+                }
+                Members::Maps(of) => {
+                    of.remove(id);
+                    of.is_empty()
+                }
+            };
+            if is_empty {
                 self.branches.remove(branch);
             }
         }
@@ -170,7 +265,8 @@ impl BranchedDictionaries {
 
     /// Removes the dictionaries of a branch, and returns them.
     pub(crate) fn remove_branch(&mut self, branch: &str) -> Dictionaries {
-        let gone = self.branches.remove(branch).unwrap_or_default().dictionaries;
+        let gone = self.of_branch(branch).dictionaries;
+        self.branches.remove(branch);
         gone.keys().for_each(|id| _ = self.all.remove(id));
         gone
     }
@@ -184,7 +280,9 @@ impl BranchedDictionaries {
     ) -> Option<T> {
         let mut state = self.all.get(&id)?.clone();
         let changed = change(Arc::make_mut(&mut state));
-        if let Some(of) = self.branches.get_mut(&state.info.branch) {
+        if !self.has_numbers_only(&state.info.branch)
+            && let Some(Members::Maps(of)) = self.branches.get_mut(&state.info.branch)
+        {
             of.dictionaries.insert(id, state.clone());
         }
         self.all.insert(id, state);

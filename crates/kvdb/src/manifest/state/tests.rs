@@ -186,6 +186,75 @@ fn branches_share_what_is_equal_also_after_a_checkpoint() {
     assert!(Arc::ptr_eq(runs(20), runs(30)), "without the snapshot");
 }
 
+/// Returns whether each branch has exactly the dictionaries of its name, and finds them.
+fn check_branches(state: &ManifestState, when: &str) {
+    let names = state.branches.keys().map(|name| &**name);
+    for branch in names.chain([""]) {
+        let of_branch = state.dictionaries.of_branch(branch);
+        let all = state.dictionaries.iter().filter(|(_, d)| &*d.info.branch == branch);
+        assert!(all.eq(of_branch.iter()), "{when}: {branch:?}");
+        for (id, d) in &of_branch {
+            let found = state.dictionaries.find(branch, &d.info.name);
+            assert_eq!(found, Some(*id), "{when}: {} of {branch:?}", d.info.name);
+        }
+        assert_eq!(state.dictionaries.find(branch, "missing"), None);
+    }
+}
+
+#[test]
+fn the_dictionaries_of_a_clone_are_found_by_their_numbers_until_it_gets_others() {
+    let mut state = ManifestState::new();
+    let names = ["a", "b", "c", "d"];
+    let dictionaries = (1..).zip(names).map(|(id, name)| Edit::Dictionary(info(id, name)));
+    state.apply_all(dictionaries).unwrap();
+    let clone =
+        |branch: &str, first| Edit::Clone { snapshot: "s".into(), branch: branch.into(), first };
+    let new = |id, name: &str, branch: &str| {
+        Edit::Dictionary(DictionaryInfo { branch: branch.into(), ..info(id, name) })
+    };
+    let by_numbers =
+        |state: &ManifestState, branch: &str| state.dictionaries.has_numbers_only(branch);
+    let loaded = |state: &ManifestState, when: &str| {
+        let mut again = ManifestState::new();
+        again.apply_record(&state.checkpoint_record().into()).unwrap();
+        assert_eq!(again, *state, "{when}");
+        check_branches(&again, when);
+    };
+    let steps = [
+        ("cloned", vec![Edit::Snapshot { label: label("s", ""), below: 5 }, clone("one", 5)]),
+        ("changed", vec![Edit::StitchAt { dict: DictionaryId(6), stitch_at: 1 }]),
+        ("one more", vec![new(9, "e", "one"), clone("two", 10), clone("three", 20)]),
+        ("not the next", vec![new(14, "e", "two"), new(15, "f", "one")]),
+        ("dropped", vec![Edit::DropDictionary(DictionaryId(21))]),
+        ("in its place", vec![new(21, "g", "one")]),
+        (
+            "rolled back",
+            vec![
+                Edit::Snapshot { label: label("t", "two"), below: 13 },
+                Edit::RollBack { snapshot: "t".into(), seq: 9 },
+            ],
+        ),
+        ("adopted", vec![Edit::Adopt { from: "three".into(), to: "two".into() }]),
+        ("gone", vec![Edit::DropBranch("two".into()), clone("two", 40)]),
+        ("emptied", (40..44).map(|id| Edit::DropDictionary(DictionaryId(id))).collect()),
+        ("filled", (50..80).map(|id| new(id, &format!("n{id}"), "two")).collect()),
+    ];
+    for (when, edits) in steps {
+        state.apply_all(edits).unwrap();
+        check_branches(&state, when);
+        loaded(&state, when);
+        match when {
+            "cloned" | "changed" => assert!(by_numbers(&state, "one"), "{when}"),
+            "one more" => assert!(["one", "two", "three"].iter().all(|b| by_numbers(&state, b))),
+            "not the next" => assert!(!by_numbers(&state, "one") && by_numbers(&state, "two")),
+            "dropped" => assert!(!by_numbers(&state, "three")),
+            "filled" => assert!(!by_numbers(&state, "two"), "many have an index"),
+            _ => {}
+        }
+    }
+    assert!(!by_numbers(&state, ""), "snapshots of the main branch share its maps");
+}
+
 #[test]
 fn contradictions_are_errors() {
     let refused = |e: Edit| assert!(sample().apply(e.clone()).is_err(), "{e:?}");
