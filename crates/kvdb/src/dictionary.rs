@@ -193,9 +193,14 @@ impl Described {
 
     /// Shares the common part with another dictionary if it is the same.
     pub(crate) fn share_with(&mut self, other: &Described) {
-        if self.kind == other.kind {
+        if self.is_like(other) {
             self.kind = other.kind.clone();
         }
+    }
+
+    /// Returns whether name and options are those of another dictionary.
+    pub(crate) fn is_like(&self, other: &Described) -> bool {
+        self.kind == other.kind
     }
 
     /// Returns the common part for a change of this dictionary only.

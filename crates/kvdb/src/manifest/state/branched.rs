@@ -207,6 +207,20 @@ impl BranchedDictionaries {
         matches!(self.branches.get(branch), Some(Members::Numbers(_)))
     }
 
+    /// Returns the first number of the dictionaries of a branch, if a clone of a snapshot with these
+    /// dictionaries has the same ones.
+    pub(super) fn cloned_from(&self, branch: &str, of: &OfBranch) -> Option<u32> {
+        let there = self.of_branch(branch);
+        let first = there.keys().next()?.0;
+        let pairs = there.iter().zip(of.values());
+        let same = (0..).zip(pairs).all(|(n, ((id, state), like))| {
+            first.checked_add(n) == Some(id.0)
+                && Arc::ptr_eq(&state.runs, &like.runs)
+                && state.info.is_like(&like.info)
+        });
+        (same && there.len() == of.len()).then_some(first)
+    }
+
     /// Adds a dictionary. If its number is taken, returns the existing one, which stays.
     pub(crate) fn insert(&mut self, state: Arc<DictionaryState>) -> Option<Arc<DictionaryState>> {
         let info = &state.info;

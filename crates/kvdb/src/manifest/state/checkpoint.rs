@@ -20,17 +20,24 @@ pub(crate) fn make_branches(
     limits: &PersistentMap<String, u64>,
     limits_of_files: &PersistentMap<String, u64>,
 ) -> impl Iterator<Item = Edit> {
-    let branch = |(name, of): (&Arc<str>, &Arc<str>)| Edit::Branch {
-        name: name.to_string(),
-        of: of.to_string(),
-    };
+    branches.iter().map(new_branch).chain(make_limits(limits, limits_of_files))
+}
+
+fn new_branch((name, of): (&Arc<str>, &Arc<str>)) -> Edit {
+    Edit::Branch { name: name.to_string(), of: of.to_string() }
+}
+
+/// Returns the edits that limit branches, which exist.
+fn make_limits(
+    limits: &PersistentMap<String, u64>,
+    limits_of_files: &PersistentMap<String, u64>,
+) -> impl Iterator<Item = Edit> {
     let limit = |(branch, &bytes): (&String, &u64)| Edit::Limit { branch: branch.clone(), bytes };
     let of_files = |(branch, &files): (&String, &u64)| Edit::LimitFiles {
         branch: branch.clone(),
         below: files.saturating_add(1),
     };
-    let limits = limits.iter().map(limit).chain(limits_of_files.iter().map(of_files));
-    branches.iter().map(branch).chain(limits)
+    limits.iter().map(limit).chain(limits_of_files.iter().map(of_files))
 }
 
 impl ManifestState {
@@ -94,9 +101,25 @@ impl ManifestState {
         }
     }
 
+    /// Returns the clones that have exactly the dictionaries of their snapshot, each with the first
+    /// number of its own. Most clones are idle and stay as they were made.
+    fn idle_clones(&self) -> HashMap<&str, u32> {
+        let idle = self.branches.iter().filter_map(|(name, of)| {
+            let snapshot = self.snapshots.get(&**of)?;
+            let first = self.dictionaries.cloned_from(name, &snapshot.dictionaries)?;
+            Some((&**name, first))
+        });
+        idle.collect()
+    }
+
     /// Calls `each` with the edits that build the snapshots from nothing, and returns the numbers
-    /// of their runs. Data that several snapshots share is written once.
-    fn checkpoint_snapshots(&self, each: &mut dyn FnMut(Edit)) -> HashMap<Bytes, u64> {
+    /// of their runs. Data that several snapshots, or branches that are not `idle`, share is
+    /// written once.
+    fn checkpoint_snapshots(
+        &self,
+        idle: &HashMap<&str, u32>,
+        each: &mut dyn FnMut(Edit),
+    ) -> HashMap<Bytes, u64> {
         let mut runs: HashMap<Bytes, u64> = HashMap::new();
         let mut kept: HashMap<*const DictionaryState, u64> = HashMap::new();
         let mut number = |run: &Bytes, each: &mut dyn FnMut(Edit)| {
@@ -127,7 +150,7 @@ impl ManifestState {
         for (_, run) in self
             .dictionaries
             .values()
-            .filter(|_| !self.branches.is_empty())
+            .filter(|d| !self.branches.is_empty() && !idle.contains_key(&*d.info.branch))
             .flat_map(|d| d.runs.values())
         {
             seen.entry(run).and_modify(|twice| *twice = true).or_insert(false);
@@ -154,9 +177,21 @@ impl ManifestState {
     /// Calls `each` with the edits that build this state from nothing. All of them together take
     /// several times the memory of their record.
     fn checkpoint_by(&self, each: &mut dyn FnMut(Edit)) {
-        let kept = self.checkpoint_snapshots(each);
-        make_branches(&self.branches, &self.limits, &self.limits_of_files).for_each(&mut *each);
-        for (&dict, d) in self.dictionaries.iter() {
+        let idle = self.idle_clones();
+        let kept = self.checkpoint_snapshots(&idle, each);
+        for (name, of) in &self.branches {
+            each(match idle.get(&**name) {
+                // It is made once more, which takes one edit however many dictionaries it has.
+                Some(&first) => {
+                    Edit::Clone { snapshot: of.to_string(), branch: name.to_string(), first }
+                }
+                None => new_branch((name, of)),
+            });
+        }
+        make_limits(&self.limits, &self.limits_of_files).for_each(&mut *each);
+        for (&dict, d) in
+            self.dictionaries.iter().filter(|(_, d)| !idle.contains_key(&*d.info.branch))
+        {
             each(Edit::Dictionary(d.info.to_info()));
             for (&id, (level, run)) in d.runs.iter() {
                 each(match kept.get(run) {

@@ -165,7 +165,7 @@ fn branches_share_what_is_equal_also_after_a_checkpoint() {
         assert!(!Arc::ptr_eq(runs(5), kept), "{when}: this one has another run");
         let info = |id: u32| &state.dictionaries[&DictionaryId(id)].info;
         let kept = &state.snapshots["a"].dictionaries[&DictionaryId(1)].info;
-        for (id, branch) in [(20, "one"), (30, "two")] {
+        for (id, branch) in [(20, "one"), (30, "two"), (5, "try")] {
             let (name, of) = state.branches.get_key_value(branch).unwrap();
             assert!(Arc::ptr_eq(&info(id).branch, name), "{when}: the name of {branch}");
             assert!(Arc::ptr_eq(of, &state.branches["one"]), "{when}: the origin of {branch}");
@@ -253,6 +253,60 @@ fn the_dictionaries_of_a_clone_are_found_by_their_numbers_until_it_gets_others()
         }
     }
     assert!(!by_numbers(&state, ""), "snapshots of the main branch share its maps");
+}
+
+#[test]
+fn a_checkpoint_has_one_edit_for_a_clone_that_nothing_was_written_to() {
+    let mut state = ManifestState::new();
+    let run = |dict, id| Edit::AddRun {
+        dict: DictionaryId(dict),
+        level: 0,
+        id: RunId(id),
+        run: Bytes::from(format!("a run of some length, number {id}")),
+    };
+    let dictionaries = (1..5).map(|id| Edit::Dictionary(info(id, &format!("d{id}"))));
+    state.apply_all(dictionaries).unwrap();
+    state
+        .apply_all(
+            (1..5).flat_map(|dict| {
+                [run(dict, 10 + u64::from(dict)), run(dict, 20 + u64::from(dict))]
+            }),
+        )
+        .unwrap();
+    state.apply_all([Edit::Snapshot { label: label("s", ""), below: 5 }]).unwrap();
+    let clone = |n: u32| Edit::Clone {
+        snapshot: "s".into(),
+        branch: format!("clone {n}"),
+        first: 10 + 4 * n,
+    };
+    state.apply_all((0..1000).map(clone)).unwrap();
+    let changed = [
+        run(10, 100),
+        Edit::DropRun { dict: DictionaryId(14), id: RunId(11) },
+        Edit::StitchAt { dict: DictionaryId(18), stitch_at: 1 },
+        Edit::DropDictionary(DictionaryId(22)),
+        Edit::Dictionary(DictionaryInfo { branch: "clone 4".into(), ..info(9000, "more") }),
+        Edit::Limit { branch: "clone 5".into(), bytes: 7 },
+    ];
+    let loaded = |state: &ManifestState, when: &str| {
+        let record = state.checkpoint_record();
+        let mut again = ManifestState::new();
+        again.apply_record(&record.clone().into()).unwrap();
+        assert_eq!(again, *state, "{when}");
+        check_branches(&again, when);
+        let idle = |edit: &&Edit| matches!(edit, Edit::Clone { .. });
+        (record.len(), state.checkpoint().iter().filter(idle).count())
+    };
+    let (bytes, idle) = loaded(&state, "all are idle");
+    assert_eq!(idle, 1000);
+    assert!(bytes < 1000 * 20 + 1000, "{bytes} bytes for a thousand idle clones");
+    state.apply_all(changed).unwrap();
+    // A limit is an edit of its own, and changes no dictionary.
+    assert_eq!(loaded(&state, "five have changed").1, 995);
+    state.apply_all([Edit::RenameSnapshot { from: "s".into(), to: "t".into() }]).unwrap();
+    assert_eq!(loaded(&state, "the snapshot has another name").1, 995);
+    state.apply_all([Edit::DropSnapshot("t".into())]).unwrap();
+    assert_eq!(loaded(&state, "the snapshot is gone").1, 0);
 }
 
 #[test]
