@@ -14,7 +14,8 @@ use crate::counters::Counters;
 use crate::dictionary::DictionaryId;
 use crate::manifest::Dictionaries;
 use crate::options::CompactionPolicy;
-use crate::read::version::{Tree, Version};
+use crate::read::tree::Tree;
+use crate::read::version::Version;
 use crate::short_values::adapts;
 
 /// The work that is due in a dictionary while no other merge is in progress there. Every possible

@@ -19,7 +19,8 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::ids::RunId;
 use crate::read::generation::Layer;
-use crate::read::version::{NumberedRun, Tree, Version};
+use crate::read::tree::{NumberedRun, Tree};
+use crate::read::version::Version;
 
 /// Number of keys of a memtable that are sampled.
 const SAMPLE: usize = 64;

@@ -26,7 +26,8 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::lock_order::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::options::OpenOptions;
-use crate::read::version::{Tree, Version};
+use crate::read::tree::Tree;
+use crate::read::version::Version;
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
 

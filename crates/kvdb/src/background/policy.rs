@@ -20,7 +20,7 @@ use super::garbage::Garbage;
 use crate::dictionary::{DictionaryId, SHORT_VALUES};
 use crate::ids::RunId;
 use crate::options::CompactionPolicy;
-use crate::read::version::{NumberedRun, Tree};
+use crate::read::tree::{NumberedRun, Tree};
 use crate::read::version_set::VersionSet;
 
 /// The level of the bottom run.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::on_demand::none_if_full;
 use super::{Compactor, Flusher};
 use crate::error::Result;
-use crate::read::version::Tree;
+use crate::read::tree::Tree;
 use crate::short_values::ShortValues;
 
 /// Minimum bytes of short values that scans must have read from outside.

@@ -9,7 +9,8 @@ use crate::dictionary::{Described, DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::manifest::Edit;
 use crate::read::generation::Layer;
-use crate::read::version::{Tree, Version};
+use crate::read::tree::Tree;
+use crate::read::version::Version;
 use crate::read::version_set::{Order, VersionEdit};
 
 /// In a memtable full of short values, these make up at least this fraction of it.

@@ -12,7 +12,8 @@ use crate::db::database::Database;
 use crate::dictionary::DictionaryInfo;
 use crate::read::generation::Layer;
 use crate::read::snapshot_set::Snapshots;
-use crate::read::version::{Tree, Version};
+use crate::read::tree::Tree;
+use crate::read::version::Version;
 use crate::scrub::ScrubProgress;
 
 /// The statistics of a store. Values are bytes unless said otherwise; counts begin at its opening.

@@ -11,6 +11,7 @@ pub(crate) mod iter;
 pub(crate) mod ranks;
 pub(crate) mod read_snapshots;
 pub(crate) mod snapshot_set;
+pub(crate) mod tree;
 pub(crate) mod version;
 pub(crate) mod version_set;
 pub(crate) mod view;

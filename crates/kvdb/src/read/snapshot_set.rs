@@ -20,7 +20,8 @@ use crate::manifest::{
     DictionaryState, Edit, ManifestState, OfBranch, SnapshotState, SnapshotStates,
 };
 use crate::read::generation::Generation;
-use crate::read::version::{OpenRun, Tree, Trees, Version};
+use crate::read::tree::{OpenRun, Tree};
+use crate::read::version::{Trees, Version};
 
 /// A snapshot.
 pub(crate) struct Snapshot {

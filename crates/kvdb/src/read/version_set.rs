@@ -30,7 +30,8 @@ use crate::lock_order::{MappedMutexGuard, Mutex, Rank};
 use crate::manifest::{DictionaryState, Edit, Manifest, ManifestState};
 use crate::read::read_snapshots::{PinnedVersion, ReadSnapshots};
 use crate::read::snapshot_set::{Snapshot, Snapshots};
-use crate::read::version::{Levels, OpenRun, OpenRuns, Version, read};
+use crate::read::tree::{Levels, OpenRun, OpenRuns};
+use crate::read::version::{Version, read};
 use crate::read::view::View;
 
 /// The reason why an edit may become durable: if it survives a power cut, all commits before it

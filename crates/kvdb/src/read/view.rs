@@ -11,7 +11,8 @@ use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::cursor::{Cursor, Tuple};
 use crate::read::read_snapshots::PinnedVersion;
-use crate::read::version::{Tree, read};
+use crate::read::tree::Tree;
+use crate::read::version::read;
 use crate::read::write_set::WriteSet;
 
 /// A pinned, immutable state of the whole store. Reads through it see one commit boundary, take no

@@ -22,7 +22,8 @@ use crate::log::records::Records;
 use crate::log::stream::{StreamPart, StreamReader};
 use crate::manifest::{self, JournalStart, ManifestState, Root};
 use crate::read::snapshot_set::Snapshot;
-use crate::read::version::{Tree, Version};
+use crate::read::tree::Tree;
+use crate::read::version::Version;
 
 /// Approximate bytes of one run that a step reads, during which its zones are pinned.
 const STEP: u64 = 16 << 20;

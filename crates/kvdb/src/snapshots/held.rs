@@ -14,7 +14,8 @@ use super::Snapshotter;
 use crate::dictionary::DictionaryId;
 use crate::error::Result;
 use crate::read::snapshot_set::Snapshot;
-use crate::read::version::{Levels, NumberedRun, Tree, Trees, Version};
+use crate::read::tree::{Levels, NumberedRun, Tree};
+use crate::read::version::{Trees, Version};
 
 /// Items of newer states that are examined for one listing.
 const LOOKED_AT: u64 = 200_000;

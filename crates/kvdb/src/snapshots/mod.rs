@@ -50,7 +50,7 @@ use crate::dictionary::{DictionaryId, DictionaryInfo};
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::read::snapshot_set::Snapshots;
-use crate::read::version::Tree;
+use crate::read::tree::Tree;
 use crate::read::version_set::VersionSet;
 use crate::read::view::View;
 use crate::signals::Signals;

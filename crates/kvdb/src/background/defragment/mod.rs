@@ -50,7 +50,7 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::options::OpenOptions;
 use crate::read::snapshot_set::Snapshots;
-use crate::read::version::NumberedRun;
+use crate::read::tree::NumberedRun;
 use crate::read::version_set::VersionSet;
 use crate::signals::Signals;
 
