@@ -114,7 +114,10 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
             Node::Inner(_, children) => {
                 let at = child_of(children, key);
                 let gone = children[at].1.remove(key);
-                if children[at].1.len() < FEW && children.len() > 1 {
+                if children[at].1.len() == 0 {
+                    // An empty node at the end would hide the last key.
+                    children.remove(at);
+                } else if children[at].1.len() < FEW && children.len() > 1 {
                     let left = at.min(children.len() - 2);
                     if children[left].1.len() + children[left + 1].1.len() <= MOST {
                         let (least, right) = children.remove(left + 1);
@@ -523,6 +526,26 @@ mod tests {
         // A copy grows by one entry, and a whole that is not copied by at most four.
         let room = map.root.as_deref().map_or(0, room);
         assert!(room <= map.len() / 10, "room for {room} more than {}", map.len());
+    }
+
+    /// A node with one child has no neighbour to merge it with if that is full.
+    #[test]
+    fn the_last_key_is_found_after_all_keys_of_the_last_node_are_gone() {
+        let mut map: PersistentMap<u32, ()> = (0..600).map(|key| (10 * key, ())).collect();
+        // The first of the two inner nodes has 16 leaves of 16 entries: with 17 more in each there
+        // are 32 of them.
+        (0..256).for_each(|key| _ = map.insert(10 * key + 1, ()));
+        (0..256).step_by(16).for_each(|key| _ = map.insert(10 * key + 2, ()));
+        let mut model: BTreeMap<u32, ()> = map.iter().map(|(key, ())| (*key, ())).collect();
+        match map.root.as_deref() {
+            Some(Node::Inner(2, children)) => assert_eq!(children[0].1.len(), MOST),
+            _ => panic!("the map is not two nodes high"),
+        }
+        while let Some((key, ())) = model.pop_last() {
+            map.remove(&key);
+            assert_eq!(map.last_key_value(), model.last_key_value(), "without {key}");
+        }
+        assert!(map.root.is_none());
     }
 
     #[test]
