@@ -223,11 +223,16 @@ impl Described {
 
 impl From<DictionaryInfo> for Described {
     fn from(info: DictionaryInfo) -> Described {
-        static OF_MAIN: LazyLock<Arc<str>> = LazyLock::new(|| "".into());
         let DictionaryInfo { id, name, branch, options, short_outside } = info;
-        let branch = if branch.is_empty() { OF_MAIN.clone() } else { branch.into() };
+        let branch = if branch.is_empty() { main_branch() } else { branch.into() };
         Described { id, branch, kind: Arc::new(Kind { name, options, short_outside }) }
     }
+}
+
+/// Returns the name of the main branch, which is empty.
+pub(crate) fn main_branch() -> Arc<str> {
+    static NAME: LazyLock<Arc<str>> = LazyLock::new(|| "".into());
+    NAME.clone()
 }
 
 /// The longest name of a dictionary, bytes.

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::{Dictionaries, DictionaryState};
-use crate::dictionary::DictionaryId;
+use crate::dictionary::{DictionaryId, main_branch};
 use crate::persistent_map::PersistentMap;
 
 /// The number of dictionaries up to which a name is looked up without an index. Most branches have
@@ -177,7 +177,7 @@ impl BranchedDictionaries {
         let all = of.dictionaries.clone();
         BranchedDictionaries {
             all,
-            branches: [("".into(), Members::Maps(of))].into_iter().collect(),
+            branches: [(main_branch(), Members::Maps(of))].into_iter().collect(),
         }
     }
 
