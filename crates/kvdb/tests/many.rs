@@ -242,6 +242,51 @@ fn a_snapshot_of_many_filled_dictionaries_is_dropped_without_a_look_at_each() {
     assert!(many <= 2 * few + 1024, "{few} bytes beside 20, {many} beside 2,000");
 }
 
+/// Returns the heap of a store with so many clones of a snapshot of these dictionaries, without its
+/// device: first while it has made the clones, and then after it was opened again.
+fn heap_beside(clones: usize, dictionaries: &[&str]) -> [i64; 2] {
+    let world = World::new();
+    for name in dictionaries {
+        let d = world.db.create_dictionary(name, DictionaryOptions::default()).expect("made");
+        world.db.put(d, b"key", b"value", Durability::Buffered).expect("put");
+    }
+    world.db.flush().expect("flushed");
+    world.db.snapshot("base").expect("made");
+    (0..clones).for_each(|n| world.branch(n));
+    let World { db, device, env, open } = world;
+    // The store has no threads, so this one allocates and frees everything.
+    let heap_of = |db: Kvdb| {
+        assert_eq!(db.branches().len(), clones);
+        // A flush looks for what is due in the dictionaries of all clones.
+        let d = db.dictionary(dictionaries[0]).expect("there");
+        db.put(d, b"more", b"value", Durability::Buffered).expect("put");
+        db.flush().expect("flushed");
+        db.close().expect("closed");
+        let before = counting::chunks_of_thread();
+        drop(db);
+        before - counting::chunks_of_thread()
+    };
+    let made = heap_of(db);
+    let (db, _) = Kvdb::open(device, env, open).expect("opened");
+    [made, heap_of(db)]
+}
+
+/// The aim is one KiB for each idle clone, next to a thousand others. A store of files with keys has
+/// four dictionaries: three of files, and one of keys.
+#[test]
+fn an_idle_clone_takes_less_than_a_kibibyte() {
+    for (names, most) in [(&["d"][..], 400), (&["nmap", "imap", "dmap", "keys"][..], 1024)] {
+        let (few, many) = (heap_beside(100, names), heap_beside(1100, names));
+        for (when, few, many) in [("made", few[0], many[0]), ("opened again", few[1], many[1])] {
+            let each = (many - few) / 1000;
+            let of = names.len();
+            println!("an idle clone of {of} dictionaries takes {each} bytes, {when}");
+            // Less than the entries in the maps would say that nothing was counted.
+            assert!((100..=most).contains(&each), "{of} dictionaries, {when}: {each} bytes");
+        }
+    }
+}
+
 /// Snapshots share the dictionaries that have not changed between them, and a list of them looks at
 /// these once.
 #[test]

@@ -14,6 +14,13 @@ static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     static ALLOCATED: Cell<u64> = const { Cell::new(0) };
+    static CHUNKS: Cell<i64> = const { Cell::new(0) };
+}
+
+/// Returns what an allocation of that many bytes takes of a heap such as that of glibc: eight bytes
+/// more, in units of 16, and at least 32.
+fn chunk(bytes: usize) -> i64 {
+    (bytes + 8).next_multiple_of(16).max(32) as i64
 }
 
 // SAFETY: every call goes on to the system's allocator as it came.
@@ -21,12 +28,14 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // Nothing is counted of a thread that has ended.
         _ = ALLOCATED.try_with(|of_thread| of_thread.set(of_thread.get() + layout.size() as u64));
+        _ = CHUNKS.try_with(|of_thread| of_thread.set(of_thread.get() + chunk(layout.size())));
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         MOST.fetch_max(now, Ordering::Relaxed);
         // SAFETY: as required of the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        _ = CHUNKS.try_with(|of_thread| of_thread.set(of_thread.get() - chunk(layout.size())));
         NOW.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: as required of the caller.
         unsafe { System.dealloc(at, layout) }
@@ -44,6 +53,11 @@ pub fn held() -> usize {
 /// Returns the bytes that this thread has allocated, freed or not.
 pub fn allocated() -> u64 {
     ALLOCATED.get()
+}
+
+/// Returns the memory that this thread has allocated less what it has freed, as the heap rounds it.
+pub fn chunks_of_thread() -> i64 {
+    CHUNKS.get()
 }
 
 /// Runs something. Returns the most that the heap held during that, bytes, and its result.
