@@ -216,3 +216,90 @@ fn a_chunk_of_the_manifest_is_read_from_the_copy_that_can_be_read() {
     }
     assert!(found + 2 >= begins.len(), "{found} of {}", begins.len());
 }
+
+/// The branches, each with its dictionaries, their numbers and their values of `k`.
+type Contents = Vec<(String, Vec<(DictionaryId, String, Option<Bytes>)>)>;
+
+fn contents(db: &Kvdb) -> Contents {
+    let of_branch = |branch: String| {
+        let all = db.dictionaries_in(&branch).into_iter();
+        let all = all.map(|d| (d.id, d.name, db.get(d.id, b"k").unwrap())).collect();
+        (branch, all)
+    };
+    let names = db.branches().into_iter().map(|branch| branch.name);
+    names.chain([String::new()]).map(of_branch).collect()
+}
+
+/// A checkpoint makes an idle clone once more from its snapshot, and lists others in full.
+#[test]
+fn clones_are_what_they_were_after_checkpoints_of_the_manifest() {
+    let device = Arc::new(MemoryDevice::new());
+    let create = CreateOptions { open: options(), ..CreateOptions::default() };
+    let mut db = Kvdb::create(device.clone(), Arc::new(Simulated::new(1)), create).unwrap();
+    let again = |db: Kvdb| {
+        db.close().unwrap();
+        drop(db);
+        Kvdb::open(device.clone(), Arc::new(Simulated::new(2)), options()).unwrap().0
+    };
+    let put = |db: &Kvdb, branch: &str, name: &str, value: &str| {
+        let d = db.dictionary_in(branch, name).unwrap();
+        db.put(d, b"k", value.as_bytes(), Durability::Buffered).unwrap();
+    };
+    for name in ["d", "e", "f"] {
+        db.create_dictionary(name, DictionaryOptions::default()).unwrap();
+        put(&db, "", name, "base");
+    }
+    db.snapshot("s").unwrap();
+    for clone in ["idle", "written", "more", "fewer", "rolled-back", "limited"] {
+        db.clone_snapshot("s", clone).unwrap();
+    }
+    put(&db, "written", "e", "of the clone");
+    db.create_dictionary_in("more", "g", DictionaryOptions::default()).unwrap();
+    db.drop_dictionary(db.dictionary_in("fewer", "d").unwrap()).unwrap();
+    db.snapshot_of("rolled-back", "before", Durability::Synced).unwrap();
+    put(&db, "rolled-back", "d", "void");
+    db.rollback("before").unwrap();
+    db.limit_branch("limited", Some(1 << 20)).unwrap();
+    // Clones whose parent, whose snapshot and whose dictionaries in the main branch are gone.
+    db.snapshot_of("written", "of-written", Durability::Synced).unwrap();
+    db.clone_snapshot("of-written", "below").unwrap();
+    db.drop_branch("written").unwrap();
+    put(&db, "", "d", "main");
+    db.snapshot("t").unwrap();
+    db.clone_snapshot("t", "orphan").unwrap();
+    db.drop_snapshot("t").unwrap();
+    db.drop_dictionary(db.dictionary("e").unwrap()).unwrap();
+    let mut expected = contents(&db);
+    let value = |contents: &Contents, branch: &str, at: usize| {
+        let (_, of_branch) = contents.iter().find(|(name, _)| name == branch).unwrap();
+        of_branch[at].2.clone()
+    };
+    for (branch, at, is) in [
+        ("idle", 0, "base"),
+        ("rolled-back", 0, "base"),
+        ("below", 1, "of the clone"),
+        ("orphan", 0, "main"),
+        ("orphan", 1, "base"),
+    ] {
+        assert_eq!(value(&expected, branch, at).unwrap(), is, "{branch}");
+    }
+    let check = |db: &Kvdb, expected: &Contents, when: &str| {
+        assert_eq!(contents(db), *expected, "{when}");
+        let limits = db.branches().into_iter().filter_map(|b| Some((b.name, b.limit?.bytes)));
+        assert_eq!(limits.collect::<Vec<_>>(), [("limited".to_owned(), 1 << 20)], "{when}");
+        assert_eq!(db.lineage("orphan").unwrap().parent, "", "{when}");
+    };
+    for when in ["opened again", "opened from a checkpoint", "and from the next one"] {
+        db = again(db);
+        check(&db, &expected, when);
+    }
+    // A clone that is written to goes its own way.
+    put(&db, "idle", "d", "new");
+    let idle = expected.iter_mut().find(|(name, _)| name == "idle").unwrap();
+    idle.1[0].2 = Some(Bytes::from_static(b"new"));
+    check(&db, &expected, "written to");
+    for when in ["after it was written to", "from a checkpoint with its own runs"] {
+        db = again(db);
+        check(&db, &expected, when);
+    }
+}
