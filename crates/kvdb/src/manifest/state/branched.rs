@@ -140,8 +140,8 @@ impl Numbers {
 /// The dictionaries of one branch.
 #[derive(Clone, Debug)]
 enum Members {
-    /// Those that have these numbers in the map of all branches. The main branch has maps, which
-    /// its snapshots share.
+    /// The dictionaries that have these numbers in the map of all branches. The main branch has maps,
+    /// which its snapshots share.
     Numbers(Numbers),
     Maps(OfBranch),
 }
