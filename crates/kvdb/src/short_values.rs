@@ -14,10 +14,10 @@
 //!   blocks. The state begins when the store is idle, or when cursors have read more short values
 //!   from outside than were committed; it ends with the merge, or when *outside* begins again.
 //!
-//! The manifest says that short values may lie outside ([`crate::DictionaryInfo::short_outside`]) before
-//! the first one does, so a store that is opened again continues in the same state, except for the
-//! counts. A clone shares its values with its origin; these stay where they are, and new ones lie
-//! inside.
+//! The manifest says that short values may lie outside ([`crate::DictionaryInfo::short_outside`])
+//! before the first one does, so a store that is opened again continues in the same state, except
+//! for the counts. A clone shares its values with its origin; these stay where they are, and new
+//! ones lie inside.
 
 use env::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

@@ -271,8 +271,8 @@ fn heap_beside(clones: usize, dictionaries: &[&str]) -> [i64; 2] {
     [made, heap_of(db)]
 }
 
-/// The aim is one KiB for each idle clone, next to a thousand others. A store of files with keys has
-/// four dictionaries: three of files, and one of keys.
+/// The aim is one KiB for each idle clone, next to a thousand others. A store of files with keys
+/// has four dictionaries: three of files, and one of keys.
 #[test]
 fn an_idle_clone_takes_less_than_a_kibibyte() {
     for (names, most) in [(&["d"][..], 400), (&["nmap", "imap", "dmap", "keys"][..], 1024)] {

@@ -1,6 +1,6 @@
-//! A dictionary as part of a version: its memtables, newest first, and its open runs, level by level.
-//! A clone shares the runs of its snapshot, and everything that only a dictionary that was written
-//! to has.
+//! A dictionary as part of a version: its memtables, newest first, and its open runs, level by
+//! level. A clone shares the runs of its snapshot, and everything that only a dictionary that was
+//! written to has.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Deref;

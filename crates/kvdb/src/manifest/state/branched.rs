@@ -140,8 +140,8 @@ impl Numbers {
 /// The dictionaries of one branch.
 #[derive(Clone, Debug)]
 enum Members {
-    /// The dictionaries that have these numbers in the map of all branches. The main branch has maps,
-    /// which its snapshots share.
+    /// The dictionaries that have these numbers in the map of all branches. The main branch has
+    /// maps, which its snapshots share.
     Numbers(Numbers),
     Maps(OfBranch),
 }
@@ -207,8 +207,8 @@ impl BranchedDictionaries {
         matches!(self.branches.get(branch), Some(Members::Numbers(_)))
     }
 
-    /// Returns the first number of the dictionaries of a branch, if a clone of a snapshot with these
-    /// dictionaries has the same ones.
+    /// Returns the first number of the dictionaries of a branch, if a clone of a snapshot with
+    /// these dictionaries has the same ones.
     pub(super) fn cloned_from(&self, branch: &str, of: &OfBranch) -> Option<u32> {
         let there = self.of_branch(branch);
         let first = there.keys().next()?.0;
