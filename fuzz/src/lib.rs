@@ -36,6 +36,10 @@ mod import_mounted;
 mod importer;
 #[path = "../../crates/kvfs-cli/src/mount_options.rs"]
 mod mount_options;
+#[path = "../../crates/kvfs-cli/src/mount_settings.rs"]
+mod mount_settings;
+#[path = "../../crates/kvfs-cli/src/mount_table.rs"]
+mod mount_table;
 #[path = "../../crates/kvfs-cli/src/mount_words.rs"]
 mod mount_words;
 #[path = "../../crates/kvfs-cli/src/mounted.rs"]

@@ -56,6 +56,8 @@ mod metrics;
 mod mount;
 mod mount_config;
 mod mount_options;
+mod mount_settings;
+mod mount_table;
 mod mount_words;
 mod mounted;
 mod network;

@@ -11,7 +11,6 @@
 
 mod credentials;
 mod mount8;
-mod options_help;
 mod secrets;
 mod served;
 
@@ -50,7 +49,7 @@ use crate::waiting;
 
 /// Mount a store's file system on a directory.
 #[derive(clap::Args)]
-#[command(after_help = options_help::HELP)]
+#[command(after_help = mount_options::help())]
 pub struct Args {
     /// Store to mount: a file or a block device made by `kvfs create`; or dir:FOLDER/NAME or
     /// s3://BUCKET/NAME in object storage, which is mounted read-only and shows the published state

@@ -1,5 +1,5 @@
-//! The words of a list of mount options: how a list is split into them, and which of them take a
-//! value or are meant for other programs.
+//! The words of a list of mount options: how a list is split into them, and which of them are meant
+//! for other programs.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -52,62 +52,4 @@ pub fn is_for_others(name: &str) -> bool {
         "uhelper",
     ];
     words.contains(&name) || name.starts_with("x-") || name.starts_with("X-")
-}
-
-/// Returns whether an option of this name is an error with a value.
-pub fn takes_no_value(name: &str) -> bool {
-    [
-        "ro",
-        "rw",
-        "write",
-        "take",
-        "allow_other",
-        "default_permissions",
-        "suid",
-        "nosuid",
-        "dev",
-        "nodev",
-        "exec",
-        "noexec",
-        "sync",
-        "async",
-        "noatime",
-        "relatime",
-        "writeback",
-        "keeper",
-    ]
-    .contains(&name)
-}
-
-/// Returns whether an option of this name is an error without a value.
-pub fn takes_a_value(name: &str) -> bool {
-    [
-        "fsname",
-        "subtype",
-        "cache_size",
-        "memory",
-        "log",
-        "threads",
-        "transport",
-        "cache",
-        "scrub",
-        "scrub_rate",
-        "metrics",
-        "snapshot",
-        "clone",
-        "listen",
-        "serve",
-        "serve_write",
-        "max_clients",
-        "password_file",
-        "tls_cert",
-        "tls_key",
-        "zone_size",
-        "publish",
-        "publish_every",
-        "follow",
-        "follow_every",
-        "durability",
-    ]
-    .contains(&name)
 }

@@ -290,6 +290,10 @@ fn options_reach_the_kernel_and_wrong_ones_are_named() {
     let said = fails(2, &mut p.mount(&["-o", "strictatime"]));
     assert!(said.contains("refused") && said.contains("noatime"), "{said}");
     assert!(fails(2, &mut p.mount(&["-o", "ro,wrong"])).contains("'wrong'"));
+    let said = fails(2, &mut p.mount(&["-o", "dirsync=1"]));
+    assert!(said.contains("'dirsync=1': takes no value"), "{said}");
+    let said = fails(2, &mut p.mount(&["-o", "threads"]));
+    assert!(said.contains("'threads': needs a value, such as threads=4"), "{said}");
     let said = fails(2, &mut p.mount(&["-o", "allow_other,nodefault_permissions"]));
     assert!(said.contains("refused"), "{said}");
     let error: serde_json::Value =
