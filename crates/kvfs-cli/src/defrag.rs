@@ -18,6 +18,7 @@ TARGET is the directory a store is mounted on, or the file of a store that is no
 Programs can use the store while it runs. A store defragments itself, slowly, when much of its \
 space is unused. Data that was moved stays moved if the command is stopped.")]
 pub struct Args {
+    /// Directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
     /// Limit moved data to MIB per second, zone by zone. Without a limit, scattered values are also
     /// rewritten in the order of their keys.

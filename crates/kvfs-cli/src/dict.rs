@@ -38,27 +38,44 @@ pub struct Args {
 enum Action {
     /// List the dictionaries by name, with their options.
     #[command(visible_alias = "ls")]
-    List { target: PathBuf },
+    List {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        target: PathBuf,
+    },
     /// Show the options of a dictionary.
-    Info { target: PathBuf, name: String },
+    Info {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        target: PathBuf,
+        /// Name of the dictionary.
+        name: String,
+    },
     /// Create a dictionary. Options that are left out are the same as in a dictionary that is
     /// created by its first write.
     Create {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
+        /// Name of the new dictionary.
         name: String,
         #[command(flatten)]
         options: Options,
     },
     /// Change options of a dictionary; all others stay as they are.
     Set {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
+        /// Name of the dictionary.
         name: String,
         #[command(flatten)]
         options: Options,
     },
     /// Drop a dictionary with all its keys. Snapshots keep their copies.
     #[command(visible_alias = "rm")]
-    Drop { target: PathBuf, name: String },
+    Drop {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        target: PathBuf,
+        /// Name of the dictionary.
+        name: String,
+    },
 }
 
 /// Storage options of a dictionary.
@@ -219,6 +236,7 @@ complete. Without DICT all dictionaries are merged, including those of the file 
 those of clones. The range includes FROM and excludes TO; `-` as FROM and `+` as TO mean no \
 bound.")]
 pub struct CompactArgs {
+    /// Directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
     /// Dictionary of keys to merge.
     dict: Option<String>,

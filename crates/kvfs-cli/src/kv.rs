@@ -52,12 +52,20 @@ pub struct Args {
 #[derive(Subcommand)]
 enum Action {
     /// Print the value of a key and nothing else.
-    Get { target: PathBuf, key: OsString },
+    Get {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        target: PathBuf,
+        /// Key to read.
+        key: OsString,
+    },
     /// Set a key. Without VALUE, or if it is `-`, the value is read from standard input. A long
     /// value, up to 1 TiB, is written in pieces that become one value in one transaction.
     Put {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
+        /// Key to set.
         key: OsString,
+        /// New value; `-` reads it from standard input (default: the same).
         #[arg(allow_negative_numbers = true)]
         value: Option<OsString>,
         /// Set the key only if it does not exist; otherwise change nothing and exit with 1.
@@ -66,12 +74,15 @@ enum Action {
     },
     /// Delete keys; exits with 3 if none exists.
     Del {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
+        /// Keys to delete.
         #[arg(required = true)]
         keys: Vec<OsString>,
     },
     /// List the keys, in order.
     Scan {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
         /// List only keys that match: `*`, `?`, `[a-z]`, as in Redis. A literal prefix is looked up
         /// instead of scanned for.
@@ -80,8 +91,11 @@ enum Action {
     },
     /// List keys and values from START up to END, in order.
     Range {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
+        /// First key of the range (default: no bound).
         start: Option<OsString>,
+        /// End of the range: the first key after it (default: no bound).
         end: Option<OsString>,
         /// List from the last key to the first.
         #[arg(long, short = 'r')]
@@ -94,30 +108,56 @@ enum Action {
         keys: bool,
     },
     /// Delete every key from START up to END, at the cost of one deletion.
-    Delrange { target: PathBuf, start: OsString, end: OsString },
+    Delrange {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        target: PathBuf,
+        /// First key of the range; an empty one means no bound.
+        start: OsString,
+        /// End of the range: the first key after it; an empty one means no bound.
+        end: OsString,
+    },
     /// Delete every key that begins with PREFIX, at the cost of one deletion.
     #[command(alias = "delprefix")]
     DeletePrefix {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
         /// Prefix of the keys, taken literally. An empty prefix empties the dictionary.
         prefix: OsString,
     },
     /// Estimate the number of keys and bytes from START up to END, without reading them.
-    Estimate { target: PathBuf, start: Option<OsString>, end: Option<OsString> },
+    Estimate {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        target: PathBuf,
+        /// First key of the range (default: no bound).
+        start: Option<OsString>,
+        /// End of the range: the first key after it (default: no bound).
+        end: Option<OsString>,
+    },
     /// Add BY to the number stored at a key, and print the sum.
     Incr {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
+        /// Key with a whole number; a key that does not exist counts as 0.
         key: OsString,
+        /// Number to add, which may be negative.
         #[arg(default_value_t = 1, allow_negative_numbers = true)]
         by: i64,
     },
     /// Count the keys.
-    Count { target: PathBuf },
+    Count {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        target: PathBuf,
+    },
     /// List the dictionaries.
-    Dicts { target: PathBuf },
+    Dicts {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
+        target: PathBuf,
+    },
     /// Run any command of the socket, such as `MGET a b`.
     Call {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
+        /// Name of the command and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<OsString>,
     },

@@ -14,6 +14,7 @@ use crate::text::with_paths;
 #[derive(clap::Args)]
 #[command(after_help = "For bash: kvfs completions bash >/etc/bash_completion.d/kvfs")]
 pub struct CompletionsArgs {
+    /// Shell that the script is for.
     shell: Shell,
 }
 

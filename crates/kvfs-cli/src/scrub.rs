@@ -21,6 +21,7 @@ that are seldom read, and changes nothing. Damage is listed with its place and w
 keys that depend on it; the exit code is 5 then. `kvfs check` examines an unmounted store more \
 closely; `kvfs salvage` copies what is readable. A mount with -o scrub=DAYS scrubs by itself.")]
 pub struct Args {
+    /// Directory a store is mounted on, or the file of a store that is not mounted.
     target: PathBuf,
     /// Read at most MIB per second.
     #[arg(long, value_name = "MIB")]

@@ -50,6 +50,7 @@ enum Action {
         /// Directory a store is mounted on, the file of a store that is not mounted, or the address
         /// of a server.
         target: PathBuf,
+        /// Name of the new snapshot.
         name: String,
         /// Make the snapshot from this clone instead of the store.
         #[arg(long, value_name = "CLONE", default_value = "")]
@@ -57,7 +58,11 @@ enum Action {
     },
     /// List the snapshots, the oldest first.
     #[command(visible_alias = "ls")]
-    List { target: PathBuf },
+    List {
+        /// Directory a store is mounted on, the file of a store that is not mounted, or the address
+        /// of a server.
+        target: PathBuf,
+    },
     /// Make a snapshot named by the current time, and drop earlier ones that the rules do not keep;
     /// for use by a timer.
     ///
@@ -67,6 +72,7 @@ enum Action {
     ///
     /// 0 * * * *  kvfs snapshot auto /mnt --keep 24h,7d,4w
     Auto {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
         /// Rules for the snapshots to keep, such as 24h,7d,4w.
         #[arg(long, value_name = "RULES")]
@@ -80,10 +86,22 @@ enum Action {
     },
     /// Drop a snapshot. Clones made from it stay.
     #[command(visible_alias = "rm")]
-    Drop { target: PathBuf, name: String },
+    Drop {
+        /// Directory a store is mounted on, the file of a store that is not mounted, or the address
+        /// of a server.
+        target: PathBuf,
+        /// Name of the snapshot.
+        name: String,
+    },
     /// Roll the store or the clone back to a snapshot. Later changes are lost and open transactions
     /// are aborted; newer snapshots stay.
-    Rollback { target: PathBuf, name: String },
+    Rollback {
+        /// Directory a store is mounted on, or a clone in it (/mnt/.kvfs/clone/NAME), or the file
+        /// of a store that is not mounted.
+        target: PathBuf,
+        /// Snapshot to roll back to.
+        name: String,
+    },
 }
 
 /// Make, list and drop clones: writable branches of a snapshot.
@@ -105,8 +123,12 @@ pub struct CloneArgs {
 enum CloneAction {
     /// Make a clone of a snapshot.
     Create {
+        /// Directory a store is mounted on, the file of a store that is not mounted, or the address
+        /// of a server.
         target: PathBuf,
+        /// Snapshot that the clone starts from.
         snapshot: String,
+        /// Name of the new clone.
         name: String,
         /// Limit the space of the clone beyond its snapshot, files and keys together (10G, 512M),
         /// the number of files that its snapshot does not have (100000f), or both (10G,100000f).
@@ -117,7 +139,9 @@ enum CloneAction {
     },
     /// Change the limit of a clone.
     Limit {
+        /// Directory a store is mounted on, or the file of a store that is not mounted.
         target: PathBuf,
+        /// Name of the clone.
         name: String,
         /// New limit: a size (10G, 512M), a number of files (100000f), both (10G,100000f), or
         /// "none". It replaces the whole previous limit.
@@ -126,10 +150,20 @@ enum CloneAction {
     },
     /// List the clones, by name.
     #[command(visible_alias = "ls")]
-    List { target: PathBuf },
+    List {
+        /// Directory a store is mounted on, the file of a store that is not mounted, or the address
+        /// of a server.
+        target: PathBuf,
+    },
     /// Drop a clone and everything in it. Its snapshots stay.
     #[command(visible_alias = "rm")]
-    Drop { target: PathBuf, name: String },
+    Drop {
+        /// Directory a store is mounted on, the file of a store that is not mounted, or the address
+        /// of a server.
+        target: PathBuf,
+        /// Name of the clone.
+        name: String,
+    },
 }
 
 fn limit(text: &str) -> Result<Limit, String> {

@@ -55,7 +55,9 @@ enum Action {
     /// Run a program in an open transaction, which stays open; exits with the exit code of the
     /// program.
     Exec {
+        /// Directory a store is mounted on.
         mount: PathBuf,
+        /// Number of the transaction.
         id: u64,
         /// Make the view the root of the program.
         #[arg(long)]
@@ -79,10 +81,21 @@ enum Action {
         tree: bool,
     },
     /// Show the state of a transaction.
-    Status { mount: PathBuf, id: Option<u64> },
+    Status {
+        /// Directory a store is mounted on, or the path of the transaction (/mnt/.kvfs/txn/17),
+        /// which contains the number.
+        mount: PathBuf,
+        /// Number of the transaction; it may be left out inside of `kvfs run` and `kvfs txn exec`,
+        /// and if the path contains it.
+        id: Option<u64>,
+    },
     /// Show the changes of a transaction: files and keys.
     Diff {
+        /// Directory a store is mounted on, or the path of the transaction (/mnt/.kvfs/txn/17),
+        /// which contains the number.
         mount: PathBuf,
+        /// Number of the transaction; it may be left out inside of `kvfs run` and `kvfs txn exec`,
+        /// and if the path contains it.
         id: Option<u64>,
         /// Show only changes at these paths and below them, from the root of the store.
         paths: Vec<OsString>,
@@ -91,7 +104,9 @@ enum Action {
     },
     /// Revert the changes of a transaction at these paths and below them; all others stay.
     Revert {
+        /// Directory a store is mounted on.
         mount: PathBuf,
+        /// Number of the transaction.
         id: u64,
         /// Paths to revert, from the root of the store, as `diff` shows them. "." means all files.
         #[arg(required = true)]
@@ -99,7 +114,11 @@ enum Action {
     },
     /// Commit a transaction: make its changes part of the store, all at once.
     Commit {
+        /// Directory a store is mounted on, or the path of the transaction (/mnt/.kvfs/txn/17),
+        /// which contains the number.
         mount: PathBuf,
+        /// Number of the transaction; it may be left out inside of `kvfs run` and `kvfs txn exec`,
+        /// and if the path contains it.
         id: Option<u64>,
         /// Commit only if the transaction is still in the state that `kvfs txn diff` printed.
         #[arg(long = "if", value_name = "STATE")]
@@ -125,13 +144,24 @@ enum Action {
 version of the transaction gets a name with ~ and its number. Files and keys that the transaction \
 has only read are not compared. The savepoints of the transaction are lost.")]
     Rebase {
+        /// Directory a store is mounted on, or the path of the transaction (/mnt/.kvfs/txn/17),
+        /// which contains the number.
         mount: PathBuf,
+        /// Number of the transaction; it may be left out inside of `kvfs run` and `kvfs txn exec`,
+        /// and if the path contains it.
         id: Option<u64>,
         #[command(flatten)]
         choices: Choices,
     },
     /// Abort a transaction and discard its changes.
-    Abort { mount: PathBuf, id: Option<u64> },
+    Abort {
+        /// Directory a store is mounted on, or the path of the transaction (/mnt/.kvfs/txn/17),
+        /// which contains the number.
+        mount: PathBuf,
+        /// Number of the transaction; it may be left out inside of `kvfs run` and `kvfs txn exec`,
+        /// and if the path contains it.
+        id: Option<u64>,
+    },
 }
 
 /// Runs the command. `exec` and `rebase` have exit codes of their own.

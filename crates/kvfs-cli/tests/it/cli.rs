@@ -900,6 +900,40 @@ fn what_shells_and_man_know() {
     }
 }
 
+/// Returns the manual pages by the names of their files.
+fn manual_pages(lab: &Lab) -> Vec<(String, String)> {
+    let pages = lab.path("man1");
+    kvfs([OsStr::new("man"), pages.as_os_str()]).prints_something();
+    let all = fs::read_dir(&pages).expect("a directory").map(|page| page.expect("a page"));
+    let read = |page: fs::DirEntry| {
+        let text = fs::read_to_string(page.path()).expect("text");
+        (page.file_name().to_string_lossy().into_owned(), text)
+    };
+    let all: Vec<_> = all.map(read).collect();
+    assert!(all.len() > 80, "{} pages", all.len());
+    all
+}
+
+#[test]
+fn every_argument_and_every_command_has_a_description() {
+    let lab = Lab::new();
+    let mut empty = Vec::new();
+    for (name, text) in manual_pages(&lab) {
+        let lines: Vec<&str> = text.lines().collect();
+        for at in lines.iter().enumerate().filter(|(_, line)| **line == ".TP").map(|(at, _)| at) {
+            let description = lines.get(at + 2).copied().unwrap_or_default();
+            if description.is_empty() || description.starts_with('.') {
+                empty.push(format!("{name}: {}", lines[at + 1]));
+            }
+        }
+        let about = text.lines().skip_while(|line| *line != ".SH NAME").nth(1);
+        if about.is_none_or(|line| !line.contains(" \\- ")) {
+            empty.push(format!("{name}: the command itself"));
+        }
+    }
+    assert!(empty.is_empty(), "without a description:\n{}", empty.join("\n"));
+}
+
 /// Unmounts when the test ends, however it does.
 struct Mounted<'a>(&'a Path);
 
