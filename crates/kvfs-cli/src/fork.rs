@@ -17,6 +17,7 @@ use crate::text::{show, with_paths};
 /// Create a writable fork of a store in object storage.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Examples:
   kvfs fork dir:/srv/stores/work mine.kvfs
   kvfs mount mine.kvfs /mnt/mine && kvfs run /mnt/mine -- make
   kvfs push mine.kvfs dir:/srv/stores/mine

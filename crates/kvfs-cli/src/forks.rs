@@ -15,6 +15,7 @@ use crate::tree;
 /// List the forks of a store in object storage, or drop one.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Examples:
   kvfs forks dir:/srv/stores/work                their labels and starting points
   kvfs forks dir:/srv/stores/work --drop 1f0c    the file of that fork no longer exists
 

@@ -19,6 +19,7 @@ const LEAST_GRACE: Duration = Duration::from_secs(3600);
 /// Delete objects in a shared folder or a bucket that no store and no fork refers to.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Examples:
   kvfs gc dir:/srv/stores              all stores in the folder; they share common objects
   kvfs gc s3://bucket/work --dry-run   what would be deleted in the place of that store
 

@@ -19,6 +19,7 @@ use crate::text::{show, with_paths};
 /// Copy a store in object storage into a file, or update such a copy.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Examples:
   kvfs pull s3://team/work work.kvfs        # repeat to update
   kvfs mount -o ro,offline work.kvfs /mnt   # without a network
 

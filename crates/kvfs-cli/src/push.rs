@@ -22,6 +22,7 @@ use crate::text::{show, with_paths};
 /// Publish a store in a shared folder or a bucket, for readers and forks on any machine.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Examples:
   kvfs push my.kvfs dir:/srv/stores/work       everything: files, keys, snapshots, clones
   kvfs push /mnt/work dir:/srv/stores/work     a mounted store goes on while it is published
   kvfs mount dir:/srv/stores/work /mnt/there   on any machine: data is fetched when read

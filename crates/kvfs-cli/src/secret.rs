@@ -11,6 +11,7 @@ use crate::text::{show, with_paths};
 /// Create a file with a secret that encrypts stores in object storage.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Examples:
   kvfs secret ~/.kvfs-secret                   create one that only you can read
   export KVFS_SECRET_FILE=~/.kvfs-secret       all commands use it from now on
   kvfs push work.kvfs s3://bucket/work         objects are encrypted

@@ -24,6 +24,7 @@ use crate::text::with_paths;
 /// Write a snapshot as a stream for `kvfs receive`: to a file, a pipe, or another machine.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Examples:
   kvfs snapshot create /mnt monday
   kvfs send /mnt monday | ssh there kvfs receive backup.kvfs
   kvfs snapshot create /mnt tuesday
@@ -51,6 +52,7 @@ pub struct SendArgs {
 /// Receive a `kvfs send` stream.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Examples:
   kvfs send /mnt monday | kvfs receive backup.kvfs                   # a store that is not mounted
   kvfs send /mnt monday | kvfs receive /backup --clone mnt           # a clone in a mounted store
 

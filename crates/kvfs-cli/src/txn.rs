@@ -135,6 +135,7 @@ enum Action {
     /// changed the same files or keys, these are listed, the exit code is 75, and the transaction
     /// stays as it was.
     #[command(after_help = "\
+Examples:
   kvfs txn rebase /mnt 17                        # prints 18, say
   kvfs txn rebase /mnt 17 --ours src --theirs .  # its version below src, else the committed one
   kvfs txn diff /mnt 18

@@ -14,6 +14,7 @@ use crate::text::show;
 /// Unpublish a store in object storage: it can no longer be mounted or forked.
 #[derive(clap::Args)]
 #[command(after_help = "\
+Examples:
   kvfs unpublish dir:/srv/stores/work
 
 The original of the published store is not changed. Its objects are deleted by kvfs gc after the \

@@ -934,6 +934,21 @@ fn every_argument_and_every_command_has_a_description() {
     assert!(empty.is_empty(), "without a description:\n{}", empty.join("\n"));
 }
 
+#[test]
+fn examples_in_the_help_are_indented_alike() {
+    let lab = Lab::new();
+    let mut outdented = Vec::new();
+    for (name, text) in manual_pages(&lab) {
+        let lines: Vec<&str> = text.lines().collect();
+        // In the source the first line of a text that begins with `\` loses its indentation.
+        let first = lines.iter().position(|line| *line == ".SH EXTRA").map(|at| at + 1);
+        if let Some(at) = first.filter(|at| lines[*at].starts_with("kvfs ")) {
+            outdented.push(format!("{name}: {}", lines[at]));
+        }
+    }
+    assert!(outdented.is_empty(), "outdented:\n{}", outdented.join("\n"));
+}
+
 /// Unmounts when the test ends, however it does.
 struct Mounted<'a>(&'a Path);
 
