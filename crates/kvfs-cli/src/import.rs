@@ -9,19 +9,20 @@ mod hostile_tests;
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
-use kvfs::Caller;
+use kvdb::{Durability, TransactionOptions};
+use kvfs::{Caller, Fs, ViewId, Views};
 
 use crate::identity::{self, Identity};
 use crate::import_items::{BATCH, Item};
 use crate::import_mounted::{self, Target};
 use crate::importer::{self, Counts, Importer};
-use crate::output::{Failure, Outcome, Output};
+use crate::output::{Exit, Failure, Outcome, Output};
 use crate::place;
 use crate::sizes::human_size;
 use crate::sources::Source;
@@ -35,12 +36,14 @@ Preserves owners (as numbers), modes, times, hard links, symbolic links, devices
 attributes and holes. Existing files are treated as by tar: a directory is kept and gets the new \
 attributes, everything else is replaced.
 
-An import into a mounted store, or into a clone (.kvfs/clone/NAME), is one transaction: either \
-everything appears at once and is on disk, or nothing is changed, even after a crash. It can have \
-any size, and needs little memory. An import into a view of an open transaction (.kvfs/txn/ID, or \
-in `kvfs run`) is part of that transaction. There, and in a store that is not mounted, files that \
-were imported before a failure stay. If the second argument is a store and the first is not, the \
-two are swapped, in the order of cp.
+An import into a store, mounted or not, or into a clone (.kvfs/clone/NAME), is one transaction: \
+either everything appears at once and is on disk, or nothing is changed, even after a crash. It can \
+have any size, and needs little memory. An import into a view of an open transaction (.kvfs/txn/ID, \
+or in `kvfs run`) is part of that transaction, and files that were imported before a failure stay \
+in it. They also stay in a store that is not mounted and has no room for both the new data and the \
+data that it replaces: entries are then imported one by one, after a note, unless they come from \
+standard input. If the second argument is a store and the first is not, the two are swapped, in \
+the order of cp.
 
   kvfs import my.kvfs tree.tar --to /backup      a store that is not mounted
   zcat tree.tar.gz | kvfs import /mnt/backup -   a directory of a mounted store")]
@@ -58,7 +61,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     (args.store, args.from) = place::store_first(args.store, args.from);
     let directory = args.from.is_dir();
     let stdin = args.from.as_os_str() == "-";
-    let tar = match () {
+    let mut tar = match () {
         () if directory => None,
         () if stdin => Some((File::from(rustix_stdin()?), None)),
         () => {
@@ -93,13 +96,19 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     // Exclude the store's own file, in whatever directory it lies.
     let itself =
         target.as_ref().map_or_else(|| Some(args.store.clone()), Target::store).unwrap_or_default();
+    let is_repeatable = tar.as_ref().is_none_or(|(_, len)| len.is_some());
     let mut skipped = 0;
     let read = |give: &mut dyn FnMut(Item) -> Outcome| {
         let mut source = Source::new(output, give);
-        let done = match tar {
+        let done = match &mut tar {
             Some((file, len)) => {
-                let bar = output.progress("importing", len, true);
-                let file = io::BufReader::with_capacity(256 << 10, bar.wrap_read(file));
+                if is_repeatable {
+                    let cannot =
+                        |e| Failure::io(format!("cannot read {}", args.from.display()), &e);
+                    file.rewind().map_err(cannot)?;
+                }
+                let bar = output.progress("importing", *len, true);
+                let file = io::BufReader::with_capacity(256 << 10, bar.wrap_read(&*file));
                 source.tar(file).inspect(|()| bar.finish_and_clear())
             }
             None => {
@@ -112,7 +121,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     };
     let (mut counts, left_out) = match target {
         Some(target) => (target.import(args.to.as_bytes(), read)?, Vec::new()),
-        None => into_store(&args.store, args.to.as_bytes(), read)?,
+        None => into_store(&args.store, args.to.as_bytes(), read, is_repeatable, output)?,
     };
     left_out.iter().for_each(|what| output.note(what));
     counts.skipped += skipped;
@@ -145,30 +154,73 @@ pub fn caller() -> Caller {
     }
 }
 
-/// Imports into a store that is not mounted. Entries copied before a failure stay, and are on disk:
-/// a transaction would also need space for the data that it replaces.
+/// Imports into a store that is not mounted, in one transaction. If the store has no room for both
+/// the new data and the data that it replaces, and the source can be read again, the entries are
+/// made one by one: those made before a failure stay then, and are on disk.
 fn into_store(
     store: &Path,
     to: &[u8],
-    read: impl FnOnce(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
+    mut read: impl FnMut(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
+    is_repeatable: bool,
+    output: &Output,
 ) -> Outcome<(Counts, Vec<String>)> {
     let store = store::open_waiting(store, Access::ReadWrite, None)?;
     let fs = store.file_system()?;
-    let done = Importer::new(fs.clone(), to, caller()).and_then(|mut importer| {
-        if let Err(failure) = in_two_threads(read, |item| importer.take(item)) {
-            // Make the files that came before the failure.
-            let _ = importer.make_waiting();
-            return Err(failure);
+    let views = Views::new(store.db.clone(), fs);
+    let done = match in_transaction(&views, to, &mut read) {
+        Err(failure) if failure.exit == Exit::NoSpace && is_repeatable => {
+            output.note(
+                "the store has no room for both the new data and the data that it replaces, so the \
+                 entries are imported one by one: if one fails, those before it stay",
+            );
+            make_all(views.mainline(), to, &mut read)
         }
-        importer.finish()?;
-        Ok((importer.counts, importer.left_out))
-    });
-    let saved =
-        fs.shutdown().map_err(|e| tree::failure("the last changes could not be written", e));
-    drop(fs);
+        done => done,
+    };
+    let saved = views.shutdown().and(views.mainline().shutdown());
+    let saved = saved.map_err(|e| tree::failure("the last changes could not be written", e));
+    drop(views);
     let closed = store.close();
     let done = done?;
     saved.and(closed).map(|()| done)
+}
+
+/// Imports in a transaction, of which nothing stays after a failure.
+fn in_transaction(
+    views: &Views,
+    to: &[u8],
+    read: &mut impl FnMut(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
+) -> Outcome<(Counts, Vec<String>)> {
+    let cannot = |e: kvfs::Error| tree::failure("cannot import", e);
+    let options = TransactionOptions { label: "import".into(), ..TransactionOptions::default() };
+    let id = views.begin(options).map_err(cannot)?;
+    let inside = views.fs(&ViewId::Transaction(id)).map_err(cannot);
+    let made = inside.and_then(|inside| make_all(&inside, to, read));
+    let done = made.and_then(|made| {
+        views.commit(id, Durability::Synced).map_err(cannot)?;
+        Ok(made)
+    });
+    if done.is_err() {
+        // A transaction whose commit has failed may be over, and is not found then.
+        let _ = views.abort(id);
+    }
+    done
+}
+
+/// Makes all items of a source in a file system.
+fn make_all(
+    fs: &Fs,
+    to: &[u8],
+    read: &mut impl FnMut(&mut dyn FnMut(Item) -> Outcome) -> Outcome,
+) -> Outcome<(Counts, Vec<String>)> {
+    let mut importer = Importer::new(fs.clone(), to, caller())?;
+    if let Err(failure) = in_two_threads(read, |item| importer.take(item)) {
+        // Make the files that came before the failure.
+        let _ = importer.make_waiting();
+        return Err(failure);
+    }
+    importer.finish()?;
+    Ok((importer.counts, importer.left_out))
 }
 
 /// Reads on one thread and takes the items on another. Of several failures the taker's is returned,
@@ -181,7 +233,7 @@ pub fn in_two_threads(
     std::thread::scope(|scope| {
         let taker = scope.spawn(move || receive.into_iter().flatten().try_for_each(&mut take));
         let (mut batch, mut size) = (Vec::new(), 0);
-        let ended = || Failure::new(crate::output::Exit::Failed, "the import has ended");
+        let ended = || Failure::new(Exit::Failed, "the import has ended");
         let done = read(&mut |item| {
             size += item.size();
             batch.push(item);

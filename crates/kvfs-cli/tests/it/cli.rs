@@ -697,6 +697,32 @@ fn hostile_archives_write_where_their_paths_say_or_nowhere() {
 }
 
 #[test]
+fn an_import_that_fails_leaves_nothing_in_a_store_that_is_not_mounted() {
+    use tar::EntryType::Regular;
+    let lab = Lab::new();
+    let import = |stream: &[u8]| {
+        kvfs_with([OsStr::new("import"), lab.store.as_os_str(), "-".as_ref()], stream)
+    };
+    import(&archive(&[("kept", Regular, "", "mine")])).prints_something();
+    let entries = [
+        ("kept", Regular, "", "theirs"),
+        ("new/a", Regular, "", "content"),
+        ("last", Regular, "", "content"),
+    ];
+    // Each entry is a header and a block: the last one has no data.
+    import(&archive(&entries)[..2560]).fails(1, "");
+    // The last one leads out of the store.
+    import(&archive(&[entries[0], entries[1], ("../last", Regular, "", "content")]))
+        .fails(1, "leads out of its directory");
+    lab.run("ls", &["-R"]).prints("kept\n");
+    lab.run("cat", &["/kept"]).prints("mine");
+    import(&archive(&entries)).prints_something();
+    lab.run("ls", &["-R"]).prints("kept\nlast\nnew\nnew/a\n");
+    lab.run("cat", &["/kept"]).prints("theirs");
+    assert_eq!(lab.run("check", &["--json"]).json()["clean"], true);
+}
+
+#[test]
 fn looking_into_a_store() {
     let lab = Lab::new();
     let from = lab.path("from");
