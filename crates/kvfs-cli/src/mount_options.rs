@@ -7,7 +7,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-pub use crate::mount_settings::{Options, Writing};
+pub use crate::mount_settings::Options;
 pub use crate::mount_table::{help, parse_address};
 
 use crate::mount_settings::Draft;
@@ -63,6 +63,7 @@ mod tests {
     use kvfs_fuse::{AccessTimes, TransportChoice};
 
     use super::*;
+    use crate::mount_settings::Writing;
     use crate::mount_table::ROWS;
 
     fn read(text: &str) -> Outcome<Options> {

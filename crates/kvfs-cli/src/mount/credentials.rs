@@ -11,8 +11,8 @@ use crate::output::Outcome;
 #[derive(clap::Args, Default)]
 pub struct Credentials {
     /// For kvfs://HOST:PORT and kvfs+vsock://CID:PORT: read the token from the first line of this
-    /// file, which others must not be able to read (default: the file that KVFS_TOKEN_FILE names, or
-    /// the token in KVFS_TOKEN).
+    /// file, which others must not be able to read (default: the file that KVFS_TOKEN_FILE names,
+    /// or the token in KVFS_TOKEN).
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// For kvfs://HOST:PORT: trust the certificates in this file (PEM) instead of those that the
