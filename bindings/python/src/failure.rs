@@ -267,7 +267,7 @@ fn of_wire(error: &kvdb_wire::Error) -> (&'static str, i32) {
         FailureCode::NoSpace => ("no_space", ENOSPC),
         FailureCode::Exists => ("exists", 0),
         FailureCode::Invalid => ("invalid", 0),
-        FailureCode::NotSynced => ("device", EIO),
+        FailureCode::NotSynced | FailureCode::Fenced => ("device", EIO),
         FailureCode::Other | FailureCode::Again => ("error", 0),
     }
 }

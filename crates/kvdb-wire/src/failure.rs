@@ -11,6 +11,13 @@ pub struct Failure {
     pub what: String,
 }
 
+impl Failure {
+    /// Returns whether the transaction or the lease of the request is over for its client.
+    pub(crate) fn ends_transaction(&self) -> bool {
+        matches!(self.code, FailureCode::NoView | FailureCode::Fenced)
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)
@@ -71,6 +78,8 @@ codes! {
     NotSynced = 13,
     /// All parts of the change have to be sent again.
     Again = 14,
+    /// Another client has taken the lease, or it was lost otherwise: changes under it are refused.
+    Fenced = 15,
 }
 
 /// Converts an error of the store into the failure that is sent to the client.

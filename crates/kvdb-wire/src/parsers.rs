@@ -128,7 +128,7 @@ mod tests {
         ]
     }
 
-    /// The requests by the names of snapshots and clones.
+    /// The requests by the names of snapshots and clones, and the one for the lease.
     fn of_snapshots() -> impl Strategy<Value = Request> {
         prop_oneof![
             (any::<[u8; 16]>(), "\\PC{0,20}", "\\PC{0,20}", any::<bool>()).prop_map(
@@ -139,6 +139,15 @@ mod tests {
             (any::<bool>(), "\\PC{0,20}").prop_map(|(clones, from)| Request::List { clones, from }),
             (any::<bool>(), any::<[u8; 16]>(), "\\PC{0,20}")
                 .prop_map(|(clone, key, name)| Request::Remove { clone, key, name }),
+            (any::<[u8; 16]>(), any::<(bool, bool)>(), any::<u32>(), "\\PC{0,20}").prop_map(
+                |(key, (joins, takes), lease, label)| Request::Hold {
+                    key,
+                    joins,
+                    takes,
+                    lease,
+                    label
+                }
+            ),
         ]
     }
 
@@ -267,7 +276,7 @@ mod tests {
             data in proptest::collection::vec(any::<u8>(), 0..200),
         ) {
             frames(&data);
-            for kind in [kind, kind % 21, 128 + kind % 11] {
+            for kind in [kind, kind % 22, 128 + kind % 11] {
                 messages(&[&[kind], &data[..]].concat());
             }
         }

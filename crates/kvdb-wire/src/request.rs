@@ -32,6 +32,7 @@ const RESERVE: u8 = 17;
 const APPLY_PART: u8 = 18;
 const LIST: u8 = 19;
 const REMOVE: u8 = 20;
+const HOLD: u8 = 21;
 
 /// Flags of an iteration.
 const BACKWARD: u8 = 1;
@@ -41,6 +42,9 @@ const SERIALIZABLE: u8 = 1;
 const DURABLE: u8 = 2;
 const JOINS: u8 = 4;
 const TAKES: u8 = 8;
+/// Flags of a request to hold the main branch.
+const HOLDS: u8 = 1;
+const TAKES_OVER: u8 = 2;
 /// Flag of a part of a change.
 const LAST: u8 = 1;
 /// Flag of a list and of a removal: they are of clones, and not of snapshots.
@@ -238,10 +242,24 @@ pub enum Request {
         /// The name of the snapshot or clone.
         name: String,
     },
+    /// Takes the lease of the main branch, or continues to hold it. Commit and abort give it back.
+    Hold {
+        /// Identifies the lease. The client draws it at random.
+        key: TransactionKey,
+        /// The client holds the lease already; fails if it has lost it.
+        joins: bool,
+        /// Takes the lease from the client that holds it, even if that one was just heard of.
+        takes: bool,
+        /// Others may take the lease if its client was not heard of for this time, in milliseconds.
+        /// The server limits the time.
+        lease: u32,
+        /// Tells others who holds the lease.
+        label: String,
+    },
 }
 
 /// The names of the kinds of requests in `docs/wire.md`, beginning with kind 1.
-pub(crate) const NAMES: [&str; REMOVE as usize] = [
+pub(crate) const NAMES: [&str; HOLD as usize] = [
     "HELLO",
     "VIEW",
     "GETMANY",
@@ -262,6 +280,7 @@ pub(crate) const NAMES: [&str; REMOVE as usize] = [
     "APPLYPART",
     "LIST",
     "REMOVE",
+    "HOLD",
 ];
 
 impl Request {
@@ -418,6 +437,13 @@ impl Request {
                 put_bytes(&mut out, name.as_bytes());
                 REMOVE
             }
+            Request::Hold { key, joins, takes, lease, label } => {
+                out.push(flag(*joins, HOLDS) | flag(*takes, TAKES_OVER));
+                out.extend_from_slice(key);
+                put_u64(&mut out, u64::from(*lease));
+                put_bytes(&mut out, label.as_bytes());
+                HOLD
+            }
         };
         (kind, out)
     }
@@ -520,6 +546,16 @@ impl Request {
                 key: body.fixed()?,
                 name: body.name()?,
             },
+            HOLD => {
+                let flags = body.flags(HOLDS | TAKES_OVER)?;
+                Request::Hold {
+                    joins: flags & HOLDS != 0,
+                    takes: flags & TAKES_OVER != 0,
+                    key: body.fixed()?,
+                    lease: body.small()?,
+                    label: body.name()?,
+                }
+            }
             _ => return Err(Error::Malformed("a request of an unknown kind")),
         };
         body.end_of_body()?;
