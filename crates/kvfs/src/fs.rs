@@ -4,6 +4,7 @@
 pub(crate) mod counter;
 pub(crate) mod in_use;
 mod inode_numbers;
+mod lent;
 mod open;
 mod options;
 mod resolve;

@@ -173,6 +173,8 @@ pub(crate) struct InodeAllocator {
     /// Size of a directory's first block; 0: directories do not reserve numbers.
     zone: u64,
     blocks: Option<Mutex<Blocks>>,
+    /// All inodes are the view's own: it is the main branch, which a server lends to this process.
+    is_lent: bool,
 }
 
 /// The reservations of a branch's directories.
@@ -203,7 +205,7 @@ impl InodeAllocator {
         let branch = Arc::new(Branch { first, mark, end });
         let zone = zone_size.div_ceil(PAGE).min(LARGEST_ZONE);
         let zone = if zone == 0 { 0 } else { zone.next_power_of_two() };
-        InodeAllocator { counter, branch, zone, blocks: None }
+        InodeAllocator { counter, branch, zone, blocks: None, is_lent: false }
     }
 
     /// Returns the allocator of a frozen state, in which no inodes are made.
@@ -211,17 +213,20 @@ impl InodeAllocator {
         InodeAllocator::of_branch(Arc::new(Counter::from(None, INO_LIMIT - 1)), 0)
     }
 
-    /// Returns the allocator of a transaction that a server holds.
+    /// Returns the allocator of a transaction that a server holds, or of the main branch that it
+    /// lends.
     pub fn of_served(view: Arc<dyn ServedView>, zone_size: u64) -> InodeAllocator {
+        let is_lent = view.is_main();
         let counter = Arc::new(Counter::of_served(view));
-        InodeAllocator::of_branch(counter, zone_size).for_transaction()
+        let allocator = InodeAllocator::of_branch(counter, zone_size).for_transaction();
+        InodeAllocator { is_lent, ..allocator }
     }
 
     /// Returns the allocator of a transaction of the same branch.
     pub fn for_transaction(&self) -> InodeAllocator {
         let blocks = Some(Mutex::default());
         let (counter, branch) = (self.counter.clone(), self.branch.clone());
-        InodeAllocator { counter, branch, zone: self.zone, blocks }
+        InodeAllocator { counter, branch, zone: self.zone, blocks, is_lent: false }
     }
 
     pub fn counter(&self) -> &Arc<Counter> {
@@ -380,9 +385,9 @@ impl InodeAllocator {
     }
 
     /// Returns whether the number was given by this view, so that no other view sees the inode
-    /// before a commit. On a mainline this holds for every number.
+    /// before a commit. On a mainline this holds for every number, also where a server lends it.
     pub fn is_own(&self, ino: Ino) -> bool {
-        let Some(blocks) = &self.blocks else { return true };
+        let Some(blocks) = self.blocks.as_ref().filter(|_| !self.is_lent) else { return true };
         let blocks = blocks.lock();
         let at = blocks.taken.partition_point(|block| block.start <= ino);
         at > 0 && blocks.taken[at - 1].contains(&ino)

@@ -69,6 +69,7 @@ mod ancestry;
 mod common_states;
 mod following;
 mod in_use;
+mod lent;
 mod merging;
 mod merging_forks;
 mod notes;

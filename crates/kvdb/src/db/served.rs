@@ -28,9 +28,9 @@ const MOST_OF_PAGE: u32 = 4096;
 /// Bytes of keys and values after which a page ends.
 const PAGE_BYTES: u32 = 1 << 20;
 
-/// A state of a store that a server holds: of a snapshot, or of a transaction that only this
-/// process uses. Data that was read from it never becomes stale through others, so an
-/// implementation may cache all of it.
+/// A state of a store that a server holds: of a snapshot, of a transaction that only this process
+/// uses, or of the main branch while it is this process that changes it. Data that was read from it
+/// never becomes stale through others, so an implementation may cache all of it.
 ///
 /// A call waits for the server. Every request may be sent again after the connection was lost:
 /// reads change nothing, and changes are numbered.
@@ -62,6 +62,11 @@ pub trait ServedView: Send + Sync {
 
     /// Returns `true` if applied and synced changes survive this process and the server.
     fn is_durable(&self) -> bool {
+        false
+    }
+
+    /// Returns `true` if this is the main branch itself, which only this process changes.
+    fn is_main(&self) -> bool {
         false
     }
 

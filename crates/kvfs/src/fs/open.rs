@@ -9,6 +9,7 @@ use kvdb::{Batch, Durability, Kvdb, Scope};
 
 use super::counter::{allocator_of, check_possible, open_counter, shown_below};
 use super::in_use::ViewInUse;
+use super::lent::end_lending;
 use super::options::{FsOptions, ZONE_SIZE};
 use super::statistics::Counters;
 use super::superseded::Superseded;
@@ -85,7 +86,10 @@ impl Fs {
             db.commit(batch, Durability::Buffered)?;
         }
         let Super { hash_key, zone_size } = record;
-        let orphans = match options.read_only {
+        if is_main && !options.read_only && !options.lent {
+            end_lending(&db)?;
+        }
+        let orphans = match options.read_only || options.lent {
             true => 0,
             false => empty_orphans(&db, &layout, |ino| in_use.has_nameless(ino))?,
         };

@@ -27,6 +27,9 @@ pub struct FsOptions {
     pub inode_memory: usize,
     /// The longest time from a call until its change is on disk.
     pub flush_interval: Duration,
+    /// A server may have lent the mainline to a client ([`crate::Views::lend`]), which goes on with
+    /// it: its files without a name stay. Otherwise this opening ends that.
+    pub lent: bool,
     /// Every change is committed before its call returns. This includes files without a name, whose
     /// nodes are then in the store. With a store whose commits are mirrored
     /// ([`kvdb::OpenOptions::mirror`]), the end of this process loses nothing that a call has done.
@@ -56,6 +59,7 @@ impl Default for FsOptions {
             write_buffer: 64 << 20,
             inode_memory: 16 << 20,
             flush_interval: Duration::from_secs(1),
+            lent: false,
             write_through: false,
             atime: Atime::Relative,
             zone_size: None,

@@ -1,5 +1,6 @@
 //! The file system of a view that a server holds: everything but the store is local. A snapshot is
-//! read-only; a transaction is changed by its client alone.
+//! read-only; a transaction is changed by its client alone, and so is the main branch while the
+//! server lends it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,9 +32,10 @@ impl Fs {
         })
     }
 
-    /// Opens the file system of a transaction that a server holds, for changes. Written data waits
-    /// in memory as in any view; it is sent to the server at the flush interval, with a sync, and
-    /// when too much waits. [`Fs::end_served`] commits the transaction.
+    /// Opens the file system of a transaction that a server holds, or of the main branch that it
+    /// lends ([`ServedView::is_main`]), for changes. Written data waits in memory as in any view;
+    /// it is sent to the server at the flush interval, with a sync, and when too much waits.
+    /// [`Fs::end_served`] commits the transaction, or gives the branch back.
     pub fn served_transaction(
         view: Arc<dyn ServedView>,
         env: Arc<dyn Env>,

@@ -7,6 +7,7 @@
 //!           'v'            reserved numbers below this are void, in any branch
 //!           'f' store(16)  all numbers that this store has given since it was forked from that one
 //!                          are at or above this
+//!           'l'            a server lends the main branch: a number that this lending alone has
 //!           'b' imap(4)    the branch whose imap has this number is counted: all its inode numbers
 //!                          are below the bound; the mark that it was given last, 0 if none
 //! ```
@@ -26,6 +27,7 @@ use crate::reservation::INO_LIMIT;
 pub(crate) const NUMBERS: &str = "numbers";
 pub(crate) const BOUND_KEY: &[u8] = b"n";
 pub(crate) const VOID_KEY: &[u8] = b"v";
+pub(crate) const LENT_KEY: &[u8] = b"l";
 const BRANCH: u8 = b'b';
 const FORK: u8 = b'f';
 

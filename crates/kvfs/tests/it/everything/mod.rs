@@ -50,8 +50,8 @@ const FUNCTIONS: [&str; 2] = ["verify", "difference_of_states"];
 /// By which a file system goes on in another process. No history does that yet: `views::in_use` has
 /// tests of it, and `kvfs-fuse --test it handover::`; where the first one was killed,
 /// `views::notes` and `kvfs-cli --test it keeper_views::`. One that a server has the store of:
-/// `kvdb-wire --test it files::` and `served_files::`.
-const ELSEWHERE: [&str; 14] = [
+/// `kvdb-wire --test it files::`, `served_files::` and `leases::`.
+const ELSEWHERE: [&str; 17] = [
     "Fs::end_served",
     "Fs::leave_served",
     "Fs::served",
@@ -60,8 +60,11 @@ const ELSEWHERE: [&str; 14] = [
     "Views::forget_ended",
     "Views::hand_over_written",
     "Views::in_use",
+    "Views::lend",
     "Views::pause",
     "Views::reserve_inodes",
+    "Views::reserve_inodes_of_mainline",
+    "Views::take_back",
     "Views::take_over",
     "Views::take_over_noted",
     "Views::tell_left",
