@@ -1,7 +1,10 @@
 //! The encoding of a batch: its changes in their order, each with a kind.
 
 use bytes::Bytes;
-use kvdb::{DictionaryId, MAX_KEY, MAX_UPDATE, MAX_VALUE, Reference, ServedChange, Update};
+use kvdb::{
+    Batch, DictionaryId, MAX_KEY, MAX_UPDATE, MAX_VALUE, Reference, ServedChange, StoredValue,
+    Update,
+};
 use zones::varint::{get_bytes, get_u32, put_bytes, put_u64};
 
 use crate::body::Body;
@@ -117,6 +120,28 @@ pub(crate) fn dictionary_of(change: &ServedChange) -> DictionaryId {
         | ServedChange::Update(dict, ..)
         | ServedChange::Delete(dict, ..)
         | ServedChange::DeleteRange(dict, ..) => *dict,
+    }
+}
+
+/// Adds changes to a batch, in their order. `values` are those that the references name, in the
+/// order of these, and `None` for a key without a value.
+pub(crate) fn add_changes(
+    batch: &mut Batch,
+    changes: Vec<ServedChange>,
+    values: Vec<Option<StoredValue>>,
+) {
+    let mut values = values.into_iter();
+    for change in changes {
+        match change {
+            ServedChange::Put(dict, key, value) => batch.put(dict, key, value),
+            ServedChange::Update(dict, key, update) => batch.update(dict, key, update),
+            ServedChange::Delete(dict, key) => batch.delete(dict, key),
+            ServedChange::DeleteRange(dict, start, end) => batch.delete_range(dict, start, end),
+            ServedChange::Refer(one) => match values.next().flatten() {
+                Some(value) => batch.put_stored(one.dict, one.key, value),
+                None => batch.delete(one.dict, one.key),
+            },
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! The server's side of one connection: the role of the client, its open views, and the answers to
-//! its requests (`reads`: to those that read).
+//! its requests (`reads`: to those that read; `leases`: to those under the lease).
 //!
 //! A few threads take turns to read: the thread that has read a request answers it while the next
 //! thread reads. So requests of one connection are answered concurrently, and no request is handed
@@ -28,6 +28,7 @@ use crate::deadline::Until;
 use crate::error::{Error, Result};
 use crate::failure::{Failure, FailureCode};
 use crate::frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame_of, write_frame};
+use crate::lending::{AskedLease, HeldLease};
 use crate::naming::{self, listed, not_allowed};
 use crate::reply::Reply;
 use crate::request::Request;
@@ -36,6 +37,7 @@ use crate::socket::Socket;
 use crate::tenants::{Connected, Tenant, Tenants};
 use crate::transactions::{Asked, Held, Transactions};
 
+mod leases;
 mod reads;
 
 use reads::{Page, Reads, get_many, get_part};
@@ -125,11 +127,12 @@ struct Views {
     open: HashMap<u64, OpenView>,
 }
 
-/// The view or transaction that a number denotes.
+/// The view, transaction or lease that a number denotes.
 #[derive(Clone)]
 enum OpenView {
     Snapshot(View),
     Transaction(Held),
+    Lease(HeldLease),
 }
 
 impl Conversation {
@@ -269,8 +272,15 @@ impl Conversation {
         let Some(all) = &self.transactions else {
             return Err(failure(FailureCode::NotAllowed, "this server lets clients read only"));
         };
-        self.may(|role| !role.writes.is_empty())?;
+        self.may(|role| !role.writes.is_empty() || role.leases)?;
+        if let Some(held) = self.leased(&request) {
+            return self.answer_of_lease(all, &held, request);
+        }
         match request {
+            Request::Hold { key, joins, takes, lease, label } => {
+                let connection = self.number;
+                self.hold(all, AskedLease { key, joins, takes, lease, label, connection })
+            }
             Request::Begin {
                 key,
                 serializable,
@@ -325,11 +335,15 @@ impl Conversation {
             // Commit and abort end only a transaction that was begun on this connection: `begin`
             // has checked the client's right to its branch.
             Request::Commit { key, synced, batches } => {
-                all.commit(&key, batches, synced, self.held_of(&key).as_ref())
+                match self.give_back(all, &key, Some(batches), synced) {
+                    Some(answer) => answer,
+                    None => all.commit(&key, batches, synced, self.held_of(&key).as_ref()),
+                }
             }
-            Request::Abort { key } => {
-                all.abort(&key, self.held_of(&key).as_ref()).map(|()| Reply::Done)
-            }
+            Request::Abort { key } => match self.give_back(all, &key, None, false) {
+                Some(answer) => answer,
+                None => all.abort(&key, self.held_of(&key).as_ref()).map(|()| Reply::Done),
+            },
             Request::Sync { transaction } => {
                 all.sync(&self.held(transaction)?).map(|()| Reply::Done)
             }
@@ -380,7 +394,7 @@ impl Conversation {
             let mut views = self.views.lock();
             views.open.retain(|_, view| match view {
                 OpenView::Transaction(held) => self.db.transaction(held.transaction.id()).is_ok(),
-                OpenView::Snapshot(_) => true,
+                OpenView::Snapshot(_) | OpenView::Lease(_) => true,
             });
             if views.number_of(&key).is_none() && is_full(&views) {
                 return Err(limit());
@@ -487,10 +501,11 @@ impl Drop for Conversation {
 }
 
 impl Views {
-    /// Returns the number of the transaction with this key.
+    /// Returns the number of the transaction or the lease with this key.
     fn number_of(&self, key: &TransactionKey) -> Option<u64> {
         let of = |view: &OpenView| match view {
             OpenView::Transaction(held) => held.key == *key,
+            OpenView::Lease(held) => held.key == *key,
             OpenView::Snapshot(_) => false,
         };
         self.open.iter().find(|(_, view)| of(view)).map(|(number, _)| *number)

@@ -40,6 +40,23 @@ pub trait Host: Send + Sync {
         Err(Error::Invalid("no file system is open where the store is".into()))
     }
 
+    /// Lends the main branch to a client, which changes it directly, past this host, until it is
+    /// taken back. Returns a number that tells the state in which it is lent. `since` is that
+    /// number if an earlier server has lent the branch already, to the same client: then this fails
+    /// if anything else may have changed the branch in the meantime. Fails if the host changes the
+    /// branch itself.
+    fn lend(&self, _since: Option<u64>) -> kvdb::Result<u64> {
+        Err(Error::Invalid("this server does not lend its main files".into()))
+    }
+
+    /// Takes the main branch back. What the host knows of it may be outdated.
+    fn take_back(&self) {}
+
+    /// Like [`Host::reserve_numbers`], for files that are made in the main branch while it is lent.
+    fn reserve_numbers_of_main(&self, _count: u32) -> kvdb::Result<Range<u64>> {
+        Err(Error::Invalid("no file system is open where the store is".into()))
+    }
+
     /// Makes a snapshot of a branch; `""` is the main one. It has everything that was written there
     /// before.
     fn make_snapshot(

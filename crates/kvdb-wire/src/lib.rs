@@ -2,8 +2,9 @@
 //! transactional store in another.
 //!
 //! A [`Server`] answers frames on a socket out of a [`kvdb::Kvdb`]. A [`Client`] sends requests to
-//! it, opens views of snapshots ([`SnapshotView`]) and begins transactions ([`ServedTransaction`]).
-//! Both are [`kvdb::ServedView`]s, so that code that works on a [`kvdb::Scope`] works on them.
+//! it, opens views of snapshots ([`SnapshotView`]), and begins transactions or takes the lease of
+//! the main branch ([`ServedTransaction`]). Both are [`kvdb::ServedView`]s, so that code that works
+//! on a [`kvdb::Scope`] works on them.
 //! `docs/wire.md` specifies every byte; `docs/decisions/160-the-seam.md` and
 //! `161-transactions-over-a-wire.md` give the reasons for the design.
 //!
@@ -23,8 +24,8 @@
 //! clients), `tenants` (the places of the clients of one token), `budget` (limits the answers of
 //! all connections), `transactions` (of all clients), `unfinished` (incomplete changes), `host`
 //! (begins and ends transactions), `naming` (the snapshots and clones that clients make), `records`
-//! and `once` (the records of transactions and of other requests in the store). Both sides use
-//! `counts` (requests and bytes).
+//! and `once` (the records of transactions and of other requests in the store), `lending` and
+//! `lease_record` (the lease of the main branch). Both sides use `counts` (requests and bytes).
 
 #![warn(missing_docs)]
 
@@ -42,6 +43,8 @@ mod failure;
 mod frame;
 mod gathered;
 mod host;
+mod lease_record;
+mod lending;
 mod names;
 mod naming;
 mod new_ranges;
@@ -53,6 +56,7 @@ pub mod parsers;
 mod prefetch;
 mod reach;
 mod records;
+mod referred;
 mod reply;
 mod request;
 mod roles;
@@ -77,11 +81,14 @@ pub use error::{Error, Result};
 pub use failure::{Failure, FailureCode};
 pub use frame::{FRAME_OVERHEAD, Frame, MAX_FRAME, VERSION, read_frame, write_frame};
 pub use host::{Host, dictionaries_of};
+pub use lending::is_lent;
 pub use reach::Reach;
 pub use reply::{ConflictKey, Listed, Reply};
 pub use request::Request;
 pub use roles::{Role, Tokens};
-pub use served_transaction::{BeginOptions, Outcome, ServedSavepoint, ServedTransaction};
+pub use served_transaction::{
+    BeginOptions, LeaseOptions, Outcome, ServedSavepoint, ServedTransaction,
+};
 pub use server::Server;
 pub use snapshot_view::SnapshotView;
 pub use socket::{Socket, Transport};

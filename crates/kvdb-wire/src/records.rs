@@ -62,8 +62,13 @@ pub(crate) struct Records {
 }
 
 impl Records {
+    /// Returns the dictionary of the records, if the store has one.
+    pub fn dict_of(db: &Kvdb) -> Option<DictionaryId> {
+        db.dictionary_in(STORE_BRANCH, NAME)
+    }
+
     pub fn open(db: &Kvdb) -> kvdb::Result<Records> {
-        let dict = match db.dictionary_in(STORE_BRANCH, NAME) {
+        let dict = match Records::dict_of(db) {
             Some(dict) => dict,
             None => {
                 let options = DictionaryOptions { reserved: true, ..DictionaryOptions::default() };

@@ -12,6 +12,8 @@ pub struct Role {
     /// Branches in which the client may begin transactions: `""` is the main branch, and `*` stands
     /// for any characters in the name of a clone.
     pub writes: Vec<String>,
+    /// The client may take the lease of the main branch, also from another client.
+    pub leases: bool,
     /// The client may drop snapshots, and make more of them and of clones than the limit for
     /// others.
     pub administers: bool,
@@ -21,7 +23,7 @@ impl Role {
     /// Returns the role of a client that may do everything.
     pub fn all() -> Role {
         let writes = vec![String::new(), "*".into()];
-        Role { reads: vec!["*".into()], writes, administers: true }
+        Role { reads: vec!["*".into()], writes, leases: true, administers: true }
     }
 
     /// Returns whether the client may read a snapshot.

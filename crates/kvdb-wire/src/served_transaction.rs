@@ -2,6 +2,9 @@
 //! in the transaction, so the data read from it is cached without validation, like that of a
 //! snapshot.
 //!
+//! The lease of the main branch (`lease`) is used in the same way: there, too, no other client
+//! writes. Its batches change the branch itself.
+//!
 //! Changes are collected (`gathered`) and sent in numbered batches (`sending`): when there are
 //! enough of them, at an interval, or when a sync requests it. Until the server has acknowledged a
 //! batch, readers see its changes in place of the server's values. After a connection has failed or
@@ -29,8 +32,10 @@ use crate::request::Request;
 use crate::single_flight::SingleFlight;
 use crate::transaction_state::State;
 
+mod lease;
 mod sending;
 
+pub use lease::LeaseOptions;
 use sending::send;
 
 /// The time for which an abort waits for the server. If it fails, the transaction ends with its
@@ -64,6 +69,12 @@ impl Default for BeginOptions {
     }
 }
 
+/// The request by which a transaction was begun.
+enum Begun {
+    Transaction(BeginOptions),
+    Lease(LeaseOptions),
+}
+
 /// The outcome of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -94,9 +105,10 @@ pub struct ServedTransaction {
     pub(crate) reads_ahead: bool,
     /// Tells this one from others with the key.
     holder: u64,
-    begun: BeginOptions,
+    begun: Begun,
+    /// The number in the store: of the transaction, or the epoch of the lease.
     id: TransactionId,
-    pub(crate) space: Space,
+    pub(crate) space: Mutex<Space>,
     /// The time without a request after which the server ends the transaction. Zero means no limit.
     pub(crate) lease: Duration,
     pub(crate) dictionaries: HashMap<String, DictionaryId>,
@@ -111,27 +123,29 @@ pub struct ServedTransaction {
 impl ServedTransaction {
     /// Begins a transaction.
     pub fn begin(client: &Arc<Client>, options: BeginOptions) -> Result<ServedTransaction> {
-        ServedTransaction::with_key(client, random_key()?, options, false)
+        let begun = Begun::Transaction(options);
+        ServedTransaction::with_key(client, random_key()?, begun, (false, false))
     }
 
     /// Continues an open transaction. Its key proves that this client may do so. The changes
     /// already applied to it are visible.
     pub fn take_up(client: &Arc<Client>, key: TransactionKey) -> Result<ServedTransaction> {
-        ServedTransaction::with_key(client, key, BeginOptions::default(), true)
+        let begun = Begun::Transaction(BeginOptions::default());
+        ServedTransaction::with_key(client, key, begun, (true, true))
     }
 
     fn with_key(
         client: &Arc<Client>,
         key: TransactionKey,
-        begun: BeginOptions,
-        joins: bool,
+        begun: Begun,
+        (joins, takes): (bool, bool),
     ) -> Result<ServedTransaction> {
         let (mut there, heard) = (None, Instant::now());
         let holder = random_holder()?;
         let asked = client.retried(|deadline| {
             let connection = client.connection(deadline)?;
             let reply =
-                connection.call(&request_of((key, holder), &begun, joins, joins), deadline)?;
+                connection.call(&request_of((key, holder), &begun, joins, takes), deadline)?;
             there = Some(connection);
             Ok(reply)
         });
@@ -141,13 +155,14 @@ impl ServedTransaction {
         Ok(ServedTransaction {
             client: client.clone(),
             key,
-            // A transaction without a lease does not end by itself.
-            durable: lease == 0,
-            reads_ahead: !joins && !begun.serializable,
+            // A transaction without a lease does not end by itself. All batches of the lease of the
+            // main branch are there to stay.
+            durable: lease == 0 || matches!(begun, Begun::Lease(_)),
+            reads_ahead: !joins && !begun.locks(),
             holder,
             begun,
             id: TransactionId(id),
-            space,
+            space: Mutex::new(space),
             lease: Duration::from_millis(u64::from(lease)),
             dictionaries: dictionaries.into_iter().map(|(id, name)| (name, id)).collect(),
             open: SingleFlight::new(there.map(|there| (there, transaction))),
@@ -222,8 +237,8 @@ impl ServedTransaction {
             // Use the time at which the request began, a lower bound of the time at which the
             // server received it: the answer may have taken long.
             Ok(_) => state.heard = state.heard.max(begun),
-            Err(Error::Failed(Failure { code: FailureCode::NoView, what })) => {
-                state.over.get_or_insert_with(|| what.clone());
+            Err(Error::Failed(failure)) if failure.ends_transaction() => {
+                state.over.get_or_insert_with(|| failure.what.clone());
             }
             Err(_) => {}
         }
@@ -234,6 +249,7 @@ impl ServedTransaction {
     pub(crate) fn check(&self) -> kvdb::Result<()> {
         match &self.state.lock().over {
             None => Ok(()),
+            Some(why) if self.is_lease() => Err(lease::lost(why)),
             Some(_) => Err(kvdb::Error::NoTransaction(self.id)),
         }
     }
@@ -271,6 +287,7 @@ impl ServedTransaction {
             FailureCode::Locked => kvdb::Error::Locked(what),
             FailureCode::Limit => kvdb::Error::Limit(what),
             FailureCode::NotSynced => kvdb::Error::NotSynced(what),
+            FailureCode::Fenced => lease::lost(&what),
             _ => kvdb::Error::Invalid(what),
         }
     }
@@ -279,6 +296,9 @@ impl ServedTransaction {
     /// request for the time of its lease.
     pub fn renew(&self) -> kvdb::Result<()> {
         self.check()?;
+        if self.is_lease() {
+            return self.renew_lease();
+        }
         let renewed = self.ask(|transaction| Request::Lease { transaction });
         renewed.map(drop).map_err(|e| self.told(e))
     }
@@ -300,8 +320,10 @@ impl ServedTransaction {
                 Outcome::NotSynced(what)
             }
             Err(e) => {
-                if let Error::Failed(Failure { code: FailureCode::NoView, what }) = &e {
-                    self.state.lock().over.get_or_insert_with(|| what.clone());
+                if let Error::Failed(failure) = &e
+                    && failure.ends_transaction()
+                {
+                    self.state.lock().over.get_or_insert_with(|| failure.what.clone());
                 }
                 return Err(self.told(e));
             }
@@ -358,11 +380,11 @@ impl ServedTransaction {
     }
 
     /// Tells the server that this client is leaving, so that it aborts the transaction unless it is
-    /// durable. It does not wait for the answer. If the server cannot be reached, the transaction
-    /// ends with its lease.
+    /// durable, or takes the lease of the main branch back. It does not wait for the answer. If the
+    /// server cannot be reached, the transaction ends with its lease.
     pub fn leave(&self) {
         let is_over = self.state.lock().over.is_some();
-        if !self.durable
+        if (!self.durable || self.is_lease())
             && !is_over
             && let Some((connection, _)) = self.open.take()
             && !connection.has_failed()
@@ -391,6 +413,16 @@ impl ServedTransaction {
     }
 }
 
+impl Begun {
+    /// Returns whether reading locks what is read.
+    fn locks(&self) -> bool {
+        match self {
+            Begun::Transaction(options) => options.serializable,
+            Begun::Lease(_) => false,
+        }
+    }
+}
+
 impl Drop for ServedTransaction {
     fn drop(&mut self) {
         self.leave();
@@ -399,10 +431,19 @@ impl Drop for ServedTransaction {
 
 fn request_of(
     (key, holder): (TransactionKey, u64),
-    options: &BeginOptions,
+    begun: &Begun,
     joins: bool,
     takes: bool,
 ) -> Request {
+    let milliseconds =
+        |lease: Duration| u32::try_from(lease.as_millis()).unwrap_or(u32::MAX).max(1);
+    let options = match begun {
+        Begun::Transaction(options) => options,
+        Begun::Lease(options) => {
+            let (lease, label) = (milliseconds(options.lease), options.label.clone());
+            return Request::Hold { key, joins, takes, lease, label };
+        }
+    };
     Request::Begin {
         key,
         holder,
@@ -410,7 +451,7 @@ fn request_of(
         durable: options.durable,
         joins,
         takes,
-        lease: u32::try_from(options.lease.as_millis()).unwrap_or(u32::MAX).max(1),
+        lease: milliseconds(options.lease),
         branch: options.branch.clone(),
         label: options.label.clone(),
     }

@@ -26,6 +26,8 @@ const RANGES: usize = 1024;
 /// Bytes of changes that may wait if the server does not take them. Above that, further changes are
 /// refused.
 const WAITING: usize = 16 << 20;
+/// Bytes of changes of a lease after which the client asks how much space there is.
+const SPACE_KNOWN_FOR: u64 = 64 << 20;
 /// The time for which changes that were refused for want of space are not sent again, unless data
 /// is removed.
 const REFUSED: Duration = Duration::from_secs(1);
@@ -86,9 +88,11 @@ impl ServedView for ServedTransaction {
     }
 
     fn space(&self) -> Space {
-        // Changes made by this client take from the space that was free when the transaction began.
-        let free = self.space.free.saturating_sub(self.state.lock().bytes);
-        Space { free, ..self.space }
+        // Changes made by this client take from the space that was free when the transaction began,
+        // or when the client has last asked for it.
+        let space = *self.space.lock();
+        let free = space.free.saturating_sub(self.state.lock().bytes);
+        Space { free, ..space }
     }
 
     fn get_many(&self, dict: DictionaryId, keys: &[&[u8]]) -> kvdb::Result<Vec<Option<Bytes>>> {
@@ -202,7 +206,11 @@ impl ServedView for ServedTransaction {
     }
 
     fn writable(&self) -> bool {
-        true
+        !self.is_lease() || self.over().is_none()
+    }
+
+    fn is_main(&self) -> bool {
+        self.is_lease()
     }
 
     fn is_durable(&self) -> bool {
@@ -277,8 +285,14 @@ impl ServedView for ServedTransaction {
         if self.durable || is_due {
             self.sync()?;
         }
-        let silent = self.state.lock().heard.elapsed();
-        match !self.lease.is_zero() && silent > self.lease / 4 {
+        let (silent, bytes) = {
+            let state = self.state.lock();
+            (state.heard.elapsed(), state.bytes)
+        };
+        // What a lease has written may have replaced what was there, so the space that is left has
+        // to be asked for.
+        let is_much = self.is_lease() && bytes > SPACE_KNOWN_FOR;
+        match is_much || !self.lease.is_zero() && silent > self.lease / 4 {
             true => self.renew(),
             false => Ok(()),
         }

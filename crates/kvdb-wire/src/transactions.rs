@@ -17,6 +17,7 @@ use kvdb::{Batch, DictionaryId, Isolation, Kvdb, Savepoint, Transaction, Transac
 use crate::body::{MAX_CONFLICTS, MAX_DICTIONARIES, TransactionKey};
 use crate::failure::{Failure, FailureCode, of_store};
 use crate::host::{Host, dictionaries_of};
+use crate::lending::{Lending, lease_time, numbers_to_reserve};
 use crate::naming::Naming;
 use crate::records::{Noted, Records};
 use crate::reply::{ConflictKey, Reply};
@@ -26,17 +27,11 @@ use crate::unfinished::Unfinished;
 mod batches;
 mod references;
 
-/// The shortest and the longest lease.
-const LEASES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));
-/// The lease of a transaction that is requested without one.
-const LEASE: Duration = Duration::from_secs(60);
 /// The time for which a serializable transaction waits for a lock. It is short because the wait
 /// occupies a thread of the connection.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Limit of the bytes of the incomplete changes of all clients.
 const UNFINISHED: usize = 128 << 20;
-/// Limit of the inode numbers that are reserved at once.
-const MAX_RESERVED: u32 = 1 << 20;
 
 /// Limits of the ended transactions, and of the former holders of each transaction, that are
 /// remembered. Their requests may arrive late, but not very late.
@@ -68,6 +63,7 @@ pub(crate) struct Transactions {
     host: Arc<dyn Host>,
     records: Records,
     naming: Naming,
+    lending: Lending,
     /// Limit of the open transactions.
     most: usize,
     /// Limit of the bytes that each transaction may change.
@@ -140,11 +136,13 @@ impl Transactions {
         let half = db.space().total / 2;
         let records = Records::open(db)?;
         let naming = Naming::open(db, host.clone(), records.dict())?;
+        let lending = Lending::open(db, host.clone(), records.dict())?;
         let all = Transactions {
             db: db.clone(),
             host,
             records,
             naming,
+            lending,
             most,
             most_bytes: most_bytes.unwrap_or(half),
             most_together: most_together.unwrap_or(half),
@@ -253,10 +251,10 @@ impl Transactions {
             );
             return Err(Failure { code: FailureCode::Limit, what });
         }
-        let lease = match asked.lease {
-            0 => LEASE,
-            lease => Duration::from_millis(u64::from(lease)).clamp(LEASES.0, LEASES.1),
-        };
+        let lease = lease_time(asked.lease);
+        // Its locks would have the client that holds the lease of the main branch wait.
+        let locks_in = if asked.serializable { Some(&*asked.branch) } else { None };
+        let unlent = locks_in.map(|branch| self.lending.without_lease(branch)).transpose()?;
         let isolation = match asked.serializable {
             true => Isolation::Serializable,
             false => Isolation::Snapshot,
@@ -273,6 +271,7 @@ impl Transactions {
             ..TransactionOptions::default()
         };
         let transaction = self.host.begin(options).map_err(of_store)?;
+        drop(unlent);
         let begun = || -> kvdb::Result<Arc<Opened>> {
             let noted = Noted { batches: 0, holder: Some(asked.holder) };
             if asked.durable {
@@ -435,6 +434,11 @@ impl Transactions {
         &self.naming
     }
 
+    /// Returns the lease of the main branch.
+    pub fn lending(&self) -> &Lending {
+        &self.lending
+    }
+
     pub fn unfinished(&self) -> &Unfinished {
         &self.unfinished
     }
@@ -447,7 +451,7 @@ impl Transactions {
 
     pub fn reserve(&self, opened: &Held, count: u32) -> Answer<Range<u64>> {
         drop(self.lock(opened)?);
-        let count = count.clamp(1, MAX_RESERVED);
+        let count = numbers_to_reserve(count);
         let reserved = self.host.reserve_numbers(&opened.transaction, count);
         let reserved = reserved.map_err(|e| self.failed(opened, e))?;
         if opened.transaction.is_durable() {
@@ -485,6 +489,8 @@ impl Transactions {
             let what = format!("{batches} batches are to be committed, and {have} have come");
             return Err(Failure { code: FailureCode::Invalid, what });
         }
+        // Held until the commit is done, so that no client gets the lease of the branch before.
+        let _unlent = self.lending.without_lease(opened.transaction.branch())?;
         let noted = self.records.note_commit(&opened.transaction, key, state.noted);
         let committed = noted.and_then(|()| self.host.commit(&opened.transaction, synced));
         match committed {

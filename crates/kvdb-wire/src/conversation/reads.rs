@@ -52,6 +52,10 @@ impl Conversation {
             OpenView::Snapshot(view) => return Ok(view),
             OpenView::Transaction(held) if held.may(dict) => held,
             OpenView::Transaction(_) => return Err(no_dictionary(dict)),
+            OpenView::Lease(held) => {
+                let Some(all) = &self.transactions else { return Err(no_view()) };
+                return all.lending().view(&held, dict);
+            }
         };
         let transaction = &held.transaction;
         let locked = match read {

@@ -13,7 +13,7 @@ use kvdb::{Batch, ServedChange};
 
 use super::{Answer, Held, Opened, State, Transactions, no_dictionary};
 use crate::body::TransactionKey;
-use crate::changes::{dictionary_of, gives_back, only_deletes, size_of_change};
+use crate::changes::{add_changes, dictionary_of, gives_back, only_deletes, size_of_change};
 use crate::failure::{Failure, FailureCode};
 use crate::records::Noted;
 use crate::tenants::Tenant;
@@ -79,20 +79,7 @@ impl Transactions {
         if self.admit(opened, &changes, referred.bytes)? {
             batch.releases_space();
         }
-        let mut values = referred.values.into_iter();
-        for change in changes {
-            match change {
-                ServedChange::Put(dict, key, value) => batch.put(dict, key, value),
-                ServedChange::Update(dict, key, update) => batch.update(dict, key, update),
-                ServedChange::Delete(dict, key) => batch.delete(dict, key),
-                ServedChange::DeleteRange(dict, start, end) => batch.delete_range(dict, start, end),
-                // There is one for each reference.
-                ServedChange::Refer(one) => match values.next().flatten() {
-                    Some(value) => batch.put_stored(one.dict, one.key, value),
-                    None => batch.delete(one.dict, one.key),
-                },
-            }
-        }
+        add_changes(&mut batch, changes, referred.values);
         self.note(opened, &mut batch, number);
         opened.transaction.apply(batch).map_err(|e| self.failed(opened, e))?;
         opened.measure();

@@ -16,6 +16,10 @@ use kvdb_wire::{
     SnapshotView, Socket, VERSION, read_frame, write_frame,
 };
 
+fn hold(key: [u8; 16]) -> Request {
+    Request::Hold { key, joins: false, takes: true, lease: 0, label: "laptop".into() }
+}
+
 /// A client that sends the messages that a test chooses.
 struct Raw(UnixStream);
 
@@ -161,6 +165,7 @@ fn a_reader_can_change_nothing_by_any_request() {
         Request::Savepoint { transaction: 1, batch: 1 },
         Request::RollBack { transaction: 1, batch: 1, to: 1 },
         Request::Reserve { transaction: 1, count: 1 },
+        hold([7; 16]),
         Request::Snapshot { key: [7; 16], branch: String::new(), name: "n".into(), synced: true },
         Request::Remove { clone: false, key: [7; 16], name: "monday".into() },
         Request::Clone { key: [7; 16], snapshot: "monday".into(), name: "n".into() },

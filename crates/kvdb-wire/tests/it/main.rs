@@ -6,6 +6,7 @@ mod wire;
 mod files;
 mod hostile;
 mod late_frames;
+mod leases;
 mod long_changes;
 mod references;
 mod served_files;

@@ -369,6 +369,18 @@ impl Host for Files {
         self.0.reserve_inodes(transaction.id(), u64::from(count)).map_err(Files::of_store)
     }
 
+    fn lend(&self, since: Option<u64>) -> kvdb::Result<u64> {
+        self.0.lend(since).map_err(Files::of_store)
+    }
+
+    fn take_back(&self) {
+        self.0.take_back().unwrap();
+    }
+
+    fn reserve_numbers_of_main(&self, count: u32) -> kvdb::Result<std::ops::Range<u64>> {
+        self.0.reserve_inodes_of_mainline(u64::from(count)).map_err(Files::of_store)
+    }
+
     fn make_snapshot(&self, branch: &str, name: &str, durability: Durability) -> kvdb::Result<()> {
         let of = ViewId::of_branch(branch);
         self.0.snapshot(&of, name, durability).map_err(Files::of_store)
