@@ -112,8 +112,8 @@ pub struct Tokens {
 impl Tokens {
     /// Parses a list. Each line has the SHA-256 of a token in hexadecimal digits, or that of a
     /// certificate (its DER) after `cert:`, and the rights as words: `read=PATTERN`, `write`,
-    /// `write=CLONE`, `admin`. `most=N` limits its connections and its transactions. `#` begins a
-    /// comment.
+    /// `write=CLONE`, `lease`, `admin`. `most=N` limits its connections and its transactions. `#`
+    /// begins a comment.
     pub fn parse(text: &str) -> Result<Tokens, String> {
         let mut all: Vec<Line> = Vec::new();
         for (number, line) in text.lines().enumerate() {
@@ -136,6 +136,7 @@ impl Tokens {
             for word in words {
                 match word.split_once('=') {
                     None if word == "write" => role.writes.push(String::new()),
+                    None if word == "lease" => role.leases = true,
                     None if word == "admin" => role = Role::all(),
                     Some(("read", pattern)) => role.reads.push(pattern.into()),
                     Some(("write", clone)) if !clone.is_empty() => role.writes.push(clone.into()),
@@ -145,7 +146,8 @@ impl Tokens {
                     },
                     _ => {
                         return wrong(
-                            "a word is none of read=PATTERN, write, write=CLONE, admin, most=N",
+                            "a word is none of read=PATTERN, write, write=CLONE, lease, admin, \
+                             most=N",
                         );
                     }
                 }
@@ -242,6 +244,7 @@ mod tests {
             line("writer", "write"),
             line("guest", "write=attempt-* read=base"),
             line("root", "admin"),
+            line("laptop", "lease"),
         ];
         let tokens = Tokens::parse(&text.concat()).unwrap();
         let role = |token: &str| tokens.role(token.as_bytes());
@@ -263,6 +266,9 @@ mod tests {
         let root = role("root").unwrap();
         assert!(root.may_write("") && root.may_write("any") && root.may_read("any"));
         assert!(root.administers && !writer.administers && !guest.administers);
+        let laptop = role("laptop").unwrap();
+        assert!(laptop.leases && root.leases && !writer.leases && !reader.leases);
+        assert!(!laptop.may_write("") && !laptop.may_read("monday") && !laptop.administers);
         assert!(writer.may_list("monday", "") && !writer.may_list("monday", "attempt-1"));
         assert!(guest.may_list("base", "") && guest.may_list("monday", "attempt-1"));
         for wrong in ["", "reade", "readers", "Reader"] {

@@ -238,6 +238,9 @@ impl ServedTransaction {
             // server received it: the answer may have taken long.
             Ok(_) => state.heard = state.heard.max(begun),
             Err(Error::Failed(failure)) if failure.ends_transaction() => {
+                if self.is_lease() && state.over.is_none() {
+                    tracing::error!("the lease of the main files is lost: {failure}");
+                }
                 state.over.get_or_insert_with(|| failure.what.clone());
             }
             Err(_) => {}

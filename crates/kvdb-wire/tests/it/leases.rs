@@ -1,7 +1,7 @@
 //! The lease of the main branch: one client at a time changes the branch itself. A client that has
 //! lost the lease changes nothing any more, and nothing that was synced is lost.
 
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,11 @@ use bytes::Bytes;
 use env::Machine;
 use kvdb::{Batch, DictionaryId, Durability, Kvdb, Scope, ServedView, Update};
 use kvdb_wire::{
-    Client, Error, Failure, FailureCode, LeaseOptions, Outcome, Reply, Request, ServedTransaction,
-    Server, ServerOptions, TransactionKey,
+    Client, ClientOptions, Error, Failure, FailureCode, LeaseOptions, Outcome, Reply, Request,
+    ServedTransaction, Server, ServerOptions, Tokens, TransactionKey,
 };
 use kvfs::{Caller, FileKind, Fs, FsOptions, ROOT};
+use sha2::{Digest, Sha256};
 
 use crate::served_transactions::{Raw, begin, one, put, store, text};
 use crate::wire::{self, Cut, Proxy, Store, fill, tree};
@@ -297,6 +298,40 @@ fn a_host_that_uses_its_main_branch_does_not_lend_it() {
     let client = wire::client(&path, Duration::from_secs(60)).unwrap();
     let refused = leased(&client, true, "the laptop").err().unwrap().to_string();
     assert!(refused.contains("does not lend"), "{refused}");
+}
+
+#[test]
+fn a_client_takes_the_lease_if_its_line_says_so() {
+    let lines = [("writer", "write"), ("laptop", "lease"), ("root", "admin")];
+    let lines = lines.map(|(token, words)| {
+        let hash: [u8; 32] = Sha256::digest(token).into();
+        let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{digits} {words}\n")
+    });
+    let tokens = Arc::new(Tokens::parse(&lines.concat()).unwrap());
+    let db = Kvdb::in_memory();
+    let host = Arc::new(db.clone());
+    let server = Server::without_socket(db, Some(host), ServerOptions::default()).unwrap();
+    let server = Arc::new(server);
+    // Those who may are refused by the host, which does not lend its main branch.
+    for (token, code) in [
+        ("writer", FailureCode::NotAllowed),
+        ("laptop", FailureCode::Invalid),
+        ("root", FailureCode::Invalid),
+    ] {
+        let (server, tokens) = (server.clone(), tokens.clone());
+        let connect = move |_| {
+            let (near, far) = UnixStream::pair()?;
+            server.serve_with(far.into(), &tokens).map_err(std::io::Error::other)?;
+            Ok(near.into())
+        };
+        let options = ClientOptions { token: token.into(), ..ClientOptions::default() };
+        let client = Client::connect(connect, options).unwrap();
+        match leased(&client, true, "the laptop").err().unwrap() {
+            Error::Failed(failure) => assert_eq!(failure.code, code, "{token}: {failure}"),
+            other => panic!("{other}"),
+        }
+    }
 }
 
 #[test]
