@@ -1,8 +1,8 @@
-//! `kvfs mount kvfs+unix:SOCKET DIR`: the files of a snapshot or a transaction are mounted on this
-//! machine, and a server has the store. The daemon of the mount holds the transaction, so it
-//! commits or aborts it. `kvfs commit` and `kvfs abort` send it a request at a socket that only its
-//! user can use: one line for the request and one for the answer. `kvfs stat` asks there whether
-//! the server can be reached.
+//! `kvfs mount kvfs+unix:SOCKET DIR`: the files of a snapshot or a transaction, or the main files
+//! by their lease, are mounted on this machine, and a server has the store. The daemon of the mount
+//! holds the transaction, so it commits or aborts it. `kvfs commit` and `kvfs abort` send it a
+//! request at a socket that only its user can use: one line for the request and one for the answer.
+//! `kvfs stat` asks there whether the server can be reached.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -83,11 +83,11 @@ pub fn begin(
     begun.map(Arc::new)
 }
 
-/// A mount of a snapshot or a transaction on a server.
+/// A mount of a snapshot, a transaction or the main files on a server.
 #[derive(Clone)]
 pub struct Guest {
     pub client: Arc<Client>,
-    /// `None` if it is a mount of a snapshot.
+    /// The transaction, or the lease of the main files. `None` if it is a mount of a snapshot.
     pub transaction: Option<Arc<ServedTransaction>>,
     pub fs: Fs,
     pub views: Views,
@@ -137,6 +137,11 @@ impl Guest {
                 json!({"result": "kept"})
             }
             (_, None) => json!({"result": "snapshot"}),
+            (_, Some(lease)) if lease.is_lease() => {
+                let why = "the mount has the main files by lease: what is written in it is part of \
+                           them without a commit, and kvfs umount ends it";
+                json!({"result": "failed", "why": why})
+            }
             ("commit", Some(transaction)) => self.commit(transaction, false),
             ("commit synced", Some(transaction)) => self.commit(transaction, true),
             ("abort", Some(transaction)) => self.abort(transaction),
@@ -157,7 +162,17 @@ impl Guest {
             "requests": figures::requests(&self.client.counts_by_request()),
         });
         if let Some(transaction) = &self.transaction {
-            all["result"] = if transaction.over().is_some() { "over" } else { "open" }.into();
+            let over = transaction.over();
+            let result = match (transaction.is_lease(), &over) {
+                (true, None) => "lease",
+                (true, Some(_)) => "lost",
+                (false, None) => "open",
+                (false, Some(_)) => "over",
+            };
+            all["result"] = result.into();
+            if transaction.is_lease() {
+                all["over"] = over.into();
+            }
             all["id"] = transaction.id().0.into();
             all["in_doubt"] = transaction.is_in_doubt().into();
             all["durable"] = kvdb::ServedView::is_durable(&**transaction).into();
@@ -208,13 +223,22 @@ impl Guest {
         }
     }
 
-    /// Handles the end of the mount. The data written in a durable transaction is kept; any other
-    /// transaction ends.
+    /// Handles the end of the mount. The data written in a durable transaction is kept, and so is
+    /// that under a lease, which is given back; any other transaction ends.
     pub fn leave(&self) -> Outcome {
         let Some(transaction) = self.transaction.as_ref().filter(|open| open.over().is_none())
         else {
             return Ok(());
         };
+        if transaction.is_lease() {
+            let written = self.fs.shutdown().map_err(|e| e.to_string());
+            let given_back =
+                written.and_then(|()| transaction.give_back().map_err(|e| e.to_string()));
+            return given_back.map_err(|e| {
+                let what = format!("what was written last may not be with the server: {e}");
+                Failure::new(Exit::Failed, what)
+            });
+        }
         if kvdb::ServedView::is_durable(&**transaction) {
             let key = key_text(&transaction.key());
             return self.fs.shutdown().map_err(|e| {
@@ -273,6 +297,10 @@ pub fn taken_up(record: &Record, key: &str) -> String {
 
 /// Describes what happens to an open transaction when its mount ends.
 pub fn left_by(record: &Record, status: &Value) -> Option<String> {
+    if status["result"] == "lost" {
+        let why = text::show_line(status["over"].as_str()?);
+        return Some(format!("what was written after the last sync may be lost: {why}"));
+    }
     if status["result"] != "open" {
         return None;
     }

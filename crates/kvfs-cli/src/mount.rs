@@ -55,7 +55,7 @@ pub struct Args {
     /// s3://BUCKET/NAME in object storage, which is mounted read-only and shows the published state
     /// (@SNAPSHOT after it selects a snapshot), or can be written to by --write; or
     /// kvfs+unix:SOCKET, kvfs+vsock://CID:PORT or kvfs://HOST:PORT, served by `kvfs serve`, together
-    /// with --snapshot or --txn.
+    /// with --snapshot, --txn or --lease.
     #[arg(required_unless_present_any = ["config", "upgrade"])]
     store: Option<PathBuf>,
     /// Directory to mount the store on.
@@ -78,6 +78,11 @@ pub struct Args {
     /// -o clone=NAME.
     #[arg(long)]
     txn: bool,
+    /// For kvfs+unix:SOCKET: mount the main files themselves. Only this mount changes them until it
+    /// ends; what a program has synced is on the disk of the server. If another mount takes them
+    /// (--take), this one fails (EIO).
+    #[arg(long, conflicts_with_all = ["txn", "snapshot"])]
+    lease: bool,
     /// Keep the transaction when the mount or the server ends, up to its last sync; `kvfs umount`
     /// prints its key.
     #[arg(long, requires = "txn")]
@@ -113,7 +118,8 @@ pub struct Args {
     write: bool,
     /// Like --write, even if another machine has the store open. Unpublished changes of that
     /// machine stay in its local file, and it accepts no more writes. If it publishes at the same
-    /// moment, the store is claimed again, up to 16 times.
+    /// moment, the store is claimed again, up to 16 times. With --lease: take the main files from
+    /// the mount that has them.
     #[arg(long)]
     take: bool,
     /// For a store in object storage: send no requests, and use only data that was fetched before.
@@ -175,7 +181,7 @@ pub fn run(mut args: Args, output: &Output) -> Outcome {
     if let Some(server) = served::address(&store) {
         return served::run(&server?, &dir, &args, output);
     }
-    if args.txn {
+    if args.txn || args.lease {
         let what = format!("{} is no address of a server", store.display());
         return Err(Failure::new(Exit::Usage, what)
             .hint("in a store that is mounted here, kvfs txn begins transactions"));

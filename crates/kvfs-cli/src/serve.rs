@@ -52,7 +52,8 @@ Clients on other machines connect by TLS and present a token:
 
 Each line of the list is the SHA-256 of a token and its permissions: read=PATTERN, snapshots with \
 matching names (* stands for any characters); write, transactions and new snapshots of the files; \
-write=PATTERN, those of matching clones; admin, everything. The clients of one token have at most \
+write=PATTERN, those of matching clones; lease, the files themselves for one mount at a time \
+(kvfs mount --lease); admin, everything. The clients of one token have at most \
 three quarters of the connections and transactions if there are others; most=N limits them to N of \
 each.
 
@@ -66,7 +67,8 @@ Virtual machines connect to their host, whose number is 2, by a vsock and with a
   kvfs serve my.kvfs --write --listen vsock:741 --tokens tokens
   kvfs mount kvfs+vsock://2:741 /mnt --txn --token-file token
 
-A mounted store is served by its mount: kvfs mount -o serve=unix:SOCKET.")]
+A mounted store is served by its mount: kvfs mount -o serve=unix:SOCKET. That mount has the files \
+itself, so no other one gets them by --lease.")]
 pub struct Args {
     /// Store to serve: a file or a block device made by `kvfs create`.
     store: PathBuf,
@@ -109,20 +111,21 @@ pub fn run(args: Args, output: &Output) -> Outcome {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(cannot)?;
     let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
     let store = store::open(&args.store, access, args.memory)?;
-    let fs = args.write.then(|| store.file_system()).transpose()?;
+    let fs = args.write.then(|| store.served_file_system()).transpose()?;
     let views = fs.clone().map(|fs| Views::new(store.db.clone(), fs));
-    let (db, views_of_clients) = (&store.db, views.clone());
+    let files = views.clone().map(|views| ServedFiles { views, is_mounted: false });
+    let db = &store.db;
     let served = args.store.display();
     let serving: Box<dyn std::any::Any> = match at {
         Address::Socket(path) => {
-            let serving = Serving::begin(db, views_of_clients, args.share, &path)?;
+            let serving = Serving::begin(db, files, args.share, &path)?;
             let paths = [("store", Some(&*args.store)), ("socket", Some(&*path))];
             let said = format!("{served} is served at unix:{}", path.display());
             output.print(said, text::with_paths(json!({}), &paths))?;
             Box::new(serving)
         }
         Address::Network(at, network) => {
-            let server = of_network(db, views_of_clients, args.share)?;
+            let server = of_network(db, files, args.share)?;
             let listening = Listening::begin(&at, network, Arc::downgrade(&server))?;
             let address = listening.address()?;
             let value = json!({"listen": address.to_string()});
@@ -166,18 +169,21 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Begins to serve. If there are `views`, clients may begin transactions over them, which
+    /// Begins to serve. If there are `files`, clients may begin transactions over them, which
     /// together may take `percent` of the store.
-    pub fn begin(db: &Kvdb, views: Option<Views>, percent: u8, path: &Path) -> Outcome<Serving> {
+    pub fn begin(
+        db: &Kvdb,
+        files: Option<ServedFiles>,
+        percent: u8,
+        path: &Path,
+    ) -> Outcome<Serving> {
         let refused = |why: String| Failure::new(Exit::Failed, why);
         let socket = PrivateSocket::listen(path).map_err(|e| refused(e.to_string()))?;
         let listener = socket.listener.try_clone();
         let listener = listener.map_err(|e| Failure::io("cannot listen", &e))?;
         let (db, options) = (db.clone(), options(db, percent));
-        let server = match views {
-            Some(views) => {
-                Server::with_transactions(db, Arc::new(ServedFiles(views)), listener, options)
-            }
+        let server = match files {
+            Some(files) => Server::with_transactions(db, Arc::new(files), listener, options),
             None => Server::begin(db, listener, options),
         };
         let server =
@@ -200,10 +206,10 @@ fn options(db: &Kvdb, percent: u8) -> ServerOptions {
 }
 
 /// Returns a server that serves only connections that are passed to it.
-fn of_network(db: &Kvdb, views: Option<Views>, percent: u8) -> Outcome<Arc<Server>> {
+fn of_network(db: &Kvdb, files: Option<ServedFiles>, percent: u8) -> Outcome<Arc<Server>> {
     let (db, options) = (db.clone(), options(db, percent));
-    let server = match views {
-        Some(views) => Server::without_socket(db, Some(Arc::new(ServedFiles(views))), options),
+    let server = match files {
+        Some(files) => Server::without_socket(db, Some(Arc::new(files)), options),
         None => Server::without_socket(db, None, options),
     };
     let cannot = |e| Failure::new(Exit::Failed, format!("cannot serve the store: {e}"));

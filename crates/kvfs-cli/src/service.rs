@@ -32,6 +32,7 @@ use crate::push;
 use crate::scripts;
 use crate::scrubbing::Scrubbing;
 use crate::serve::{SHARE, Serving};
+use crate::served_files::ServedFiles;
 use crate::sockets;
 use crate::statistics;
 use crate::statistics::MountFigures;
@@ -127,7 +128,8 @@ impl Service {
         };
         let metrics = options.metrics.map(|address| metrics::start(address, sources()));
         let metrics = or_without(metrics.transpose(), needed)?;
-        let writable = options.serve_write.then(|| views.clone());
+        let files = || ServedFiles { views: views.clone(), is_mounted: true };
+        let writable = options.serve_write.then(files);
         let serving =
             options.serve.as_deref().map(|path| Serving::begin(&store.db, writable, SHARE, path));
         let serving = or_without(serving.transpose(), needed)?;

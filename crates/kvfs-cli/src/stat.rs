@@ -85,7 +85,11 @@ pub fn run(args: Args, output: &Output) -> Outcome {
                 // A client that knows the key may use the transaction, so it is not shown.
                 status.as_object_mut().and_then(|status| status.remove("key"));
                 all.insert("server".into(), status["server"].take());
-                let what = if status["id"].is_null() { "snapshot" } else { "transaction" };
+                let what = match status["result"].as_str() {
+                    Some("lease" | "lost") => "lease",
+                    _ if status["id"].is_null() => "snapshot",
+                    _ => "transaction",
+                };
                 all.insert(what.into(), status);
             }
         }
@@ -228,6 +232,14 @@ fn show(all: &Value) -> String {
         let state = text::show_line(transaction["result"].as_str().unwrap_or("-"));
         line("transaction", format!("{} of the server, {how}{state}", transaction["id"]));
     }
+    let lease = &all["lease"];
+    if lease.is_object() {
+        let said = match lease["over"].as_str() {
+            None => format!("of the main files of the server, epoch {}", lease["id"]),
+            Some(why) => format!("LOST: {}", text::show_line(why)),
+        };
+        line("lease", said);
+    }
     if let Some(state) = all["server"]["state"].as_str() {
         let seconds = count(&all["server"]["seconds"]);
         let said = match state {
@@ -237,7 +249,7 @@ fn show(all: &Value) -> String {
         };
         line("server", said);
     }
-    let sent = [&transaction["requests"], &all["snapshot"]["requests"]];
+    let sent = [&transaction["requests"], &lease["requests"], &all["snapshot"]["requests"]];
     for (of, name) in sent.map(|of| (of, "sent")).into_iter().chain([(&all["served"], "served")]) {
         for one in of.as_array().into_iter().flatten() {
             let request = text::show_line(one["request"].as_str().unwrap_or("-"));

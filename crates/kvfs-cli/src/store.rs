@@ -296,15 +296,29 @@ impl Store {
         write_through: bool,
         in_use: &InUse,
     ) -> Outcome<Fs> {
-        let options = FsOptions {
-            atime,
-            zone_size,
+        let options = FsOptions { atime, zone_size, write_through, ..self.file_options() };
+        self.open_files(options, in_use)
+    }
+
+    /// Opens the file system to serve it to clients. One that has the lease of the main files goes
+    /// on with it.
+    pub fn served_file_system(&self) -> Outcome<Fs> {
+        let lent = kvdb_wire::is_lent(&self.db).map_err(|e| {
+            failures::of_database(format!("cannot serve {}", self.path.display()), e)
+        })?;
+        self.open_files(FsOptions { lent, ..self.file_options() }, &InUse::default())
+    }
+
+    fn file_options(&self) -> FsOptions {
+        FsOptions {
             read_only: self.access == Access::ReadOnly,
             write_buffer: self.shares.write_buffer,
             inode_memory: self.shares.inodes,
-            write_through,
-            ..Default::default()
-        };
+            ..FsOptions::default()
+        }
+    }
+
+    fn open_files(&self, options: FsOptions, in_use: &InUse) -> Outcome<Fs> {
         let env = Arc::new(Machine::default());
         Fs::take_over(self.db.clone(), env, options, in_use).map_err(|e| {
             let exit =

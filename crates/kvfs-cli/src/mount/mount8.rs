@@ -95,6 +95,7 @@ fn helper_mount(words: &[OsString]) -> Outcome {
             upgrade: None,
             snapshot: None,
             txn: false,
+            lease: false,
             durable: false,
             key: None,
             attached: None,

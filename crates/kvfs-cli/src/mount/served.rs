@@ -1,7 +1,8 @@
-//! `kvfs mount kvfs+unix:SOCKET DIR`, with `--snapshot NAME` or `--txn`: the files of a snapshot or
-//! of a transaction are mounted on this machine, and their store is on a server (`kvfs serve`). The
-//! daemon has no store to lock, so it does far less than that of `daemon`: it answers the kernel
-//! until the mount ends. `guest` handles the requests about its transaction.
+//! `kvfs mount kvfs+unix:SOCKET DIR`, with `--snapshot NAME`, `--txn` or `--lease`: the files of a
+//! snapshot or of a transaction, or the main files, are mounted on this machine, and their store is
+//! on a server (`kvfs serve`). The daemon has no store to lock, so it does far less than that of
+//! `daemon`: it answers the kernel until the mount ends. `guest` handles the requests about its
+//! transaction.
 //!
 //! The mount waits for a server that is gone for a while. If that takes longer than a minute, or
 //! than the time of `--timeout`, calls fail until the server answers again.
@@ -16,7 +17,8 @@ use std::time::Duration;
 use env::Machine;
 use kvdb::{Kvdb, ServedView};
 use kvdb_wire::{
-    Client, ClientOptions, FailureCode, ServedTransaction, SnapshotView, TransactionKey,
+    Client, ClientOptions, FailureCode, LeaseOptions, ServedTransaction, SnapshotView,
+    TransactionKey,
 };
 use kvfs::{Fs, FsOptions, Views};
 use kvfs_fuse::view_names::view_name;
@@ -86,13 +88,17 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
             all.push("--txn".into());
             all.extend(asked.durable.then(|| "--durable".into()));
         }
+        View::Lease { takes } => {
+            all.push("--lease".into());
+            all.extend(takes.then(|| "--take".into()));
+        }
     }
     if let Some(timeout) = args.timeout {
         all.extend(["--timeout".into(), timeout.to_string().into()]);
     }
     all.extend(args.credentials.words()?);
     let key = match view {
-        View::Snapshot(_) => None,
+        View::Snapshot(_) | View::Lease { .. } => None,
         View::Transaction(asked) => asked.key,
     };
     let token = token_for(server, &args.credentials);
@@ -139,6 +145,10 @@ struct Mounting<'a> {
 enum View {
     Snapshot(String),
     Transaction(Asked),
+    /// The main files, from another client if that has them.
+    Lease {
+        takes: bool,
+    },
 }
 
 /// Returns the view that the arguments name. It becomes the whole mount, so it is removed from the
@@ -149,6 +159,9 @@ fn view_of(
     address: &OsStr,
     secrets: &Secrets,
 ) -> Outcome<View> {
+    if args.lease {
+        return lease_of(options, args);
+    }
     if !args.txn {
         return snapshot_of(options, args, address).map(View::Snapshot);
     }
@@ -164,6 +177,17 @@ fn view_of(
         return wrong("a snapshot does not change", "leave out --txn, or the snapshot and ro");
     }
     Ok(View::Transaction(Asked { branch, durable: args.durable, key: key_of(args, secrets)? }))
+}
+
+/// Returns the view of the main files.
+fn lease_of(options: &mut Options, args: &Args) -> Outcome<View> {
+    let view = std::mem::take(&mut options.mount.root);
+    if view.iter().next().is_none() && !options.mount.read_only {
+        return Ok(View::Lease { takes: args.take });
+    }
+    let what = "the lease is of the main files, which are written";
+    let hint = "leave out ro, and snapshot= or clone=: a clone is written in a transaction, --txn";
+    Err(Failure::new(Exit::Usage, what).hint(hint))
 }
 
 /// Returns the key of the transaction to take up.
@@ -208,7 +232,7 @@ fn snapshot_of(options: &mut Options, args: &Args, address: &OsStr) -> Outcome<S
 /// Fails if an option is given that requires a store on this machine.
 fn refuse_of_local_stores(options: &Options, args: &Args) -> Outcome {
     let is_local = args.write
-        || args.take
+        || (args.take && !args.lease)
         || args.offline
         || args.cache.is_some()
         || args.cache_size.is_some()
@@ -226,7 +250,8 @@ fn refuse_of_local_stores(options: &Options, args: &Args) -> Outcome {
     }
     let what = "the store is with a server, and this is asked of one that is here";
     Err(Failure::new(Exit::Usage, what).hint(
-        "leave out all but --snapshot, --txn, --timeout, --memory, --log, and options of mount(8)",
+        "leave out all but --snapshot, --txn, --lease, --timeout, --memory, --log, and options of \
+         mount(8)",
     ))
 }
 
@@ -252,7 +277,8 @@ fn serve(
     daemon::prepare_process();
     let log = daemon::start_log(options.log.as_deref())?;
     let (fs, client, transaction) = open(asked, options)?;
-    let is_new = matches!(asked.view, View::Transaction(Asked { key: None, .. }));
+    let is_new =
+        matches!(asked.view, View::Transaction(Asked { key: None, .. }) | View::Lease { .. });
     let mut unmounted = Unmounted(transaction.clone().filter(|_| is_new));
     let address = asked.server.address();
     // The mount has only this view, so the store of `Views` is an empty one in memory.
@@ -272,7 +298,7 @@ fn serve(
         Record::of_this_process(mounted.device(), Path::new(&address), mounted.mount_point());
     record.source = source.into();
     record.log = log;
-    let durable = guest.transaction.as_ref().filter(|open| open.is_durable());
+    let durable = guest.transaction.as_ref().filter(|open| open.is_durable() && !open.is_lease());
     record.key = durable.map(|open| guest::key_text(&open.key()));
     record.write().map_err(|e| Failure::io("cannot write the record of the mount", &e))?;
     let listening = guest.clone().listen()?;
@@ -390,7 +416,13 @@ fn open(
         (kvdb_wire::Error::NoPlace(what), _) => {
             Failure::new(Exit::Busy, format!("{address}: {what}"))
         }
-        (kvdb_wire::Error::Failed(failure), View::Transaction(_)) => {
+        (kvdb_wire::Error::Failed(failure), View::Lease { .. })
+            if failure.code == FailureCode::Locked =>
+        {
+            Failure::new(Exit::Busy, format!("{address}: {failure}"))
+                .hint("--take takes the files from the mount that has them, which then fails")
+        }
+        (kvdb_wire::Error::Failed(failure), View::Transaction(_) | View::Lease { .. }) => {
             Failure::new(Exit::Failed, format!("{address}: {failure}"))
         }
         (e, _) if matches!(server, Server::Network { .. }) && is_cut(&e) => {
@@ -422,6 +454,12 @@ fn open(
             let label = format!("over the wire, process {}", std::process::id());
             let transaction = guest::begin(&client, asked, &label).map_err(cannot)?;
             (Fs::served_transaction(transaction.clone(), env, fs_options), Some(transaction))
+        }
+        View::Lease { takes } => {
+            let label = format!("process {} on {}", std::process::id(), places::host_name());
+            let options = LeaseOptions { takes: *takes, label, ..LeaseOptions::default() };
+            let lease = Arc::new(ServedTransaction::lease(&client, options).map_err(cannot)?);
+            (Fs::served_transaction(lease.clone(), env, fs_options), Some(lease))
         }
     };
     let fs = opened.map_err(|e| {

@@ -87,6 +87,7 @@ mod scrub;
 mod secrets;
 mod selection;
 mod served;
+mod served_leases;
 mod served_mounts;
 mod served_network;
 mod served_runs;

@@ -65,6 +65,8 @@ mod tests {
         let file = there.mainline().lookup(ROOT, b"file").unwrap().ino;
         there.mainline().unlink(ROOT, b"file").unwrap();
         make(there.mainline(), b"other");
+        // A server that is begun again leaves its content alone.
+        assert_eq!(opened(&db, true).mainline().orphans().unwrap(), [file]);
         assert_eq!(there.mainline().read(file, 0, 3).unwrap().to_vec(), [7; 3]);
         here.take_back().unwrap();
         assert!(here.mainline().lookup(ROOT, b"file").is_err());
