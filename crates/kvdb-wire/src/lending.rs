@@ -171,7 +171,7 @@ impl Lending {
             if !asked.takes && silent < held.time() {
                 return Err(lent_to(held, silent));
             }
-            tracing::info!("the lease of {} is taken by {}", held.label, asked.label);
+            tracing::info!("the lease of {} ends, since another client takes it", held.label);
             self.end(&mut state, Stands::Lost).map_err(of_store)?;
         }
         let lent_in = self.host.lend(None).map_err(of_store)?;
@@ -183,7 +183,11 @@ impl Lending {
             batches: 0,
             time: u32::try_from(lease_time(asked.lease).as_millis()).unwrap_or(u32::MAX),
             lent_in,
-            label: asked.label.clone(),
+            // It is shown to people, and comes from a client.
+            label: match &*asked.label {
+                "" => "a client".into(),
+                label => label.escape_debug().to_string(),
+            },
         };
         // It is on disk before the client knows it, so that no two leases have one epoch.
         if let Err(e) = self.note(&record, Durability::Synced) {

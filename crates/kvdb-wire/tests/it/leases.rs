@@ -80,6 +80,11 @@ fn a_second_client_is_told_who_has_the_lease_and_one_that_takes_it_fences_the_fi
     assert!(!first.writable());
     assert!(first.over().unwrap().contains("the desk"), "{:?}", first.over());
     is_lost(first.give_back());
+    let third = leased(&client, true, "\u{1b}[2J").unwrap();
+    is_lost(second.renew());
+    assert!(second.over().unwrap().contains("\\u{1b}"), "{:?}", second.over());
+    third.give_back().unwrap();
+    let second = leased(&other, false, "the desk").unwrap();
     assert_eq!(
         text(scope(&second).get(dict, b"both").unwrap()).as_deref(),
         Some("of the first"),
