@@ -49,8 +49,8 @@ pub(crate) fn lease_time(asked: u32) -> Duration {
     }
 }
 
-/// Returns whether a client holds the lease of the main branch of a store, of which no server needs
-/// to be there. Programs that serve the store then leave to the client what it has in use.
+/// Returns whether a client holds the lease of the main branch of a store, also while no server is
+/// there. A program that serves the store then leaves the files alone that the client has in use.
 pub fn is_lent(db: &Kvdb) -> kvdb::Result<bool> {
     let Some(dict) = Records::dict_of(db) else { return Ok(false) };
     let record = LeaseRecord::read(db, dict)?;

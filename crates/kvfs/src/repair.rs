@@ -21,7 +21,7 @@ use kvdb::{Batch, DictionaryId, FaultKeys, Kvdb, RepairReport, View};
 use crate::attr::{FileKind, Ino, ROOT, Timestamp};
 use crate::error::Result;
 use crate::fs::counter::{given_below, largest_ino, noted_bound, notes_of, valid_reserved};
-use crate::layout::counter::{BOUND_KEY, branch_range, encode_number};
+use crate::layout::counter::{BOUND_KEY, LENT_KEY, branch_range, encode_number};
 use crate::layout::{self, Attributes, Body, Layout, Xattrs};
 use crate::reservation::INO_LIMIT;
 use crate::verify::Finding;
@@ -85,6 +85,10 @@ pub fn repair(db: &Kvdb, env: &dyn Env, losses: Losses) -> Result<Repaired> {
         if let Some(notes) = notes {
             let changed = !removed.is_empty() || !mend.batch.is_empty();
             mend.count_again(notes, noted.filter(|_| !changed), given);
+            // A client that has the main branch by lease knows it as it was before.
+            if view.get(notes, LENT_KEY)?.is_some() {
+                mend.batch.delete(notes, LENT_KEY);
+            }
         }
         mended = mend.mended;
         Ok(mend.batch)

@@ -38,6 +38,8 @@ mod tests {
     use kvdb::Kvdb;
 
     use super::*;
+    use crate::fs::counter::notes_of;
+    use crate::layout::counter::LENT_KEY;
     use crate::{Caller, FileKind, Fs, FsOptions, ROOT};
 
     fn opened(db: &Kvdb, lent: bool) -> Views {
@@ -74,6 +76,16 @@ mod tests {
         let report = here.mainline().verify().unwrap();
         assert_eq!(report.findings, []);
         assert_eq!(report.orphans, 0);
+    }
+
+    #[test]
+    fn a_repair_ends_a_lending() {
+        let db = Kvdb::in_memory();
+        opened(&db, false).lend(None).unwrap();
+        let notes = notes_of(&db).unwrap();
+        assert!(db.get(notes, LENT_KEY).unwrap().is_some());
+        crate::repair(&db, &Simulated::new(1), crate::Losses::Keep).unwrap();
+        assert!(db.get(notes, LENT_KEY).unwrap().is_none());
     }
 
     #[test]
