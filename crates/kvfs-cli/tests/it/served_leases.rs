@@ -43,8 +43,9 @@ fn a_mount_by_lease_writes_the_main_files_and_a_second_one_has_to_take_them() {
     let serving = place.serve();
     let (one, two) = (place.path("one"), place.path("two"));
     succeeds(&mut lease(&place, "one"));
-    write(&one, "new", "of the first").expect("written");
     std::fs::remove_file(one.join("a/file3")).expect("removed");
+    // This syncs all that was done before.
+    write(&one, "new", "of the first").expect("written");
     refused(&mut lease(&place, "two"), "has the lease");
     refused(kvfs().arg("commit").arg(&one), "without a commit");
     let shown = said(&succeeds(kvfs().arg("stat").arg(&one)));
