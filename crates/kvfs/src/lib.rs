@@ -31,8 +31,9 @@
 //!   `ticker`.
 //! - Transactions, snapshots and clones: `views`, `apply_commit`, `merge`, `fs/superseded`,
 //!   `snapshots`, `difference`, `changed_paths`, `going_down`; `views/in_use`, for another process
-//!   that continues with all of it. Merging branches: `merging`, `three_way`, `views/merging`,
-//!   `views/common_states`; forks: `views/merging_forks`.
+//!   that continues with all of it; `views/lent`, for a client of a server that has the mainline.
+//!   Merging branches: `merging`, `three_way`, `views/merging`, `views/common_states`; forks:
+//!   `views/merging_forks`.
 //! - Whole trees: `walk`, `tree`, `tree_order`, `clone_tree`, `same_file`, `remove_tree`,
 //!   `whole`.
 //! - Checking: `verify`, `repair`, `losses`, `salvage`, `scrub_note`, `describe_keys`.
