@@ -134,7 +134,7 @@ pub fn run(args: Args, output: &Output) -> Outcome {
             Box::new((listening, server))
         }
         Address::Vsock(at, tokens) => {
-            let server = of_network(db, views_of_clients, args.share)?;
+            let server = of_network(db, files, args.share)?;
             let listening = vsock::Listening::begin(at, tokens, Arc::downgrade(&server))?;
             let address = listening.address();
             let value =
