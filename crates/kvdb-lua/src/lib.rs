@@ -7,7 +7,8 @@
 //! it and starts another one; changes that the script made by then are undone with its transaction.
 //!
 //! `wire` contains the messages between the two, `watchful` their waits for one another, `shebang`
-//! the parser of a script's first line with its permissions. The other modules belong to the
+//! the parser of a script's first line with its permissions, `library` that of a library's first
+//! line, and the functions that a library registers. The other modules belong to the
 //! worker: `worker` runs the conversation, `confine` removes the rights of the process, `state`
 //! makes an interpreter with Redis' libraries, `replies` translates replies of commands and results
 //! of scripts.
@@ -40,6 +41,7 @@
 
 #![warn(missing_docs)]
 
+pub mod library;
 pub mod shebang;
 pub mod watchful;
 pub mod wire;

@@ -1,7 +1,8 @@
 -- Makes what a script sees out of the functions that the worker has: `raw` are those, `globals` the
 -- table that an interpreter begins with. Returns the environment of scripts, the function that
 -- runs one, one that tells whether what scripts share is as it was, and the names of what a script
--- could use to change it so that this would not be seen.
+-- could use to change it so that this would not be seen; then the environment of libraries, the
+-- function that runs one and returns what it registers, and one that calls a function of it.
 --
 -- Functions of the worker return false and a message where they fail. Here it is raised, with the
 -- place in the script. A global that is not there is an error, and none can be made.
@@ -176,13 +177,15 @@ function globals.rawset(...)
     return first_rawset(...)
 end
 
+local NONEXISTENT = "Script attempted to access nonexistent global variable '"
+local missing = {
+    __index = function(_, name)
+        error(NONEXISTENT .. tostring(name) .. "'", 2)
+    end,
+}
 local environment = lock(globals)
 globals._G = environment
-first_setmetatable(globals, {
-    __index = function(_, name)
-        error("Script attempted to access nonexistent global variable '" .. tostring(name) .. "'", 2)
-    end,
-})
+first_setmetatable(globals, missing)
 
 -- Text is compiled, bytecode is not: there is no telling what it would do.
 function globals.loadstring(text, name)
@@ -215,6 +218,155 @@ end
 
 local function run(script)
     return xpcall(script, raw.locate)
+end
+
+-- The functions of the library that is being run, in their order and by their names in lower case.
+local registered
+
+local FLAGS = { ['no-writes'] = 1, ['allow-oom'] = 2, ['allow-stale'] = 4, ['no-cluster'] = 8,
+    ['allow-cross-slot-keys'] = 16 }
+
+local function text(value, otherwise)
+    if type(value) ~= 'string' and type(value) ~= 'number' then
+        fail(otherwise)
+    end
+    return tostring(value)
+end
+
+local function flags_of(list)
+    local flags = 0
+    for _, flag in ipairs(list) do
+        local bit = FLAGS[text(flag, 'unknown flag given'):lower()]
+        if not bit then
+            fail('unknown flag given')
+        end
+        if flags % (2 * bit) < bit then
+            flags = flags + bit
+        end
+    end
+    return flags
+end
+
+local function named(given)
+    local found = { flags = 0 }
+    for key, value in next, given do
+        if type(key) ~= 'string' and type(key) ~= 'number' then
+            fail('named argument key given to redis.register_function is not a string')
+        end
+        local word = tostring(key):lower()
+        if word == 'function_name' then
+            found.name = text(value,
+                'function_name argument given to redis.register_function must be a string')
+        elseif word == 'description' then
+            found.description = text(value,
+                'description argument given to redis.register_function must be a string')
+        elseif word == 'callback' then
+            if type(value) ~= 'function' then
+                fail('callback argument given to redis.register_function must be a function')
+            end
+            found.callback = value
+        elseif word == 'flags' then
+            if type(value) ~= 'table' then
+                fail('flags argument to redis.register_function must be a table representing function flags')
+            end
+            found.flags = flags_of(value)
+        else
+            fail('unknown argument given to redis.register_function')
+        end
+    end
+    if not found.name then
+        fail('redis.register_function must get a function name argument')
+    end
+    if not found.callback then
+        fail('redis.register_function must get a callback argument')
+    end
+    return found
+end
+
+local function register_function(...)
+    local count, first, second = select('#', ...), ...
+    local found
+    if not registered then
+        fail('redis.register_function can only be called on FUNCTION LOAD command')
+    elseif count == 1 then
+        if type(first) ~= 'table' then
+            fail('calling redis.register_function with a single argument is only applicable to Lua table (representing named arguments).')
+        end
+        found = named(first)
+    elseif count == 2 then
+        found = { flags = 0, callback = second }
+        found.name = text(first, 'first argument to redis.register_function must be a string')
+        if type(second) ~= 'function' then
+            fail('second argument to redis.register_function must be a function')
+        end
+    else
+        fail('wrong number of arguments to redis.register_function')
+    end
+    if not found.name:find('^[%w_]+$') then
+        fail('Library names can only contain letters, numbers, or underscores(_) and must be at least one character long')
+    end
+    local lower = found.name:lower()
+    if registered.named[lower] then
+        fail('Function already exists in the library')
+    end
+    registered.named[lower] = found
+    registered[#registered + 1] = found
+end
+
+-- While a library is run it sees this alone. Its functions see what scripts see, without what
+-- Redis does not show to them, and without the keys and arguments of scripts.
+local at_first = { redis = { register_function = register_function } }
+for _, name in ipairs({ 'log', 'LOG_DEBUG', 'LOG_VERBOSE', 'LOG_NOTICE', 'LOG_WARNING',
+    'REDIS_VERSION', 'REDIS_VERSION_NUM' }) do
+    at_first.redis[name] = redis[name]
+end
+first_setmetatable(at_first.redis, missing)
+at_first.redis = lock(at_first.redis)
+local withheld = { os = true, getfenv = true, setfenv = true, KEYS = true, ARGV = true }
+local library = {}
+first_setmetatable(library, {
+    __index = function(_, name)
+        local value
+        if registered then
+            value = at_first[name]
+        elseif name == '_G' then
+            value = library
+        elseif not withheld[name] then
+            value = rawget(globals, name)
+        end
+        if value == nil then
+            error(NONEXISTENT .. tostring(name) .. "'", 2)
+        end
+        return value
+    end,
+    __newindex = refuse,
+    __metatable = first_setmetatable({}, { __newindex = refuse, __metatable = false }),
+})
+locked[library] = true
+
+local function register(script)
+    registered = { named = {} }
+    local done, fault = xpcall(script, raw.locate)
+    local found = registered
+    registered = nil
+    if done then
+        return true, found
+    end
+    return false, fault
+end
+
+local function invoke(script, name, keys, arguments)
+    local done, found = register(script)
+    if not done then
+        return false, found
+    end
+    local wanted = found.named[name:lower()]
+    if not wanted then
+        return false, { err = 'ERR Function not found' }
+    end
+    return xpcall(function()
+        return wanted.callback(keys, arguments)
+    end, raw.locate)
 end
 
 -- What is reachable by these names does not change, or in a way that `untouched` sees.
@@ -264,4 +416,4 @@ local function untouched()
     end
     return true
 end
-return environment, run, untouched, harmful
+return environment, run, untouched, harmful, library, register, invoke

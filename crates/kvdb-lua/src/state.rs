@@ -17,6 +17,7 @@ use std::rc::Rc;
 
 use mlua::{ChunkMode, Function, Lua, LuaOptions, MultiValue, StdLib, Table, Value, ffi};
 
+use crate::library::{FLAGS, Function as Registered};
 use crate::numbers::general;
 use crate::{bits, json, msgpack, name_of, replies, structs};
 
@@ -25,6 +26,8 @@ const PRELUDE: &str = include_str!("prelude.lua");
 const VERSION: (&str, u32) = ("7.0.15", 0x0007_000f);
 /// The name of a script in messages, as Redis has it.
 pub const SCRIPT: &str = "@user_script";
+/// The name of a library in messages.
+const LIBRARY: &str = "@user_function";
 
 /// The server of a script.
 pub trait Server {
@@ -40,18 +43,27 @@ const REUSED_BELOW: usize = 1 << 20;
 const COMPILED: usize = 64;
 const LONGEST_COMPILED: usize = 16 << 10;
 
+type Compiled = RefCell<HashMap<Vec<u8>, Function>>;
+
 /// An interpreter that has run nothing yet, or only scripts that left no trace.
 pub struct State {
     lua: Lua,
     environment: Table,
     run: Function,
     untouched: Function,
+    /// The environment of libraries, the function that runs one, and the one that calls a function
+    /// of it.
+    library: Table,
+    register: Function,
+    invoke: Function,
     /// Names of global variables whose use prevents the interpreter from being used again.
     harmful: HashSet<Vec<u8>>,
     version: Rc<RefCell<u8>>,
     settings: Rc<RefCell<json::Settings>>,
     /// Compiled scripts by their texts.
-    compiled: RefCell<HashMap<Vec<u8>, Function>>,
+    compiled: Compiled,
+    /// Compiled libraries by their texts.
+    libraries: Compiled,
     spoilt: Cell<bool>,
 }
 
@@ -71,12 +83,32 @@ impl State {
         let (version, settings) = (Rc::new(RefCell::new(2)), Rc::default());
         let raw = functions(&lua, &version, &settings, server)?;
         let prelude = lua.load(PRELUDE).set_name("=prelude").into_function()?;
-        let (environment, run, untouched, harmful): (_, _, _, Vec<mlua::String>) =
-            prelude.call((raw, lua.globals()))?;
+        let (environment, run, untouched, harmful, library, register, invoke): (
+            _,
+            _,
+            _,
+            Vec<mlua::String>,
+            _,
+            _,
+            _,
+        ) = prelude.call((raw, lua.globals()))?;
         let harmful = harmful.iter().map(|name| name.as_bytes().to_vec()).collect();
         lua.set_memory_limit(memory)?;
-        let (compiled, spoilt) = (RefCell::default(), Cell::new(false));
-        Ok(State { lua, environment, run, untouched, harmful, version, settings, compiled, spoilt })
+        Ok(State {
+            lua,
+            environment,
+            run,
+            untouched,
+            library,
+            register,
+            invoke,
+            harmful,
+            version,
+            settings,
+            compiled: Compiled::default(),
+            libraries: Compiled::default(),
+            spoilt: Cell::new(false),
+        })
     }
 
     /// Returns whether the next script may use this interpreter, because it cannot detect that
@@ -91,14 +123,33 @@ impl State {
     /// Compiles a script that will run, or returns the reason of the failure. The compiled form may
     /// be kept.
     pub fn prepare(&self, text: &[u8]) -> Result<Function, Vec<u8>> {
-        if let Some(known) = self.compiled.borrow().get(text) {
+        self.prepared(&self.compiled, text, || self.compile(text))
+    }
+
+    /// Does the same as [`State::prepare`] for the text of a library.
+    pub fn prepare_library(&self, text: &[u8]) -> Result<Function, Vec<u8>> {
+        self.prepared(&self.libraries, text, || {
+            let compiled = self.chunk(text, LIBRARY, &self.library);
+            compiled.map_err(|error| {
+                format!("ERR Error compiling function: {}", message(&error)).into_bytes()
+            })
+        })
+    }
+
+    fn prepared(
+        &self,
+        all: &Compiled,
+        text: &[u8],
+        compile: impl FnOnce() -> Result<Function, Vec<u8>>,
+    ) -> Result<Function, Vec<u8>> {
+        if let Some(known) = all.borrow().get(text) {
             return Ok(known.clone());
         }
-        let compiled = self.compile(text)?;
+        let compiled = compile()?;
         if words(text).any(|word| self.harmful.contains(word)) {
             self.spoilt.set(true);
         } else if text.len() <= LONGEST_COMPILED {
-            let mut all = self.compiled.borrow_mut();
+            let mut all = all.borrow_mut();
             if all.len() == COMPILED {
                 all.clear();
             }
@@ -109,43 +160,110 @@ impl State {
 
     /// Compiles a script, or returns the reason of the failure.
     pub fn compile(&self, text: &[u8]) -> Result<Function, Vec<u8>> {
-        let chunk = self.lua.load(text).set_name(SCRIPT).set_mode(ChunkMode::Text);
-        let compiled = chunk.set_environment(self.environment.clone()).into_function();
+        let compiled = self.chunk(text, SCRIPT, &self.environment);
         compiled.map_err(|error| {
             let text = format!("ERR Error compiling script (new function): {}", message(&error));
             text.into_bytes()
         })
     }
 
-    /// Runs a script that was compiled by this interpreter; `name` appears in messages.
-    pub fn run(&self, script: &Function, name: &[u8], keys: &[&[u8]], arguments: &[&[u8]]) -> End {
+    fn chunk(&self, text: &[u8], name: &str, environment: &Table) -> mlua::Result<Function> {
+        let chunk = self.lua.load(text).set_name(name).set_mode(ChunkMode::Text);
+        chunk.set_environment(environment.clone()).into_function()
+    }
+
+    /// Runs a library that was compiled by this interpreter, and returns the functions that it
+    /// registers, or the reason of the failure.
+    pub fn register(&self, library: &Function) -> Result<Vec<Registered>, Vec<u8>> {
+        let failed = |why: &[u8]| [b"ERR Error registering functions: ", why].concat();
+        let ended = self.register.call::<(bool, Table)>(library);
+        let why = match ended.and_then(|(done, found)| match done {
+            true => Ok(Ok(registered(&found)?)),
+            false => Ok(Err(found.raw_get::<mlua::String>("err")?.as_bytes().to_vec())),
+        }) {
+            Ok(Ok(functions)) if functions.is_empty() => {
+                return Err(b"ERR No functions registered".to_vec());
+            }
+            Ok(Ok(functions)) => return Ok(functions),
+            Ok(Err(why)) => why,
+            Err(error) => message(&error).into_bytes(),
+        };
+        self.spoilt.set(true);
+        Err(failed(&why))
+    }
+
+    /// Runs a library that was compiled by this interpreter, and calls the function of this name
+    /// that it registers.
+    pub fn invoke(
+        &self,
+        library: &Function,
+        name: &[u8],
+        keys: &[&[u8]],
+        arguments: &[&[u8]],
+    ) -> End {
+        self.begin();
+        // Those of a script that ran before are not to be found.
+        let globals = self.lua.globals();
+        let hidden = ["KEYS", "ARGV"].into_iter().try_for_each(|name| globals.raw_remove(name));
+        let called = hidden.and_then(|()| {
+            let words = (self.lua.create_string(name)?, self.words(keys)?, self.words(arguments)?);
+            self.invoke.call::<(bool, Value)>((library, words.0, words.1, words.2))
+        });
+        self.ended(called, &String::from_utf8_lossy(name))
+    }
+
+    fn words(&self, words: &[&[u8]]) -> mlua::Result<Table> {
+        let words = words.iter().map(|word| self.lua.create_string(word));
+        self.lua.create_sequence_from(words.collect::<mlua::Result<Vec<_>>>()?)
+    }
+
+    fn begin(&self) {
         *self.version.borrow_mut() = 2;
         // SAFETY: no other thread of the worker draws numbers, or seeds them.
         unsafe { libc::srand(RandomState::new().hash_one(()) as u32) };
-        let given =
-            [("KEYS", keys), ("ARGV", arguments)].into_iter().try_for_each(|(name, all)| {
-                let all = all.iter().map(|one| self.lua.create_string(one));
-                let all = all.collect::<mlua::Result<Vec<_>>>()?;
-                self.lua.globals().raw_set(name, self.lua.create_sequence_from(all)?)
-            });
-        let name = String::from_utf8_lossy(name);
+    }
+
+    /// Runs a script that was compiled by this interpreter; `name` appears in messages.
+    pub fn run(&self, script: &Function, name: &[u8], keys: &[&[u8]], arguments: &[&[u8]]) -> End {
+        self.begin();
+        let globals = self.lua.globals();
+        let mut given = [("KEYS", keys), ("ARGV", arguments)].into_iter();
+        let given = given.try_for_each(|(name, all)| globals.raw_set(name, self.words(all)?));
+        let ended = given.and_then(|()| self.run.call::<(bool, Value)>(script));
+        self.ended(ended, &String::from_utf8_lossy(name))
+    }
+
+    fn ended(&self, ended: mlua::Result<(bool, Value)>, name: &str) -> End {
         let failed = |error: &mlua::Error| {
             let why = message(error);
             End::Failed(format!("ERR Error running script {name}, {why}").into_bytes())
         };
-        let ended = given.and_then(|()| self.run.call::<(bool, Value)>(script));
         if !matches!(ended, Ok((true, _))) {
             self.spoilt.set(true);
         }
         match ended {
             Ok((true, value)) => End::Returned(value, *self.version.borrow()),
-            Ok((false, fault)) => match told(&fault, &name) {
+            Ok((false, fault)) => match told(&fault, name) {
                 Ok(text) => End::Failed(text),
                 Err(error) => failed(&error),
             },
             Err(error) => failed(&error),
         }
     }
+}
+
+/// Returns the functions that a library has registered.
+fn registered(found: &Table) -> mlua::Result<Vec<Registered>> {
+    let each = found.sequence_values::<Table>().map(|function| -> mlua::Result<Registered> {
+        let function = function?;
+        let description = function.raw_get::<Option<mlua::String>>("description")?;
+        Ok(Registered {
+            name: function.raw_get::<mlua::String>("name")?.to_string_lossy(),
+            description: description.map(|text| text.as_bytes().to_vec()),
+            flags: function.raw_get::<u8>("flags")? & ((1u8 << FLAGS.len()) - 1),
+        })
+    });
+    each.collect()
 }
 
 /// Returns all words of a text that may be names, including those in comments and strings.
@@ -338,17 +456,18 @@ fn locate(lua: &Lua, fault: Value) -> mlua::Result<Table> {
             table
         }
     };
-    // The innermost function that belongs to the script.
+    // The innermost function that belongs to the script, or to the library.
     for level in 1..32 {
         let place = lua.inspect_stack(level, |function| {
-            let is_script = function.source().source.as_deref() == Some(SCRIPT);
-            is_script.then(|| function.current_line()).flatten()
+            let source = function.source().source;
+            let known = [SCRIPT, LIBRARY].into_iter().find(|name| source.as_deref() == Some(*name));
+            known.zip(function.current_line())
         });
         match place {
             None => break,
             Some(None) => {}
-            Some(Some(line)) => {
-                table.raw_set("source", SCRIPT)?;
+            Some(Some((source, line))) => {
+                table.raw_set("source", source)?;
                 table.raw_set("line", line)?;
                 break;
             }
@@ -358,101 +477,4 @@ fn locate(lua: &Lua, fault: Value) -> mlua::Result<Table> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct NoServer;
-    impl Server for NoServer {
-        fn call(&mut self, _: &[Vec<u8>], _: u8) -> Vec<u8> {
-            b"+OK\r\n".to_vec()
-        }
-        fn log(&mut self, _: u8, _: &[u8]) {}
-    }
-
-    fn state() -> State {
-        State::new(64 << 20, Rc::new(RefCell::new(NoServer))).expect("an interpreter")
-    }
-
-    fn run(state: &State, script: &str) -> End {
-        let script = state.prepare(script.as_bytes()).expect("it compiles");
-        state.run(&script, b"name", &[b"key"], &[b"argument"])
-    }
-
-    #[test]
-    fn what_most_scripts_do_leaves_an_interpreter_as_new() {
-        let state = state();
-        for script in [
-            "return 1",
-            "return redis.call('GET', KEYS[1])",
-            "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
-            "local t = {} for i = 1, 9 do table.insert(t, tostring(i)) end return table.concat(t)",
-            "local t = cjson.decode('[1, 2]') return cjson.encode({a = t[1], payload = 'loads'})",
-            "redis.setresp(3) return {err = 'MINE no'}",
-            "return pcall(error, 'caught')",
-        ] {
-            assert!(matches!(run(&state, script), End::Returned(..)), "{script}");
-            assert!(state.is_as_new(), "{script}");
-        }
-        // The version is RESP2 again.
-        assert!(matches!(run(&state, "return 1"), End::Returned(_, 2)));
-    }
-
-    #[test]
-    fn what_might_change_another_script_does_not() {
-        for script in [
-            "string.mine = 1",
-            "string.format = nil",
-            "local s = string s.rep = s.len",
-            "math.pi = 3",
-            "table.insert(redis, 'mine')",
-            "table.insert(cjson, 'mine')",
-            "cjson.encode_number_precision(3)",
-            "cjson['encode_' .. 'max_depth'](3)",
-            "getmetatable('').__index = table",
-            "setmetatable(string, {})",
-            "rawset(string, 'mine', 1)",
-            "getfenv(0).mine = 1",
-            "pcall(setfenv, redis.error_reply, {})",
-            "local name = 'get' .. 'fenv' _G[name](0).mine = 1",
-            "loadstring('return 1')()",
-            "load(function() end)",
-            "coroutine.wrap(function() end)()",
-            "collectgarbage('stop')",
-            "error('failed')",
-            "local t = {} for i = 1, 1e5 do t[i] = {i} end redis.kept = nil",
-            "local s = string.rep('x', 2e6) return s",
-        ] {
-            let state = state();
-            assert!(state.is_as_new());
-            run(&state, script);
-            assert!(!state.is_as_new(), "{script}");
-        }
-    }
-
-    #[test]
-    fn what_a_script_draws_does_not_follow_from_the_one_before() {
-        let state = state();
-        let draw = || {
-            assert!(matches!(run(&state, "math.randomseed(7) return 1"), End::Returned(..)));
-            match run(&state, "return math.random(1, 1000000000)") {
-                End::Returned(Value::Number(drawn), _) => drawn,
-                End::Returned(Value::Integer(drawn), _) => drawn as f64,
-                _ => panic!("no number"),
-            }
-        };
-        let (first, second) = (draw(), draw());
-        assert!(first != second, "{first} twice");
-        assert!(state.is_as_new());
-    }
-
-    #[test]
-    fn all_global_variables_are_either_known_to_be_harmless_or_not() {
-        let state = state();
-        for name in ["_G", "getfenv", "setfenv", "getmetatable", "setmetatable", "rawset", "load"] {
-            assert!(state.harmful.contains(name.as_bytes()), "{name}");
-        }
-        for name in ["redis", "string", "pcall", "KEYS"] {
-            assert!(!state.harmful.contains(name.as_bytes()), "{name}");
-        }
-    }
-}
+mod tests;

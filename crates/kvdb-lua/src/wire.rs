@@ -1,10 +1,11 @@
 //! The messages between a server and a worker.
 //!
 //! A frame consists of a byte for its kind, the length of the payload in four bytes, and the
-//! payload. The server begins with `Load` or `Run`. A worker answers `Run` with any number of
-//! `Call` and `Log` frames, followed by `Done`, `Failed` or `Uncompiled`; the server answers each
-//! `Call` with an `Answer`. The worker answers `Load` with `Loaded` or `Uncompiled`. Numbers are
-//! little-endian.
+//! payload. The server begins with `Load`, `Register`, `Run` or `Invoke`. A worker answers `Run`
+//! and `Invoke` with any number of `Call` and `Log` frames, followed by `Done`, `Failed` or
+//! `Uncompiled`; the server answers each `Call` with an `Answer`. The worker answers `Load` with
+//! `Loaded` or `Uncompiled`, and `Register` with any number of `Log` frames, followed by
+//! `Registered` or `Uncompiled`. Numbers are little-endian.
 
 use std::io::{self, Read, Write};
 
@@ -13,8 +14,14 @@ use std::io::{self, Read, Write};
 pub enum Kind {
     /// To the worker: a text, of which it reports whether it compiles.
     Load,
+    /// To the worker: an encoded [`Run`] whose text is a library, of which it reports the
+    /// functions.
+    Register,
     /// To the worker: an encoded [`Run`].
     Run,
+    /// To the worker: an encoded [`Run`] whose text is a library, and whose name is the function of
+    /// it that is called.
+    Invoke,
     /// To the worker: the reply of a command, as RESP.
     Answer,
     /// To the server: the RESP version of the wanted answer, as a byte, and a list of the arguments
@@ -24,7 +31,10 @@ pub enum Kind {
     Log,
     /// To the server: the script compiles.
     Loaded,
-    /// To the server: the script does not compile; an error with its code.
+    /// To the server: the library was run; its functions, encoded by [`crate::library::encode`].
+    Registered,
+    /// To the server: the script does not compile, or the library registers no functions; an error
+    /// with its code.
     Uncompiled,
     /// To the server: the result of the script, as one reply in RESP.
     Done,
@@ -32,13 +42,16 @@ pub enum Kind {
     Failed,
 }
 
-const KINDS: [(Kind, u8); 9] = [
+const KINDS: [(Kind, u8); 12] = [
     (Kind::Load, b'L'),
+    (Kind::Register, b'Y'),
     (Kind::Run, b'R'),
+    (Kind::Invoke, b'I'),
     (Kind::Answer, b'A'),
     (Kind::Call, b'C'),
     (Kind::Log, b'G'),
     (Kind::Loaded, b'O'),
+    (Kind::Registered, b'E'),
     (Kind::Uncompiled, b'U'),
     (Kind::Done, b'D'),
     (Kind::Failed, b'F'),

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use crate::confine;
+use crate::library;
 use crate::replies::{self, Unwritable, Versions};
 use crate::state::{End, Server, State};
 use crate::watchful::Watchful;
@@ -104,8 +105,9 @@ fn serve() -> io::Result<()> {
                 Ok(_) => (Kind::Loaded, Vec::new()),
                 Err(why) => (Kind::Uncompiled, replies::one_line(&why)),
             },
-            Kind::Run => match Run::decode(&frame.payload) {
-                Some(script) => run_script(&state, &script),
+            kind @ (Kind::Register | Kind::Run | Kind::Invoke) => match Run::decode(&frame.payload)
+            {
+                Some(script) => run_script(&state, kind, &script),
                 None => return Ok(()),
             },
             _ => return Ok(()),
@@ -124,13 +126,27 @@ fn serve() -> io::Result<()> {
     }
 }
 
-fn run_script(state: &State, script: &Run<'_>) -> (Kind, Vec<u8>) {
+fn run_script(state: &State, kind: Kind, script: &Run<'_>) -> (Kind, Vec<u8>) {
     confine::end_after(script.seconds);
-    let compiled = match state.prepare(script.text) {
+    let compiled = match kind {
+        Kind::Run => state.prepare(script.text),
+        _ => state.prepare_library(script.text),
+    };
+    let compiled = match compiled {
         Ok(compiled) => compiled,
         Err(why) => return (Kind::Uncompiled, replies::one_line(&why)),
     };
-    match state.run(&compiled, script.name, &script.keys, &script.arguments) {
+    let end = match kind {
+        Kind::Register => {
+            return match state.register(&compiled) {
+                Ok(functions) => (Kind::Registered, library::encode(&functions)),
+                Err(why) => (Kind::Uncompiled, replies::one_line(&why)),
+            };
+        }
+        Kind::Invoke => state.invoke(&compiled, script.name, &script.keys, &script.arguments),
+        _ => state.run(&compiled, script.name, &script.keys, &script.arguments),
+    };
+    match end {
         End::Failed(why) => (Kind::Failed, replies::one_line(&why)),
         End::Returned(value, version) => {
             let versions = Versions { client: script.resp3, script: version == 3 };
