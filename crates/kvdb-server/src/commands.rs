@@ -26,6 +26,7 @@ mod expiry;
 mod feed;
 mod field_values;
 mod fields;
+mod functions;
 mod hashes;
 mod hyperloglog;
 mod info;
@@ -102,7 +103,7 @@ impl Command {
             }
             "blmpop" | "bzmpop" => Some(2),
             "zdiffstore" | "zinterstore" | "zunionstore" => Some(2),
-            "eval" | "evalsha" | "eval_ro" | "evalsha_ro" => Some(2),
+            "eval" | "evalsha" | "eval_ro" | "evalsha_ro" | "fcall" | "fcall_ro" => Some(2),
             _ => None,
         };
         if let Some(at) = counted {

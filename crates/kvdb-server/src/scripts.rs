@@ -17,7 +17,7 @@ pub mod well_formed;
 mod worker;
 
 use pool::Pool;
-pub use pool::Slot;
+pub use pool::{Call, Slot};
 pub use worker::{Broken, Worker};
 
 /// The scripts of all connections.
@@ -109,11 +109,15 @@ impl Scripts {
     pub fn slot(&self) -> Result<Slot, Failure> {
         self.pool.slot(self.time())
     }
-    /// Kills the running scripts; returns whether there was one.
-    pub fn kill(&self) -> bool {
-        self.pool.kill()
+    /// Kills the running scripts, or the running functions. Returns an error if there is none.
+    pub fn kill(&self, functions: bool) -> Result<(), Failure> {
+        self.pool.kill(functions)
     }
-    /// Kills the running scripts, and lets none begin.
+    /// Calls `show` with the function that has run for longest, if one is running.
+    pub fn show_call<T>(&self, show: impl FnOnce(&Call) -> T) -> Option<T> {
+        self.pool.show_call(show)
+    }
+    /// Kills everything that runs, and lets nothing begin.
     pub fn close(&self) {
         self.pool.close();
     }

@@ -379,13 +379,14 @@ fn take(db: &kvdb::Kvdb, args: &ReceiveArgs, output: &Output) -> Outcome {
     }
 }
 
-/// Returns whether the store has no snapshot, no key and no file.
+/// Returns whether the store has no snapshot, no key, no file and no library of functions.
 fn is_new(db: &kvdb::Kvdb) -> Outcome<bool> {
     let cannot = |e| failures::of_database("cannot look into the store", e);
     let view = db.view();
     let mut names = 0;
     for dictionary in db.dictionaries() {
-        if dictionary.name == "nmap" || !dictionary.options.reserved {
+        let is_of_users = !dictionary.options.reserved || dictionary.name == ":functions";
+        if dictionary.name == "nmap" || is_of_users {
             names += view.scan(dictionary.id, b"", b"", 1).map_err(cannot)?.len();
         }
     }

@@ -1,5 +1,5 @@
 //! Answers to programs that ask about parts of Redis that this server does not have: replicas,
-//! modules, users, a cluster, functions. Each says so, and has nothing to change.
+//! modules, users, a cluster. Each says so, and has nothing to change.
 
 use super::{is, unknown_subcommand};
 use crate::failure::{Failure, Outcome};
@@ -81,38 +81,6 @@ fn get_user(s: &Session, name: &[u8], out: &mut Output) {
 /// `CLUSTER`, `READONLY`, `READWRITE`, `ASKING`
 pub fn cluster(_: &mut Session, _: Arguments<'_>, _: &mut Output) -> Outcome {
     Err(Failure::request("This instance has cluster support disabled"))
-}
-
-pub const FUNCTION_USAGE: &str = "LIST [LIBRARYNAME pattern] [WITHCODE] | STATS | FLUSH";
-
-/// `FUNCTION`: there are none, so there is nothing to remove either.
-pub fn function(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
-    match (args.at(1), args.len()) {
-        (c, _) if is(c, "list") => out.array(0),
-        (c, 2 | 3) if is(c, "flush") => out.ok(),
-        (c, 2) if is(c, "stats") => {
-            out.map(2);
-            out.bulk(b"running_script");
-            out.null();
-            out.bulk(b"engines");
-            out.map(1);
-            out.bulk(b"LUA");
-            out.map(2);
-            for name in ["libraries_count", "functions_count"] {
-                out.bulk(name.as_bytes());
-                out.integer(0);
-            }
-        }
-        (c, 2) if is(c, "help") => {
-            out.array(1);
-            out.status(&format!("FUNCTION {FUNCTION_USAGE}"));
-        }
-        (c, 3..) if ["load", "delete", "restore"].iter().any(|name| is(c, name)) => {
-            return Err(Failure::request("functions are not kept here: use EVAL and EVALSHA"));
-        }
-        _ => return Err(unknown_subcommand(args, "FUNCTION")),
-    }
-    Ok(())
 }
 
 /// The error of a client that wants to become a replica.

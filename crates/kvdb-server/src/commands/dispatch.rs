@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::{
-    COMMANDS, Command, InMulti, NONE, find, monitor, multi, sealed, tracking, wrong_arity,
+    COMMANDS, Command, InMulti, NONE, find, is, monitor, multi, sealed, tracking, wrong_arity,
 };
 use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
@@ -187,12 +187,19 @@ fn admit(s: &Session, command: &Command, args: Arguments<'_>) -> Outcome {
     }
     let wanted = command.arity.unsigned_abs() as usize;
     if matches!(s.place, Place::Snapshot(..))
-        && (command.writes || matches!(command.name, "multi" | "watch"))
+        && (command.writes && !shows_functions(command, args)
+            || matches!(command.name, "multi" | "watch"))
     {
         return Err(SNAPSHOT);
     }
     let fits = if command.arity < 0 { args.len() >= wanted } else { args.len() == wanted };
     if fits { sealed::admit(s, command, args) } else { Err(wrong_arity(command.name)) }
+}
+
+/// Returns whether the command is one of those forms of `FUNCTION` that change nothing.
+fn shows_functions(command: &Command, args: Arguments<'_>) -> bool {
+    const FORMS: [&str; 4] = ["dump", "help", "list", "stats"];
+    command.name == "function" && FORMS.iter().any(|form| is(args.at(1), form))
 }
 
 const NOAUTH: Failure =

@@ -1,4 +1,5 @@
-//! Scripts: `EVAL`, `EVALSHA`, their read-only forms, and `SCRIPT`.
+//! Scripts: `EVAL`, `EVALSHA`, their read-only forms, and `SCRIPT`; and the runs of functions
+//! (`functions` has their commands), which differ from those of scripts in what they begin with.
 //!
 //! A script runs in a worker, a process of its own (see `kvdb_lua`), which requests each command.
 //! It is executed as `EXEC` executes its commands: in one transaction of the store, as if it ran
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvdb_lua::wire::{self, Kind};
-use kvdb_lua::{name_of, shebang};
+use kvdb_lua::{library, name_of, shebang};
 
 use super::multi::{Locks, atomically};
 use super::{COMMANDS, InMulti, find, is, may_need_types, run_one, streams, unknown_subcommand};
@@ -19,7 +20,7 @@ use crate::dictionaries::Place;
 use crate::failure::{Failure, Outcome};
 use crate::output::Output;
 use crate::request::{Arguments, Request, integer};
-use crate::scripts::{Broken, Slot, Worker, well_formed};
+use crate::scripts::{Broken, Call, Slot, Worker, well_formed};
 use crate::session::{Executing, Session};
 
 pub const SCRIPT_USAGE: &str = "LOAD script | EXISTS sha1 ... | FLUSH [ASYNC|SYNC] | KILL";
@@ -52,7 +53,9 @@ fn known(s: &Session, args: Arguments<'_>) -> Result<Bytes, Failure> {
 
 /// Returns whether a command needs a worker.
 pub fn is_script(args: Arguments<'_>) -> bool {
-    ["eval", "evalsha", "eval_ro", "evalsha_ro", "script"].iter().any(|name| is(args.at(0), name))
+    const ALL: [&str; 8] =
+        ["eval", "eval_ro", "evalsha", "evalsha_ro", "fcall", "fcall_ro", "function", "script"];
+    ALL.iter().any(|name| is(args.at(0), name))
 }
 
 pub fn script(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
@@ -69,11 +72,7 @@ pub fn script(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome
             how if is(how, "async") || is(how, "sync") => scripts.forget(),
             _ => return Err(Failure::request("SCRIPT FLUSH only support SYNC|ASYNC option")),
         },
-        (c, 2) if is(c, "kill") => {
-            if !scripts.kill() {
-                return Err(Failure::coded("NOTBUSY No scripts in execution right now."));
-            }
-        }
+        (c, 2) if is(c, "kill") => scripts.kill(false)?,
         // There is no debugger, so it is always off.
         (c, 3) if is(c, "debug") && is(args.at(2), "no") => {}
         _ => return Err(unknown_subcommand(args, "SCRIPT")),
@@ -87,7 +86,7 @@ fn load(s: &mut Session, text: &[u8], out: &mut Output) -> Outcome {
     let said = shebang::read(text).map_err(Failure::request)?;
     let until = Instant::now() + s.shared.scripts.time();
     let mut slot = take_slot(s)?;
-    let done = slot.with(|worker| {
+    let done = slot.with(None, |worker| {
         worker.by(until);
         let answer = worker
             .send(Kind::Load, &text[said.length..])
@@ -115,6 +114,79 @@ fn load(s: &mut Session, text: &[u8], out: &mut Output) -> Outcome {
     }
 }
 
+/// Runs a library in a worker, and returns the functions that it registers. `text` is without its
+/// first line.
+pub fn register(
+    s: &mut Session,
+    name: &str,
+    text: &[u8],
+) -> Result<Vec<library::Function>, Failure> {
+    let until = Instant::now() + s.shared.scripts.time();
+    let mut slot = take_slot(s)?;
+    let done = slot.with(None, |worker| {
+        let answer = register_by(worker, until, name, text);
+        let at_rest = answer.is_ok();
+        (answer, at_rest)
+    });
+    give_back(s, slot);
+    let why = match done? {
+        (Ok(Ok(functions)), _) => return Ok(functions),
+        (Ok(Err(why)), _) => String::from_utf8_lossy(&why).into_owned(),
+        (Err(Broken::TooLong), false) => {
+            "ERR Error registering functions: ERR FUNCTION LOAD timeout".into()
+        }
+        (Err(broken), killed) => return Err(gone(s, name, &broken, killed)),
+    };
+    Err(Failure::Coded(why.into()))
+}
+
+fn register_by(
+    worker: &mut Worker,
+    until: Instant,
+    name: &str,
+    text: &[u8],
+) -> Result<Result<Vec<library::Function>, Vec<u8>>, Broken> {
+    worker.by(until);
+    let (keys, arguments) = (Vec::new(), Vec::new());
+    let run = wire::Run {
+        resp3: false,
+        seconds: seconds_until(until),
+        name: name.as_bytes(),
+        text,
+        keys,
+        arguments,
+    };
+    worker.send(Kind::Register, &run.encode())?;
+    let mut logged = 0;
+    loop {
+        let frame = worker.receive(FRAMING)?;
+        match frame.kind {
+            Kind::Log => note_line(name, &frame.payload, &mut logged),
+            Kind::Registered => {
+                return library::decode(&frame.payload).map(Ok).ok_or(Broken::Gone);
+            }
+            Kind::Uncompiled => return Ok(Err(frame.payload)),
+            _ => return Err(Broken::Gone),
+        }
+    }
+}
+
+/// Returns the time after which a worker ends by itself: the server, if it still exists, has ended
+/// the script by then.
+fn seconds_until(until: Instant) -> u32 {
+    let left = until.saturating_duration_since(Instant::now());
+    u32::try_from(left.as_secs()).unwrap_or(u32::MAX).saturating_add(2)
+}
+
+/// Writes a line of a script to the log.
+fn note_line(name: &str, payload: &[u8], logged: &mut usize) {
+    *logged += 1;
+    if *logged <= LINES {
+        let text = payload.get(1..).unwrap_or_default().escape_ascii();
+        tracing::info!("script {name}: {text}");
+    }
+}
+
 fn take_slot(s: &mut Session) -> Result<Slot, Failure> {
     match s.script_slot.take() {
         Some(slot) => Ok(slot),
@@ -126,12 +198,75 @@ fn give_back(s: &mut Session, slot: Slot) {
     s.script_slot = s.executing.is_some().then_some(slot);
 }
 
-/// A script and its arguments.
+/// A function of a library, found by its name.
+pub struct Found {
+    pub name: String,
+    /// The text of its library, and the start of the code in it, after the first line.
+    pub text: Bytes,
+    pub begin: usize,
+    pub only_reads: bool,
+}
+
+/// Calls a function. `find` finds it in the state that its commands will see.
+pub fn call(
+    s: &mut Session,
+    args: Arguments<'_>,
+    only_reads: bool,
+    out: &mut Output,
+    find: impl Fn(&Session) -> Result<Found, Failure>,
+) -> Outcome {
+    find(s)?;
+    let keys = match integer(args.at(2)).ok_or(Failure::request("Bad number of keys provided"))? {
+        n if n > args.len() as i64 - 3 => return Err(TOO_MANY_KEYS),
+        n if n < 0 => return Err(NEGATIVE_KEYS),
+        n => n as usize,
+    };
+    let mut slot = take_slot(s)?;
+    let until = Instant::now() + s.shared.scripts.time();
+    let named: Vec<&[u8]> = args.from(3).take(keys).collect();
+    let mut work = |s: &mut Session, out: &mut Output| -> Outcome {
+        let found = find(s)?;
+        if only_reads && !found.only_reads {
+            return Err(WRITES);
+        }
+        let script = Script {
+            name: found.name,
+            text: found.text,
+            begin: found.begin,
+            function: Some(args),
+            keys: named.clone(),
+            arguments: args.from(3 + keys).collect(),
+            only_reads: only_reads || found.only_reads,
+            until,
+        };
+        run(s, &mut slot, &script, out)
+    };
+    let done = if s.executing.is_some() || matches!(s.place, Place::Snapshot(..)) {
+        work(s, out)
+    } else {
+        atomically(s, &[], Locks::Keys(&named), out, work)
+    };
+    give_back(s, slot);
+    done
+}
+
+const TOO_MANY_KEYS: Failure = Failure::Request(std::borrow::Cow::Borrowed(
+    "Number of keys can't be greater than number of args",
+));
+const NEGATIVE_KEYS: Failure =
+    Failure::Request(std::borrow::Cow::Borrowed("Number of keys can't be negative"));
+const WRITES: Failure = Failure::Request(std::borrow::Cow::Borrowed(
+    "Can not execute a script with write flag using *_ro command.",
+));
+
+/// A script or a function, and its arguments.
 struct Script<'a> {
     name: String,
     text: Bytes,
     /// Start of the code in the text, after the shebang line.
     begin: usize,
+    /// The command that calls the function; `None` for a script.
+    function: Option<Arguments<'a>>,
     keys: Vec<&'a [u8]>,
     arguments: Vec<&'a [u8]>,
     only_reads: bool,
@@ -146,23 +281,20 @@ fn start(
     out: &mut Output,
 ) -> Outcome {
     let keys = match integer(args.at(2)).ok_or(Failure::NOT_AN_INTEGER)? {
-        n if n < 0 => return Err(Failure::request("Number of keys can't be negative")),
-        n if n > args.len() as i64 - 3 => {
-            return Err(Failure::request("Number of keys can't be greater than number of args"));
-        }
+        n if n < 0 => return Err(NEGATIVE_KEYS),
+        n if n > args.len() as i64 - 3 => return Err(TOO_MANY_KEYS),
         n => n as usize,
     };
     let said = shebang::read(&text).map_err(Failure::request)?;
     if only_reads && said.given && !said.no_writes {
-        return Err(Failure::request(
-            "Can not execute a script with write flag using *_ro command.",
-        ));
+        return Err(WRITES);
     }
     let mut slot = take_slot(s)?;
     let script = Script {
         name: name_of(&text),
         text,
         begin: said.length,
+        function: None,
         keys: args.from(3).take(keys).collect(),
         arguments: args.from(3 + keys).collect(),
         only_reads: only_reads || said.no_writes,
@@ -194,7 +326,12 @@ fn run(s: &mut Session, slot: &mut Slot, script: &Script<'_>, out: &mut Output) 
     let budget = shared.whole_replies.clone();
     let scratch = Output::scratch(shared.db.clone(), shared.limits.reply, budget);
     let mut asking = Asking { session: s, out: scratch, script, wrote: false };
-    let ended = slot.with(|worker| {
+    let call = script.function.map(|command| Call {
+        name: script.name.clone(),
+        command: command.to_request(),
+        begun: Instant::now(),
+    });
+    let ended = slot.with(call, |worker| {
         let end = converse(worker, &mut asking, resp3);
         let at_rest = !matches!(end, End::Broken(_));
         (end, at_rest)
@@ -203,7 +340,7 @@ fn run(s: &mut Session, slot: &mut Slot, script: &Script<'_>, out: &mut Output) 
     drop(asking);
     s.dictionary = dictionary;
     let (end, killed) = ended?;
-    if !matches!(end, End::Uncompiled(_)) {
+    if script.function.is_none() && !matches!(end, End::Uncompiled(_)) {
         shared.scripts.keep(&script.name, &script.text);
     }
     let failure = match end {
@@ -254,11 +391,9 @@ fn gone(s: &Session, name: &str, broken: &Broken, killed: bool) -> Failure {
 fn converse(worker: &mut Worker, asking: &mut Asking<'_>, resp3: bool) -> End {
     let script = asking.script;
     worker.by(script.until);
-    let left = script.until.saturating_duration_since(Instant::now());
     let run = wire::Run {
         resp3,
-        // The server, if it still exists, has ended the script by then.
-        seconds: u32::try_from(left.as_secs()).unwrap_or(u32::MAX).saturating_add(2),
+        seconds: seconds_until(script.until),
         name: script.name.as_bytes(),
         text: &script.text[script.begin..],
         keys: script.keys.clone(),
@@ -266,7 +401,8 @@ fn converse(worker: &mut Worker, asking: &mut Asking<'_>, resp3: bool) -> End {
     };
     let limits = asking.session.shared.limits.clone();
     let longest = limits.request.max(limits.whole_replies) + FRAMING;
-    if let Err(broken) = worker.send(Kind::Run, &run.encode()) {
+    let kind = if script.function.is_some() { Kind::Invoke } else { Kind::Run };
+    if let Err(broken) = worker.send(kind, &run.encode()) {
         return End::Broken(broken);
     }
     let (mut stopped, mut logged) = (None, 0);
@@ -291,11 +427,7 @@ fn converse(worker: &mut Worker, asking: &mut Asking<'_>, resp3: bool) -> End {
                 }
             }
             Kind::Log if frame.payload.len() <= FRAMING => {
-                logged += 1;
-                if logged <= LINES {
-                    let text = frame.payload.get(1..).unwrap_or_default().escape_ascii();
-                    tracing::info!("script {}: {text}", script.name);
-                }
+                note_line(&script.name, &frame.payload, &mut logged);
             }
             Kind::Done => return stopped_or(stopped, End::Done(frame.payload)),
             Kind::Failed => return stopped_or(stopped, End::Failed(frame.payload)),
@@ -321,7 +453,7 @@ struct Asking<'a> {
 
 /// Commands that scripts may not call, in addition to those that `MULTI` refuses. `BLMPOP` and
 /// `BZMPOP` are allowed, as in Redis, and do not wait in a script.
-const FORBIDDEN: [&str; 15] = [
+const FORBIDDEN: [&str; 18] = [
     "blmove",
     "blpop",
     "brpop",
@@ -335,6 +467,9 @@ const FORBIDDEN: [&str; 15] = [
     "eval_ro",
     "evalsha",
     "evalsha_ro",
+    "fcall",
+    "fcall_ro",
+    "function",
     "script",
     "unwatch",
 ];

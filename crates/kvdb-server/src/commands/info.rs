@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::is;
+use super::{functions, is};
 use crate::channels::By;
 use crate::dictionaries;
 use crate::failure::Outcome;
@@ -176,7 +176,10 @@ fn memory(s: &Session, t: &mut Lines<'_>) {
     t.bytes("used_memory_lua", 0);
     t.none(&["used_memory_vm_eval", "used_memory_scripts_eval"]);
     t.add("number_of_cached_scripts", s.shared.scripts.count());
-    t.none(&["number_of_functions", "number_of_libraries", "used_memory_vm_functions"]);
+    let (libraries, functions) = functions::counts(s);
+    t.add("number_of_functions", functions);
+    t.add("number_of_libraries", libraries);
+    t.none(&["used_memory_vm_functions"]);
     t.bytes("used_memory_vm_total", 0);
     t.none(&["used_memory_functions"]);
     t.bytes("used_memory_scripts", 0);

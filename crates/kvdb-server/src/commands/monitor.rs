@@ -54,7 +54,7 @@ pub fn end(s: &mut Session) {
 
 /// Returns whether a script's commands follow the command, so that it is shown before it runs.
 pub fn is_shown_first(command: &Command) -> bool {
-    command.name.starts_with("eval")
+    command.name.starts_with("eval") || command.name.starts_with("fcall")
 }
 
 /// Shows a command to those who watch, or keeps it until the transaction that it belongs to has

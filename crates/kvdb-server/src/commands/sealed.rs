@@ -11,7 +11,7 @@ use crate::session::Session;
 use crate::transactions::Whose;
 
 /// The allowed subcommands of commands that do not write, or that write only in some forms.
-const FORMS: [(&str, &[&str]); 19] = [
+const FORMS: [(&str, &[&str]); 20] = [
     (
         "client",
         &[
@@ -37,6 +37,7 @@ const FORMS: [(&str, &[&str]); 19] = [
     ("debug", &["help", "protocol"]),
     ("defrag", &["status"]),
     ("dict", &["info", "list"]),
+    ("function", &["delete", "dump", "flush", "help", "list", "load", "restore", "stats"]),
     ("import", &["add", "begin", "drop", "end"]),
     ("kvfs.check", &[]),
     ("kvfs.push", &[]),
@@ -153,7 +154,7 @@ mod tests {
             "eval_ro",
             "evalsha_ro",
             "export",
-            "function",
+            "fcall_ro",
             "hello",
             "info",
             "keys",

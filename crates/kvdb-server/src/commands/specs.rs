@@ -225,7 +225,7 @@ mod tests {
             let command = &COMMANDS[find(name.as_bytes()).unwrap_or_else(|| panic!("{name}"))];
             let writes = described.flags.contains(&"write");
             // Redis does not count these among the writes, but the commands that they run.
-            let runs_others = name == "exec" || name.starts_with("eval");
+            let runs_others = name == "exec" || name.starts_with("eval") || name == "fcall";
             assert_eq!(writes, command.writes && !runs_others, "{name}");
         }
     }
@@ -242,6 +242,7 @@ mod tests {
             "zunionstore d 2 a b weights 1 2",
             "lmpop 2 a b left",
             "eval x 2 a b c",
+            "fcall f 2 a b c",
             "xread count 1 streams a b 0 0",
             "georadius k 1 1 1 km store d",
             "bitop or d a b",

@@ -2,9 +2,9 @@
 
 use super::{
     Command, Handler, InMulti, administration, bits, blocking, client, config, connection, debug,
-    defrag, dict, dump, eval, expiry, feed, field_values, fields, hashes, hyperloglog, info,
-    introspection, keys, lcs, lists, monitor, multi, numbers, pubsub, ranges, scan, scrub, server,
-    sets, snapshot, sort, sorted_sets, streams, strings, tree, txn, zones,
+    defrag, dict, dump, eval, expiry, feed, field_values, fields, functions, hashes, hyperloglog,
+    info, introspection, keys, lcs, lists, monitor, multi, numbers, pubsub, ranges, scan, scrub,
+    server, sets, snapshot, sort, sorted_sets, streams, strings, tree, txn, zones,
 };
 
 const fn open(name: &'static str, usage: &'static str, arity: i32, run: Handler) -> Command {
@@ -168,9 +168,11 @@ pub static COMMANDS: &[Command] = &[
     typed("expireat", "key unix-time [NX|XX|GT|LT]", -3, FIRST, expiry::expireat),
     reads("expiretime", "key", 2, FIRST, expiry::expiretime),
     in_multi(InMulti::Refused, reads("export", tree::WALK_USAGE, -2, NONE, tree::export)),
+    writes("fcall", functions::FCALL_USAGE, -3, NONE, functions::fcall),
+    reads("fcall_ro", functions::FCALL_USAGE, -3, NONE, functions::fcall_ro),
     writes("flushall", "[ASYNC|SYNC]", -1, NONE, ranges::flushall),
     writes("flushdb", "[ASYNC|SYNC]", -1, NONE, ranges::flushdb),
-    reads("function", administration::FUNCTION_USAGE, -2, NONE, administration::function),
+    writes("function", functions::USAGE, -2, NONE, functions::function),
     typed(
         "geoadd",
         "key [NX|XX] [CH] longitude latitude member ...",

@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::worker::Worker;
 use crate::failure::Failure;
+use crate::request::Request;
 
 pub struct Pool {
     command: Option<Vec<OsString>>,
@@ -30,10 +31,18 @@ struct Workers {
     closed: bool,
 }
 
-/// A running script.
+/// A running script or function.
 struct Running {
     socket: Arc<UnixStream>,
     killed: AtomicBool,
+    call: Option<Call>,
+}
+
+/// The call of a function.
+pub struct Call {
+    pub name: String,
+    pub command: Request,
+    pub begun: Instant,
 }
 
 impl Running {
@@ -73,17 +82,38 @@ impl Pool {
         Ok(Slot { pool: self.clone(), worker: state.idle.pop() })
     }
 
-    /// Kills the running scripts; returns whether there was one.
-    pub fn kill(&self) -> bool {
+    /// Kills the running scripts, or the running functions. Returns an error if there is none.
+    pub fn kill(&self, functions: bool) -> Result<(), Failure> {
         let state = self.state.lock();
-        state.running.values().for_each(|running| running.kill());
-        !state.running.is_empty()
+        let of_kind = |running: &&Arc<Running>| running.call.is_some() == functions;
+        let mut killed = false;
+        for running in state.running.values().filter(of_kind) {
+            running.kill();
+            killed = true;
+        }
+        match (killed, state.running.is_empty(), functions) {
+            (true, ..) => Ok(()),
+            (_, true, _) => Err(Failure::coded("NOTBUSY No scripts in execution right now.")),
+            (_, _, true) => Err(Failure::coded(
+                "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+            )),
+            (_, _, false) => Err(Failure::coded(
+                "BUSY Redis is busy running a script. You can only call FUNCTION KILL or SHUTDOWN NOSAVE.",
+            )),
+        }
     }
-    /// Kills the running scripts, and lets none begin.
+    /// Calls `show` with the function that has run for longest, if one is running.
+    pub fn show_call<T>(&self, show: impl FnOnce(&Call) -> T) -> Option<T> {
+        let state = self.state.lock();
+        let calls = state.running.values().filter_map(|running| running.call.as_ref());
+        calls.min_by_key(|call| call.begun).map(show)
+    }
+    /// Kills everything that runs, and lets nothing begin.
     pub fn close(&self) {
-        self.state.lock().closed = true;
+        let mut state = self.state.lock();
+        state.closed = true;
         self.free.notify_all();
-        self.kill();
+        state.running.values().for_each(|running| running.kill());
     }
 }
 
@@ -109,15 +139,18 @@ impl Slot {
         self.worker.as_mut().ok_or(Failure::STOPPING)
     }
 
-    /// Runs `work` with the worker registered, so that it can be killed. `work` returns whether the
-    /// worker is idle afterwards; if it is not, the worker is ended.
+    /// Runs `work` with the worker registered, so that it can be killed; `call` is the function that
+    /// it runs, if it is one. `work` returns whether the worker is idle afterwards; if it is not,
+    /// the worker is ended.
     pub fn with<T>(
         &mut self,
+        call: Option<Call>,
         work: impl FnOnce(&mut Worker) -> (T, bool),
     ) -> Result<(T, bool), Failure> {
         let pool = self.pool.clone();
         let worker = self.worker()?;
-        let running = Arc::new(Running { socket: worker.socket(), killed: AtomicBool::new(false) });
+        let (socket, killed) = (worker.socket(), AtomicBool::new(false));
+        let running = Arc::new(Running { socket, killed, call });
         let id = {
             let mut state = pool.state.lock();
             if state.closed {

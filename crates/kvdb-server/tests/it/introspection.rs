@@ -334,7 +334,8 @@ fn what_is_not_there_is_told_in_the_words_of_redis() {
         ("ROLE", "QUEUED"),
         ("EXEC", "[[\"master\" (integer) 0 []]]"),
     ]);
-    assert!(c.run("FUNCTION LOAD x").contains("use EVAL"));
+    assert!(c.run("FUNCTION LOAD x").contains("Missing library metadata"));
+    assert!(c.run("FUNCTION LOAD \"#!lua name=x\\n\"").contains("no scripts are run here"));
 }
 
 #[test]

@@ -35,6 +35,7 @@ mod following;
 mod foreign_text;
 mod fsmonitor;
 mod fsmonitor_random;
+mod functions;
 mod fuzz_modules;
 mod git_status;
 mod going_down;

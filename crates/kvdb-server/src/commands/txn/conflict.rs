@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use kvdb::{DictionaryId, NAMED_CONFLICTS, TransactionId};
 
+use super::super::functions;
 use crate::keyspace::{TYPES_PREFIX, key_in_tuple, owner_key, parse_element};
 use crate::session::Session;
 
@@ -81,6 +82,10 @@ fn names_in(
     let mut all = Vec::new();
     for (dict, key) in keys {
         let name = match dictionaries.iter().find(|d| d.id == *dict) {
+            Some(d) if d.options.reserved && d.name == functions::NAME => {
+                let kind = if key.starts_with(b"l") { "library" } else { "function" };
+                format!("{kind} \"{}\"", key.get(1..).unwrap_or_default().escape_ascii())
+            }
             Some(d) if d.options.reserved => {
                 let end = [&key[..], &[0]].concat();
                 let describe = || match (around, &s.shared.describe) {
