@@ -1,4 +1,5 @@
-//! `MONITOR`: shows a client all commands, of all clients, when they have been run. Those between
+//! `MONITOR`: shows a client all commands, of all clients, when they have been run; those that may
+//! wait, and those that call scripts and functions, when they are about to be run. Those between
 //! `MULTI` and `EXEC`, and those of a script, are shown once the transaction has committed, as far
 //! as they fit into a mailbox; those in a transaction that the client has joined, at once.
 
@@ -52,9 +53,25 @@ pub fn end(s: &mut Session) {
     }
 }
 
-/// Returns whether a script's commands follow the command, so that it is shown before it runs.
+/// Commands that may wait for others, so that they are shown before they run.
+const WAITING: [&str; 10] = [
+    "blmove",
+    "blmpop",
+    "blpop",
+    "brpop",
+    "brpoplpush",
+    "bzmpop",
+    "bzpopmax",
+    "bzpopmin",
+    "xread",
+    "xreadgroup",
+];
+
+/// Returns whether the command is shown before it runs: it may wait, or a script's commands follow
+/// it.
 pub fn is_shown_first(command: &Command) -> bool {
-    command.name.starts_with("eval") || command.name.starts_with("fcall")
+    let calls = command.name.starts_with("eval") || command.name.starts_with("fcall");
+    calls || WAITING.contains(&command.name)
 }
 
 /// Shows a command to those who watch, or keeps it until the transaction that it belongs to has

@@ -47,6 +47,20 @@ fn commands_are_shown_when_they_have_been_run() {
 }
 
 #[test]
+fn a_command_that_waits_is_shown_when_it_begins_to_wait() {
+    let served = serve(ServerOptions::default());
+    let (mut watching, mut waits, mut c) = (served.connect(), served.connect(), served.connect());
+    watching.expect(&[("MONITOR", "OK")]);
+    waits.send(b"BLPOP list 0\r\n");
+    assert_eq!(line(&mut watching), "[0 unix] \"BLPOP\" \"list\" \"0\"");
+    c.expect(&[("RPUSH list x", "(integer) 1")]);
+    assert_eq!(line(&mut watching), "[0 unix] \"RPUSH\" \"list\" \"x\"");
+    assert_eq!(show(&waits.reply().expect("a reply")), "[\"list\" \"x\"]");
+    waits.send(b"XREAD BLOCK 0 STREAMS s $\r\n");
+    assert_eq!(line(&mut watching), "[0 unix] \"XREAD\" \"BLOCK\" \"0\" \"STREAMS\" \"s\" \"$\"");
+}
+
+#[test]
 fn the_commands_of_a_transaction_are_shown_once_it_has_committed() {
     let (_, db) = clocked_store();
     let served = serve_db(db, ServerOptions::default());
