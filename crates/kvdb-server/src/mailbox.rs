@@ -21,6 +21,9 @@ pub enum Via {
     Invalidated,
     /// No channel: everything that the connection has kept may have been changed.
     AllInvalidated,
+    /// No channel: the connection of this number, which was to be told of such changes instead, is
+    /// gone.
+    RedirectionBroken(u64),
     /// No channel: the connection is shown all commands, and the payload is the line of one.
     Monitor,
 }

@@ -261,7 +261,12 @@ impl Tracking {
             None => tracker.connection.send(delivery, self.most_waiting),
             // One that listens to nothing would never take its messages.
             Some(Some(other)) if other.takes_messages() => other.send(delivery, self.most_waiting),
-            Some(_) => {}
+            Some(Some(_)) => {}
+            Some(None) => {
+                let via = Via::RedirectionBroken(tracker.redirect.unwrap_or_default());
+                let (channel, payload) = (Bytes::new(), Bytes::new());
+                tracker.connection.send(Delivery { via, channel, payload }, self.most_waiting);
+            }
         }
     }
 }

@@ -149,6 +149,10 @@ fn line(client: &Connection, shared: &Shared) -> String {
         ('x', shown.queued.is_some()),
         ('P', shown.channels + shown.patterns + shown.shards > 0),
         ('t', shown.tracks.is_some()),
+        (
+            'R',
+            shown.tracks.and_then(|(_, to)| to).is_some_and(|to| shared.clients.get(to).is_none()),
+        ),
         ('B', shown.tracks.is_some_and(|(all, _)| all)),
     ] {
         if set {

@@ -71,6 +71,12 @@ impl Session {
             match delivery.via {
                 Via::Invalidated => self.tell_of_change(Some(&delivery.payload), out),
                 Via::AllInvalidated => self.tell_of_change(None, out),
+                // A RESP2 client has no message for it.
+                Via::RedirectionBroken(to) if out.resp3 => {
+                    out.push(2);
+                    out.bulk(b"tracking-redir-broken");
+                    out.integer(i64::try_from(to).unwrap_or(i64::MAX));
+                }
                 _ => tell(&delivery, out),
             }
             out.send_if_large();
@@ -121,7 +127,7 @@ fn tell(delivery: &Delivery, out: &mut Output) {
             out.bulk(b"pmessage");
             out.bulk(pattern);
         }
-        Via::Invalidated | Via::AllInvalidated => return,
+        Via::Invalidated | Via::AllInvalidated | Via::RedirectionBroken(_) => return,
         Via::Monitor => return out.status(&String::from_utf8_lossy(&delivery.payload)),
     }
     out.bulk(&delivery.channel);

@@ -185,6 +185,24 @@ fn a_resp2_client_is_told_by_another_connection() {
 }
 
 #[test]
+fn a_client_hears_that_the_one_to_be_told_instead_is_gone() {
+    let served = serve(ServerOptions::default());
+    let (mut c, mut hears, mut other) = (third(&served), third(&served), served.connect());
+    let id = hears.run("CLIENT ID").replace("(integer) ", "");
+    hears.run("SUBSCRIBE __redis__:invalidate");
+    c.expect(&[(&format!("CLIENT TRACKING ON REDIRECT {id}"), "OK"), ("GET k", "(nil)")]);
+    assert!(!c.run("CLIENT LIST").contains(" flags=tR "));
+    other.expect(&[(&format!("CLIENT KILL ID {id}"), "(integer) 1")]);
+    while !other.run("CLIENT LIST").contains(" flags=tR ") {
+        std::thread::yield_now();
+    }
+    other.expect(&[("SET k 1", "OK")]);
+    assert_eq!(told(&mut c), format!("[\"tracking-redir-broken\" (integer) {id}]"));
+    let info = c.run("CLIENT TRACKINGINFO");
+    assert!(info.contains("[\"on\" \"broken_redirect\"]"), "{info}");
+}
+
+#[test]
 fn keys_for_which_there_is_no_room_are_told_at_once() {
     let limits = Limits { tracked: 1000, ..Limits::default() };
     let served = serve(ServerOptions { limits, ..ServerOptions::default() });
