@@ -1,7 +1,11 @@
-//! `PFADD`, `PFCOUNT`, `PFMERGE`: strings that tell about how many different elements were added
-//! to them (`sketch`).
+//! `PFADD`, `PFCOUNT`, `PFMERGE`, `PFDEBUG`: strings that tell about how many different elements
+//! were added to them (`sketch`).
 
+use kvdb::Batch;
+
+use super::is;
 use crate::failure::{Failure, Outcome};
+use crate::keyspace::Live;
 use crate::notifications::Classes;
 use crate::output::Output;
 use crate::request::Arguments;
@@ -43,15 +47,21 @@ fn change(
         let changed = change(seen, &mut sketch, old.is_none())?;
         if changed {
             sketch.touch();
-            let deadline = live.deadline().filter(|_| live.exists());
-            let live = seen.put_string(key, &live, sketch.into_bytes(), batch)?;
-            if deadline.is_some() {
-                seen.set_deadline(key, &live, deadline, batch);
-            }
+            put(seen, key, &live, sketch, batch)?;
             seen.event(Classes::STRING, "pfadd", key);
         }
         Ok(changed)
     })
+}
+
+/// Stores a HyperLogLog under a key, whose deadline stays.
+fn put(seen: &Seen<'_>, key: &[u8], live: &Live, sketch: Sketch, batch: &mut Batch) -> Outcome {
+    let deadline = live.deadline().filter(|_| live.exists());
+    let live = seen.put_string(key, live, sketch.into_bytes(), batch)?;
+    if deadline.is_some() {
+        seen.set_deadline(key, &live, deadline, batch);
+    }
+    Ok(())
 }
 
 /// `PFADD key [element ...]`
@@ -107,5 +117,45 @@ pub fn pfcount(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcom
         }
     };
     out.integer(i64::try_from(count).unwrap_or(i64::MAX));
+    Ok(())
+}
+
+/// `PFDEBUG ENCODING|DECODE|GETREG|TODENSE key`: how the string of a key keeps its registers. As
+/// opposed to that of Redis, `GETREG` leaves the string as it is.
+pub fn pfdebug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
+    let (form, key) = (args.at(1), args.at(2));
+    let missing = || Failure::request("The specified key does not exist");
+    let sketch = read(&s.see()?, key)?.ok_or_else(missing)?;
+    match form {
+        f if is(f, "encoding") => out.status(if sketch.is_dense() { "dense" } else { "sparse" }),
+        f if is(f, "decode") => {
+            let runs = sketch.runs().ok_or(Failure::request("HLL encoding is not sparse"))?;
+            out.bulk(runs.as_bytes());
+        }
+        f if is(f, "getreg") => {
+            let mut registers = Registers::default();
+            registers.merge(&sketch)?;
+            let values = registers.values();
+            out.array(values.len());
+            values.iter().for_each(|value| out.integer(i64::from(*value)));
+        }
+        f if is(f, "todense") => {
+            let converted = s.change(s.writable_for(DENSE)?, [key], |seen, batch| {
+                let (live, bytes) = seen.string(key)?;
+                let mut sketch = parse(&bytes.ok_or_else(missing)?)?;
+                if sketch.is_dense() {
+                    return Ok(false);
+                }
+                sketch.make_dense()?;
+                put(seen, key, &live, sketch, batch)?;
+                Ok(true)
+            })?;
+            out.integer(i64::from(converted));
+        }
+        f => {
+            let given = String::from_utf8_lossy(&f[..f.len().min(128)]);
+            return Err(Failure::request(format!("Unknown PFDEBUG subcommand '{given}'")));
+        }
+    }
     Ok(())
 }

@@ -19,7 +19,7 @@ const MOST: usize = 1 << 20;
 const PER_LINE: usize = 128;
 
 /// Commands that are not shown: they are about the server, and may name its secrets.
-const HIDDEN: [&str; 17] = [
+const HIDDEN: [&str; 18] = [
     "acl",
     "bgsave",
     "config",
@@ -29,6 +29,7 @@ const HIDDEN: [&str; 17] = [
     "latency",
     "module",
     "monitor",
+    "pfdebug",
     "psync",
     "replconf",
     "replicaof",

@@ -303,6 +303,7 @@ pub static COMMANDS: &[Command] = &[
     reads("pexpiretime", "key", 2, FIRST, expiry::pexpiretime),
     writes("pfadd", "key [element ...]", -2, FIRST, hyperloglog::pfadd),
     reads("pfcount", "key ...", -2, EACH, hyperloglog::pfcount),
+    writes("pfdebug", "ENCODING|DECODE|GETREG|TODENSE key", 3, (2, 2, 1), hyperloglog::pfdebug),
     writes("pfmerge", "destination [source ...]", -2, EACH, hyperloglog::pfmerge),
     reads("ping", "[message]", -1, NONE, connection::ping),
     typed("psetex", "key milliseconds value", 4, FIRST, strings::psetex),

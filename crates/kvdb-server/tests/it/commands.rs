@@ -51,8 +51,8 @@ fn values() {
         ("SET a", "(error) ERR wrong number of arguments for 'set' command"),
         ("NOSUCH a b", "(error) ERR unknown command 'NOSUCH', with args beginning with: 'a' 'b' "),
         (
-            "PFDEBUG counts a 1",
-            "(error) ERR unknown command 'PFDEBUG', with args beginning with: 'counts' 'a' '1' ",
+            "PFSELFTEST counts a 1",
+            "(error) ERR unknown command 'PFSELFTEST', with args beginning with: 'counts' 'a' '1' ",
         ),
     ]);
 }

@@ -97,3 +97,35 @@ fn a_count_changes_with_its_transaction_and_keeps_its_deadline() {
         ("PTTL h", "(integer) -1"),
     ]);
 }
+
+#[test]
+fn how_registers_are_kept_is_shown_as_redis_shows_it() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    c.expect(&[
+        ("PFDEBUG ENCODING h", "(error) ERR The specified key does not exist"),
+        ("EXISTS h", "(integer) 0"),
+        ("PFADD h a", "(integer) 1"),
+        ("PFDEBUG ENCODING h", "sparse"),
+        ("PFDEBUG DECODE h", "\"Z:12711 v:2,1 Z:3672\""),
+        ("PFDEBUG FOO h", "(error) ERR Unknown PFDEBUG subcommand 'FOO'"),
+        ("PFDEBUG FOO", "(error) ERR wrong number of arguments for 'pfdebug' command"),
+        ("SET s v", "OK"),
+        ("PFDEBUG ENCODING s", NOT_ONE),
+    ]);
+    let registers = c.run("PFDEBUG GETREG h");
+    let values = registers.matches("(integer) ").count();
+    assert_eq!((values, registers.matches("(integer) 2").count()), (16_384, 1));
+    c.expect(&[
+        ("PFDEBUG ENCODING h", "sparse"),
+        ("EXPIRE h 1000", "(integer) 1"),
+        ("PFDEBUG TODENSE h", "(integer) 1"),
+        ("PFDEBUG TODENSE h", "(integer) 0"),
+        ("PFDEBUG ENCODING h", "dense"),
+        ("PFDEBUG DECODE h", "(error) ERR HLL encoding is not sparse"),
+        ("STRLEN h", "(integer) 12304"),
+        ("PFCOUNT h", "(integer) 1"),
+        ("PERSIST h", "(integer) 1"),
+    ]);
+    assert_eq!(c.run("PFDEBUG GETREG h"), registers);
+}

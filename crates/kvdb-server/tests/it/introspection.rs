@@ -364,7 +364,7 @@ fn the_keys_of_commands_are_told_with_what_is_done_to_them() {
             "[[\"a\" [RO access]] [\"b\" [OW update]]]",
         ),
         ("COMMAND GETKEYSANDFLAGS PING x", "(error) ERR The command has no key arguments"),
-        ("COMMAND LIST FILTERBY ACLCAT hyperloglog", "[\"pfadd\" \"pfcount\" \"pfmerge\"]"),
+        ("COMMAND LIST FILTERBY ACLCAT hyperloglog", "[\"pfadd\" \"pfcount\" \"pfdebug\" \"pfmerge\"]"),
         ("COMMAND LIST FILTERBY ACLCAT nosuch", "[]"),
     ]);
 }

@@ -96,6 +96,10 @@ impl Registers {
         other.each(|at, value| self.0[at] = self.0[at].max(value))
     }
 
+    pub fn values(&self) -> &[u8] {
+        &self.0[..]
+    }
+
     /// Returns the number of elements.
     pub fn count(&self) -> u64 {
         let mut histogram = [0; MOST as usize + 1];
@@ -134,6 +138,25 @@ impl Sketch {
 
     pub fn is_dense(&self) -> bool {
         self.0[ENCODING] == IS_DENSE
+    }
+
+    /// Returns the runs of a sparse representation, in the notation of Redis, or `None` for a dense
+    /// one.
+    pub fn runs(&self) -> Option<String> {
+        if self.is_dense() {
+            return None;
+        }
+        let (mut rest, mut shown) = (&self.0[HEADER..], Vec::new());
+        while !rest.is_empty() {
+            let Run { value, len, bytes } = Run::read(rest);
+            shown.push(match (value, bytes) {
+                (0, 1) => format!("z:{len}"),
+                (0, _) => format!("Z:{len}"),
+                (value, _) => format!("v:{value},{len}"),
+            });
+            rest = rest.get(bytes..).unwrap_or_default();
+        }
+        Some(shown.join(" "))
     }
 
     /// Marks the number in the header as outdated.
