@@ -19,7 +19,7 @@ const MOST: usize = 1 << 20;
 const PER_LINE: usize = 128;
 
 /// Commands that are not shown: they are about the server, and may name its secrets.
-const HIDDEN: [&str; 18] = [
+const HIDDEN: [&str; 19] = [
     "acl",
     "bgsave",
     "config",
@@ -34,6 +34,7 @@ const HIDDEN: [&str; 18] = [
     "replconf",
     "replicaof",
     "save",
+    "shutdown",
     "slaveof",
     "slowlog",
     "sync",

@@ -181,6 +181,7 @@ mod tests {
             "save",
             "scan",
             "select",
+            "shutdown",
             "sintercard",
             "slaveof",
             "ssubscribe",

@@ -47,6 +47,24 @@ pub fn lastsave(s: &mut Session, _: Arguments<'_>, out: &mut Output) -> Outcome 
     Ok(())
 }
 
+/// `SHUTDOWN [NOSAVE|SAVE] [NOW] [FORCE] [ABORT]`: the server ends with the program that has the
+/// store, a mount in most cases, and its files are not a client's to take away.
+pub fn shutdown(_: &mut Session, args: Arguments<'_>, _: &mut Output) -> Outcome {
+    let given = |name: &str| args.from(1).any(|word| is(word, name));
+    let known = ["nosave", "save", "now", "force", "abort"];
+    let all_known = args.from(1).all(|word| known.iter().any(|name| is(word, name)));
+    let others = known.iter().take(4).any(|name| given(name));
+    if !all_known || given("abort") && others || given("nosave") && given("save") {
+        return Err(Failure::SYNTAX);
+    }
+    if given("abort") {
+        return Err(Failure::request("No shutdown in progress."));
+    }
+    Err(Failure::request(
+        "no client ends this server: unmount the store, or end the program that serves it",
+    ))
+}
+
 /// Replies with 0, since there are no replicas.
 pub fn wait(_: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     integer(args.at(1)).and(integer(args.at(2))).ok_or(Failure::NOT_AN_INTEGER)?;

@@ -362,6 +362,10 @@ pub static COMMANDS: &[Command] = &[
     typed("setex", "key seconds value", 4, FIRST, strings::setex),
     writes("setnx", "key value", 3, FIRST, strings::setnx),
     writes("setrange", "key offset value", 4, FIRST, strings::setrange),
+    in_multi(
+        InMulti::Refused,
+        reads("shutdown", "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]", -1, NONE, server::shutdown),
+    ),
     reads("sinter", "key ...", -2, EACH, sets::sinter),
     reads("sintercard", "numkeys key ... [LIMIT limit]", -3, NONE, sets::sintercard),
     typed("sinterstore", "destination key ...", -3, EACH, sets::sinterstore),
