@@ -71,6 +71,7 @@ mod snapshots;
 mod transactions;
 
 pub use background::defragment::{DefragOptions, DefragProgress};
+pub use commit::author::with_author;
 pub use commit::batch::{Batch, Durability};
 pub use commit::conditional::Reads;
 pub use commit::feed::{CommitPosition, CommittedKey, CommittedKeys, RecentKeys};

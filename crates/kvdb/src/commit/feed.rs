@@ -16,6 +16,7 @@ use env::sync::atomic::{AtomicBool, Ordering};
 use env::sync::{Condvar, Mutex};
 use vt_tree::Seq;
 
+use crate::commit::author::author;
 use crate::dictionary::DictionaryId;
 use crate::journal::record::{Op, Ops};
 use crate::read::version::Version;
@@ -49,6 +50,8 @@ pub enum CommittedKey {
 pub struct CommittedKeys {
     /// The number of the commit.
     pub number: u64,
+    /// The author that was given for it, see [`with_author`](crate::with_author).
+    pub author: Option<u64>,
     /// The changes, each with its dictionary, in the order in which they were made.
     pub changes: Vec<(DictionaryId, CommittedKey)>,
 }
@@ -111,7 +114,9 @@ impl FeedState {
         let bytes =
             OVERHEAD + changes.iter().map(|(_, change)| OVERHEAD + len(change)).sum::<usize>();
         self.bytes += bytes;
-        self.commits.push_back(Kept { feed, keys: CommittedKeys { number: to, changes }, bytes });
+        // The thread that commits notes the commit.
+        let keys = CommittedKeys { number: to, author: author(), changes };
+        self.commits.push_back(Kept { feed, keys, bytes });
         while self.bytes > self.most {
             let Some(oldest) = self.commits.pop_front() else { break };
             self.bytes -= oldest.bytes;
