@@ -116,8 +116,7 @@ pub struct Tracks {
     pub opt_out: bool,
     /// `CLIENT CACHING`, until the next command has been run.
     pub caching: Option<bool>,
-    /// The client does not want to be told of its own changes. It is told of these as well, since
-    /// the list of what was committed does not say whose they are.
+    /// The client does not want to be told of its own changes.
     pub no_loop: bool,
     /// The client that is told instead.
     pub redirect: Option<u64>,

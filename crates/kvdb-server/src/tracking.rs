@@ -31,6 +31,8 @@ pub struct Tracker {
     pub redirect: Option<u64>,
     /// Prefixes of the keys that it wants to hear of (`BCAST`), whether it has read them or not.
     pub prefixes: Option<Vec<Bytes>>,
+    /// It is not told of its own changes.
+    pub no_loop: bool,
 }
 
 #[derive(Default)]
@@ -41,6 +43,13 @@ struct State {
     bytes: usize,
     /// A thread follows what is committed.
     followed: bool,
+}
+
+impl State {
+    /// Returns the author of a change if it does not want to be told of it.
+    fn untold(&self, author: Option<u64>) -> Option<u64> {
+        author.filter(|id| self.trackers.get(id).is_some_and(|tracker| tracker.no_loop))
+    }
 }
 
 pub struct Tracking {
@@ -174,20 +183,28 @@ impl Tracking {
         let Some(of_keys) = state.keys.values_mut().next() else { return false };
         if let Some((key, readers)) = of_keys.pop_first() {
             state.bytes -= size(&key, &readers);
-            self.tell(&state.trackers, &readers, &Via::Invalidated, &key, clients);
+            self.tell(&state.trackers, &readers, &Via::Invalidated, &key, None, clients);
         }
         true
     }
 
-    /// Tells that a key was changed.
-    pub fn key(&self, dictionary: &str, key: &Bytes, clients: &Clients) {
+    /// Tells that a key was changed, by the connection `author` if that is known.
+    pub fn key(&self, dictionary: &str, key: &Bytes, author: Option<u64>, clients: &Clients) {
         let mut state = self.state.lock();
         let state = &mut *state;
-        if let Some(readers) = state.keys.get_mut(dictionary).and_then(|of| of.remove(key)) {
+        let untold = state.untold(author);
+        if let Some(of_keys) = state.keys.get_mut(dictionary)
+            && let Some(readers) = of_keys.remove(key)
+        {
             state.bytes -= size(key, &readers);
-            self.tell(&state.trackers, &readers, &Via::Invalidated, key, clients);
+            // It may have read the key again since it has changed it.
+            if let Some(untold) = untold.filter(|untold| readers.contains(untold)) {
+                state.bytes += size(key, &[untold]);
+                of_keys.insert(key.clone(), vec![untold]);
+            }
+            self.tell(&state.trackers, &readers, &Via::Invalidated, key, untold, clients);
         }
-        for tracker in state.trackers.values() {
+        for tracker in state.trackers.values().filter(|one| Some(one.connection.id) != untold) {
             let prefixes = tracker.prefixes.iter().flatten();
             if prefixes.into_iter().any(|prefix| key.starts_with(prefix)) {
                 self.send(tracker, &Via::Invalidated, key, clients);
@@ -197,9 +214,16 @@ impl Tracking {
 
     /// Tells that all keys from `start` up to `end` may have been changed; an empty `end` means up
     /// to the last one. Connections that want to hear of prefixes must drop all that they keep.
-    pub fn range(&self, dictionary: &str, (start, end): (&Bytes, &Bytes), clients: &Clients) {
+    pub fn range(
+        &self,
+        dictionary: &str,
+        (start, end): (&Bytes, &Bytes),
+        author: Option<u64>,
+        clients: &Clients,
+    ) {
         let mut state = self.state.lock();
         let state = &mut *state;
+        let untold = state.untold(author);
         if let Some(of_keys) = state.keys.get_mut(dictionary) {
             let mut rest = of_keys.split_off(start);
             if !end.is_empty() && end > start {
@@ -207,20 +231,26 @@ impl Tracking {
                 of_keys.append(&mut after);
             }
             state.bytes -= rest.iter().map(|(key, readers)| size(key, readers)).sum::<usize>();
+            if let Some(untold) = untold {
+                for (key, _) in rest.iter().filter(|(_, readers)| readers.contains(&untold)) {
+                    state.bytes += size(key, &[untold]);
+                    of_keys.insert(key.clone(), vec![untold]);
+                }
+            }
             if rest.len() > MANY {
                 // A message for each key could be more than may wait for a connection.
                 let mut readers: Vec<u64> = rest.into_values().flatten().collect();
                 readers.sort_unstable();
                 readers.dedup();
                 let none = Bytes::new();
-                self.tell(&state.trackers, &readers, &Via::AllInvalidated, &none, clients);
+                self.tell(&state.trackers, &readers, &Via::AllInvalidated, &none, untold, clients);
             } else {
                 for (key, readers) in rest {
-                    self.tell(&state.trackers, &readers, &Via::Invalidated, &key, clients);
+                    self.tell(&state.trackers, &readers, &Via::Invalidated, &key, untold, clients);
                 }
             }
         }
-        for tracker in state.trackers.values() {
+        for tracker in state.trackers.values().filter(|one| Some(one.connection.id) != untold) {
             let prefixes = tracker.prefixes.iter().flatten();
             let touched =
                 |prefix: &Bytes| reaches(prefix, start) && (end.is_empty() || prefix < end);
@@ -246,9 +276,11 @@ impl Tracking {
         readers: &[u64],
         via: &Via,
         key: &Bytes,
+        untold: Option<u64>,
         clients: &Clients,
     ) {
-        let readers = readers.iter().filter_map(|reader| trackers.get(reader));
+        let readers = readers.iter().filter(|reader| Some(**reader) != untold);
+        let readers = readers.filter_map(|reader| trackers.get(reader));
         // One that has changed to prefixes since is told by these.
         for tracker in readers.filter(|tracker| tracker.prefixes.is_none()) {
             self.send(tracker, via, key, clients);

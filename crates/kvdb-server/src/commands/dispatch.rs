@@ -30,7 +30,10 @@ pub fn run(s: &mut Session, args: Arguments<'_>, out: &mut Output) {
         s.closing = true;
         return;
     }
-    answer(s, index, args, out);
+    match s.tracks.as_ref().is_some_and(|tracks| tracks.no_loop) {
+        true => kvdb::with_author(s.id, || answer(s, index, args, out)),
+        false => answer(s, index, args, out),
+    }
     if s.queue.is_none()
         && let Some(tracks) = &mut s.tracks
         && index.is_some_and(|index| COMMANDS[index].name != "client")

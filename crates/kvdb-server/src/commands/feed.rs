@@ -273,11 +273,11 @@ pub enum Changed {
 }
 
 /// Passes all changes of keys that these commits to the store have made to `tell`, each with the
-/// name of its dictionary. Each is passed once for a commit.
+/// name of its dictionary and the author of the commit. Each is passed once for a commit.
 pub fn each_changed(
     shared: &Shared,
     commits: &[CommittedKeys],
-    mut tell: impl FnMut(&str, Changed),
+    mut tell: impl FnMut(&str, Changed, Option<u64>),
 ) -> Outcome {
     let all = Place::Store.all(&shared.db).into_iter();
     let ids: HashMap<DictionaryId, String> = all.map(|info| (info.id, info.name)).collect();
@@ -292,14 +292,16 @@ pub fn each_changed(
                 None => (name.as_str(), None),
             };
             if matches!(touched, CommittedKey::Unlisted) {
-                tell(dictionary, Changed::Unlisted);
+                tell(dictionary, Changed::Unlisted, commit.author);
             }
             found.extend(names.changed(touched, types)?.into_iter().map(|what| (dictionary, what)));
         }
         for (dictionary, what) in found {
             match what {
-                What::Key(key, _) => tell(dictionary, Changed::Key(key)),
-                What::Range(start, end) => tell(dictionary, Changed::Range(start, end)),
+                What::Key(key, _) => tell(dictionary, Changed::Key(key), commit.author),
+                What::Range(start, end) => {
+                    tell(dictionary, Changed::Range(start, end), commit.author)
+                }
                 What::File(..) | What::MoreFiles => {}
             }
         }

@@ -162,6 +162,7 @@ fn start(s: &mut Session, wanted: Tracks) -> Outcome {
         connection: s.connection.clone(),
         redirect: wanted.redirect,
         prefixes: wanted.all.then(|| wanted.prefixes.clone()),
+        no_loop: wanted.no_loop,
     };
     if s.shared.tracking.begin(tracker) {
         let shared = s.shared.clone();
@@ -201,10 +202,10 @@ fn follow(shared: &Arc<Shared>, mut at: CommitPosition) {
         let told = match shared.db.commits_since(at, AT_ONCE) {
             Some(recent) => {
                 at = recent.up_to;
-                each_changed(shared, &recent.commits, |dictionary, changed| match changed {
-                    Changed::Key(key) => tracking.key(dictionary, &key, clients),
+                each_changed(shared, &recent.commits, |dictionary, changed, author| match changed {
+                    Changed::Key(key) => tracking.key(dictionary, &key, author, clients),
                     Changed::Range(start, end) => {
-                        tracking.range(dictionary, (&start, &end), clients);
+                        tracking.range(dictionary, (&start, &end), author, clients);
                     }
                     Changed::Unlisted => tracking.all(clients),
                 })

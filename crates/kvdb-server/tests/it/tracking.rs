@@ -185,6 +185,35 @@ fn a_resp2_client_is_told_by_another_connection() {
 }
 
 #[test]
+fn a_client_may_leave_out_its_own_changes() {
+    let served = serve(ServerOptions::default());
+    let (mut c, mut prefixes, mut other) = (third(&served), third(&served), served.connect());
+    c.expect(&[
+        ("CLIENT TRACKING ON NOLOOP", "OK"),
+        ("MGET k n a:1 last", "[(nil) (nil) (nil) (nil)]"),
+        ("SET k 1", "OK"),
+        ("MULTI", "OK"),
+        ("INCR n", "QUEUED"),
+        ("EXEC", "[(integer) 1]"),
+        ("SET a:1 x", "OK"),
+        ("DELPREFIX a:", "OK"),
+    ]);
+    other.expect(&[("SET last 1", "OK")]);
+    assert_eq!(told(&mut c), "[\"invalidate\" [\"last\"]]");
+    // What it has changed is still tracked, since it may have read it again.
+    other.expect(&[("SET k 2", "OK"), ("SET a:1 y", "OK")]);
+    assert_eq!(told(&mut c), "[\"invalidate\" [\"k\"]]");
+    assert_eq!(told(&mut c), "[\"invalidate\" [\"a:1\"]]");
+    prefixes.expect(&[
+        ("CLIENT TRACKING ON BCAST NOLOOP PREFIX p:", "OK"),
+        ("SET p:own x", "OK"),
+        ("DELPREFIX p:", "OK"),
+    ]);
+    other.expect(&[("SET p:other x", "OK")]);
+    assert_eq!(told(&mut prefixes), "[\"invalidate\" [\"p:other\"]]");
+}
+
+#[test]
 fn a_client_hears_that_the_one_to_be_told_instead_is_gone() {
     let served = serve(ServerOptions::default());
     let (mut c, mut hears, mut other) = (third(&served), third(&served), served.connect());
