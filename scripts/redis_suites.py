@@ -6,8 +6,8 @@
 SOURCES is a checkout of Redis' sources whose version is that of the installed redis-server (7.0). A
 redis-server and a KVFS server on a store in memory are started for the run, each in a temporary
 directory; the suites reach both as servers that they have not started (`--host`, `--port`), KVFS by
-way of a relay from TCP to its socket (which answers FUNCTION FLUSH and CONFIG SET of settings that
-mean nothing to a store on disk). A test that an external server cannot pass is left out by the
+way of a relay from TCP to its socket (which answers CONFIG SET of settings that mean nothing to a
+store on disk). A test that an external server cannot pass is left out by the
 suites themselves, for both. The table is written to docs/bench/redis-suites.md.
 
 Needs tclsh and redis-server (Debian: tcl, redis-server), and
@@ -43,6 +43,7 @@ UNITS = [
     "unit/scan",
     "unit/protocol",
     "unit/scripting",
+    "unit/functions",
     "unit/pubsub",
     "unit/sort",
     "unit/dump",
@@ -54,7 +55,6 @@ REASONS = [
         r"Expected 0 >= 1000|access frequency not tracked",
         "how often and when a key was last read is not kept",
     ),
-    (r"(?i)unknown command '(?:function|fcall)", "functions are not there"),
     (
         r"(?i)xlen mystream|xtrim mystream|xadd mystream",
         "whole hundreds of entries go: there is no stream-node-max-entries",
@@ -117,8 +117,8 @@ REASONS = [
 ]
 
 
-# The suites send these outside of tests, and stop where they are errors: functions are to be
-# forgotten, and settings say how Redis keeps values in memory. KVFS has neither; the relay answers.
+# The suites send these outside of tests, and stop where they are errors: settings say how Redis
+# keeps values in memory. KVFS has none of them; the relay answers.
 SETTING = re.compile(
     rb"\*\d+\r\n\$6\r\nconfig\r\n\$3\r\nset\r\n\$\d+\r\n"
     rb"(?!lua-time-limit|busy-reply|durable|notify-keyspace|slowlog)",
@@ -128,7 +128,6 @@ SETTING = re.compile(
 PACKING = re.compile(
     rb"\*\d+\r\n\$5\r\ndebug\r\n\$\d+\r\n(?:quicklist-packed-threshold|listpack)\r\n", re.I
 )
-FLUSH_FUNCTIONS = b"*2\r\n$8\r\nfunction\r\n$5\r\nflush\r\n"
 
 
 class Relay:
@@ -156,10 +155,7 @@ class Relay:
     def pump(self, source, sink):
         try:
             while data := source.recv(1 << 16):
-                unknown = (
-                    data.lower() == FLUSH_FUNCTIONS or SETTING.match(data) or PACKING.match(data)
-                )
-                if self.answers and unknown:
+                if self.answers and (SETTING.match(data) or PACKING.match(data)):
                     source.sendall(b"+OK\r\n")
                 else:
                     sink.sendall(data)
@@ -327,14 +323,9 @@ def main():
             sys.exit(f"{program} is not built")
     version = subprocess.run(["redis-server", "--version"], capture_output=True, text=True).stdout
     version = re.search(r"v=(\S+)", version).group(1)
-    # The suite of scripts does everything twice; the half with functions is left out.
     copy = tempfile.TemporaryDirectory()
     sources = pathlib.Path(copy.name)
     shutil.copytree(options.sources / "tests", sources / "tests")
-    scripting = sources / "tests/unit/scripting.tcl"
-    scripting.write_text(
-        scripting.read_text().replace("foreach is_eval {0 1}", "foreach is_eval {1}")
-    )
     table, failed = [], []
     for unit in options.units.split(","):
         row = [unit.removeprefix("unit/")]
@@ -398,9 +389,8 @@ def main():
         "",
         textwrap.fill(
             "Tests that are marked as slow, or as none for an external server, were left "
-            "out by the suites themselves, and so was the half of `scripting` that is "
-            "about functions. A test that failed in the run of its suite was asked once "
-            "more, alone.",
+            "out by the suites themselves. A test that failed in the run of its suite was "
+            "asked once more, alone.",
             100,
         ),
         "",

@@ -1,5 +1,5 @@
-//! Functions of libraries (`FUNCTION`, `FCALL`): what they mean, and that their libraries are a part
-//! of the state of the store.
+//! Functions of libraries (`FUNCTION`, `FCALL`): what they mean, and that their libraries are a
+//! part of the state of the store.
 
 use std::time::{Duration, Instant};
 
