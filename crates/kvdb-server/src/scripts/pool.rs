@@ -139,9 +139,9 @@ impl Slot {
         self.worker.as_mut().ok_or(Failure::STOPPING)
     }
 
-    /// Runs `work` with the worker registered, so that it can be killed; `call` is the function that
-    /// it runs, if it is one. `work` returns whether the worker is idle afterwards; if it is not,
-    /// the worker is ended.
+    /// Runs `work` with the worker registered, so that it can be killed; `call` is the function
+    /// that it runs, if it is one. `work` returns whether the worker is idle afterwards; if it is
+    /// not, the worker is ended.
     pub fn with<T>(
         &mut self,
         call: Option<Call>,

@@ -9,9 +9,9 @@
 //! by values), `place` (large values are placed, or copied into the log's buffers), `locking` (the
 //! locks that a commit waits for), `enter` (the lock itself, with room in the log). Under the lock:
 //! `memtables`, and `conditional`, which checks there for conflicts without a transaction. After
-//! it: `feed` and `recent`, which remember commits for those who follow the store (with `author`) and
-//! for transactions that look for conflicts; `sealing`, in which `short_values` decides when short
-//! values are placed outside their blocks; `replay`, at the next opening.
+//! it: `feed` and `recent`, which remember commits for those who follow the store, with their
+//! `author`, and for transactions that look for conflicts; `sealing`, in which `short_values`
+//! decides when short values are placed outside their blocks; `replay`, at the next opening.
 
 pub(crate) mod author;
 pub(crate) mod batch;
