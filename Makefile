@@ -9,8 +9,8 @@ KVFS   = target/release/kvfs
 	crash-live crash-kept crash-transactions crash-remote bench-buckets bench-split wire \
 	wire-kills some-wire-kills pages full real-world posix syscalls hostile fuzz readme \
 	bench-files bench-kv bench-transactions bench-branches bench-defrag bench-papers \
-	redis-suites bench-redis bench-ranks bench-aged lint-bench lint-fuzz python lint-python \
-	install install-files deb boot packages clean
+	redis-suites clients bench-redis bench-ranks bench-aged lint-bench lint-fuzz python \
+	lint-python install install-files deb boot packages clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -316,6 +316,11 @@ bench-aged: build
 redis-suites: build
 	$(CARGO) build --release --quiet --package kvdb-server --example serve
 	python3 scripts/redis_suites.py $(REDIS)
+
+## make clients      programs and libraries for Redis, from their registries, on redis-server and KVFS
+##                   (docs/clients.md; ONLY=celery,rq runs only these, and writes nothing)
+clients: build
+	python3 scripts/clients.py --kvfs $(KVFS) --only "$(ONLY)"
 
 ## make bench-redis  redis-benchmark on redis-server and KVFS, over Unix sockets, in turn
 ##                   (docs/bench/redis.md; ROUNDS=7)

@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Programs and libraries that people use with Redis, on KVFS and on a real Redis in one run.
+
+    scripts/clients.py --kvfs PATH [--only NAME,...] [--work DIR] [--out FILE]
+
+Each row of scripts/clients/rows.py is a program or a library in a pinned version. It is installed
+from its registry into an environment of its own below --work (target/clients), which later runs use
+again, and then either its own test suite or a small program of scripts/clients/ is run: once
+against a redis-server, once against KVFS, each started for that row, empty, on a free port and with
+a password. KVFS is a mounted store (`-o listen=`), so the machine must be able to mount.
+
+A program says `ok NAME` or `not ok NAME: why` for each thing that it checks. The table is written
+to docs/clients.md. A toolchain that is not there makes a row say so. Packages of Debian (Ruby, PHP)
+are installed by root alone; without them their rows say what is missing.
+"""
+
+import argparse
+import pathlib
+import sys
+import textwrap
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().with_name("clients")))
+
+import environments  # noqa: E402
+import results  # noqa: E402
+import rows  # noqa: E402
+import servers  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def run_row(row, work, kvfs):
+    """(environment, {server: result}); the environment says why where there is none."""
+    environment = environments.prepare(row, work)
+    if environment.missing:
+        return environment, {}
+    found = {}
+    for name in ("Redis", "KVFS"):
+        with servers.start(name, kvfs) as server:
+            log = work / "logs" / f"{row.name.replace(' ', '-')}.{name}"
+            log.parent.mkdir(exist_ok=True)
+            found[name] = results.of_row(row, environment, server, log)
+        print(f"{row.name}: {name}: {found[name].summary()}", flush=True)
+    return environment, found
+
+
+def cells(row, environment, found):
+    title = f"{row.name} {environment.version}".strip()
+    if not found:
+        return [title, row.language, row.run, f"not run: {environment.missing}", ""]
+    redis, kvfs = found["Redis"], found["KVFS"]
+    return [title, row.language, row.run, kvfs.cell(redis), redis.cell(kvfs)]
+
+
+def page(done, redis_version):
+    wrap = lambda text: textwrap.fill(text, 100, break_on_hyphens=False)
+    ran = [found for _, _, found in done if found]
+    same = [found for found in ran if not found["KVFS"].lacks(found["Redis"])]
+    lines = [
+        "# Programs and libraries for Redis that were run on KVFS",
+        "",
+        wrap(
+            "Each line is a program or a library in one version, installed from its registry. It "
+            f"was run on KVFS and on Redis {redis_version} in one run, by its own test suite or "
+            "by a short real use, whose checks are in `scripts/clients/`. Written by:"
+        ),
+        "",
+        "```sh",
+        "make clients",
+        "```",
+        "",
+        wrap(
+            f"{len(same)} of {len(ran)} lines pass on KVFS all that they pass on Redis. Each line "
+            "had a server of its own, reached over TCP on the loopback interface with a password, "
+            "and the second database where the program can be told to use one. KVFS is a mounted "
+            "store on disk with its defaults. Redis is without persistence. A number is of checks "
+            "or tests that pass, of all that were run there; a test that a suite skips by itself "
+            "is not counted. Times were not compared."
+        ),
+        "",
+        "| program or library | language | what was run | KVFS | Redis |",
+        "|---|---|---|---|---|",
+    ]
+    lines += ["| " + " | ".join(cells(*row)) + " |" for row in done]
+    lines += ["", "## What passes on Redis and not on KVFS", ""]
+    failed = [
+        (row, test, found["KVFS"].why(test))
+        for row, _, found in done
+        if found
+        for test in found["KVFS"].lacks(found["Redis"])
+    ]
+    if failed:
+        lines += ["| program or library | test | why |", "|---|---|---|"]
+        escape = lambda text: text.replace("|", "\\|")
+        lines += [
+            f"| {row.name} | {escape(test)} | {rows.reason(test, why)} |"
+            for row, test, why in failed
+        ]
+    else:
+        lines.append("Nothing.")
+    lines += [
+        "",
+        wrap(
+            "What a program needs and KVFS does not have: [the socket](resp.md#what-differs-from-"
+            "redis), and [Redis' own test suites](bench/redis-suites.md)."
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kvfs", type=pathlib.Path, default=ROOT / "target/release/kvfs")
+    parser.add_argument("--only", default="", help="rows whose names begin with one of these words")
+    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "target/clients")
+    parser.add_argument("--out", type=pathlib.Path, help="default: docs/clients.md, of all rows")
+    options = parser.parse_args()
+    words = [word.lower() for word in options.only.split(",") if word]
+    wanted = [
+        row for row in rows.ROWS if not words or any(row.name.lower().startswith(w) for w in words)
+    ]
+    if not wanted:
+        sys.exit(f"no row has a name like {options.only}")
+    work = options.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    version = servers.redis_version()
+    done = [(row, *run_row(row, work, options.kvfs.resolve())) for row in wanted]
+    text = page(done, version)
+    out = options.out or (ROOT / "docs/clients.md" if not words else None)
+    if out:
+        out.write_text(text)
+        print(f"written to {out}")
+    else:
+        print(text)
+    if any(found["KVFS"].lacks(found["Redis"]) for _, _, found in done if found):
+        print("some checks that pass on Redis do not pass on KVFS", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
