@@ -75,6 +75,28 @@ ROWS = [
         "arq_jobs.py",
         "a worker: 100 jobs, results, retries, deferred jobs, unique jobs, an aborted one",
     ),
+    Row(
+        "django-redis",
+        PYTHON,
+        ["django-redis==7.0.0", "Django==5.2.9"],
+        "django_cache.py",
+        "three caches: values, counters, expiry, versions, patterns, locks, sessions, eight "
+        "threads; Django's own backend",
+    ),
+    Row(
+        "flask-limiter",
+        PYTHON,
+        ["flask-limiter==4.1.1", "limits==5.8.0", "redis==7.1.0"],
+        "flask_limits.py",
+        "an application with limits, by the three strategies of `limits`; six threads at one limit",
+    ),
+    Row(
+        "channels-redis",
+        PYTHON,
+        ["channels-redis==4.3.0", "cryptography==46.0.3"],
+        "channels_layer.py",
+        "both layers of channels: order, groups, capacity, expiry, encryption",
+    ),
 ]
 
 # What is said of a test of a suite, by its name and its output; the first that fits counts.
