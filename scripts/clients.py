@@ -36,7 +36,7 @@ def run_row(row, work, kvfs):
         return environment, {}
     found = {}
     for name in ("Redis", "KVFS"):
-        with servers.start(name, kvfs) as server:
+        with servers.start(name, kvfs, row.kind.password) as server:
             log = work / "logs" / f"{row.name.replace(' ', '-')}.{name}"
             log.parent.mkdir(exist_ok=True)
             found[name] = results.of_row(row, environment, server, log)
@@ -71,11 +71,11 @@ def page(done, redis_version):
         "",
         wrap(
             f"{len(same)} of {len(ran)} lines pass on KVFS all that they pass on Redis. Each line "
-            "had a server of its own, reached over TCP on the loopback interface with a password, "
-            "and the second database where the program can be told to use one. KVFS is a mounted "
-            "store on disk with its defaults. Redis is without persistence. A number is of checks "
-            "or tests that pass, of all that were run there; a test that a suite skips by itself "
-            "is not counted. Times were not compared."
+            "had servers of its own, which were empty, reached over TCP on the loopback interface "
+            "with a password; suites have none, and reach the store's Unix socket by a relay. KVFS "
+            "is a mounted store on disk with its defaults, Redis is without persistence. A number "
+            "is of checks or tests that pass on one of the two or on both; tests that a suite "
+            "skips by itself are not counted. Times were not compared."
         ),
         "",
         "| program or library | language | what was run | KVFS | Redis |",

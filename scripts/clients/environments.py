@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import results
+import servers
 
 PROGRAMS = pathlib.Path(__file__).resolve().parent
 
@@ -25,7 +26,9 @@ def prepare(row, work):
     absent = [program for program in kind.programs if not shutil.which(program)]
     if absent and not getattr(kind, "debian", ()):
         return Environment(None, row.version, f"no {kind.toolchain} here")
-    directory = work / re.sub(r"[^a-z0-9.]+", "-", f"{kind.toolchain} {row.name}".lower())
+    # Rows of the same packages share one.
+    name = f"{kind.toolchain} {row.packages[0] if row.packages else row.name}".lower()
+    directory = work / re.sub(r"[^a-z0-9.]+", "-", name)
     wanted = hashlib.sha256(repr((kind.toolchain, row.packages)).encode()).hexdigest()
     mark = directory / "installed"
     try:
@@ -67,6 +70,8 @@ class Kind:
     programs = ()
     # Exit codes that are no failure of the run: of a suite that counts its own.
     fine = ()
+    # Suites expect a server without one.
+    password = servers.PASSWORD
 
     def parse(self, environment, said, log):
         return results.lines(said)
@@ -93,6 +98,37 @@ class Python(Kind):
         return [environment.directory / "venv/bin/python", PROGRAMS / row.program], (
             environment.directory
         )
+
+
+class PythonSuite(Python):
+    """The tests that a package has in its sources, by pytest."""
+
+    # Tests have failed.
+    fine = (1,)
+    password = ""
+
+    def install(self, row, directory):
+        name, _, version = row.packages[0].partition("==")
+        super().install(row, directory)
+        words = ("--quiet", "--no-deps", "--no-binary", name, "--dest", directory)
+        sh(directory / "venv/bin/pip", "download", *words, row.packages[0])
+        shutil.unpack_archive(directory / f"{name}-{version}.tar.gz", directory)
+        (directory / f"{name}-{version}").rename(directory / "sources")
+        # The tests are to use what is installed.
+        shutil.rmtree(directory / "sources" / name)
+
+    def command(self, row, environment, server):
+        report = environment.directory / "report.xml"
+        report.unlink(missing_ok=True)
+        words = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", "--timeout", "60"]
+        words += ["--redis-url", f"{server.url()}/0", "-m", row.marks, *row.program.split()]
+        return [environment.directory / "venv/bin/pytest", *words], (
+            environment.directory / "sources"
+        )
+
+    def parse(self, environment, said, log):
+        report = environment.directory / "report.xml"
+        return results.of_junit(report.read_text()) if report.exists() else {}
 
 
 class Node(Kind):

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import xml.etree.ElementTree
 
 ENDED = "the run to its end"
 
@@ -85,4 +86,17 @@ def lines(said):
         if match := re.match(r"(not ok|ok) (.*)", line):
             name, _, why = match.group(2).partition(": ")
             found[name] = None if match.group(1) == "ok" else why
+    return found
+
+
+def of_junit(text):
+    """The tests of a report in the format of JUnit, without those that were skipped."""
+    found = {}
+    for case in xml.etree.ElementTree.fromstring(text).iter("testcase"):
+        if case.find("skipped") is not None:
+            continue
+        wrong = [e for kind in ("failure", "error") for e in case.findall(kind)]
+        words = [e.get("message") or e.text or "it failed" for e in wrong]
+        file = case.get("classname").removeprefix("tests.")
+        found[f"{file}.{case.get('name')}"] = words[0] if words else None
     return found

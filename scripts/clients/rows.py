@@ -3,13 +3,39 @@
 import dataclasses
 import re
 
-from environments import Debian, Go, Java, Node, Python
+from environments import Debian, Go, Java, Node, Python, PythonSuite
 
 PYTHON, NODE, GO, JAVA = Python(), Node(), Go(), Java()
 RUBY = Debian("Ruby", "ruby", "ruby")
 PHP = Debian("PHP", "php", "php-cli")
 # How Debian's packages of clients are called elsewhere.
 CLIENTS = {"ruby-redis": "redis-rb", "php-redis": "phpredis", "php-predis": "predis"}
+
+
+# The suite of redis-py: what concerns one server without modules, and no TLS.
+TESTS = [
+    f"test_{name}.py"
+    for name in (
+        "client commands connect connection_pool encoding hash keyspace_notifications lock "
+        "monitor pipeline pubsub retry scripting"
+    ).split()
+]
+SYNC_TESTS = " ".join(
+    f"tests/{name}" for name in (*TESTS, "test_cache.py", "test_multiprocessing.py")
+)
+ASYNC_TESTS = " ".join(f"tests/test_asyncio/{name}" for name in TESTS)
+ONE_SERVER = "not (redismod or onlycluster or ssl or replica or cp_integration)"
+FOR_TESTS = [
+    "pytest==8.4.2",
+    "pytest-asyncio==1.2.0",
+    "pytest-timeout==2.4.0",
+    "coverage==7.10.7",
+    "packaging==25.0",
+    "cryptography==46.0.3",
+    "numpy==2.3.4",
+    "xxhash==3.6.0",
+    "PyJWT==2.10.1",
+]
 
 
 @dataclasses.dataclass
@@ -19,7 +45,9 @@ class Row:
     packages: list
     program: str
     run: str
-    seconds: int = 180
+    seconds: int = 120
+    # The tests of a suite that are chosen, in pytest's words.
+    marks: str = ""
     clients = CLIENTS
 
     @property
@@ -36,6 +64,24 @@ class Row:
 
 
 ROWS = [
+    Row(
+        "redis-py",
+        PythonSuite(),
+        ["redis==8.1.0", *FOR_TESTS],
+        SYNC_TESTS,
+        "its own suite, synchronous: what concerns one server without modules and TLS",
+        seconds=600,
+        marks=ONE_SERVER,
+    ),
+    Row(
+        "redis-py asyncio",
+        PythonSuite(),
+        ["redis==8.1.0", *FOR_TESTS],
+        ASYNC_TESTS,
+        "its own suite of asyncio, likewise",
+        seconds=600,
+        marks=ONE_SERVER,
+    ),
     Row(
         "celery",
         PYTHON,
@@ -96,6 +142,50 @@ ROWS = [
         ["channels-redis==4.3.0", "cryptography==46.0.3"],
         "channels_layer.py",
         "both layers of channels: order, groups, capacity, expiry, encryption",
+    ),
+    Row(
+        "BullMQ",
+        NODE,
+        ["bullmq@6.7.0", "ioredis@5.8.2"],
+        "bullmq_jobs.mjs",
+        "300 jobs, retries, delays, flows, schedulers, priorities, rate limits, stalled jobs, events",
+    ),
+    Row(
+        "Bull",
+        NODE,
+        ["bull@4.16.5"],
+        "bull_jobs.mjs",
+        "200 jobs, retries, delays, repeated jobs, priorities, progress",
+    ),
+    Row(
+        "Bee-Queue",
+        NODE,
+        ["bee-queue@2.0.0"],
+        "bee_jobs.mjs",
+        "250 jobs, retries, delays, progress",
+    ),
+    Row(
+        "node-redis",
+        NODE,
+        ["redis@6.3.1"],
+        "node_redis.mjs",
+        "all types, pipelines, transactions, scripts, channels, groups of streams, a pool, in both "
+        "protocols; a cache at the client",
+    ),
+    Row(
+        "ioredis",
+        NODE,
+        ["ioredis@6.0.0"],
+        "ioredis_use.mjs",
+        "all types, pipelines, transactions, scripts, channels, groups of streams, MONITOR, "
+        "a connection that is killed",
+    ),
+    Row(
+        "connect-redis",
+        NODE,
+        ["connect-redis@9.0.0", "redis@6.3.1", "express@5.2.1", "express-session@1.19.0"],
+        "connect_sessions.mjs",
+        "sessions of an Express application, over HTTP",
     ),
 ]
 

@@ -11,24 +11,27 @@ import sys
 import tempfile
 import time
 
+import redis_suites
+
 PASSWORD = "open-sesame"
 
 
 class Server:
-    def __init__(self, name, port):
-        self.name, self.port = name, port
+    def __init__(self, port, password):
+        self.port, self.password = port, password
 
     def variables(self):
         """What a program is told of the server, by its environment."""
         return {
             "SERVER_HOST": "127.0.0.1",
             "SERVER_PORT": str(self.port),
-            "SERVER_PASSWORD": PASSWORD,
+            "SERVER_PASSWORD": self.password,
             "SERVER_URL": self.url(),
         }
 
     def url(self):
-        return f"redis://:{PASSWORD}@127.0.0.1:{self.port}"
+        words = f":{self.password}@" if self.password else ""
+        return f"redis://{words}127.0.0.1:{self.port}"
 
 
 def redis_version():
@@ -38,48 +41,49 @@ def redis_version():
     return re.search(r"v=(\S+)", said).group(1)
 
 
-def start(name, kvfs):
-    return redis() if name == "Redis" else mounted(kvfs)
+def start(name, kvfs, password):
+    return redis(password) if name == "Redis" else mounted(kvfs, password)
 
 
 @contextlib.contextmanager
-def redis():
+def redis(password):
     with tempfile.TemporaryDirectory() as directory:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port)]
-        command += ["--requirepass", PASSWORD, "--save", "", "--dir", directory]
+        command += ["--requirepass", password, "--save", "", "--dir", directory]
         # The suites use DEBUG; KVFS has what it has of it without being told.
         command += ["--enable-debug-command", "yes"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             wait_for(port)
-            yield Server("Redis", port)
+            yield Server(port, password)
         finally:
             process.kill()
             process.wait()
 
 
 @contextlib.contextmanager
-def mounted(kvfs):
-    """A new store, mounted, that answers on a free port."""
+def mounted(kvfs, password):
+    """A new store, mounted, that answers on a free port. It does so to a password alone: clients
+    without one come by a relay to its Unix socket."""
     if not os.access(kvfs, os.X_OK):
         sys.exit(f"{kvfs} is not built")
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
-        password = directory / "password"
-        password.touch(mode=0o600)
-        password.write_text(PASSWORD + "\n")
+        file = directory / "password"
+        file.touch(mode=0o600)
+        file.write_text((password or PASSWORD) + "\n")
         store, mount = directory / "clients.kvfs", directory / "mount"
         mount.mkdir()
         run(kvfs, "create", store, "--size", "4G")
-        said = run(
-            kvfs, "mount", "-o", f"listen=127.0.0.1:0,password_file={password}", store, mount
-        )
+        said = run(kvfs, "mount", "-o", f"listen=127.0.0.1:0,password_file={file}", store, mount)
         try:
             port = int(re.search(r"keys at \S*:(\d+)", said).group(1))
             wait_for(port)
-            yield Server("KVFS", port)
+            if not password:
+                port = redis_suites.Relay(f"{store}.sock", answers=False).port
+            yield Server(port, password)
         finally:
             run(kvfs, "umount", mount)
 
