@@ -318,7 +318,7 @@ redis-suites: build
 	python3 scripts/redis_suites.py $(REDIS)
 
 ## make clients      programs and libraries for Redis, from their registries, on redis-server and KVFS
-##                   (docs/clients.md; ONLY=celery,rq runs only these, and writes nothing)
+##                   (docs/clients.md; ONLY=celery,rq runs these, and keeps the others' lines)
 clients: build
 	python3 scripts/clients.py --kvfs $(KVFS) --only "$(ONLY)"
 

@@ -7,7 +7,7 @@ Each row of scripts/clients/rows.py is a program or a library in a pinned versio
 from its registry into an environment of its own below --work (target/clients), which later runs use
 again, and then either its own test suite or a small program of scripts/clients/ is run: once
 against a redis-server, once against KVFS, each started for that row, empty, on a free port and with
-a password. KVFS is a mounted store (`-o listen=`), so the machine must be able to mount.
+a password. With --only, the other lines of the page are those of earlier runs. KVFS is a mounted store (`-o listen=`), so the machine must be able to mount.
 
 A program says `ok NAME` or `not ok NAME: why` for each thing that it checks. The table is written
 to docs/clients.md. A toolchain that is not there makes a row say so. Packages of Debian (Ruby, PHP)
@@ -15,7 +15,9 @@ are installed by root alone; without them their rows say what is missing.
 """
 
 import argparse
+import json
 import pathlib
+import re
 import sys
 import textwrap
 
@@ -41,7 +43,32 @@ def run_row(row, work, kvfs):
             log.parent.mkdir(exist_ok=True)
             found[name] = results.of_row(row, environment, server, log)
         print(f"{row.name}: {name}: {found[name].summary()}", flush=True)
+    record(row, work).write_text(
+        json.dumps(
+            {
+                "packages": row.packages,
+                "version": environment.version,
+                "found": {name: result.checks for name, result in found.items()},
+            }
+        )
+    )
     return environment, found
+
+
+def record(row, work):
+    """The file of what a run has found for the row."""
+    (work / "records").mkdir(exist_ok=True)
+    return work / "records" / f"{row.name.replace(' ', '-')}.json"
+
+
+def recorded(row, work):
+    """What an earlier run has found, or nothing."""
+    file = record(row, work)
+    known = json.loads(file.read_text()) if file.exists() else {}
+    if known.get("packages") != row.packages:
+        return None
+    found = {name: results.Result(checks) for name, checks in known["found"].items()}
+    return environments.Environment(None, known["version"]), found
 
 
 def cells(row, environment, found):
@@ -50,6 +77,13 @@ def cells(row, environment, found):
         return [title, row.language, row.run, f"not run: {environment.missing}", ""]
     redis, kvfs = found["Redis"], found["KVFS"]
     return [title, row.language, row.run, kvfs.cell(redis), redis.cell(kvfs)]
+
+
+def several(tests):
+    """The names of tests, each once: those of a suite without the module and the parameters."""
+    names = [re.sub(r"^\w+(\.\w+)+\.(\w+)(\[.*)?$", r"\2", test) for test in tests]
+    number = f"{len(tests)}: " if len(tests) > 1 else ""
+    return number + ", ".join(dict.fromkeys(names))
 
 
 def page(done, redis_version):
@@ -83,26 +117,21 @@ def page(done, redis_version):
     ]
     lines += ["| " + " | ".join(cells(*row)) + " |" for row in done]
     lines += ["", "## What passes on Redis and not on KVFS", ""]
-    failed = [
-        (row, test, found["KVFS"].why(test))
-        for row, _, found in done
-        if found
-        for test in found["KVFS"].lacks(found["Redis"])
-    ]
+    failed = {}
+    for row, _, found in done:
+        for test in found["KVFS"].lacks(found["Redis"]) if found else []:
+            why = rows.reason(test, found["KVFS"].why(test))
+            failed.setdefault((row.name, why), []).append(test.replace("|", "\\|"))
     if failed:
-        lines += ["| program or library | test | why |", "|---|---|---|"]
-        escape = lambda text: text.replace("|", "\\|")
-        lines += [
-            f"| {row.name} | {escape(test)} | {rows.reason(test, why)} |"
-            for row, test, why in failed
-        ]
+        lines += ["| program or library | why | tests |", "|---|---|---|"]
+        lines += [f"| {name} | {why} | {several(tests)} |" for (name, why), tests in failed.items()]
     else:
         lines.append("Nothing.")
     lines += [
         "",
         wrap(
-            "What a program needs and KVFS does not have: [the socket](resp.md#what-differs-from-"
-            "redis), and [Redis' own test suites](bench/redis-suites.md)."
+            "[Programs that an absence rules out](resp.md#programs-that-do-not-run), and [Redis' "
+            "own test suites](bench/redis-suites.md), on both."
         ),
     ]
     return "\n".join(lines) + "\n"
@@ -113,7 +142,7 @@ def main():
     parser.add_argument("--kvfs", type=pathlib.Path, default=ROOT / "target/release/kvfs")
     parser.add_argument("--only", default="", help="rows whose names begin with one of these words")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "target/clients")
-    parser.add_argument("--out", type=pathlib.Path, help="default: docs/clients.md, of all rows")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs/clients.md")
     options = parser.parse_args()
     words = [word.lower() for word in options.only.split(",") if word]
     wanted = [
@@ -124,14 +153,15 @@ def main():
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     version = servers.redis_version()
-    done = [(row, *run_row(row, work, options.kvfs.resolve())) for row in wanted]
-    text = page(done, version)
-    out = options.out or (ROOT / "docs/clients.md" if not words else None)
-    if out:
-        out.write_text(text)
-        print(f"written to {out}")
-    else:
-        print(text)
+    done = []
+    for row in rows.ROWS:
+        # A toolchain that is not there is told in any case.
+        if row in wanted or not row.packages:
+            done.append((row, *run_row(row, work, options.kvfs.resolve())))
+        elif known := recorded(row, work):
+            done.append((row, *known))
+    options.out.write_text(page(done, version))
+    print(f"written to {options.out}: {len(done)} of {len(rows.ROWS)} rows")
     if any(found["KVFS"].lacks(found["Redis"]) for _, _, found in done if found):
         print("some checks that pass on Redis do not pass on KVFS", file=sys.stderr)
 

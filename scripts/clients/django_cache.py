@@ -63,7 +63,7 @@ for name in ("default", "small", "own"):
         (1, True),
     )
     check(
-        f"{name}, a time is set anew", (cache.touch("new", 60), cache.touch("none")), (True, False)
+        f"{name}, a time is set again", (cache.touch("new", 60), cache.touch("none")), (True, False)
     )
     cache.delete_many(["many1", "many2"])
     check(

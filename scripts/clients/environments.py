@@ -157,8 +157,7 @@ class Go(Kind):
         shutil.copy(PROGRAMS / row.program, source)
         (directory / "checks").mkdir(exist_ok=True)
         shutil.copy(PROGRAMS / "checks.go", directory / "checks/checks.go")
-        sh("go", "mod", "tidy", cwd=directory)
-        sh("go", "build", "-o", "program", ".", cwd=directory)
+        sh("go", "build", "-mod=mod", "-o", "program", ".", cwd=directory)
         return Environment(directory, row.version)
 
     def command(self, row, environment, server):

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from environments import Debian, Go, Java, Node, Python, PythonSuite
+from environments import Absent, Debian, Go, Java, Node, Python, PythonSuite
 
 PYTHON, NODE, GO, JAVA = Python(), Node(), Go(), Java()
 RUBY = Debian("Ruby", "ruby", "ruby")
@@ -187,14 +187,105 @@ ROWS = [
         "connect_sessions.mjs",
         "sessions of an Express application, over HTTP",
     ),
+    Row(
+        "go-redis",
+        GO,
+        ["github.com/redis/go-redis/v9@v9.17.3"],
+        "go_redis.go",
+        "all types, pipelines, watched keys, scripts, channels, groups of streams, a pool, in both "
+        "protocols",
+    ),
+    Row(
+        "asynq",
+        GO,
+        ["github.com/hibiken/asynq@v0.26.0"],
+        "asynq_jobs.go",
+        "ten workers: 200 tasks, retries, delays, unique tasks, groups, cancellation, two queues",
+    ),
+    Row(
+        "redsync",
+        GO,
+        ["github.com/go-redsync/redsync/v4@v4.15.0", "github.com/redis/go-redis/v9@v9.17.3"],
+        "redsync_locks.go",
+        "locks: held by one, extended, expired; eight at one lock",
+    ),
+    Row(
+        "rueidis",
+        GO,
+        ["github.com/redis/rueidis@v1.0.71", "github.com/redis/rueidis/rueidislock@v1.0.71"],
+        "rueidis_cache.go",
+        "a cache at the client (CLIENT TRACKING, by keys and by prefixes), locks, channels, "
+        "pipelines, streams",
+    ),
+    Row(
+        "Sidekiq",
+        RUBY,
+        ["ruby-sidekiq", "ruby-redis"],
+        "sidekiq_jobs.rb",
+        "ten threads: 300 jobs, two queues, retries, dead jobs, scheduled jobs, large ones",
+    ),
+    Row(
+        "Rails cache",
+        RUBY,
+        ["ruby-activesupport", "ruby-redis"],
+        "rails_cache.rb",
+        "`RedisCacheStore`: values, many at once, counters, expiry, patterns, large values, eight "
+        "threads",
+    ),
+    Row(
+        "Laravel",
+        PHP,
+        [
+            "php-illuminate-redis",
+            "php-illuminate-cache",
+            "php-illuminate-queue",
+            "php-redis",
+            "php-predis",
+        ],
+        "laravel_redis.php",
+        "by each of both clients: commands, limiters, cache with tags and locks, a queue",
+    ),
+    Row(
+        "Jedis",
+        JAVA,
+        ["redis.clients:jedis:7.1.0", "org.slf4j:slf4j-nop:1.7.36"],
+        "JedisUse.java",
+        "all types, pipelines, transactions, scripts, channels, groups of streams, a pool",
+    ),
+    Row(
+        "Lettuce",
+        JAVA,
+        ["io.lettuce:lettuce-core:7.2.3.RELEASE", "org.slf4j:slf4j-nop:1.7.36"],
+        "LettuceUse.java",
+        "asynchronous commands, transactions, scripts, channels, groups of streams, in both "
+        "protocols; a cache at the client",
+    ),
+    Row(
+        "StackExchange.Redis",
+        Absent(".NET SDK", "dotnet"),
+        [],
+        "",
+        "nothing",
+    ),
 ]
 
 # What is said of a test of a suite, by its name and its output; the first that fits counts.
-REASONS = []
+REASONS = [
+    (r"Try ACL HELP|no users here", "there are no access lists: one user, `default`"),
+    (r"Try DEBUG HELP|caused error: .{0,2}'debu", "`DEBUG ERROR` is not there"),
+    (r"DEBUG ERROR", "`DEBUG ERROR` is not there"),
+    (r"CONFIG SET - '([\w-]+)'", "a setting that is not there: `{0}`"),
+    (r"hash-max-listpack-entries", "a setting that is not there: `hash-max-listpack-entries`"),
+    (r"(?i)unknown command '(\w+)", "a command that is not there: `{0}`"),
+    (r"(?i)for '([\w-]+)'\. Try (\w+)", "a subcommand that is not there: `{1} {0}`"),
+    (r"COPY works within one dictionary", "keys are not copied to another database"),
+    (r"254 > 300|test_command_list", "there are fewer than 300 commands"),
+    (r"longer than the limit of 16384", "fields and members have at most 16 KiB"),
+]
 
 
 def reason(test, why):
     for pattern, words in REASONS:
-        if re.search(pattern, f"{test}\n{why}"):
-            return words
+        if found := re.search(pattern, f"{test}\n{why}"):
+            return words.format(*found.groups())
     return "`" + " ".join(why.split())[:110].replace("`", "'").replace("|", "\\|") + "`"
