@@ -10,7 +10,7 @@ use crate::request::{Arguments, integer};
 use crate::session::Session;
 use crate::sweeper::Sweeper;
 
-pub const USAGE: &str = "SWEEP [count] | SET-ACTIVE-EXPIRE 0|1 | SET-DISABLE-DENY-SCRIPTS 0|1 | SLEEP seconds | RELOAD | PROTOCOL type";
+pub const USAGE: &str = "SWEEP [count] | SET-ACTIVE-EXPIRE 0|1 | SET-DISABLE-DENY-SCRIPTS 0|1 | SLEEP seconds | ERROR text | RELOAD | PROTOCOL type";
 
 /// Interval at which a sleeping command checks whether the server stops.
 const LOOK: Duration = Duration::from_millis(50);
@@ -20,7 +20,8 @@ const LONGEST: f64 = 3600.0;
 /// `SWEEP [count]` removes up to `count` expired keys of each dictionary now and replies with their
 /// number. `SET-ACTIVE-EXPIRE 0` stops the sweeper, `1` starts it. `RELOAD` only syncs the store:
 /// reopening it would restore the same state. `PROTOCOL` replies with a value of a RESP3 type.
-/// `SET-DISABLE-DENY-SCRIPTS 1` lets scripts call `DEBUG`.
+/// `SET-DISABLE-DENY-SCRIPTS 1` lets scripts call `DEBUG`. `ERROR` replies with an error of that
+/// text, by which tests of clients see what these do when a server is loading or read-only.
 pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome {
     match (args.at(1), args.len()) {
         (c, 2 | 3) if is(c, "sweep") => {
@@ -51,6 +52,10 @@ pub fn debug(s: &mut Session, args: Arguments<'_>, out: &mut Output) -> Outcome 
                 std::thread::sleep(left.min(LOOK));
             }
             out.ok();
+        }
+        (c, 3) if is(c, "error") => {
+            let text = String::from_utf8_lossy(args.at(2)).into_owned();
+            return Err(Failure::Coded(text.into()));
         }
         (c, 2..) if is(c, "reload") || is(c, "loadaof") => {
             s.shared.transactions.sync()?;

@@ -184,6 +184,27 @@ fn errors_are_counted_by_their_codes() {
     assert_eq!(lines(&mut c, "INFO errorstats"), ["# Errorstats"]);
 }
 
+#[test]
+fn a_client_gets_the_error_that_it_asks_for() {
+    let served = serve(ServerOptions::default());
+    let mut c = served.connect();
+    c.expect(&[
+        ("DEBUG ERROR 'LOADING a message'", "(error) LOADING a message"),
+        ("DEBUG ERROR \"ERR two\\r\\nlines\"", "(error) ERR two  lines"),
+        ("PING", "PONG"),
+        ("DEBUG ERROR 'READONLY no'", "(error) READONLY no"),
+    ]);
+    assert_eq!(
+        lines(&mut c, "INFO errorstats"),
+        [
+            "# Errorstats",
+            "errorstat_ERR:count=1",
+            "errorstat_LOADING:count=1",
+            "errorstat_READONLY:count=1",
+        ]
+    );
+}
+
 /// The fields of a text of `INFO` or `CLIENT INFO`, each of which is there once.
 fn fields(text: &[String], ends: &[char]) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
