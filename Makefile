@@ -317,8 +317,8 @@ redis-suites: build
 	$(CARGO) build --release --quiet --package kvdb-server --example serve
 	python3 scripts/redis_suites.py $(REDIS)
 
-## make clients      programs and libraries for Redis, from their registries, on redis-server and KVFS
-##                   (docs/clients.md; ONLY=celery,rq runs these, and keeps the others' lines)
+## make clients      programs and libraries for Redis, from their registries, on redis-server and
+##                   KVFS (docs/clients.md; ONLY=celery,rq runs these, and keeps the others' lines)
 clients: build
 	python3 scripts/clients.py --kvfs $(KVFS) --only "$(ONLY)"
 

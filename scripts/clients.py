@@ -7,7 +7,8 @@ Each row of scripts/clients/rows.py is a program or a library in a pinned versio
 from its registry into an environment of its own below --work (target/clients), which later runs use
 again, and then either its own test suite or a small program of scripts/clients/ is run: once
 against a redis-server, once against KVFS, each started for that row, empty, on a free port and with
-a password. With --only, the other lines of the page are those of earlier runs. KVFS is a mounted store (`-o listen=`), so the machine must be able to mount.
+a password. KVFS is a mounted store (`-o listen=`), so the machine must be able to mount. With
+--only, the other lines of the page are those of earlier runs.
 
 A program says `ok NAME` or `not ok NAME: why` for each thing that it checks. The table is written
 to docs/clients.md. A toolchain that is not there makes a row say so. Packages of Debian (Ruby, PHP)

@@ -65,7 +65,7 @@ func main() {
 		return asynq.Config{
 			Concurrency: workers, Queues: queues, StrictPriority: true, LogLevel: asynq.FatalLevel,
 			TaskCheckInterval: 100 * time.Millisecond, DelayedTaskCheckInterval: 100 * time.Millisecond,
-			RetryDelayFunc:  func(int, error, *asynq.Task) time.Duration { return 50 * time.Millisecond },
+			RetryDelayFunc:   func(int, error, *asynq.Task) time.Duration { return 50 * time.Millisecond },
 			GroupGracePeriod: time.Second,
 			GroupAggregator: asynq.GroupAggregatorFunc(func(_ string, tasks []*asynq.Task) *asynq.Task {
 				return asynq.NewTask("many", []byte(fmt.Sprint(len(tasks))), asynq.TaskID("aggregated"),

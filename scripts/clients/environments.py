@@ -192,7 +192,7 @@ class Java(Kind):
 
 
 class Debian(Kind):
-    """An interpreter whose packages are those of Debian; the pages says their versions."""
+    """An interpreter whose packages are those of Debian; the page has their versions."""
 
     def __init__(self, toolchain, interpreter, *debian):
         self.toolchain, self.programs, self.debian = toolchain, (interpreter,), debian

@@ -1,4 +1,4 @@
-// node-redis: values, pipelines, transactions, scripts, channels, streams, and a cache at the client.
+// node-redis: values, pipelines, transactions, scripts, channels, streams, a cache at the client.
 import { BasicClientSideCache, createClient, createClientPool, defineScript } from "redis";
 import { check, errorOf, range, until, url } from "./checks.mjs";
 

@@ -148,7 +148,8 @@ ROWS = [
         NODE,
         ["bullmq@6.7.0", "ioredis@5.8.2"],
         "bullmq_jobs.mjs",
-        "300 jobs, retries, delays, flows, schedulers, priorities, rate limits, stalled jobs, events",
+        "300 jobs, retries, delays, flows, schedulers, priorities, rate limits, stalled jobs, "
+        "events",
     ),
     Row(
         "Bull",
