@@ -85,10 +85,10 @@ class Python(Kind):
 
     def install(self, row, directory):
         sh(sys.executable, "-m", "venv", directory / "venv")
-        sh(directory / "venv/bin/pip", "install", "--quiet", *row.packages)
+        sh(directory / "venv/bin/python", "-m", "pip", "install", "--quiet", *row.packages)
 
     def environment(self, row, directory):
-        said = sh(directory / "venv/bin/pip", "list", "--format", "freeze")
+        said = sh(directory / "venv/bin/python", "-m", "pip", "list", "--format", "freeze")
         client = re.search(r"^redis==(\S+)", said, re.M)
         with_client = client and not row.packages[0].startswith("redis==")
         version = row.version + (f" (redis-py {client.group(1)})" if with_client else "")
@@ -111,7 +111,7 @@ class PythonSuite(Python):
         name, _, version = row.packages[0].partition("==")
         super().install(row, directory)
         words = ("--quiet", "--no-deps", "--no-binary", name, "--dest", directory)
-        sh(directory / "venv/bin/pip", "download", *words, row.packages[0])
+        sh(directory / "venv/bin/python", "-m", "pip", "download", *words, row.packages[0])
         shutil.unpack_archive(directory / f"{name}-{version}.tar.gz", directory)
         (directory / f"{name}-{version}").rename(directory / "sources")
         # The tests are to use what is installed.
@@ -122,7 +122,7 @@ class PythonSuite(Python):
         report.unlink(missing_ok=True)
         words = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", "--timeout", "60"]
         words += ["--redis-url", f"{server.url()}/0", "-m", row.marks, *row.program.split()]
-        return [environment.directory / "venv/bin/pytest", *words], (
+        return [environment.directory / "venv/bin/python", "-m", "pytest", *words], (
             environment.directory / "sources"
         )
 
