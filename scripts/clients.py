@@ -19,6 +19,7 @@ import argparse
 import json
 import pathlib
 import re
+import signal
 import sys
 import textwrap
 
@@ -145,6 +146,8 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "target/clients")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs/clients.md")
     options = parser.parse_args()
+    # One that is told to end unmounts first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     words = [word.lower() for word in options.only.split(",") if word]
     wanted = [
         row for row in rows.ROWS if not words or any(row.name.lower().startswith(w) for w in words)
