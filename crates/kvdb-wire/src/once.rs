@@ -6,10 +6,10 @@
 //! 3 if it was done, and the time in milliseconds (varint). If a crash leaves a record of a request
 //! that was begun, the store itself shows whether it was done. The last records are kept.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use bytes::Bytes;
-use env::sync::Mutex;
+use env::sync::{Condvar, Mutex};
 use kvdb::{Batch, DictionaryId, Durability, Error, Kvdb};
 use zones::varint::{get_u64, put_u64};
 
@@ -26,9 +26,27 @@ const REMOVED_TOGETHER: usize = 64;
 pub(crate) struct Once {
     db: Kvdb,
     dict: DictionaryId,
-    /// The keys of the records, the oldest first. Locked while a request is done, so that its copy
-    /// waits for the outcome.
+    /// The keys of the records, the oldest first. Never locked while a record is written: that may
+    /// wait for the disk. Locked after `under_way` where both are.
     kept: Mutex<VecDeque<TransactionKey>>,
+    /// The requests that are under way. A copy of one waits for its outcome, and others do not
+    /// wait: a snapshot takes as long as what is written before it.
+    under_way: Mutex<HashSet<TransactionKey>>,
+    /// Notified when a request has ended.
+    ended: Condvar,
+}
+
+/// A request that is under way, until this is dropped.
+struct Turn<'a> {
+    once: &'a Once,
+    key: TransactionKey,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.once.under_way.lock().remove(&self.key);
+        self.once.ended.notify_all();
+    }
 }
 
 impl Once {
@@ -43,7 +61,17 @@ impl Once {
         }
         all.sort_unstable();
         let kept = Mutex::new(all.into_iter().map(|(_, key)| key).collect());
-        Ok(Once { db: db.clone(), dict, kept })
+        let (under_way, ended) = (Mutex::default(), Condvar::new());
+        Ok(Once { db: db.clone(), dict, kept, under_way, ended })
+    }
+
+    /// Waits until no copy of the request is under way.
+    fn turn(&self, key: &TransactionKey) -> Turn<'_> {
+        let mut under_way = self.under_way.lock();
+        while !under_way.insert(*key) {
+            self.ended.wait(&mut under_way);
+        }
+        Turn { once: self, key: *key }
     }
 
     /// Does a request by `act`, unless it was done before. `is_done` returns whether the store
@@ -55,7 +83,7 @@ impl Once {
         is_done: impl Fn() -> bool,
         act: impl FnOnce() -> kvdb::Result<()>,
     ) -> kvdb::Result<()> {
-        let mut kept = self.kept.lock();
+        let _turn = self.turn(key);
         let state = match self.db.get(self.dict, key)? {
             None => None,
             Some(value) => match record_of(&value) {
@@ -77,10 +105,14 @@ impl Once {
                     return act();
                 }
                 // If the outcome is on disk, the record must be, too.
-                self.note(&mut kept, key, BEGUN, durability)?;
+                self.note(key, BEGUN, durability)?;
                 if let Err(e) = act() {
-                    if !is_done() {
-                        self.forget(&mut kept, key);
+                    // By these errors another request has done it in the meantime, so the outcome
+                    // that the store shows is not that of this one.
+                    let is_of_another =
+                        matches!(e, Error::Exists(_) | Error::NoSnapshot(_) | Error::NoBranch(_));
+                    if is_of_another || !is_done() {
+                        self.forget(key);
                     }
                     return Err(e);
                 }
@@ -88,19 +120,13 @@ impl Once {
         }
         // On disk like the outcome: after a crash the copy of a request that drops something would
         // drop what has its name by then.
-        if let Err(e) = self.note(&mut kept, key, DONE, durability) {
+        if let Err(e) = self.note(key, DONE, durability) {
             tracing::warn!("the record of a request does not show that it was done: {e}");
         }
         Ok(())
     }
 
-    fn note(
-        &self,
-        kept: &mut VecDeque<TransactionKey>,
-        key: &TransactionKey,
-        state: u8,
-        durability: Durability,
-    ) -> kvdb::Result<()> {
+    fn note(&self, key: &TransactionKey, state: u8, durability: Durability) -> kvdb::Result<()> {
         let mut value = vec![state];
         put_u64(&mut value, self.db.wall_clock().as_millis() as u64);
         let mut batch = Batch::new();
@@ -108,23 +134,38 @@ impl Once {
         // A full store must be able to drop snapshots.
         batch.releases_space();
         self.db.commit(batch, durability)?;
-        if !kept.contains(key) {
-            kept.push_back(*key);
+        let removed = self.keep(key);
+        if removed.is_empty() {
+            return Ok(());
         }
-        if kept.len() >= MAX_KEPT + REMOVED_TOGETHER {
-            let mut batch = Batch::new();
-            for key in kept.drain(..REMOVED_TOGETHER) {
-                batch.delete(self.dict, Bytes::copy_from_slice(&key));
-            }
-            if let Err(e) = self.db.commit(batch, Durability::Buffered) {
-                tracing::warn!("records of old requests stay in the store: {e}");
-            }
+        let mut batch = Batch::new();
+        for key in removed {
+            batch.delete(self.dict, Bytes::copy_from_slice(&key));
+        }
+        if let Err(e) = self.db.commit(batch, Durability::Buffered) {
+            tracing::warn!("records of old requests stay in the store: {e}");
         }
         Ok(())
     }
 
-    fn forget(&self, kept: &mut VecDeque<TransactionKey>, key: &TransactionKey) {
-        kept.retain(|other| other != key);
+    /// Adds a key to those of the records. Returns the keys whose records are to be removed.
+    fn keep(&self, key: &TransactionKey) -> Vec<TransactionKey> {
+        let under_way = self.under_way.lock();
+        let mut kept = self.kept.lock();
+        if !kept.contains(key) {
+            kept.push_back(*key);
+        }
+        if kept.len() < MAX_KEPT + REMOVED_TOGETHER {
+            return Vec::new();
+        }
+        let oldest = kept.drain(..REMOVED_TOGETHER);
+        let (stay, removed): (Vec<_>, Vec<_>) = oldest.partition(|key| under_way.contains(key));
+        stay.into_iter().rev().for_each(|key| kept.push_front(key));
+        removed
+    }
+
+    fn forget(&self, key: &TransactionKey) {
+        self.kept.lock().retain(|other| other != key);
         let mut batch = Batch::new();
         batch.delete(self.dict, Bytes::copy_from_slice(key));
         if let Err(e) = self.db.commit(batch, Durability::Buffered) {

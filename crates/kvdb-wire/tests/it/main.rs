@@ -8,6 +8,7 @@ mod hostile;
 mod late_frames;
 mod leases;
 mod long_changes;
+mod once;
 mod references;
 mod served_files;
 mod served_transactions;

@@ -1,0 +1,130 @@
+//! Requests that are done once: what copies of one wait for, and what others do not.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvdb::{Durability, Kvdb, Transaction, TransactionOptions};
+use kvdb_wire::{Host, Reply, Request, Server, ServerOptions, VERSION, read_frame, write_frame};
+
+use crate::waiting::awaits;
+
+/// Returns a connection whose messages the test chooses. An answer that takes very long fails.
+fn connected(server: &Server) -> UnixStream {
+    let (mut near, far) = UnixStream::pair().unwrap();
+    near.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    server.serve(far.into()).unwrap();
+    let hello = Request::Hello { version: VERSION, token: Bytes::new() };
+    assert!(matches!(ask(&mut near, &hello), Reply::Welcome { .. }));
+    near
+}
+
+fn ask(stream: &mut UnixStream, request: &Request) -> Reply {
+    let (kind, body) = request.encode();
+    write_frame(stream, 1, kind, &body).unwrap();
+    let frame = read_frame(stream).unwrap();
+    Reply::decode(frame.kind, &frame.body).unwrap()
+}
+
+fn snapshot(key: u8, name: &str) -> Request {
+    Request::Snapshot { key: [key; 16], branch: String::new(), name: name.into(), synced: false }
+}
+
+/// A host whose snapshot of the name `slow` waits until `goes_on` is set.
+struct Waits {
+    db: Kvdb,
+    /// Number of the snapshots of this name that have begun.
+    begun: AtomicU64,
+    goes_on: AtomicBool,
+}
+
+impl Host for Waits {
+    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
+        Host::begin(&self.db, options)
+    }
+
+    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
+        Host::commit(&self.db, transaction, synced)
+    }
+
+    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
+        Host::abort(&self.db, transaction)
+    }
+
+    fn make_snapshot(&self, branch: &str, name: &str, durability: Durability) -> kvdb::Result<()> {
+        if name == "slow" {
+            self.begun.fetch_add(1, Ordering::Relaxed);
+            awaits("it goes on", || self.goes_on.load(Ordering::Relaxed));
+        }
+        self.db.snapshot_of(branch, name, durability)
+    }
+
+    fn remove_snapshot(&self, name: &str) -> kvdb::Result<()> {
+        self.db.drop_snapshot(name)
+    }
+}
+
+/// Lets the host go on, also where an assertion fails.
+struct GoesOn<'a>(&'a Waits);
+
+impl Drop for GoesOn<'_> {
+    fn drop(&mut self) {
+        self.0.goes_on.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_snapshot_that_takes_long_delays_its_copies_and_no_other_request() {
+    let db = Kvdb::in_memory();
+    let (begun, goes_on) = (AtomicU64::new(0), AtomicBool::new(false));
+    let host = Arc::new(Waits { db: db.clone(), begun, goes_on });
+    let options = ServerOptions::default();
+    let server = Server::without_socket(db.clone(), Some(host.clone()), options).unwrap();
+    let asked = || {
+        let all = server.counts_by_request();
+        all.iter().find(|(kind, _)| *kind == "SNAPSHOT").map_or(0, |(_, counts)| counts.requests)
+    };
+    let ask_slow = || ask(&mut connected(&server), &snapshot(1, "slow"));
+    std::thread::scope(|threads| {
+        let goes_on = GoesOn(&host);
+        let first = threads.spawn(ask_slow);
+        awaits("it is under way", || host.begun.load(Ordering::Relaxed) == 1);
+        let copy = threads.spawn(ask_slow);
+        awaits("the copy has arrived", || asked() == 2);
+        let mut raw = connected(&server);
+        assert_eq!(ask(&mut raw, &snapshot(2, "other")), Reply::Done);
+        let remove = Request::Remove { clone: false, key: [3; 16], name: "other".into() };
+        assert_eq!(ask(&mut raw, &remove), Reply::Done);
+        assert!(!first.is_finished() && !copy.is_finished());
+        drop(goes_on);
+        assert_eq!(first.join().unwrap(), Reply::Done);
+        assert_eq!(copy.join().unwrap(), Reply::Done);
+    });
+    assert_eq!(host.begun.load(Ordering::Relaxed), 1, "the copy is not done");
+    assert!(db.snapshot_label("slow").is_some());
+}
+
+#[test]
+fn of_two_requests_for_one_name_at_once_the_later_one_stays_refused() {
+    let db = Kvdb::in_memory();
+    let (begun, goes_on) = (AtomicU64::new(0), AtomicBool::new(false));
+    let host = Arc::new(Waits { db: db.clone(), begun, goes_on });
+    let options = ServerOptions::default();
+    let server = Server::without_socket(db.clone(), Some(host.clone()), options).unwrap();
+    let ask_slow = |key| ask(&mut connected(&server), &snapshot(key, "slow"));
+    std::thread::scope(|threads| {
+        let goes_on = GoesOn(&host);
+        let both = [1, 2].map(|key| threads.spawn(move || ask_slow(key)));
+        awaits("both are under way", || host.begun.load(Ordering::Relaxed) == 2);
+        drop(goes_on);
+        let answers = both.map(|one| one.join().unwrap());
+        let done = answers.iter().filter(|answer| **answer == Reply::Done).count();
+        assert_eq!(done, 1, "{answers:?}");
+        // The one that was refused is not told that it was done when it comes again.
+        for (key, before) in [1, 2].into_iter().zip(answers) {
+            assert_eq!(ask_slow(key), before);
+        }
+    });
+}
