@@ -24,8 +24,9 @@
 //! clients), `tenants` (the places of the clients of one token), `budget` (limits the answers of
 //! all connections), `transactions` (of all clients), `unfinished` (incomplete changes), `host`
 //! (begins and ends transactions), `naming` (the snapshots and clones that clients make), `records`
-//! and `once` (the records of transactions and of other requests in the store), `lending` and
-//! `lease_record` (the lease of the main branch). Both sides use `counts` (requests and bytes).
+//! and `once` (the records of transactions and of other requests in the store), `wanted` (the
+//! outcomes of the latter), `lending` and `lease_record` (the lease of the main branch). Both sides
+//! use `counts` (requests and bytes).
 
 #![warn(missing_docs)]
 
@@ -71,6 +72,7 @@ mod transaction_view;
 mod transactions;
 mod unfinished;
 mod vsock;
+mod wanted;
 
 pub use body::TransactionKey;
 pub use changes::MAX_CHANGES;

@@ -18,6 +18,7 @@ use crate::host::Host;
 use crate::once::Once;
 use crate::reply::{Listed, Reply};
 use crate::roles::Role;
+use crate::wanted::Wanted;
 
 type Answer<T> = Result<T, Failure>;
 
@@ -50,7 +51,6 @@ impl Naming {
             return Err(Failure { code: FailureCode::NotAllowed, what: what.into() });
         }
         let durability = if synced { Durability::Synced } else { Durability::Buffered };
-        let is_there = || self.db.snapshot_label(name).is_some_and(|label| label.branch == branch);
         let make = || {
             if !role.administers && self.db.snapshot_labels().len() >= most {
                 let what = format!("the store has {most} snapshots: have some of them dropped");
@@ -58,15 +58,15 @@ impl Naming {
             }
             self.host.make_snapshot(branch, name, durability)
         };
-        self.once.run(key, durability, is_there, make).map_err(of_store)
+        self.once.run(key, durability, &Wanted::snapshot(branch, name), make).map_err(of_store)
     }
 
     /// Drops a snapshot.
     pub fn remove_snapshot(&self, role: &Role, key: &TransactionKey, name: &str) -> Answer<()> {
         allow(role.administers)?;
-        let is_gone = || self.db.snapshot_label(name).is_none();
         let remove = || self.host.remove_snapshot(name);
-        self.once.run(key, Durability::Synced, is_gone, remove).map_err(of_store)
+        let wanted = Wanted::no_snapshot(name);
+        self.once.run(key, Durability::Synced, &wanted, remove).map_err(of_store)
     }
 
     /// Makes a clone of a snapshot. A client that does not administer the store makes none if the
@@ -80,10 +80,6 @@ impl Naming {
     ) -> Answer<()> {
         // Transactions of the clone read all of the snapshot.
         allow(role.may_write(name) && role.may_read(snapshot))?;
-        let is_there = || {
-            let mut all = self.db.branches().into_iter();
-            all.any(|info| info.name == name && info.snapshot.as_deref() == Some(snapshot))
-        };
         let make = || {
             if !role.administers && self.db.branches().len() >= most {
                 let what = format!("the store has {most} clones: drop some of them");
@@ -91,7 +87,8 @@ impl Naming {
             }
             self.host.make_clone(snapshot, name)
         };
-        self.once.run(key, Durability::Synced, is_there, make).map_err(of_store)
+        let wanted = Wanted::clone_of(snapshot, name);
+        self.once.run(key, Durability::Synced, &wanted, make).map_err(of_store)
     }
 
     /// Drops a clone. One that has a limit is dropped by those alone who administer the store:
@@ -103,7 +100,6 @@ impl Naming {
             let what = "a clone has a name".into();
             return Err(Failure { code: FailureCode::Invalid, what });
         }
-        let is_gone = || !self.db.has_branch(name);
         let remove = || {
             let mut all = self.db.branches().into_iter();
             let is_limited = |info: BranchInfo| {
@@ -116,7 +112,7 @@ impl Naming {
             }
             self.host.remove_clone(name)
         };
-        self.once.run(key, Durability::Synced, is_gone, remove).map_err(of_store)
+        self.once.run(key, Durability::Synced, &Wanted::no_clone(name), remove).map_err(of_store)
     }
 }
 

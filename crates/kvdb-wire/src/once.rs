@@ -3,8 +3,10 @@
 //! restarted server what it has done.
 //!
 //! The key of a record is that of the request. The value is a byte, 2 if the request was begun and
-//! 3 if it was done, and the time in milliseconds (varint). If a crash leaves a record of a request
-//! that was begun, the store itself shows whether it was done. The last records are kept.
+//! 3 if it was done, and the time in milliseconds (varint); of one that was begun also its outcome
+//! (`wanted`). If a crash leaves a record of a request that was begun, the store itself shows
+//! whether it was done, and is asked before any other request is done: after that, what has the
+//! name may be of another one. The last records are kept.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -14,6 +16,7 @@ use kvdb::{Batch, DictionaryId, Durability, Error, Kvdb};
 use zones::varint::{get_u64, put_u64};
 
 use crate::body::TransactionKey;
+use crate::wanted::Wanted;
 
 const BEGUN: u8 = 2;
 const DONE: u8 = 3;
@@ -52,11 +55,31 @@ impl Drop for Turn<'_> {
 impl Once {
     pub fn open(db: &Kvdb, dict: DictionaryId) -> kvdb::Result<Once> {
         let mut all: Vec<(u64, TransactionKey)> = Vec::new();
+        let mut settled = Batch::new();
         let mut cursor = db.view().cursor(dict, b"", b"")?;
         while let Some(tuple) = cursor.next()? {
             let value = tuple.value()?;
-            if let (Ok(key), Some((_, at))) = (tuple.key[..].try_into(), record_of(&value)) {
-                all.push((at, key));
+            let (Ok(key), Some((state, at, wanted))) =
+                (<TransactionKey>::try_from(&tuple.key[..]), record_of(&value))
+            else {
+                continue;
+            };
+            // A record from before outcomes were noted stays as it is.
+            match wanted.filter(|_| state == BEGUN).map(|wanted| wanted.is_in(db)) {
+                Some(true) => settled.put(dict, key.to_vec(), value_of(DONE, at, None)),
+                Some(false) => {
+                    settled.delete(dict, Bytes::copy_from_slice(&key));
+                    continue;
+                }
+                None => {}
+            }
+            all.push((at, key));
+        }
+        if !settled.is_empty() {
+            settled.releases_space();
+            // The outcomes are on disk before their copies are told of them.
+            if let Err(e) = db.commit(settled, Durability::Buffered).and_then(|()| db.sync()) {
+                tracing::warn!("requests that a crash has cut short are not settled: {e}");
             }
         }
         all.sort_unstable();
@@ -74,20 +97,20 @@ impl Once {
         Turn { once: self, key: *key }
     }
 
-    /// Does a request by `act`, unless it was done before. `is_done` returns whether the store
-    /// shows the outcome of the request.
+    /// Does a request by `act`, unless it was done before.
     pub fn run(
         &self,
         key: &TransactionKey,
         durability: Durability,
-        is_done: impl Fn() -> bool,
+        wanted: &Wanted,
         act: impl FnOnce() -> kvdb::Result<()>,
     ) -> kvdb::Result<()> {
         let _turn = self.turn(key);
+        let is_done = || wanted.is_in(&self.db);
         let state = match self.db.get(self.dict, key)? {
             None => None,
             Some(value) => match record_of(&value) {
-                Some((state, _)) => Some(state),
+                Some((state, ..)) => Some(state),
                 None => return Err(Error::Invalid("the key is that of a transaction".into())),
             },
         };
@@ -105,7 +128,7 @@ impl Once {
                     return act();
                 }
                 // If the outcome is on disk, the record must be, too.
-                self.note(key, BEGUN, durability)?;
+                self.note(key, (BEGUN, Some(wanted)), durability)?;
                 if let Err(e) = act() {
                     // By these errors another request has done it in the meantime, so the outcome
                     // that the store shows is not that of this one.
@@ -120,15 +143,19 @@ impl Once {
         }
         // On disk like the outcome: after a crash the copy of a request that drops something would
         // drop what has its name by then.
-        if let Err(e) = self.note(key, DONE, durability) {
+        if let Err(e) = self.note(key, (DONE, None), durability) {
             tracing::warn!("the record of a request does not show that it was done: {e}");
         }
         Ok(())
     }
 
-    fn note(&self, key: &TransactionKey, state: u8, durability: Durability) -> kvdb::Result<()> {
-        let mut value = vec![state];
-        put_u64(&mut value, self.db.wall_clock().as_millis() as u64);
+    fn note(
+        &self,
+        key: &TransactionKey,
+        (state, wanted): (u8, Option<&Wanted>),
+        durability: Durability,
+    ) -> kvdb::Result<()> {
+        let value = value_of(state, self.db.wall_clock().as_millis() as u64, wanted);
         let mut batch = Batch::new();
         batch.put(self.dict, key.to_vec(), value);
         // A full store must be able to drop snapshots.
@@ -174,12 +201,20 @@ impl Once {
     }
 }
 
-/// Returns the state and the time of a record. Any other value belongs to a transaction, or to
-/// another version.
-fn record_of(value: &[u8]) -> Option<(u8, u64)> {
+fn value_of(state: u8, at: u64, wanted: Option<&Wanted>) -> Vec<u8> {
+    let mut value = vec![state];
+    put_u64(&mut value, at);
+    wanted.into_iter().for_each(|wanted| wanted.put(&mut value));
+    value
+}
+
+/// Returns the state and the time of a record, and the outcome that its request wants, if it is in
+/// it. Any other value belongs to a transaction, or to another version.
+fn record_of(value: &[u8]) -> Option<(u8, u64, Option<Wanted>)> {
     match value.split_first()? {
         (&state, mut rest) if matches!(state, BEGUN | DONE) => {
-            Some((state, get_u64(&mut rest).ok()?))
+            let at = get_u64(&mut rest).ok()?;
+            Some((state, at, Wanted::of(rest)))
         }
         _ => None,
     }

@@ -1,13 +1,18 @@
-//! Requests that are done once: what copies of one wait for, and what others do not.
+//! Requests that are done once: what copies of one wait for, and what others do not, and what a
+//! server finds out after a crash.
 
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvdb::{Durability, Kvdb, Transaction, TransactionOptions};
-use kvdb_wire::{Host, Reply, Request, Server, ServerOptions, VERSION, read_frame, write_frame};
+use env::Simulated;
+use kvdb::{CreateOptions, Durability, Kvdb, OpenOptions, Transaction, TransactionOptions};
+use kvdb_wire::{
+    FailureCode, Host, Reply, Request, Server, ServerOptions, VERSION, read_frame, write_frame,
+};
+use zones::{CrashDevice, MemoryDevice};
 
 use crate::waiting::awaits;
 
@@ -127,4 +132,143 @@ fn of_two_requests_for_one_name_at_once_the_later_one_stays_refused() {
             assert_eq!(ask_slow(key), before);
         }
     });
+}
+
+/// A host that keeps what is on disk before and after its last act.
+struct Watched {
+    db: Kvdb,
+    device: Arc<CrashDevice>,
+    images: Mutex<Option<(MemoryDevice, MemoryDevice)>>,
+}
+
+impl Watched {
+    fn around(&self, act: impl FnOnce() -> kvdb::Result<()>) -> kvdb::Result<()> {
+        let before = self.device.durable();
+        act()?;
+        *self.images.lock().unwrap() = Some((before, self.device.durable()));
+        Ok(())
+    }
+}
+
+impl Host for Watched {
+    fn begin(&self, options: TransactionOptions) -> kvdb::Result<Transaction> {
+        Host::begin(&self.db, options)
+    }
+
+    fn commit(&self, transaction: &Transaction, synced: bool) -> kvdb::Result<()> {
+        Host::commit(&self.db, transaction, synced)
+    }
+
+    fn abort(&self, transaction: &Transaction) -> kvdb::Result<()> {
+        Host::abort(&self.db, transaction)
+    }
+
+    fn make_snapshot(&self, branch: &str, name: &str, durability: Durability) -> kvdb::Result<()> {
+        self.around(|| self.db.snapshot_of(branch, name, durability))
+    }
+
+    fn remove_snapshot(&self, name: &str) -> kvdb::Result<()> {
+        self.around(|| self.db.drop_snapshot(name))
+    }
+
+    fn make_clone(&self, snapshot: &str, name: &str) -> kvdb::Result<()> {
+        self.around(|| self.db.clone_snapshot(snapshot, name))
+    }
+
+    fn remove_clone(&self, name: &str) -> kvdb::Result<()> {
+        self.around(|| self.db.drop_branch(name))
+    }
+}
+
+fn open_options() -> OpenOptions {
+    OpenOptions { threads: false, zero_journal: false, ..OpenOptions::default() }
+}
+
+/// Does a request on a store with the snapshots `base` and, if `is_there`, what the request is
+/// about. Returns what is on disk before and after the act.
+fn images_of(request: &Request, is_there: bool) -> (MemoryDevice, MemoryDevice) {
+    let (device, env) = (Arc::new(CrashDevice::new()), Arc::new(Simulated::new(1)));
+    let options = CreateOptions { open: open_options(), ..CreateOptions::default() };
+    let db = Kvdb::create(device.clone(), env, options).unwrap();
+    db.snapshot("base").unwrap();
+    if is_there {
+        db.snapshot("monday").unwrap();
+        db.clone_snapshot("base", "attempt").unwrap();
+    }
+    let host = Arc::new(Watched { db: db.clone(), device, images: Mutex::default() });
+    let options = ServerOptions::default();
+    let server = Server::without_socket(db, Some(host.clone()), options).unwrap();
+    assert_eq!(ask(&mut connected(&server), request), Reply::Done);
+    let images = host.images.lock().unwrap().take();
+    images.expect("the request is done")
+}
+
+/// Opens a store after a crash, and begins its server.
+fn after_crash(image: MemoryDevice) -> (Kvdb, Server) {
+    let env = Arc::new(Simulated::new(2));
+    let device = Arc::new(CrashDevice::over(image));
+    let (db, _) = Kvdb::open(device, env, open_options()).unwrap();
+    let options = ServerOptions::default();
+    let server = Server::without_socket(db.clone(), Some(Arc::new(db.clone())), options).unwrap();
+    (db, server)
+}
+
+#[test]
+fn after_a_crash_before_the_act_a_copy_is_not_taken_for_what_another_one_has_made() {
+    let make_snapshot = |key| Request::Snapshot {
+        key: [key; 16],
+        branch: String::new(),
+        name: "monday".into(),
+        synced: true,
+    };
+    let make_clone =
+        |key| Request::Clone { key: [key; 16], snapshot: "base".into(), name: "attempt".into() };
+    for (own, other) in [(make_snapshot(1), make_snapshot(2)), (make_clone(1), make_clone(2))] {
+        let (before, _) = images_of(&own, false);
+        let (_db, server) = after_crash(before);
+        let mut raw = connected(&server);
+        assert_eq!(ask(&mut raw, &other), Reply::Done);
+        let answer = ask(&mut raw, &own);
+        assert!(
+            matches!(&answer, Reply::Failed(failure) if failure.code == FailureCode::Exists),
+            "{answer:?}"
+        );
+    }
+}
+
+#[test]
+fn after_a_crash_before_the_act_a_copy_is_done() {
+    let remove = |clone, name: &str| Request::Remove { clone, key: [1; 16], name: name.into() };
+    for request in [remove(false, "monday"), remove(true, "attempt")] {
+        let (before, _) = images_of(&request, true);
+        let (db, server) = after_crash(before);
+        assert_eq!(ask(&mut connected(&server), &request), Reply::Done);
+        assert_eq!(db.snapshot_labels().len() + db.branches().len(), 2, "it is gone");
+    }
+}
+
+#[test]
+fn after_a_crash_after_the_act_a_copy_is_not_done_to_what_has_the_name_by_then() {
+    let remove = |clone, name: &str| Request::Remove { clone, key: [1; 16], name: name.into() };
+    for request in [remove(false, "monday"), remove(true, "attempt")] {
+        let (_, after) = images_of(&request, true);
+        let (db, server) = after_crash(after);
+        match request {
+            Request::Remove { clone: true, .. } => db.clone_snapshot("base", "attempt").unwrap(),
+            _ => db.snapshot("monday").unwrap(),
+        }
+        assert_eq!(ask(&mut connected(&server), &request), Reply::Done);
+        assert_eq!(db.snapshot_labels().len() + db.branches().len(), 3, "it stays");
+    }
+    let make = Request::Snapshot {
+        key: [1; 16],
+        branch: String::new(),
+        name: "monday".into(),
+        synced: true,
+    };
+    let (_, after) = images_of(&make, false);
+    let (db, server) = after_crash(after);
+    db.drop_snapshot("monday").unwrap();
+    assert_eq!(ask(&mut connected(&server), &make), Reply::Done);
+    assert_eq!(db.snapshot_label("monday"), None, "it is not made again");
 }
