@@ -123,8 +123,10 @@ impl Views {
         if !self.shared.db.has_branch(name) {
             return Err(kvdb::Error::NoBranch(name.into()).into());
         }
-        self.abort_those_of(name)?;
+        // A drop that fails leaves the transactions open, so they end after what may fail.
+        self.shared.db.takes_writes()?;
         self.write_back(Wait::ButForLocks)?;
+        self.abort_those_of(name)?;
         self.commit_others(Some(&view));
         self.close(&view);
         self.shared.db.drop_branch(name)?;

@@ -1,8 +1,13 @@
 //! Snapshots, clones and rollbacks of the file system.
 
+use std::sync::Arc;
+
 use crate::world::{USER, World, fails};
-use kvdb::Durability;
-use kvfs::{Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views};
+use env::Simulated;
+use kvdb::{Durability, Kvdb, TransactionOptions};
+use kvfs::{
+    ChangeSet, CommittedTo, Error, FileKind, Fs, FsOptions, ROOT, ViewId, Views, Wait, Watcher,
+};
 
 fn views(w: &World) -> Views {
     Views::new(w.db.clone(), w.fs.clone())
@@ -107,6 +112,37 @@ fn a_drop_of_the_clone_without_a_name_ends_no_transaction_of_the_mainline() {
     assert!(matches!(views.drop_clone(""), Err(Error::Invalid(_))));
     assert!(views.transaction(id).is_ok());
     views.abort(id).unwrap();
+}
+
+/// A cache that does not hand over what it holds.
+struct HoldsBack;
+
+impl Watcher for HoldsBack {
+    fn write_back(&self, _: Wait) -> Result<(), String> {
+        Err("it is held back".into())
+    }
+    fn appeared(&self, _: &ViewId) {}
+    fn ended(&self, _: &ViewId, _: u16, _: &Fs, _: Option<CommittedTo<'_>>) {}
+    fn changed(&self, _: u16, _: &Fs, _: &ChangeSet) {}
+}
+
+#[test]
+fn a_drop_of_a_clone_that_fails_ends_no_transaction_of_the_clone() {
+    let db = Kvdb::in_memory();
+    let fs = Fs::open(db.clone(), Arc::new(Simulated::new(1)), FsOptions::default()).unwrap();
+    let views = Views::new(db.clone(), fs);
+    snapshot(&views, "s");
+    views.clone_snapshot("s", "branch").unwrap();
+    let options = TransactionOptions { branch: "branch".into(), ..TransactionOptions::default() };
+    let id = views.begin(options).unwrap();
+    let watcher: Arc<dyn Watcher> = Arc::new(HoldsBack);
+    views.watch(&watcher);
+    assert!(matches!(views.drop_clone("branch"), Err(Error::NotHandedOver(_))));
+    assert!(views.transaction(id).is_ok());
+    drop(watcher);
+    db.halt("its device is gone");
+    assert!(views.drop_clone("branch").is_err());
+    assert!(views.transaction(id).is_ok());
 }
 
 #[test]
