@@ -40,16 +40,34 @@ impl Views {
         };
         self.shared.mainline.writable()?;
         self.write_back(Wait::ForAll)?;
-        let fs = self.fs(of)?;
         let db = &self.shared.db;
-        fs.at_rest(|| {
-            fs.under_another_mark(|| Ok(db.snapshot_of(branch, name, Durability::Buffered)?))
-        })?;
+        if !self.if_unopened(of, || Ok(db.snapshot_of(branch, name, Durability::Buffered)?))? {
+            let fs = self.fs(of)?;
+            fs.at_rest(|| {
+                fs.under_another_mark(|| Ok(db.snapshot_of(branch, name, Durability::Buffered)?))
+            })?;
+        }
         if durability == Durability::Synced {
             db.sync()?;
         }
         self.tell(|watcher| watcher.appeared(&ViewId::Snapshot(name.into())));
         Ok(())
+    }
+
+    /// Calls `what` if this is a clone without a view, and returns whether it was called. The clone
+    /// is not opened in between, so the store has all of it, and no numbers are given in it. A view
+    /// that was opened for a moment would stay open, with its memory, as long as the clone exists.
+    fn if_unopened(&self, view: &ViewId, what: impl FnOnce() -> Result<()>) -> Result<bool> {
+        let ViewId::Clone(name) = view else { return Ok(false) };
+        let _one = self.shared.opening.lock();
+        if self.entry(view).is_some() {
+            return Ok(false);
+        }
+        if Layout::find_in(&self.shared.db, name).is_none() {
+            return Err(Error::NotFound);
+        }
+        what()?;
+        Ok(true)
     }
 
     /// Returns all snapshots, the oldest first, with the device space that they keep.

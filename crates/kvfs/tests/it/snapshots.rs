@@ -114,6 +114,32 @@ fn a_drop_of_the_clone_without_a_name_ends_no_transaction_of_the_mainline() {
     views.abort(id).unwrap();
 }
 
+#[test]
+fn a_snapshot_of_a_clone_that_is_not_open_has_all_of_it_and_opens_no_view() {
+    let w = World::new();
+    let views = views(&w);
+    let f = w.file_with(ROOT, "f", b"old");
+    snapshot(&views, "s");
+    let clones = ["a", "b", "c"];
+    clones.iter().for_each(|name| views.clone_snapshot("s", name).unwrap());
+    let opened = views.opened().len();
+    let take = |clone: &str, name: &str| {
+        views.snapshot(&ViewId::Clone(clone.into()), name, Durability::Buffered)
+    };
+    for name in clones {
+        take(name, &format!("of {name}")).unwrap();
+    }
+    assert_eq!(views.opened().len(), opened);
+    assert!(matches!(take("none", "of none"), Err(Error::NotFound)));
+    let of = |name: &str| contents(&views.fs(&ViewId::Snapshot(name.into())).unwrap(), "f");
+    assert_eq!(of("of a"), b"old");
+    // The memory of an open one belongs to its snapshot.
+    let open = views.fs(&ViewId::Clone("a".into())).unwrap();
+    open.write(f, 0, b"new", Default::default()).unwrap();
+    take("a", "of a, later").unwrap();
+    assert_eq!((of("of a"), of("of a, later")), (b"old".to_vec(), b"new".to_vec()));
+}
+
 /// A cache that does not hand over what it holds.
 struct HoldsBack;
 
