@@ -7,9 +7,8 @@ use crate::reply::{Listed, Reply};
 use crate::request::Request;
 use crate::served_transaction::random_key;
 
-/// Limit of what a list may have, so that a server cannot make a client hold any
-/// number of them.
-const MOST: usize = 1 << 20;
+/// Limit of the memory of a list, so that a server cannot make a client hold any number of names.
+const MOST_BYTES: usize = 64 << 20;
 
 impl Client {
     /// Makes a snapshot of a branch of the store; `""` is the main one. It has all that was
@@ -50,7 +49,7 @@ impl Client {
     }
 
     fn all_of(&self, clones: bool) -> Result<Vec<Listed>> {
-        let (mut all, mut from): (Vec<Listed>, _) = (Vec::new(), String::new());
+        let (mut all, mut from, mut bytes): (Vec<Listed>, _, _) = (Vec::new(), String::new(), 0);
         loop {
             let request = Request::List { clones, from: from.clone() };
             let Reply::Listed { ended, all: page } = self.answered(&request)? else {
@@ -59,9 +58,12 @@ impl Client {
             let is_in_order = page.is_sorted_by(|a, b| a.name < b.name)
                 && page.first().is_none_or(|first| first.name >= from);
             let last = page.last().map(|last| format!("{}\0", last.name));
+            bytes += page.iter().map(bytes_of).sum::<usize>();
+            if !is_in_order || bytes > MOST_BYTES {
+                return Err(Error::Unexpected);
+            }
             all.extend(page);
             match last {
-                _ if !is_in_order || all.len() > MOST => return Err(Error::Unexpected),
                 _ if ended => break,
                 // The least name after the last one.
                 Some(next) => from = next,
@@ -81,4 +83,8 @@ impl Client {
     fn answered(&self, request: &Request) -> Result<Reply> {
         self.retried(|deadline| self.connection(deadline)?.call(request, deadline))
     }
+}
+
+fn bytes_of(one: &Listed) -> usize {
+    size_of::<Listed>() + one.name.len() + one.of.len()
 }

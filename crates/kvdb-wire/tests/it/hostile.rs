@@ -12,7 +12,7 @@ use crate::wire::{Store, tree};
 use bytes::Bytes;
 use kvdb::{DictionaryId, Error, Scope, Space};
 use kvdb_wire::{
-    Client, ClientOptions, Failure, FailureCode, Reply, Request, Server, ServerOptions,
+    Client, ClientOptions, Failure, FailureCode, Listed, Reply, Request, Server, ServerOptions,
     SnapshotView, Socket, VERSION, read_frame, write_frame,
 };
 
@@ -280,6 +280,22 @@ fn an_answer_to_something_else_is_an_error() {
     assert!(scope(&none).get(DICT, b"k").is_err(), "which would be asked for again for ever");
     let many = scripted(|_| Reply::Values(vec![None; 9]));
     assert!(scope(&many).get(DICT, b"k").is_err());
+}
+
+#[test]
+fn a_list_without_end_does_not_fill_the_memory_of_a_client() {
+    let next = AtomicU32::new(0);
+    let client = scripted(move |_| {
+        let first = next.fetch_add(1000, Ordering::Relaxed);
+        let one = |n| Listed { name: format!("{n:0>1000}"), of: "o".repeat(1000), created: 0 };
+        Reply::Listed { ended: false, all: (first..first + 1000).map(one).collect() }
+    });
+    let before = client.counts().requests;
+    for list in [Client::snapshots, Client::clones] {
+        assert!(matches!(list(&client), Err(kvdb_wire::Error::Unexpected)));
+    }
+    let pages = client.counts().requests - before;
+    assert!((10..100).contains(&pages), "{pages}");
 }
 
 #[test]
