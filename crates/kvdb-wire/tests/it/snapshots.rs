@@ -241,6 +241,7 @@ impl Served {
             ("reader", "read=base"),
             ("writer", "write"),
             ("guest", "write=attempt-* read=base"),
+            ("maker", "write=attempt-* read=*"),
             ("root", "admin"),
         ];
         let lines = lines.map(|(token, words)| {
@@ -411,6 +412,28 @@ fn a_clone_that_has_a_limit_keeps_it_until_someone_drops_it_who_administers_the_
         guest.make_clone("base", "attempt-1").unwrap();
     }
     guest.drop_clone("attempt-1").unwrap();
+}
+
+#[test]
+fn a_clone_that_is_made_of_a_limited_one_has_its_limits_unless_who_makes_it_administers_the_store()
+{
+    let served = Served::new(ServerOptions::default());
+    let (maker, root) = (served.client("maker"), served.client("root"));
+    served.db.limit_branch("attempt-1", Some(1 << 20)).unwrap();
+    served.db.limit_files("attempt-1", Some(1000)).unwrap();
+    maker.make_snapshot("attempt-1", "of-clone", false).unwrap();
+    maker.make_clone("of-clone", "attempt-2").unwrap();
+    maker.make_clone("base", "attempt-3").unwrap();
+    root.make_clone("of-clone", "other").unwrap();
+    let limits = |name: &str| {
+        let mut all = served.db.branches().into_iter();
+        let info = all.find(|info| info.name == name).unwrap();
+        (info.limit.map(|limit| limit.bytes), info.limit_of_files)
+    };
+    assert_eq!(limits("attempt-2"), (Some(1 << 20), Some(1000)));
+    assert_eq!(limits("attempt-3"), (None, None), "what it has was never limited");
+    assert_eq!(limits("other"), (None, None));
+    is_refused(maker.drop_clone("attempt-2"), FailureCode::Limit);
 }
 
 #[test]
