@@ -87,6 +87,7 @@ pub use client::{Client, Reply, read_reply};
 pub use error::Error;
 pub use glob::matches as matches_glob;
 pub use limits::Limits;
+pub use relay::Relayed;
 pub use server::{Server, ServerOptions};
 pub use session::{Check, Describe, InfoSource, Publish};
 pub use socket::PrivateSocket;

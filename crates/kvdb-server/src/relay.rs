@@ -5,6 +5,8 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -49,6 +51,14 @@ pub(crate) fn agree(
     }
 }
 
+/// The end of an encrypted connection that is to be served.
+pub struct Relayed {
+    /// The bytes of both sides, in the clear.
+    pub socket: UnixStream,
+    /// Set once the far side has ended, even if not all that it has said was read.
+    pub far_ended: Arc<AtomicBool>,
+}
+
 /// Which side has ended.
 #[derive(Default)]
 struct Ended {
@@ -63,7 +73,10 @@ pub(crate) struct Relay {
     near: UnixStream,
     /// Bytes that the far side has sent and the near side has not taken yet.
     inbound: Vec<u8>,
+    /// Nothing more is taken from the far side while `inbound` has so many bytes.
+    ahead: usize,
     ended: Ended,
+    far_ended: Arc<AtomicBool>,
     stall: Duration,
 }
 
@@ -91,7 +104,20 @@ impl Relay {
         far.set_nonblocking(true)?;
         far.set_nodelay(true)?;
         near.set_nonblocking(true)?;
-        Ok(Relay { tls, far, near, inbound, ended: Ended::default(), stall })
+        let (ended, far_ended) = (Ended::default(), Arc::default());
+        Ok(Relay { tls, far, near, inbound, ahead: 1, ended, far_ended, stall })
+    }
+
+    /// Takes so many bytes from the far side before the near side has taken them. The end of the
+    /// far side is seen after what it has said before.
+    pub fn taking_ahead(mut self, bytes: usize) -> Relay {
+        self.ahead = bytes;
+        self
+    }
+
+    /// Returns what is set once the far side has ended.
+    pub fn far_ended(&self) -> Arc<AtomicBool> {
+        self.far_ended.clone()
     }
 
     /// Passes on until it has ended, and ends the connection.
@@ -140,7 +166,7 @@ impl Relay {
     }
 
     fn take_far(&mut self) -> io::Result<()> {
-        while self.inbound.is_empty() && !self.ended.far {
+        while self.inbound.len() < self.ahead && !self.ended.far {
             match at_once(self.tls.read_tls(&mut self.far))? {
                 None => return Ok(()),
                 Some(0) => self.ended.far = true,
@@ -154,11 +180,13 @@ impl Relay {
                         }
                     };
                     self.ended.far = state.peer_has_closed();
-                    self.inbound.resize(state.plaintext_bytes_to_read(), 0);
-                    self.tls.reader().read_exact(&mut self.inbound)?;
+                    let had = self.inbound.len();
+                    self.inbound.resize(had + state.plaintext_bytes_to_read(), 0);
+                    self.tls.reader().read_exact(&mut self.inbound[had..])?;
                 }
             }
         }
+        self.far_ended.store(self.ended.far, Ordering::Relaxed);
         if self.ended.far && self.inbound.is_empty() {
             let _ = self.near.shutdown(Shutdown::Write);
         }
@@ -199,7 +227,7 @@ impl Relay {
     /// Waits until one of the sockets can go on; an error when the far side takes too long.
     fn wait(&self, begun: Instant) -> io::Result<()> {
         let (mut far, mut near) = (PollFlags::empty(), PollFlags::empty());
-        far.set(PollFlags::IN, self.inbound.is_empty() && !self.ended.far);
+        far.set(PollFlags::IN, self.inbound.len() < self.ahead && !self.ended.far);
         far.set(PollFlags::OUT, self.tls.wants_write());
         near.set(PollFlags::IN, self.wants_near());
         near.set(PollFlags::OUT, !self.inbound.is_empty());

@@ -18,8 +18,12 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 
 use crate::error::Error;
-use crate::relay::{HANDSHAKE, Relay, agree};
+use crate::relay::{HANDSHAKE, Relay, Relayed, agree};
 use crate::tcp;
+
+/// Bytes that are taken of a client before they are read, so that its end is seen while the server
+/// works on its requests.
+const AHEAD: usize = 8 << 20;
 
 /// The configuration of encrypted connections: the server's certificates and its key.
 #[derive(Clone)]
@@ -85,16 +89,16 @@ impl Tls {
         &self,
         mut client: TcpStream,
         stall: Duration,
-        serve: impl FnOnce(UnixStream, Option<&[u8]>) -> T,
+        serve: impl FnOnce(Relayed, Option<&[u8]>) -> T,
     ) -> io::Result<T> {
         tcp::notices_the_end(&client)?;
         let tls = ServerConnection::new(self.0.clone()).map_err(io::Error::other)?;
         let mut tls = rustls::Connection::from(tls);
         agree(&mut tls, &mut client, Instant::now() + HANDSHAKE)?;
         let shown = tls.peer_certificates().and_then(|chain| chain.first()).map(|own| own.to_vec());
-        let (served, near) = UnixStream::pair()?;
-        let relay = Relay::new(tls, client, near, stall)?;
-        let done = serve(served, shown.as_deref());
+        let (socket, near) = UnixStream::pair()?;
+        let relay = Relay::new(tls, client, near, stall)?.taking_ahead(AHEAD);
+        let done = serve(Relayed { socket, far_ended: relay.far_ended() }, shown.as_deref());
         relay.run();
         Ok(done)
     }

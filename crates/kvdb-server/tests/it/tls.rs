@@ -1,10 +1,12 @@
 //! Connections over TCP that are encrypted: the same commands, and nothing for those that are not.
 
 use std::io::{BufReader, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use crate::served::{Served, serve, show};
 use kvdb_server::{Limits, Reply, Server, ServerOptions, Tls, read_reply};
@@ -37,6 +39,10 @@ fn tcp(served: &Served) -> TcpStream {
 }
 
 fn connect(served: &Served, trusted: &CertificateDer<'static>) -> Encrypted {
+    over(tcp(served), trusted)
+}
+
+fn over(stream: TcpStream, trusted: &CertificateDer<'static>) -> Encrypted {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.clone()).expect("a certificate");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -47,7 +53,7 @@ fn connect(served: &Served, trusted: &CertificateDer<'static>) -> Encrypted {
         .with_no_client_auth();
     let name = ServerName::try_from("localhost").expect("a name");
     let client = ClientConnection::new(Arc::new(config), name).expect("made");
-    BufReader::new(StreamOwned::new(client, tcp(served)))
+    BufReader::new(StreamOwned::new(client, stream))
 }
 
 fn run(client: &mut Encrypted, command: &str) -> String {
@@ -123,14 +129,51 @@ fn a_client_that_takes_no_replies_is_given_up_and_a_server_that_stops_ends_all()
     let mut other = connect(&served, &trusted);
     assert_eq!(run(&mut other, "AUTH secret"), "OK");
     let mut watcher = served.connect();
-    let until = std::time::Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_secs(30);
     while watcher.run("CLIENT LIST").matches("id=").count() > 2 {
-        assert!(std::time::Instant::now() < until, "the slow client is still there");
+        assert!(Instant::now() < until, "the slow client is still there");
         assert_eq!(run(&mut other, "PING"), "PONG");
     }
     let Served { server, .. } = served;
     Server::stop(server);
     assert_eq!(other.read(&mut [0]).expect("an orderly end"), 0);
+}
+
+#[test]
+fn the_end_of_a_client_is_seen_before_what_it_has_sent_is_read_and_none_of_that_is_lost() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (trusted, options) = encrypted(directory.path(), Limits::default());
+    let tls = options.tls.expect("it is encrypted");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("it accepts");
+    stream.set_write_timeout(Some(Duration::from_secs(30))).expect("set");
+    let (served, serves) = channel();
+    let relays = std::thread::spawn(move || {
+        let (client, _) = listener.accept().expect("a client");
+        let stall = Duration::from_secs(30);
+        tls.serve(client, stall, |relayed, _| served.send(relayed).expect("it is waited for"))
+    });
+    let mut client = over(stream, &trusted);
+    // More than the buffers of the sockets have.
+    let sent: Vec<u8> = (0..6 << 20).map(|n: u32| (n % 251) as u8).collect();
+    client.get_mut().write_all(&sent).expect("it is taken, and not read");
+    client.get_mut().flush().expect("sent");
+    let relayed = serves.recv().expect("it is served");
+    assert!(!relayed.far_ended.load(Ordering::Relaxed));
+    client.get_mut().conn.send_close_notify();
+    client.get_mut().flush().expect("sent");
+    client.get_mut().sock.shutdown(Shutdown::Write).expect("shut");
+    let until = Instant::now() + Duration::from_secs(30);
+    while !relayed.far_ended.load(Ordering::Relaxed) {
+        assert!(Instant::now() < until, "its end is not seen");
+        std::thread::yield_now();
+    }
+    relayed.socket.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+    let mut got = Vec::new();
+    (&relayed.socket).read_to_end(&mut got).expect("all of it");
+    assert!(got == sent);
+    drop(relayed);
+    relays.join().expect("no panic").expect("it was served");
 }
 
 #[test]

@@ -14,8 +14,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvdb_server::Tls;
-use kvdb_wire::{Server, Tokens};
+use kvdb_server::{Relayed, Tls};
+use kvdb_wire::{Server, Socket, Tokens, Transport};
 
 use crate::output::{Exit, Failure, Outcome};
 
@@ -133,6 +133,36 @@ impl Drop for Listening {
     }
 }
 
+/// The transport of a client of the network. The end of such a client is known before all that it
+/// has sent is read.
+struct Encrypted(Relayed);
+
+impl Transport for Encrypted {
+    fn read(&self, room: &mut [u8]) -> std::io::Result<usize> {
+        Transport::read(&self.0.socket, room)
+    }
+
+    fn write(&self, bytes: &[u8]) -> std::io::Result<usize> {
+        Transport::write(&self.0.socket, bytes)
+    }
+
+    fn end(&self) {
+        self.0.socket.end();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.0.far_ended.load(Ordering::Relaxed) || self.0.socket.has_ended()
+    }
+
+    fn limit_reads(&self, time: Option<Duration>) -> std::io::Result<()> {
+        self.0.socket.limit_reads(time)
+    }
+
+    fn limit_writes(&self, time: Option<Duration>) -> std::io::Result<()> {
+        self.0.socket.limit_writes(time)
+    }
+}
+
 struct Taking {
     network: Network,
     server: Weak<Server>,
@@ -157,13 +187,14 @@ impl Taking {
         }
         let (taking, handshake) = (self.clone(), Handshake(self.clone()));
         let serve = move || {
-            let done = taking.network.tls.serve(stream, STALL, |socket, certificate| {
+            let done = taking.network.tls.serve(stream, STALL, |relayed, certificate| {
                 drop(handshake);
                 let tokens = &taking.network.tokens;
                 let own = certificate.and_then(|der| tokens.of_certificate(der)).map(Arc::new);
                 match taking.server.upgrade() {
                     Some(server) => {
-                        server.serve_with(socket.into(), own.as_ref().unwrap_or(tokens))
+                        let socket = Socket::over(Encrypted(relayed));
+                        server.serve_with(socket, own.as_ref().unwrap_or(tokens))
                     }
                     None => Ok(()),
                 }
