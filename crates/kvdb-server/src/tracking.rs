@@ -29,7 +29,8 @@ pub struct Tracker {
     pub connection: Arc<Connection>,
     /// The connection that is told instead.
     pub redirect: Option<u64>,
-    /// Prefixes of the keys that it wants to hear of (`BCAST`), whether it has read them or not.
+    /// Prefixes of the keys that it wants to hear of (`BCAST`), whether it has read them or not. No
+    /// prefix begins with another one.
     pub prefixes: Option<Vec<Bytes>>,
     /// It is not told of its own changes.
     pub no_loop: bool,
@@ -79,7 +80,8 @@ impl Tracking {
 
     /// Begins or changes the tracking of a connection. Returns `true` if the caller must start a
     /// thread that follows what is committed.
-    pub fn begin(&self, tracker: Tracker) -> bool {
+    pub fn begin(&self, mut tracker: Tracker) -> bool {
+        tracker.prefixes.iter_mut().for_each(|prefixes| prefixes.sort_unstable());
         let mut state = self.state.lock();
         state.trackers.insert(tracker.connection.id, tracker);
         self.count.store(state.trackers.len(), Relaxed);
@@ -205,8 +207,7 @@ impl Tracking {
             self.tell(&state.trackers, &readers, &Via::Invalidated, key, untold, clients);
         }
         for tracker in state.trackers.values().filter(|one| Some(one.connection.id) != untold) {
-            let prefixes = tracker.prefixes.iter().flatten();
-            if prefixes.into_iter().any(|prefix| key.starts_with(prefix)) {
+            if tracker.prefixes.as_ref().is_some_and(|prefixes| begins_with(key, prefixes)) {
                 self.send(tracker, &Via::Invalidated, key, clients);
             }
         }
@@ -251,10 +252,11 @@ impl Tracking {
             }
         }
         for tracker in state.trackers.values().filter(|one| Some(one.connection.id) != untold) {
-            let prefixes = tracker.prefixes.iter().flatten();
-            let touched =
-                |prefix: &Bytes| reaches(prefix, start) && (end.is_empty() || prefix < end);
-            if prefixes.into_iter().any(touched) {
+            if tracker
+                .prefixes
+                .as_ref()
+                .is_some_and(|prefixes| touches((&start[..], &end[..]), prefixes))
+            {
                 self.send(tracker, &Via::AllInvalidated, &Bytes::new(), clients);
             }
         }
@@ -303,11 +305,64 @@ impl Tracking {
     }
 }
 
-/// Returns whether keys with this prefix may be at or after `start`.
-fn reaches(prefix: &Bytes, start: &Bytes) -> bool {
-    start.starts_with(prefix) || prefix >= start
+/// Returns whether a key begins with one of these prefixes, which are sorted. All strings from a
+/// prefix of the key up to the key begin with it, and no prefix begins with another one: so it is
+/// the last one up to the key.
+fn begins_with(key: &[u8], prefixes: &[Bytes]) -> bool {
+    let after = prefixes.partition_point(|prefix| prefix[..] <= *key);
+    after.checked_sub(1).is_some_and(|last| key.starts_with(&prefixes[last]))
+}
+
+/// Returns whether keys with one of these prefixes, which are sorted, may be in a range: those that
+/// are in it themselves, and the one with which its start begins.
+fn touches((start, end): (&[u8], &[u8]), prefixes: &[Bytes]) -> bool {
+    let is_before_end = |prefix: &&Bytes| end.is_empty() || prefix[..] < *end;
+    let at = prefixes.partition_point(|prefix| prefix[..] < *start);
+    let before = at.checked_sub(1).and_then(|last| prefixes.get(last));
+    prefixes.get(at).is_some_and(|prefix| is_before_end(&prefix))
+        || before.filter(is_before_end).is_some_and(|prefix| start.starts_with(prefix))
 }
 
 fn size(key: &Bytes, readers: &[u64]) -> usize {
     key.len() + KEY + READER * readers.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns all keys of up to three of these letters.
+    fn keys() -> Vec<String> {
+        let (mut all, mut from) = (vec![String::new()], 0);
+        while all.len() < 40 {
+            for letter in ["a", "b", "c"] {
+                let longer = format!("{}{letter}", all[from]);
+                all.push(longer);
+            }
+            from += 1;
+        }
+        all
+    }
+
+    #[test]
+    fn the_prefixes_of_keys_and_ranges_are_found_as_if_all_of_them_were_compared() {
+        let keys = keys();
+        for prefixes in [&[""][..], &["b"], &[], &["a", "ba", "bb", "cab"], &["ab", "aca", "cc"]] {
+            let prefixes: Vec<Bytes> = prefixes.iter().map(|p| Bytes::from(*p)).collect();
+            for start in &keys {
+                let start = start.as_bytes();
+                let compared = prefixes.iter().any(|prefix| start.starts_with(prefix));
+                assert_eq!(begins_with(start, &prefixes), compared, "{prefixes:?}, {start:?}");
+                for end in &keys {
+                    let end = end.as_bytes();
+                    let compared = prefixes.iter().any(|prefix| {
+                        (start.starts_with(prefix) || prefix[..] >= *start)
+                            && (end.is_empty() || prefix[..] < *end)
+                    });
+                    let found = touches((start, end), &prefixes);
+                    assert_eq!(found, compared, "{prefixes:?}, {start:?}, {end:?}");
+                }
+            }
+        }
+    }
 }

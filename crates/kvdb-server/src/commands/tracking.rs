@@ -20,7 +20,7 @@ use crate::tracking::Tracker;
 
 /// Number of changes that are read from the list at once.
 const AT_ONCE: usize = 4096;
-/// Limit of the prefixes of a client: each changed key is compared with all of them.
+/// Limit of the prefixes of a client: those of a request are compared with each other.
 const MOST_PREFIXES: usize = 1024;
 /// Interval at which the following thread checks that it is still needed.
 const LOOK: Duration = Duration::from_millis(50);

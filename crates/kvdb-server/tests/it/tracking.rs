@@ -296,6 +296,17 @@ fn a_client_that_has_read_many_keys_is_told_once_that_all_are_gone() {
 }
 
 #[test]
+fn prefixes_are_given_in_any_order() {
+    let served = serve(ServerOptions::default());
+    let (mut c, mut other) = (third(&served), served.connect());
+    c.expect(&[("CLIENT TRACKING ON BCAST PREFIX v PREFIX u:2 PREFIX u:1", "OK")]);
+    for (without, with) in [("t", "u:15"), ("u:0", "u:2"), ("u:3", "v")] {
+        other.expect(&[(&format!("SET {without} x"), "OK"), (&format!("SET {with} x"), "OK")]);
+        assert_eq!(told(&mut c), format!("[\"invalidate\" [\"{with}\"]]"));
+    }
+}
+
+#[test]
 fn the_prefixes_of_a_client_are_limited() {
     let served = serve(ServerOptions::default());
     let mut c = third(&served);
