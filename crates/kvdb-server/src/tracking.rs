@@ -39,7 +39,8 @@ pub struct Tracker {
 #[derive(Default)]
 struct State {
     trackers: BTreeMap<u64, Tracker>,
-    /// The readers of each key, by dictionary.
+    /// The readers of each key, by dictionary. No dictionary here is without keys, since names do
+    /// not count towards the limit.
     keys: HashMap<String, BTreeMap<Bytes, Vec<u64>>>,
     bytes: usize,
     /// A thread follows what is committed.
@@ -144,6 +145,10 @@ impl Tracking {
         keys: impl Iterator<Item = &'k [u8]>,
         clients: &Clients,
     ) {
+        let mut keys = keys.peekable();
+        if keys.peek().is_none() {
+            return;
+        }
         let mut state = self.state.lock();
         let state = &mut *state;
         if !state.keys.contains_key(dictionary) {
@@ -204,6 +209,9 @@ impl Tracking {
                 state.bytes += size(key, &[untold]);
                 of_keys.insert(key.clone(), vec![untold]);
             }
+            if of_keys.is_empty() {
+                state.keys.remove(dictionary);
+            }
             self.tell(&state.trackers, &readers, &Via::Invalidated, key, untold, clients);
         }
         for tracker in state.trackers.values().filter(|one| Some(one.connection.id) != untold) {
@@ -237,6 +245,9 @@ impl Tracking {
                     state.bytes += size(key, &[untold]);
                     of_keys.insert(key.clone(), vec![untold]);
                 }
+            }
+            if of_keys.is_empty() {
+                state.keys.remove(dictionary);
             }
             if rest.len() > MANY {
                 // A message for each key could be more than may wait for a connection.
@@ -342,6 +353,31 @@ mod tests {
             from += 1;
         }
         all
+    }
+
+    #[test]
+    fn a_dictionary_without_keys_leaves_the_table() {
+        let (tracking, clients) = (Tracking::new(1 << 20, 1 << 20), Clients::default());
+        let keys = ["a", "b", "c"].map(Bytes::from);
+        let note = |n: usize| {
+            let keys = keys.iter().map(|key| &key[..]);
+            tracking.note(1, &format!("dictionary {n}"), keys, &clients);
+        };
+        let left = || tracking.state.lock().keys.len();
+        (0..100).for_each(note);
+        assert_eq!(left(), 100);
+        for n in 0..100 {
+            let name = format!("dictionary {n}");
+            match n % 2 {
+                0 => keys.iter().for_each(|key| tracking.key(&name, key, &clients)),
+                _ => tracking.range(&name, (&keys[0], &Bytes::new()), &clients),
+            }
+        }
+        assert_eq!(left(), 0);
+        assert_eq!(tracking.state.lock().bytes, 0);
+        // Without a key of it, a dictionary is not noted.
+        tracking.note(1, "none", std::iter::empty(), &clients);
+        assert_eq!(left(), 0);
     }
 
     #[test]
