@@ -8,6 +8,7 @@
 //! told as if it had been changed.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -56,7 +57,8 @@ impl State {
 
 pub struct Tracking {
     state: Mutex<State>,
-    /// The thread that follows what is committed, or the last one that did.
+    /// The thread that follows what is committed, or the last one that did. Locked while one is
+    /// started, before `state`.
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Number of connections that track keys.
     count: AtomicUsize,
@@ -79,14 +81,34 @@ impl Tracking {
         Tracking { state, thread, count: AtomicUsize::new(0), most, most_waiting }
     }
 
-    /// Begins or changes the tracking of a connection. Returns `true` if the caller must start a
-    /// thread that follows what is committed.
-    pub fn begin(&self, mut tracker: Tracker) -> bool {
+    /// Begins or changes the tracking of a connection. `follow` starts a thread that follows what is
+    /// committed, if there is none. If it fails, others that begin in the meantime wait for that,
+    /// and start another one.
+    pub fn begin(
+        &self,
+        mut tracker: Tracker,
+        follow: impl FnOnce() -> io::Result<JoinHandle<()>>,
+    ) -> io::Result<()> {
         tracker.prefixes.iter_mut().for_each(|prefixes| prefixes.sort_unstable());
-        let mut state = self.state.lock();
-        state.trackers.insert(tracker.connection.id, tracker);
-        self.count.store(state.trackers.len(), Relaxed);
-        !std::mem::replace(&mut state.followed, true)
+        let connection = tracker.connection.id;
+        let mut thread = self.thread.lock();
+        {
+            let mut state = self.state.lock();
+            state.trackers.insert(connection, tracker);
+            self.count.store(state.trackers.len(), Relaxed);
+            if std::mem::replace(&mut state.followed, true) {
+                return Ok(());
+            }
+        }
+        match follow() {
+            Ok(started) => *thread = Some(started),
+            Err(error) => {
+                self.end(connection);
+                self.state.lock().followed = false;
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Ends the tracking of a connection. Keys that it has read remain in the table until they are
@@ -107,19 +129,10 @@ impl Tracking {
         *state = State::default();
         true
     }
-    /// Keeps the following thread, so that it can be waited for.
-    pub fn is_followed_by(&self, thread: JoinHandle<()>) {
-        *self.thread.lock() = Some(thread);
-    }
     /// Waits until the following thread has ended, after the server was told to stop.
     pub fn wait_for_end(&self) {
-        if let Some(thread) = self.thread.lock().take() {
-            let _ = thread.join();
-        }
-    }
-    /// Notes that the following thread could not be started.
-    pub fn is_not_followed(&self) {
-        self.state.lock().followed = false;
+        let thread = self.thread.lock().take();
+        let _ = thread.map(JoinHandle::join);
     }
 
     /// Returns the number of connections that track keys.
@@ -353,6 +366,35 @@ mod tests {
             from += 1;
         }
         all
+    }
+
+    fn tracker(id: u64) -> Tracker {
+        let connection = Arc::new(Connection::new(id, String::new(), None));
+        Tracker { connection, redirect: None, prefixes: None }
+    }
+
+    #[test]
+    fn one_that_begins_while_no_thread_can_be_started_starts_one_itself() {
+        let tracking = Tracking::new(1 << 20, 1 << 20);
+        let started = AtomicUsize::new(0);
+        let (all, count) = (&tracking, &started);
+        std::thread::scope(|threads| {
+            let begun = all.begin(tracker(1), || {
+                threads.spawn(move || {
+                    let follow = || {
+                        count.fetch_add(1, Relaxed);
+                        std::thread::Builder::new().spawn(|| ())
+                    };
+                    all.begin(tracker(2), follow).expect("it is started");
+                });
+                Err(io::Error::other("too many threads"))
+            });
+            assert!(begun.is_err());
+        });
+        assert_eq!(started.load(Relaxed), 1);
+        assert_eq!(tracking.count(), 1);
+        tracking.begin(tracker(3), || panic!("it is followed")).expect("begun");
+        tracking.wait_for_end();
     }
 
     #[test]

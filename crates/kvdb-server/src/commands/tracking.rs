@@ -164,18 +164,13 @@ fn start(s: &mut Session, wanted: Tracks) -> Outcome {
         prefixes: wanted.all.then(|| wanted.prefixes.clone()),
         no_loop: wanted.no_loop,
     };
-    if s.shared.tracking.begin(tracker) {
-        let shared = s.shared.clone();
+    let shared = s.shared.clone();
+    let follow = || {
         let thread = std::thread::Builder::new().name("resp-tracking".into());
-        match thread.spawn(move || follow(&shared, at)) {
-            Ok(thread) => s.shared.tracking.is_followed_by(thread),
-            Err(error) => {
-                s.shared.tracking.end(s.id);
-                s.shared.tracking.is_not_followed();
-                return Err(Failure::Io(format!("no thread could be started: {error}")));
-            }
-        }
-    }
+        thread.spawn(move || follow(&shared, at))
+    };
+    let begun = s.shared.tracking.begin(tracker, follow);
+    begun.map_err(|error| Failure::Io(format!("no thread could be started: {error}")))?;
     s.tracks = Some(wanted);
     Ok(())
 }
