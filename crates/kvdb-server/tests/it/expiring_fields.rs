@@ -546,6 +546,32 @@ fn transactions_that_give_fields_of_one_hash_the_same_deadline_do_not_conflict()
 }
 
 #[test]
+fn a_field_that_a_transaction_renews_again_and_again_adds_little_to_the_index_of_deadlines() {
+    let mut c = clocked();
+    c.expect(&[
+        ("HSET h a 1 b 2 c 3", "(integer) 3"),
+        ("HPEXPIRE h 3600000 FIELDS 1 b", "[(integer) 1]"),
+    ]);
+    let (_, before) = tuples(&c.db);
+    let id = c.run("TXN BEGIN SI");
+    let id = id.rsplit(' ').next().expect("a number").to_string();
+    c.expect(&[(&format!("TXN JOIN {id}"), "OK")]);
+    for _ in 0..200 {
+        c.expect(&[("HPEXPIRE h 3600000 FIELDS 1 a", "[(integer) 1]"), ("wait 1", "")]);
+    }
+    c.expect(&[("TXN COMMIT", "OK"), ("TXN LEAVE", "OK")]);
+    // The deadline of the field, its entry in the order, and two times at which the hash is named.
+    let (_, after) = tuples(&c.db);
+    assert!(after - before <= 4, "{before} and {after}");
+    c.expect(&[
+        ("DEBUG SWEEP", "(integer) 0"),
+        ("wait 3600001", ""),
+        ("DEBUG SWEEP", "(integer) 2"),
+        ("HKEYS h", "[\"c\"]"),
+    ]);
+}
+
+#[test]
 fn a_transaction_may_count_the_fields_of_a_hash_of_which_any_number_has_expired() {
     let mut c = clocked();
     let long = "x".repeat(16_000);

@@ -9,7 +9,7 @@
 use std::cmp::Ordering;
 
 use bytes::Bytes;
-use kvdb::{Batch, Cursor, DictionaryId, Tuple, Update};
+use kvdb::{Batch, Cursor, DictionaryId, TransactionId, Tuple, Update};
 
 use super::{CHANGE, Collection, Seen, Source};
 use crate::failure::{Failure, Outcome};
@@ -52,6 +52,20 @@ fn decode(deadline: &[u8], tuple: &[u8]) -> Result<u64, Failure> {
             tuple.escape_ascii()
         ))
     })
+}
+
+/// Returns the time at which a transaction that is committed later names a hash in the index of
+/// all deadlines, for this deadline of a field. Others that give fields the same deadline must not
+/// put the same tuple, which would be a conflict, so the times of each transaction are its own. They
+/// are apart from each other, so that one that gives fields ever new deadlines does not put a tuple
+/// for each of these. The sweeper comes early, by a sixteenth of the time that is left at most, and
+/// names the deadline then.
+fn named_at(transaction: TransactionId, deadline: u64, now: u64) -> u64 {
+    let apart: u64 = 1 << (1 + deadline.saturating_sub(now) / 16).ilog2();
+    // Numbers next to each other are far from each other here.
+    let spread = transaction.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let own = ((u128::from(spread) * u128::from(apart)) >> 64) as u64;
+    deadline - (deadline % apart + apart - own) % apart
 }
 
 impl Collection {
@@ -151,19 +165,17 @@ impl Seen<'_> {
             batch.put(of.types, head_key(key), Head { expiring: true, ..head }.encode());
         }
         // In a transaction that is committed later, the first deadline may be over by then.
-        let later = matches!(&self.source, Source::Session(s) if s.executing.is_none());
-        let named = match later || !head.expiring {
+        let later = match &self.source {
+            Source::Session(s) if s.executing.is_none() => s.inside(),
+            _ => None,
+        };
+        let named = match later.is_some() || !head.expiring {
             true => None,
             false => self.first_deadline(of.types, of.id, 0)?,
         };
         if named.is_none_or(|first| deadline < first || is_past(first, self.now)) {
-            // Others that give fields the same deadline must not put the same tuple, which would be
-            // a conflict. The sweeper may come early: it names the deadline then.
-            let early = match later {
-                true => self.session.random() % (1 + deadline.saturating_sub(self.now) / 16),
-                false => 0,
-            };
-            batch.put(of.types, deadline_key(deadline - early, key), Bytes::new());
+            let at = later.map_or(deadline, |within| named_at(within.id(), deadline, self.now));
+            batch.put(of.types, deadline_key(at, key), Bytes::new());
         }
         Ok(())
     }
