@@ -370,7 +370,7 @@ mod tests {
 
     fn tracker(id: u64) -> Tracker {
         let connection = Arc::new(Connection::new(id, String::new(), None));
-        Tracker { connection, redirect: None, prefixes: None }
+        Tracker { connection, redirect: None, prefixes: None, no_loop: false }
     }
 
     #[test]
@@ -411,8 +411,8 @@ mod tests {
         for n in 0..100 {
             let name = format!("dictionary {n}");
             match n % 2 {
-                0 => keys.iter().for_each(|key| tracking.key(&name, key, &clients)),
-                _ => tracking.range(&name, (&keys[0], &Bytes::new()), &clients),
+                0 => keys.iter().for_each(|key| tracking.key(&name, key, None, &clients)),
+                _ => tracking.range(&name, (&keys[0], &Bytes::new()), None, &clients),
             }
         }
         assert_eq!(left(), 0);
