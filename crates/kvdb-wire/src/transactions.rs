@@ -1,42 +1,39 @@
 //! The transactions of clients on a server. They do not belong to connections: a client that
 //! reconnects continues its transaction by its key. If it does not reconnect, the transaction ends
-//! with its lease, unless it is durable.
+//! with its lease, unless it is durable (`beginning`).
 //!
-//! The changes of a client arrive in numbered batches (`batches`). A commit states the number of
-//! batches, and its outcome remains known (`records`).
+//! The changes of a client arrive in numbered batches (`batches`), some of them by reference
+//! (`references`). A commit states the number of batches (`ending`), and its outcome remains known
+//! (`records`).
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use env::sync::atomic::{AtomicU64, Ordering};
 use env::sync::{Mutex, MutexGuard};
-use kvdb::{Batch, DictionaryId, Isolation, Kvdb, Savepoint, Transaction, TransactionOptions};
+use kvdb::{DictionaryId, Kvdb, Savepoint, Transaction};
 
-use crate::body::{MAX_CONFLICTS, MAX_DICTIONARIES, TransactionKey};
+use crate::body::{MAX_DICTIONARIES, TransactionKey};
 use crate::failure::{Failure, FailureCode, of_store};
 use crate::host::{Host, dictionaries_of};
-use crate::lending::{Lending, lease_time, numbers_to_reserve};
+use crate::lending::{Lending, numbers_to_reserve};
 use crate::naming::Naming;
 use crate::records::{Noted, Records};
-use crate::reply::{ConflictKey, Reply};
+use crate::reply::Reply;
 use crate::tenants::Tenant;
 use crate::unfinished::Unfinished;
 
 mod batches;
+mod beginning;
+mod ending;
 mod references;
 
-/// The time for which a serializable transaction waits for a lock. It is short because the wait
-/// occupies a thread of the connection.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Limit of the bytes of the incomplete changes of all clients.
 const UNFINISHED: usize = 128 << 20;
-
-/// Limits of the ended transactions, and of the former holders of each transaction, that are
-/// remembered. Their requests may arrive late, but not very late.
+/// Limit of the ended transactions that are remembered. Their requests may arrive late, but not
+/// very late.
 const MAX_ENDED: usize = 4096;
-const MAX_FORMER: usize = 64;
 
 type Answer<T> = Result<T, Failure>;
 
@@ -164,135 +161,6 @@ impl Transactions {
         Ok(all)
     }
 
-    /// Begins a transaction, or continues the one that has this key. `may` fails for branches in
-    /// which the client has no rights.
-    pub fn begin(&self, asked: Asked, may: &dyn Fn(&str) -> Answer<()>) -> Answer<Held> {
-        let (holder, takes, connection) = (asked.holder, asked.takes, asked.connection);
-        let tenant = asked.tenant.clone();
-        if !asked.joins {
-            may(&asked.branch)?;
-        }
-        let opened = self.begin_or_find(asked)?;
-        may(opened.transaction.branch())?;
-        self.take(&opened, holder, takes)?;
-        let held = Held { opened, holder, connection };
-        drop(self.lock(&held)?);
-        held.count_with(tenant);
-        Ok(held)
-    }
-
-    /// Makes this client the holder if it takes the transaction from another one, or if no holder
-    /// is known. If the transaction is durable and so may outlive this server, the change is on
-    /// disk before the client is told.
-    fn take(&self, opened: &Opened, holder: u64, takes: bool) -> Answer<()> {
-        let mut state = opened.state.lock();
-        let had = state.noted.holder;
-        // A former holder sent this request before it lost the transaction.
-        let is_late = state.former.contains(&holder);
-        if had == Some(holder) || is_late || !(takes || had.is_none()) {
-            return Ok(());
-        }
-        let noted = Noted { holder: Some(holder), ..state.noted };
-        if opened.transaction.is_durable() {
-            let mut batch = Batch::new();
-            // A transaction at its limit can be taken up, too.
-            batch.releases_space();
-            self.records.note_batches(&mut batch, &opened.key, noted);
-            let applied = opened.transaction.apply(batch);
-            let synced = applied.and_then(|()| opened.transaction.sync());
-            synced.map_err(|e| self.failed(opened, e))?;
-        }
-        state.noted = noted;
-        opened.holder.store(holder, Ordering::Release);
-        // Requests of the former holder are refused by its number.
-        state.refused = None;
-        if let Some(had) = had {
-            state.former.push_back(had);
-            if state.former.len() > MAX_FORMER {
-                state.former.pop_front();
-            }
-        }
-        Ok(())
-    }
-
-    fn begin_or_find(&self, asked: Asked) -> Answer<Arc<Opened>> {
-        let _beginning = self.beginning.lock();
-        if let Some(opened) = self.find_begun(&asked.key)? {
-            return Ok(opened);
-        }
-        // A request may arrive late, after its client has gone on elsewhere. A transaction that is
-        // in `open` but was not found has ended by itself.
-        let has_ended =
-            self.open.lock().contains_key(&asked.key) || self.ended.lock().contains(&asked.key);
-        if asked.joins || has_ended || self.records.has_committed(&asked.key).map_err(of_store)? {
-            return Err(self.is_over(&asked.key));
-        }
-        // The store's own branches contain the logs and the records of others.
-        if asked.branch.starts_with('.') {
-            let what = format!("{} is no clone", asked.branch);
-            return Err(Failure { code: FailureCode::NotAllowed, what });
-        }
-        let (open, own) = {
-            let mut open = self.open.lock();
-            self.forget_ended(&mut open);
-            let own = asked.tenant.as_ref().map(|tenant| {
-                (open.values().filter(|one| one.is_of(tenant)).count(), tenant.places(self.most))
-            });
-            (open.len(), own)
-        };
-        if open >= self.most {
-            let what = format!("{open} transactions of clients are open: end some of them");
-            return Err(Failure { code: FailureCode::Limit, what });
-        }
-        if let Some((own, most)) = own.filter(|(own, most)| own >= most) {
-            let what = format!(
-                "{own} transactions of this token or certificate are open, which may have {most}: \
-                 end some of them"
-            );
-            return Err(Failure { code: FailureCode::Limit, what });
-        }
-        let lease = lease_time(asked.lease);
-        // Its locks would have the client that holds the lease of the main branch wait.
-        let locks_in = if asked.serializable { Some(&*asked.branch) } else { None };
-        let unlent = locks_in.map(|branch| self.lending.without_lease(branch)).transpose()?;
-        let isolation = match asked.serializable {
-            true => Isolation::Serializable,
-            false => Isolation::Snapshot,
-        };
-        let options = TransactionOptions {
-            isolation,
-            detached: true,
-            durable: asked.durable,
-            idle_limit: (!asked.durable).then_some(lease),
-            lock_timeout: LOCK_TIMEOUT,
-            branch: asked.branch,
-            label: asked.label,
-            limit: Some(self.most_bytes),
-            ..TransactionOptions::default()
-        };
-        let transaction = self.host.begin(options).map_err(of_store)?;
-        drop(unlent);
-        let begun = || -> kvdb::Result<Arc<Opened>> {
-            let noted = Noted { batches: 0, holder: Some(asked.holder) };
-            if asked.durable {
-                // Note it, so that it can be found by its key before it has a batch.
-                let mut batch = Batch::new();
-                self.records.note_batches(&mut batch, &asked.key, noted);
-                transaction.apply(batch)?;
-                // If a crash lost the note but left the transaction, no client could end it by a
-                // key.
-                transaction.sync()?;
-            }
-            let opened = self.add(asked.key, transaction.clone(), noted)?;
-            opened.count_with(asked.tenant);
-            Ok(opened)
-        };
-        begun().map_err(|e| {
-            let _ = self.host.abort(&transaction);
-            of_store(e)
-        })
-    }
-
     fn add(
         &self,
         key: TransactionKey,
@@ -416,19 +284,6 @@ impl Transactions {
         ended.push_back(*key);
     }
 
-    /// Fails unless the transaction was begun or taken up on this connection, as `held`, and its
-    /// client still holds it: the request of a former holder to end it may arrive late.
-    fn check_end(&self, opened: &Arc<Opened>, state: &State, held: Option<&Held>) -> Answer<()> {
-        match held.filter(|held| Arc::ptr_eq(&held.opened, opened)) {
-            Some(held) if state.is_of(held.holder) => Ok(()),
-            Some(_) => Err(taken_up()),
-            None => {
-                let what = "the transaction was not begun on this connection".into();
-                Err(Failure { code: FailureCode::Invalid, what })
-            }
-        }
-    }
-
     /// Returns the snapshots and clones that clients make and drop.
     pub fn naming(&self) -> &Naming {
         &self.naming
@@ -460,100 +315,6 @@ impl Transactions {
             self.db.sync().map_err(of_store)?;
         }
         Ok(reserved)
-    }
-
-    /// Commits a transaction, at most once. A repeated request is told that it has committed.
-    pub fn commit(
-        &self,
-        key: &TransactionKey,
-        batches: u64,
-        synced: bool,
-        held: Option<&Held>,
-    ) -> Answer<Reply> {
-        let Some(opened) = self.find(key)? else {
-            return match self.records.has_committed(key) {
-                Ok(true) => self.after_commit(synced),
-                Ok(false) => Err(self.is_over(key)),
-                Err(e) => Err(of_store(e)),
-            };
-        };
-        // Held until the commit is done, so that no further batch is applied.
-        let mut state = opened.state.lock();
-        if state.is_over {
-            drop(state);
-            return self.commit(key, batches, synced, held);
-        }
-        self.check_end(&opened, &state, held)?;
-        if state.noted.batches != batches {
-            let have = state.noted.batches;
-            let what = format!("{batches} batches are to be committed, and {have} have come");
-            return Err(Failure { code: FailureCode::Invalid, what });
-        }
-        // Held until the commit is done, so that no client gets the lease of the branch before.
-        let _unlent = self.lending.without_lease(opened.transaction.branch())?;
-        let noted = self.records.note_commit(&opened.transaction, key, state.noted);
-        let committed = noted.and_then(|()| self.host.commit(&opened.transaction, synced));
-        match committed {
-            Ok(()) | Err(kvdb::Error::NotSynced(_)) => {
-                state.is_over = true;
-                self.open.lock().remove(key);
-                self.records.committed(*key);
-                committed.map(|()| Reply::Done).map_err(of_store)
-            }
-            Err(kvdb::Error::Conflict { keys }) if self.is_open(&opened.transaction) => {
-                Ok(self.conflict(&opened, keys))
-            }
-            Err(e) => Err(self.failed(&opened, e)),
-        }
-    }
-
-    /// Answers for a transaction that has already committed, after a sync if one is requested.
-    fn after_commit(&self, synced: bool) -> Answer<Reply> {
-        if synced {
-            self.db.sync().map_err(kvdb::Error::after_commit).map_err(of_store)?;
-        }
-        Ok(Reply::Done)
-    }
-
-    fn conflict(&self, opened: &Opened, keys: Vec<(DictionaryId, bytes::Bytes)>) -> Reply {
-        let what = kvdb::Error::Conflict { keys: keys.clone() }.to_string();
-        let one = |(dict, key): (DictionaryId, bytes::Bytes)| {
-            let place = self.host.place(&opened.transaction, dict, &key).unwrap_or_default();
-            ConflictKey { dict, key, place }
-        };
-        Reply::Conflict { what, keys: keys.into_iter().take(MAX_CONFLICTS).map(one).collect() }
-    }
-
-    /// Ends a transaction and discards its changes. Succeeds if it is already over without a
-    /// commit.
-    pub fn abort(&self, key: &TransactionKey, held: Option<&Held>) -> Answer<()> {
-        let Some(opened) = self.find(key)? else {
-            return match self.records.has_committed(key) {
-                Ok(true) => Err(self.is_over(key)),
-                Ok(false) => self.db.sync().map_err(of_store),
-                Err(e) => Err(of_store(e)),
-            };
-        };
-        let mut state = opened.state.lock();
-        if state.is_over {
-            drop(state);
-            return self.abort(key, held);
-        }
-        self.check_end(&opened, &state, held)?;
-        match self.host.abort(&opened.transaction) {
-            Err(e) if self.is_open(&opened.transaction) => Err(of_store(e)),
-            _ => {
-                state.is_over = true;
-                self.open.lock().remove(key);
-                self.note_end(key);
-                // Without this sync a durable transaction would reappear after a crash, and never
-                // end by itself.
-                match opened.transaction.is_durable() {
-                    true => self.db.sync().map_err(of_store),
-                    false => Ok(()),
-                }
-            }
-        }
     }
 
     /// Returns the answer to a client that has begun the transaction, or continues it.
