@@ -14,8 +14,17 @@ use crate::changes::{memory_of_change, size_of_change};
 pub enum Point {
     Put(Bytes),
     Deleted,
-    /// Updated from an unknown value, or put by reference: only the server can tell the result.
+    /// Updated from an unknown value: only the server can compute the result.
     Updated,
+    /// Put by reference: only the server can tell the value, and whether there is any.
+    Referred,
+}
+
+impl Point {
+    /// Returns whether only the server can tell the value.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Point::Updated | Point::Referred)
+    }
 }
 
 /// Changes in their order, and the states of the keys that they changed.
@@ -74,7 +83,7 @@ impl Gathered {
                 self.points.insert((*dict, key.clone()), Point::Deleted);
             }
             ServedChange::Refer(one) => {
-                self.points.insert((one.dict, one.key.clone()), Point::Updated);
+                self.points.insert((one.dict, one.key.clone()), Point::Referred);
             }
             ServedChange::DeleteRange(dict, start, end) => {
                 if start < end {
@@ -201,14 +210,19 @@ impl Overlay {
         }
     }
 
-    /// Returns whether the range has values that only the server can compute.
-    pub fn has_updated(&self) -> bool {
-        self.points.values().any(|point| *point == Point::Updated)
+    /// Returns whether the range has values that only the server can tell.
+    pub fn has_unknown(&self) -> bool {
+        self.points.values().any(Point::is_unknown)
+    }
+
+    /// Returns whether the range has keys of which only the server can tell whether they exist.
+    pub fn has_referred(&self) -> bool {
+        self.points.values().any(|point| *point == Point::Referred)
     }
 
     /// Forgets the points of keys whose values only the server can tell.
-    pub fn forget_updated(&mut self) {
-        self.points.retain(|_, point| *point != Point::Updated);
+    pub fn forget_unknown(&mut self) {
+        self.points.retain(|_, point| !point.is_unknown());
     }
 
     /// Applies the changes to a page that the server has sent, which may already reflect some of
@@ -233,7 +247,7 @@ impl Overlay {
                 }
                 Point::Put(value) => drop(merged.insert(key.clone(), value.clone())),
                 // Only its key is requested.
-                Point::Updated => drop(merged.entry(key.clone()).or_default()),
+                Point::Updated | Point::Referred => drop(merged.entry(key.clone()).or_default()),
             }
         }
         let mut tuples: Vec<(Bytes, Bytes)> = merged.into_iter().collect();
@@ -404,7 +418,7 @@ mod tests {
         let mut gathered = Gathered::default();
         let changes = [put(b"a"), refer(b"a", b"x"), refer(b"b", b"y"), put(b"x"), put(b"b")];
         changes.iter().for_each(|change| gathered.add(change.clone(), None));
-        assert_eq!(gathered.point(DICT, b"a"), Some(Point::Updated));
+        assert_eq!(gathered.point(DICT, b"a"), Some(Point::Referred));
         assert!(gathered.memory() > 2 * crate::changes::REFERRED, "each counts as a small value");
         gathered.compact();
         assert_eq!(gathered.changes, [refer(b"a", b"x"), put(b"x"), put(b"b")]);

@@ -63,7 +63,7 @@ impl State {
         match point {
             Some(Point::Put(value)) => Some(Some(value)),
             Some(Point::Deleted) => Some(None),
-            Some(Point::Updated) => None,
+            Some(Point::Updated | Point::Referred) => None,
             None if self.new.lacks(dict, key) => Some(None),
             None => self.pages.value(dict, key),
         }
@@ -72,7 +72,7 @@ impl State {
     /// Returns whether the server must have all changes before it is asked for the key.
     pub fn is_updated(&self, dict: DictionaryId, key: &[u8]) -> bool {
         let point = self.gathered.point(dict, key).or_else(|| self.under_way.point(dict, key));
-        point == Some(Point::Updated)
+        point.is_some_and(|point| point.is_unknown())
     }
 
     /// Returns whether the server may lack a change of the key.
@@ -135,7 +135,7 @@ impl Prefetches for State {
 
     fn changes(&self, dict: DictionaryId, request: &PageRequest<'_>) -> Option<(Overlay, u64)> {
         let overlay = self.overlay(dict, request);
-        (!overlay.has_updated()).then_some((overlay, self.made))
+        (!overlay.has_unknown()).then_some((overlay, self.made))
     }
 
     fn merge(

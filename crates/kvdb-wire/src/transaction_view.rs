@@ -143,7 +143,21 @@ impl ServedView for ServedTransaction {
                 let state = self.state.lock();
                 (state.overlay(dict, &request), state.made)
             };
-            if !page.keys_only && overlay.has_updated() {
+            if page.keys_only && overlay.has_referred() {
+                if !has_sent {
+                    has_sent = true;
+                    match self.send() {
+                        // The keys count as existing: files must be listed to remove some of them.
+                        Err(kvdb::Error::NoSpace) => {}
+                        sent => {
+                            sent?;
+                            continue;
+                        }
+                    }
+                }
+                made = u64::MAX;
+            }
+            if !page.keys_only && overlay.has_unknown() {
                 if !has_sent {
                     self.send()?;
                     has_sent = true;
@@ -151,7 +165,7 @@ impl ServedView for ServedTransaction {
                 }
                 // Other threads have updated keys since this call began. It need not return that,
                 // and would wait for them without an end. The page is not kept.
-                overlay.forget_updated();
+                overlay.forget_unknown();
                 made = u64::MAX;
             }
             let there = self.page_there(dict, &request)?;

@@ -90,6 +90,27 @@ fn a_reference_has_what_was_changed_in_the_transaction_before_it_and_nothing_lat
 }
 
 #[test]
+fn a_list_of_keys_has_none_that_a_reference_has_left_without_a_value() {
+    let (store, dict) = store();
+    let here = Scope::Mainline(store.db.clone());
+    put(&here, dict, "from", "value");
+    put(&here, dict, "gone", "value");
+    let scope = Scope::Served(begin(&store.client()));
+    for (key, of) in [("gone", "no such key"), ("never", "no such key"), ("to", "from")] {
+        refers(&scope, dict, key, of).unwrap();
+    }
+    // The second list is answered from the first one.
+    for _ in 0..2 {
+        let mut cursor = scope.cursor(dict, b"", b"").unwrap().keys_only();
+        let mut keys = Vec::new();
+        while let Some(tuple) = cursor.next().unwrap() {
+            keys.push(tuple.key);
+        }
+        assert_eq!(keys, ["from", "to"]);
+    }
+}
+
+#[test]
 fn a_rollback_undoes_a_reference() {
     let (store, dict) = store();
     put(&Scope::Mainline(store.db.clone()), dict, "from", "value");
