@@ -440,3 +440,33 @@ fn a_dictionary_that_cannot_be_swept_does_not_keep_the_others() {
     let whole = c.db.dictionary("whole").expect("it is there");
     assert_eq!(c.db.get(whole, b"k").expect("read"), None, "it has expired and is removed");
 }
+
+#[test]
+fn a_field_gets_its_deadline_by_exec_in_a_transaction_and_is_removed_when_it_has_passed() {
+    let mut c = clocked();
+    let mut other = Client::local(c.db.clone());
+    c.expect(&[
+        ("HSET h a 1 b 2 c 3", "(integer) 3"),
+        ("HPEXPIRE h 10 FIELDS 1 a", "[(integer) 1]"),
+    ]);
+    let id = c.run("TXN BEGIN SI");
+    let id = id.rsplit(' ').next().expect("a number").to_string();
+    c.expect(&[
+        (&format!("TXN JOIN {id}"), "OK"),
+        ("MULTI", "OK"),
+        ("HPEXPIRE h 20 FIELDS 1 b", "QUEUED"),
+        ("EXEC", "[[(integer) 1]]"),
+        ("wait 11", ""),
+    ]);
+    // The sweeper comes for the first field before the transaction is committed.
+    assert_eq!(run(&mut other, "DEBUG SWEEP"), "(integer) 1");
+    c.expect(&[
+        ("TXN COMMIT", "OK"),
+        ("TXN LEAVE", "OK"),
+        ("wait 10", ""),
+        ("HGETALL h", "[\"c\" \"3\"]"),
+        ("DEBUG SWEEP", "(integer) 1"),
+    ]);
+    // The head, the number of fields, the owner, and the field that stays.
+    assert_eq!(tuples(&c.db), (0, 4));
+}

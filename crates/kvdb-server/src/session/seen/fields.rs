@@ -19,6 +19,7 @@ use crate::keyspace::{
     parse_field_order,
 };
 use crate::notifications::Classes;
+use crate::session::Executing;
 
 /// A field of a hash, or a member of a set, without its value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -164,9 +165,10 @@ impl Seen<'_> {
         if !head.expiring {
             batch.put(of.types, head_key(key), Head { expiring: true, ..head }.encode());
         }
-        // In a transaction that is committed later, the first deadline may be over by then.
+        // In a transaction that is committed later, the first deadline may be over by then. An
+        // `EXEC` on its own commits at once.
         let later = match &self.source {
-            Source::Session(s) if s.executing.is_none() => s.inside(),
+            Source::Session(s) if !matches!(s.executing, Some(Executing::Own(_))) => s.inside(),
             _ => None,
         };
         let named = match later.is_some() || !head.expiring {
