@@ -39,19 +39,22 @@ fn parent<'p>(fs: &Fs, path: &'p [u8]) -> Result<(Ino, &'p [u8])> {
     Ok((dir.ino, name))
 }
 
-/// Returns the attributes at a path. `follow`: of the target of a symbolic link.
-pub fn stat(fs: &Fs, path: &[u8], follow: bool) -> Result<Attr> {
+/// Follows the symbolic links at the end of a path. Returns the path to which they lead, and the
+/// attributes of what is there, if anything is. A slash at the end stays there.
+fn followed(fs: &Fs, path: &[u8]) -> Result<(Vec<u8>, Option<Attr>)> {
     let mut path = path.to_vec();
     for _ in 0..=MOST_LINKS {
-        let found = fs.resolve(&path)?;
-        if found.kind != FileKind::Symlink || !follow {
-            // A slash at the end says that it is a directory.
-            return match path.ends_with(b"/") && found.kind != FileKind::Dir {
-                true => Err(Error::NotDirectory),
-                false => Ok(found),
-            };
+        let found = match fs.resolve(&path) {
+            Err(Error::NotFound) => return Ok((path, None)),
+            found => found?,
+        };
+        if found.kind != FileKind::Symlink {
+            return Ok((path, Some(found)));
         }
-        let target = fs.readlink(found.ino)?;
+        let mut target = fs.readlink(found.ino)?;
+        if path.ends_with(b"/") {
+            target.push(b'/');
+        }
         path = if target.first() == Some(&b'/') {
             target
         } else {
@@ -60,6 +63,19 @@ pub fn stat(fs: &Fs, path: &[u8], follow: bool) -> Result<Attr> {
         };
     }
     Err(Error::TooManySymlinks)
+}
+
+/// Returns the attributes at a path. `follow`: of the target of a symbolic link.
+pub fn stat(fs: &Fs, path: &[u8], follow: bool) -> Result<Attr> {
+    // A slash at the end says that it is a directory, or a link that leads to one.
+    if !follow && !path.ends_with(b"/") {
+        return fs.resolve(path);
+    }
+    let (path, found) = followed(fs, path)?;
+    match found.ok_or(Error::NotFound)? {
+        found if path.ends_with(b"/") && found.kind != FileKind::Dir => Err(Error::NotDirectory),
+        found => Ok(found),
+    }
 }
 
 /// Returns the regular file at a path.
@@ -72,18 +88,20 @@ fn file(fs: &Fs, path: &[u8]) -> Result<Attr> {
     }
 }
 
-/// Returns the regular file at a path, which is made if there is none.
+/// Returns the regular file at a path, which is made if there is none, also where a symbolic link
+/// leads to nothing yet.
 fn file_to_write(fs: &Fs, path: &[u8]) -> Result<Ino> {
-    match file(fs, path) {
-        Err(Error::NotFound) if path.ends_with(b"/") => Err(Error::IsDirectory),
-        Err(Error::NotFound) => {
-            let (dir, name) = parent(fs, path)?;
-            let made = fs.mknod(dir, name, FileKind::File, MODE, 0, caller())?;
-            fs.forget(made.ino, 1);
-            Ok(made.ino)
-        }
-        found => Ok(found?.ino),
+    let (path, found) = followed(fs, path)?;
+    if found.is_some() {
+        return Ok(file(fs, &path)?.ino);
     }
+    if path.ends_with(b"/") {
+        return Err(Error::IsDirectory);
+    }
+    let (dir, name) = parent(fs, &path)?;
+    let made = fs.mknod(dir, name, FileKind::File, MODE, 0, caller())?;
+    fs.forget(made.ino, 1);
+    Ok(made.ino)
 }
 
 /// Passes the bytes of a file from an offset on to `take`, in pieces: `size` bytes, or those up to

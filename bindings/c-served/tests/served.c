@@ -201,6 +201,17 @@ static void writes_files(kvfs_served *s) {
     IS(kvfs_served_write(s, "/a/file1/x", 0, "x", 1), KVFS_ERROR);
     HOLDS(kvfs_served_errno(s) == ENOTDIR);
     IS(kvfs_served_stat(s, NULL, 0, &a), KVFS_ERROR);
+    /* Symbolic links at the end of a path. */
+    has(s, "/link", "one and more");
+    IS(kvfs_served_stat(s, "/link", KVFS_NOFOLLOW, &a), KVFS_OK);
+    HOLDS(S_ISLNK(a.mode));
+    IS(kvfs_served_stat(s, "/link/", 0, &a), KVFS_ERROR);
+    HOLDS(kvfs_served_errno(s) == ENOTDIR);
+    IS(kvfs_served_stat(s, "/dir/", KVFS_NOFOLLOW, &a), KVFS_OK);
+    HOLDS(S_ISDIR(a.mode));
+    IS(kvfs_served_stat(s, "/dangling", 0, &a), KVFS_ABSENT);
+    IS(kvfs_served_write_file(s, "/dangling", "by a link", 9), KVFS_OK);
+    has(s, "/made/by-link", "by a link");
 }
 
 static void changes_keys(kvfs_served *s) {

@@ -57,6 +57,9 @@ impl Place {
         for (name, content) in [("file1", "one"), ("file2", "two")] {
             std::fs::write(tree.join("a").join(name), content).expect("written");
         }
+        for (name, target) in [("link", "a/file1"), ("dir", "a"), ("dangling", "made/by-link")] {
+            std::os::unix::fs::symlink(target, tree.join(name)).expect("a link");
+        }
         let store = place.path("store");
         succeeds(kvfs().arg("create").arg(&store));
         succeeds(kvfs().arg("import").arg(&store).arg(&tree));
