@@ -36,10 +36,10 @@ typedef struct kvfs_served_cursor kvfs_served_cursor;
 
 /* How to connect; what is NULL or 0 has its default. */
 typedef struct {
-    /* For a server on the network: a token, or the file whose first line is one; the certificates
-     * that are trusted (else those that the machine trusts); a certificate of this client and its
-     * key (PEM). Those that are not given are taken from the environment, as by `kvfs mount`:
-     * KVFS_TOKEN_FILE, KVFS_TOKEN, KVFS_CA, KVFS_CERT, KVFS_CERT_KEY. */
+    /* For a server on another machine: a token, or the file whose first line is one; over a network
+     * the certificates that are trusted (else those that the machine trusts); a certificate of this
+     * client and its key (PEM). Those that are not given are taken from the environment, as by
+     * `kvfs mount`: KVFS_TOKEN_FILE, KVFS_TOKEN, KVFS_CA, KVFS_CERT, KVFS_CERT_KEY. */
     const char *token;
     const char *token_file;
     const char *ca;
@@ -50,8 +50,9 @@ typedef struct {
     uint64_t memory;   /* bytes for caches and buffers; 0: 320 MiB */
 } kvfs_served_options;
 
-/* Connects to a server: kvfs+unix:SOCKET on this machine, kvfs://HOST:PORT on the network. NULL
- * when that is not possible; then `why`, which has room for `size` bytes, says why. */
+/* Connects to a server: kvfs+unix:SOCKET on this machine, kvfs+vsock://CID:PORT on the host of this
+ * virtual machine, kvfs://HOST:PORT on the network. NULL when that is not possible; then `why`,
+ * which has room for `size` bytes, says why. */
 kvfs_served *kvfs_served_open(const char *address, const kvfs_served_options *options, char *why,
                               size_t size);
 

@@ -133,6 +133,10 @@ pub unsafe fn octets<'a>(bytes: *const c_void, size: usize) -> Outcome<&'a [u8]>
     if bytes.is_null() {
         return Err(Failure::invalid("the bytes are missing"));
     }
+    // No memory has so many, as of a negative number that became a size.
+    if isize::try_from(size).is_err() {
+        return Err(Failure::invalid(format!("there are no {size} bytes in memory")));
+    }
     // SAFETY: the caller says so.
     Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), size) })
 }

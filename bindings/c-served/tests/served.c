@@ -230,6 +230,8 @@ static void changes_keys(kvfs_served *s) {
     IS(kvfs_served_put(s, long_key, 1 << 20, "x", 1), KVFS_ERROR);
     HOLDS(says(s, "a key has at most"));
     free(long_key);
+    IS(kvfs_served_put(s, "k", (size_t)-1, "x", 1), KVFS_ERROR);
+    HOLDS(kvfs_served_errno(s) == EINVAL);
     IS(kvfs_served_use(s, "imap"), KVFS_ERROR);
     HOLDS(says(s, "reserved"));
     IS(kvfs_served_use(s, ""), KVFS_ERROR);
