@@ -26,7 +26,10 @@ impl Port {
     /// Parses PORT or CID:PORT.
     pub fn parse(text: &str) -> Outcome<Port> {
         // The greatest number stands for any in the interface of the kernel.
-        let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number < u32::MAX);
+        let number = |text: &str| {
+            let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse::<u32>().ok().filter(|number| is_digits && *number < u32::MAX)
+        };
         let parsed = match text.split_once(':') {
             None => number(text).map(|port| Port { cid: None, port }),
             Some((cid, port)) => {
@@ -106,7 +109,7 @@ mod tests {
             assert_eq!(parsed, Ok(Port { cid, port }));
             assert_eq!(Port { cid, port }.text(), format!("vsock:{text}"));
         }
-        for wrong in ["", ":", "1:", ":7411", "host:7411", "1:2:3", "4294967295", "-1"] {
+        for wrong in ["", ":", "1:", ":7411", "host:7411", "1:2:3", "4294967295", "-1", "+1"] {
             assert!(Port::parse(wrong).is_err(), "{wrong}");
         }
     }
