@@ -68,14 +68,17 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
     if args.serving {
         return serve_in_background(&asked, dir, options);
     }
+    let token = token_for(server, &args.credentials);
+    if args.foreground {
+        // The next call may start a thread.
+        clear_environment();
+    }
     let dir = mount_point(dir, output)?;
     if let Some(log) = &mut options.log {
         *log = std::path::absolute(&*log)
             .map_err(|e| Failure::io(format!("cannot use {}", log.display()), &e))?;
     }
     if args.foreground {
-        let token = token_for(server, &args.credentials);
-        clear_environment();
         let secrets = &Secrets { token, ..secrets.clone() };
         let mut ready = |record: &Record| announce(output, record);
         return serve(&Mounting { secrets, ..asked }, &dir, &options, &mut ready);
@@ -101,7 +104,6 @@ pub fn run(server: &Server, dir: &Path, args: &Args, output: &Output) -> Outcome
         View::Snapshot(_) | View::Lease { .. } => None,
         View::Transaction(asked) => asked.key,
     };
-    let token = token_for(server, &args.credentials);
     announce(output, &start_with(&all, &Secrets { key, token })?)
 }
 
